@@ -1,8 +1,10 @@
 //! The configuration file, and the default paths.
 
+mod access;
 mod credentials;
 mod error;
 mod paths;
+mod settings;
 mod values;
 
 use std::collections::BTreeMap;
@@ -11,19 +13,22 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use self::access::AccessConfig;
 pub(crate) use self::credentials::CredentialsConfig;
 pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
-pub(crate) use self::paths::default_root;
+pub(crate) use self::paths::{default_config, default_root};
+pub(crate) use self::settings::{Given, differences, mode, path};
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
 use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
+use crate::access::{Access, Names};
 use crate::transfer::TransferPolicy;
 
 /// All keys and sections.
-const KEYS: [&str; 29] = [
+const KEYS: [&str; 33] = [
     "root",
     "socket",
     "socket_group",
@@ -33,6 +38,10 @@ const KEYS: [&str; 29] = [
     "ca_files",
     "durability",
     "single_user",
+    "[access]",
+    "access.read",
+    "access.pull",
+    "access.admin",
     "[space]",
     "space.quota",
     "space.min_free",
@@ -82,6 +91,7 @@ pub(crate) struct Config {
     /// Whether only the daemon's own user, who can change blobs anyway, is expected as a client. Default:
     /// true unless the daemon runs as root.
     pub single_user: Option<bool>,
+    pub access: AccessConfig,
     pub space: SpaceConfig,
     pub scrub: ScrubConfig,
     pub transfer: TransferConfig,
@@ -89,6 +99,23 @@ pub(crate) struct Config {
     /// The path of the configuration file, which need not exist: `credentials.json` is beside it.
     #[serde(skip)]
     pub location: Option<PathBuf>,
+    /// The socket that systemd has passed to this daemon.
+    #[serde(skip)]
+    pub passed_socket: Option<SocketOfUnit>,
+    /// Whether the file was there.
+    #[serde(skip)]
+    was_read: bool,
+    /// The lines of the keys in the file, counted from 1.
+    #[serde(skip)]
+    lines: BTreeMap<String, usize>,
+}
+
+/// A socket that systemd has made, as its unit says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SocketOfUnit {
+    pub(crate) path: PathBuf,
+    pub(crate) gid: u32,
+    pub(crate) mode: u32,
 }
 
 /// A group of users.
@@ -179,11 +206,11 @@ impl SpaceConfig {
             let what = format!(
                 "low {low_percent}, high {high_percent}, the low one not above the high one expected"
             );
-            return Err(Refusal { key, what });
+            return Err(Refusal::new(key, what));
         }
         if eviction != Eviction::Never && quota_bytes.is_none() && self.min_free.is_none() {
             let what = "set without a limit; set quota or min_free too".to_owned();
-            return Err(Refusal { key: "space.evict", what });
+            return Err(Refusal::new("space.evict", what));
         }
         Ok(())
     }
@@ -226,12 +253,12 @@ impl TransferConfig {
         let (found, most) = (self.policy().max_connections, Self::MAX_CONNECTIONS);
         if !(1..=most).contains(&found) {
             let what = format!("{found}, 1 to {most} expected");
-            return Err(Refusal { key: "transfer.max_connections", what });
+            return Err(Refusal::new("transfer.max_connections", what));
         }
         let (seconds, most) = (self.stall_timeout_seconds.unwrap_or(1), Self::LONGEST_STALL_SECONDS);
         if !(1..=most).contains(&seconds) {
             let what = format!("{seconds}, 1 to {most} expected");
-            return Err(Refusal { key: "transfer.stall_timeout_seconds", what });
+            return Err(Refusal::new("transfer.stall_timeout_seconds", what));
         }
         Ok(())
     }
@@ -256,10 +283,19 @@ impl Config {
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
         let checked = config.space.check().and_then(|()| config.transfer.check());
-        match checked.and_then(|()| config.credentials.check()) {
-            Ok(()) => Ok(Self { location: Some(path.to_path_buf()), ..config }),
+        let checked = checked.and_then(|()| config.credentials.check());
+        match checked.and_then(|()| config.access.check(Names::read)) {
+            Ok(()) => {
+                let (location, lines) = (Some(path.to_path_buf()), error::lines(text));
+                Ok(Self { location, was_read: true, lines, ..config })
+            }
             Err(refusal) => Err(ConfigError::of_refusal(path, text, &refusal)),
         }
+    }
+
+    /// Who has which rights. Reads the names of users and groups.
+    pub(crate) fn access(&self) -> Access {
+        self.access.access(self.location.as_deref())
     }
 
     pub(crate) fn store_options(&self) -> StoreOptions {
@@ -272,7 +308,10 @@ impl Config {
 
     /// Whether the socket is meant for other users too.
     fn is_shared(&self) -> bool {
-        self.socket_group.is_some() || self.socket_mode.is_some_and(|mode| mode & 0o077 != 0)
+        match &self.passed_socket {
+            Some(passed) => passed.mode & 0o022 != 0,
+            None => self.socket_group.is_some() || self.socket_mode.is_some_and(|mode| mode & 0o077 != 0),
+        }
     }
 
     pub(crate) fn scrub_policy(&self) -> ScrubPolicy {
@@ -319,6 +358,16 @@ mod tests {
         assert!(is_single("socket_group = 7\nsingle_user = true"));
         let alone = !rustix::process::geteuid().is_root();
         assert_eq!([is_single(""), is_single("socket_mode = 0o600")], [alone; 2]);
+    }
+
+    #[test]
+    fn mode_of_a_passed_socket_says_whether_it_is_shared() {
+        let is_single = |mode| {
+            let passed = SocketOfUnit { path: "/run/s".into(), gid: 7, mode };
+            Config { passed_socket: Some(passed), ..Config::default() }.is_single_user()
+        };
+        let alone = !rustix::process::geteuid().is_root();
+        assert_eq!([0o600, 0o644, 0o660, 0o666].map(is_single), [alone, alone, false, false]);
     }
 
     #[test]

@@ -21,6 +21,7 @@
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod access;
 mod admission;
 mod api;
 pub mod cli;
@@ -40,13 +41,18 @@ mod output;
 mod permits;
 mod principal;
 mod read_model;
+mod request_record;
 mod requester;
+mod running_pulls;
 mod server;
 mod session;
+mod shell;
 mod size;
 mod socket;
 mod state;
 mod sys;
+mod systemd;
 mod times;
 pub mod transfer;
 mod verb_log;
+mod web;

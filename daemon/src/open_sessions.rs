@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use blobd_client::protocol::response::{SessionList, SessionSummary};
+use blobd_store::index::ModelUse;
 use blobd_store_format::reference::Reference;
 use tokio::sync::{Notify, watch};
 
 use crate::ops::rfc3339;
-use crate::principal::{Peer, Right, UserNames};
+use crate::principal::{Principal, UserNames};
+use crate::requester::Requester;
 
 /// The open sessions, and when each model was last opened.
 #[derive(Clone, Debug, Default)]
@@ -19,12 +21,12 @@ pub(crate) struct Sessions(Arc<Mutex<Table>>);
 struct Table {
     next_id: u64,
     open: BTreeMap<u64, OpenSession>,
-    last_opened: BTreeMap<Reference, SystemTime>,
+    last_opened: BTreeMap<Reference, ModelUse>,
 }
 
 #[derive(Clone, Debug)]
 struct OpenSession {
-    peer: Peer,
+    peer: Principal,
     command: Option<String>,
     model: Reference,
     since: SystemTime,
@@ -60,12 +62,12 @@ impl Ending {
 
 impl Sessions {
     /// Records that a peer has opened a model whose blobs have `bytes` in total.
-    pub(crate) fn begin(&self, peer: &Peer, model: Reference, bytes: u64) -> SessionGuard {
+    pub(crate) fn begin(&self, peer: &Principal, model: Reference, bytes: u64) -> SessionGuard {
         let (since, command) = (SystemTime::now(), peer.command());
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
-        table.note_opened(model.clone(), since);
+        table.note_opened(model.clone(), ModelUse { at: since, uid: Some(peer.uid) });
         let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
         let session =
             OpenSession { peer: peer.clone(), command, model, since, bytes, stop: Arc::clone(&stop), ended };
@@ -75,10 +77,10 @@ impl Sessions {
 
     /// Asks sessions to end: those of the caller's own user, or all if the caller is an administrator.
     /// Reads `/etc/passwd`.
-    pub(crate) fn end(&self, which: &SessionSelector, caller: &Peer) -> Ending {
+    pub(crate) fn end(&self, which: &SessionSelector, caller: Requester) -> Ending {
         let matching: Vec<OpenSession> =
             self.lock().open.values().filter(|session| session.matches(which)).cloned().collect();
-        let may_end = |session: &OpenSession| session.peer.uid == caller.uid || caller.may(Right::Administer);
+        let may_end = |session: &OpenSession| session.peer.uid == caller.uid() || caller.may_administer();
         let (matching, denied): (Vec<_>, Vec<_>) = matching.into_iter().partition(may_end);
         matching.iter().for_each(|session| session.stop.notify_one());
         let ended = matching.iter().map(|session| session.ended.clone()).collect();
@@ -97,7 +99,7 @@ impl Sessions {
         self.lock().last_opened.retain(|model, _| exists(model));
     }
 
-    /// A model has another name: its open sessions and the time of its last use follow.
+    /// Updates the open sessions and the time of last use of a model that was renamed.
     pub(crate) fn rename(&self, old: &Reference, new: &Reference) {
         let mut table = self.lock();
         let named = table.open.values_mut().filter(|session| session.model.same_model(old));
@@ -108,8 +110,8 @@ impl Sessions {
         }
     }
 
-    /// When a model was last opened since the daemon started.
-    pub(crate) fn last_opened(&self, model: &Reference) -> Option<SystemTime> {
+    /// When a model was last opened since the daemon started, and by whom.
+    pub(crate) fn last_opened(&self, model: &Reference) -> Option<ModelUse> {
         self.lock().last_opened.get(model).copied()
     }
 
@@ -124,10 +126,10 @@ impl Table {
     /// last use with an accuracy of an hour.
     const MAX_OPENED: usize = 4096;
 
-    fn note_opened(&mut self, model: Reference, when: SystemTime) {
-        self.last_opened.insert(model, when);
+    fn note_opened(&mut self, model: Reference, opened: ModelUse) {
+        self.last_opened.insert(model, opened);
         if self.last_opened.len() > Self::MAX_OPENED {
-            let oldest = self.last_opened.iter().min_by_key(|(_, when)| **when);
+            let oldest = self.last_opened.iter().min_by_key(|(_, opened)| opened.at);
             if let Some(oldest) = oldest.map(|(model, _)| model.clone()) {
                 self.last_opened.remove(&oldest);
             }
@@ -157,6 +159,8 @@ impl OpenSession {
             model: self.model.short(),
             since: rfc3339(self.since),
             bytes_mapped: self.bytes,
+            model_bytes: None,
+            resident_bytes: None,
         }
     }
 }
@@ -189,9 +193,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::access::Access;
+    use crate::principal::Groups;
 
-    fn peer(pid: i32, uid: u32) -> Peer {
-        Peer { pid, uid }
+    fn peer(pid: i32, uid: u32) -> Principal {
+        Principal { pid, uid, groups: Groups { primary: 1, supplementary: None } }
+    }
+
+    fn caller(uid: u32) -> Requester {
+        let caller = peer(1, uid);
+        Requester::of(&caller, Access::default().rights_of(&caller))
     }
 
     #[tokio::test]
@@ -201,13 +212,13 @@ mod tests {
         let first = sessions.begin(&peer(7, own + 1), model.clone(), 1);
         let second = sessions.begin(&peer(8, own + 2), model.clone(), 1);
         let of_model = SessionSelector::Model(model);
-        let mut ending = sessions.end(&of_model, &peer(1, own + 1));
+        let mut ending = sessions.end(&of_model, caller(own + 1));
         assert_eq!((ending.sessions.len(), ending.sessions[0].pid, ending.denied), (1, 7, 1));
         first.stopped().await;
         drop(first);
         ending.ended().await;
-        assert_eq!(sessions.end(&SessionSelector::Process(7), &peer(1, own)).sessions, []);
-        let mut ending = sessions.end(&SessionSelector::Process(8), &peer(1, own));
+        assert_eq!(sessions.end(&SessionSelector::Process(7), caller(own)).sessions, []);
+        let mut ending = sessions.end(&SessionSelector::Process(8), caller(own));
         assert_eq!((ending.sessions.len(), ending.denied), (1, 0));
         second.stopped().await;
         drop(second);
@@ -221,7 +232,7 @@ mod tests {
         let model = |number: usize| format!("m{number}").parse::<Reference>().unwrap();
         for number in 0..=Table::MAX_OPENED {
             let when = SystemTime::UNIX_EPOCH + Duration::from_secs(1 + number as u64);
-            sessions.lock().note_opened(model(number), when);
+            sessions.lock().note_opened(model(number), ModelUse { at: when, uid: Some(7) });
         }
         assert_eq!(sessions.lock().last_opened.len(), Table::MAX_OPENED);
         assert!(sessions.last_opened(&model(0)).is_none(), "the oldest");

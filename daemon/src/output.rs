@@ -5,18 +5,59 @@ use std::io::{self, IsTerminal as _, Write as _};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use serde::Serialize;
 
-/// Writes to standard output. A closed pipe (`blobd ls | head`) is no error; a full disk is.
+/// Writes to standard output.
 pub(crate) fn print(text: &str) -> Result<(), ErrorBody> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    output_written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// The result of writing to standard output. A closed pipe (`blobd ls | head`) is no error; a full disk is.
+pub(crate) fn output_written(written: io::Result<()>) -> Result<(), ErrorBody> {
+    match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let code = match error.kind() {
                 io::ErrorKind::StorageFull => ErrorCode::NoSpace,
                 _ => ErrorCode::Internal,
             };
-            Err(ErrorBody::new(code, format!("standard output: {error}")))
+            Err(ErrorBody::new(code, format!("standard output: cannot be written: {error}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Standard output for data that is written in many parts. A reader that closes the pipe ends the work.
+#[derive(Debug)]
+pub(crate) struct DataOutput {
+    out: io::StdoutLock<'static>,
+    is_closed: bool,
+}
+
+impl DataOutput {
+    pub(crate) fn new() -> Self {
+        Self { out: io::stdout().lock(), is_closed: false }
+    }
+
+    /// The result of the work: none of its failures counts if the reader has closed the pipe.
+    pub(crate) fn result(&self, written: Result<(), ErrorBody>) -> Result<(), ErrorBody> {
+        if self.is_closed { Ok(()) } else { written }
+    }
+
+    fn noted<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        self.is_closed |=
+            result.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
+        result
+    }
+}
+
+impl io::Write for DataOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes);
+        self.noted(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.out.flush();
+        self.noted(flushed)
     }
 }
 

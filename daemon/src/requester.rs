@@ -1,6 +1,9 @@
 //! The user on whose behalf a verb runs.
 
-use crate::principal::{Peer, Right};
+use blobd_store::{Actor, Verb};
+
+use crate::access::{Right, Rights};
+use crate::principal::Principal;
 
 /// The user on whose behalf a verb runs: for the log, and for what only administrators may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +20,17 @@ impl Requester {
         Self { uid: rustix::process::geteuid().as_raw(), pid, may_administer: true }
     }
 
-    pub(crate) fn of(peer: &Peer) -> Self {
-        Self { uid: peer.uid, pid: peer.pid, may_administer: peer.may(Right::Administer) }
+    pub(crate) fn of(peer: &Principal, rights: Rights) -> Self {
+        Self { uid: peer.uid, pid: peer.pid, may_administer: rights.include(Right::Administer) }
     }
 
     pub(crate) const fn uid(self) -> u32 {
         self.uid
+    }
+
+    /// The requester as the one who changes names by this verb.
+    pub(crate) const fn doing(self, verb: Verb) -> Actor {
+        Actor { uid: self.uid, verb }
     }
 
     pub(crate) const fn pid(self) -> i32 {

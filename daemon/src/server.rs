@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::admission::Connections;
 use crate::api;
-use crate::principal::{Peer, Right};
+use crate::principal::Principal;
 use crate::socket::{ClientSocket, HttpIo};
 use crate::state::Daemon;
 
@@ -74,8 +74,8 @@ impl Server {
 
     /// Serves one connection in its own task, or refuses it if its user has too many.
     pub(crate) fn start(&self, stream: UnixStream) {
-        let Ok(peer) = Peer::of(&stream) else { return };
-        if self.is_private && !peer.may(Right::Administer) {
+        let Ok(peer) = Principal::of(&stream) else { return };
+        if self.is_private && !peer.owns_store() {
             return;
         }
         let closer = &self.daemon.closer;
@@ -99,7 +99,7 @@ impl Server {
 
     /// Sends a constant response, perhaps before the request has arrived. The buffer of a new socket has
     /// enough space, so this does not wait.
-    fn refuse(&self, peer: &Peer, socket: &ClientSocket) {
+    fn refuse(&self, peer: &Principal, socket: &ClientSocket) {
         const BUSY: &[u8] = b"HTTP/1.1 409 Conflict\r\nconnection: close\r\n\
             content-type: application/json\r\ncontent-length: 125\r\n\r\n\
             {\"error\":{\"code\":\"busy\",\"message\":\"too many connections\",\
@@ -115,7 +115,7 @@ impl Server {
 
 async fn serve_connection(
     daemon: Arc<Daemon>,
-    peer: Peer,
+    peer: Principal,
     socket: ClientSocket,
     mut ending: watch::Receiver<bool>,
 ) -> hyper::Result<()> {

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use blobd_client::protocol::configuration::Configuration;
 use blobd_client::protocol::request::PullParams;
+use blobd_client::protocol::request_id::RequestIds;
 use blobd_client::protocol::response::PullEvent;
 use blobd_registry::{RegistryClient, RegistryError, RegistryPolicy};
 use blobd_store::Store;
@@ -13,24 +15,33 @@ use blobd_store_format::reference::Reference;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
+use tracing::Span;
 
+use crate::access::Access;
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
 use crate::open_sessions::Sessions;
 use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
 use crate::permits::{Limits, PermitPool};
-use crate::principal::Peer;
+use crate::principal::Principal;
 use crate::requester::Requester;
+use crate::running_pulls::RunningPulls;
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
 
 /// A daemon without its socket, embedded in a command or listening.
 pub(crate) struct Daemon {
     pub store: Arc<Store>,
-    pub registry: RegistryClient,
+    /// Replaced when the configuration is read again; a request uses one client from its start to its end.
+    registry: RwLock<RegistryClient>,
+    /// Who has which rights. Replaced when the configuration is read again, for requests that start from then on.
+    access: RwLock<Arc<Access>>,
+    /// The settings that are in use.
+    configuration: RwLock<Configuration>,
     pub transfers: Transfers,
     pub sessions: Sessions,
-    /// What short requests may use at a time.
+    pub(crate) running_pulls: RunningPulls,
+    /// Permits for short requests.
     pub(crate) limits: RequestLimits,
     /// Closes descriptors of clients, which can block.
     pub(crate) closer: Arc<Closer>,
@@ -39,6 +50,8 @@ pub(crate) struct Daemon {
     /// The responses to the latest opens.
     pub open_cache: OpenCache,
     pub(crate) work: WorkLimits,
+    /// For requests whose clients give them none.
+    pub(crate) request_ids: RequestIds,
     /// How much imports and pulls have read recently.
     pub(crate) activity: Activity,
     /// When a model was last opened; eviction takes the oldest first.
@@ -158,14 +171,18 @@ impl Daemon {
         store.set_space_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
         Ok(Self {
             store,
-            registry: RegistryClient::new(policy)?,
+            registry: RwLock::new(RegistryClient::new(policy)?),
+            access: RwLock::default(),
+            configuration: RwLock::default(),
             transfers: Transfers::default(),
             sessions,
+            running_pulls: RunningPulls::default(),
             limits: RequestLimits::of_process(),
             closer: Arc::default(),
             large_models: LargeModels::default(),
             open_cache: OpenCache::default(),
             work: WorkLimits::new(),
+            request_ids: RequestIds::default(),
             activity: Activity::default(),
             last_opened,
             is_single_user: true,
@@ -193,8 +210,38 @@ impl Daemon {
         self
     }
 
+    pub(crate) fn registry(&self) -> RegistryClient {
+        self.registry.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the client of registries for the requests that start from now on.
+    pub(crate) fn set_registry(&self, registry: RegistryClient) {
+        *self.registry.write().unwrap_or_else(PoisonError::into_inner) = registry;
+    }
+
+    pub(crate) fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_access(&self, access: Access) {
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
+    }
+
+    /// The user of a request that is served after its connection was upgraded.
+    pub(crate) fn requester(&self, peer: &Principal) -> Requester {
+        Requester::of(peer, self.access().rights_of(peer))
+    }
+
+    pub(crate) fn configuration(&self) -> Configuration {
+        self.configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_configuration(&self, configuration: Configuration) {
+        *self.configuration.write().unwrap_or_else(PoisonError::into_inner) = configuration;
+    }
+
     /// Warns once when a client owns the blobs.
-    pub(crate) fn note_peer(&self, peer: &Peer) {
+    pub(crate) fn note_peer(&self, peer: &Principal) {
         let own = rustix::process::geteuid();
         if self.is_single_user || own.is_root() || peer.uid != own.as_raw() {
             return;
@@ -209,7 +256,7 @@ impl Daemon {
         }
     }
 
-    /// What `doctor` needs to know besides the store.
+    /// Facts for `doctor` besides the store.
     pub(crate) fn doctor_context(&self) -> DoctorContext {
         DoctorContext {
             is_single_user: self.is_single_user,
@@ -220,13 +267,14 @@ impl Daemon {
     /// A pull, or its plan.
     pub(crate) const fn pull<'p>(
         &'p self,
+        registry: &'p RegistryClient,
         handle: &'p Handle,
         requester: Requester,
         params: &'p PullParams,
         events: &'p Sender<PullEvent>,
     ) -> Pull<'p> {
-        let Self { store, registry, transfers, work: WorkLimits { fetches, .. }, .. } = self;
-        Pull { store, registry, transfers, fetches, handle, requester, params, events }
+        let Self { store, transfers, work: WorkLimits { fetches, .. }, .. } = self;
+        Pull { store, registry, transfers, fetches, handle, requester, params, events, watch: None }
     }
 
     /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;
@@ -245,12 +293,13 @@ impl Daemon {
         self.blocking(work).await
     }
 
+    /// Runs `work` on a blocking thread, within the span of the request.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
     ) -> Result<T, OpError> {
-        let daemon = Arc::clone(self);
-        let done = spawn_blocking(move || work(&daemon)).await;
+        let (daemon, span) = (Arc::clone(self), Span::current());
+        let done = spawn_blocking(move || span.in_scope(|| work(&daemon))).await;
         done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
     }
 }

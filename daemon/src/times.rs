@@ -32,9 +32,15 @@ fn relative_to(rfc3339: &str, now: SystemTime) -> String {
     let Ok(time) = humantime::parse_rfc3339(rfc3339) else { return rfc3339.to_owned() };
     match now.duration_since(time) {
         Ok(age) => units(age).map_or_else(|| "just now".to_owned(), |age| format!("{age} ago")),
-        Err(ahead) => units(ahead.duration()).map_or_else(|| "now".to_owned(), |time| format!("in {time}")),
+        Err(ahead) => {
+            let rounded = ahead.duration().saturating_add(ROUNDING);
+            units(rounded).map_or_else(|| "now".to_owned(), |time| format!("in {time}"))
+        }
     }
 }
+
+/// Added to times in the future: for so long after `rm --keep 7d` the model is said to expire in 7 days, not in 6.
+const ROUNDING: Duration = Duration::from_secs(20);
 
 /// `3 days`; `None` below a minute.
 fn units(duration: Duration) -> Option<String> {
@@ -60,6 +66,7 @@ mod tests {
             ("2024-11-20T11:00:00Z", "2 years ago"),
             ("2026-11-23T12:00:30Z", "now"),
             ("2026-11-29T13:00:00Z", "in 6 days"),
+            ("2026-11-30T11:59:58Z", "in 7 days"),
             ("yesterday", "yesterday"),
         ] {
             assert_eq!(relative_to(time, now), text, "{time}");

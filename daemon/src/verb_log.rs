@@ -1,15 +1,23 @@
 //! The log of finished work: one line per verb that has changed the store, with its user, and one per model that
 //! was removed, evicted or replaced.
 //!
-//! `tests/tests/it/verb_log.rs` and `docs/OPERATIONS.md` rely on the names of the fields.
+//! `tests/tests/it/lost_names.rs` and `docs/OPERATIONS.md` rely on the names of the fields.
 
+use std::collections::BTreeMap;
+
+use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
 use blobd_client::protocol::edit::Edited;
 use blobd_client::protocol::lost_model::LostModel;
-use blobd_client::protocol::response::{GcReport, Imported, PullDone, Released, Removed, Renamed, Tagged};
+use blobd_client::protocol::response::{
+    GcReport, Imported, PullDone, Released, Removed, Renamed, SessionSummary, Tagged,
+};
 use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{Pinned, PullLimit, Reindexed, Undeleted, Verified};
 
-use crate::log_limit::{LogLimit, Omitted};
+use blobd_store_format::digest::Digest;
+use serde_json::{Value, json};
+
+use crate::log_limit::LogLimit;
 use crate::output::one_line;
 use crate::requester::Requester;
 
@@ -25,6 +33,62 @@ pub(crate) trait Finished {
 
     /// Writes the lines.
     fn write(&self, requester: Requester);
+
+    /// The same for the audit log and the metrics.
+    fn outcome(&self) -> Outcome;
+}
+
+/// What a verb has done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    /// The model's name in the store.
+    pub(crate) model: Option<String>,
+    /// Its manifest's digest.
+    pub(crate) digest: Option<Digest>,
+    /// The bytes that the verb moved: downloaded, written, freed, verified, or opened.
+    pub(crate) bytes: Option<u64>,
+    /// More facts, by name.
+    pub(crate) details: BTreeMap<&'static str, Value>,
+    /// Whether nothing was changed because the client has asked for a dry run.
+    pub(crate) is_dry_run: bool,
+}
+
+impl Outcome {
+    pub(crate) fn of(model: &str, digest: impl Into<Option<Digest>>) -> Self {
+        Self { model: Some(model.to_owned()), digest: digest.into(), ..Self::default() }
+    }
+
+    pub(crate) fn with_bytes(self, bytes: u64) -> Self {
+        Self { bytes: Some(bytes), ..self }
+    }
+
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.details.insert(name, value.into());
+        self
+    }
+
+    fn dry_run_if(self, is_dry_run: bool) -> Self {
+        Self { is_dry_run, ..self }
+    }
+
+    fn with_lost(self, displaced: &[LostModel], evicted: &[LostModel]) -> Self {
+        let lists = [("displaced", displaced), ("evicted", evicted)];
+        let lists = lists.into_iter().filter(|(_, models)| !models.is_empty());
+        lists.fold(self, |outcome, (name, models)| outcome.with(name, lost_models(models)))
+    }
+}
+
+/// The most entries of a list in an [`Outcome`], so that its record stays a line that tools can read.
+const MAX_LISTED: usize = 50;
+
+fn lost_models(models: &[LostModel]) -> Vec<Value> {
+    let entry = |model: &LostModel| {
+        let LostModel { name, digest, freed_bytes, .. } = model;
+        json!({ "model": name, "digest": digest, "freed_bytes": freed_bytes })
+    };
+    let left = models.len().saturating_sub(MAX_LISTED);
+    let more = (left > 0).then(|| json!({ "more": left }));
+    models.iter().take(MAX_LISTED).map(entry).chain(more).collect()
 }
 
 /// Logs a finished verb.
@@ -37,14 +101,6 @@ pub(crate) fn finished(limit: &LogLimit, requester: Requester, done: &impl Finis
 /// A model that was evicted because `cause` needed space.
 pub(crate) fn evicted(requester: Requester, cause: &str, model: &LostModel) {
     lost(requester, "evict", cause, model);
-}
-
-/// Leases that were ended.
-pub(crate) fn released(requester: Requester, released: &Released, omitted: Omitted) {
-    let (uid, pid) = (requester.uid(), requester.pid());
-    let models: Vec<_> = released.released.iter().map(|session| session.model.as_str()).collect();
-    let (leases, models) = (models.len(), one_line(&models, LIST_WIDTH));
-    tracing::info!(uid, pid, leases, models, "release{omitted}");
 }
 
 fn displaced(requester: Requester, cause: &str, models: &[LostModel]) {
@@ -61,6 +117,26 @@ fn lost(requester: Requester, event: &str, cause: &str, model: &LostModel) {
     );
 }
 
+/// A file that was downloaded twice because its digest was wrong.
+fn corrected(requester: Requester, model: &str, file: &CorrectedFile) {
+    let (uid, pid) = (requester.uid(), requester.pid());
+    let CorrectedFile { digest, differing_bytes, ranges, .. } = file;
+    let senders = |from: fn(&DifferingRange) -> Option<&str>| {
+        let mut senders: Vec<&str> = ranges.iter().filter_map(from).collect();
+        senders.sort_unstable();
+        senders.dedup();
+        one_line(&senders, LIST_WIDTH)
+    };
+    let places: Vec<String> =
+        ranges.iter().map(|range| format!("{}+{}", range.offset, range.length)).collect();
+    let places = one_line(&places.iter().map(String::as_str).collect::<Vec<_>>(), LIST_WIDTH);
+    let wrong_from = senders(|range| range.first_from.as_deref());
+    let right_from = senders(|range| range.second_from.as_deref());
+    tracing::info!(
+        uid, pid, model, file = %digest, differing_bytes, ranges = places, wrong_from, right_from, "correct"
+    );
+}
+
 impl Finished for PullDone {
     fn has_changed(&self) -> bool {
         self.downloaded_bytes > 0 || !self.displaced.is_empty()
@@ -70,7 +146,15 @@ impl Finished for PullDone {
         let (uid, pid) = (requester.uid(), requester.pid());
         let Self { name, digest, downloaded_bytes, reused_bytes, .. } = self;
         tracing::info!(uid, pid, model = %name, %digest, downloaded_bytes, reused_bytes, "pull");
+        self.corrected.iter().for_each(|file| corrected(requester, name, file));
         displaced(requester, "pull", &self.displaced);
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(&self.name, self.digest)
+            .with_bytes(self.downloaded_bytes)
+            .with("reused_bytes", self.reused_bytes)
+            .with_lost(&self.displaced, &self.evicted)
     }
 }
 
@@ -84,6 +168,13 @@ impl Finished for Imported {
         let Self { name, digest, size, new_bytes, reused_bytes, .. } = self;
         tracing::info!(uid, pid, model = %name, %digest, size, new_bytes, reused_bytes, "import");
         displaced(requester, "import", &self.displaced);
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(&self.name, self.digest)
+            .with_bytes(self.new_bytes)
+            .with("reused_bytes", self.reused_bytes)
+            .with_lost(&self.displaced, &self.evicted)
     }
 }
 
@@ -100,6 +191,13 @@ impl Finished for Edited {
         tracing::info!(uid, pid, model = %name, %digest, new_bytes, "edit");
         displaced(requester, "edit", &self.displaced);
     }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(&self.name, self.digest)
+            .with_bytes(self.new_bytes)
+            .dry_run_if(self.dry_run)
+            .with_lost(&self.displaced, &self.evicted)
+    }
 }
 
 impl Finished for Tagged {
@@ -107,6 +205,10 @@ impl Finished for Tagged {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "tag");
         displaced(requester, "tag", &self.displaced);
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(&self.name, self.digest).with_lost(&self.displaced, &self.evicted)
     }
 }
 
@@ -116,6 +218,12 @@ impl Finished for Renamed {
         tracing::info!(uid, pid, model = %self.name, from = %self.from, digest = %self.digest, "rename");
         displaced(requester, "rename", &self.displaced);
     }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(&self.name, self.digest)
+            .with("from", self.from.as_str())
+            .with_lost(&self.displaced, &self.evicted)
+    }
 }
 
 impl Finished for Undeleted {
@@ -123,6 +231,10 @@ impl Finished for Undeleted {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "undelete");
         displaced(requester, "undelete", &self.displaced);
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::of(&self.name, self.digest).with_lost(&self.displaced, &[])
     }
 }
 
@@ -136,6 +248,19 @@ impl Finished for Removed {
             None => "rm".to_owned(),
         };
         self.models.iter().for_each(|model| lost(requester, "rm", &cause, model));
+    }
+
+    fn outcome(&self) -> Outcome {
+        // One model is the record's own; several are in its details.
+        let outcome = match self.models.as_slice() {
+            [only] => Outcome::of(&only.name, only.digest),
+            several => Outcome::default().with("removed", lost_models(several)),
+        };
+        let outcome = outcome.with_bytes(self.freed_bytes).dry_run_if(self.dry_run);
+        match &self.trashed_until {
+            Some(until) => outcome.with("trashed_until", until.as_str()),
+            None => outcome,
+        }
     }
 }
 
@@ -151,12 +276,25 @@ impl Finished for DroppedDownloads {
         let models = one_line(&names, LIST_WIDTH);
         tracing::info!(uid, pid, downloads = names.len(), models, freed_bytes, "partial rm");
     }
+
+    fn outcome(&self) -> Outcome {
+        let names = self.removed.iter().map(|one| one.name.clone().unwrap_or_else(|| one.digest.to_string()));
+        let names: Vec<String> = names.take(MAX_LISTED).collect();
+        Outcome::default()
+            .with_bytes(self.freed_bytes)
+            .with("downloads", self.removed.len())
+            .with("names", names)
+    }
 }
 
 impl Finished for Pinned {
     fn write(&self, requester: Requester) {
         let (uid, pid, verb) = (requester.uid(), requester.pid(), if self.pinned { "pin" } else { "unpin" });
         tracing::info!(uid, pid, model = %self.name, "{verb}");
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome { model: Some(self.name.clone()), ..Outcome::default() }
     }
 }
 
@@ -176,6 +314,13 @@ impl Finished for GcReport {
             "gc"
         );
     }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::default()
+            .with_bytes(self.freed_bytes)
+            .with("deleted", self.deleted.len())
+            .dry_run_if(self.dry_run)
+    }
 }
 
 impl Finished for Verified {
@@ -188,6 +333,19 @@ impl Finished for Verified {
             tracing::warn!(uid, pid, digest = %blob.digest, models, repaired, reason, "verify");
         }
     }
+
+    fn outcome(&self) -> Outcome {
+        let damaged = self.corrupt.iter().take(MAX_LISTED).map(|blob| blob.digest.to_string());
+        let outcome = Outcome::default().with_bytes(self.checked_bytes).with("blobs", self.checked_blobs);
+        if self.corrupt.is_empty() {
+            return outcome;
+        }
+        let repaired = self.corrupt.iter().filter(|blob| blob.repaired).count();
+        outcome
+            .with("damaged", self.corrupt.len())
+            .with("repaired", repaired)
+            .with("damaged_blobs", damaged.collect::<Vec<_>>())
+    }
 }
 
 impl Finished for PullLimit {
@@ -195,11 +353,42 @@ impl Finished for PullLimit {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, bytes_per_second = self.bytes_per_second, "limit");
     }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::default().with("bytes_per_second", self.bytes_per_second)
+    }
+}
+
+/// Leases that were ended.
+impl Finished for Released {
+    /// Any user may end its own leases, as often as it opens models.
+    fn has_changed(&self) -> bool {
+        false
+    }
+
+    fn write(&self, requester: Requester) {
+        let (uid, pid) = (requester.uid(), requester.pid());
+        let models: Vec<_> = self.released.iter().map(|session| session.model.as_str()).collect();
+        let (leases, models) = (models.len(), one_line(&models, LIST_WIDTH));
+        tracing::info!(uid, pid, leases, models, "release");
+    }
+
+    fn outcome(&self) -> Outcome {
+        let ended = self.released.iter().take(MAX_LISTED).map(|session| {
+            let SessionSummary { pid, uid, model, .. } = session;
+            json!({ "pid": pid, "uid": uid, "model": model })
+        });
+        Outcome::default().with("leases", self.released.len()).with("released", ended.collect::<Vec<_>>())
+    }
 }
 
 impl Finished for Reindexed {
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, differences = self.differences, "reindex");
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::default().with("differences", self.differences)
     }
 }

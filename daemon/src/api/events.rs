@@ -10,20 +10,24 @@ use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
 use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, Sender};
+use tracing::Instrument as _;
 
 use super::Caller;
 use super::body::{HttpResponse, lines_response};
 use crate::ops::{self, OpError};
 use crate::permits::{Permit, PermitPool};
+use crate::request_record::RequestRecord;
 use crate::state::{Daemon, WorkLimits};
-use crate::verb_log;
 
 /// Events that may wait for a client. Further progress is dropped, but never the last event.
 const EVENTS_WAITING: usize = 64;
 
 pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
     let (requester, handle) = (caller.requester(), Handle::current());
+    let record = Arc::clone(&caller.record);
     let status = "waiting for other pulls to end".to_owned();
+    let model = ops::pulled_name(&params);
+    let watch = caller.daemon.running_pulls.begin(requester, model, params.source.to_string());
     let work = Work {
         name: format!("pull of {}", params.source),
         pool: |work| &work.pulls,
@@ -31,13 +35,15 @@ pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, 
         failed: PullEvent::Failed,
     };
     work.start(caller, move |daemon, events| {
-        let done = ops::pull(daemon.pull(&handle, requester, &params, events));
-        done.inspect(|done| verb_log::finished(&daemon.limits.log, requester, done)).map(PullEvent::Done)
+        let registry = daemon.registry();
+        let pull = daemon.pull(&registry, &handle, requester, &params, events);
+        let done = ops::pull(ops::Pull { watch: Some(&watch), ..pull });
+        done.inspect(|done| record.finished(done)).map(PullEvent::Done)
     })
 }
 
 pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpResponse, ErrorBody> {
-    let (requester, handle) = (caller.requester(), Handle::current());
+    let (record, handle) = (Arc::clone(&caller.record), Handle::current());
     let status = "waiting for another verification to end".to_owned();
     let work = Work {
         name: "verify".to_owned(),
@@ -46,15 +52,13 @@ pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpRespon
         failed: VerifyEvent::Failed,
     };
     work.start(caller, move |daemon, events| {
-        let verified = ops::verify(&daemon.store, &daemon.registry, &handle, &params, events);
-        verified
-            .inspect(|verified| verb_log::finished(&daemon.limits.log, requester, verified))
-            .map(VerifyEvent::Done)
+        let verified = ops::verify(&daemon.store, &daemon.registry(), &handle, &params, events);
+        verified.inspect(|verified| record.finished(verified)).map(VerifyEvent::Done)
     })
 }
 
 pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, ErrorBody> {
-    let requester = caller.requester();
+    let (requester, record) = (caller.requester(), Arc::clone(&caller.record));
     let status = "waiting for other imports and edits to end".to_owned();
     let work = Work {
         name: format!("edit of {}", params.source.short()),
@@ -75,9 +79,7 @@ pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, 
             !events.is_closed()
         };
         let edited = ops::edit(&daemon.store, requester, &params, &mut report);
-        edited
-            .inspect(|edited| verb_log::finished(&daemon.limits.log, requester, edited))
-            .map(EditEvent::Done)
+        edited.inspect(|edited| record.finished(edited)).map(EditEvent::Done)
     })
 }
 
@@ -101,7 +103,10 @@ impl<E: Serialize + Send + 'static> Work<E> {
     ) -> Result<HttpResponse, ErrorBody> {
         let lasting = caller.lasting()?;
         let (events, waiting) = mpsc::channel(EVENTS_WAITING);
-        tokio::spawn(self.run(Arc::clone(&caller.daemon), caller.peer.uid, events, run));
+        caller.record.defer();
+        let record = Arc::clone(&caller.record);
+        let work = self.run(Arc::clone(&caller.daemon), caller.peer.uid, record, events, run);
+        tokio::spawn(work.in_current_span());
         let mut response = lines_response(waiting);
         // Counts the connection as long-lived until the response is complete.
         response.body_mut().hold(lasting);
@@ -112,11 +117,12 @@ impl<E: Serialize + Send + 'static> Work<E> {
         self,
         daemon: Arc<Daemon>,
         uid: u32,
+        record: Arc<RequestRecord>,
         events: Sender<E>,
         run: impl FnOnce(&Daemon, &Sender<E>) -> Result<E, OpError> + Send + 'static,
     ) {
         let Some(permit) = permit_for((self.pool)(&daemon.work), uid, &events, self.waiting).await else {
-            return;
+            return record.cancelled();
         };
         let sender = events.clone();
         let work = move |daemon: &Daemon| {
@@ -128,8 +134,12 @@ impl<E: Serialize + Send + 'static> Work<E> {
             if let Some(omitted) = daemon.limits.log.admit(uid) {
                 tracing::warn!("{}: {error}{omitted}", self.name);
             }
-            (self.failed)(ErrorResponse { error: error.body() })
+            if events.is_closed() {
+                record.cancelled();
+            }
+            (self.failed)(ErrorResponse { error: record.failed(error.body()) })
         });
+        record.succeeded();
         // Fails when the client has disconnected.
         let _ = events.send(last).await;
     }

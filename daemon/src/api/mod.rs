@@ -4,60 +4,45 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, RenameParams, VerifyParams};
+use blobd_client::protocol::request_id::{REQUEST_ID_HEADER, RequestId};
 use blobd_client::protocol::response::{PullPlan, Resolved, Version};
 use blobd_client::protocol::space::RemovePartialsParams;
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store::Store;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, Uri};
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tracing::Instrument as _;
 
+use crate::access::{Right, Rights};
 use crate::ops;
 use crate::permits::Permit;
-use crate::principal::{Peer, Right};
+use crate::principal::Principal;
+use crate::request_record::RequestRecord;
 use crate::requester::Requester;
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
-use crate::verb_log::{self, Finished};
+use crate::verb_log::Finished;
 
 mod body;
 mod details;
 mod events;
+mod observe;
 mod open;
 mod release;
+mod right;
 mod show;
 mod upgrade;
+mod verbs;
 
 pub(crate) use body::{HttpResponse, json_response, reports_progress};
 use body::{error_response, raw_response, read_json};
-
-/// The right that a request needs; `None` for an unknown one. A verification that repairs and a release of other
-/// users' leases need more, depending on their parameters.
-fn right(method: &Method, path: &str) -> Option<Right> {
-    match (method.as_str(), path) {
-        ("GET", _) | ("POST", "/v1/open" | "/v1/release" | "/v1/verify") => Some(Right::Read),
-        (
-            "POST",
-            "/v1/pull"
-            | "/v1/pull/plan"
-            | "/v1/resolve"
-            | "/v1/inspect"
-            | "/v1/import"
-            | "/v1/edit"
-            | "/v1/partials/remove",
-        ) => Some(Right::Pull),
-        (
-            "POST",
-            "/v1/limit" | "/v1/remove" | "/v1/rename" | "/v1/undelete" | "/v1/pin" | "/v1/tag" | "/v1/gc"
-            | "/v1/reindex",
-        ) => Some(Right::Administer),
-        _ => None,
-    }
-}
+use verbs::Subject;
 
 fn unknown(method: &Method, path: &str) -> ErrorBody {
     let message = format!("{method} {path}: no such request");
@@ -66,35 +51,52 @@ fn unknown(method: &Method, path: &str) -> ErrorBody {
 
 pub(crate) async fn respond(
     daemon: Arc<Daemon>,
-    peer: Peer,
+    peer: Principal,
     socket: ClientSocket,
     request: Request<Incoming>,
 ) -> HttpResponse {
-    let caller = Caller { daemon, peer, socket };
-    match dispatch(&caller, request).await {
-        Ok(response) => response,
-        Err(error) => {
-            // Errors of the daemon itself are also logged.
-            if matches!(error.code, ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::NoSpace)
-                && let Some(omitted) = caller.daemon.limits.error_log.admit(caller.peer.uid)
-            {
-                tracing::error!("{error}{omitted}");
+    let id = requested_id(&request).unwrap_or_else(|| daemon.request_ids.next_id());
+    let verb = verbs::verb(request.method(), request.uri().path());
+    let record = RequestRecord::start(&daemon, &peer, verb, id);
+    let rights = daemon.access().rights_of(&peer);
+    let caller = Caller { daemon, peer, rights, socket, record: Arc::clone(&record) };
+    let responding = async {
+        match dispatch(&caller, request).await {
+            Ok(response) => {
+                record.responded();
+                response
             }
-            error_response(error)
+            Err(error) => {
+                record.log(&error);
+                error_response(record.failed(error))
+            }
         }
+    };
+    let mut response = responding.instrument(record.span().clone()).await;
+    if let Ok(id) = HeaderValue::from_str(record.id().as_str()) {
+        response.headers_mut().insert(REQUEST_ID_HEADER, id);
     }
+    response
+}
+
+/// The ID that the client gives its request; a malformed one is replaced.
+fn requested_id(request: &Request<Incoming>) -> Option<RequestId> {
+    request.headers().get(REQUEST_ID_HEADER)?.to_str().ok()?.parse().ok()
 }
 
 struct Caller {
     daemon: Arc<Daemon>,
-    peer: Peer,
+    peer: Principal,
+    rights: Rights,
     socket: ClientSocket,
+    record: Arc<RequestRecord>,
 }
 
 async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let right = right(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))?;
-    require(&caller.peer, right, uri.path())?;
+    if let Some(right) = right::needed(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))? {
+        caller.require(right, uri.path())?;
+    }
     match method {
         Method::GET => get(caller, &uri).await,
         _ => post(caller, uri.path(), request).await,
@@ -105,18 +107,21 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
     let daemon = &caller.daemon;
     match uri.path() {
         "/v1/version" => Ok(json_response(&version(daemon))),
+        "/v1/access" => Ok(json_response(&daemon.access().own_access(&caller.peer))),
         "/v1/models" => caller.respond(|daemon| ops::list(&daemon.store)).await,
-        "/v1/ps" => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
-        "/v1/df" => caller.survey(|daemon| ops::usage(&daemon.store, &*daemon.last_opened)).await,
+        "/v1/ps" => observe::sessions(caller, uri.query()).await,
+        "/v1/pulls" => observe::pulls(caller).await,
+        "/v1/df" => observe::usage(caller, uri.query()).await,
         "/v1/partials" => caller.survey(|daemon| ops::partials(&daemon.store, &daemon.transfers)).await,
         "/v1/trash" => caller.respond(|daemon| ops::trash(&daemon.store)).await,
         "/v1/doctor" => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
         "/v1/eviction" => {
-            let bytes = eviction_bytes(uri.query())?;
+            let bytes = observe::number(uri.query(), "bytes")?;
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             caller.survey(plan).await
         }
         "/v1/limit" => Ok(json_response(&limit(daemon))),
+        "/v1/config" => Ok(json_response(&daemon.configuration())),
         path => {
             if let Some(name) = path.strip_prefix("/v1/models/") {
                 show::show(caller, reference(name)?).await
@@ -124,6 +129,9 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
                 manifest(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/heads/") {
                 show::heads(caller, reference(name)?).await
+            } else if let Some(name) = path.strip_prefix("/v1/history/") {
+                let name = reference(name)?;
+                caller.respond(move |daemon| ops::history(&daemon.store, &name)).await
             } else if let Some(name) = path.strip_prefix("/v1/sharing/") {
                 let model = reference(name)?;
                 caller.survey(move |daemon| ops::sharing(&daemon.store, &model)).await
@@ -143,15 +151,18 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             let params: LimitParams = caller.params(request).await?;
             daemon.transfers.limit.set(params.bytes_per_second);
             let limit = limit(daemon);
-            verb_log::finished(&daemon.limits.log, caller.requester(), &limit);
+            caller.record.finished(&limit);
             Ok(json_response(&limit))
         }
-        "/v1/undelete" => caller.change(request, |store, _, params| ops::undelete(store, params)).await,
+        "/v1/undelete" => caller.change(request, ops::undelete).await,
         "/v1/pin" => caller.change(request, |store, _, params| ops::pin(store, params)).await,
         "/v1/partials/remove" => remove_partials(caller, caller.params(request).await?).await,
         "/v1/remove" => {
             let last_opened = Arc::clone(&daemon.last_opened);
-            caller.change(request, move |store, _, params| ops::remove(store, &*last_opened, params)).await
+            let remove = move |store: &Arc<Store>, requester, params: &_| {
+                ops::remove(store, &*last_opened, requester, params)
+            };
+            caller.change(request, remove).await
         }
         "/v1/tag" => caller.change(request, ops::tag).await,
         "/v1/rename" => rename(caller, request).await,
@@ -159,7 +170,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/verify" => {
             let params: VerifyParams = caller.params(request).await?;
             if params.repair {
-                require(&caller.peer, Right::Pull, path)?;
+                caller.require(Right::Pull, &format!("{path}, repair"))?;
             }
             events::verify(caller, params)
         }
@@ -180,10 +191,10 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
         "/v1/reindex" => {
-            let requester = caller.requester();
+            let record = Arc::clone(&caller.record);
             let reindex = move |daemon: &Daemon| {
                 let reindexed = ops::reindex(&daemon.store)?;
-                verb_log::finished(&daemon.limits.log, requester, &reindexed);
+                record.finished(&reindexed);
                 Ok(reindexed)
             };
             caller.respond(reindex).await
@@ -206,48 +217,60 @@ async fn rename(caller: &Caller, request: Request<Incoming>) -> Result<HttpRespo
 }
 
 async fn collect(caller: &Caller, params: GcParams) -> Result<HttpResponse, ErrorBody> {
-    let requester = caller.requester();
+    let record = Arc::clone(&caller.record);
     let collect = move |daemon: &Daemon| {
         let report = ops::gc(&daemon.store, params)?;
-        verb_log::finished(&daemon.limits.log, requester, &report);
+        record.finished(&report);
         Ok(report)
     };
     if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
 }
 
 async fn remove_partials(caller: &Caller, params: RemovePartialsParams) -> Result<HttpResponse, ErrorBody> {
-    let (uid, may_drop_all) = (caller.peer.uid, caller.peer.may(Right::Administer));
-    let requester = caller.requester();
+    let (uid, may_drop_all) = (caller.peer.uid, caller.rights.include(Right::Administer));
+    let record = Arc::clone(&caller.record);
     let remove = move |daemon: &Daemon| {
         let done = ops::remove_partials(&daemon.store, &daemon.transfers, &params, uid, may_drop_all)?;
-        verb_log::finished(&daemon.limits.log, requester, &done);
+        record.finished(&done);
         Ok(done)
     };
     caller.respond(remove).await
 }
 
-fn require(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
-    if peer.may(right) {
-        return Ok(());
-    }
-    let message = format!("{path}: uid {} may not do this", peer.uid);
-    Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"))
-}
-
 impl Caller {
     /// The JSON parameters of a request, without their memory permit: they are used immediately.
-    async fn params<P: DeserializeOwned>(&self, request: Request<Incoming>) -> Result<P, ErrorBody> {
-        let (params, _permit) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
+    async fn params<P: DeserializeOwned + Subject>(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<P, ErrorBody> {
+        let (params, _permit) = self.counted_params(request).await?;
         Ok(params)
     }
 
+    /// The parameters with the permit that counts their memory.
+    async fn counted_params<P: DeserializeOwned + Subject>(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<(P, Option<Permit>), ErrorBody> {
+        let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
+        self.record.note_subject(params.subject(), params.verb());
+        Ok((params, permit))
+    }
+
     fn requester(&self) -> Requester {
-        Requester::of(&self.peer)
+        Requester::of(&self.peer, self.rights)
+    }
+
+    fn require(&self, right: Right, request: &str) -> Result<(), ErrorBody> {
+        if self.rights.include(right) {
+            return Ok(());
+        }
+        Err(self.daemon.access().refusal(&self.peer, right, request))
     }
 
     /// Only administrators may take the name of a pinned model, because only they may pin and unpin.
     fn require_to_force(&self, force: bool, path: &str) -> Result<(), ErrorBody> {
-        if force { require(&self.peer, Right::Administer, &format!("{path}, force")) } else { Ok(()) }
+        if force { self.require(Right::Administer, &format!("{path}, force")) } else { Ok(()) }
     }
 
     fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {
@@ -255,18 +278,21 @@ impl Caller {
     }
 
     /// Runs `work`, which changes the store, with the parameters in the request's body, and logs its result.
-    async fn change<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Finished + Send + 'static>(
+    async fn change<
+        P: DeserializeOwned + Subject + Send + 'static,
+        T: serde::Serialize + Finished + Send + 'static,
+    >(
         &self,
         request: Request<Incoming>,
         work: impl FnOnce(&Arc<Store>, Requester, &P) -> Result<T, ops::OpError> + Send + 'static,
     ) -> Result<HttpResponse, ErrorBody> {
-        let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
-        let requester = self.requester();
+        let (params, permit): (P, _) = self.counted_params(request).await?;
+        let (requester, record) = (self.requester(), Arc::clone(&self.record));
         let work = move |daemon: &Daemon| {
             // The permit counts the parameters as long as they exist.
             let _permit = permit;
             let done = work(&daemon.store, requester, &params)?;
-            verb_log::finished(&daemon.limits.log, requester, &done);
+            record.finished(&done);
             Ok(done)
         };
         self.respond(work).await
@@ -316,7 +342,7 @@ impl Caller {
     }
 }
 
-/// What a pull would download. Ends soon after the future is dropped, as when the client disconnects.
+/// Plans a pull. Ends soon after the future is dropped, as when the client disconnects.
 async fn plan_pull(
     daemon: &Arc<Daemon>,
     requester: Requester,
@@ -328,12 +354,14 @@ async fn plan_pull(
     let plan = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
-        ops::plan_pull(daemon.pull(&handle, requester, &params, &events))
+        let registry = daemon.registry();
+        let pull = daemon.pull(&registry, &handle, requester, &params, &events);
+        ops::plan_pull(pull, &*daemon.last_opened)
     };
     daemon.blocking(plan).await
 }
 
-/// What a source names now. Ends soon after the future is dropped, as when the client disconnects.
+/// Finds out which model a source names now. Ends soon after the future is dropped, as when the client disconnects.
 async fn resolve(
     daemon: &Arc<Daemon>,
     requester: Requester,
@@ -345,7 +373,7 @@ async fn resolve(
     let resolve = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
-        ops::resolve(daemon.pull(&handle, requester, &params, &events))
+        ops::resolve(daemon.pull(&daemon.registry(), &handle, requester, &params, &events))
     };
     daemon.blocking(resolve).await
 }
@@ -359,7 +387,7 @@ async fn inspect(caller: &Caller, params: PullParams) -> Result<HttpResponse, Er
     let handle = Handle::current();
     let inspect = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
-        Ok((ops::inspect(daemon.pull(&handle, requester, &params, &events))?, permit))
+        Ok((ops::inspect(daemon.pull(&daemon.registry(), &handle, requester, &params, &events))?, permit))
     };
     let (heads, permit) = daemon.blocking(inspect).await.map_err(|error| error.body())?;
     // Counted before the copy in base64 is made.
@@ -396,14 +424,6 @@ fn limit(daemon: &Daemon) -> PullLimit {
     PullLimit { bytes_per_second: daemon.transfers.limit.get() }
 }
 
-/// Parses `bytes=N`; `None` without a query.
-fn eviction_bytes(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
-    let Some(query) = query else { return Ok(None) };
-    let bytes = query.strip_prefix("bytes=").and_then(|number| number.parse().ok());
-    let message = || format!("{query:?}: not a query of this request, bytes=NUMBER expected");
-    bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
-}
-
 /// Parses a percent-decoded reference.
 fn reference(text: &str) -> Result<Reference, ErrorBody> {
     let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
@@ -421,6 +441,7 @@ mod tests {
 
     use super::*;
     use crate::admission::{ConnectionLimits, Connections};
+    use crate::principal::Groups;
 
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {
@@ -443,19 +464,24 @@ mod tests {
             let code = get(&caller, &path.parse().unwrap()).await.err().map(|error| error.code);
             assert_eq!(code, Some(ErrorCode::InvalidRequest), "{path}");
         }
-        assert_eq!(right(&Method::DELETE, "/v1/models"), None);
-        assert_eq!(right(&Method::POST, "/v1/models"), None);
     }
 
     fn caller() -> (tempfile::TempDir, Caller) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());
-        let peer = Peer { pid: 1, uid: 1 };
+        let peer = Principal { pid: 1, uid: 1, groups: Groups { primary: 1, supplementary: None } };
+        let rights = daemon.access().rights_of(&peer);
         let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();
         let (stream, _client) = tokio::net::UnixStream::pair().unwrap();
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), &daemon.closer);
-        (folder, Caller { daemon, peer, socket })
+        let record = RequestRecord::start(
+            &daemon,
+            &peer,
+            verbs::verb(&Method::GET, "/"),
+            daemon.request_ids.next_id(),
+        );
+        (folder, Caller { daemon, peer, rights, socket, record })
     }
 
     /// A client that repeatedly sends a request and disconnects must not get a thread each time.
@@ -477,14 +503,5 @@ mod tests {
         }
         assert_eq!(most.load(Ordering::SeqCst), MAX);
         caller.survey(|_| Ok(())).await.unwrap();
-    }
-
-    #[test]
-    fn changing_the_store_needs_more_than_reading_it() {
-        assert_eq!(right(&Method::POST, "/v1/gc"), Some(Right::Administer));
-        assert_eq!(right(&Method::POST, "/v1/remove"), Some(Right::Administer));
-        assert_eq!(right(&Method::POST, "/v1/limit"), Some(Right::Administer));
-        assert_eq!(right(&Method::GET, "/v1/limit"), Some(Right::Read));
-        assert_eq!(right(&Method::POST, "/v1/open"), Some(Right::Read));
     }
 }

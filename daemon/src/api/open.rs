@@ -8,11 +8,11 @@ use hyper::Request;
 use hyper::body::Incoming;
 
 use super::Caller;
-use super::body::{HttpResponse, read_json};
+use super::body::HttpResponse;
 use super::upgrade::Upgrade;
 use crate::ops::{self, Located};
 use crate::permits::Exhausted;
-use crate::principal::Peer;
+use crate::principal::Principal;
 use crate::read_model::{Reads, read_model};
 use crate::session::{serve_import, serve_open};
 use crate::state::Daemon;
@@ -22,11 +22,13 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     let upgrade = Upgrade::requested(&mut request)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
-    let (params, params_permit): (OpenParams, _) = read_json(request, &daemon.limits, peer.uid).await?;
+    let (params, params_permit): (OpenParams, _) = caller.counted_params(request).await?;
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
     let params = Arc::new(params);
-    let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.open_cache, &params, holder.clone());
+    let uid = peer.uid;
+    let open =
+        move |daemon: &Daemon| ops::open(&daemon.store, &daemon.open_cache, &params, uid, holder.clone());
     let limits = &daemon.limits;
     // Concurrent opens of one large model share one response, which is counted once.
     let count = async |located: &Located| {
@@ -46,8 +48,9 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
         false => limits.memory_for(peer.uid, located.response.bytes()).await?,
     };
     let permits = (opening, memory, model);
-    let serving = Arc::clone(&daemon);
-    Ok(upgrade.accept(0, move |stream| serve_open(serving, stream, peer, located, permits, lasting)))
+    let (serving, record) = (Arc::clone(&daemon), Arc::clone(&caller.record));
+    record.defer();
+    Ok(upgrade.accept(0, move |stream| serve_open(serving, stream, peer, record, located, permits, lasting)))
 }
 
 /// Imports a file whose descriptor the client sends after the upgrade.
@@ -63,14 +66,16 @@ pub(super) async fn import(
     let requested = daemon.work.requested_imports.try_acquire(peer.uid);
     let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
     caller.socket.take_descriptors();
+    let record = Arc::clone(&caller.record);
+    record.defer();
     let serve = async move |stream| {
-        serve_import(daemon, stream, peer, params, requested).await;
+        serve_import(daemon, stream, peer, record, params, requested).await;
         drop(lasting);
     };
     Ok(upgrade.accept(1, serve))
 }
 
-fn too_many_imports(peer: &Peer) -> ErrorBody {
+fn too_many_imports(peer: &Principal) -> ErrorBody {
     let message = format!("import: uid {} has too many imports waiting for their turn", peer.uid);
     ErrorBody::new(ErrorCode::Busy, message).with_hint("wait until some of them are done")
 }

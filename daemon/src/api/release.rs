@@ -10,10 +10,10 @@ use tokio::time::timeout;
 
 use super::Caller;
 use super::body::{HttpResponse, raw_response};
+use crate::access::Right;
 use crate::open_sessions::SessionSelector;
 use crate::ops::OpError;
 use crate::state::Daemon;
-use crate::verb_log;
 
 /// How long the response waits for the leases to end. They end in any case, and the response does not wait
 /// until the space of removed models is freed.
@@ -21,20 +21,17 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<HttpResponse, ErrorBody> {
     let (selector, subject) = selector(params)?;
-    let peer = caller.peer.clone();
-    let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&stored(&daemon.store, selector), &peer));
+    let requester = caller.requester();
+    let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&stored(&daemon.store, selector), requester));
     let ending = caller.daemon.disk_work(caller.peer.uid, end).await;
     let mut ending = ending.map_err(|error: OpError| error.body())?;
     if ending.sessions.is_empty() {
-        return Err(nothing_ended(&subject, ending.denied, caller.peer.uid));
+        return Err(nothing_ended(caller, &subject, ending.denied));
     }
     // On a timeout the leases still end, only later.
     let _ = timeout(RELEASE_TIMEOUT, ending.ended()).await;
     let released = Released { released: ending.sessions };
-    // Any user may end its own leases, as often as it opens models.
-    if let Some(omitted) = caller.daemon.limits.log.admit(caller.peer.uid) {
-        verb_log::released(caller.requester(), &released, omitted);
-    }
+    caller.record.finished(&released);
     let json = serde_json::to_vec(&released).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let memory = caller.daemon.limits.memory_for(caller.peer.uid, json.len()).await?;
     Ok(raw_response(json, memory))
@@ -63,11 +60,11 @@ fn selector(params: ReleaseParams) -> Result<(SessionSelector, String), ErrorBod
     }
 }
 
-fn nothing_ended(subject: &str, denied: usize, uid: u32) -> ErrorBody {
+fn nothing_ended(caller: &Caller, subject: &str, denied: usize) -> ErrorBody {
     if denied == 0 {
         let message = format!("{subject}: no leases");
         return ErrorBody::new(ErrorCode::NotFound, message).with_hint("`blobd ps` lists them");
     }
-    let message = format!("{subject}: uid {uid} may not end leases of other users, {denied} found");
-    ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may")
+    let request = format!("{subject}, {denied} leases of other users");
+    caller.daemon.access().refusal(&caller.peer, Right::Administer, &request)
 }

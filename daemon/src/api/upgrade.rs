@@ -6,6 +6,7 @@ use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue, UPGRADE as UPGRADE_HEADER};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Request, StatusCode};
+use tracing::Instrument as _;
 
 use super::body::{HttpResponse, empty_response};
 use crate::session::FrameStream;
@@ -38,12 +39,13 @@ impl Upgrade {
         S: Future<Output = ()> + Send,
     {
         let Self { switched } = self;
-        tokio::spawn(async move {
+        let serving = async move {
             match upgraded_socket(switched).await {
                 Some(socket) => serve(FrameStream::new(socket, max_fds)).await,
                 None => tracing::debug!("peer requested {UPGRADE} but did not switch to it correctly"),
             }
-        });
+        };
+        tokio::spawn(serving.in_current_span());
         let mut response = empty_response(StatusCode::SWITCHING_PROTOCOLS);
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
         response.headers_mut().insert(UPGRADE_HEADER, HeaderValue::from_static(UPGRADE));

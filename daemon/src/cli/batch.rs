@@ -57,10 +57,7 @@ impl<'g, T: Serialize> Batch<'g, T> {
     fn report(&self, failed: &Failed) {
         let Failed { name, error } = failed;
         if !self.global.json {
-            // A hint is printed once for all failures that have the same.
-            let is_known = self.failed.iter().any(|before| before.error.hint == error.hint);
-            let hint = error.hint.clone().filter(|_| !is_known);
-            report(self.global, &ErrorBody { hint, ..error.clone() });
+            report_next(self.global, self.failed.iter().map(|before| &before.error), error);
         } else if self.has_lines {
             // The exit code says that there was a failure, even if nobody reads the lines.
             let _ = print_json(&json!({ "status": "failed", "name": name, "error": error }));
@@ -96,12 +93,30 @@ impl<'g, T: Serialize> Batch<'g, T> {
     }
 }
 
+/// Prints the failures of a request for several items.
+pub(super) fn report_each(global: &Global, errors: &[ErrorBody]) {
+    for (index, error) in errors.iter().enumerate() {
+        report_next(global, errors.iter().take(index), error);
+    }
+}
+
+/// A hint is printed once for all failures that have the same.
+fn report_next<'e>(global: &Global, mut before: impl Iterator<Item = &'e ErrorBody>, error: &ErrorBody) {
+    let is_known = before.any(|before| before.hint == error.hint);
+    let hint = error.hint.clone().filter(|_| !is_known);
+    report(global, &ErrorBody { hint, ..error.clone() });
+}
+
 fn value(value: &impl Serialize) -> Result<Value, ErrorBody> {
     serde_json::to_value(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
 }
 
 /// The failure of a single item, or a summary with the code that all failures have in common.
-fn result(count: usize, mut errors: Vec<ErrorBody>, [one, many]: [&str; 2]) -> Result<(), ErrorBody> {
+pub(super) fn result(
+    count: usize,
+    mut errors: Vec<ErrorBody>,
+    [one, many]: [&str; 2],
+) -> Result<(), ErrorBody> {
     let Some(first) = errors.first() else { return Ok(()) };
     let code = first.code;
     if count <= 1 {

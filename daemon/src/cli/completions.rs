@@ -4,8 +4,13 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::{Arg, Args, Command, CommandFactory as _, ValueEnum};
 use clap_complete::aot;
 
-use super::{Cli, Global};
+use super::suggest::Kind;
+use super::{Cli, Global, habits};
 use crate::output::{print, print_json};
+
+mod bash;
+mod fish;
+mod zsh;
 
 /// Print a script that completes commands, options and names of models in a shell
 #[derive(Debug, Args)]
@@ -42,10 +47,11 @@ fn script(shell: Shell) -> Result<String, ErrorBody> {
     aot::generate(generator, &mut command, "blobd", &mut script);
     let script = String::from_utf8(script)
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("script: {error}")))?;
+    let places = places(&command);
     Ok(match shell {
-        Shell::Bash => script + &models_in_bash(&command),
-        Shell::Zsh => models_in_zsh(&script, &command),
-        Shell::Fish => script + &models_in_fish(&command),
+        Shell::Bash => script + &bash::names(&command, &places),
+        Shell::Zsh => zsh::with_names(&script, &places),
+        Shell::Fish => script + &fish::names(&places),
     })
 }
 
@@ -59,96 +65,58 @@ fn visible() -> Command {
         .disable_help_subcommand(true)
 }
 
-/// Whether the argument is the name of a stored model.
-fn is_model(argument: &Arg) -> bool {
-    const NAMES: [&str; 8] = ["REF", "REF|PATH", "REF|PATTERN", "PID|REF", "SRC", "OLD", "A", "B"];
-    let names = argument.get_value_names().unwrap_or_default();
-    argument.is_positional() && names.iter().any(|name| NAMES.contains(&name.as_str()))
+/// An argument whose values can be suggested.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    /// The command and its aliases.
+    command: Vec<String>,
+    /// Of a command of a command, such as `partial rm`, the outer one.
+    parent: Option<String>,
+    argument: String,
+    kinds: Vec<Kind>,
+    /// Whether it may be a file too.
+    takes_files: bool,
 }
 
-/// The commands that take names of stored models, with their aliases, separated by `separator`.
-fn commands_with_models(command: &Command, separator: &str) -> String {
-    let with_models = command.get_subcommands().filter(|command| command.get_positionals().any(is_model));
-    let names =
-        with_models.flat_map(|command| std::iter::once(command.get_name()).chain(command.get_all_aliases()));
-    names.collect::<Vec<_>>().join(separator)
-}
-
-/// Bash splits words at colons, which names contain: only what follows the last one is replaced.
-fn models_in_bash(command: &Command) -> String {
-    let commands = commands_with_models(command, "|");
-    format!(
-        r#"
-_blobd_with_models() {{
-    local index candidate kept=()
-    _blobd "$@"
-    # Placeholders such as <REF> are no words to insert.
-    for candidate in "${{COMPREPLY[@]}}"; do
-        case "$candidate" in
-            "<"* | "["*) ;;
-            *) kept+=("$candidate") ;;
-        esac
-    done
-    COMPREPLY=("${{kept[@]}}")
-    local word=${{COMP_LINE:0:COMP_POINT}}
-    word=${{word##*[[:space:]]}}
-    [[ $word == -* ]] && return 0
-    for ((index = 1; index < COMP_CWORD; index++)); do
-        case "${{COMP_WORDS[index]}}" in
-            {commands})
-                local before="" name
-                [[ $word == *:* && $COMP_WORDBREAKS == *:* ]] && before=${{word%"${{word##*:}}"}}
-                while IFS= read -r name; do
-                    [[ $name == "$word"* ]] && COMPREPLY+=("${{name#"$before"}}")
-                done < <(blobd ls --quiet 2>/dev/null)
-                return 0
-                ;;
-        esac
-    done
-    return 0
-}}
-complete -F _blobd_with_models -o bashdefault -o default blobd
-"#
-    )
-}
-
-/// Names of models instead of file names, for the arguments that are models.
-fn models_in_zsh(script: &str, command: &Command) -> String {
-    const MODELS: &str = r#"
-_blobd_models() {
-    local -a names
-    names=("${(@f)$(blobd ls --quiet 2>/dev/null)}")
-    compadd -a names
-    _files
-}
-"#;
-    let arguments =
-        command.get_subcommands().flat_map(Command::get_positionals).filter(|argument| is_model(argument));
-    let ids: Vec<String> = arguments.map(|argument| argument.get_id().to_string()).collect();
-    let is_of_model = |line: &str| {
-        let specification = line.trim_start_matches(['\'', ':', '*']);
-        line.starts_with('\'') && ids.iter().any(|id| specification.starts_with(&format!("{id} -- ")))
-    };
-    let mut result = String::new();
-    for line in script.lines() {
-        if is_of_model(line) {
-            result.push_str(&line.replace(":_default'", ":_blobd_models'"));
-        } else {
-            result.push_str(line);
-        }
-        result.push('\n');
-        if line.starts_with("#compdef") {
-            result.push_str(MODELS);
-        }
+impl Place {
+    /// For [`suggest::COMMAND`].
+    fn kinds(&self) -> String {
+        self.kinds.iter().map(|kind| kind.word()).collect::<Vec<_>>().join(",")
     }
-    result
 }
 
-fn models_in_fish(command: &Command) -> String {
-    let commands = commands_with_models(command, " ");
-    format!(
-        "\ncomplete -c blobd -n \"__fish_seen_subcommand_from {commands}\" -a \"(blobd ls --quiet 2>/dev/null)\"\n"
-    )
+/// The arguments whose values can be suggested. Commands have at most one kind of them.
+fn places(blobd: &Command) -> Vec<Place> {
+    let of = |parent: Option<&Command>, command: &Command| {
+        let words: Vec<String> = habits::names(command).map(str::to_owned).collect();
+        let parent = parent.map(|parent| parent.get_name().to_owned());
+        let known = command.get_positionals().filter_map(|argument| {
+            let (kinds, takes_files) = kinds(command, argument)?;
+            let argument = argument.get_id().to_string();
+            Some(Place { command: words.clone(), parent: parent.clone(), argument, kinds, takes_files })
+        });
+        known.collect::<Vec<_>>()
+    };
+    let commands = blobd.get_subcommands();
+    let all = commands.flat_map(|command| {
+        let below = command.get_subcommands().flat_map(|below| of(Some(command), below));
+        of(None, command).into_iter().chain(below).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+/// What an argument names, and whether it may be a file.
+fn kinds(command: &Command, argument: &Arg) -> Option<(Vec<Kind>, bool)> {
+    let name = argument.get_value_names()?.first()?.as_str();
+    Some(match (command.get_name(), name) {
+        ("undelete", "REF") => (vec![Kind::Trash], false),
+        ("help" | "man", "COMMAND") => (vec![Kind::Commands], false),
+        (_, "REF" | "REF|PATTERN" | "SRC" | "OLD" | "A" | "B") => (vec![Kind::Models], false),
+        (_, "REF|PATH") => (vec![Kind::Models], true),
+        (_, "PID|REF") => (vec![Kind::Models, Kind::Processes], false),
+        (_, "REF|ID") => (vec![Kind::Downloads], false),
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -156,22 +124,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_is_completed_and_names_of_models_where_they_are_expected() {
+    fn every_command_is_completed_and_the_internal_ones_are_not() {
         let command = visible();
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell).unwrap();
             for name in command.get_subcommands().map(Command::get_name) {
                 assert!(script.contains(name), "{shell:?}: {name}");
             }
-            assert!(script.contains("blobd ls --quiet"), "{shell:?}");
+            assert!(script.contains("blobd __suggest"), "{shell:?}");
             assert!(!script.contains("mount-guard"), "{shell:?}");
+            let quiet = script.lines().filter(|line| line.contains("blobd __suggest"));
+            assert!(quiet.clone().all(|line| line.contains("2>/dev/null")), "{shell:?}");
         }
-        let commands = commands_with_models(&command, " ");
-        for name in ["show", "inspect", "rm", "tag", "diff", "export", "release", "rename"] {
-            assert!(commands.split(' ').any(|known| known == name), "{name}: {commands}");
+    }
+
+    #[test]
+    fn names_are_suggested_where_they_are_expected() {
+        let places = places(&visible());
+        let of = |parent: Option<&str>, name: &str| {
+            let is_it = |place: &&Place| {
+                place.parent.as_deref() == parent && place.command.iter().any(|known| known == name)
+            };
+            places.iter().find(is_it).map(|place| (place.kinds(), place.takes_files))
+        };
+        for name in ["rm", "rmi", "tag", "cp", "export", "rename", "mv", "pin", "pull", "warm", "verify"] {
+            assert_eq!(of(None, name), Some(("models".to_owned(), false)), "{name}");
         }
-        assert!(!commands.split(' ').any(|known| known == "gc" || known == "import"), "{commands}");
-        let zsh = script(Shell::Zsh).unwrap();
-        assert!(zsh.contains(":_blobd_models'"), "{zsh}");
+        assert_eq!(of(None, "show"), Some(("models".to_owned(), true)));
+        assert_eq!(of(None, "release"), Some(("models,processes".to_owned(), false)));
+        assert_eq!(of(None, "undelete"), Some(("trash".to_owned(), false)));
+        assert_eq!(of(None, "help"), Some(("commands".to_owned(), false)));
+        assert_eq!(of(Some("partial"), "rm"), Some(("downloads".to_owned(), false)));
+        for name in ["gc", "import", "partial", "login", "ls"] {
+            assert_eq!(of(None, name), None, "{name}");
+        }
     }
 }

@@ -3,13 +3,15 @@
 //! Without a daemon, the command opens the store and runs the daemon's server code on a socket pair, so
 //! that every command has one code path. If another command has the store open, that one serves it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
-use blobd_client::protocol::error::ErrorBody;
-use blobd_client::sockets::default_sockets;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::sockets::{SYSTEM_SOCKET, default_sockets};
+use blobd_store::{Glance, StoreError};
 use blobd_store_format::reference::Reference;
 use serde::Serialize;
 
@@ -37,11 +39,34 @@ impl Drop for OpenAccess {
 
 /// Connects to the socket given on the command line, else opens the store given there (or connects to
 /// the daemon that has it), else tries the configured ones, the default sockets and the default store.
+///
+/// A store that `--root` names must exist: the path may be mistyped.
 pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
-    let config = load_config(global)?;
+    let is_named = global.root.is_some() && !global.from_environment.root;
+    connect_by(global, &load_config(global)?, if is_named { WhenAbsent::Refuse } else { WhenAbsent::Create })
+}
+
+/// The same for a command that adds models: a store that does not exist is created.
+pub(super) fn connect_or_create(global: &Global) -> Result<Connected, ErrorBody> {
+    connect_by(global, &load_config(global)?, WhenAbsent::Create)
+}
+
+/// The same for a command that must create nothing, wherever the store would be.
+pub(super) fn connect_for_checks(global: &Global, config: &Config) -> Result<Connected, ErrorBody> {
+    connect_by(global, config, WhenAbsent::Refuse)
+}
+
+/// What to do if there is no store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WhenAbsent {
+    Create,
+    Refuse,
+}
+
+fn connect_by(global: &Global, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
     match (&global.root, &global.socket) {
         (Some(root), Some(socket)) => return connect_to_store(root, socket),
-        (Some(root), None) => return embedded(root, &config),
+        (Some(root), None) => return embedded(root, config, absent),
         (None, Some(socket)) => return connect_to(socket).map_err(client_error),
         (None, None) => {}
     }
@@ -53,14 +78,44 @@ pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
         }
     }
     if let Some(root) = &config.root {
-        return embedded(root, &config);
+        return embedded(root, config, absent);
     }
+    let mut refusal = None;
     for socket in default_sockets() {
-        if let Ok(connected) = connect_to(&socket) {
-            return Ok(connected);
+        match connect_to(&socket) {
+            Ok(connected) => return Ok(connected),
+            Err(error) if socket == Path::new(SYSTEM_SOCKET) => refusal = Some(client_error(error)),
+            Err(_) => {}
         }
     }
-    embedded(&default_root().map_err(ConfigError::body)?, &config)
+    let root = default_root().map_err(ConfigError::body)?;
+    note_refusal(global, refusal.as_ref(), &root);
+    embedded(&root, config, absent)
+}
+
+fn refuse_absent_store(root: &Path) -> Result<(), ErrorBody> {
+    const HINT: &str = "check the path; `blobd pull` and `blobd import` create a store";
+    let found = match Glance::at(root) {
+        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => "no such directory",
+        Ok(glance) if glance.is_empty() => "the directory is empty",
+        // Opening it reports what else is wrong with it.
+        _ => return Ok(()),
+    };
+    let message = format!("{}: contains no store: {found}", root.display());
+    Err(ErrorBody::new(ErrorCode::NotFound, message).with_hint(HINT))
+}
+
+/// Says on standard error that the system's daemon refuses this user, who may expect its models.
+fn note_refusal(global: &Global, refusal: Option<&ErrorBody>, root: &Path) {
+    let Some(refusal) = refusal.filter(|refusal| refusal.code == ErrorCode::Denied) else { return };
+    if !global.hides_reports() {
+        let hint = refusal.hint.as_ref().map_or_else(String::new, |hint| format!("hint: {hint}\n"));
+        print_message(&format!(
+            "blobd: {}; using {}\n{hint}",
+            refusal.message,
+            printable(&root.to_string_lossy())
+        ));
+    }
 }
 
 /// Sends one request and prints its result.
@@ -163,7 +218,10 @@ fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> 
 }
 
 /// Uses the store through this process, or through the process that has it open.
-fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
+fn embedded(root: &Path, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
+    if absent == WhenAbsent::Refuse {
+        refuse_absent_store(root)?;
+    }
     match find(root, config)? {
         Place::Daemon(socket) => connect_to(&root.join(socket)).map_err(client_error),
         place => {

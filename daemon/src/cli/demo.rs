@@ -7,7 +7,7 @@ use clap::Args;
 use super::{Global, usage};
 use crate::demo;
 
-/// Show a pull, splitting, sharing and opening with generated models, without a network
+/// Show pull, import, sharing, export and removal with generated models, without a network
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd demo                                   needs no network and leaves nothing behind

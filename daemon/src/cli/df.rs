@@ -2,13 +2,15 @@
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::space::{DiskUsage, UsageKind, UsageRow};
+use blobd_client::protocol::space::{DiskUsage, UsageKind, UsageRow, UserId};
+use blobd_client::protocol::upkeep::TrashedModel;
 use blobd_store_format::digest::Digest;
 use clap::Args;
+use serde::Serialize;
 
 use super::Global;
 use super::connect::show;
-use crate::output::{Table, printable, terminal_width};
+use crate::output::{Table, one_line, printable, terminal_width};
 use crate::size::human_bytes;
 use crate::times::relative;
 
@@ -21,7 +23,7 @@ is one row, `shared`. Parts that take no space are left out; --json has all, in 
 
 Examples:
   blobd df
-  blobd df -v                                  every model: unique, shared, last opened
+  blobd df -v                                  who shares what, and who opened what last
   blobd df --json | jq .saved_bytes
   blobd df --json | jq -r '.rows[] | [.bytes, .kind, .name] | @tsv'"
 )]
@@ -30,19 +32,49 @@ pub(super) struct Params {}
 /// The most models that are listed without `-v`; the smaller ones are one row.
 const MAX_MODELS: usize = 10;
 
+/// The most names in a list of JSON: the daemon's limit.
+const MAX_NAMES: u32 = 1000;
+
+/// What is printed as JSON.
+#[derive(Debug, Serialize)]
+struct Document {
+    #[serde(flatten)]
+    usage: DiskUsage,
+    trash: Vec<TrashedModel>,
+}
+
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    show(global, Client::disk_usage, |usage| {
-        let most = if global.verbose { usize::MAX } else { MAX_MODELS };
-        let mut text = parts(usage, most).render(terminal_width());
-        text.extend(notes(usage).map(|note| printable(&note) + "\n"));
-        text.push('\n');
-        text.extend(limits(usage).into_iter().map(|line| line + "\n"));
-        if global.verbose && !usage.models.is_empty() {
-            text.push('\n');
-            text += &models(usage).render(terminal_width());
-        }
-        text
-    })
+    if !global.verbose && !global.json {
+        return show(global, Client::disk_usage, |usage| summary(usage, MAX_MODELS));
+    }
+    let request = |client: &Client| {
+        let usage = client.disk_usage_in_detail(MAX_NAMES)?;
+        Ok(Document { usage, trash: client.trash()?.models })
+    };
+    show(global, request, |document| summary(&document.usage, usize::MAX) + &details(document))
+}
+
+/// The parts of the store, of whose models the largest `most` have their own rows, and the limits.
+fn summary(usage: &DiskUsage, most: usize) -> String {
+    let mut text = parts(usage, most).render(terminal_width());
+    text.extend(notes(usage).map(|note| printable(&note) + "\n"));
+    text.push('\n');
+    text.extend(limits(usage).into_iter().map(|line| line + "\n"));
+    text
+}
+
+/// The tables of `-v`. Empty ones are left out.
+fn details(document: &Document) -> String {
+    let usage = &document.usage;
+    let tables = [
+        (usage.models.is_empty(), models(usage)),
+        (usage.shared_parts.is_empty(), shared_parts(usage)),
+        (usage.rows.iter().all(|row| row.kind != UsageKind::Download), downloads(usage)),
+        (document.trash.is_empty(), trash(&document.trash)),
+        (usage.quarantined.is_empty(), quarantine(usage)),
+    ];
+    let shown = tables.into_iter().filter(|(is_empty, _)| !is_empty);
+    shown.map(|(_, table)| format!("\n{}", table.render(terminal_width()))).collect()
 }
 
 fn parts(usage: &DiskUsage, most: usize) -> Table {
@@ -102,7 +134,7 @@ const fn remark(row: &UsageRow, usage: &DiskUsage) -> &'static str {
     }
 }
 
-/// Who uses what, below the table.
+/// The lines below the table that say who uses which data.
 fn notes(usage: &DiskUsage) -> impl Iterator<Item = String> + '_ {
     usage.rows.iter().filter(|row| row.bytes > 0 && !row.by.is_empty()).map(|row| {
         let what = if row.kind == UsageKind::InUse { "in use by" } else { "other files:" };
@@ -110,7 +142,7 @@ fn notes(usage: &DiskUsage) -> impl Iterator<Item = String> + '_ {
     })
 }
 
-/// What the numbers are to be compared with.
+/// The quota and the free space, to compare the numbers with.
 fn limits(usage: &DiskUsage) -> Vec<String> {
     let DiskUsage { logical_bytes, saved_bytes, used_bytes, .. } = usage;
     let percent = |part: u64, whole: u64| match u128::from(part).saturating_mul(100).checked_div(whole.into())
@@ -120,7 +152,10 @@ fn limits(usage: &DiskUsage) -> Vec<String> {
     };
     let (logical, saved) = (human_bytes(*logical_bytes), human_bytes(*saved_bytes));
     let share = percent(*saved_bytes, *logical_bytes);
-    let mut lines = vec![format!("models  {logical} without sharing, which saves {saved}{share}")];
+    let mut lines = vec![match usage.models.is_empty() {
+        true => "models  none".to_owned(),
+        false => format!("models  {logical} without sharing, which saves {saved}{share}"),
+    }];
     lines.push(match usage.quota_bytes {
         None => "quota   none".to_owned(),
         Some(quota) => {
@@ -143,7 +178,7 @@ fn watermarks(usage: &DiskUsage) -> String {
 }
 
 fn models(usage: &DiskUsage) -> Table {
-    let mut table = Table::new(&["MODEL", "SIZE", "UNIQUE", "SHARED", "LAST OPENED"], &[1, 2, 3]);
+    let mut table = Table::new(&["MODEL", "SIZE", "UNIQUE", "SHARED", "LAST OPENED", "BY"], &[1, 2, 3]);
     let mut models: Vec<_> = usage.models.iter().collect();
     models.sort_by(|a, b| b.unique_bytes.cmp(&a.unique_bytes).then_with(|| a.name.cmp(&b.name)));
     for model in models {
@@ -153,19 +188,82 @@ fn models(usage: &DiskUsage) -> Table {
             human_bytes(model.unique_bytes),
             human_bytes(model.shared_bytes),
             model.last_opened.as_deref().map_or_else(|| "-".to_owned(), relative),
+            model.last_opened_by.as_ref().map_or_else(|| "-".to_owned(), user),
         ]);
+    }
+    table
+}
+
+fn user(id: &UserId) -> String {
+    id.user.clone().unwrap_or_else(|| id.uid.to_string())
+}
+
+/// The most parts that are listed as text: the largest are what matters. JSON has more.
+const MAX_PARTS: usize = 20;
+/// The width of a list of names, so that a line fits 80 columns.
+const NAMES_WIDTH: usize = 62;
+
+/// What is shared, by the models that share it.
+fn shared_parts(usage: &DiskUsage) -> Table {
+    let mut table = Table::new(&["SHARED", "BY"], &[0]);
+    for part in usage.shared_parts.iter().take(MAX_PARTS) {
+        table.row([human_bytes(part.bytes), one_line(&part.models, NAMES_WIDTH)]);
+    }
+    let smaller = usage.shared_parts.get(MAX_PARTS..).unwrap_or_default();
+    if !smaller.is_empty() {
+        let bytes = smaller.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
+        table.row([human_bytes(bytes), format!("{} smaller parts, in --json", smaller.len())]);
+    }
+    table
+}
+
+fn downloads(usage: &DiskUsage) -> Table {
+    let mut table = Table::new(&["UNFINISHED DOWNLOAD", "RECEIVED", "OF", "ON DISK"], &[1, 2, 3]);
+    for row in usage.rows.iter().filter(|row| row.kind == UsageKind::Download) {
+        let name = row.name.clone().or_else(|| row.digest.map(Digest::short));
+        let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
+        table.row([
+            name.unwrap_or_default(),
+            size(row.received_bytes),
+            size(row.size),
+            human_bytes(row.bytes),
+        ]);
+    }
+    table
+}
+
+fn trash(models: &[TrashedModel]) -> Table {
+    let mut table = Table::new(&["IN THE TRASH", "SIZE", "EXPIRES"], &[1]);
+    for model in models {
+        table.row([model.name.clone(), human_bytes(model.size), relative(&model.expires)]);
+    }
+    table
+}
+
+fn quarantine(usage: &DiskUsage) -> Table {
+    let mut table = Table::new(&["DAMAGED BLOB", "SIZE", "SINCE"], &[1]);
+    for blob in &usage.quarantined {
+        table.row([blob.digest.short(), human_bytes(blob.bytes), relative(&blob.since)]);
     }
     table
 }
 
 #[cfg(test)]
 mod tests {
-    use blobd_client::protocol::space::ModelUsage;
+    use blobd_client::protocol::space::{ModelUsage, QuarantinedBlob, SharedPart};
 
     use super::*;
 
     fn row(kind: UsageKind, name: Option<&str>, bytes: u64) -> UsageRow {
-        UsageRow { kind, name: name.map(str::to_owned), digest: None, bytes, by: Vec::new() }
+        UsageRow {
+            kind,
+            name: name.map(str::to_owned),
+            digest: None,
+            bytes,
+            size: Some(bytes),
+            received_bytes: Some(bytes / 3),
+            by: Vec::new(),
+        }
     }
 
     fn usage() -> DiskUsage {
@@ -204,6 +302,21 @@ mod tests {
                 unique_bytes: LARGE,
                 shared_bytes: LARGE,
                 last_opened: Some("2026-11-23T15:30:49Z".to_owned()),
+                last_opened_by: Some(UserId { uid: 1000, user: Some("ann".to_owned()) }),
+                shared_with: Vec::new(),
+            }],
+            shared_parts: vec![
+                SharedPart {
+                    bytes: LARGE,
+                    model_count: 30,
+                    models: vec!["hf.co/user/repo:Q4_K_M".to_owned(); 30],
+                };
+                MAX_PARTS + 5
+            ],
+            quarantined: vec![QuarantinedBlob {
+                digest: Digest::of(b"damaged"),
+                bytes: LARGE,
+                since: "2026-11-23T15:30:49Z".to_owned(),
             }],
             ..DiskUsage::default()
         }
@@ -212,7 +325,8 @@ mod tests {
     #[test]
     fn lines_fit_80_columns_without_cutting_names() {
         let usage = usage();
-        let tables = [parts(&usage, 10).render(usize::MAX), models(&usage).render(usize::MAX)];
+        let tables = [parts(&usage, 10), models(&usage), shared_parts(&usage), downloads(&usage)];
+        let tables = tables.map(|table| table.render(usize::MAX));
         let lines = tables.iter().flat_map(|table| table.lines()).map(str::to_owned);
         for line in lines.chain(limits(&usage)) {
             assert!(line.chars().count() <= 80, "{line}");
@@ -229,10 +343,28 @@ mod tests {
     }
 
     #[test]
+    fn details_are_tables_of_their_own() {
+        let trash = vec![TrashedModel {
+            name: "old:latest".to_owned(),
+            digest: Digest::of(b"old"),
+            size: 5 << 30,
+            removed: "2026-11-23T15:30:49Z".to_owned(),
+            expires: "2026-11-30T15:30:49Z".to_owned(),
+        }];
+        let text = details(&Document { usage: usage(), trash });
+        for part in ["ann", "repo:Q4_K_M and 28 more", "5 smaller parts", "341 GiB", "old:latest    5.00 GiB"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.contains(&Digest::of(b"damaged").short()), "{text}");
+        assert_eq!(details(&Document { usage: DiskUsage::default(), trash: Vec::new() }), "");
+    }
+
+    #[test]
     fn quota_is_shown_with_its_share_and_watermarks() {
         let lines = limits(&usage());
         assert!(lines[0].contains("saves 6.99 TiB (23 %)"), "{lines:?}");
         assert!(lines[1].contains("20.0 TiB of 23.0 TiB used (86 %); eviction above 22.0 TiB"), "{lines:?}");
-        assert_eq!(limits(&DiskUsage::default())[1], "quota   none");
+        assert_eq!(limits(&DiskUsage::default())[..2], ["models  none", "quota   none"]);
     }
 }

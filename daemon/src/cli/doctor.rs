@@ -1,23 +1,46 @@
 //! `blobd doctor`
+//!
+//! The checks of the command itself work without a daemon, without a store and with a wrong configuration file. Those
+//! of the process that has the store open follow.
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::upkeep::{CheckStatus, DoctorReport};
 use clap::Args;
 
+use self::connection::Reached;
 use super::Global;
-use super::connect::{client_error, connect, print_result};
-use crate::output::{Table, printable, terminal_width};
+use super::connect::{client_error, load_config};
+use crate::config::Config;
+use crate::output::{print, print_json, terminal_width};
+
+mod connection;
+mod files;
+mod registries;
+mod report;
+mod user;
 
 /// Check the set-up, and say how to fix what is wrong
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd doctor                                 exit code 1 if a check fails
-  blobd doctor --json | jq '.checks[] | select(.status != \"ok\")'")]
-pub(super) struct Params {}
+  blobd doctor --registries                    also contact the registries of the stored models
+  blobd doctor --json | jq '.checks[] | select(.status != \"ok\")'
 
-pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    let report = connect(global)?.client.doctor().map_err(client_error)?;
-    print_result(global, &report, render)?;
+It prints what is wrong, why that matters, and the command that fixes it. It changes nothing and
+creates no store. Without --registries it contacts no other machine.")]
+pub(super) struct Params {
+    /// Also ask the registries of the stored models, and those in the configuration, for a manifest
+    #[arg(long)]
+    registries: bool,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let report = check_all(global, params);
+    match global.json {
+        true => print_json(&report)?,
+        // Lines with commands must stay whole, so that they can be copied.
+        false => print(&report::render(&report, terminal_width()))?,
+    }
     let failures: Vec<&str> = report
         .checks
         .iter()
@@ -30,21 +53,23 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorCode::Internal, format!("doctor: checks failed: {}", failures.join(", "))))
 }
 
-fn render(report: &DoctorReport) -> String {
-    let mut table = Table::new(&["CHECK", "STATUS", "FOUND"], &[]);
-    for check in &report.checks {
-        let status = match check.status {
-            CheckStatus::Ok => "ok",
-            CheckStatus::Warning => "warning",
-            CheckStatus::Failure => "FAILURE",
-        };
-        table.row([check.name.clone(), status.to_owned(), check.detail.clone()]);
-    }
-    let mut text = table.render(terminal_width());
-    for check in &report.checks {
-        if let Some(hint) = &check.hint {
-            text.push_str(&format!("{}: {}\n", check.name, printable(hint)));
+fn check_all(global: &Global, params: &Params) -> DoctorReport {
+    let loaded = load_config(global);
+    let mut checks = vec![files::configuration(global, loaded.as_ref())];
+    // With a wrong file, the defaults say at least something about the rest.
+    let config = loaded.unwrap_or_else(|_reported| Config::default());
+    checks.extend([files::credentials(&config), user::environment(global), user::locked_memory()]);
+    checks.push(user::service());
+    let Reached { connected, check } = connection::reach(global, &config);
+    checks.push(check);
+    if let Some(connected) = connected {
+        match connected.client.doctor().map_err(client_error) {
+            Ok(report) => checks.extend(report.checks),
+            Err(error) => checks.push(connection::failed("store", &error)),
+        }
+        if params.registries {
+            checks.extend(registries::check(&connected.client, &config));
         }
     }
-    text
+    DoctorReport { checks }
 }

@@ -140,7 +140,7 @@ fn render(edited: &Edited) -> String {
     format!("{table}{}{summary}{lost}", note(edited))
 }
 
-/// What became of the template layer, where a user may expect something else.
+/// A note about the template layer, where a user may expect something else.
 fn note(edited: &Edited) -> &'static str {
     let sets_template = edited.changed.iter().any(|change| change.key == CHAT_TEMPLATE);
     match edited.template_layer {

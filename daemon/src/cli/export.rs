@@ -21,10 +21,10 @@ use super::connect::{client_error, connect, note_name};
 use super::file_name::file_name;
 use super::interrupt::on_end;
 use super::output_file::{Existing, TemporaryName};
-use super::progress::Bar;
+use super::progress::{Bar, Progress};
 use super::target::{Target, refuse_terminal, write_error};
 use super::{Global, usage};
-use crate::output::{print, print_json};
+use crate::output::{DataOutput, print, print_json};
 use crate::size::human_bytes;
 
 mod existing;
@@ -120,10 +120,10 @@ fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result
             files.clone().map(|(path, layer)| has_content(global, path, layer)).collect::<Result<_, _>>()?
         }
     };
-    let mut exported = Vec::new();
+    let (mut exported, progress) = (Vec::new(), Progress::new(global.hides_progress()));
     for (index, ((path, layer), already_there)) in files.zip(present).enumerate() {
         if !already_there {
-            let bar = Bar::new(&path.display().to_string(), layer.size, global.hides_progress());
+            let bar = progress.bar(&path.display().to_string(), layer.size);
             write_file(model, index, path, params.existing(), &temporary, &bar)?;
             bar.clear();
         }
@@ -156,12 +156,12 @@ fn write_rewritten(
     if !params.force {
         paths.iter().try_for_each(|path| refuse_existing(path))?;
     }
-    let mut written = Vec::new();
+    let (mut written, progress) = (Vec::new(), Progress::new(global.hides_progress()));
     for (index, ((path, size), temporary)) in paths.into_iter().zip(sizes).zip(&names).enumerate() {
         let name = path.display().to_string();
         let target = Target::create(&path, size, params.existing(), temporary);
         let target = target.map_err(|error| write_error(&path, &error))?;
-        let bar = Bar::new(&name, size, global.hides_progress());
+        let bar = progress.bar(&name, size);
         let digest = rewriting.write(index, target.file(), &name, &bar);
         bar.clear();
         written.push((path, digest?, size, target));
@@ -238,9 +238,10 @@ fn rewrite_to_stdout(mut rewriting: Rewriting<'_>, hides_progress: bool) -> Resu
         return Err(usage("-o -: several files would be written; give a directory"));
     };
     let bar = Bar::new("exporting", file.size(), hides_progress);
-    let written = rewriting.write(0, io::stdout().lock(), "standard output", &bar);
+    let mut out = DataOutput::new();
+    let written = rewriting.write(0, &mut out, "standard output", &bar);
     bar.clear();
-    written.and_then(|_digest| rewriting.verify())
+    out.result(written.and_then(|_digest| rewriting.verify()))
 }
 
 fn write_to_stdout(model: &OpenModel, hides_progress: bool) -> Result<(), ErrorBody> {
@@ -248,9 +249,10 @@ fn write_to_stdout(model: &OpenModel, hides_progress: bool) -> Result<(), ErrorB
         return Err(usage("-o -: the model has several such files; give a directory"));
     };
     let bar = Bar::new("exporting", layer.size, hides_progress);
-    let written = write_layer(model, 0, io::stdout().lock(), "standard output", &bar);
+    let mut out = DataOutput::new();
+    let written = write_layer(model, 0, &mut out, "standard output", &bar);
     bar.clear();
-    written
+    out.result(written)
 }
 
 /// Writes and hashes in one pass, and checks that the digest is the manifest's.

@@ -31,7 +31,7 @@ With --vram the exit code is 0 if everything fits and 1 if not.
 
 Examples:
   blobd fit llama3:8b                                      what it needs
-  blobd fit llama3:8b --ctx 32768 --vram 24GiB             does it fit? how many layers do?
+  blobd fit llama3:8b --ctx 32768 --vram 24GiB             whether it fits, and how many layers
   blobd fit llama3:70b --vram 24GiB --vram 24GiB           two devices
   blobd fit gemma3:27b --basis llama.cpp --cache-type-k q8_0 --cache-type-v q4_0
   blobd fit hf.co/user/repo:Q4_K_M --vram 8GiB --json | jq .max_context"

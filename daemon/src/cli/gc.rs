@@ -60,7 +60,10 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 fn render(report: &GcReport) -> String {
     let verb = if report.dry_run { "would free" } else { "freed" };
-    let freed = format!("{verb} {}\n", human_bytes(report.freed_bytes));
+    let freed = match report.deleted.is_empty() && report.freed_bytes == 0 {
+        true => "nothing to delete\n".to_owned(),
+        false => format!("{verb} {}\n", human_bytes(report.freed_bytes)),
+    };
     deleted(&report.deleted) + &freed + &lost_models::kept(&report.kept)
 }
 

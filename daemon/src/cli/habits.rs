@@ -1,19 +1,21 @@
 //! Command names of other tools, and near misses: what they mean here.
 //!
-//! Similarity alone would lead from `delete` to `undelete`, which does the opposite, so words that people bring
-//! along are listed. Words that mean exactly one command here are aliases of that command instead.
+//! Similarity alone would lead from `delete` to `undelete`, which does the opposite, so common commands of other tools
+//! are listed. Words that mean exactly one command here are aliases of that command instead.
 
 use clap::Command;
 
-/// What the command is called here, or what does the same.
+/// Words of other tools, each with the command that does the same here.
 const HABITS: &[(&str, &str)] = &[
+    ("abort", STOP_PULL),
     ("add", "`blobd pull NAME` fetches a model, `blobd import FILE` stores a file of this machine"),
     ("cache", "`blobd warm MODEL` reads a model into memory, `blobd df` shows disk usage"),
+    ("cancel", STOP_PULL),
     ("cat", "`blobd export MODEL -o -` writes the model's file to standard output"),
     ("chat", RUN),
     ("check", "`blobd verify` reads and checks the stored data, `blobd doctor` checks the set-up"),
-    ("clean", "`blobd gc` deletes what no model needs"),
-    ("cleanup", "`blobd gc` deletes what no model needs"),
+    ("clean", CLEAN),
+    ("cleanup", CLEAN),
     ("compare", "`blobd diff A B` compares two models"),
     (
         "convert",
@@ -27,6 +29,7 @@ const HABITS: &[(&str, &str)] = &[
     ("daemon", "`blobd serve` runs the daemon"),
     ("disk", "`blobd df` shows disk usage"),
     ("download", "`blobd pull NAME` fetches a model"),
+    ("downloads", "`blobd partial ls` lists unfinished downloads, `blobd pull NAME` continues one"),
     ("du", "`blobd df -v` shows disk usage of each model"),
     ("fetch", "`blobd pull NAME` fetches a model"),
     ("find", SEARCH),
@@ -49,22 +52,21 @@ const HABITS: &[(&str, &str)] = &[
         "commands here have no group: `blobd ls`, `blobd pull NAME`, `blobd rm MODEL`, `blobd show MODEL`",
     ),
     ("models", "`blobd ls` lists the models"),
-    ("mv", "`blobd tag A B` gives a model another name, then `blobd rm A` removes the old one"),
     (
         "open",
         "`blobd exec -- PROGRAM` runs a program that opens models as files, `blobd show MODEL` describes one",
     ),
     ("preload", "`blobd warm MODEL` reads a model into memory"),
-    ("prune", "`blobd gc` deletes what no model needs; `blobd rm MODEL` removes models"),
+    ("prune", CLEAN),
     (
         "push",
         "blobd does not upload models; `blobd export MODEL` writes the file that a registry's tool can upload",
     ),
     ("put", "`blobd import FILE` stores a file of this machine"),
     ("quantize", "blobd does not quantise; `blobd pull` and `blobd import` store what other tools made"),
-    ("rename", "`blobd tag A B` gives a model another name, then `blobd rm A` removes the old one"),
     ("repair", "`blobd verify --repair` repairs damaged data"),
     ("restore", "`blobd undelete MODEL` takes a model out of the trash"),
+    ("resume", "`blobd pull NAME` continues an unfinished download, `blobd partial ls` lists them"),
     ("run", RUN),
     ("save", "`blobd export MODEL -o FILE` writes the model's file"),
     ("search", SEARCH),
@@ -81,10 +83,12 @@ const HABITS: &[(&str, &str)] = &[
         "trash",
         "`blobd ls --trash` lists the trash, `blobd rm --keep 7d MODEL` fills it, `blobd undelete MODEL` restores",
     ),
+    ("umount", "Ctrl-C ends `blobd mount`, and so does `umount DIR`"),
     ("unload", "`blobd release MODEL` ends a model's use"),
+    ("unmount", "Ctrl-C ends `blobd mount`, and so does `umount DIR`"),
     ("untag", "`blobd rm MODEL` removes a name; data that other models need stays"),
-    ("update", "`blobd pull NAME` fetches what has changed"),
-    ("upgrade", "`blobd pull NAME` fetches what has changed"),
+    ("update", UPDATE),
+    ("upgrade", UPDATE),
     (
         "upload",
         "blobd does not upload models; `blobd export MODEL` writes the file that a registry's tool can upload",
@@ -94,10 +98,15 @@ const HABITS: &[(&str, &str)] = &[
 
 const RUN: &str = "blobd stores models and does not run them; \
                    `blobd exec -- llama-cli -m /blobd/MODEL.gguf` runs a program with a stored model";
+const CLEAN: &str = "`blobd gc` deletes what no model needs, `blobd rm MODEL` removes models, \
+                     `blobd partial rm` drops unfinished downloads";
+const STOP_PULL: &str = "Ctrl-C stops a pull and keeps what has arrived; `blobd partial rm NAME` drops that";
+const UPDATE: &str = "`blobd outdated` lists the models with another version at their source, \
+                      `blobd pull NAME` fetches it, `blobd pull --all` fetches all of them";
 const SEARCH: &str = "`blobd ls TEXT` searches the stored models; to find others, use the registry's web page, \
                       then `blobd pull NAME`";
 
-/// What to do instead of the unknown command `word` of `blobd`.
+/// Advice for a user of the unknown command `word` of `blobd`.
 pub(super) fn advice(word: &str, blobd: &Command) -> String {
     let word = word.to_ascii_lowercase();
     if let Some(advice) = habit(&word) {
@@ -123,9 +132,9 @@ pub(super) fn names(command: &Command) -> impl Iterator<Item = &str> {
     std::iter::once(command.get_name()).chain(command.get_all_aliases())
 }
 
-/// The known word that is only a slip of the hand away.
+/// The known word that differs by one or two mistyped letters.
 pub(super) fn nearest<'c>(word: &str, known: impl Iterator<Item = &'c str>) -> Option<&'c str> {
-    /// Longer words are no slips.
+    /// Longer words are not compared, which would take quadratic time.
     const MAX_CHARS: usize = 40;
     if word.chars().count() > MAX_CHARS {
         return None;
@@ -170,6 +179,14 @@ mod tests {
                 assert!(name.starts_with('-') || known.iter().any(|known| known == name), "{word}: {name}");
             }
         }
+    }
+
+    #[test]
+    fn no_advice_is_about_a_word_that_is_a_command_itself() {
+        let command = Cli::command();
+        let known: Vec<&str> = command.get_subcommands().flat_map(names).collect();
+        let hidden: Vec<_> = HABITS.iter().filter(|(word, _)| known.contains(word)).collect();
+        assert!(hidden.is_empty(), "{hidden:?}");
     }
 
     #[test]

@@ -12,8 +12,8 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::batch::Batch;
-use super::connect::{client_error, connect};
-use super::progress::Bar;
+use super::connect::{client_error, connect_or_create};
+use super::progress::Progress;
 use super::{Global, file_error, lost_models, usage};
 use crate::output::print_text;
 use crate::size::human_bytes;
@@ -40,10 +40,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.name.is_some() && params.paths.len() > 1 {
         return Err(usage("--name: names one model, but several files are given"));
     }
-    let connected = connect(global)?;
+    let connected = connect_or_create(global)?;
+    let progress = Progress::new(global.hides_progress());
     let mut batch = Batch::new(global, params.paths.len());
     for path in &params.paths {
-        let imported = import(global, params, &connected.client, path);
+        let imported = import(&progress, params, &connected.client, path);
         if let Some(imported) = batch.add(&path.display(), imported)
             && !global.hides_reports()
         {
@@ -56,10 +57,10 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     batch.finish("imported", ["files was not imported", "files were not imported"])
 }
 
-fn import(global: &Global, params: &Params, client: &Client, path: &Path) -> Result<Imported, ErrorBody> {
+fn import(progress: &Progress, params: &Params, client: &Client, path: &Path) -> Result<Imported, ErrorBody> {
     let file = open(path)?;
     let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    let bar = Bar::new(&file_name, 0, global.hides_progress());
+    let bar = progress.bar(&file_name, 0);
     let request = ImportParams { file_name, name: params.name.clone(), force: params.force };
     let imported = client.import(&request, &file, |completed, total| bar.set(completed, total));
     bar.clear();

@@ -1,4 +1,7 @@
-//! The log on standard error, and which messages it contains.
+//! The log, and which messages it contains.
+
+mod format;
+mod journal;
 
 use std::env;
 use std::io::{self, IsTerminal as _};
@@ -9,6 +12,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
+use self::format::Format;
 use super::usage;
 
 /// The variable that says what is logged.
@@ -32,17 +36,18 @@ pub(super) fn start(log: Use, verbose: bool) -> Result<(), ErrorBody> {
     if log == Use::Never {
         return Ok(());
     }
+    let format = Format::of_environment()?;
     let default = Targets::new().with_default(if verbose { LevelFilter::DEBUG } else { LevelFilter::INFO });
     if let Some(text) = value_of(VARIABLE) {
         let targets = parse(&text, default).map_err(|refusal| {
             usage(format!("{VARIABLE}: {refusal}")).with_hint("for example BLOBD_LOG=info,blobd_store=debug")
         })?;
-        start_with(targets);
+        start_with(format, targets);
     } else if log == Use::Always {
         // The option is meant for this command, the variable for all programs.
         let common = value_of(COMMON_VARIABLE).filter(|_| !verbose);
         let common = common.map(|text| parse(&text, default.clone())).transpose();
-        start_with(common.clone().ok().flatten().unwrap_or(default));
+        start_with(format, common.clone().ok().flatten().unwrap_or(default));
         if let Err(refusal) = common {
             tracing::warn!("{COMMON_VARIABLE}: {refusal}; ignored, {VARIABLE} takes precedence over it");
         }
@@ -84,17 +89,16 @@ fn is_target(name: &str) -> bool {
     !name.is_empty() && name.chars().all(is_valid)
 }
 
-fn start_with(targets: Targets) {
-    let has_no_color = env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
-    let messages = tracing_subscriber::fmt::layer()
-        .with_writer(io::stderr)
-        .with_target(false)
-        .with_ansi(io::stderr().is_terminal() && !has_no_color)
-        // It would report a failed write to standard error with `eprintln!`, which then panics.
-        .log_internal_errors(false);
-    let subscriber = tracing_subscriber::registry().with(messages.with_filter(targets));
+fn start_with(format: Format, targets: Targets) {
+    let subscriber = tracing_subscriber::registry().with(format.layer().with_filter(targets));
     // Fails only if a log is already running, as in tests.
     let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// Whether standard error is a terminal whose user wants colours.
+fn has_color() -> bool {
+    let has_no_color = env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
+    io::stderr().is_terminal() && !has_no_color
 }
 
 #[cfg(test)]

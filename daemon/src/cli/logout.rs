@@ -13,7 +13,7 @@ use crate::output::printable;
 /// Delete the saved credentials for a registry
 ///
 /// Deletes what `blobd login` has saved. A running daemon may use them for up to five more minutes.
-/// Credentials of Docker, Hugging Face and Ollama are not touched.
+/// Credentials of Docker, Hugging Face and Ollama are not deleted.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd logout hf.co

@@ -27,7 +27,7 @@ pub(super) fn line(verb: &str, model: &LostModel) -> String {
     format!("{}: {}\n", subject(verb, model), fate(model))
 }
 
-/// What happened to which model.
+/// The event, the model and its size.
 pub(super) fn subject(verb: &str, model: &LostModel) -> String {
     let LostModel { name, digest, size, .. } = model;
     format!("{verb} {} {} ({})", printable(name), digest.short(), human_bytes(*size))

@@ -12,6 +12,7 @@ use self::filter::Filter;
 use self::template::Template;
 use super::Global;
 use super::connect::{client_error, connect, print_result, show};
+use super::nothing::{NO_MATCH, NO_MODELS};
 use crate::output::{Table, print_message, printable, terminal_width};
 use crate::size::human_bytes;
 use crate::times::{local, relative};
@@ -79,7 +80,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 impl Params {
-    /// What the list does not contain, if a filter, the order or the format needs it.
+    /// Facts beyond the list, if a filter, the order or the format needs them.
     fn facts(&self, client: &Client, list: &ModelList) -> Result<Facts, ErrorBody> {
         let mut facts = Facts::default();
         let format = self.format.as_ref();
@@ -130,22 +131,23 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
     if let Some(reason) = &list.read_only {
         print_message(&format!("blobd: the store is read-only: {}\n", printable(reason)));
     }
+    let has_selected = params.text.is_some() || !params.filters.is_empty();
+    if list.models.is_empty() {
+        return (if has_selected { NO_MATCH } else { NO_MODELS }).to_owned();
+    }
     let headings = ["NAME", "ID", "SIZE", "MODIFIED", "PIN", "ORIGIN"];
     let columns = if global.verbose { headings.len() } else { headings.len() - 1 };
     let mut table = Table::new(headings.get(..columns).unwrap_or_default(), &[2]);
     for model in &list.models {
         table.row(row(global, model).into_iter().take(columns));
     }
-    let has_selected = params.text.is_some() || !params.filters.is_empty();
-    table.render(terminal_width()) + &total(&list.models, has_selected)
+    table.render(terminal_width()) + &total(&list.models)
 }
 
-/// `3 models, 12.1 GiB as if nothing were shared`; below an empty table what that means.
-fn total(models: &[ModelSummary], has_selected: bool) -> String {
+/// `3 models, 12.1 GiB as if nothing were shared`.
+fn total(models: &[ModelSummary]) -> String {
     let bytes = models.iter().fold(0u64, |sum, model| sum.saturating_add(model.size));
     match models.len() {
-        0 if has_selected => "no model matches\n".to_owned(),
-        0 => "no models; `blobd pull llama3:8b` or `blobd import FILE.gguf` adds one\n".to_owned(),
         1 => format!("1 model, {}\n", human_bytes(bytes)),
         count => format!("{count} models, {} as if nothing were shared\n", human_bytes(bytes)),
     }
@@ -163,6 +165,10 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     show(global, models, |list| {
         if global.quiet {
             return names(list.models.iter().map(|model| &model.name));
+        }
+        if list.models.is_empty() {
+            let is_empty = "the trash is empty; `blobd rm --keep 7d MODEL` moves a model there\n";
+            return (if params.text.is_some() { NO_MATCH } else { is_empty }).to_owned();
         }
         let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
         for model in &list.models {

@@ -9,18 +9,19 @@ use clap::{Args, Command, CommandFactory as _};
 use clap_mangen::Man;
 
 use super::connect::print_report;
-use super::{Cli, Global, file_error, usage_error};
+use super::{Cli, Global, file_error, help};
 use crate::output::{print, print_json};
 
 /// Print a manual page, or write all of them into a directory
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd man pull | man -l -                    read the page of a command
+  blobd man partial rm | man -l -
   blobd man --dir ~/.local/share/man/man1      then `man blobd-pull`")]
 pub(super) struct Params {
     /// The command; without one, the page of blobd itself
     #[arg(value_name = "COMMAND", conflicts_with = "dir")]
-    command: Option<String>,
+    command: Vec<String>,
     /// Write the pages of all commands into this directory, which is created if it does not exist
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -33,21 +34,17 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(directory) = &params.dir {
         return write_all(global, &root, directory);
     }
-    let command = match &params.command {
-        None => &root,
-        Some(name) => root.find_subcommand(name).ok_or_else(|| usage_error::unknown(name))?,
-    };
-    let page = page(&root, command).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let (parents, command) = find(&root, &params.command)?;
+    let page = page(&parents, command).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     if global.json { print_json(&serde_json::json!({ "page": page })) } else { print(&page) }
 }
 
 fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), ErrorBody> {
     fs::create_dir_all(directory).map_err(|error| file_error(&directory.display().to_string(), &error))?;
-    let visible = root.get_subcommands().filter(|command| !command.is_hide_set());
     let mut written = Vec::new();
-    for command in std::iter::once(root).chain(visible) {
+    for (parents, command) in all(root) {
         let path = directory.join(format!("{}.1", full_name(command)));
-        let write = page(root, command).and_then(|page| fs::write(&path, page));
+        let write = page(&parents, command).and_then(|page| fs::write(&path, page));
         write.map_err(|error| file_error(&path.display().to_string(), &error))?;
         written.push(path.display().to_string());
     }
@@ -55,13 +52,35 @@ fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), Er
     print_report(global, &pages, |_| format!("{}: {} pages written\n", directory.display(), written.len()))
 }
 
+/// The command that the words name, and the commands that it belongs to, the first of which is `root`.
+fn find<'c>(root: &'c Command, words: &[String]) -> Result<(Vec<&'c Command>, &'c Command), ErrorBody> {
+    let (mut parents, mut command) = (Vec::new(), root);
+    for word in words {
+        parents.push(command);
+        command = help::subcommand(command, word)?;
+    }
+    Ok((parents, command))
+}
+
+/// Every command that has a page, with the commands that it belongs to.
+fn all(root: &Command) -> Vec<(Vec<&Command>, &Command)> {
+    let mut found = vec![(Vec::new(), root)];
+    let mut next = 0;
+    while let Some((parents, command)) = found.get(next).cloned() {
+        let parents: Vec<_> = parents.into_iter().chain([command]).collect();
+        let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
+        found.extend(visible.map(|command| (parents.clone(), command)));
+        next += 1;
+    }
+    found
+}
+
 /// `blobd-pull`
 fn full_name(command: &Command) -> &str {
     command.get_display_name().unwrap_or_else(|| command.get_name())
 }
 
-fn page(root: &Command, command: &Command) -> io::Result<String> {
-    let is_root = command.get_name() == root.get_name();
+fn page(parents: &[&Command], command: &Command) -> io::Result<String> {
     let man = Man::new(command.clone()).title(full_name(command).to_ascii_uppercase());
     let man = man.source(format!("blobd {}", env!("CARGO_PKG_VERSION"))).manual("blobd");
     let mut page = Vec::new();
@@ -72,16 +91,22 @@ fn page(root: &Command, command: &Command) -> io::Result<String> {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    if is_root {
+    if command.has_subcommands() {
         man.render_subcommands_section(&mut page)?;
     }
     let mut page = String::from_utf8_lossy(&page).into_owned();
     let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     page.push_str(&notes_section(&notes));
-    if !is_root {
-        page.push_str(".SH SEE ALSO\n\\fBblobd\\fR(1)\n");
-    }
+    page.push_str(&see_also(parents));
     Ok(page)
+}
+
+fn see_also(parents: &[&Command]) -> String {
+    if parents.is_empty() {
+        return String::new();
+    }
+    let pages = parents.iter().map(|command| format!("\\fB{}\\fR(1)", escaped(full_name(command))));
+    format!(".SH SEE ALSO\n{}\n", pages.collect::<Vec<_>>().join(", "))
 }
 
 /// The text below a command's help, line by line as it is there: lines of examples must not be joined.
@@ -107,10 +132,29 @@ mod tests {
     fn page_has_the_examples_line_by_line() {
         let mut root = Cli::command();
         root.build();
-        let pull = root.find_subcommand("pull").unwrap();
-        let page = page(&root, pull).unwrap();
+        let (parents, pull) = find(&root, &["pull".to_owned()]).unwrap();
+        let page = page(&parents, pull).unwrap();
         assert!(page.contains(".TH BLOBD-PULL"), "{page}");
         assert!(page.contains("\n  blobd pull llama3:8b\n") && page.contains(".SH SEE ALSO"), "{page}");
+        assert!(page.ends_with(".SH SEE ALSO\n\\fBblobd\\fR(1)\n"), "{page}");
         assert_eq!(escaped(".a 'b' -c \\t"), "\\&.a \\(aqb\\(aq \\-c \\et");
+    }
+
+    #[test]
+    fn commands_of_commands_have_their_own_pages() {
+        let mut root = Cli::command();
+        root.build();
+        let names: Vec<&str> = all(&root).into_iter().map(|(_, command)| full_name(command)).collect();
+        for name in ["blobd", "blobd-pull", "blobd-partial", "blobd-partial-ls", "blobd-partial-rm"] {
+            assert_eq!(names.iter().filter(|known| **known == name).count(), 1, "{name}: {names:?}");
+        }
+        let (parents, remove) = find(&root, &["partial".to_owned(), "rm".to_owned()]).unwrap();
+        let remove = page(&parents, remove).unwrap();
+        assert!(remove.contains("\\-\\-older\\-than"), "{remove}");
+        assert!(remove.contains("\\fBblobd\\fR(1), \\fBblobd\\-partial\\fR(1)"), "{remove}");
+        let (parents, partial) = find(&root, &["partial".to_owned()]).unwrap();
+        let partial = page(&parents, partial).unwrap();
+        assert!(partial.contains("blobd\\-partial\\-ls(1)"), "{partial}");
+        assert!(find(&root, &["partial".to_owned(), "nothing".to_owned()]).is_err());
     }
 }

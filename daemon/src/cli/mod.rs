@@ -11,17 +11,21 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
-use crate::output::{print_message, print_message_unbroken, printable};
+use crate::output::{output_written, print, print_message, print_message_unbroken, printable};
 
 mod batch;
 mod completions;
+mod config;
 mod connect;
+mod corrected;
 mod demo;
 mod df;
 mod diff;
 mod doctor;
 mod edit;
+mod effective;
 mod embedded;
+mod endpoint;
 mod exec;
 mod export;
 mod file_name;
@@ -29,6 +33,7 @@ mod fit;
 mod gc;
 mod habits;
 mod help;
+mod history;
 mod import;
 mod interrupt;
 mod limit;
@@ -40,6 +45,7 @@ mod ls;
 mod man;
 mod model_source;
 mod mount;
+mod nothing;
 mod outdated;
 mod output_file;
 mod partial;
@@ -58,6 +64,7 @@ mod serve;
 mod show;
 mod source_file;
 mod store_access;
+mod suggest;
 mod tag;
 mod target;
 mod tensor;
@@ -66,18 +73,19 @@ mod upstream;
 mod usage_error;
 mod verify;
 mod warm;
+mod web;
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
 #[derive(Debug, Parser)]
 #[command(name = "blobd", version, max_term_width = 100, disable_help_subcommand = true)]
 #[command(after_help = "Examples:
-  blobd pull llama3:8b                 fetch a model, without a daemon
+  blobd pull llama3:8b                 download a model; needs no daemon
   blobd import model-Q4_K_M.gguf       store a file of this machine
   blobd serve                          serve models to programs over a socket
   blobd help pull                      explain a command
 
 REF is the name of a model, such as llama3:8b or hf.co/user/repo:Q4_K_M, or the ID of a stored one,
-as `blobd ls` prints it, or the first four or more digits of that.
+as `blobd ls` prints it, or at least the first four digits of that ID.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
 6 no space, 7 denied, 130 stopped by Ctrl-C during a pull.")]
@@ -100,7 +108,7 @@ pub struct Global {
     /// The configuration file [env: BLOBD_CONFIG]
     #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
     config: Option<PathBuf>,
-    /// Print one JSON document (one object per line while work is in progress)
+    /// Print one JSON document instead of text; `pull` prints one object per line
     #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
     /// Print only results and errors: no progress, no reports of what was done, no hints
@@ -109,6 +117,15 @@ pub struct Global {
     /// Print more detail, and a log of the work of this process on standard error
     #[arg(short, long, global = true, help_heading = "Global options")]
     verbose: bool,
+    /// Which of the paths come from the environment.
+    #[arg(skip)]
+    from_environment: FromEnvironment,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct FromEnvironment {
+    root: bool,
+    socket: bool,
 }
 
 impl Global {
@@ -117,7 +134,11 @@ impl Global {
         self.json || self.quiet
     }
 
-    /// Whether text such as `removed llama3:8b` is left out: what was done, not a result that was asked for.
+    const fn socket_is_from_environment(&self) -> bool {
+        self.socket.is_some() && self.from_environment.socket
+    }
+
+    /// Whether reports of what was done, such as `removed llama3:8b`, are left out. Requested results are not.
     const fn hides_reports(&self) -> bool {
         self.json || self.quiet
     }
@@ -139,7 +160,9 @@ impl Global {
             let absolute = std::path::absolute(&path);
             absolute.map(Some).map_err(|error| usage(format!("{source}: {path:?}: {error}")))
         };
+        let from_environment = FromEnvironment { root: self.root.is_none(), socket: self.socket.is_none() };
         Ok(Self {
+            from_environment,
             root: path("--root", &self.root, "BLOBD_ROOT")?,
             socket: path("--socket", &self.socket, "BLOBD_SOCKET")?,
             config: path("--config", &self.config, "BLOBD_CONFIG")?,
@@ -153,6 +176,7 @@ enum Command {
     Pull(pull::Params),
     Outdated(outdated::Params),
     Limit(limit::Params),
+    Config(config::Params),
     Partial(partial::Params),
     Import(import::Params),
     Export(export::Params),
@@ -163,6 +187,7 @@ enum Command {
     #[command(alias = "inspect")]
     Show(show::Params),
     Diff(diff::Params),
+    History(history::Params),
     Tensor(tensor::Params),
     Fit(fit::Params),
     Ps(ps::Params),
@@ -176,6 +201,7 @@ enum Command {
     Unpin(pin::UnpinArgs),
     #[command(alias = "cp")]
     Tag(tag::Params),
+    #[command(aliases = ["mv", "move"])]
     Rename(rename::Params),
     Gc(gc::Params),
     Verify(verify::Params),
@@ -185,6 +211,7 @@ enum Command {
     Logout(logout::Params),
     Serve(serve::Params),
     Mount(mount::Params),
+    Web(web::Params),
     #[command(hide = true)]
     MountGuard(mount::GuardParams),
     /// Read a client's file
@@ -194,6 +221,8 @@ enum Command {
     Completions(completions::Params),
     Man(man::Params),
     Help(help::Params),
+    #[command(hide = true, name = suggest::COMMAND)]
+    Suggest(suggest::Params),
     #[command(hide = true)]
     DemoReader(demo::ReaderParams),
 }
@@ -202,7 +231,8 @@ impl Command {
     /// Whether `--verbose` starts a log. For `df` it means a table of models; `exec` leaves standard error to
     /// its program, and the hidden commands run within others.
     const fn has_log(&self) -> bool {
-        let is_hidden = matches!(self, Self::MountGuard(_) | Self::ClientFile | Self::DemoReader(_));
+        let is_hidden =
+            matches!(self, Self::MountGuard(_) | Self::ClientFile | Self::Suggest(_) | Self::DemoReader(_));
         !is_hidden && !matches!(self, Self::Df(_) | Self::Exec(_))
     }
 
@@ -210,8 +240,8 @@ impl Command {
     const fn log_use(&self, verbose: bool) -> log::Use {
         match self {
             Self::Serve(_) | Self::Mount(_) => log::Use::Always,
-            // Its standard error is a file that belongs to a client.
-            Self::ClientFile => log::Use::Never,
+            // Its standard error is a file that belongs to a client, or the terminal on which somebody types.
+            Self::ClientFile | Self::Suggest(_) => log::Use::Never,
             _ if verbose && self.has_log() => log::Use::Always,
             _ => log::Use::OnRequest,
         }
@@ -243,9 +273,9 @@ pub fn main() -> ExitCode {
 /// Prints help or the version if the arguments ask for it, else what is wrong with them.
 fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // Fails only if standard output is closed.
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        let Err(failure) = output_written(error.print()) else { return ExitCode::SUCCESS };
+        report(&usage_error::output_options(arguments), &failure);
+        return ExitCode::from(failure.code.exit_code());
     }
     let body = usage_error::body(error, arguments);
     report(&usage_error::output_options(arguments), &body);
@@ -261,6 +291,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Outdated(params) => return outdated::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
         Command::Limit(params) => limit::run(global, &params),
+        Command::Config(params) => config::run(global, &params),
         Command::Partial(params) => partial::run(global, &params),
         Command::Import(params) => import::run(global, &params),
         Command::Export(params) => export::run(global, &params),
@@ -268,6 +299,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),
         Command::Diff(params) => diff::run(global, &params),
+        Command::History(params) => history::run(global, &params),
         Command::Tensor(params) => tensor::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),
         Command::Release(params) => release::run(global, &params),
@@ -287,6 +319,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Logout(params) => logout::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Mount(params) => mount::run(global, &params),
+        Command::Web(params) => web::run(global, &params),
         Command::ClientFile => {
             client_file::run();
             Ok(())
@@ -296,6 +329,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Completions(params) => completions::run(global, &params),
         Command::Man(params) => man::run(global, &params),
         Command::Help(params) => help::run(global, &params),
+        Command::Suggest(params) => print(&suggest::names(global, &params)),
         Command::DemoReader(params) => demo::run_reader(global, &params),
     };
     done.map(|()| ExitCode::SUCCESS)
@@ -309,7 +343,13 @@ fn report(global: &Global, error: &ErrorBody) {
     }
     let hint = error.hint.as_ref().filter(|_hint| !global.quiet);
     let hint = hint.map_or_else(String::new, |hint| format!("hint: {}\n", printable(hint)));
-    print_message(&format!("blobd: {}\n{hint}", printable(&error.message)));
+    print_message(&format!("blobd: {}\n{hint}{}", printable(&error.message), request_note(error)));
+}
+
+/// How to find a failure of the daemon itself in its log.
+fn request_note(error: &ErrorBody) -> String {
+    let request = error.request.as_ref().filter(|_| error.code == ErrorCode::Internal);
+    request.map_or_else(String::new, |id| format!("request: {}, as in the daemon's log\n", printable(id)))
 }
 
 /// An error in the command line or the configuration.
@@ -324,7 +364,17 @@ fn file_error(name: &str, error: &io::Error) -> ErrorBody {
         io::ErrorKind::NotFound => ErrorCode::NotFound,
         _ => ErrorCode::Internal,
     };
-    ErrorBody::new(code, format!("{name}: {error}"))
+    let body = ErrorBody::new(code, format!("{name}: {error}"));
+    match error.kind() {
+        io::ErrorKind::NotFound => body.with_hint("check the path; the directories in it must exist"),
+        io::ErrorKind::PermissionDenied => {
+            body.with_hint("use a file that this user may use, or run the command as its owner")
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            body.with_hint("free space there, or choose another place")
+        }
+        _ => body,
+    }
 }
 
 #[cfg(test)]
@@ -338,10 +388,27 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// Every command but the hidden ones, with the commands of commands.
+    fn commands() -> Vec<clap::Command> {
+        let mut root = Cli::command();
+        root.build();
+        let visible = |command: &clap::Command| {
+            let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+            commands.cloned().collect::<Vec<_>>()
+        };
+        let mut found = visible(&root);
+        let mut next = 0;
+        while let Some(command) = found.get(next) {
+            found.extend(visible(&command.clone()));
+            next += 1;
+        }
+        found
+    }
+
     #[test]
     fn examples_and_explanations_fit_the_width_of_help() {
         const WIDTH: usize = 100;
-        for command in Cli::command().get_subcommands() {
+        for command in commands() {
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let too_long = text.lines().find(|line| line.chars().count() > WIDTH);
             assert_eq!(too_long, None, "{}", command.get_name());
@@ -350,7 +417,9 @@ mod tests {
 
     #[test]
     fn help_of_every_command_ends_with_examples() {
-        for command in Cli::command().get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+        let commands = commands();
+        assert!(commands.iter().any(|command| command.get_display_name() == Some("blobd-partial-rm")));
+        for mut command in commands {
             let help = command.render_long_help().to_string();
             assert!(help.contains("Examples:"), "{}", command.get_name());
         }

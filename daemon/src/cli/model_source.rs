@@ -32,7 +32,7 @@ pub(super) struct ModelArgs {
     stored: bool,
 }
 
-/// What a model's headers and texts say.
+/// Facts from a model's headers and texts.
 #[derive(Debug)]
 pub(super) struct DescribedModel {
     pub(super) name: String,

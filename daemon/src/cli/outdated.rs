@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect, print_result};
-use super::upstream::{Followed, followed};
+use super::upstream::{Followed, followed, nothing_to_compare};
 use crate::output::{Table, printable, terminal_width};
 use crate::times::relative;
 
@@ -75,11 +75,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     let connected = connect(global)?;
     let listed = connected.client.models().map_err(client_error)?.models;
     let is_wanted =
-        |model: &ModelSummary| params.filter.as_ref().is_none_or(|text| model.name.contains(text.as_str()));
-    let wanted = listed.iter().filter(|model| is_wanted(model));
-    let followed: Vec<_> = wanted.filter_map(|model| Some((model, followed(model, &listed)?))).collect();
+        |model: &&ModelSummary| params.filter.as_ref().is_none_or(|text| model.name.contains(text.as_str()));
+    let wanted: Vec<_> = listed.iter().filter(is_wanted).collect();
+    let followed: Vec<_> =
+        wanted.iter().filter_map(|model| Some((*model, followed(model, &listed)?))).collect();
     let report = Report { models: compare_all(&connected.client, &followed) };
-    print_result(global, &report, render)?;
+    print_result(global, &report, |report| match report.models.is_empty() {
+        true => nothing_to_compare(listed.len(), wanted.len()),
+        false => render(report),
+    })?;
     Ok(exit_code(&report))
 }
 

@@ -40,7 +40,7 @@ fn remove(name: &mut Option<PathBuf>) {
     }
 }
 
-/// What happens to a file that exists where another one is to be written.
+/// How an existing file is treated where another one is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Existing {
     Keep,

@@ -18,7 +18,7 @@ use crate::times::{parse_period, relative};
 /// List and drop unfinished downloads
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A pull that fails or is interrupted keeps what has arrived, and the next pull continues it.
+    after_help = "A pull that fails or is interrupted keeps the received data, and the next pull continues there.
 `blobd gc` drops downloads that were not continued for a week.
 
 Examples:
@@ -33,11 +33,13 @@ pub(super) struct Params {
 
 #[derive(Debug, Subcommand)]
 enum PartialCommand {
+    #[command(alias = "list")]
     Ls(LsParams),
+    #[command(aliases = ["remove", "delete", "drop"])]
     Rm(RmParams),
 }
 
-/// List unfinished downloads: what they are of, how much has arrived, when, and for whom
+/// List unfinished downloads with their models, received bytes, times and users
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd partial ls
@@ -46,7 +48,7 @@ struct LsParams {}
 
 /// Drop unfinished downloads; a running pull keeps its own
 #[derive(Debug, Args)]
-#[command(after_help = "Downloads of other users are dropped only for an administrator.
+#[command(after_help = "Only administrators may drop downloads of other users.
 
 Examples:
   blobd partial rm llama3:70b                  all files of a model
@@ -54,13 +56,13 @@ Examples:
   blobd partial rm --older-than 2d             what was not continued for two days
   blobd partial rm --all --json | jq .freed_bytes")]
 struct RmParams {
-    /// Models by the names that they were pulled as, URLs, or files by their IDs
+    /// Names of models as they were pulled, URLs, or IDs of files
     #[arg(value_name = "REF|ID", required_unless_present_any = ["all", "older_than"])]
     targets: Vec<String>,
     /// All unfinished downloads
     #[arg(long, conflicts_with = "targets")]
     all: bool,
-    /// Only those of which nothing has arrived for this time, such as 12h or 7d
+    /// Only those that have received nothing for this time, such as 12h or 7d
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     older_than: Option<Duration>,
 }
@@ -73,14 +75,20 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
                 targets: params.targets.clone(),
                 older_than_seconds: params.older_than.map(|age| age.as_secs()),
             };
-            show(global, |client| client.remove_unfinished_downloads(&request), dropped)
+            show(
+                global,
+                |client| client.remove_unfinished_downloads(&request),
+                |found| dropped(found, params),
+            )
         }
     }
 }
 
+const NONE: &str = "no unfinished downloads\n";
+
 fn list(found: &UnfinishedDownloads) -> String {
     if found.downloads.is_empty() {
-        return "no unfinished downloads\n".to_owned();
+        return NONE.to_owned();
     }
     let mut table = Table::new(&["NAME", "ID", "RECEIVED", "ON DISK", "LAST", "USER"], &[2, 3]);
     for download in &found.downloads {
@@ -123,7 +131,11 @@ fn user(download: &UnfinishedDownload) -> String {
     download.user.clone().or_else(uid).unwrap_or_else(|| "-".to_owned())
 }
 
-fn dropped(dropped: &DroppedDownloads) -> String {
+fn dropped(dropped: &DroppedDownloads, params: &RmParams) -> String {
+    if dropped.removed.is_empty() && dropped.kept.is_empty() {
+        let is_old = if params.older_than.is_some() { "no unfinished download is that old\n" } else { NONE };
+        return is_old.to_owned();
+    }
     let mut text = String::new();
     for download in &dropped.removed {
         let name = download.name.clone().unwrap_or_else(|| "download".to_owned());

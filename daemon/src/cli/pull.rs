@@ -13,15 +13,15 @@ use clap::Args;
 use serde_json::json;
 
 use super::batch::Batch;
-use super::connect::{Connected, client_error, connect, print_result};
+use super::connect::{Connected, client_error, connect_or_create, print_result};
 use super::interrupt::on_interrupt;
-use super::progress::Bar;
-use super::upstream::{Followed, followed};
-use super::{Global, lost_models, pull_plan, usage};
+use super::progress::{Bar, Progress};
+use super::upstream::{Followed, followed, nothing_to_compare};
+use super::{Global, corrected, lost_models, pull_plan, usage};
 use crate::output::{print, print_json, print_message, print_text};
 use crate::size::{human_bytes, parse_rate};
 
-/// Fetch models from registries, or GGUF files from Hugging Face or any URL
+/// Download models from registries, and GGUF files from Hugging Face or any URL
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd pull llama3:8b
@@ -48,7 +48,7 @@ pub(super) struct Params {
     /// Download at most this many bytes per second, such as 20MB
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     limit_rate: Option<u64>,
-    /// Show what would be downloaded and what would be reused
+    /// Show what would be downloaded and reused, and whether there is space for it
     #[arg(long)]
     dry_run: bool,
     /// Take the name from another model even if that is pinned; the pin stays with the name
@@ -60,7 +60,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.name.is_some() && params.sources.len() > 1 {
         return Err(usage("--name: names one model, but several sources are given"));
     }
-    let connected = connect(global)?;
+    let connected = connect_or_create(global)?;
     let requests = if params.all {
         followed_models(global, params, &connected)?
     } else {
@@ -84,7 +84,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let mut batch = Batch::of_lines(global, requests.len());
     for request in &requests {
-        lock(&screen).has_received = false;
+        lock(&screen).received = Received::Nothing;
         let done = connected.client.pull(request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
         let evicted = std::mem::take(&mut lock(&screen).evicted);
@@ -92,14 +92,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             // The summary of a successful pull has them.
             print_text(&lost_models::evicted(&evicted))?;
         }
-        let done = done.map_err(|error| pull_error(error, lock(&screen).has_received));
+        let done = done.map_err(|error| pull_error(error, lock(&screen).received));
         if let Some(done) = batch.add(&request.source, done)
             && !global.hides_reports()
         {
             print_text(&summary(done))?;
         }
     }
-    batch.result(["models was not pulled", "models were not pulled"])
+    batch.result(["models was not pulled", "models were not pulled"])?;
+    lock(&screen).output_failure.take().map_or(Ok(()), Err)
 }
 
 impl Params {
@@ -116,8 +117,12 @@ fn followed_models(
 ) -> Result<Vec<PullParams>, ErrorBody> {
     let models = connected.client.models().map_err(client_error)?.models;
     let mut requests = Vec::new();
-    for model in &models {
-        let Some(Followed { name, source }) = followed(model, &models) else { continue };
+    let followed: Vec<_> =
+        models.iter().filter_map(|model| Some((model, followed(model, &models)?))).collect();
+    if followed.is_empty() && !global.hides_reports() {
+        print_text(&nothing_to_compare(models.len(), models.len()))?;
+    }
+    for (model, Followed { name, source }) in followed {
         if !model.pinned || params.force {
             requests.push(params.request(&source, Some(name)));
         } else if !global.hides_reports() {
@@ -132,18 +137,43 @@ fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<
     print_result(global, &plan, pull_plan::render)
 }
 
-/// Adds a hint that the pull can be resumed: downloaded data is kept if the daemon or the registry fails.
-fn pull_error(error: ClientError, has_received: bool) -> ErrorBody {
+/// Adds a hint whether the pull can be resumed: most downloaded data is kept if the daemon or the registry fails.
+fn pull_error(error: ClientError, received: Received) -> ErrorBody {
     let is_closed = matches!(error, ClientError::Closed);
     let body = client_error(error);
     match body.hint {
-        None if is_closed => body.with_hint(format!("when the daemon runs again, {RESUME}")),
-        None if has_received && body.code == ErrorCode::Upstream => body.with_hint(RESUME),
+        None if is_closed => body.with_hint(format!("when the daemon runs again, {}", received.next_time())),
+        None if received != Received::Nothing && body.code == ErrorCode::Upstream => {
+            body.with_hint(received.next_time())
+        }
         _ => body,
     }
 }
 
-const RESUME: &str = "the same command resumes the download; the data received so far is kept";
+/// What has been received when a pull ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Received {
+    Nothing,
+    /// The next pull continues with it.
+    Kept,
+    /// A part of a file that cannot be resumed.
+    Lost,
+}
+
+impl Received {
+    /// What the same command does after this one has stopped.
+    const fn next_time(self) -> &'static str {
+        match self {
+            Self::Nothing | Self::Kept => {
+                "the same command resumes the download; the data received so far is kept"
+            }
+            Self::Lost => {
+                "the same command downloads this archive from its start, because it is compressed or its server sends \
+                 no parts of files; complete files are kept"
+            }
+        }
+    }
+}
 
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, size, .. } = done;
@@ -153,12 +183,20 @@ fn summary(done: &PullDone) -> String {
     let parts = [
         (done.downloaded_bytes, "downloaded"),
         (done.reused_bytes, "reused"),
-        (done.already_stored_bytes, "already there"),
+        (done.already_stored_bytes, "stored before"),
     ];
-    let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
-    let parts: Vec<_> = parts.map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes))).collect();
+    let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();
+    let sources = match parts[..] {
+        [] => String::new(),
+        [(_, what)] => format!(", all {what}"),
+        _ => {
+            let sizes = parts.iter().map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes)));
+            format!(" = {}", sizes.collect::<Vec<_>>().join(" + "))
+        }
+    };
+    let corrected = corrected::render(&done.corrected);
     let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
-    format!("{name} {}: {} = {}\n{lost}", digest.short(), human_bytes(*size), parts.join(" + "))
+    format!("{name} {}: {}{sources}\n{corrected}{lost}", digest.short(), human_bytes(*size))
 }
 
 /// How a status starts while nothing is received.
@@ -168,10 +206,13 @@ const WAITING: &str = "waiting for ";
 struct Screen {
     json: bool,
     quiet: bool,
+    progress: Progress,
     bar: Option<FileBar>,
-    has_received: bool,
+    received: Received,
     /// Models that this pull has evicted.
     evicted: Vec<LostModel>,
+    /// Why a line of JSON could not be written. The pull goes on.
+    output_failure: Option<ErrorBody>,
 }
 
 struct FileBar {
@@ -191,12 +232,20 @@ fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
 
 impl Screen {
     fn new(global: &Global) -> Self {
-        Self { json: global.json, quiet: global.quiet, bar: None, has_received: false, evicted: Vec::new() }
+        Self {
+            json: global.json,
+            quiet: global.quiet,
+            progress: Progress::new(global.hides_progress()),
+            bar: None,
+            received: Received::Nothing,
+            evicted: Vec::new(),
+            output_failure: None,
+        }
     }
 
     fn show(&mut self, event: PullEvent) {
         if let PullEvent::Progress(progress) = &event {
-            self.has_received |= progress.completed.is_some_and(|completed| completed > 0);
+            self.note_received(progress);
             self.evicted.extend(progress.evicted.iter().cloned());
         }
         if self.quiet && matches!(event, PullEvent::Progress(_)) {
@@ -204,13 +253,23 @@ impl Screen {
         }
         if self.json {
             // The command prints a failure itself, as its last line on standard error.
-            if !matches!(event, PullEvent::Failed(_)) {
-                let _ = print_json(&event);
+            if !matches!(event, PullEvent::Failed(_))
+                && let Err(failure) = print_json(&event)
+            {
+                self.output_failure = Some(failure);
             }
             return;
         }
         if let PullEvent::Progress(progress) = event {
             self.draw(&progress);
+        }
+    }
+
+    fn note_received(&mut self, progress: &PullProgress) {
+        if progress.restarts {
+            self.received = Received::Lost;
+        } else if progress.completed.is_some_and(|completed| completed > 0) {
+            self.received = Received::Kept;
         }
     }
 
@@ -226,8 +285,8 @@ impl Screen {
             self.end_bar();
             let status = progress.status.clone();
             let bar = match progress.total {
-                Some(total) => Bar::new(&status, total, false),
-                None => Bar::unmeasured(&status, false),
+                Some(total) => self.progress.bar(&status, total),
+                None => self.progress.unmeasured(&status),
             };
             self.bar = Some(FileBar { status, bar, is_waiting: false, highest_bytes: 0 });
         }
@@ -250,7 +309,7 @@ impl Screen {
         }
         let current = self.bar.get_or_insert_with(|| FileBar {
             status: String::new(),
-            bar: Bar::new(&progress.status, 0, false),
+            bar: self.progress.bar("pulling", 0),
             is_waiting: true,
             highest_bytes: 0,
         });
@@ -268,12 +327,17 @@ impl Screen {
 
     fn print_stopped(&mut self) {
         self.end_bar();
+        let hint = self.received.next_time();
         if self.json {
             // Not a code of the protocol: the daemon did not fail.
-            let error = json!({ "code": "interrupted", "message": "pull: stopped", "hint": RESUME });
+            let error = json!({ "code": "interrupted", "message": "pull: stopped", "hint": hint });
             return print_message(&format!("{}\n", json!({ "error": error })));
         }
-        print_message(&format!("blobd: stopped; {RESUME}, and `blobd gc` deletes it after a week\n"));
+        let deletion = match self.received {
+            Received::Lost => "",
+            Received::Nothing | Received::Kept => ", and `blobd gc` deletes it after a week",
+        };
+        print_message(&format!("blobd: stopped; {hint}{deletion}\n"));
     }
 }
 

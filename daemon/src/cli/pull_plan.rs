@@ -1,11 +1,11 @@
 //! `blobd pull --dry-run`
 
-use blobd_client::protocol::response::PullPlan;
+use blobd_client::protocol::response::{PlannedSpace, PullPlan, SpaceLimit};
 
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
-/// What would be downloaded and what would be reused, for each file.
+/// For each file, the bytes to download and those to reuse.
 pub(super) fn render(plan: &PullPlan) -> String {
     let headings = ["FILE", "DIGEST", "SIZE", "STORED", "RESUMED", "SIMILAR", "TO DOWNLOAD"];
     let mut table = Table::new(&headings, &[2, 3, 4, 5, 6]);
@@ -23,7 +23,36 @@ pub(super) fn render(plan: &PullPlan) -> String {
             "similar: tensors of stored models that match in all samples; the file's digest is checked\n",
         );
     }
-    text
+    text + &space(plan)
+}
+
+/// Nothing if the pull fits as it is.
+fn space(plan: &PullPlan) -> String {
+    let PlannedSpace { needed_bytes, available_bytes, limit, missing_bytes, .. } = plan.space;
+    if missing_bytes == 0 {
+        return String::new();
+    }
+    let limit = match limit {
+        SpaceLimit::Disk => "on the disk",
+        SpaceLimit::Quota => "of the quota",
+    };
+    let [needed, available] = [needed_bytes, available_bytes].map(human_bytes);
+    let space = format!("{needed} of space needed, {available} available {limit}");
+    if plan.enough_space {
+        let lines =
+            plan.space.evicted.iter().map(|model| format!("would evict {}\n", printable(&model.name)));
+        return format!("{space}; the rest is freed by the pull\n{}", lines.collect::<String>());
+    }
+    let reclaimable = match plan.space.reclaimable_bytes {
+        None => "`blobd gc --dry-run` shows what could be freed".to_owned(),
+        Some(0) => "`blobd gc` would free nothing".to_owned(),
+        Some(bytes) => format!("`blobd gc` would free {}", human_bytes(bytes)),
+    };
+    let evictable = plan
+        .space
+        .evictable_bytes
+        .map_or_else(String::new, |bytes| format!(", evicting models at most {}", human_bytes(bytes)));
+    format!("not enough space: {space}; {reclaimable}{evictable}\n")
 }
 
 #[cfg(test)]
@@ -48,10 +77,42 @@ mod tests {
             name: "tiny:latest".to_owned(),
             digest: None,
             download_bytes: 1 << 20,
+            enough_space: true,
+            space: PlannedSpace::default(),
             files: vec![file],
         };
         let text = render(&plan);
         assert!(text.contains("9.00 MiB") && text.contains("tiny:latest: would download 1.00 MiB"), "{text}");
-        assert!(text.contains("the file's digest is checked"), "{text}");
+        assert!(text.contains("the file's digest is checked") && !text.contains("space"), "{text}");
+    }
+
+    #[test]
+    fn plan_that_does_not_fit_says_how_much_is_missing_and_what_could_be_freed() {
+        let space = PlannedSpace {
+            needed_bytes: 9 << 20,
+            available_bytes: 4 << 20,
+            limit: SpaceLimit::Quota,
+            missing_bytes: 5 << 20,
+            reclaimable_bytes: Some(1 << 20),
+            ..PlannedSpace::default()
+        };
+        let plan = PullPlan {
+            name: "tiny:latest".to_owned(),
+            digest: None,
+            download_bytes: 8 << 20,
+            enough_space: false,
+            space,
+            files: Vec::new(),
+        };
+        let text = render(&plan);
+        assert!(
+            text.ends_with(
+                "not enough space: 9.00 MiB of space needed, 4.00 MiB available of the quota; `blobd gc` would free \
+                 1.00 MiB\n"
+            ),
+            "{text}"
+        );
+        let text = render(&PullPlan { enough_space: true, ..plan });
+        assert!(text.ends_with("available of the quota; the rest is freed by the pull\n"), "{text}");
     }
 }

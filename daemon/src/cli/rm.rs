@@ -11,7 +11,8 @@ use blobd_client::protocol::upkeep::Spared;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use clap::Args;
 
-use super::connect::report;
+use super::batch;
+use super::connect::{client_error, connect, print_report, report};
 use super::{Global, lost_models};
 use crate::output::one_line;
 use crate::size::human_bytes;
@@ -20,10 +21,11 @@ use crate::times::parse_period;
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Remove models and free what nothing else needs\n\nPinned models are never removed. A pattern, \
+    long_about = "Remove models and free what nothing else needs\n\nOf several names, those that cannot be removed are \
+reported, and the others are removed. Pinned models are never removed. A pattern, \
 --older-than and --unused leave out models that are pinned, and the last two also models that are open now. The \
-daemon keeps the times of last use. A time of which it has no records, such as before its first start or after a \
-crash, counts as a use, and a command without a daemon has none."
+daemon records when models are used. Where records are missing, such as before its first start or after a crash, \
+models count as used. A command without a daemon has no records."
 )]
 #[command(after_help = "Examples:
   blobd rm llama3:8b
@@ -85,7 +87,18 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             Target::Pattern(pattern) => request.patterns.push(pattern),
         }
     }
-    report(global, |client| client.remove(&request), summary)
+    let count = params.models.len();
+    if count <= 1 {
+        return report(global, |client| client.remove(&request), summary);
+    }
+    request.go_on = true;
+    let removed = connect(global)?.client.remove(&request).map_err(client_error)?;
+    let errors: Vec<ErrorBody> = removed.failed.iter().map(|failed| failed.error.clone()).collect();
+    if !global.json {
+        batch::report_each(global, &errors);
+    }
+    print_report(global, &removed, summary)?;
+    batch::result(count, errors, ["models was not removed", "models were not removed"])
 }
 
 fn summary(removed: &Removed) -> String {
@@ -100,6 +113,9 @@ fn summary(removed: &Removed) -> String {
     };
     let mut text: String = removed.models.iter().map(line).collect();
     if removed.models.is_empty() {
+        if !removed.failed.is_empty() {
+            return spared(&removed.spared);
+        }
         text.push_str("no model to remove\n");
     }
     match &removed.trashed_until {

@@ -1,19 +1,20 @@
 //! `blobd serve`: the daemon.
 
-mod endpoint;
+mod reload;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store::scrub::Scrubber;
+use blobd_store::Store;
 use clap::Args;
 use tokio::signal::unix::SignalKind;
 
+use self::reload::Reloader;
 use super::Global;
 use super::connect::{load_config, root};
 use super::embedded::start_error;
+use super::endpoint::{self, Endpoint};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
 use crate::config::Config;
@@ -21,6 +22,7 @@ use crate::housekeeping;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::sys::limit_heaps;
+use crate::systemd::{Notifier, PassedSocket, keep_alive};
 
 /// Threads that serve the connections. Their work is short; the second one serves while a system call delays
 /// the first. Blocking work runs on other threads.
@@ -40,20 +42,22 @@ const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
 
 The log goes to standard error. BLOBD_LOG, or else RUST_LOG, is LEVEL or TARGET=LEVEL, or
 several of them separated by commas. Levels: off, error, warn, info, debug, trace.
-Targets: blobd, blobd_store, blobd_registry.")]
+Targets: blobd, blobd_store, blobd_registry. BLOBD_LOG_FORMAT is text, json or journal.")]
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+    // Before anything is opened.
+    let passed = PassedSocket::take().map_err(|error| endpoint::activation_error(&error))?;
+    let notifier = Notifier::from_environment();
     raise_descriptor_limit();
-    let config = load_config(global)?;
+    let mut config = load_config(global)?;
     let root = root(global, &config)?;
-    let socket = endpoint::path(global, &config)?;
-    let store = open_for_daemon(&root, &config)?;
-    let policy = config.registry_policy();
-    let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
-    let daemon = Daemon::new(store, &policy).map_err(|error| start_error(&config, error))?;
-    let daemon = daemon.with_transfers(config.transfer_policy());
-    let daemon = if config.is_single_user() { daemon } else { daemon.for_many_users() };
+    let endpoint = Endpoint::find(global, &mut config, passed)?;
+    let daemon = {
+        let _time = notifier.starting(&format!("opening the store {}", root.display()));
+        let store = open_for_daemon(&root, &config)?;
+        new_daemon(store, &config)?
+    };
     limit_heaps();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_WORKERS)
@@ -63,42 +67,72 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let (signals, other_signals) = {
         let _context = runtime.enter();
-        (listen_for_stop().ok(), listen(WITHOUT_EFFECT).ok())
+        (listen_for_stop().ok(), listen(OTHER_SIGNALS).ok())
     };
     limit_stop();
     let daemon = Arc::new(daemon);
     daemon.store.make_reserve();
-    let busy = Arc::clone(&daemon);
-    let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
-    let scrubber = scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let reloader = Arc::new(Mutex::new(Reloader::start(global, &daemon, config.clone())?));
     let store = Arc::clone(&daemon.store);
     store.start_index();
-    runtime.spawn(report_other_signals(other_signals));
-    let served = runtime.block_on(serve(daemon, &socket, &config, signals));
-    drop(scrubber);
+    runtime.spawn(handle_other_signals(other_signals, Arc::clone(&reloader)));
+    let served = runtime.block_on(async {
+        let socket = endpoint.listen(&config)?;
+        serve(daemon, socket, &notifier, signals).await;
+        Ok(())
+    });
+    reloader.lock().unwrap_or_else(PoisonError::into_inner).stop();
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_background();
     store.stop_index();
     served
 }
 
-async fn serve(
-    daemon: Arc<Daemon>,
-    path: &Path,
-    config: &Config,
-    signals: Option<Signals>,
-) -> Result<(), ErrorBody> {
-    let socket = Socket::bind(path).map_err(|error| endpoint::bind_error(path, &error))?;
-    endpoint::admit(&socket, config)?;
-    daemon.store.announce(Some(path));
-    tracing::info!("serving {} on {}", daemon.store.place().display(), path.display());
+fn new_daemon(store: Store, config: &Config) -> Result<Daemon, ErrorBody> {
+    let policy = config.registry_policy();
+    let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
+    let daemon = Daemon::new(store, &policy).map_err(|error| start_error(config, error))?;
+    let daemon = daemon.with_transfers(config.transfer_policy());
+    Ok(if config.is_single_user() { daemon } else { daemon.for_many_users() })
+}
+
+async fn serve(daemon: Arc<Daemon>, socket: Socket, notifier: &Notifier, signals: Option<Signals>) {
+    daemon.store.announce(Some(socket.path()));
+    let serving = format!("serving {} on {}", daemon.store.place().display(), socket.path().display());
+    tracing::info!("{serving}");
     let server = Server::new(Arc::clone(&daemon));
+    notifier.ready(&serving);
     tokio::select! {
         () = server.serve(socket.listener()) => {}
-        () = housekeeping::run(daemon) => {}
+        () = housekeeping::run(Arc::clone(&daemon)) => {}
+        () = keep_alive(notifier) => {}
         () = stop_requested(signals) => tracing::info!("stopping; clients keep what they have mapped"),
     }
-    Ok(())
+    notifier.stopping();
+    // Refuses new connections, or leaves them to systemd, whose next daemon answers them.
+    drop(socket);
+    complete_requests(&server, &daemon).await;
+}
+
+/// How long a daemon that stops waits for requests that it has read. They take milliseconds, unless their client or
+/// the disk is slow.
+const REQUESTS_LIMIT: Duration = Duration::from_secs(2);
+
+/// Completes requests and opens that have begun, so that no client notices that the daemon is replaced. Pulls,
+/// imports and verifications end. Clients repeat the requests that were not read.
+async fn complete_requests(server: &Server, daemon: &Daemon) {
+    let completed = async {
+        server.end(REQUESTS_LIMIT).await;
+        while daemon.limits.opening.in_use() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if tokio::time::timeout(REQUESTS_LIMIT, completed).await.is_err() {
+        tracing::info!(
+            "stopping although some requests are not completed after {} s",
+            REQUESTS_LIMIT.as_secs()
+        );
+    }
 }
 
 /// Waits for a stop signal; forever if the process cannot handle signals.
@@ -109,18 +143,23 @@ async fn stop_requested(signals: Option<Signals>) {
     }
 }
 
-/// Signals that would end the process, as by a crash, if it did not handle them. The configuration is read only at
-/// the start, so a daemon has nothing to reload at SIGHUP, and it survives the terminal that it was started in.
-const WITHOUT_EFFECT: [SignalKind; 3] =
+/// Signals that would end the process, as by a crash, if it did not handle them. A terminal that closes sends SIGHUP
+/// too; the daemon survives it and reads a configuration that has not changed.
+const OTHER_SIGNALS: [SignalKind; 3] =
     [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2()];
 
-/// Logs the signals of [`WITHOUT_EFFECT`].
-async fn report_other_signals(signals: Option<Signals>) {
+/// Reads the configuration again at SIGHUP, and logs the other ones of [`OTHER_SIGNALS`].
+async fn handle_other_signals(signals: Option<Signals>, reloader: Arc<Mutex<Reloader>>) {
     let Some(mut signals) = signals else { return };
     loop {
         match first_of(&mut signals).await {
             kind if kind == SignalKind::hangup() => {
-                tracing::info!("SIGHUP: ignored; restart the daemon to read the configuration again");
+                let reloader = Arc::clone(&reloader);
+                let reload = move || reloader.lock().unwrap_or_else(PoisonError::into_inner).reload();
+                let reloaded = tokio::task::spawn_blocking(reload).await;
+                if let Err(panic) = reloaded {
+                    tracing::error!("SIGHUP: the configuration was not reloaded: {panic}");
+                }
             }
             kind => tracing::info!("signal {}: ignored", kind.as_raw_value()),
         }

@@ -49,7 +49,7 @@ pub(super) struct Params {
     /// List the layers of the network with their sizes
     #[arg(long)]
     layers: bool,
-    /// Show the header whole: its form, and each key with its type and value
+    /// Show the whole header: its form, and each key with its type and value
     #[arg(long)]
     full: bool,
     /// Print only the prompt template

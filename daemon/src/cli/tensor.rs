@@ -50,7 +50,7 @@ pub(super) struct Params {
     /// Show minimum, maximum, mean, deviation and a histogram; the default
     #[arg(long, group = "form")]
     stats: bool,
-    /// Show the elements from A up to, but without, B
+    /// Show the elements from A up to B, without B
     #[arg(long, group = "form", value_name = "A..B", value_parser = parse_range)]
     values: Option<Range<u64>>,
     /// Write the raw bytes as they are stored

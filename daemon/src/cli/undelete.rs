@@ -10,7 +10,7 @@ use super::connect::{client_error, connect};
 use super::{Global, lost_models};
 use crate::output::{print, printable};
 
-/// Take models out of the trash
+/// Restore models from the trash
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd undelete llama3:8b

@@ -4,6 +4,8 @@ use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
+use super::nothing::{NO_MATCH, NO_MODELS};
+
 /// A stored model, and where a newer one would come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Followed {
@@ -20,6 +22,22 @@ pub(super) fn followed(model: &ModelSummary, all: &[ModelSummary]) -> Option<Fol
         |other: &ModelSummary| other.name.parse::<Reference>().is_ok_and(|name| name.same_model(&own));
     let is_copy = !name.same_model(&own) && all.iter().any(names);
     (!is_copy).then_some(Followed { name, source })
+}
+
+/// Why no model is compared with its source, of `listed` models in the store and `wanted` ones that were asked for.
+pub(super) fn nothing_to_compare(listed: usize, wanted: usize) -> String {
+    match (listed, wanted) {
+        (0, _) => NO_MODELS.to_owned(),
+        (_, 0) => NO_MATCH.to_owned(),
+        (_, 1) => {
+            "the model has no source to compare with: it was not pulled, or is fixed to a digest\n".to_owned()
+        }
+        (_, count) => {
+            format!(
+                "{count} models, none has a source to compare with: they were not pulled, or are fixed to a digest\n"
+            )
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory as _, Error};
+use clap::{Command, CommandFactory as _, Error};
 
 use super::habits::{advice, nearest};
 use super::{Cli, Global};
@@ -18,10 +18,9 @@ pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
         ErrorKind::MissingRequiredArgument => {
             (format!("{}: {} missing", usage.command, are(&texts(error, ContextKind::InvalidArg))), None)
         }
-        ErrorKind::MissingSubcommand => (
-            format!("{}: a command is missing", usage.command),
-            Some("`blobd help` lists the commands".to_owned()),
-        ),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            (format!("{}: a command is missing", usage.command), Some(usage.commands()))
+        }
         ErrorKind::InvalidValue => invalid_value(error),
         ErrorKind::ValueValidation => (refused_value(error), None),
         ErrorKind::ArgumentConflict => (conflict(error), None),
@@ -40,9 +39,12 @@ pub(super) fn output_options(arguments: &[OsString]) -> Global {
     Global { json: has(&["--json"]), quiet: has(&["-q", "--quiet"]), ..Global::default() }
 }
 
-/// The error about a command that does not exist.
-pub(super) fn unknown(word: &str) -> ErrorBody {
-    let (message, hint) = unknown_command(word, &Usage { command: "blobd".to_owned(), line: String::new() });
+/// The error about a command of `parent` that does not exist.
+pub(super) fn unknown(parent: &Command, word: &str) -> ErrorBody {
+    // The full name is set only once the commands are built.
+    let name = parent.get_bin_name().unwrap_or_else(|| parent.get_name());
+    let command = if name.starts_with("blobd") { name.to_owned() } else { format!("blobd {name}") };
+    let (message, hint) = unknown_command(word, &Usage { command, line: String::new() });
     ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint.unwrap_or_default())
 }
 
@@ -73,6 +75,19 @@ impl Usage {
         Self { command, line }
     }
 
+    /// How to find a command of the used one.
+    fn commands(&self) -> String {
+        let blobd = Cli::command();
+        let words = self.command.split_whitespace().skip(1);
+        let used = words.fold(&blobd, |command, word| command.find_subcommand(word).unwrap_or(command));
+        if used.get_name() == blobd.get_name() {
+            return "`blobd help` lists the commands".to_owned();
+        }
+        let known =
+            used.get_subcommands().map(|command| format!("`{} {}`", self.command, command.get_name()));
+        format!("{}; `{} --help` explains them", known.collect::<Vec<_>>().join(", "), self.command)
+    }
+
     fn hint(&self) -> String {
         let help = format!("`{} --help` explains it", self.command);
         if self.line.is_empty() { help } else { format!("usage: {}; {help}", self.line) }
@@ -82,7 +97,7 @@ impl Usage {
 fn unknown_command(word: &str, usage: &Usage) -> (String, Option<String>) {
     let command = Cli::command();
     if usage.command != "blobd" {
-        return (format!("{} {word}: no such command", usage.command), None);
+        return (format!("{} {word}: no such command", usage.command), Some(usage.commands()));
     }
     (format!("{word}: no such command"), Some(advice(word, &command)))
 }
@@ -190,6 +205,9 @@ mod tests {
                 "--dry-run: cannot be used with --plan-eviction[=<SIZE>]",
                 "usage",
             ),
+            ("partial", "blobd partial: a command is missing", "`blobd partial ls`, `blobd partial rm`; "),
+            ("partial lst", "blobd partial lst: no such command", "`blobd partial ls`, `blobd partial rm`; "),
+            ("--json", "blobd: a command is missing", "`blobd help` lists the commands"),
             ("ls --root", "--root <DIR>: a value is missing", "--help` explains it"),
         ] {
             let (found, advice) = error(line);

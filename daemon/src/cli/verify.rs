@@ -10,14 +10,14 @@ use serde::Serialize;
 use super::Global;
 use super::batch::{Batch, Failed};
 use super::connect::{Connected, client_error, connect, print_result};
-use super::progress::Bar;
+use super::progress::{Bar, Progress};
 use crate::output::{Table, one_line, terminal_width};
 use crate::size::human_bytes;
 
-/// Read everything from the disk and compare it with its digest
+/// Read the stored data from the disk and compare it with its digests
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Read everything from the disk and compare it with its digest\n\nA blob that reads wrong twice is \
+    long_about = "Read the stored data from the disk and compare it with its digests\n\nA blob that is wrong when it is read twice is \
 moved to quarantine/ in the store's directory; programs that have it mapped keep it. Exit code 5 means that \
 damage was found and not repaired."
 )]
@@ -62,7 +62,8 @@ fn verify(
     reference: Option<&Reference>,
 ) -> Result<Verified, ErrorBody> {
     let request = VerifyParams { reference: reference.cloned(), repair: params.repair };
-    let mut screen = Screen { quiet: global.hides_progress(), status: String::new(), bar: None };
+    let progress = Progress::new(global.hides_progress());
+    let mut screen = Screen { progress, status: String::new(), bar: None };
     let verified = connected.client.verify(&request, |event| screen.show(&event));
     screen.clear();
     verified.map_err(client_error)
@@ -114,6 +115,9 @@ fn render(verified: &Verified) -> String {
     let Verified { checked_blobs, checked_bytes, corrupt } = verified;
     let noun = if *checked_blobs == 1 { "blob" } else { "blobs" };
     let counted = format!("{checked_blobs} {noun}, {}", human_bytes(*checked_bytes));
+    if *checked_blobs == 0 && corrupt.is_empty() {
+        return "nothing is stored, so there is nothing to verify\n".to_owned();
+    }
     if corrupt.is_empty() {
         return format!("{counted}: no damage found\n");
     }
@@ -138,7 +142,7 @@ fn row(blob: &CorruptBlob) -> [String; 4] {
 }
 
 struct Screen {
-    quiet: bool,
+    progress: Progress,
     /// What the bar shows.
     status: String,
     bar: Option<Bar>,
@@ -151,10 +155,9 @@ impl Screen {
             self.clear();
             self.status.clone_from(status);
         }
-        let (quiet, total) = (self.quiet, *total);
-        let new_bar =
-            || if total > 0 { Bar::new(status, total, quiet) } else { Bar::unmeasured(status, quiet) };
-        self.bar.get_or_insert_with(new_bar).set(*completed, total);
+        let progress = &self.progress;
+        let new_bar = || if *total > 0 { progress.bar(status, *total) } else { progress.unmeasured(status) };
+        self.bar.get_or_insert_with(new_bar).set(*completed, *total);
     }
 
     fn clear(&mut self) {

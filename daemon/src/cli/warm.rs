@@ -21,7 +21,7 @@ use super::residency::{blobs, model_error};
 use crate::output::print_message;
 use crate::size::{human_bytes, parse_size};
 
-/// Read a model into memory ahead of its use
+/// Read a model into memory before it is used
 #[derive(Debug, Args)]
 #[command(
     after_help = "Reads the model's blobs from the disk in file order, in large pieces, so that an engine's random

@@ -10,7 +10,7 @@ use crate::ops::FileFacts;
 /// The longest note has three numbers of 20 digits and one of 10.
 pub(super) const RECORD_BYTES: usize = 128;
 
-/// What the daemon asks for. Each request has one note as its response, in the order of the requests.
+/// A request of the daemon. Each request has one note as its response, in the order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     /// The metadata of the file.

@@ -67,7 +67,7 @@ impl CredentialsConfig {
             |host: &str| host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         if let Some(host) = self.insecure_hosts.iter().find(|host| !is_host(host) || !has_port(host)) {
             let what = format!("{host:?}, HOST:PORT expected");
-            return Err(Refusal { key: "credentials.insecure_hosts", what });
+            return Err(Refusal::new("credentials.insecure_hosts", what));
         }
         let mut services = self.token_services.iter().flat_map(|(registry, service)| [registry, service]);
         let in_services =
@@ -75,7 +75,7 @@ impl CredentialsConfig {
         let in_key_hosts = self.ollama_key_hosts.iter().find(|host| !is_host(host));
         match in_key_hosts.map(|host| ("credentials.ollama_key_hosts", host)).or(in_services) {
             None => Ok(()),
-            Some((key, host)) => Err(Refusal { key, what: format!("{host:?}, HOST or HOST:PORT expected") }),
+            Some((key, host)) => Err(Refusal::new(key, format!("{host:?}, HOST or HOST:PORT expected"))),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Errors of the configuration file: one line that begins with `file:line:column`, and a hint.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -25,6 +26,15 @@ pub(super) struct Refusal {
     /// With its section, such as `space.quota`.
     pub(super) key: &'static str,
     pub(super) what: String,
+    /// Where the value is in the file, if it is not the whole value of the key.
+    pub(super) start: Option<usize>,
+    pub(super) hint: Option<String>,
+}
+
+impl Refusal {
+    pub(super) const fn new(key: &'static str, what: String) -> Self {
+        Self { key, what, start: None, hint: None }
+    }
 }
 
 impl ConfigError {
@@ -62,9 +72,11 @@ impl ConfigError {
     }
 
     pub(super) fn of_refusal(path: &Path, text: &str, refusal: &Refusal) -> Self {
-        let at = entries(text).into_iter().find(|entry| entry.key == refusal.key).map(|entry| entry.start);
+        let of_key =
+            || entries(text).into_iter().find(|entry| entry.key == refusal.key).map(|entry| entry.start);
+        let at = refusal.start.or_else(of_key);
         let place = at.map_or_else(|| path.display().to_string(), |offset| place(path, text, offset));
-        Self { place, what: format!("{}: {}", refusal.key, refusal.what), hint: None }
+        Self { place, what: format!("{}: {}", refusal.key, refusal.what), hint: refusal.hint.clone() }
     }
 
     pub(crate) fn body(self) -> ErrorBody {
@@ -82,13 +94,19 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// `FILE:LINE:COLUMN`, both counted from 1, the column in characters.
+/// `FILE:LINE:COLUMN`.
 fn place(path: &Path, text: &str, offset: usize) -> String {
+    let (line, column) = position(text, offset);
+    format!("{}:{line}:{column}", path.display())
+}
+
+/// The line and the column, both counted from 1, the column in characters.
+fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
     let column = before.get(start..).unwrap_or_default().chars().count() + 1;
-    format!("{}:{line}:{column}", path.display())
+    (line, column)
 }
 
 fn one_line(message: &str) -> String {
@@ -132,7 +150,7 @@ fn in_plain_words(message: &str) -> String {
     format!("{found}, {expected} expected")
 }
 
-/// What the user may have meant by an unknown key.
+/// The known key that is most similar to an unknown one.
 fn hint_for(key: &str) -> String {
     let distance = |known: &str| strsim::levenshtein(&key.to_lowercase(), name_of(known));
     let near = KEYS.into_iter().filter(|known| distance(known) <= 1 + key.len() / 4);
@@ -159,6 +177,11 @@ struct Entry {
     start: usize,
     /// Of its value.
     end: usize,
+}
+
+/// The lines of all keys, counted from 1.
+pub(super) fn lines(text: &str) -> BTreeMap<String, usize> {
+    entries(text).into_iter().map(|entry| (entry.key, position(text, entry.start).0)).collect()
 }
 
 /// The innermost key whose value is there.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::SocketGroup;
+use crate::access::{Member, NameOrNumber};
 use crate::size::{parse_rate, parse_size};
 
 /// A value that is written as text or as a whole number.
@@ -204,4 +205,41 @@ impl Value for SocketGroup {
 
 pub(super) fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketGroup>, D::Error> {
     read(deserializer).map(Some)
+}
+
+impl Value for Member {
+    const EXPECTED: &'static str = "a user, a group such as \"@staff\", a number, or \"*\",";
+
+    fn of_text(text: &str) -> Option<Self> {
+        if text == "*" {
+            return Some(Self::Everyone);
+        }
+        match text.strip_prefix('@') {
+            Some(group) => name_or_number(group).map(Self::Group),
+            None => name_or_number(text).map(Self::User),
+        }
+    }
+
+    fn of_number(number: u64) -> Option<Self> {
+        account_number(number).map(NameOrNumber::Number).map(Self::User)
+    }
+}
+
+fn name_or_number(text: &str) -> Option<NameOrNumber> {
+    // The characters that separate the fields of /etc/passwd and /etc/group, and those that are in no name.
+    let is_name =
+        !text.is_empty() && !text.contains([':', ',', '@', '*', ' ']) && !text.contains(char::is_control);
+    match text.parse() {
+        Ok(number) => account_number(number).map(NameOrNumber::Number),
+        Err(_) => is_name.then(|| NameOrNumber::Name(text.to_owned())),
+    }
+}
+
+/// The largest number means no user and no group.
+fn account_number(number: u64) -> Option<u32> {
+    u32::try_from(number).ok().filter(|id| *id != u32::MAX)
+}
+
+pub(super) fn member<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Member, D::Error> {
+    read(deserializer)
 }

@@ -32,7 +32,7 @@ pub(super) struct Reading {
     pub(super) memory: MemoryUse,
 }
 
-/// What `demo --json` prints.
+/// The document of `demo --json`.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     pulled_bytes: u64,
@@ -113,8 +113,8 @@ pub(super) fn summary(findings: &Findings, elapsed: Duration) -> Vec<(&'static s
     let DiskUsage { logical_bytes, physical_bytes, saved_bytes, blob_count, models, .. } = disk;
     let [logical, physical, saved] =
         [logical_bytes, physical_bytes, saved_bytes].map(|bytes| human_bytes(*bytes));
-    let copies: u64 = readings.iter().map(|reading| reading.opened.tensor_bytes).sum();
-    let weights = human_bytes(memory_of_all(readings).weights_pss_bytes);
+    let memory = memory_of_all(readings);
+    let [weights, copies] = [memory.weights_pss_bytes, memory.weights_rss_bytes].map(human_bytes);
     vec![
         ("pulled over HTTP", format!("{} in {}", human_bytes(pulled.bytes), seconds(pulled.time))),
         ("logical size", format!("{logical} in {} models", models.len())),
@@ -123,7 +123,7 @@ pub(super) fn summary(findings: &Findings, elapsed: Duration) -> Vec<(&'static s
         ("time to open", time_to_open(readings)),
         ("RSS of the readers", each(readings, |memory| memory.rss_bytes)),
         ("PSS of the readers", each(readings, |memory| memory.pss_bytes)),
-        ("weights in memory", format!("{weights}; plain copies would take {}", human_bytes(copies))),
+        ("weights in memory", format!("{weights} for both; a copy each would take {copies}")),
         ("daemon killed", "maps unchanged; all models available after the restart".to_owned()),
         ("exported files", "same SHA-256 as the originals".to_owned()),
         ("total time", seconds(elapsed)),

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::error::DemoError;
 use crate::output::{print, wrap};
 
-/// Whether nothing is printed. Of the whole process, which runs one demo.
+/// Whether output is suppressed. One flag for the process, which runs one demo.
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// From now on nothing is printed.
+/// Suppresses all output from now on.
 pub(super) fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }

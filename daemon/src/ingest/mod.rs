@@ -3,7 +3,7 @@
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 
@@ -15,6 +15,10 @@ use blobd_store_format::split::SplitPlan;
 use bytes::Bytes;
 
 use blobd_store::{Assembler, Ingest, RangeSource, StoreError};
+
+mod stored_parts;
+
+use stored_parts::find_stored;
 
 /// A file to be ingested. Ranges are requested ahead, at most [`blobd_store::CHUNKS_IN_USE`] of at most
 /// [`blobd_store::CHUNK_BYTES`], and received in that order.
@@ -38,7 +42,10 @@ pub struct IngestedFile {
 }
 
 /// Reads a model file of `size` bytes and adds its blobs and its recipe to the ingest. `progress` receives the number
-/// of bytes read so far.
+/// of bytes read so far, and how many will be read.
+///
+/// If there is no space for the whole file, it is read twice: the first time to find out which parts are stored, so that
+/// space is needed only for the others.
 ///
 /// # Errors
 /// [`IngestError`]; then the ingest must be dropped.
@@ -46,29 +53,65 @@ pub fn ingest_file(
     ingest: &mut Ingest,
     source: &mut dyn FileSource,
     size: u64,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<IngestedFile, IngestError> {
-    let mut content = Content { source, size, requested: VecDeque::new(), header: None, progress };
+    let mut content = Content::new(source, size, progress);
     let header = read_header(&mut content)?;
     let plan = SplitPlan::new(header.file_layout(size)?);
-    announce(ingest, &plan, plan.blobs().iter().map(|blob| blob.size));
-    ingest.admit(plan.blobs().iter().map(|blob| blob.size))?;
     let facts = header.facts();
     content.header = Some(header);
+    let stored = admit(ingest, &plan, &mut content)?;
+    let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
+    ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));
     let assembler = Assembler::new(ingest.staging(), plan);
-    let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop))?;
+    stored.into_iter().for_each(|(blob, digest)| assembler.take_stored(blob, digest));
+    let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop));
+    let file = file.map_err(|error| difference(ingest, error))?;
     let digest = file.digest;
     assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
     Ok(IngestedFile { digest, size, facts })
 }
 
+/// Has space promised for the file. If it does not fit as a whole, finds the parts that are stored and has space promised
+/// for the others; returns the digests of the stored ones.
+fn admit(
+    ingest: &Ingest,
+    plan: &SplitPlan,
+    content: &mut Content<'_>,
+) -> Result<BTreeMap<usize, Digest>, IngestError> {
+    let sizes = plan.blobs().iter().map(|blob| blob.size);
+    if ingest.admit_now(sizes.clone()) {
+        announce(ingest, plan, sizes);
+        return Ok(BTreeMap::new());
+    }
+    let stored = find_stored(ingest, plan, content)?;
+    let new = sizes.enumerate().filter(|(blob, _)| !stored.contains_key(blob)).map(|(_, size)| size);
+    announce(ingest, plan, new.clone());
+    ingest.admit_all(new)?;
+    Ok(stored)
+}
+
+/// A part of the file differs from the stored blob whose digest it had: one of them has changed.
+fn difference(ingest: &Ingest, error: IngestError) -> IngestError {
+    let IngestError::Store(StoreError::BlobDiffers { digest }) = error else { return error };
+    match ingest.store().quarantine_if_damaged(digest) {
+        Ok(Some(_place)) => StoreError::MissingBlob { digest }.into(),
+        Ok(None) => IngestError::Changed,
+        Err(error) => error.into(),
+    }
+}
+
 /// Replaces the announced size of the whole file by the sizes of the blobs that may have to be stored and an estimate
 /// of the recipe's.
 pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan, blobs: impl Iterator<Item = u64>) {
+    ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe_bytes(plan)]));
+}
+
+/// An estimate of the length of the recipe.
+pub(crate) fn recipe_bytes(plan: &SplitPlan) -> u64 {
     /// A generous estimate, with the tensor's pieces.
     const RECIPE_BYTES_PER_TENSOR: u64 = 512;
-    let recipe = RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64);
-    ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe]));
+    RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64)
 }
 
 /// Why a file was not ingested.
@@ -116,7 +159,36 @@ struct Content<'c> {
     size: u64,
     requested: VecDeque<Range<u64>>,
     header: Option<Box<dyn ModelHeader>>,
-    progress: &'c mut dyn FnMut(u64),
+    /// Receives the bytes read and how many will be read.
+    progress: &'c mut dyn FnMut(u64, u64),
+    is_comparing: bool,
+    /// The bytes that are read to be compared with the store.
+    compared: u64,
+    to_compare: u64,
+}
+
+impl<'c> Content<'c> {
+    fn new(source: &'c mut dyn FileSource, size: u64, progress: &'c mut dyn FnMut(u64, u64)) -> Self {
+        let (requested, header) = (VecDeque::new(), None);
+        Self { source, size, requested, header, progress, is_comparing: false, compared: 0, to_compare: 0 }
+    }
+
+    /// What is read from now on is only compared with the store.
+    fn begin_comparison(&mut self, bytes: u64) {
+        (self.is_comparing, self.to_compare) = (true, bytes);
+    }
+
+    fn end_comparison(&mut self) {
+        self.is_comparing = false;
+    }
+
+    fn report(&mut self, range: &Range<u64>) {
+        if self.is_comparing {
+            self.compared = self.compared.saturating_add(range.end.saturating_sub(range.start));
+        }
+        let stored = if self.is_comparing { 0 } else { range.end };
+        (self.progress)(self.compared.saturating_add(stored), self.to_compare.saturating_add(self.size));
+    }
 }
 
 impl RangeSource for Content<'_> {
@@ -140,7 +212,7 @@ impl RangeSource for Content<'_> {
             if known.unwrap_or_default().iter().zip(&bytes).any(|(before, now)| before != now) {
                 return Err(IngestError::Changed);
             }
-            (self.progress)(range.end);
+            self.report(&range);
         }
         Ok(bytes)
     }

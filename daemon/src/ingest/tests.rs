@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blobd_fixtures::model::ModelFile;
 use blobd_store::testing::{begin, new_store};
-use blobd_store::{CHUNK_BYTES, FileReader, Store};
+use blobd_store::{CHUNK_BYTES, FileReader, SpacePolicy, Store, StoreOptions};
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::layout;
 use tempfile::TempDir;
@@ -61,7 +61,7 @@ fn ingest_and_commit(
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::manifest::Manifest;
     let mut ingest = begin(store);
-    let ingested = ingest_file(&mut ingest, source, size as u64, &mut |_| ())?;
+    let ingested = ingest_file(&mut ingest, source, size as u64, &mut |_, _| ())?;
     let config = Descriptor { media_type: MediaType::new("x"), digest: ingest.add_bytes(b"{}")?, size: 2 };
     let model = Descriptor { digest: ingested.digest, size: ingested.size, ..config.clone() };
     let manifest = Manifest::compose(config, vec![model]).unwrap();
@@ -145,7 +145,7 @@ fn progress_grows_up_to_the_size() {
     let file = gguf(&[("a", 9 << 20), ("b", 100)]);
     let mut reported = Vec::new();
     let mut ingest = begin(&store);
-    let mut report = |done| reported.push(done);
+    let mut report = |done, _total| reported.push(done);
     ingest_file(&mut ingest, &mut InMemory::new(&file), file.len() as u64, &mut report).unwrap();
     assert!(reported.len() >= 3 && reported.is_sorted(), "{reported:?}");
     assert_eq!(reported.last(), Some(&(file.len() as u64)));
@@ -185,9 +185,9 @@ fn failure_of_the_store_is_returned_and_not_its_consequence() {
     let file = gguf(&[("a", 1 << 20), ("b", 30 << 20)]);
     let mut ingest = begin(&store);
     let staging = staging(&folder);
-    let mut remove_staging = |_| drop(fs::remove_dir_all(&staging));
+    let mut remove_staging = |_, _| drop(fs::remove_dir_all(&staging));
     let size = file.len() as u64;
-    remove_staging(0);
+    remove_staging(0, 0);
     let error = ingest_file(&mut ingest, &mut InMemory::new(&file), size, &mut remove_staging).unwrap_err();
     assert!(matches!(error, IngestError::Store(StoreError::Io { .. })), "{error}");
 }
@@ -219,11 +219,90 @@ fn facts_come_from_the_header() {
     file.extend([0; 32]);
     let mut ingest = begin(&store);
     let size = file.len() as u64;
-    let ingested = ingest_file(&mut ingest, &mut InMemory::new(&file), size, &mut |_| ()).unwrap();
+    let ingested = ingest_file(&mut ingest, &mut InMemory::new(&file), size, &mut |_, _| ()).unwrap();
     let facts = ingested.facts;
     assert_eq!(
         (facts.architecture.as_deref(), facts.quantization.as_deref()),
         (Some("llama"), Some("Q4_K_M"))
     );
     assert_eq!((facts.parameters, facts.tensor_count, facts.shard.map(|shard| shard.count)), (8, 1, Some(2)));
+}
+
+/// A store that has `file`, and may take `spare` bytes more.
+fn full_store(file: &[u8], spare: u64) -> (TempDir, Arc<Store>) {
+    let (folder, store) = new_store();
+    ingest_and_commit(&store, &mut InMemory::new(file), file.len()).unwrap();
+    let quota_bytes = Some(store.used_bytes() + spare);
+    drop(store);
+    let space = SpacePolicy { quota_bytes, min_free_bytes: Some(0), ..SpacePolicy::default() };
+    let options = StoreOptions { space, ..StoreOptions::default() };
+    let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
+    (folder, store)
+}
+
+#[test]
+fn parts_that_are_stored_need_no_space() {
+    let file = gguf(&[
+        ("a", 9 << 20),
+        ("b", 100),
+        ("blk.0.ffn_up.1.weight", 5 << 20),
+        ("x", 3),
+        ("blk.0.ffn_up.0.weight", 5 << 20),
+    ]);
+    let (_folder, store) = full_store(&file, 8 << 10);
+    let ingested = ingest_and_commit(&store, &mut InMemory::new(&file), file.len()).unwrap();
+    assert_eq!(ingested.digest, Digest::of(&file));
+    assert!(rebuild(&store, ingested.digest) == file);
+}
+
+#[test]
+fn progress_counts_what_is_read_twice() {
+    let file = gguf(&[("a", 9 << 20), ("b", 100)]);
+    let (_folder, store) = full_store(&file, 8 << 10);
+    let (mut reported, size) = (Vec::new(), file.len() as u64);
+    let mut ingest = begin(&store);
+    let mut report = |done, total| reported.push((done, total));
+    ingest_file(&mut ingest, &mut InMemory::new(&file), size, &mut report).unwrap();
+    assert!(reported.is_sorted(), "{reported:?}");
+    // Padding belongs to no part, so it is read once.
+    let (done, total) = *reported.last().unwrap();
+    assert!(done == total && total > size + (9 << 20), "{done} of {total}");
+}
+
+/// A file that is another from its `n`th request on.
+struct Replaced<'f>(InMemory<'f>, usize, &'f [u8]);
+
+impl FileSource for Replaced<'_> {
+    fn request(&mut self, range: Range<u64>) -> io::Result<()> {
+        self.1 = self.1.saturating_sub(1);
+        if self.1 == 0 {
+            self.0.file = self.2;
+        }
+        self.0.request(range)
+    }
+
+    fn receive(&mut self) -> io::Result<Bytes> {
+        self.0.receive()
+    }
+}
+
+#[test]
+fn file_that_changes_after_it_was_found_to_be_stored_is_refused() {
+    let file = gguf(&[("a", 1 << 20), ("b", 100)]);
+    let mut after = file.clone();
+    let last = after.len() - (1 << 19);
+    after[last] ^= 1;
+    let (folder, store) = full_store(&file, 8 << 10);
+    let mut is_refused = false;
+    for requests in 2..9 {
+        let mut source = Replaced(InMemory::new(&file), requests, &after);
+        match ingest_and_commit(&store, &mut source, file.len()) {
+            // The file was replaced before it was compared, or after it was read.
+            Ok(ingested) => assert!(rebuild(&store, ingested.digest) == file),
+            Err(IngestError::Changed) => is_refused = true,
+            Err(error) => assert!(matches!(error, IngestError::Store(StoreError::Quota { .. })), "{error}"),
+        }
+        assert_eq!(fs::read_dir(staging(&folder)).unwrap().count(), 0);
+    }
+    assert!(is_refused);
 }

@@ -9,7 +9,7 @@ use blobd_store_format::digest::Digest;
 
 use super::measure::{Model, Totals};
 
-/// What the rows are made from.
+/// The input for the rows.
 pub(super) struct Parts<'p> {
     pub(super) store: &'p Store,
     pub(super) models: &'p [Model],
@@ -62,7 +62,7 @@ impl Parts<'_> {
         sorted(rows.collect())
     }
 
-    /// What nothing needs but is leased, or open or mapped in a program.
+    /// Bytes that nothing needs but that are leased, or open or mapped in a program.
     fn in_use(&self) -> UsageRow {
         let measured = &self.totals.measured;
         let mut by = BTreeSet::new();
@@ -106,7 +106,7 @@ impl Parts<'_> {
 }
 
 const fn row(kind: UsageKind, bytes: u64) -> UsageRow {
-    UsageRow { kind, name: None, digest: None, bytes, by: Vec::new() }
+    UsageRow { kind, name: None, digest: None, bytes, size: None, received_bytes: None, by: Vec::new() }
 }
 
 /// The largest first.

@@ -9,7 +9,7 @@ mod weights;
 use std::sync::Arc;
 
 use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange};
-use blobd_store::{Ingest, Model, Store, StoreError};
+use blobd_store::{Ingest, Model, Store, StoreError, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MetadataValue;
 use blobd_store_format::gguf::Header;
@@ -22,6 +22,7 @@ use self::manifest::{NewLayers, compose_edited};
 use self::weights::{EditedFile, Weights};
 use super::collect_on_failure::collect_on_failure;
 use super::lost_models::{Evictions, displaced};
+use super::relief::Leftover;
 use super::{OpError, error::refuse_pinned};
 use crate::metadata_json::Abridger;
 use crate::requester::Requester;
@@ -39,7 +40,7 @@ pub fn edit(
     params: &EditParams,
     report: &mut EditReport<'_>,
 ) -> Result<Edited, OpError> {
-    collect_on_failure(store, || edit_model(store, requester, params, report))
+    collect_on_failure(store, Leftover::Nothing, || edit_model(store, requester, params, report))
 }
 
 fn edit_model(
@@ -83,7 +84,8 @@ fn edit_model(
     };
     store.make_reserve();
     let evictions = Evictions::new(requester, format!("edit of {source}"));
-    let mut ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(moves_pinned);
+    let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(moves_pinned);
+    let mut ingest = ingest.on_behalf_of(requester.doing(Verb::Edit));
     let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
     let descriptor = file.add(&mut ingest, digest)?;

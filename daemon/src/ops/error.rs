@@ -10,9 +10,9 @@ use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::reference::{Reference, ReferenceError};
 
+use super::relief::{Leftover, Relief};
 use crate::ingest::IngestError;
-use crate::size::human_bytes;
-use crate::transfer::TransferError;
+use crate::transfer::{TransferError, TwoCopies};
 
 /// A verb's failure.
 #[derive(Debug, thiserror::Error)]
@@ -74,8 +74,9 @@ pub enum OpError {
     Shards { model: String, what: String },
     #[error("{from}: no model name can be derived from it ({source}); give one with --name")]
     Name { from: String, source: ReferenceError },
-    #[error("{what}: digest {found}, {expected} expected")]
-    DigestMismatch { what: String, found: Digest, expected: Digest },
+    /// A file had a wrong digest, and again when it was downloaded a second time.
+    #[error("{what}: {copies}")]
+    DigestMismatch { what: String, copies: Box<TwoCopies> },
     #[error("{name}: {source}")]
     Interrupted { name: String, source: Box<TransferError> },
     #[error("model {model}: no {what}")]
@@ -92,10 +93,11 @@ pub enum OpError {
     )]
     TooManyLayers { model: String, count: usize },
     #[error("{source}")]
-    NoSpaceForPull {
+    NoSpace {
         source: Box<OpError>,
-        /// What `gc` would free, if known.
-        reclaimable_bytes: Option<u64>,
+        /// What could free some.
+        relief: Relief,
+        leftover: Leftover,
     },
     #[error("{target}: no unfinished download has this name or ID")]
     NoSuchDownload { target: String },
@@ -150,7 +152,7 @@ impl OpError {
             Self::NameTaken { .. } | Self::TargetExists { .. } | Self::DownloadInUse { .. } => {
                 ErrorCode::Busy
             }
-            Self::NoSpaceForPull { source, .. } => source.code(),
+            Self::NoSpace { source, .. } => source.code(),
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -160,7 +162,7 @@ impl OpError {
             Self::Store(error) | Self::Ingest { source: IngestError::Store(error), .. } => {
                 matches!(error, StoreError::Quota { .. })
             }
-            Self::NoSpaceForPull { source, .. } => source.is_over_quota(),
+            Self::NoSpace { source, .. } => source.is_over_quota(),
             _ => false,
         }
     }
@@ -187,19 +189,38 @@ impl OpError {
                 });
             }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
-            (Self::NoSpaceForPull { reclaimable_bytes, .. }, _) => {
-                return Some(self.no_space_hint(*reclaimable_bytes));
+            (Self::NoSpace { relief, leftover, .. }, _) => {
+                let left = match leftover {
+                    Leftover::Nothing => "nothing was stored",
+                    Leftover::Downloads => "received data is kept for the next pull",
+                };
+                return Some(format!("{}; {left}", relief.hint(self.is_over_quota())));
             }
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
             }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
+            (Self::Store(StoreError::Manifest { .. }), _) => {
+                "nothing is deleted until it can be read: pull or import this model again, or `blobd rm` it"
+            }
+            (Self::Ingest { .. }, ErrorCode::InvalidInput) => {
+                "if it is a model, it is damaged or incomplete: copy or download it again"
+            }
+            (Self::NotAFile { found: "a directory", .. }, _) => {
+                "name the files in it: `import` takes several"
+            }
             (Self::NoSuchDownload { .. }, _) => "`blobd partial ls` lists them",
             (Self::DownloadInUse { .. }, _) => "wait for the pull, or stop it first",
-            (Self::DownloadOfAnother { .. }, _) => "the daemon's own user and root may",
+            (Self::DownloadOfAnother { .. }, _) => {
+                "administrators may: access.admin in the daemon's configuration names them"
+            }
+            (Self::DigestMismatch { copies, .. }, _) if copies.are_equal() => {
+                "the file at its source does not have the digest that the registry gives for it, which only its \
+                 publisher can correct, or a proxy or mirror keeps a damaged copy; the received data was deleted"
+            }
             (Self::DigestMismatch { .. }, _) => {
-                "the received data was deleted: pull again; if it fails again, the registry or a proxy sends \
-                 other data"
+                "something changes data on its way: pull again over another network, proxy or mirror, and if that \
+                 does not help test this machine's memory; the received data was deleted"
             }
             (Self::DamagedParts { model, .. }, _) => {
                 return Some(format!(
@@ -209,16 +230,6 @@ impl OpError {
             _ => return None,
         };
         Some(hint.to_owned())
-    }
-
-    fn no_space_hint(&self, reclaimable_bytes: Option<u64>) -> String {
-        let command = match reclaimable_bytes {
-            None => "`blobd gc --dry-run` shows what could be freed, `blobd rm` frees models".to_owned(),
-            Some(0) => "`blobd gc` would free nothing; `blobd rm` frees models".to_owned(),
-            Some(bytes) => format!("`blobd gc` frees {}, `blobd rm` more", human_bytes(bytes)),
-        };
-        let quota = if self.is_over_quota() { ", or set a larger quota" } else { "" };
-        format!("{command}{quota}; received data is kept for the next pull")
     }
 }
 
@@ -249,6 +260,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::ForeignFile { .. }
         | StoreError::MissingBlob { .. }
         | StoreError::BlobSize { .. }
+        | StoreError::BlobDiffers { .. }
         | StoreError::FileSize { .. } => ErrorCode::Corrupt,
     }
 }

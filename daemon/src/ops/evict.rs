@@ -3,10 +3,11 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
 use blobd_store::gc::{self, LostModel};
+use blobd_store::index::ModelUse;
 use blobd_store::{EvictionObserver, MakeSpace, Store, StoreError};
 use blobd_store_format::reference::Reference;
 
@@ -15,8 +16,8 @@ use super::{OpError, rfc3339};
 use crate::requester::Requester;
 use crate::verb_log;
 
-/// Returns when a model was last opened, if known.
-pub type LastOpened = dyn Fn(&Reference) -> Option<SystemTime> + Send + Sync;
+/// Returns when and by whom a model was last opened, if known.
+pub type LastOpened = dyn Fn(&Reference) -> Option<ModelUse> + Send + Sync;
 
 /// Evicts models when space is needed, if the policy allows.
 pub struct Evictor {
@@ -112,7 +113,7 @@ fn evict(
     goals: &[u64],
     report: &dyn Fn(&LostModel),
 ) -> Result<u64, StoreError> {
-    gc::evict(store, &gc::plan_eviction(store, goals, &|model| last_opened(model))?, report)
+    gc::evict(store, &gc::plan_eviction(store, goals, &|model| Some(last_opened(model)?.at))?, report)
 }
 
 /// Plans how to free `bytes`, by default down to the low watermark: unneeded files first, then models.
@@ -124,7 +125,7 @@ pub fn eviction_plan(
     let needed_bytes = bytes.unwrap_or_else(|| excess(store, 0));
     let garbage_bytes = if needed_bytes == 0 { 0 } else { gc::plan(store)?.freed_bytes() };
     let goal = needed_bytes.saturating_sub(garbage_bytes);
-    let plan = gc::plan_eviction(store, &[goal], &|model| last_opened(model))?;
+    let plan = gc::plan_eviction(store, &[goal], &|model| Some(last_opened(model)?.at))?;
     let evicted = plan.victims.iter().map(|victim| Eviction {
         name: victim.reference.short(),
         freed_bytes: victim.freed_bytes,

@@ -16,7 +16,7 @@ const MAX_RECIPES: usize = 1000;
 /// The most characters of a name in a header.
 const MAX_NAME: usize = 80;
 
-/// What digests belonged to, as far as known.
+/// The models that digests belonged to, as far as known.
 #[derive(Debug, Default)]
 pub(super) struct Descriptions(BTreeMap<Digest, String>);
 
@@ -24,7 +24,7 @@ impl Descriptions {
     /// Reads what the plan would delete.
     pub(super) fn of(store: &Store, plan: &GcPlan) -> Self {
         let mut found = BTreeMap::new();
-        // What cannot be read is not described.
+        // Unreadable data is not described.
         for trashed in store.trash().unwrap_or_default() {
             found.insert(trashed.record, trashed.reference.short());
             for file in trashed.manifest.digests() {

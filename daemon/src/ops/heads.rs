@@ -21,7 +21,7 @@ pub fn heads(store: &Store, reference: &Reference) -> Result<ModelHeads, OpError
     let (mut texts, mut seen) = (Texts::new(), BTreeSet::new());
     let contents = model.contents()?;
     let mut files = Vec::with_capacity(contents.len());
-    for NamedFile { file, name } in &contents {
+    for NamedFile { file, name, .. } in &contents {
         let descriptor = &file.descriptor;
         files.push(FileHead {
             media_type: descriptor.media_type.clone(),

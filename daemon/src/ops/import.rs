@@ -7,17 +7,19 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
-use blobd_store::{Ingest, Store, StoreError};
+use blobd_store::{Ingest, Store, StoreError, Verb};
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_type::split_file_type;
 use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
+use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::pinned_name::refuse_unless_movable;
-use super::{OpError, collect_on_failure::collect_on_failure, error::refuse_pinned};
+use super::relief::Leftover;
+use super::{OpError, error::refuse_pinned};
 use crate::ingest::{FileSource, IngestError, ingest_file};
 use crate::requester::Requester;
 
@@ -57,7 +59,7 @@ impl FileFacts {
     }
 }
 
-/// Imports one file. `progress` receives the bytes read and the file's size.
+/// Imports one file. `progress` receives the bytes read, and how many will be read.
 ///
 /// # Errors
 /// [`OpError`]; then nothing is stored.
@@ -68,7 +70,7 @@ pub fn import(
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    collect_on_failure(store, || import_file(store, requester, params, source, progress))
+    collect_on_failure(store, Leftover::Nothing, || import_file(store, requester, params, source, progress))
 }
 
 fn import_file(
@@ -91,11 +93,10 @@ fn import_file(
     let evictions = Evictions::new(requester, cause.clone());
     store.make_reserve();
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
-    let mut ingest = evictions.observe(ingest);
+    let mut ingest = evictions.observe(ingest).on_behalf_of(requester.doing(Verb::Import));
     ingest.staging().expect(size);
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
-    let ingested = ingest_file(&mut ingest, source, size, &mut |completed| progress(completed, size))
-        .map_err(refused)?;
+    let ingested = ingest_file(&mut ingest, source, size, progress).map_err(refused)?;
     let facts = &ingested.facts;
     if let Some(shard) = facts.shard {
         return Err(refused(IngestError::Shard { count: shard.count }));

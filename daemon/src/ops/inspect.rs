@@ -2,17 +2,17 @@
 
 use blobd_client::protocol::heads::{Content, FileHead, ModelHeads};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store_format::archive::{Archive, ArchiveFile};
-use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::archive::member_type;
+use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES, ModelHeader};
+use blobd_store_format::file_layout::ArchiveFile;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::recipe::member_type;
 use blobd_store_format::source::PullSource;
 
 use super::OpError;
 use super::pull_source::{Pull, model_name, resolve, transfer_error};
 use super::texts::Texts;
-use crate::transfer::{Job, RateLimit, Silence};
+use crate::transfer::{Flag, Job, RateLimit, Silence};
 
 /// How many bytes after all headers may be downloaded: the end of a header is known only when it has arrived.
 const EXCESS_BYTES: u64 = 512 << 10;
@@ -42,7 +42,7 @@ pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
     let mut heads = Vec::with_capacity(files.len());
     for (file, name) in files {
         match file.media_type().archive_of_weights() {
-            Some(Archive::Tar) => heads.extend(inspector.archive(&file)?),
+            Some(Archive::Tar | Archive::Compressed(_)) => heads.extend(inspector.archive(&file)?),
             _ => heads.push(inspector.inspect(&file, name)?),
         }
     }
@@ -135,7 +135,9 @@ impl Inspector<'_> {
         let uid = requester.uid();
         let limits = transfers.limits(&RateLimit::new(params.limit_rate));
         let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
-        let job = Job { registry, file, handle, uid, about: None, limits, silence, report: &report };
+        let (about, again, as_stream) = (None, Flag::default(), Flag::default());
+        let job =
+            Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
         fetch(&job).map_err(|error| transfer_error(file, error))
     }
 }

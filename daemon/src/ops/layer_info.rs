@@ -1,4 +1,4 @@
-//! What the layers of a model without a GGUF file say about it: one layer per tensor, and `config.json`.
+//! The facts about a model without a GGUF file, from its layers: one layer per tensor, and `config.json`.
 
 use blobd_client::protocol::model_tensor::{ModelTensor, TensorFormat};
 use blobd_client::protocol::response::ModelDetails;

@@ -38,7 +38,7 @@ pub(super) fn kept(kept: KeptBytes) -> Kept {
 #[derive(Debug)]
 pub(super) struct Evictions {
     requester: Requester,
-    /// What needs the space, such as `pull of llama3:8b`.
+    /// The work that needs the space, such as `pull of llama3:8b`.
     cause: String,
     /// Told of each eviction at once.
     events: Option<Sender<PullEvent>>,

@@ -12,7 +12,7 @@ use blobd_store_format::reference::Reference;
 
 /// What `gc` would free; `None` if that is unknown, for instance because the catalog is not loaded.
 pub(super) fn reclaimable_bytes(store: &Store) -> Option<u64> {
-    store.catalog_now().map(drop)?;
+    store.catalog_unless_building().ok()?.map(drop)?;
     let models = Model::all(store).ok()?;
     let measured = measure(store, &models).ok()?.measured;
     Some(plan(store, &models, &measured).ok()?.freed_bytes())
@@ -63,24 +63,24 @@ pub(super) struct Totals {
 }
 
 pub(super) fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
-    let (mut pinned, mut trash, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut leased, mut trash, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
     walk_beside_tags(store, SystemTime::now(), &mut |owned| {
         match owned.owner {
             Owner::Trash(_) => trash.push(names(&owned.roots)),
             Owner::Download(file) => downloads.push((file, owned.roots)),
-            Owner::Leases => pinned = names(&owned.roots),
+            Owner::Leases => leased = names(&owned.roots),
             // Counted from the cached summaries.
             Owner::Tag(_) => {}
         }
         Ok(())
     })?;
-    // What several downloads need counts for the first of them.
+    // Data that several downloads need counts for the first of them.
     downloads.sort_unstable_by_key(|(file, _)| *file);
     let sum = |catalog: &Catalog| -> Result<Totals, UnreadableRecipe> {
         let mut counter = UsageCounter::new(catalog);
         models.iter().try_for_each(|model| counter.add(&model.manifest().files))?;
         trash.iter().try_for_each(|files| counter.add_trashed(files))?;
-        counter.keep(pinned.iter().copied());
+        counter.keep(leased.iter().copied());
         downloads.iter().for_each(|(_, needs)| counter.add_download(needs));
         let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
         let files = downloads.iter().map(|(file, _)| *file).collect();
@@ -119,7 +119,7 @@ pub(super) fn plan(store: &Store, models: &[Model], measured: &Usage) -> Result<
     if may_collect(store, models, &unneeded)? { Ok(unneeded) } else { Ok(GcPlan::default()) }
 }
 
-/// What nothing needs, whether `gc` would free it or refuse.
+/// Unneeded bytes, whether `gc` would free them or refuse.
 pub(super) fn unneeded(store: &Store, measured: &Usage) -> Result<GcPlan, StoreError> {
     let recipes = measured.unneeded_recipes.iter().copied().map(Node::Recipe);
     let unneeded = recipes.chain(measured.unneeded_blobs.iter().copied().map(Node::Blob));

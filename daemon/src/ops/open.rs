@@ -26,6 +26,8 @@ use super::{OpError, damage};
 pub struct Located {
     /// The model's tag.
     pub reference: Reference,
+    /// The digest of its manifest.
+    pub manifest: Digest,
     /// The frames and blobs to send to the client.
     pub response: Arc<OpenResponse>,
     /// The blobs of the first batch, opened.
@@ -37,7 +39,7 @@ pub struct Located {
     pub recipes: Vec<Arc<Recipe>>,
 }
 
-/// Locates what `params` selects, or takes the response from `open_cache`. `rm` reports `holder` as the reason
+/// Locates what `params` selects, or takes the response from `open_cache`, for the user `uid`. `rm` reports `holder` as the reason
 /// why bytes are kept.
 ///
 /// # Errors
@@ -47,11 +49,12 @@ pub fn open(
     store: &Store,
     open_cache: &OpenCache,
     params: &OpenParams,
+    uid: u32,
     holder: String,
 ) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
     let model = store.leased_model(&params.reference, &lease)?;
-    store.note_use(model.manifest.digest());
+    store.note_use(model.manifest.digest(), uid);
     let response = match open_cache.find(params, &model) {
         Some(response) => response,
         None => {
@@ -64,7 +67,8 @@ pub fn open(
     let first = response.blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&response.blobs);
     let first_files = open_blobs(store, first)?;
     let recipes = model.files.into_iter().filter_map(|file| file.recipe).collect();
-    Ok(Located { reference: model.reference, response, first_files, lease, recipes })
+    let manifest = model.manifest.digest();
+    Ok(Located { reference: model.reference, manifest, response, first_files, lease, recipes })
 }
 
 /// Tables up to this length are appended to the previous frame, which saves a system call. Longer ones are not
@@ -73,7 +77,7 @@ const JOINED_BYTES: usize = 256 << 10;
 
 fn locate(model: &Model, params: &OpenParams) -> Result<OpenResponse, OpError> {
     let mut locator = Locator::new(params);
-    for NamedFile { file, name } in &model.contents()? {
+    for NamedFile { file, name, .. } in &model.contents()? {
         locator.add(file, name.as_deref())?;
     }
     locator.flush()?;

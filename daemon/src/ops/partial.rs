@@ -57,7 +57,7 @@ fn published_bytes(store: &Store) -> BTreeMap<Digest, u64> {
 
 /// Whether a pull transfers the file, or still needs what it has received of it.
 fn is_running(store: &Store, transfers: &Transfers, file: Digest) -> bool {
-    transfers.is_running(file) || store.leases().is_pinned(file)
+    transfers.is_running(file) || store.leases().is_leased(file)
 }
 
 /// Drops unfinished downloads, and what only they need. Those of other users are kept unless `may_drop_all`, and so
@@ -133,7 +133,7 @@ struct Dropping<'d> {
     store: &'d Store,
     transfers: &'d Transfers,
     done: DroppedDownloads,
-    /// What nothing may need any more.
+    /// Data that may be unneeded now.
     candidates: BTreeSet<Digest>,
 }
 
@@ -159,7 +159,7 @@ impl Dropping<'_> {
     /// No pull can begin to continue the download meanwhile.
     fn remove(&mut self, summary: &DownloadSummary) -> Result<(), OpError> {
         let file = summary.partial.file;
-        let guard = self.transfers.try_acquire(file).filter(|_| !self.store.leases().is_pinned(file));
+        let guard = self.transfers.try_acquire(file).filter(|_| !self.store.leases().is_leased(file));
         if guard.is_none() {
             // A pull has begun since the check.
             self.keep(summary, &OpError::DownloadInUse { name: label(summary) });
@@ -266,7 +266,7 @@ mod tests {
     fn leased_download_is_running() {
         let (_folder, store, file) = store_with_download();
         let lease = store.leases().grant("pull of a/b:c");
-        lease.pin(file);
+        lease.protect(file);
         assert!(partials(&store, &Transfers::default()).unwrap().downloads[0].running);
         assert_eq!(remove(&store, &["a/b:c"], 7, false).unwrap_err().code(), ErrorCode::Busy);
         drop(lease);

@@ -1,15 +1,16 @@
-//! `pull --dry-run`: reports what a pull would download and what it would reuse.
+//! `pull --dry-run`: reports what a pull would download, what it would reuse, and whether there is space for it.
 
-use blobd_client::protocol::response::{PlannedFile, PullPlan};
+use blobd_client::protocol::response::{PlannedFile, PlannedSpace, PullPlan, SpaceLimit};
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
+use blobd_store::{Store, gc};
 
 use super::pull_source::{known_files, layers, model_name, resolve, transfer_error};
-use super::{OpError, Pull};
-use crate::transfer::{Job, RateLimit, Silence};
+use super::{LastOpened, OpError, Pull, eviction_plan, measure};
+use crate::transfer::{Flag, Job, RateLimit, Silence};
 
 /// Plans what [`super::pull`] would do, and stores nothing. Blocks the calling thread.
-pub fn plan_pull(pull: Pull<'_>) -> Result<PullPlan, OpError> {
+pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, OpError> {
     let Pull { store, registry, handle, params, events, .. } = pull;
     let reference = model_name(params)?;
     let known = known_files(store, registry, &params.source)?;
@@ -20,13 +21,54 @@ pub fn plan_pull(pull: Pull<'_>) -> Result<PullPlan, OpError> {
     };
     // Protects what is found until it has been compared.
     let lease = store.leases().grant(format!("plan of a pull of {}", reference.short()));
-    let files: Vec<_> =
+    let planned: Vec<_> =
         files.iter().map(|file| planned(pull, &lease, file)).collect::<Result<_, OpError>>()?;
-    let download_bytes = files.iter().map(|file| file.download_bytes).fold(0, u64::saturating_add);
-    Ok(PullPlan { name: reference.short(), digest, download_bytes, files })
+    let (files, needs): (Vec<_>, Vec<_>) = planned.into_iter().unzip();
+    let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
+    let download_bytes = sum(&mut files.iter().map(|file| file.download_bytes));
+    drop(lease);
+    let space = planned_space(store, last_opened, sum(&mut needs.into_iter()))?;
+    let freed_bytes = space.evicted.last().map_or(0, |last| last.freed_bytes);
+    let freed_bytes = match store.can_make_space() {
+        true => freed_bytes.saturating_add(space.reclaimable_bytes.unwrap_or_default()),
+        false => 0,
+    };
+    let enough_space = freed_bytes >= space.missing_bytes;
+    Ok(PullPlan { name: reference.short(), digest, download_bytes, enough_space, space, files })
 }
 
-fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFile, OpError> {
+/// What the pull needs on disk, what there is, and what could be freed if that is less.
+fn planned_space(
+    store: &Store,
+    last_opened: &LastOpened,
+    needed_bytes: u64,
+) -> Result<PlannedSpace, OpError> {
+    let available = store.available_space()?;
+    let missing_bytes = store.shortage(needed_bytes);
+    let mut space = PlannedSpace {
+        needed_bytes,
+        available_bytes: available.bytes,
+        limit: if available.is_limited_by_quota { SpaceLimit::Quota } else { SpaceLimit::Disk },
+        missing_bytes,
+        ..PlannedSpace::default()
+    };
+    if missing_bytes == 0 {
+        return Ok(space);
+    }
+    space.reclaimable_bytes = measure::reclaimable_bytes(store);
+    // It is refused if a collection would be, and then nothing is evicted.
+    if store.can_make_space()
+        && let Ok(plan) = eviction_plan(store, last_opened, Some(missing_bytes))
+    {
+        space.reclaimable_bytes = Some(plan.garbage_bytes);
+        space.evictable_bytes = gc::evictable_bytes(store).ok();
+        space.evicted = plan.evicted;
+    }
+    Ok(space)
+}
+
+/// A file, and the disk space that it would take.
+fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<(PlannedFile, u64), OpError> {
     let Pull { store, registry, transfers, handle, requester, params, events, .. } = pull;
     let uid = requester.uid();
     let size = file.size();
@@ -44,13 +86,14 @@ fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFi
         && store.stored_file_now(&descriptor)?.is_some()
         && store.has_file(&descriptor)?
     {
-        return Ok(PlannedFile { stored_bytes: size, download_bytes: 0, ..bare });
+        return Ok((PlannedFile { stored_bytes: size, download_bytes: 0, ..bare }, 0));
     }
     let limits = transfers.limits(&RateLimit::new(params.limit_rate));
     let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
-    let job = Job { registry, file, handle, uid, about: None, limits, silence, report: &report };
+    let (about, again, as_stream) = (None, Flag::default(), Flag::default());
+    let job = Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
     let plan = transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);
-    Ok(PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare })
+    Ok((PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare }, plan.needed_bytes))
 }

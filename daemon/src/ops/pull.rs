@@ -3,44 +3,40 @@
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoredFile};
+use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoredFile, Verb};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
 
+use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::pinned_name::refuse_unless_movable;
-use super::progress::send_progress;
 use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error};
+use super::relief::Leftover;
 use super::stored_header::read_header;
-use super::{OpError, collect_on_failure::collect_on_failure, measure, shards};
+use super::{OpError, shards};
 use crate::permits::Permit;
-use crate::transfer::{Job, RateLimit, Received, Silence, TransferError, TransferGuard};
+use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
 ///
 /// # Errors
-/// [`OpError`]; then only partial downloads are kept, which the next pull resumes.
+/// [`OpError`]; then only unfinished downloads are kept, which the next pull resumes.
 pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    collect_on_failure(pull.store, || pull_model(pull)).map_err(|error| match error.code() {
-        ErrorCode::NoSpace => {
-            let reclaimable_bytes = measure::reclaimable_bytes(pull.store);
-            OpError::NoSpaceForPull { source: Box::new(error), reclaimable_bytes }
-        }
-        _ => error,
-    })
+    collect_on_failure(pull.store, Leftover::Downloads, || pull_model(pull))
 }
 
 fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let Pull { store, registry, handle, requester, params, events, .. } = pull;
     let reference = &model_name(params)?;
-    send_progress(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
+    pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let known = known_files(store, registry, &params.source)?;
     let resolved = resolve(registry, &params.source, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
@@ -49,9 +45,10 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let evictions = Evictions::of_pull(requester, cause.clone(), events);
     store.make_reserve();
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
-    let ingest = evictions.observe(ingest);
+    let ingest = evictions.observe(ingest).on_behalf_of(requester.doing(Verb::Pull));
     let limit = RateLimit::new(params.limit_rate);
-    let mut model = Incoming { pull, reference, limit, ingest, sources: Sources::default() };
+    let mut model =
+        Incoming { pull, reference, limit, ingest, sources: Sources::default(), corrected: Vec::new() };
     let (manifest, origin) = match remote {
         RemoteModel::Published(manifest) => {
             let files = layers(&params.source, &manifest);
@@ -62,7 +59,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
             (model.forgetting_invalid(&files, |model| model.take_files(&files))?, origin)
         }
     };
-    send_progress(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
+    pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
     // A source that cannot be fetched again is recorded as an import.
     let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
     let before = store.manifest(reference).ok().map(|manifest| manifest.digest());
@@ -78,6 +75,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         reused_bytes,
         already_stored_bytes,
         unchanged,
+        corrected: model.corrected,
         displaced: displaced(store, committed),
         evicted: evictions.take(),
     })
@@ -131,7 +129,7 @@ async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) 
             return answer;
         }
         if let Some(status) = pull.transfers.waiting_status(host, "answer", started.elapsed()) {
-            send_progress(pull.events, PullProgress { status, ..PullProgress::default() });
+            pull.send(PullProgress { status, ..PullProgress::default() });
         }
     }
 }
@@ -142,6 +140,8 @@ struct Incoming<'p> {
     limit: RateLimit,
     ingest: Ingest,
     sources: Sources,
+    /// The files that had a wrong digest at first.
+    corrected: Vec<CorrectedFile>,
 }
 
 /// A file that is in the store, or will be after the commit.
@@ -152,7 +152,7 @@ struct Held {
 }
 
 impl Incoming<'_> {
-    /// Runs `take`. On invalid input, drops the partial downloads: resuming them would fail in the same way.
+    /// Runs `take`. On invalid input, drops the unfinished downloads: resuming them would fail in the same way.
     fn forgetting_invalid<T>(
         &mut self,
         files: &[RemoteFile],
@@ -186,6 +186,9 @@ impl Incoming<'_> {
     }
 
     fn take_all(&mut self, files: &[RemoteFile]) -> Result<Vec<Held>, OpError> {
+        if let Some(watch) = self.pull.watch {
+            watch.expect(files.iter().map(RemoteFile::size).fold(0, u64::saturating_add));
+        }
         for file in files {
             self.expect(file)?;
         }
@@ -197,15 +200,17 @@ impl Incoming<'_> {
             return Ok(held);
         }
         self.admit(file)?;
-        let Pull { events, transfers, .. } = self.pull;
-        let silence = Silence::default();
+        let pull = self.pull;
+        let Pull { events, transfers, .. } = pull;
+        let (silence, again, as_stream) = (Silence::default(), Flag::default(), Flag::default());
         let report = |arrived: u64| {
             let completed = (arrived > 0).then(|| arrived.min(file.size()));
-            let mut progress = PullProgress { completed, ..file_progress(file, 0, None) };
+            let restarts = as_stream.is_set();
+            let mut progress = PullProgress { completed, restarts, ..file_progress(file, &again, 0, None) };
             if let Some(status) = transfers.waiting_status(file.host(), "data", silence.lasts()) {
                 progress.status = status;
             }
-            send_progress(events, progress);
+            pull.send_of_file(file, progress);
             !events.is_closed()
         };
         report(0);
@@ -222,17 +227,20 @@ impl Incoming<'_> {
             source: self.pull.params.source.to_string(),
             uid,
         });
-        let (limits, silence) = (transfers.limits(&self.limit), silence.clone());
-        let job = Job { registry, file, handle, uid, about, limits, silence, report: &report };
+        let limits = transfers.limits(&self.limit);
+        let (silence, again, as_stream) = (silence.clone(), again.clone(), as_stream.clone());
+        let job =
+            Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }
         let received = transfers.receive(&guard, &mut self.ingest, &job);
-        let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes } =
+        let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes, corrected } =
             received.map_err(|error| transfer_error(file, error))?;
         self.sources.add(file.size(), resumed_bytes, downloaded_bytes);
         let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
-        self.send_file_progress(file, file.size(), Some(reused_bytes));
+        self.corrected.extend(corrected);
+        self.send_file_progress(file, &job.again, Some(reused_bytes));
         Ok(Held { file: descriptor, facts })
     }
 
@@ -244,7 +252,7 @@ impl Incoming<'_> {
             facts => facts?,
         };
         self.sources.add(file.size(), file.size(), 0);
-        self.send_file_progress(file, file.size(), Some(file.size()));
+        self.send_file_progress(file, &Flag::default(), Some(file.size()));
         Ok(Some(Held { file: descriptor, facts }))
     }
 
@@ -274,7 +282,7 @@ impl Incoming<'_> {
     fn fetch_permit(&self, file: &RemoteFile) -> Result<Permit, OpError> {
         let Pull { fetches, handle, events, requester, .. } = self.pull;
         let status = "waiting for other pulls to end".to_owned();
-        send_progress(events, PullProgress { status, ..PullProgress::default() });
+        self.pull.send(PullProgress { status, ..PullProgress::default() });
         let permit = handle.block_on(async {
             tokio::select! {
                 permit = fetches.0.acquire(requester.uid()) => Some(permit),
@@ -286,15 +294,14 @@ impl Incoming<'_> {
 
     fn receive_small(&mut self, job: &Job<'_>) -> Result<Held, OpError> {
         let file = job.file;
-        let bytes = job.read_small().map_err(|error| transfer_error(file, error))?;
+        let received = job.receive_small().map_err(|error| transfer_error(file, error))?;
+        let SmallFile { bytes, digest, corrected } = received;
         let size = bytes.len() as u64;
         self.sources.add(size, 0, size);
         self.ingest.admit(std::iter::once(size))?;
-        let digest = self.ingest.add_bytes(&bytes)?;
-        if let Some(expected) = file.digest().filter(|expected| *expected != digest) {
-            return Err(OpError::DigestMismatch { what: file.label(), found: digest, expected });
-        }
-        self.send_file_progress(file, size, Some(0));
+        self.ingest.add_bytes(&bytes)?;
+        self.corrected.extend(corrected);
+        self.send_file_progress(file, &job.again, Some(0));
         let media_type = file.media_type().clone();
         Ok(Held { file: Descriptor { media_type, digest, size }, facts: Vec::new() })
     }
@@ -323,9 +330,9 @@ impl Incoming<'_> {
     fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
         let Some(file) = file.descriptor().or_else(|| file.unchanged()) else { return Ok(None) };
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
-        lease.pin(file.digest);
+        lease.protect(file.digest);
         let Some(stored) = store.stored_file_now(&file)? else { return Ok(None) };
-        lease.pin_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
+        lease.protect_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
         Ok(store.has_file(&file)?.then_some(file))
     }
 
@@ -350,8 +357,9 @@ impl Incoming<'_> {
         headers.filter_map(|header| Some(header.transpose()?.map(|header| header.facts()))).collect()
     }
 
-    fn send_file_progress(&self, file: &RemoteFile, completed: u64, reused: Option<u64>) {
-        send_progress(self.pull.events, file_progress(file, completed, reused));
+    /// The last line of a file.
+    fn send_file_progress(&self, file: &RemoteFile, again: &Flag, reused: Option<u64>) {
+        self.pull.send_of_file(file, file_progress(file, again, file.size(), reused));
     }
 }
 
@@ -376,14 +384,15 @@ fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {
     weights.flat_map(|held| held.facts).collect()
 }
 
-fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> PullProgress {
+fn file_progress(file: &RemoteFile, again: &Flag, completed: u64, reused: Option<u64>) -> PullProgress {
     let name = file.digest().map_or_else(|| file.label(), Digest::short);
     PullProgress {
-        status: format!("pulling {name}"),
+        status: format!("pulling {name}{}", if again.is_set() { " again: wrong digest" } else { "" }),
         digest: file.digest(),
         total: Some(file.size()),
         completed: Some(completed),
         reused,
+        restarts: false,
         evicted: Vec::new(),
     }
 }

@@ -1,10 +1,10 @@
-//! What a pull and its plan share: their arguments, the model's name, its remote files, and their errors.
+//! Common parts of a pull and its plan: their arguments, the model's name, its remote files, and their errors.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::PullEvent;
+use blobd_client::protocol::response::{PullEvent, PullProgress};
 use blobd_registry::{KnownFile, RegistryClient, RemoteFile, RemoteModel};
 use blobd_store::{FileVersion, Store};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
@@ -14,9 +14,11 @@ use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use super::progress::send_progress;
 use super::{OpError, error::refuse_pinned};
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
+use crate::running_pulls::PullWatch;
 use crate::transfer::{TransferError, Transfers};
 
 /// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
@@ -49,6 +51,28 @@ pub struct Pull<'p> {
     pub params: &'p PullParams,
     /// Receives progress; a plan sends none. Both stop when the receiver is dropped.
     pub events: &'p Sender<PullEvent>,
+    /// Shows the pull's progress to others; a plan has none.
+    pub watch: Option<&'p PullWatch>,
+}
+
+impl Pull<'_> {
+    /// Sends progress to the client, and shows others what is being done.
+    pub(super) fn send(&self, progress: PullProgress) {
+        if let Some(watch) = self.watch {
+            watch.set_status(&progress.status);
+        }
+        send_progress(self.events, progress);
+    }
+
+    /// The same for progress of a file.
+    pub(super) fn send_of_file(&self, file: &RemoteFile, progress: PullProgress) {
+        if let Some(watch) = self.watch
+            && let Some(completed) = progress.completed
+        {
+            watch.note(file.identity(), completed);
+        }
+        self.send(progress);
+    }
 }
 
 /// The files at a URL that are in the store, and their versions then. Their servers are asked for other versions
@@ -99,6 +123,11 @@ pub(super) fn model_name(params: &PullParams) -> Result<Reference, OpError> {
     }
 }
 
+/// The name that a pull shows to others; its source if no name can be made from that.
+pub(crate) fn pulled_name(params: &PullParams) -> String {
+    model_name(params).map_or_else(|_unnamed| params.source.to_string(), |name| name.short())
+}
+
 pub(super) fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
     // Only registries publish manifests.
     let PullSource::Registry(upstream) = source else { return Vec::new() };
@@ -119,12 +148,20 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
         TransferError::Store(error) => error.into(),
         TransferError::Format(error) => OpError::Ingest { name, source: error.into() },
         TransferError::Recipe(error) => OpError::Ingest { name, source: error.into() },
-        TransferError::Archive(_) | TransferError::ArchiveHeaders { .. } | TransferError::NoRanges => {
-            OpError::Archive { name, reason: error.to_string() }
-        }
-        TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
-        TransferError::Incomplete | TransferError::Unwanted | TransferError::HandedOver => {
-            OpError::Interrupted { name, source: Box::new(error) }
-        }
+        TransferError::Archive(_)
+        | TransferError::ArchiveHeaders { .. }
+        | TransferError::ArchiveGap { .. }
+        | TransferError::ArchiveTooLarge { .. }
+        | TransferError::ArchiveEnds { .. }
+        | TransferError::EmptyArchive
+        | TransferError::Compression { .. }
+        | TransferError::NotInspected { .. }
+        | TransferError::NoRanges => OpError::Archive { name, reason: error.to_string() },
+        TransferError::Digest(copies) => OpError::DigestMismatch { what: name, copies },
+        TransferError::StreamDigest { .. }
+        | TransferError::Incomplete
+        | TransferError::Unwanted
+        | TransferError::StreamEnded
+        | TransferError::HandedOver => OpError::Interrupted { name, source: Box::new(error) },
     }
 }

@@ -4,25 +4,32 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use blobd_client::protocol::request::RemoveParams;
-use blobd_client::protocol::response::Removed;
+use blobd_client::protocol::response::{NotRemoved, Removed};
 use blobd_client::protocol::upkeep::Spared;
 use blobd_store::gc::{self, Account, Untagged};
-use blobd_store::{Store, StoreError};
+use blobd_store::{Actor, Store, StoreError, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::lost_models::{kept, lost_model};
-use super::select::{Selection, select};
+use super::select::{Refusals, Selection, select};
 use super::{LastOpened, OpError, rfc3339};
+use crate::requester::Requester;
 
 /// Removes models and frees what nothing else needs. What another model, the trash, a session or a
 /// mapping program needs is kept and reported with its holder. With `keep_seconds`, moves the models to
 /// the trash and frees nothing. A dry run reports the same and removes nothing.
 ///
 /// # Errors
-/// [`StoreError::NoSuchModel`] or [`OpError::Pinned`] for any of the names; then none is removed.
+/// [`StoreError::NoSuchModel`] or [`OpError::Pinned`] for any of the names; then none is removed. If the request says
+/// to go on, the others are removed, and the response has the errors.
 /// [`OpError::NothingToRemove`] if the request selects no models at all.
-pub fn remove(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Result<Removed, OpError> {
+pub fn remove(
+    store: &Store,
+    last_opened: &LastOpened,
+    requester: Requester,
+    params: &RemoveParams,
+) -> Result<Removed, OpError> {
     let is_selected = params.older_than_seconds.is_some() || params.unused;
     if params.references.is_empty() && params.patterns.is_empty() && !is_selected {
         return Err(OpError::NothingToRemove);
@@ -30,32 +37,36 @@ pub fn remove(store: &Store, last_opened: &LastOpened, params: &RemoveParams) ->
     if params.dry_run {
         return plan(store, last_opened, params);
     }
+    let actor = requester.doing(Verb::Rm);
     store.with_reserve(|| match params.keep_seconds {
-        Some(seconds) => move_to_trash(store, last_opened, params, Duration::from_secs(seconds)),
-        None => free(store, last_opened, params),
+        Some(seconds) => move_to_trash(store, last_opened, actor, params, Duration::from_secs(seconds)),
+        None => free(store, last_opened, actor, params),
     })
 }
 
 fn plan(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Result<Removed, OpError> {
+    let mut refusals = Refusals::of(params);
     let (models, spared) = {
         let _tags = store.lock_tags();
-        checked(store, last_opened, params)?
+        checked(store, last_opened, params, &mut refusals)?
     };
     let mut account = Account::of(store, &models, &[]);
     account.kept.retain(|kept| !kept.by.is_empty());
     let mut freed_bytes = 0u64;
     for model in &mut account.models {
-        // What nothing else needs would be freed at once, or when the trash is emptied.
+        // Data that nothing else needs would be freed at once, or when the trash is emptied.
         let bytes = std::mem::take(&mut model.reclaimable_bytes);
         model.freed_bytes = if params.keep_seconds.is_none() { bytes } else { 0 };
         freed_bytes = freed_bytes.saturating_add(model.freed_bytes);
     }
-    Ok(Removed { spared, dry_run: true, ..removed(account, freed_bytes) })
+    let failed = refusals.failed;
+    Ok(Removed { spared, failed, dry_run: true, ..removed(account, freed_bytes) })
 }
 
 fn move_to_trash(
     store: &Store,
     last_opened: &LastOpened,
+    actor: Actor,
     params: &RemoveParams,
     keep: Duration,
 ) -> Result<Removed, OpError> {
@@ -68,13 +79,18 @@ fn move_to_trash(
         trashed_until = Some(rfc3339(store.add_to_trash(reference, &manifest, keep)?));
         Ok(())
     };
-    let (models, spared) = drop_names(store, last_opened, params, trash)?;
+    let Dropped { models, spared, failed } = drop_names(store, last_opened, actor, params, trash)?;
     drop(lease);
-    Ok(Removed { trashed_until, spared, ..removed(Account::of(store, &models, &[]), 0) })
+    Ok(Removed { trashed_until, spared, failed, ..removed(Account::of(store, &models, &[]), 0) })
 }
 
-fn free(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Result<Removed, OpError> {
-    let (models, spared) = drop_names(store, last_opened, params, |_| Ok(()))?;
+fn free(
+    store: &Store,
+    last_opened: &LastOpened,
+    actor: Actor,
+    params: &RemoveParams,
+) -> Result<Removed, OpError> {
+    let Dropped { models, spared, failed } = drop_names(store, last_opened, actor, params, |_| Ok(()))?;
     let candidates: BTreeSet<Digest> =
         models.iter().flat_map(|model| &model.nodes).map(|node| node.digest()).collect();
     // An unreadable manifest may need any blob: then the names are removed and the bytes kept.
@@ -86,7 +102,7 @@ fn free(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Resul
             removed(Account::unknown(store, &models, &refusal), 0)
         }
     };
-    Ok(Removed { spared, ..removed })
+    Ok(Removed { spared, failed, ..removed })
 }
 
 fn removed(account: Account, freed_bytes: u64) -> Removed {
@@ -98,25 +114,43 @@ fn removed(account: Account, freed_bytes: u64) -> Removed {
         trashed_until: None,
         models,
         spared: Vec::new(),
+        failed: Vec::new(),
         dry_run: false,
     }
 }
 
-/// Removes the names, all or none, after `before` was called with each. Returns the models with what they needed,
-/// and those that match but stay. Tags are locked, so that none changes between check and removal.
+/// The models that have lost their names.
+struct Dropped {
+    /// With what they needed.
+    models: Vec<Untagged>,
+    /// Those that match but stay.
+    spared: Vec<Spared>,
+    failed: Vec<NotRemoved>,
+}
+
+/// Removes the names after `before` was called with each: all or none, unless the request says to go on. Tags are
+/// locked, so that none changes between check and removal.
 fn drop_names(
     store: &Store,
     last_opened: &LastOpened,
+    actor: Actor,
     params: &RemoveParams,
     mut before: impl FnMut(&Reference) -> Result<(), OpError>,
-) -> Result<(Vec<Untagged>, Vec<Spared>), OpError> {
+) -> Result<Dropped, OpError> {
+    let mut refusals = Refusals::of(params);
     let _tags = store.lock_tags();
-    let (models, spared) = checked(store, last_opened, params)?;
-    models.iter().try_for_each(|model| before(&model.reference))?;
-    for model in &models {
-        store.remove_tag(&model.reference)?;
-    }
-    Ok((models, spared))
+    let (models, spared) = checked(store, last_opened, params, &mut refusals)?;
+    let mut each = |models: Vec<Untagged>, step: &mut dyn FnMut(&Reference) -> Result<(), OpError>| {
+        let mut done = Vec::new();
+        for model in models {
+            let is_done = refusals.note(&model.reference.short(), step(&model.reference))?.is_some();
+            done.extend(is_done.then_some(model));
+        }
+        Ok::<_, OpError>(done)
+    };
+    let models = each(models, &mut before)?;
+    let models = each(models, &mut |reference| Ok(store.remove_tag(reference, actor)?))?;
+    Ok(Dropped { models, spared, failed: refusals.failed })
 }
 
 /// The models to remove with what they need, none of which is pinned, and those that match but stay.
@@ -124,16 +158,15 @@ fn checked(
     store: &Store,
     last_opened: &LastOpened,
     params: &RemoveParams,
+    refusals: &mut Refusals,
 ) -> Result<(Vec<Untagged>, Vec<Spared>), OpError> {
-    let Selection { references, spared } = select(store, last_opened, params)?;
+    let Selection { references, spared } = select(store, last_opened, params, refusals)?;
     let mut models = Vec::new();
     for reference in &references {
-        models.extend(untagged(store, reference)?);
+        let model = untagged(store, reference).map_err(OpError::from);
+        models.extend(refusals.note(&reference.short(), model)?.flatten());
     }
-    match references.iter().find(|reference| store.is_pinned(reference)) {
-        Some(pinned) => Err(OpError::Pinned { name: pinned.short() }),
-        None => Ok((models, spared)),
-    }
+    Ok((models, spared))
 }
 
 /// A tag's model. It needs nothing if its manifest or a recipe is damaged: then only `gc` finds what to free.

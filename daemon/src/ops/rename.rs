@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::RenameParams;
 use blobd_client::protocol::response::Renamed;
-use blobd_store::{Ingest, Store};
+use blobd_store::{Ingest, Store, Verb};
 use blobd_store_format::reference::Reference;
 
+use super::collect_on_failure::explaining_no_space;
 use super::lost_models::{Evictions, displaced};
+use super::relief::Leftover;
 use super::{OpError, error::refuse_pinned};
 use crate::requester::Requester;
 
@@ -17,6 +19,10 @@ use crate::requester::Requester;
 /// # Errors
 /// [`OpError::TargetExists`] if another model has the name, unless it is forced.
 pub fn rename(store: &Arc<Store>, requester: Requester, params: &RenameParams) -> Result<Renamed, OpError> {
+    explaining_no_space(store, Leftover::Nothing, rename_model(store, requester, params))
+}
+
+fn rename_model(store: &Arc<Store>, requester: Requester, params: &RenameParams) -> Result<Renamed, OpError> {
     refuse_pinned(&params.target)?;
     let (source, name) = (store.resolve_for_change(&params.source)?, params.target.short());
     let from = source.short();
@@ -32,6 +38,7 @@ pub fn rename(store: &Arc<Store>, requester: Requester, params: &RenameParams) -
     };
     let evictions = Evictions::new(requester, format!("rename of {from}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
+    let ingest = ingest.on_behalf_of(requester.doing(Verb::Rename));
     let committed = ingest.renaming(source).commit_if(&params.target, &model.manifest, None, is_free)?;
     let displaced = displaced(store, committed);
     Ok(Renamed { from, name, digest, displaced, evicted: evictions.take() })

@@ -6,6 +6,7 @@
 //!
 //! The bytes are hashed before they are published.
 
+use std::fmt;
 use std::sync::Arc;
 
 use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
@@ -16,6 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::progress::send_progress;
+use super::relief::Relief;
 use super::survey::{Damage, Finding, Need, Survey};
 
 mod local;
@@ -31,6 +33,28 @@ pub(super) struct Repair<'r> {
 
 /// Why a blob could not be repaired, for the user.
 type Failure = String;
+
+/// Why bytes were not published.
+enum Unpublished {
+    /// They have this digest, which is not the blob's.
+    Wrong(Digest),
+    Failed(Failure),
+}
+
+impl From<Failure> for Unpublished {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl fmt::Display for Unpublished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wrong(digest) => write!(f, "the received bytes have the digest {digest}"),
+            Self::Failed(failure) => f.write_str(failure),
+        }
+    }
+}
 
 impl<'r> Repair<'r> {
     pub(super) const fn new(
@@ -88,18 +112,28 @@ impl<'r> Repair<'r> {
         digest: Digest,
         size: u64,
         fill: impl FnOnce(&mut BlobWriter) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
-        let failed = |error: StoreError| error.to_string();
+    ) -> Result<(), Unpublished> {
+        let failed = |error: StoreError| self.failure(&error);
         let lease = self.store.leases().grant(format!("repair of blob {}", digest.short()));
-        lease.pin(digest);
+        lease.protect(digest);
         let mut ingest = Ingest::begin(self.store, lease).map_err(failed)?;
         let mut writer = ingest.staging().stage(size);
         fill(&mut writer)?;
         let staged = writer.finish().map_err(failed)?;
         if staged.digest != digest {
-            return Err(format!("the received bytes have the digest {}", staged.digest));
+            return Err(Unpublished::Wrong(staged.digest));
         }
-        ingest.add_blob(staged).and_then(|_| ingest.commit_blobs()).map_err(failed)
+        ingest.add_blob(staged).and_then(|_| ingest.commit_blobs()).map_err(failed)?;
+        Ok(())
+    }
+
+    /// The reason of a failure, and what could free space if that is missing.
+    fn failure(&self, error: &StoreError) -> Failure {
+        if !error.is_no_space() {
+            return error.to_string();
+        }
+        let is_over_quota = matches!(error, StoreError::Quota { .. });
+        format!("{error} ({})", Relief::of(self.store).hint(is_over_quota))
     }
 
     /// Syncs the mode, so that it survives a power failure.

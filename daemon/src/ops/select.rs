@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use blobd_client::protocol::request::RemoveParams;
+use blobd_client::protocol::response::NotRemoved;
 use blobd_client::protocol::upkeep::Spared;
 use blobd_store::{Store, StoreError};
 use blobd_store_format::reference::Reference;
@@ -14,6 +15,30 @@ use super::{LastOpened, OpError, rfc3339};
 pub(super) struct Selection {
     pub(super) references: BTreeSet<Reference>,
     pub(super) spared: Vec<Spared>,
+}
+
+/// What becomes of a name or pattern that is refused: it ends the request, or is recorded while the others are removed.
+#[derive(Debug)]
+pub(super) struct Refusals {
+    go_on: bool,
+    pub(super) failed: Vec<NotRemoved>,
+}
+
+impl Refusals {
+    pub(super) const fn of(params: &RemoveParams) -> Self {
+        Self { go_on: params.go_on, failed: Vec::new() }
+    }
+
+    /// The value of a step for `name`; `None` if the step has failed and that is recorded.
+    pub(super) fn note<T>(&mut self, name: &str, done: Result<T, OpError>) -> Result<Option<T>, OpError> {
+        match done {
+            Err(error) if self.go_on => {
+                self.failed.push(NotRemoved { name: name.to_owned(), error: error.body() });
+                Ok(None)
+            }
+            done => done.map(Some),
+        }
+    }
 }
 
 /// When a model got its name, and its last use as far as known.
@@ -28,43 +53,58 @@ struct Age {
 /// Selects models. The caller has locked the tags.
 ///
 /// # Errors
-/// [`StoreError::NoSuchModel`] for an unknown name, or if no model matches a pattern.
+/// Unless `refusals` records them: [`StoreError::NoSuchModel`] for an unknown name, or if no model matches a pattern;
+/// [`OpError::Pinned`] for the name of a pinned model.
 pub(super) fn select(
     store: &Store,
     last_opened: &LastOpened,
     params: &RemoveParams,
+    refusals: &mut Refusals,
 ) -> Result<Selection, OpError> {
-    let named = params.references.iter().map(|reference| store.resolve_for_change(reference));
-    let named: BTreeSet<Reference> = named.collect::<Result<_, _>>()?;
-    let mut selection = Selection { references: named.clone(), spared: Vec::new() };
-    let matching = matching(store, params)?;
-    selection.references.extend(matching);
     let has_rule = params.unused || params.older_than_seconds.is_some();
-    let is_by_name = |reference: &Reference| !has_rule && named.contains(reference);
-    for reference in std::mem::take(&mut selection.references) {
+    let mut named = BTreeSet::new();
+    for reference in &params.references {
+        named.extend(refusals.note(&reference.short(), resolved(store, reference, has_rule))?);
+    }
+    let mut selection = Selection { references: BTreeSet::new(), spared: Vec::new() };
+    for reference in matching(store, params, refusals)?.into_iter().chain(named.clone()) {
         // A name that is given is refused as a whole; a model that only matches is left out.
-        match if is_by_name(&reference) {
-            None
-        } else {
-            reason_to_keep(store, last_opened, params, &reference)?
-        } {
-            None => drop(selection.references.insert(reference)),
-            Some(reason) => selection.spared.push(Spared { name: reference.short(), reason }),
+        let is_by_name = !has_rule && named.contains(&reference);
+        let reason =
+            if is_by_name { Ok(None) } else { reason_to_keep(store, last_opened, params, &reference) };
+        match refusals.note(&reference.short(), reason)? {
+            Some(None) => drop(selection.references.insert(reference)),
+            Some(Some(reason)) => selection.spared.push(Spared { name: reference.short(), reason }),
+            None => {}
         }
     }
     Ok(selection)
 }
 
+/// The stored name. Only a rule leaves out a pinned model without an error.
+fn resolved(store: &Store, reference: &Reference, has_rule: bool) -> Result<Reference, OpError> {
+    let stored = store.resolve_for_change(reference)?;
+    if !has_rule && store.is_pinned(&stored) {
+        return Err(OpError::Pinned { name: stored.short() });
+    }
+    Ok(stored)
+}
+
 /// The models that match the patterns, or all if only a rule is given.
-fn matching(store: &Store, params: &RemoveParams) -> Result<Vec<Reference>, OpError> {
+fn matching(
+    store: &Store,
+    params: &RemoveParams,
+    refusals: &mut Refusals,
+) -> Result<BTreeSet<Reference>, OpError> {
     let has_rule = params.unused || params.older_than_seconds.is_some();
     if params.patterns.is_empty() && !(has_rule && params.references.is_empty()) {
-        return Ok(Vec::new());
+        return Ok(BTreeSet::new());
     }
     let tags = store.tags()?.references;
     for pattern in &params.patterns {
         if !tags.iter().any(|tag| matches(pattern, &tag.short())) {
-            return Err(StoreError::NoSuchModel { name: pattern.clone(), similar: Vec::new() }.into());
+            let refusal = StoreError::NoSuchModel { name: pattern.clone(), similar: Vec::new() };
+            refusals.note(pattern, Err::<(), _>(refusal.into()))?;
         }
     }
     let is_wanted = |tag: &Reference| {
@@ -87,12 +127,16 @@ fn reason_to_keep(
         return Ok(None);
     }
     let manifest = store.manifest(reference)?.digest();
-    if store.leases().is_pinned(manifest) {
+    if store.leases().is_leased(manifest) {
         return Ok(Some("open".to_owned()));
     }
     let age = Age {
         named: store.modified(reference)?,
-        opened: last_opened(reference).max(store.last_use(manifest)),
+        opened: [last_opened(reference), store.last_use(manifest)]
+            .into_iter()
+            .flatten()
+            .map(|last| last.at)
+            .max(),
         recorded_since: store.uses_since(),
     };
     Ok(age.reason_to_keep(params.unused, older_than, SystemTime::now()))

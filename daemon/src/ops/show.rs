@@ -91,7 +91,7 @@ fn header(store: &Store, contents: &[NamedFile]) -> Result<Option<Box<dyn ModelH
     }
 }
 
-fn layer(NamedFile { file, name }: &NamedFile) -> LayerSummary {
+fn layer(NamedFile { file, name, unpacked_from }: &NamedFile) -> LayerSummary {
     let descriptor = &file.descriptor;
     LayerSummary {
         media_type: descriptor.media_type.clone(),
@@ -99,5 +99,6 @@ fn layer(NamedFile { file, name }: &NamedFile) -> LayerSummary {
         digest: descriptor.digest,
         size: descriptor.size,
         stored: file.form(),
+        unpacked_from: *unpacked_from,
     }
 }

@@ -77,7 +77,7 @@ struct SurveyedFile {
     models: Vec<usize>,
 }
 
-/// What the models need of a blob.
+/// The size that the models expect of a blob, and the files that need it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Need {
     pub(super) size: u64,

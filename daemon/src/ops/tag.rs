@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
-use blobd_store::{Ingest, Store};
+use blobd_store::{Ingest, Store, Verb};
 
+use super::collect_on_failure::explaining_no_space;
 use super::lost_models::{Evictions, displaced};
+use super::relief::Leftover;
 use super::{OpError, error::refuse_pinned};
 use crate::requester::Requester;
 
@@ -15,12 +17,17 @@ use crate::requester::Requester;
 /// # Errors
 /// [`blobd_store::StoreError::Pinned`] if `target` is another model that is pinned, unless it is forced.
 pub fn tag(store: &Arc<Store>, requester: Requester, params: &TagParams) -> Result<Tagged, OpError> {
+    explaining_no_space(store, Leftover::Nothing, add_tag(store, requester, params))
+}
+
+fn add_tag(store: &Arc<Store>, requester: Requester, params: &TagParams) -> Result<Tagged, OpError> {
     refuse_pinned(&params.target)?;
     let name = params.target.short();
     let lease = store.leases().grant(format!("tag {name}"));
     let model = store.leased_model(&params.source, &lease)?;
     let evictions = Evictions::new(requester, format!("tag {name}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
+    let ingest = ingest.on_behalf_of(requester.doing(Verb::Tag));
     let committed = ingest.commit(&params.target, &model.manifest, None)?;
     let displaced = displaced(store, committed);
     Ok(Tagged { name, digest: model.manifest.digest(), displaced, evicted: evictions.take() })

@@ -5,24 +5,29 @@ use std::sync::Arc;
 use blobd_client::protocol::request::UndeleteParams;
 use blobd_client::protocol::upkeep::{TrashList, TrashedModel, Undeleted};
 use blobd_store::leases::Lease;
-use blobd_store::{Ingest, Store};
+use blobd_store::{Ingest, Store, Verb};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::lost_models::displaced;
 use super::{OpError, rfc3339};
+use crate::requester::Requester;
 
 /// Restores a model under its old name. If several have that name, restores the one that was removed last.
 ///
 /// # Errors
 /// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name, unless it is forced;
 /// [`blobd_store::StoreError`] when the model is incomplete.
-pub fn undelete(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
+pub fn undelete(
+    store: &Arc<Store>,
+    requester: Requester,
+    params: &UndeleteParams,
+) -> Result<Undeleted, OpError> {
     // The new manifest takes a block before the record's is freed.
-    store.with_reserve(|| restore(store, params))
+    store.with_reserve(|| restore(store, requester, params))
 }
 
-fn restore(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
+fn restore(store: &Arc<Store>, requester: Requester, params: &UndeleteParams) -> Result<Undeleted, OpError> {
     let lease = store.leases().grant(format!("undelete {}", params.reference.short()));
     let trashed = find(store, &params.reference)?;
     let (reference, manifest) = (&trashed.reference, &trashed.manifest);
@@ -34,6 +39,7 @@ fn restore(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpE
         _ => Ok(()),
     };
     let ingest = Ingest::begin(store, lease)?.may_move_pinned(params.force);
+    let ingest = ingest.on_behalf_of(requester.doing(Verb::Undelete));
     let committed = ingest.restore_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
@@ -45,9 +51,9 @@ fn restore(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpE
 /// and the trash after the record is removed, and delete the model; an expired record protects nothing at all.
 /// The commit checks that everything still exists.
 fn lease_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), OpError> {
-    lease.pin_all(manifest.digests());
+    lease.protect_all(manifest.digests());
     for file in manifest.files() {
-        lease.pin_all(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
+        lease.protect_all(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
     }
     Ok(())
 }

@@ -1,19 +1,33 @@
 //! `df`: reports disk usage.
 
-use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind};
+use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind, UserId};
 use blobd_store::Store;
 use blobd_store::index::ModelShare;
 
 use super::disk_rows::Parts;
 use super::measure::{Model, Totals, may_collect, measure, unneeded};
-use super::{LastOpened, OpError, rfc3339};
+use super::{LastOpened, OpError, rfc3339, usage_detail};
+use crate::principal::UserNames;
 
-/// Reports disk usage from the catalog. Sizes on disk are what the file system has allocated.
+/// Reports disk usage from the catalog, without details.
+///
+/// # Errors
+/// As [`usage_in_detail`].
+pub fn usage(store: &Store, last_opened: &LastOpened) -> Result<DiskUsage, OpError> {
+    usage_in_detail(store, last_opened, None)
+}
+
+/// Reports disk usage from the catalog. With `detail`, also which models share what, with at most that many names in
+/// each list, and what is in quarantine and how far unfinished downloads are. Sizes on disk are what the file system has allocated.
 ///
 /// # Errors
 /// [`blobd_store::StoreError`], also for a damaged manifest or recipe, because what it needs is unknown;
 /// [`blobd_store::StoreError::IndexBuilding`].
-pub fn usage(store: &Store, last_opened: &LastOpened) -> Result<DiskUsage, OpError> {
+pub fn usage_in_detail(
+    store: &Store,
+    last_opened: &LastOpened,
+    detail: Option<usize>,
+) -> Result<DiskUsage, OpError> {
     let linked = store.recheck_sizes()?;
     let (others, models, totals, plan) = std::thread::scope(|scope| {
         let others = scope.spawn(|| store.other_files(linked));
@@ -33,7 +47,7 @@ pub fn usage(store: &Store, last_opened: &LastOpened) -> Result<DiskUsage, OpErr
         rows.iter().filter(|row| kinds.contains(&row.kind)).map(|row| row.bytes).fold(0, u64::saturating_add)
     };
     let policy = store.space_policy();
-    Ok(DiskUsage {
+    let mut usage = DiskUsage {
         logical_bytes,
         physical_bytes,
         saved_bytes: unshared_bytes.saturating_sub(measured.needed_bytes),
@@ -53,7 +67,12 @@ pub fn usage(store: &Store, last_opened: &LastOpened) -> Result<DiskUsage, OpErr
         disk_bytes: rows.iter().map(|row| row.bytes).fold(0, u64::saturating_add),
         rows,
         models: sorted_models(store, &models, &measured.models, last_opened),
-    })
+        ..DiskUsage::default()
+    };
+    if let Some(limit) = detail {
+        usage_detail::add(store, &models, limit, &mut usage)?;
+    }
+    Ok(usage)
 }
 
 fn sorted_models(
@@ -62,20 +81,31 @@ fn sorted_models(
     shares: &[ModelShare],
     last_opened: &LastOpened,
 ) -> Vec<ModelUsage> {
+    let users = UserNames::read();
     let pairs = models.iter().zip(shares);
-    let mut rows: Vec<_> = pairs.map(|(model, share)| row(store, model, *share, last_opened)).collect();
+    let mut rows: Vec<_> =
+        pairs.map(|(model, share)| row(store, model, *share, last_opened, &users)).collect();
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     rows
 }
 
-fn row(store: &Store, model: &Model, share: ModelShare, last_opened: &LastOpened) -> ModelUsage {
-    let recorded = || store.last_use(model.manifest().digest);
+fn row(
+    store: &Store,
+    model: &Model,
+    share: ModelShare,
+    last_opened: &LastOpened,
+    users: &UserNames,
+) -> ModelUsage {
+    let opened = last_opened(model.reference()).or_else(|| store.last_use(model.manifest().digest));
+    let opened_by = opened.and_then(|opened| opened.uid);
     ModelUsage {
         name: model.reference().short(),
         logical_bytes: model.manifest().size,
         unique_bytes: share.unique_bytes,
         shared_bytes: share.shared_bytes,
-        last_opened: last_opened(model.reference()).or_else(recorded).map(rfc3339),
+        last_opened: opened.map(|opened| rfc3339(opened.at)),
+        last_opened_by: opened_by.map(|uid| UserId { uid, user: users.name_of(uid) }),
+        shared_with: Vec::new(),
     }
 }
 

@@ -106,7 +106,7 @@ fn confirm(
     let leased: BTreeSet<Digest> =
         candidates.iter().map(|(digest, _)| *digest).chain(found.iter().map(|found| found.digest)).collect();
     let lease = store.leases().grant(OWN_VERIFICATION);
-    lease.pin_all(leased.iter().copied());
+    lease.protect_all(leased.iter().copied());
     let (mut now, needs) = Survey::with_needs(store, &leased)?;
     now.check_recipes(store, &|file| leased.contains(&file))?;
     found.retain(|finding| now.confirms(finding));

@@ -19,10 +19,9 @@ use super::connection::{FrameStream, SessionError};
 use crate::client_file::{CLIENT_TIMEOUT, ClientFile, Refusal};
 use crate::ops::{self, OpError};
 use crate::permits::Permit;
-use crate::principal::Peer;
-use crate::requester::Requester;
+use crate::principal::Principal;
+use crate::request_record::RequestRecord;
 use crate::state::{Daemon, WorkLimits};
-use crate::verb_log;
 
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -34,12 +33,17 @@ const READER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) async fn serve_import(
     daemon: Arc<Daemon>,
     mut stream: FrameStream,
-    peer: Peer,
+    peer: Principal,
+    record: Arc<RequestRecord>,
     params: ImportParams,
     _requested: Permit,
 ) {
     let name = params.file_name.clone();
-    if let Err(error) = import(&daemon, &mut stream, &peer, params).await
+    let served = import(&daemon, &mut stream, &peer, &record, params).await;
+    if served.is_err() {
+        record.cancelled();
+    }
+    if let Err(error) = served
         && let Some(omitted) = daemon.limits.log.admit(peer.uid)
     {
         tracing::info!("{}: import of {name:?}: {error}{omitted}", peer.description());
@@ -49,25 +53,26 @@ pub(crate) async fn serve_import(
 async fn import(
     daemon: &Arc<Daemon>,
     stream: &mut FrameStream,
-    peer: &Peer,
+    peer: &Principal,
+    record: &Arc<RequestRecord>,
     params: ImportParams,
 ) -> Result<(), SessionError> {
     let cancelled = CancelOnDrop::default();
     let permit = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?;
     let reader = timeout(READER_TIMEOUT, daemon.work.file_readers.acquire(peer.uid));
     let Ok(reader) = while_alive(stream, reader).await? else {
-        return stream.send_frame(&Frame::Error(too_many_stuck(peer))).await;
+        return stream.send_frame(&Frame::Error(record.failed(too_many_stuck(peer)))).await;
     };
     let file = match received_file(daemon, stream, reader, &cancelled).await {
         Err(SessionError::Io(error)) => {
             let message = format!("import: cannot start the process that reads the file: {error}");
-            let error = ErrorBody::new(ErrorCode::Internal, message);
+            let error = record.failed(ErrorBody::new(ErrorCode::Internal, message));
             return stream.send_frame(&Frame::Error(error)).await;
         }
         file => file?,
     };
     let (report, progress) = watch::channel((0, 0));
-    let requester = Requester::of(peer);
+    let (requester, noted) = (daemon.requester(peer), Arc::clone(record));
     let work = async move {
         let import = move |daemon: &Daemon| {
             // Returned when the work is over, not when its client has disconnected.
@@ -81,12 +86,12 @@ async fn import(
             // Moved here, so that its process ends with the work.
             let mut file = file;
             let done = ops::import(&daemon.store, requester, &params, &mut file, &mut report);
-            done.inspect(|done| verb_log::finished(&daemon.limits.log, requester, done))
+            done.inspect(|done| noted.finished(done))
         };
         daemon.blocking(import).await
     };
     let done = with_progress(stream, progress, &cancelled, work).await?;
-    stream.send_frame(&result_frame(done)).await
+    stream.send_frame(&result_frame(record, done)).await
 }
 
 /// Starts the process that reads the file, and waits until it has received the descriptor.
@@ -165,10 +170,18 @@ impl Drop for CancelOnDrop {
     }
 }
 
-fn result_frame(done: Result<Imported, OpError>) -> Frame {
+/// Ends the request. The result counts even if the client does not receive it.
+fn result_frame(record: &RequestRecord, done: Result<Imported, OpError>) -> Frame {
     match done {
-        Ok(imported) => Frame::Imported(in_one_frame(imported)),
-        Err(error) => Frame::Error(error.body()),
+        Ok(imported) => {
+            record.succeeded();
+            Frame::Imported(in_one_frame(imported))
+        }
+        Err(error) => {
+            let error = error.body();
+            record.log(&error);
+            Frame::Error(record.failed(error))
+        }
     }
 }
 
@@ -191,7 +204,7 @@ fn in_one_frame(mut imported: Imported) -> Imported {
     imported
 }
 
-fn too_many_stuck(peer: &Peer) -> ErrorBody {
+fn too_many_stuck(peer: &Principal) -> ErrorBody {
     let (uid, stuck) = (peer.uid, WorkLimits::STUCK_READERS);
     let message = format!("import: {stuck} or more earlier imports of uid {uid} still wait for their files");
     ErrorBody::new(ErrorCode::Busy, message)

@@ -18,8 +18,10 @@ use super::connection::{FrameStream, SessionError, unexpected};
 use crate::open_sessions::SessionGuard;
 use crate::ops::{self, Located, OpError, OpenResponse};
 use crate::permits::Permit;
-use crate::principal::Peer;
+use crate::principal::Principal;
+use crate::request_record::RequestRecord;
 use crate::state::Daemon;
+use crate::verb_log::Outcome;
 
 /// Serves one open model until its client disconnects or its lease is ended, then frees what only this
 /// session still held. `permits` are held until the client has received all descriptors, `lasting` until it
@@ -27,19 +29,28 @@ use crate::state::Daemon;
 pub(crate) async fn serve_open(
     daemon: Arc<Daemon>,
     stream: FrameStream,
-    peer: Peer,
+    peer: Principal,
+    record: Arc<RequestRecord>,
     located: Located,
     permits: impl Send,
     lasting: Arc<Permit>,
 ) {
-    let Located { reference: model, response, first_files, lease, recipes } = located;
+    let Located { reference: model, manifest, response, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
+    let bytes = response.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
+    let outcome = Outcome::of(&model.short(), manifest).with_bytes(bytes).with("blobs", response.blobs.len());
     let sender = DescriptorSender::new(stream, response, first_files, peer.uid);
     // Held until the client has received all descriptors: concurrent opens of the model share them.
     let until_sent = (permits, recipes);
-    let listed = hold(&daemon, sender, until_sent, &peer, &model).await;
+    let opened = || {
+        record.note_outcome(outcome);
+        record.succeeded();
+    };
+    let open = Open { daemon: &daemon, peer: &peer, record: &record, model: &model, bytes };
+    let listed = open.hold(sender, until_sent, opened).await;
     drop(lasting);
     if let Err(error) = &listed {
+        record.cancelled();
         note(&daemon, &peer, &model, error);
     }
     // On another thread, because a collection may hold the table of leases while it deletes a file.
@@ -60,72 +71,89 @@ pub(crate) async fn serve_open(
     drop(listed);
 }
 
-fn note(daemon: &Daemon, peer: &Peer, model: &Reference, error: &SessionError) {
+fn note(daemon: &Daemon, peer: &Principal, model: &Reference, error: &SessionError) {
     if let Some(omitted) = daemon.limits.log.admit(peer.uid) {
         tracing::info!("{}: {}: {error}{omitted}", peer.description(), model.short());
     }
 }
 
-async fn hold(
-    daemon: &Arc<Daemon>,
-    sender: DescriptorSender,
-    until_sent: impl Send,
-    peer: &Peer,
-    model: &Reference,
-) -> Result<SessionGuard, SessionError> {
-    let bytes = sender.response.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
-    // Listed before the client receives anything, so that `ps` never misses a model in use.
-    let listed = daemon.sessions.begin(peer, model.clone(), bytes);
-    for part in &sender.response.frames {
-        sender.stream.send(part, &[]).await?;
-    }
-    // Only the stream is kept from here on: a session may last for days.
-    let stream = send_all(daemon, sender).await?;
-    drop(until_sent);
-    tokio::select! {
-        () = stream.closed() => {}
-        // Rate-limited, because one request may end a thousand leases.
-        () = listed.stopped() => {
-            if let Some(omitted) = daemon.limits.log.admit(peer.uid) {
-                tracing::info!("{}: lease of {} ended{omitted}", peer.description(), model.short());
-            }
-        }
-    }
-    Ok(listed)
+/// One open model.
+struct Open<'o> {
+    daemon: &'o Arc<Daemon>,
+    peer: &'o Principal,
+    record: &'o RequestRecord,
+    model: &'o Reference,
+    /// The sizes of the blobs.
+    bytes: u64,
 }
 
-async fn send_all(daemon: &Arc<Daemon>, mut sender: DescriptorSender) -> Result<FrameStream, SessionError> {
-    let uid = sender.uid;
-    while !sender.is_done() {
-        if let Err(error) = sender.reserve(daemon).await {
-            // Best effort: a peer that is the cause does not receive it.
-            let _ = sender.stream.send_frame(&Frame::Error(error)).await;
-            return Err(SessionError::TooManyInFlight);
+impl Open<'_> {
+    /// Sends the descriptors, calls `opened` when the client has received all of them, and waits for the end of the
+    /// lease.
+    async fn hold(
+        &self,
+        sender: DescriptorSender,
+        until_sent: impl Send,
+        opened: impl FnOnce() + Send,
+    ) -> Result<SessionGuard, SessionError> {
+        let Self { daemon, peer, model, .. } = self;
+        // Listed before the client receives anything, so that `ps` never misses a model in use.
+        let listed = daemon.sessions.begin(peer, (*model).clone(), self.bytes);
+        for part in &sender.response.frames {
+            sender.stream.send(part, &[]).await?;
         }
-        let send_available = move |daemon: &Daemon| {
-            let sent = sender.send_available(daemon);
-            Ok((sender, sent))
-        };
-        let work = daemon.disk_work(uid, send_available).await;
-        let (returned, sent) = work.map_err(std::io::Error::other)?;
-        sender = returned;
-        let sent = match sent {
-            Ok(()) if sender.is_done() => return Ok(sender.stream),
-            Ok(()) => sender.wait().await,
-            Err(SendError::Peer(error)) => Err(error),
-            Err(SendError::Daemon(error)) => {
-                let _ = sender.stream.send_frame(&Frame::Error(error.body())).await;
-                Err(std::io::Error::other(error).into())
+        // Only the stream is kept from here on: a session may last for days.
+        let stream = self.send_all(sender).await?;
+        drop(until_sent);
+        opened();
+        tokio::select! {
+            () = stream.closed() => {}
+            // Rate-limited, because one request may end a thousand leases.
+            () = listed.stopped() => {
+                if let Some(omitted) = daemon.limits.log.admit(peer.uid) {
+                    tracing::info!("{}: lease of {} ended{omitted}", peer.description(), model.short());
+                }
             }
-        };
-        if let Err(error) = sent {
-            let DescriptorSender { stream, in_flight, .. } = sender;
-            // May take long, and nothing waits for it.
-            tokio::spawn(stream.drain(in_flight));
-            return Err(error);
         }
+        Ok(listed)
     }
-    Ok(sender.stream)
+
+    async fn send_all(&self, mut sender: DescriptorSender) -> Result<FrameStream, SessionError> {
+        let daemon = self.daemon;
+        let uid = sender.uid;
+        while !sender.is_done() {
+            if let Err(error) = sender.reserve(daemon).await {
+                let error = self.record.failed(error);
+                // Best effort: a peer that is the cause does not receive it.
+                let _ = sender.stream.send_frame(&Frame::Error(error)).await;
+                return Err(SessionError::TooManyInFlight);
+            }
+            let send_available = move |daemon: &Daemon| {
+                let sent = sender.send_available(daemon);
+                Ok((sender, sent))
+            };
+            let work = daemon.disk_work(uid, send_available).await;
+            let (returned, sent) = work.map_err(std::io::Error::other)?;
+            sender = returned;
+            let sent = match sent {
+                Ok(()) if sender.is_done() => return Ok(sender.stream),
+                Ok(()) => sender.wait().await,
+                Err(SendError::Peer(error)) => Err(error),
+                Err(SendError::Daemon(error)) => {
+                    let body = self.record.failed(error.body());
+                    let _ = sender.stream.send_frame(&Frame::Error(body)).await;
+                    Err(std::io::Error::other(error).into())
+                }
+            };
+            if let Err(error) = sent {
+                let DescriptorSender { stream, in_flight, .. } = sender;
+                // May take long, and nothing waits for it.
+                tokio::spawn(stream.drain(in_flight));
+                return Err(error);
+            }
+        }
+        Ok(sender.stream)
+    }
 }
 
 enum SendError {

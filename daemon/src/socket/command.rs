@@ -1,6 +1,6 @@
 //! The socket of a command that has a store open, for other commands of the same user.
 //!
-//! It lies in the store's directory, which only its owner can enter. So whoever can reach the store can reach the
+//! It is in the store's directory, which only its owner can enter. So whoever can reach the store can reach the
 //! socket, also in a container that has another `/tmp`.
 
 use std::env;

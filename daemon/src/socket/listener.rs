@@ -12,15 +12,18 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use tokio::net::UnixListener;
 
 use crate::sys::set_takes_descriptors;
+use crate::systemd::PassedSocket;
 
 /// How many connections may wait to be accepted. The kernel reduces it to its own limit.
 const BACKLOG: i32 = 4096;
 
-/// A listening socket, whose path is removed on drop.
+/// A listening socket. The path of one that was made here is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
     listener: UnixListener,
+    /// Whether the socket was made by another process, which keeps it.
+    is_passed: bool,
 }
 
 impl Socket {
@@ -51,7 +54,16 @@ impl Socket {
         Ok(Self {
             path: path.to_path_buf(),
             listener: UnixListener::from_std(private_listener(path)?.into())?,
+            is_passed: false,
         })
+    }
+
+    /// A socket that another process has made and keeps: connections that are not accepted here wait there.
+    pub(crate) fn of_passed(passed: PassedSocket) -> io::Result<Self> {
+        let (listener, path) = passed.into_parts();
+        // As for an own socket.
+        let _ = set_takes_descriptors(&listener, false);
+        Ok(Self { path, listener: UnixListener::from_std(listener)?, is_passed: true })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -99,8 +111,10 @@ fn is_socket(path: &Path) -> bool {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Fails if the path was already removed, which does no harm.
-        let _ = fs::remove_file(&self.path);
+        if !self.is_passed {
+            // Fails if the path was already removed, which does no harm.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 

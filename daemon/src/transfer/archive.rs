@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use blobd_registry::RegistryError;
-use blobd_store_format::archive::{ArchiveFile, TarReader, layout};
+use blobd_store_format::archive::{TarReader, layout};
 use blobd_store_format::file_format::{FormatError, HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
+use blobd_store_format::file_layout::ArchiveFile;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
 
-use super::{Job, TransferError};
+use super::{Job, TransferError, compression_of};
 
 /// The size of a request: enough for the headers of most models, and for many small files.
 const REQUEST_BYTES: u64 = 64 << 10;
@@ -122,6 +123,9 @@ impl Window<'_> {
 impl Job<'_> {
     /// Downloads the headers of an archive and of the files in it.
     pub(crate) fn read_archive(&self) -> Result<ArchiveHead, TransferError> {
+        if let Some(compression) = compression_of(self.file) {
+            return Err(TransferError::NotInspected { compression });
+        }
         ArchiveHead::fetch(self)
     }
 

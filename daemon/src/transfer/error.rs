@@ -3,9 +3,12 @@
 use blobd_registry::RegistryError;
 use blobd_store::StoreError;
 use blobd_store_format::archive::TarError;
+use blobd_store_format::descriptor::Compression;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::recipe::RecipeError;
+
+use super::two_copies::TwoCopies;
 
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]
@@ -25,15 +28,36 @@ pub enum TransferError {
     Archive(#[from] TarError),
     #[error("archive: the headers of its files have more than {limit} bytes")]
     ArchiveHeaders { limit: u64 },
-    /// The headers in an archive are far apart.
-    #[error("archive: its server sends no parts of files, which are needed to read the files in it")]
+    #[error("archive: more than {limit} bytes between two of its files, or after the last one")]
+    ArchiveGap { limit: u64 },
+    #[error("archive: unpacks to more than {limit} bytes, which is far more than its size")]
+    ArchiveTooLarge { limit: u64 },
+    #[error("archive: ends at byte {position} of its content, inside of a file")]
+    ArchiveEnds { position: u64 },
+    #[error("archive: contains no files")]
+    EmptyArchive,
+    #[error("archive: its compressed data is damaged: {reason}")]
+    Compression { reason: String },
+    #[error(
+        "archive: its files are known when it has been pulled, because it is compressed with {compression}"
+    )]
+    NotInspected { compression: Compression },
+    /// The headers in an archive are far apart, so the archive is read as one stream instead.
+    #[error("archive: its server sends no parts of files, which are needed to read the headers in it")]
     NoRanges,
+    /// The digest was wrong twice.
+    #[error("{0}")]
+    Digest(Box<TwoCopies>),
+    /// The same of an archive that was received as one stream.
     #[error("digest {found}, {expected} expected; the received data was deleted")]
-    Digest { found: Digest, expected: Digest },
+    StreamDigest { found: Digest, expected: Digest },
     #[error("transfer ended early; received data is kept, pull again to continue")]
     Incomplete,
     #[error("the client has disconnected; received data is kept, pull again to continue")]
     Unwanted,
+    /// The same of an archive that is received as one stream.
+    #[error("transfer ended early; pull again to download this archive from its start")]
+    StreamEnded,
     /// The transfer made no progress, and another pull of the same file continues it.
     #[error("too slow, another pull of the same file continues; pull again to wait for that one")]
     HandedOver,
@@ -48,7 +72,13 @@ impl TransferError {
                 | Self::Recipe(_)
                 | Self::Archive(_)
                 | Self::ArchiveHeaders { .. }
-                | Self::Digest { .. }
+                | Self::ArchiveGap { .. }
+                | Self::ArchiveTooLarge { .. }
+                | Self::ArchiveEnds { .. }
+                | Self::EmptyArchive
+                | Self::Compression { .. }
+                | Self::Digest(_)
+                | Self::StreamDigest { .. }
         )
     }
 }

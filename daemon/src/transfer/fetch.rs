@@ -12,6 +12,7 @@ use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::growth::{Growth, LimitUse, Sample};
 use super::pieces::{Piece, Pieces};
@@ -60,7 +61,7 @@ impl Fetch {
             registry: job.registry.clone(),
             file: job.file.clone(),
             shared,
-            policy: transfers.policy,
+            policy: transfers.policy(),
             limits: job.limits.clone(),
             connections: transfers.connections(job.file.host()),
             uid: job.uid,
@@ -90,7 +91,7 @@ impl Fetch {
         if let Some(stream) = whole {
             let (fetch, writer) = (Arc::clone(&self), writer.clone());
             self.lock().claim_all();
-            workers.spawn(async move { fetch.work(Some(stream), writer).await });
+            workers.spawn(async move { fetch.work(Some(stream), writer).await }.in_current_span());
         } else {
             self.add_worker(&mut workers, &writer);
         }
@@ -138,7 +139,7 @@ impl Fetch {
             return;
         }
         let (fetch, writer) = (Arc::clone(self), writer.clone());
-        workers.spawn(async move { fetch.work(None, writer).await });
+        workers.spawn(async move { fetch.work(None, writer).await }.in_current_span());
     }
 
     async fn work(
@@ -288,7 +289,7 @@ impl Fetch {
         received: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
-        let (mut pieces, mut meter) = (Pieces::new(claim.range.start), Meter::default());
+        let (mut pieces, mut meter) = (Pieces::new(claim.range.start, stream.sender()), Meter::default());
         let mut quiet = Quiet::since(self.received_bytes());
         loop {
             let waiting = Instant::now();
@@ -349,7 +350,7 @@ impl Fetch {
         received: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
-        let mut pieces = Pieces::new(position);
+        let mut pieces = Pieces::new(position, stream.sender());
         let before = self.shared.assembler().arrived_bytes();
         loop {
             let next = {

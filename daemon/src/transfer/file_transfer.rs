@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::thread;
 
 use blobd_registry::ByteStream;
-use blobd_store::{HashedFile, Ingest, StagedBlob, Store};
-use blobd_store_format::archive::ArchiveFile;
+use blobd_store::{HashedFile, Ingest, StagedBlob, Store, StoreError};
 use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::file_layout::ArchiveFile;
 use blobd_store_format::recipe::Member;
 use tokio::sync::mpsc;
+use tracing::{Instrument as _, Span};
 
 use super::fetch::Fetch;
 use super::pieces::write_pieces;
+use super::second_attempt::FirstCopy;
 use super::shared_assembler::SharedAssembler;
 use super::single_flight::TransferGuard;
 use super::start::{fetch_head, head_bytes};
@@ -53,9 +55,11 @@ impl Transfer<'_> {
             (job.report)(arrived)
         };
         shared.begin();
+        let span = Span::current();
         let hashed = thread::scope(|scope| {
-            scope.spawn(|| write_pieces(shared, pieces));
-            let task = job.handle.spawn(Arc::clone(&fetch).run(self.whole.take(), to_writer));
+            let _writer = scope.spawn(|| span.in_scope(|| write_pieces(shared, pieces)));
+            let run = Arc::clone(&fetch).run(self.whole.take(), to_writer);
+            let task = job.handle.spawn(run.in_current_span());
             let mut staged = Vec::new();
             let mut sink = |blob| {
                 staged.push(blob);
@@ -80,8 +84,8 @@ impl Transfer<'_> {
     }
 
     /// Handles a wrong digest: drops the least certain assumption. First a reused head, then reused
-    /// tensors, then what an earlier transfer left; if nothing was assumed, the transfer fails.
-    pub(super) fn recheck(&mut self, found: Digest, expected: Digest) -> Result<Recheck, TransferError> {
+    /// tensors.
+    pub(super) fn recheck(&mut self, expected: Digest) -> Result<Recheck, TransferError> {
         if std::mem::take(&mut self.has_reused_head)
             && let Some(recheck) = self.check_head()?
         {
@@ -94,10 +98,13 @@ impl Transfer<'_> {
             self.refetched.extend(candidates);
             return Ok(Recheck::Some);
         }
-        match self.received.resumed_bytes {
-            0 => Err(TransferError::Digest { found, expected }),
-            _ => Ok(Recheck::All),
-        }
+        Ok(Recheck::Nothing)
+    }
+
+    /// Ends the transfer of a file whose digest is wrong although nothing in it was assumed.
+    pub(super) fn into_first_copy(self, found: Digest) -> Result<FirstCopy, StoreError> {
+        let (senders, downloaded_bytes) = (self.shared.senders(), self.received.downloaded_bytes);
+        FirstCopy::new(found, self.shared.assembler(), senders, downloaded_bytes)
     }
 
     /// Downloads the head that was reused; `None` if it was right.
@@ -180,9 +187,11 @@ impl Transfer<'_> {
     }
 }
 
-/// What to download again when the digest of the file differs.
+/// The ranges to download again when the digest of the file differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
     Some,
     All,
+    /// Nothing was assumed: all of the file was downloaded.
+    Nothing,
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::RateLimit;
 
-/// What is known at one moment.
+/// The measurements of one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     now: Instant,

@@ -1,6 +1,8 @@
 //! Downloads the head of a file, which determines how it is split.
 
-use blobd_registry::{ByteStream, RegistryError};
+use std::sync::Arc;
+
+use blobd_registry::{ByteStream, RegistryError, Sender};
 use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
@@ -15,23 +17,34 @@ pub(super) struct Head {
     pub(super) facts: Vec<ModelFacts>,
     /// The stream of the rest, if the server sends the whole file: starts after the downloaded bytes.
     pub(super) whole: Option<ByteStream>,
+    /// Who sent what was downloaded of it.
+    pub(super) sender: Option<Arc<Sender>>,
 }
 
 impl Head {
     /// For a file that is stored as one blob.
     pub(super) fn of_any(size: u64) -> Self {
-        Self { plan: SplitPlan::whole(size), facts: Vec::new(), whole: None }
+        Self { plan: SplitPlan::whole(size), facts: Vec::new(), whole: None, sender: None }
     }
 
     /// Plans a file of `size` bytes. Fails when the tensors do not fit the file.
     pub(super) fn of(
         header: &dyn ModelHeader,
         size: u64,
-        whole: Option<ByteStream>,
+        Streamed { whole, sender }: Streamed,
     ) -> Result<Self, FormatError> {
         let plan = SplitPlan::new(header.file_layout(size)?);
-        Ok(Self { plan, facts: vec![header.facts()], whole })
+        Ok(Self { plan, facts: vec![header.facts()], whole, sender })
     }
+}
+
+/// What is known of the streams from which a head was read.
+#[derive(Debug, Default)]
+pub(super) struct Streamed {
+    /// The stream of the rest, if the server sends the whole file.
+    whole: Option<ByteStream>,
+    /// Who sent the last part.
+    sender: Option<Arc<Sender>>,
 }
 
 /// The size of the first request.
@@ -41,12 +54,13 @@ const FIRST_BYTES: u64 = 64 << 10;
 /// are appended, also on failure.
 pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
-    let mut whole: Option<ByteStream> = None;
-    match read_header(job, bytes, &mut whole, u64::MAX) {
-        Ok(header) => Ok(Head::of(&*header, size, whole)?),
+    let mut streamed = Streamed::default();
+    match read_header(job, bytes, &mut streamed, u64::MAX) {
+        Ok(header) => Ok(Head::of(&*header, size, streamed)?),
         // A file without an expected digest must have a known format.
         Err(TransferError::Format(error)) if error.is_unknown_format() && job.file.digest().is_some() => {
-            Ok(Head { whole, ..Head::of_any(size) })
+            let Streamed { whole, sender } = streamed;
+            Ok(Head { whole, sender, ..Head::of_any(size) })
         }
         Err(error) => Err(error),
     }
@@ -58,19 +72,19 @@ pub(super) fn fetch_header(
     job: &Job<'_>,
     excess: u64,
 ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-    match read_header(job, &mut Vec::new(), &mut None, excess) {
+    match read_header(job, &mut Vec::new(), &mut Streamed::default(), excess) {
         Ok(header) => Ok(Some(header)),
         Err(TransferError::Format(error)) if error.is_unknown_format() => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Reads the header from `bytes` and downloads, requesting at most `most` bytes at a time. `whole` becomes the
-/// rest of the file if the server sends all of it.
+/// Reads the header from `bytes` and downloads, requesting at most `most` bytes at a time. `streamed` gets the rest
+/// of the file if the server sends all of it.
 fn read_header(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
-    whole: &mut Option<ByteStream>,
+    streamed: &mut Streamed,
     most: u64,
 ) -> Result<Box<dyn ModelHeader>, TransferError> {
     let mut reader = HeaderReader::new();
@@ -81,19 +95,24 @@ fn read_header(
         if progress == Progress::Done || read as u64 >= job.file.size() {
             return Ok(reader.finish()?);
         }
-        match whole {
+        match &mut streamed.whole {
             Some(stream) => {
                 let next = job.wait_for(job.silence.until(stream.next()))??;
                 bytes.extend_from_slice(&next.ok_or(TransferError::Incomplete)?);
             }
-            None => *whole = fetch_more(job, bytes, most)?,
+            None => fetch_more(job, bytes, streamed, most)?,
         }
     }
 }
 
 /// Downloads half as much as there is, and at most `most` bytes: not too much beyond the header, because that
 /// may be in the store.
-fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>, most: u64) -> Result<Option<ByteStream>, TransferError> {
+fn fetch_more(
+    job: &Job<'_>,
+    bytes: &mut Vec<u8>,
+    streamed: &mut Streamed,
+    most: u64,
+) -> Result<(), TransferError> {
     let start = bytes.len() as u64;
     let end = start.saturating_add(FIRST_BYTES.max(start / 2).min(most)).min(job.file.size());
     let fetched = job.wait_for(async {
@@ -102,6 +121,7 @@ fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>, most: u64) -> Result<Option<By
         } else {
             job.silence.until(job.registry.open(job.file)).await?
         };
+        streamed.sender = Some(Arc::clone(stream.sender()));
         // The stream starts at 0: known bytes are skipped.
         let mut skip = if stream.is_whole() { bytes.len() } else { 0 };
         while let Some(portion) = job.next_of(&mut stream).await? {
@@ -109,10 +129,11 @@ fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>, most: u64) -> Result<Option<By
             skip = skip.saturating_sub(portion.len());
             bytes.extend_from_slice(fresh);
             if stream.is_whole() && skip == 0 {
-                return Ok(Some(stream));
+                streamed.whole = Some(stream);
+                return Ok(());
             }
         }
-        Ok::<_, RegistryError>(None)
+        Ok::<_, RegistryError>(())
     })?;
     Ok(fetched?)
 }

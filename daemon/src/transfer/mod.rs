@@ -10,31 +10,37 @@
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
+use blobd_client::protocol::corrected::CorrectedFile;
+use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile, Sender};
 use blobd_store::leases::Lease;
 use blobd_store::{Assembler, DownloadAbout, Ingest, PartialFile, Store, StoreError};
-use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::descriptor::{Archive, Compression, Descriptor};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
+use blobd_store_format::split::SplitPlan;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::ingest::announce;
+use crate::ingest::{announce, recipe_bytes};
 use crate::permits::{Limits, PermitPool};
 
 mod archive;
+mod archive_stream;
+mod decoder;
+mod download;
 mod error;
 mod fetch;
 mod file_transfer;
+mod flag;
 mod growth;
 mod head;
 mod head_reuse;
@@ -42,29 +48,36 @@ mod pieces;
 mod policy;
 mod rate_limit;
 mod schedule;
+mod second_attempt;
+mod senders;
 mod shared_assembler;
 mod silence;
 mod single_flight;
 mod speed;
 mod start;
 mod tensor_reuse;
+mod two_copies;
 
 pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};
+pub(crate) use flag::Flag;
 use head::Head;
 pub(crate) use policy::TransferPolicy;
 pub(crate) use rate_limit::RateLimit;
+use second_attempt::FirstCopy;
+pub(crate) use second_attempt::SmallFile;
 use shared_assembler::SharedAssembler;
 pub(crate) use silence::Silence;
 use single_flight::SingleFlight;
 pub(crate) use single_flight::TransferGuard;
 use start::Start;
 use tensor_reuse::ReusedTensors;
+pub use two_copies::TwoCopies;
 
 /// The state that the transfers of one daemon share.
 #[derive(Clone, Debug, Default)]
 pub struct Transfers {
-    policy: TransferPolicy,
+    policy: Arc<RwLock<TransferPolicy>>,
     /// The rate limit of all transfers together.
     pub(crate) limit: RateLimit,
     single_flight: SingleFlight,
@@ -75,17 +88,22 @@ pub struct Transfers {
 }
 
 /// A file to transfer, and the request that needs it.
+#[derive(Clone)]
 pub(crate) struct Job<'j> {
     pub(crate) registry: &'j RegistryClient,
     pub(crate) file: &'j RemoteFile,
     pub(crate) handle: &'j Handle,
     /// The user whose share of connections is used.
     pub(crate) uid: u32,
-    /// What the file is pulled for, to be recorded with an unfinished download.
+    /// The model and user of the pull, to be recorded with an unfinished download.
     pub(crate) about: Option<DownloadAbout>,
     pub(crate) limits: Vec<RateLimit>,
     /// How long nothing has arrived.
     pub(crate) silence: Silence,
+    /// Whether the file is being downloaded a second time.
+    pub(crate) again: Flag,
+    /// Whether the file is received as one stream, so that an interruption loses what has arrived of it.
+    pub(crate) as_stream: Flag,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
 }
@@ -93,13 +111,17 @@ pub(crate) struct Job<'j> {
 impl Job<'_> {
     /// Downloads a small file into memory.
     pub(crate) fn read_small(&self) -> Result<Vec<u8>, TransferError> {
+        self.read_whole().map(|(bytes, _sender)| bytes)
+    }
+
+    fn read_whole(&self) -> Result<(Vec<u8>, Arc<Sender>), TransferError> {
         let read = || async {
             let mut stream = self.silence.until(self.registry.open(self.file)).await?;
             let mut bytes = Vec::new();
             while let Some(more) = self.next_of(&mut stream).await? {
                 bytes.extend_from_slice(&more);
             }
-            Ok::<_, RegistryError>(bytes)
+            Ok::<_, RegistryError>((bytes, Arc::clone(stream.sender())))
         };
         // Small files are not resumed.
         self.retried(|_received| Ok(self.wait_for(read())??))
@@ -168,6 +190,8 @@ pub(crate) struct Received {
     pub(crate) resumed_bytes: u64,
     /// Bytes reused from the store.
     pub(crate) reused_bytes: u64,
+    /// Set if the first download had a wrong digest.
+    pub(crate) corrected: Option<CorrectedFile>,
 }
 
 /// How much of a file need not be downloaded.
@@ -177,12 +201,42 @@ pub(crate) struct TransferPlan {
     pub(crate) resumed_bytes: u64,
     /// Bytes of stored tensors that are probably the same.
     pub(crate) similar_bytes: u64,
+    /// The disk space that the rest takes. What an earlier transfer has begun has its space already.
+    pub(crate) needed_bytes: u64,
+}
+
+/// The disk space for the blobs that have none yet, and for the recipe.
+fn needed_bytes(store: &Store, plan: &SplitPlan, partial: &PartialFile, reused: &ReusedTensors) -> u64 {
+    let reused: BTreeSet<usize> = reused.candidates().iter().map(|candidate| candidate.blob).collect();
+    let blobs = plan.blobs().iter().enumerate();
+    let new = blobs.filter(|(blob, _)| !reused.contains(blob) && !partial.has_begun(*blob));
+    let sizes = new.map(|(_, planned)| planned.size).chain([recipe_bytes(plan)]);
+    sizes.map(|size| store.size_on_disk(size)).fold(0, u64::saturating_add)
+}
+
+impl TransferPlan {
+    /// For an archive that is received as one stream.
+    const fn of_stream(size: u64) -> Self {
+        Self { resumed_bytes: 0, similar_bytes: 0, needed_bytes: size }
+    }
 }
 
 impl Transfers {
     /// Without transfers yet.
     pub(crate) fn new(policy: TransferPolicy) -> Self {
-        Self { policy, limit: RateLimit::new(policy.bytes_per_second), ..Self::default() }
+        let limit = RateLimit::new(policy.bytes_per_second);
+        Self { policy: Arc::new(RwLock::new(policy)), limit, ..Self::default() }
+    }
+
+    /// Changes the policy of transfers that start from now on. Running ones keep theirs, and their connections are not
+    /// counted with those of later ones. The rate limit stays as it is.
+    pub(crate) fn set_policy(&self, policy: TransferPolicy) {
+        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = policy;
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn policy(&self) -> TransferPolicy {
+        *self.policy.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the right to transfer a file, and calls `report` with the progress of the transfer that
@@ -209,7 +263,7 @@ impl Transfers {
 
     /// What to tell the user if no `what` has come from a host for a while.
     pub(crate) fn waiting_status(&self, host: &str, what: &str, silence: Duration) -> Option<String> {
-        let is_long = silence >= self.policy.silence_reported;
+        let is_long = silence >= self.policy().silence_reported;
         is_long.then(|| format!("waiting for {host}: no {what} for {} s", silence.as_secs()))
     }
 
@@ -231,16 +285,24 @@ impl Transfers {
         ingest: &mut Ingest,
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
-        ingest.lease().pin(job.file.identity());
+        ingest.lease().protect(job.file.identity());
         if !job.file.is_resumable() {
             ingest.store().remove_partial(job.file.identity())?;
         }
-        let received = self.receive_all(guard, ingest, job);
+        let received = match compression_of(job.file) {
+            None => match self.receive_all(guard, ingest, job) {
+                Err(TransferError::NoRanges) => self.receive_stream(guard, ingest, job, None),
+                received => received,
+            },
+            compression => self.receive_stream(guard, ingest, job, compression),
+        };
         if received.as_ref().is_err_and(TransferError::is_final) {
             ingest.store().remove_partial(job.file.identity())?;
         }
         match received {
-            Err(TransferError::Unwanted) if guard.should_yield() => Err(TransferError::HandedOver),
+            Err(TransferError::Unwanted | TransferError::StreamEnded) if guard.should_yield() => {
+                Err(TransferError::HandedOver)
+            }
             received => received,
         }
     }
@@ -252,18 +314,27 @@ impl Transfers {
         lease: &Lease,
         job: &Job<'_>,
     ) -> Result<TransferPlan, TransferError> {
+        if compression_of(job.file).is_some() {
+            return Ok(TransferPlan::of_stream(job.file.size()));
+        }
         let partial = PartialFile::open(store, job.file.identity(), job.file.size())?;
         let resumed_bytes = if job.file.is_resumable() { partial.claimed_bytes() } else { 0 };
         let similar_files = tensor_reuse::similar_files(store, job.file)?;
         let near = similar_files.first().map(|similar| &**similar);
-        let Start { head: Head { plan, whole, .. }, .. } = Start::of(job, store, &partial, near)?;
-        if whole.is_some() {
-            return Ok(TransferPlan { resumed_bytes, similar_bytes: 0 });
-        }
-        let mut candidates = tensor_reuse::candidates(store, lease, &similar_files, &plan)?;
-        candidates.retain(|candidate| !partial.has_begun(candidate.blob));
-        let reused = ReusedTensors::of(job, store, &plan, candidates)?;
-        Ok(TransferPlan { resumed_bytes, similar_bytes: reused.bytes() })
+        let Head { plan, whole, .. } = match Start::of(job, store, &partial, near) {
+            // All of the archive is downloaded.
+            Err(TransferError::NoRanges) => return Ok(TransferPlan::of_stream(job.file.size())),
+            start => start?.head,
+        };
+        let reused = if whole.is_some() {
+            ReusedTensors::default()
+        } else {
+            let mut candidates = tensor_reuse::candidates(store, lease, &similar_files, &plan)?;
+            candidates.retain(|candidate| !partial.has_begun(candidate.blob));
+            ReusedTensors::of(job, store, &plan, candidates)?
+        };
+        let needed_bytes = needed_bytes(store, &plan, &partial, &reused);
+        Ok(TransferPlan { resumed_bytes, similar_bytes: reused.bytes(), needed_bytes })
     }
 
     fn receive_all(
@@ -272,27 +343,33 @@ impl Transfers {
         ingest: &mut Ingest,
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
-        let mut may_reuse_head = true;
+        let (identity, size) = (job.file.identity(), job.file.size());
+        let begun = PartialFile::open(ingest.store(), identity, size)?.first_copy();
+        if let (Some(expected), Some(wrong)) = (job.file.digest(), begun) {
+            let first = FirstCopy::of_earlier_pull(wrong);
+            return self.receive_again(guard, ingest, job, expected, &first);
+        }
+        let mut reuse = Reuse::All;
         loop {
-            let mut transfer = self.begin(guard, ingest, job, may_reuse_head)?;
+            let mut transfer = self.begin(guard, ingest, job, reuse)?;
             loop {
                 let hashed = transfer.run()?;
                 match job.file.digest() {
-                    Some(expected) if expected != hashed.file.digest => {
-                        if transfer.recheck(hashed.file.digest, expected)? == Recheck::All {
-                            break;
+                    Some(expected) if expected != hashed.file.digest => match transfer.recheck(expected)? {
+                        Recheck::Some => {}
+                        Recheck::All => break,
+                        Recheck::Nothing => {
+                            let first = transfer.into_first_copy(hashed.file.digest)?;
+                            return self.receive_again(guard, ingest, job, expected, &first);
                         }
-                    }
+                    },
                     _ => return transfer.finish(ingest, hashed),
                 }
             }
-            tracing::debug!(
-                "{}: data of an earlier transfer does not match, starting again",
-                job.file.label()
-            );
+            tracing::debug!("{}: its head differs from the reused one, starting again", job.file.label());
             drop(transfer);
             ingest.store().remove_partial(job.file.identity())?;
-            may_reuse_head = false;
+            reuse = Reuse::NoHead;
         }
     }
 
@@ -301,14 +378,24 @@ impl Transfers {
         guard: &'t TransferGuard,
         ingest: &Ingest,
         job: &'t Job<'t>,
-        may_reuse_head: bool,
+        reuse: Reuse,
     ) -> Result<Transfer<'t>, TransferError> {
         let size = job.file.size();
         let partial = PartialFile::open(ingest.store(), job.file.identity(), size)?;
-        let similar_files = tensor_reuse::similar_files(ingest.store(), job.file)?;
-        let near = similar_files.first().filter(|_| may_reuse_head).map(|similar| &**similar);
-        let Start { head: Head { plan, facts, whole }, parts, fetched, has_reused_head } =
-            Start::of(job, ingest.store(), &partial, near)?;
+        let similar_files = match reuse {
+            Reuse::Nothing { .. } => Vec::new(),
+            Reuse::All | Reuse::NoHead => tensor_reuse::similar_files(ingest.store(), job.file)?,
+        };
+        let near = similar_files.first().filter(|_| reuse == Reuse::All).map(|similar| &**similar);
+        let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = match reuse
+        {
+            Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial)?,
+            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near)?,
+        };
+        let partial = match reuse {
+            Reuse::Nothing { wrong } => partial.receive_again(wrong),
+            Reuse::All | Reuse::NoHead => partial,
+        };
         let partial = match &job.about {
             Some(about) => partial.about(about.clone()),
             None => partial,
@@ -316,7 +403,7 @@ impl Transfers {
         let assembler = partial.follow(plan, ingest.staging())?;
         for (blob, digest) in assembler.stored() {
             // Pinned before the check, so that no collection deletes it in between.
-            ingest.lease().pin(digest);
+            ingest.lease().protect(digest);
             if ingest.store().blob_size(digest)?.is_none() {
                 assembler.forget_stored(blob);
             }
@@ -332,11 +419,15 @@ impl Transfers {
         start::write_head(&assembler, &parts)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
-        let received = Received { file, facts, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
+        let (downloaded_bytes, reused_bytes, corrected) = (fetched, 0, None);
+        let received = Received { file, facts, downloaded_bytes, resumed_bytes, reused_bytes, corrected };
         // Only the start of a file is read from such a stream.
         let read = parts.first().map_or(0, |(_, bytes)| bytes.len() as u64);
         let whole = whole.map(|stream| (stream, read));
-        let shared = SharedAssembler::new(assembler);
+        let shared = SharedAssembler::new(
+            assembler,
+            start::senders(&parts, sender.filter(|_| !has_reused_head).as_ref()),
+        );
         let refetched = Vec::new();
         Ok(Transfer {
             transfers: self,
@@ -367,7 +458,7 @@ impl Transfers {
         candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
         let reused = ReusedTensors::of(job, store, assembler.plan(), candidates)?;
         for candidate in reused.candidates() {
-            ingest.lease().pin(candidate.digest);
+            ingest.lease().protect(candidate.digest);
             assembler.take_stored(candidate.blob, candidate.digest);
         }
         Ok(reused)
@@ -379,10 +470,30 @@ impl Transfers {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         // A host without connections or waiting requests is forgotten: all its permits are free.
         hosts.retain(|_, connections| Arc::strong_count(connections) > 1);
-        let most = u32::try_from(self.policy.max_connections).unwrap_or(u32::MAX);
+        let most = u32::try_from(self.policy().max_connections).unwrap_or(u32::MAX);
         let limits = Limits { per_principal: most, total: most };
         let connections = || Arc::new(PermitPool::with_first_for_each(limits));
         Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(connections))
+    }
+}
+
+/// What a transfer may take from elsewhere instead of downloading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reuse {
+    All,
+    /// The head of a similar file was misleading.
+    NoHead,
+    /// Everything is downloaded, and compared with a first copy that has this digest.
+    Nothing {
+        wrong: Digest,
+    },
+}
+
+/// How an archive is compressed; `None` for any other file.
+fn compression_of(file: &RemoteFile) -> Option<Compression> {
+    match file.media_type().archive_of_weights() {
+        Some(Archive::Compressed(compression)) => Some(compression),
+        _ => None,
     }
 }
 

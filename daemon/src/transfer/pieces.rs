@@ -1,9 +1,10 @@
 //! Received bytes on their way to the writer thread: collected to pieces of a size that is worth a write.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
-use blobd_registry::{ByteStream, RegistryError};
+use blobd_registry::{ByteStream, RegistryError, Sender};
 use blobd_store::StoreError;
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -18,6 +19,7 @@ pub(super) struct Piece {
     offset: u64,
     frames: Vec<Bytes>,
     length: usize,
+    sender: Arc<Sender>,
 }
 
 /// How much is written, and recorded in the journal, at once.
@@ -33,11 +35,14 @@ pub(super) struct Pieces {
     frames: Vec<Bytes>,
     length: usize,
     since: Instant,
+    sender: Arc<Sender>,
 }
 
 impl Pieces {
-    pub(super) fn new(offset: u64) -> Self {
-        Self { offset, frames: Vec::new(), length: 0, since: Instant::now() }
+    /// For the bytes of `sender` from `offset` on.
+    pub(super) fn new(offset: u64, sender: &Arc<Sender>) -> Self {
+        let sender = Arc::clone(sender);
+        Self { offset, frames: Vec::new(), length: 0, since: Instant::now(), sender }
     }
 
     /// Where the next frame belongs in the file, less those that wait here.
@@ -84,9 +89,9 @@ impl Pieces {
 
     pub(super) fn take(&mut self) -> Option<Piece> {
         let (frames, length) = (std::mem::take(&mut self.frames), std::mem::take(&mut self.length));
-        let offset = self.offset;
+        let (offset, sender) = (self.offset, Arc::clone(&self.sender));
         self.offset += length as u64;
-        (length > 0).then_some(Piece { offset, frames, length })
+        (length > 0).then_some(Piece { offset, frames, length, sender })
     }
 }
 
@@ -111,7 +116,7 @@ fn write_piece(shared: &SharedAssembler, piece: &Piece, joined: &mut Vec<u8>) ->
     if piece.length >= piece.frames.len().saturating_mul(LARGE_FRAME_BYTES) {
         let mut offset = piece.offset;
         return piece.frames.iter().try_for_each(|frame| {
-            shared.write(offset, frame)?;
+            shared.write(offset, frame, &piece.sender)?;
             offset = offset.saturating_add(frame.len() as u64);
             Ok(())
         });
@@ -119,5 +124,5 @@ fn write_piece(shared: &SharedAssembler, piece: &Piece, joined: &mut Vec<u8>) ->
     joined.clear();
     joined.reserve(piece.length);
     piece.frames.iter().for_each(|frame| joined.extend_from_slice(frame));
-    shared.write(piece.offset, joined)
+    shared.write(piece.offset, joined, &piece.sender)
 }

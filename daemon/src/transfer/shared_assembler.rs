@@ -3,14 +3,18 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use blobd_registry::Sender;
 use blobd_store::{Assembler, StoreError};
 
 use super::TransferError;
+use super::senders::Senders;
 
 /// An assembler whose readers wait for bytes until they arrive or the transfer fails.
 #[derive(Debug)]
 pub(super) struct SharedAssembler {
     assembler: Assembler,
+    /// Who sent what has arrived.
+    senders: Mutex<Senders>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -22,16 +26,22 @@ struct State {
 }
 
 impl SharedAssembler {
-    pub(super) fn new(assembler: Assembler) -> Arc<Self> {
-        Arc::new(Self { assembler, state: Mutex::default(), changed: Condvar::new() })
+    pub(super) fn new(assembler: Assembler, senders: Senders) -> Arc<Self> {
+        let senders = Mutex::new(senders);
+        Arc::new(Self { assembler, senders, state: Mutex::default(), changed: Condvar::new() })
     }
 
     pub(super) const fn assembler(&self) -> &Assembler {
         &self.assembler
     }
 
-    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+    pub(super) fn senders(&self) -> Senders {
+        self.lock_senders().clone()
+    }
+
+    pub(super) fn write(&self, offset: u64, bytes: &[u8], sender: &Arc<Sender>) -> Result<(), StoreError> {
         self.assembler.write(offset, bytes)?;
+        self.lock_senders().note(&(offset..offset.saturating_add(bytes.len() as u64)), sender);
         drop(self.lock());
         self.changed.notify_all();
         Ok(())
@@ -82,6 +92,10 @@ impl SharedAssembler {
             }
             state = self.lock();
         }
+    }
+
+    fn lock_senders(&self) -> MutexGuard<'_, Senders> {
+        self.senders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -15,7 +15,7 @@ const FACTOR: u64 = 8;
 /// If the rest of a range takes less time than this, a new connection is not worth it.
 const MIN_REST: Duration = Duration::from_secs(10);
 
-/// What one connection has received, and how long it waited for it.
+/// The bytes that one connection has received, and how long it waited for them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Meter {
     bytes: u64,
@@ -40,7 +40,7 @@ impl Meter {
 pub(super) struct Speeds {
     /// The average over complete ranges; the latest counts half.
     average: Mutex<Option<u64>>,
-    /// What all connections have received since the last tick, and the last rate of one of them.
+    /// The bytes that all connections have received since the last tick, and the last rate of one of them.
     current: Mutex<(Meter, Option<u64>)>,
 }
 

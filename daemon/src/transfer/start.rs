@@ -1,12 +1,16 @@
 //! Obtains the head of a file: from an earlier transfer, from a similar file, or by download.
 
+use std::sync::Arc;
+
+use blobd_registry::Sender;
 use blobd_store::{Assembler, PartialFile, Store, StoreError};
 use blobd_store_format::file_format::MAX_HEADER_BYTES;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
 
-use super::head::{self, Head};
+use super::head::{self, Head, Streamed};
 use super::head_reuse::{ReusedHead, reuse_head};
+use super::senders::Senders;
 use super::{Job, TransferError};
 
 #[derive(Debug)]
@@ -28,30 +32,71 @@ impl Start {
         partial: &PartialFile,
         near: Option<&Recipe>,
     ) -> Result<Self, TransferError> {
-        let size = job.file.size();
         if !job.file.media_type().holds_tensors() {
-            return Ok(Self {
-                head: Head::of_any(size),
-                parts: Vec::new(),
-                fetched: 0,
-                has_reused_head: false,
-            });
+            return Ok(Self::of_any(job));
         }
         if job.file.media_type().archive_of_weights().is_some() {
             return Self::of_archive(job);
         }
-        let mut bytes = partial.head(MAX_HEADER_BYTES);
-        let known = bytes.len();
-        if known == 0
+        let bytes = partial.head(MAX_HEADER_BYTES);
+        if bytes.is_empty()
             && let Some(similar) = near
             && let Some(start) = Self::reused(job, store, similar)?
         {
             return Ok(start);
         }
+        Self::continuing(job, bytes)
+    }
+
+    /// The head of a second copy, which is downloaded whatever the first copy has. If it is invalid, that of the
+    /// first copy determines how the file is split, and the second is downloaded with the rest.
+    pub(super) fn again(job: &Job<'_>, store: &Store, partial: &PartialFile) -> Result<Self, TransferError> {
+        if partial.first_copy().is_some() {
+            // An earlier transfer has begun the second copy.
+            return Self::of(job, store, partial, None);
+        }
+        match Self::anew(job) {
+            Err(TransferError::Format(error)) => {
+                tracing::debug!("{}: invalid head: {error}", job.file.label());
+                Ok(Self { parts: Vec::new(), ..Self::of(job, store, partial, None)? })
+            }
+            start => start,
+        }
+    }
+
+    fn anew(job: &Job<'_>) -> Result<Self, TransferError> {
+        let media_type = job.file.media_type();
+        match media_type.holds_tensors() {
+            false => Ok(Self::of_any(job)),
+            true if media_type.archive_of_weights().is_some() => Self::of_archive(job),
+            true => Self::continuing(job, Vec::new()),
+        }
+    }
+
+    /// Downloads the rest of a head that starts with `bytes`. If it is invalid, the whole head is downloaded once more,
+    /// from another server if there is one: the file may be right, and the head damaged on its way.
+    fn continuing(job: &Job<'_>, bytes: Vec<u8>) -> Result<Self, TransferError> {
+        match Self::fetched(job, bytes) {
+            Err(TransferError::Format(error)) if job.file.digest().is_some() => {
+                tracing::info!("{}: {error}; the head is downloaded again", job.file.label());
+                let (registry, file) = (job.registry.with_fresh_connections(), job.file.avoiding([]));
+                Self::fetched(&Job { registry: &registry, file: &file, ..job.clone() }, Vec::new())
+            }
+            start => start,
+        }
+    }
+
+    fn fetched(job: &Job<'_>, mut bytes: Vec<u8>) -> Result<Self, TransferError> {
+        let known = bytes.len();
         let head = fetch_head(job, &mut bytes)?;
         let fetched = (bytes.len() - known) as u64;
         // An earlier transfer may have reused these bytes.
         Ok(Self { head, parts: vec![(0, bytes)], fetched, has_reused_head: known > 0 })
+    }
+
+    fn of_any(job: &Job<'_>) -> Self {
+        let head = Head::of_any(job.file.size());
+        Self { head, parts: Vec::new(), fetched: 0, has_reused_head: false }
     }
 
     /// The headers in an archive are downloaded each time: they are few, and not at its start.
@@ -59,7 +104,7 @@ impl Start {
         let archive = job.read_archive()?;
         let (plan, facts) = (archive.plan(job.file.size())?, archive.facts());
         let fetched = archive.fetched_bytes();
-        let head = Head { plan, facts, whole: None };
+        let head = Head { plan, facts, whole: None, sender: None };
         Ok(Self { head, parts: archive.parts, fetched, has_reused_head: false })
     }
 
@@ -67,7 +112,7 @@ impl Start {
         let Some(ReusedHead { header, mut bytes, fetched }) = reuse_head(job, store, similar)? else {
             return Ok(None);
         };
-        let Ok(head) = Head::of(&*header, job.file.size(), None) else { return Ok(None) };
+        let Ok(head) = Head::of(&*header, job.file.size(), Streamed::default()) else { return Ok(None) };
         // Only the head is reused, not the bytes after it.
         bytes.truncate(head_bytes(&head.plan));
         Ok(Some(Self { head, parts: vec![(0, bytes)], fetched, has_reused_head: true }))
@@ -96,4 +141,14 @@ pub(super) fn fetch_head(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Tra
 /// Writes what is missing of the known parts.
 pub(super) fn write_head(assembler: &Assembler, parts: &[(u64, Vec<u8>)]) -> Result<(), StoreError> {
     parts.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))
+}
+
+/// Who sent the known parts: only what was downloaded now has a sender.
+pub(super) fn senders(parts: &[(u64, Vec<u8>)], sender: Option<&Arc<Sender>>) -> Senders {
+    let mut senders = Senders::default();
+    if let Some(sender) = sender {
+        let range = |(offset, bytes): &(u64, Vec<u8>)| *offset..offset.saturating_add(bytes.len() as u64);
+        parts.iter().map(range).for_each(|range| senders.note(&range, sender));
+    }
+    senders
 }

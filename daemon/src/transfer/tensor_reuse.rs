@@ -17,6 +17,7 @@ use blobd_store_format::recipe::{Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
 use tokio::task::JoinSet;
+use tracing::Instrument as _;
 
 use super::{Job, RateLimit, Silence, TransferError, rate_limit};
 
@@ -74,7 +75,7 @@ pub(super) fn candidates(
     for (blob, digest) in found {
         let size = plan.blobs().get(blob).map_or(0, |planned| planned.size);
         // Pinned before the check, so that no collection deletes it in between.
-        lease.pin(digest);
+        lease.protect(digest);
         if size > 0 && store.blob_size(digest)? == Some(size) {
             candidates.push(Candidate { blob, digest, size, samples: 0 });
         }
@@ -216,7 +217,7 @@ fn compare(
             while running.len() < SAMPLES_AT_ONCE
                 && let Some((candidate, samples)) = waiting.pop()
             {
-                running.spawn(agrees(Arc::clone(&source), candidate, samples));
+                running.spawn(agrees(Arc::clone(&source), candidate, samples).in_current_span());
             }
             match running.join_next().await {
                 Some(Ok(Ok(Some(candidate)))) => agreeing.push(candidate),

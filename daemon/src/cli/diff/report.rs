@@ -1,4 +1,4 @@
-//! What `diff --json` prints.
+//! The document of `diff --json`.
 
 use std::collections::{BTreeMap, VecDeque};
 

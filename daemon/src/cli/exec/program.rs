@@ -69,7 +69,8 @@ fn find(program: &OsStr) -> Result<PathBuf, ErrorBody> {
     };
     places.into_iter().find(is_program).ok_or_else(|| {
         let message = format!("exec: {}: program not found", program.to_string_lossy());
-        ErrorBody::new(ErrorCode::NotFound, message)
+        let body = ErrorBody::new(ErrorCode::NotFound, message);
+        body.with_hint("check the name, and whether its directory is in PATH and the file may be executed")
     })
 }
 

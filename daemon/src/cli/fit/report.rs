@@ -1,4 +1,4 @@
-//! What `fit` reports.
+//! The report of `fit`.
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::estimate::{Device, Estimate, LayerWeights, ModelSet, Placement};
@@ -162,7 +162,7 @@ impl Devices {
     }
 }
 
-/// What limits the answer.
+/// Notes about the limits of the estimate.
 fn notes(estimate: &Estimate<'_>, metadata: Metadata<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     let settings = estimate.settings;

@@ -1,4 +1,4 @@
-//! What `ls` shows and filters by beyond the list of models: times of use, and facts from headers.
+//! Facts for `ls` beyond the list of models: times of use, and facts from headers.
 
 use std::collections::BTreeMap;
 

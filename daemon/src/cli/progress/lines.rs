@@ -22,25 +22,34 @@ pub(super) struct Lines {
 }
 
 /// How far the work is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// What is being done.
+    /// Another number for each piece of work.
+    pub(super) id: u64,
+    /// The current step.
     pub(super) label: String,
+    /// The reason for a wait.
+    pub(super) status: Option<String>,
+    /// The bytes that were done when the work began.
+    pub(super) start: u64,
     pub(super) done: u64,
     /// 0 if unknown.
     pub(super) total: u64,
+    pub(super) since: Instant,
 }
 
 impl Lines {
-    /// `None` if the user wants no lines.
-    pub(super) fn start(state: impl Fn() -> State + Send + 'static) -> Option<Self> {
+    /// `None` if the user wants no lines. No line is printed while there is no state.
+    pub(super) fn start(state: impl Fn() -> Option<State> + Send + 'static) -> Option<Self> {
         let interval = interval(env::var(INTERVAL_VARIABLE).ok().as_deref())?;
         let (stop, stopped) = channel();
         let run = move || {
-            let mut meter = Meter::new(state().done, Instant::now());
+            let mut meter = Meter::default();
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                // Progress that nobody can read is no failure.
-                let _ = writeln!(io::stderr(), "{}", meter.line(&state(), Instant::now()));
+                if let Some(state) = state() {
+                    // Progress that nobody can read is no failure.
+                    let _ = writeln!(io::stderr(), "{}", meter.line(&state, Instant::now()));
+                }
             }
         };
         // Without a thread there is no progress, but the work is done.
@@ -68,8 +77,15 @@ fn interval(seconds: Option<&str>) -> Option<Duration> {
 }
 
 /// Measures the speed since the last line.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Meter {
+    last: Option<Measured>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    /// Of which work.
+    id: u64,
     done: u64,
     at: Instant,
     /// When bytes were last added.
@@ -77,31 +93,36 @@ struct Meter {
 }
 
 impl Meter {
-    const fn new(done: u64, now: Instant) -> Self {
-        Self { done, at: now, moved: now }
-    }
-
     fn line(&mut self, state: &State, now: Instant) -> String {
-        let State { label, done, total } = state;
-        let new_bytes = done.saturating_sub(self.done);
-        let milliseconds = u64::try_from(now.duration_since(self.at).as_millis()).unwrap_or(u64::MAX).max(1);
-        if *done != self.done {
-            self.moved = now;
-        }
-        (self.done, self.at) = (*done, now);
-        let amount = match *total {
-            0 => format!("{label}: {}", human_bytes(*done)),
-            total => format!(
-                "{label}: {} of {} ({}%)",
-                human_bytes(*done),
-                human_bytes(total),
-                percent(*done, total)
-            ),
+        let State { id, label, done, total, .. } = state;
+        let last = self.last.filter(|last| last.id == *id);
+        let last =
+            last.unwrap_or(Measured { id: *id, done: state.start, at: state.since, moved: state.since });
+        let moved = if *done == last.done { last.moved } else { now };
+        self.last = Some(Measured { id: *id, done: *done, at: now, moved });
+        let amount = match (*done, *total) {
+            (0, 0) => label.clone(),
+            (done, 0) => format!("{label}: {}", human_bytes(done)),
+            (done, total) => {
+                format!(
+                    "{label}: {} of {} ({}%)",
+                    human_bytes(done),
+                    human_bytes(total),
+                    percent(done, total)
+                )
+            }
         };
-        let amount = if *done == 0 && *total == 0 { label.clone() } else { amount };
-        let speed = new_bytes.saturating_mul(1000) / milliseconds;
+        if let Some(status) = &state.status {
+            return format!("{amount}; {status}");
+        }
+        let milliseconds =
+            u64::try_from(now.saturating_duration_since(last.at).as_millis()).unwrap_or(u64::MAX).max(1);
+        let speed = done.saturating_sub(last.done).saturating_mul(1000) / milliseconds;
         if speed == 0 {
-            return format!("{amount}, no progress for {}", time(now.duration_since(self.moved).as_secs()));
+            return format!(
+                "{amount}, no progress for {}",
+                time(now.saturating_duration_since(moved).as_secs())
+            );
         }
         let left = total.saturating_sub(*done) / speed;
         let left = if *total > 0 { format!(", {} left", time(left)) } else { String::new() };
@@ -129,28 +150,47 @@ fn time(seconds: u64) -> String {
 mod tests {
     use super::*;
 
-    fn state(done: u64, total: u64) -> State {
-        State { label: "pulling a".to_owned(), done, total }
+    fn state(since: Instant, done: u64, total: u64) -> State {
+        State { id: 1, label: "pulling a".to_owned(), status: None, start: 0, done, total, since }
     }
 
     #[test]
     fn line_says_what_how_much_how_fast_and_how_long() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut meter = Meter::new(0, start);
-        let line = meter.line(&state(100 << 20, 1 << 30), after(10));
+        let mut meter = Meter::default();
+        let line = meter.line(&state(start, 100 << 20, 1 << 30), after(10));
         assert_eq!(line, "pulling a: 100 MiB of 1.00 GiB (9%), 10.0 MiB/s, 1m 32s left");
-        let line = meter.line(&state(600 << 20, 1 << 30), after(20));
+        let line = meter.line(&state(start, 600 << 20, 1 << 30), after(20));
         assert_eq!(line, "pulling a: 600 MiB of 1.00 GiB (58%), 50.0 MiB/s, 8s left");
         assert_eq!(
-            meter.line(&state(600 << 20, 1 << 30), after(50)),
+            meter.line(&state(start, 600 << 20, 1 << 30), after(50)),
             "pulling a: 600 MiB of 1.00 GiB (58%), no progress for 30s"
         );
-        assert_eq!(Meter::new(0, start).line(&state(0, 0), after(70)), "pulling a, no progress for 1m 10s");
+        let line = Meter::default().line(&state(start, 0, 0), after(70));
+        assert_eq!(line, "pulling a, no progress for 1m 10s");
+        let line = Meter::default().line(&state(start, 2048, 0), after(1));
+        assert_eq!(line, "pulling a: 2.00 KiB, 2.00 KiB/s", "the total is unknown");
+    }
+
+    #[test]
+    fn speed_of_the_next_file_does_not_include_what_was_there_or_the_file_before() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut meter = Meter::default();
+        meter.line(&state(start, 900 << 20, 1 << 30), after(10));
+        let next = State { id: 2, start: 20 << 20, ..state(after(15), 70 << 20, 120 << 20) };
+        assert_eq!(meter.line(&next, after(20)), "pulling a: 70.0 MiB of 120 MiB (58%), 10.0 MiB/s, 5s left");
+    }
+
+    #[test]
+    fn line_says_what_is_waited_for() {
+        let start = Instant::now();
+        let status = Some("waiting for example.org: no data for 12 s".to_owned());
+        let waiting = State { status, ..state(start, 600 << 20, 1 << 30) };
         assert_eq!(
-            Meter::new(0, start).line(&state(2048, 0), after(1)),
-            "pulling a: 2.00 KiB, 2.00 KiB/s",
-            "the total is unknown"
+            Meter::default().line(&waiting, start + Duration::from_secs(10)),
+            "pulling a: 600 MiB of 1.00 GiB (58%); waiting for example.org: no data for 12 s"
         );
     }
 

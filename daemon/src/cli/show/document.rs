@@ -1,4 +1,4 @@
-//! What `show --json` prints, and from which the tables are made.
+//! The document of `show --json`, from which the tables are made too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,7 @@ pub(super) struct Document {
     pub(super) capabilities: Vec<&'static str>,
     /// The sum of all files.
     pub(super) size: u64,
-    /// What it shares on disk; absent if it is not stored or the store is not indexed yet.
+    /// Its sharing on disk; absent if it is not stored or the store is not indexed yet.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) sharing: Option<Sharing>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,6 +95,8 @@ pub(super) struct LayerRow {
     pub(super) size: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) stored: Option<StoredForm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unpacked_from: Option<Digest>,
 }
 
 impl Document {
@@ -116,7 +118,7 @@ impl Document {
         Ok(document)
     }
 
-    /// What the headers and texts say.
+    /// Facts from the headers and texts.
     fn of_files(model: &DescribedModel, files: Vec<ParsedFile>) -> Self {
         let weights = files.iter().filter(|file| file.component == "model");
         let overview = ModelOverview::new(weights.map(|file| (&file.header, &file.layout)));
@@ -183,6 +185,7 @@ impl Document {
             digest: Some(layer.digest),
             size: layer.size,
             stored: Some(layer.stored),
+            unpacked_from: layer.unpacked_from,
         });
         self.layers = layers.collect();
         self.add_facts_of_layers();
@@ -259,6 +262,7 @@ fn layers(model: &DescribedModel) -> Vec<LayerRow> {
         digest: file.digest,
         size: file.size,
         stored: None,
+        unpacked_from: None,
     };
     model.files.iter().map(row).collect()
 }

@@ -28,7 +28,7 @@ use crate::output::{print, print_json, printable};
 /// Options of `show --hash`.
 #[derive(Debug, Args)]
 pub(super) struct HashArgs {
-    /// Print the hash of each tensor and of all tensors, as llama.cpp's gguf-hash: sha1, sha256, uuid, xxh64, all
+    /// Print the hash of each tensor and of all tensors, as llama.cpp's gguf-hash does
     #[arg(
         long,
         value_name = "ALGORITHM",

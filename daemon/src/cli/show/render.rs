@@ -152,13 +152,15 @@ fn files(document: &Document) -> Table {
             Some(StoredForm::Recipe) => "by tensor",
             None => "-",
         };
+        let unpacked = layer.unpacked_from.map(|packed| format!(", unpacked from {}", packed.short()));
+        let stored = format!("{stored}{}", unpacked.unwrap_or_default());
         let component = layer.media_type.component();
         let name = match &layer.name {
             Some(name) => format!("{component} {name}"),
             None => component.to_owned(),
         };
         let digest = layer.digest.map_or_else(|| "-".to_owned(), Digest::short);
-        table.row([name, digest, human_bytes(layer.size), stored.to_owned()]);
+        table.row([name, digest, human_bytes(layer.size), stored]);
     }
     table
 }

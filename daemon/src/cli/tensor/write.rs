@@ -13,6 +13,7 @@ use crate::cli::file_error;
 use crate::cli::interrupt::on_end;
 use crate::cli::output_file::{Existing, TemporaryName};
 use crate::cli::target::{Target, write_error};
+use crate::output::DataOutput;
 
 /// What is written.
 #[derive(Debug)]
@@ -79,7 +80,9 @@ impl<'t> Content<'t> {
 }
 
 pub(super) fn to_stdout(content: &Content<'_>) -> Result<(), ErrorBody> {
-    content.write(io::stdout().lock(), "standard output")
+    let mut out = DataOutput::new();
+    let written = content.write(&mut out, "standard output");
+    out.result(written)
 }
 
 /// Writes a file that gets its name when it is complete.

@@ -154,7 +154,7 @@ fn paths_that_lead_nowhere_are_none() {
     assert_eq!(find(&tree, "/").unwrap().0, Tree::ROOT);
 }
 
-/// What a path from the root leads to.
+/// The entry at a path from the root.
 fn find<'t>(tree: &'t Tree, path: &str) -> Option<(u64, &'t Node)> {
     let parts = path.split('/').filter(|part| !part.is_empty());
     let inode = parts

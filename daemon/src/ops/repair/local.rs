@@ -31,7 +31,8 @@ impl Repair<'_> {
         whole.into_iter().filter(|file| split.contains(file)).any(|file| {
             let Ok(Some(recipe)) = self.store.recipe(file) else { return false };
             let places = places(&recipe, digest);
-            if places.is_empty() {
+            // A compressed file is not what its recipe rebuilds.
+            if places.is_empty() || recipe.unpacked().is_some() {
                 return false;
             }
             let _reading = self.store.begin_internal_read(file);
@@ -47,10 +48,11 @@ impl Repair<'_> {
         mut file: FileReader<'_>,
         places: &[Place],
     ) -> Result<(), Failure> {
-        self.publish(digest, need.size, |writer| {
+        let published = self.publish(digest, need.size, |writer| {
             let copied = places.iter().try_for_each(|place| copy(&mut file, *place, writer));
-            copied.map_err(|error| error.to_string())
-        })
+            copied.map_err(|error| self.failure(&error))
+        });
+        published.map_err(|unpublished| unpublished.to_string())
     }
 
     fn is_ok_or_log(&self, copied: &Result<(), Failure>, digest: Digest, source: &str) -> bool {

@@ -1,16 +1,17 @@
 //! Repairs a blob from the registry of a model.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use blobd_registry::{RegistryError, RemoteFile};
+use blobd_registry::{RegistryClient, RegistryError, RemoteFile, Sender};
 use blobd_store::BlobWriter;
-use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::source::PullSource;
 use blobd_store_format::stored_file::StoredForm;
 
 use super::place::{Place, places};
-use super::{Failure, Repair};
+use super::{Failure, Repair, Unpublished};
 use crate::ops::survey::{FileId, Need, Survey, SurveyedModel};
 
 impl Repair<'_> {
@@ -27,6 +28,14 @@ impl Repair<'_> {
         let mut received_bytes = 0;
         for id in &need.files {
             let Some((file, form)) = survey.file(*id) else { continue };
+            if let Some(Archive::Compressed(_)) = file.media_type.archive_of_weights() {
+                failures.insert(format!(
+                    "layer {} is compressed and is not received in part; pull {} again",
+                    id.digest.short(),
+                    survey.names_of(&[*id]).into_iter().collect::<Vec<_>>().join(" or ")
+                ));
+                continue;
+            }
             let places = self.places(*id, form, digest);
             if places.is_empty() {
                 continue;
@@ -85,6 +94,25 @@ impl Repair<'_> {
     }
 }
 
+/// What has been fetched for a blob.
+struct Fetched<'f> {
+    senders: Vec<Arc<Sender>>,
+    bytes: &'f mut u64,
+}
+
+/// The failure of a second attempt, after the first brought bytes with the digest `first`.
+fn second_failure(first: Digest, second: &Unpublished) -> Failure {
+    match second {
+        Unpublished::Wrong(digest) if *digest == first => format!("{second}, twice"),
+        Unpublished::Wrong(digest) => {
+            format!("the received bytes have the digest {first}, and {digest} when fetched again")
+        }
+        Unpublished::Failed(failure) => {
+            format!("the received bytes have the digest {first}; fetched again: {failure}")
+        }
+    }
+}
+
 struct Fetch<'f> {
     repair: &'f Repair<'f>,
     origin: &'f PullSource,
@@ -92,43 +120,74 @@ struct Fetch<'f> {
 }
 
 impl Fetch<'_> {
-    /// Fetches all ranges in the order of the blob, so that it is hashed while it is received.
     fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
-        let fill = |writer: &mut BlobWriter| {
-            let located = self.repair.registry.locate(self.origin, self.file);
-            let remote = self.while_connected(located)?;
-            let nonempty = places.iter().filter(|place| place.length > 0);
-            nonempty.into_iter().try_for_each(|place| self.take(&remote, *place, writer, received))
-        };
-        let published = self.repair.publish(digest, need.size, fill);
-        published.map_err(|failure| match self.origin {
+        let fetched = self.fetch(digest, need, places, received);
+        fetched.map_err(|failure| match self.origin {
             PullSource::Registry(reference) => format!("{}: {failure}", reference.short()),
             other => format!("{other}: {failure}"),
         })
     }
 
-    fn take(
+    /// Fetches the blob. If its digest is wrong, a second time over other connections, and from another server if
+    /// there is one.
+    fn fetch(
         &self,
-        remote: &RemoteFile,
-        place: Place,
-        writer: &mut BlobWriter,
+        digest: Digest,
+        need: &Need,
+        places: &[Place],
         received: &mut u64,
     ) -> Result<(), Failure> {
+        let registry = self.repair.registry;
+        let remote = self.while_connected(registry.locate(self.origin, self.file))?;
+        let mut fetched = Fetched { senders: Vec::new(), bytes: received };
+        let wrong = match self.publish(digest, need, places, (registry, &remote), &mut fetched) {
+            Err(Unpublished::Wrong(wrong)) => wrong,
+            published => return published.map_err(|unpublished| unpublished.to_string()),
+        };
+        tracing::info!("blob {digest}: the received bytes have the digest {wrong}; they are requested again");
+        let registry = registry.with_fresh_connections();
+        let remote = remote.avoiding(fetched.senders.iter().map(|sender| &**sender));
+        let published = self.publish(digest, need, places, (&registry, &remote), &mut fetched);
+        published.map_err(|unpublished| second_failure(wrong, &unpublished))
+    }
+
+    /// Fetches all ranges in the order of the blob, so that it is hashed while it is received.
+    fn publish(
+        &self,
+        digest: Digest,
+        need: &Need,
+        places: &[Place],
+        from: (&RegistryClient, &RemoteFile),
+        fetched: &mut Fetched<'_>,
+    ) -> Result<(), Unpublished> {
+        self.repair.publish(digest, need.size, |writer| {
+            let mut nonempty = places.iter().filter(|place| place.length > 0);
+            nonempty.try_for_each(|place| self.take(from, *place, writer, fetched))
+        })
+    }
+
+    fn take(
+        &self,
+        (registry, remote): (&RegistryClient, &RemoteFile),
+        place: Place,
+        writer: &mut BlobWriter,
+        fetched: &mut Fetched<'_>,
+    ) -> Result<(), Failure> {
         let range = place.offset_in_file..place.end_in_file();
-        let stream = self.repair.registry.open_range(remote, range);
-        let mut stream = self.while_connected(stream)?;
+        let mut stream = self.while_connected(registry.open_range(remote, range))?;
+        fetched.senders.push(Arc::clone(stream.sender()));
         let taken = loop {
             match self.while_connected(stream.next()) {
                 Ok(Some(bytes)) => {
                     if let Err(error) = writer.append(&bytes) {
-                        break Err(error.to_string());
+                        break Err(self.repair.failure(&error));
                     }
                 }
                 Ok(None) => break Ok(()),
                 Err(failure) => break Err(failure),
             }
         };
-        *received = received.saturating_add(stream.received_bytes());
+        *fetched.bytes = fetched.bytes.saturating_add(stream.received_bytes());
         taken
     }
 

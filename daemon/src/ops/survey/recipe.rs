@@ -8,7 +8,7 @@ use blobd_store_format::split::{SplitPlan, Target};
 use blobd_store::Store;
 use blobd_store::scrub::{DiskReader, Ended, Step};
 
-/// What is wrong with a recipe, if anything: its pieces, its tensor table, or the lengths of its blobs. A recipe
+/// Checks a recipe and returns the fault, if any: its pieces, its tensor table, or the lengths of its blobs. A recipe
 /// whose header blob is damaged or missing cannot be checked.
 pub(super) fn mismatch(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<String> {
     for (digest, needed) in recipe.blob_sizes() {

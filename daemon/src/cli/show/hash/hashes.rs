@@ -15,7 +15,7 @@ pub(super) enum Algorithm {
     Xxh64,
     Sha1,
     Sha256,
-    /// A UUIDv5 in a namespace of llama.cpp, of all tensors together.
+    // A UUIDv5 in a namespace of llama.cpp, of all tensors together. Not a doc comment, which the help would print.
     Uuid,
     #[serde(skip)]
     All,

@@ -8,21 +8,91 @@ use std::path::{Path, PathBuf};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::{SYSTEM_SOCKET, check_private, private_directory, user_sockets};
 
-use super::super::{Global, usage};
-use crate::config::{Config, SocketGroup};
+use super::{Global, usage};
+use crate::config::{Config, SocketGroup, SocketOfUnit};
 use crate::server::Socket;
+use crate::systemd::{ActivationError, PassedSocket};
 
 /// The group whose members may connect to a daemon of root, if there is such a group.
-const SYSTEM_GROUP: &str = "blobd";
+pub(super) const SYSTEM_GROUP: &str = "blobd";
 
-/// The socket's path: as given, configured, or the first default one whose directory belongs to this user.
-pub(super) fn path(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
+/// Where the daemon listens.
+#[derive(Debug)]
+pub(super) enum Endpoint {
+    /// At a path, where it makes a socket.
+    At(PathBuf),
+    Passed(PassedSocket),
+}
+
+impl Endpoint {
+    /// The socket that systemd has passed, else the path of an own one.
+    pub(super) fn find(
+        global: &Global,
+        config: &mut Config,
+        passed: Option<PassedSocket>,
+    ) -> Result<Self, ErrorBody> {
+        let Some(passed) = passed else { return path(global, config).map(Self::At) };
+        warn_of_settings_without_effect(global, config, passed.path());
+        let (gid, mode) = passed.admission().map_err(|error| bind_error(passed.path(), &error))?;
+        config.passed_socket = Some(SocketOfUnit { path: passed.path().to_path_buf(), gid, mode });
+        Ok(Self::Passed(passed))
+    }
+
+    pub(super) fn listen(self, config: &Config) -> Result<Socket, ErrorBody> {
+        match self {
+            Self::At(path) => {
+                let socket = Socket::bind(&path).map_err(|error| bind_error(&path, &error))?;
+                admit(&socket, config)?;
+                Ok(socket)
+            }
+            Self::Passed(passed) => {
+                if let Some(SocketOfUnit { path, gid, mode }) = &config.passed_socket {
+                    warn_if_unreachable(path, Some(*gid), *mode);
+                }
+                let path = passed.path().to_path_buf();
+                Socket::of_passed(passed).map_err(|error| bind_error(&path, &error))
+            }
+        }
+    }
+}
+
+/// systemd has made the socket as its unit says, and keeps it for the next daemon: nothing about it is changed.
+fn warn_of_settings_without_effect(global: &Global, config: &Config, passed: &Path) {
+    let path = passed.display();
+    if let Some(other) = global.socket.as_ref().or(config.socket.as_ref()).filter(|other| *other != passed) {
+        let other = other.display();
+        tracing::warn!("socket: {other}: ignored, systemd has passed {path} (ListenStream= of its unit)");
+    }
+    if config.socket_group.is_some() || config.socket_mode.is_some() {
+        tracing::warn!(
+            "socket_group, socket_mode: ignored for {path}, which systemd has made (SocketGroup=, SocketMode= of its \
+             unit)"
+        );
+    }
+}
+
+pub(super) fn activation_error(error: &ActivationError) -> ErrorBody {
+    usage(error).with_hint("the unit of the socket needs one ListenStream= with a path, and Accept=no")
+}
+
+/// The socket's path: as given, configured, or the first default one whose directory belongs to this user. Creates
+/// the user's private directory if the socket is there.
+fn path(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
     if let Some(path) = global.socket.as_ref().or(config.socket.as_ref()) {
         return Ok(path.clone());
     }
+    let path = default_path();
+    if path.starts_with(private_directory()) {
+        create_private_directory(&private_directory())?;
+    }
+    Ok(path)
+}
+
+/// The path of the socket if none is given or configured.
+pub(super) fn default_path() -> PathBuf {
     let own_uid = rustix::process::geteuid();
     if own_uid.is_root() {
-        return Ok(SYSTEM_SOCKET.into());
+        return SYSTEM_SOCKET.into();
     }
     let private = private_directory();
     // The variable may be another user's, such as after `su`.
@@ -31,13 +101,10 @@ pub(super) fn path(global: &Global, config: &Config) -> Result<PathBuf, ErrorBod
         let directory = socket.ancestors().nth(2).filter(|directory| !private.starts_with(directory));
         directory.is_some_and(|directory| fs::metadata(directory).is_ok_and(is_own))
     });
-    match in_runtime_directory {
-        Some(socket) => Ok(socket),
-        None => in_private_directory(&private),
-    }
+    in_runtime_directory.unwrap_or_else(|| private.join("blobd.sock"))
 }
 
-fn in_private_directory(directory: &Path) -> Result<PathBuf, ErrorBody> {
+fn create_private_directory(directory: &Path) -> Result<(), ErrorBody> {
     const HINT: &str =
         "set XDG_RUNTIME_DIR to a directory of your own, or give --socket, and BLOBD_SOCKET to clients";
     let refused = |error| ErrorBody::new(ErrorCode::Denied, format!("socket: {error}")).with_hint(HINT);
@@ -51,10 +118,10 @@ fn in_private_directory(directory: &Path) -> Result<PathBuf, ErrorBody> {
         "this user has no runtime directory (XDG_RUNTIME_DIR): the socket is in {}",
         directory.display()
     );
-    Ok(directory.join("blobd.sock"))
+    Ok(())
 }
 
-pub(super) fn bind_error(path: &Path, error: &io::Error) -> ErrorBody {
+fn bind_error(path: &Path, error: &io::Error) -> ErrorBody {
     const ELSEWHERE: &str = "choose another --socket; BLOBD_SOCKET names it to clients";
     let name = path.display();
     if error.kind() == io::ErrorKind::AddrInUse {
@@ -73,18 +140,30 @@ pub(super) fn bind_error(path: &Path, error: &io::Error) -> ErrorBody {
     ErrorBody::new(code, format!("{name}: cannot listen: {error}")).with_hint(ELSEWHERE)
 }
 
+/// Who may connect.
+pub(super) struct Admitted {
+    pub(super) gid: Option<u32>,
+    pub(super) mode: u32,
+}
+
+impl Admitted {
+    pub(super) fn by(config: &Config) -> Result<Self, ErrorBody> {
+        let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+        let configured = config.socket_group.as_ref().map(|group| gid_of(group, &groups)).transpose()?;
+        let is_root = rustix::process::geteuid().is_root();
+        let gid = configured.or_else(|| gid_of_name(SYSTEM_GROUP, &groups).filter(|_| is_root));
+        let mode = config.socket_mode.unwrap_or(if gid.is_some() { 0o660 } else { 0o600 });
+        Ok(Self { gid, mode })
+    }
+}
+
 /// Lets those connect whom the configuration names.
-pub(super) fn admit(socket: &Socket, config: &Config) -> Result<(), ErrorBody> {
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    let configured = config.socket_group.as_ref().map(|group| gid_of(group, &groups)).transpose()?;
-    let is_root = rustix::process::geteuid().is_root();
-    let gid = configured.or_else(|| gid_of_name(SYSTEM_GROUP, &groups).filter(|_| is_root));
-    let mode = config.socket_mode.unwrap_or(if gid.is_some() { 0o660 } else { 0o600 });
+fn admit(socket: &Socket, config: &Config) -> Result<(), ErrorBody> {
+    let Admitted { gid, mode } = Admitted::by(config)?;
+    let is_configured = config.socket_group.is_some() || config.socket_mode.is_some();
     match socket.admit(gid, mode) {
         Ok(()) => warn_if_unreachable(socket.path(), gid, mode),
-        Err(error) if configured.is_some() || config.socket_mode.is_some() => {
-            return Err(admission_error(gid, &error));
-        }
+        Err(error) if is_configured => return Err(admission_error(gid, &error)),
         Err(error) => tracing::warn!("group {SYSTEM_GROUP}: cannot be given access to the socket: {error}"),
     }
     Ok(())

@@ -1,0 +1,67 @@
+//! Requests that show what the store and its clients do: `GET /v1/df`, `GET /v1/ps` and `GET /v1/pulls`.
+
+use std::collections::BTreeMap;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::response::SessionList;
+use blobd_store_format::reference::Reference;
+
+use super::Caller;
+use super::body::HttpResponse;
+use crate::ops::{self, OpError};
+use crate::state::Daemon;
+
+/// `detail=N` adds which models share what, with at most N names in each list.
+pub(super) async fn usage(caller: &Caller, query: Option<&str>) -> Result<HttpResponse, ErrorBody> {
+    let detail = number(query, "detail")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    caller.survey(move |daemon| ops::usage_in_detail(&daemon.store, &*daemon.last_opened, detail)).await
+}
+
+/// `residency=true` adds how much of each model is in memory.
+pub(super) async fn sessions(caller: &Caller, query: Option<&str>) -> Result<HttpResponse, ErrorBody> {
+    match query {
+        None => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
+        Some("residency=true") => caller.survey(|daemon| Ok(with_residency(daemon))).await,
+        Some(other) => Err(wrong_query(other, "residency=true")),
+    }
+}
+
+/// The most models whose residency one request determines: a large one takes some hundred milliseconds.
+const MAX_RESIDENCIES: usize = 64;
+
+/// A model that was removed meanwhile, or is damaged, has no residency.
+fn with_residency(daemon: &Daemon) -> SessionList {
+    let mut list = daemon.sessions.list();
+    let mut models = BTreeMap::new();
+    for session in &mut list.sessions {
+        let is_one_too_many = models.len() >= MAX_RESIDENCIES;
+        let of_model = || {
+            if is_one_too_many {
+                return None;
+            }
+            let reference: Reference = session.model.parse().ok()?;
+            ops::residency(&daemon.store, &reference).ok()
+        };
+        let residency = *models.entry(session.model.clone()).or_insert_with(of_model);
+        session.model_bytes = residency.map(|residency| residency.bytes);
+        session.resident_bytes = residency.map(|residency| residency.resident_bytes);
+    }
+    list
+}
+
+pub(super) async fn pulls(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
+    caller.respond(|daemon| Ok::<_, OpError>(ops::pulls(&daemon.running_pulls.list()))).await
+}
+
+/// The number in a query `KEY=NUMBER`; `None` without a query.
+pub(super) fn number(query: Option<&str>, key: &str) -> Result<Option<u64>, ErrorBody> {
+    let Some(query) = query else { return Ok(None) };
+    let value = query.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
+    let number = value.and_then(|number| number.parse().ok());
+    number.map(Some).ok_or_else(|| wrong_query(query, &format!("{key}=NUMBER")))
+}
+
+fn wrong_query(query: &str, expected: &str) -> ErrorBody {
+    let message = format!("{query:?}: not a query of this request, {expected} expected");
+    ErrorBody::new(ErrorCode::InvalidRequest, message)
+}

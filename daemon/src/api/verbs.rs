@@ -1,0 +1,129 @@
+//! Which verb a request is, for the log, the audit log and the metrics; and which model its parameters name.
+
+use blobd_client::protocol::edit::EditParams;
+use blobd_client::protocol::request::{
+    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
+    RenameParams, TagParams, UndeleteParams, VerifyParams,
+};
+use blobd_client::protocol::space::RemovePartialsParams;
+use blobd_store_format::reference::Reference;
+use hyper::Method;
+
+use crate::request_record::Verb;
+
+/// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
+const READING: [(&str, &str, &str); 20] = [
+    ("GET", "/v1/version", "version"),
+    ("GET", "/v1/access", "access"),
+    ("GET", "/v1/models", "ls"),
+    ("GET", "/v1/models/", "show"),
+    ("GET", "/v1/manifests/", "manifest"),
+    ("GET", "/v1/heads/", "heads"),
+    ("GET", "/v1/sharing/", "sharing"),
+    ("GET", "/v1/ps", "ps"),
+    ("GET", "/v1/df", "df"),
+    ("GET", "/v1/partials", "partial ls"),
+    ("GET", "/v1/trash", "trash"),
+    ("GET", "/v1/doctor", "doctor"),
+    ("GET", "/v1/eviction", "eviction"),
+    ("GET", "/v1/limit", "limit show"),
+    ("GET", "/v1/config", "config"),
+    ("POST", "/v1/pull/plan", "pull plan"),
+    ("POST", "/v1/resolve", "resolve"),
+    ("POST", "/v1/inspect", "inspect"),
+    // Not known to this version, or malformed.
+    ("GET", "/", "unknown"),
+    ("POST", "/", "unknown"),
+];
+
+/// Requests that change the store, give out descriptors or control the daemon.
+const AUDITED: [(&str, &str); 15] = [
+    ("/v1/open", "open"),
+    ("/v1/import", "import"),
+    ("/v1/pull", "pull"),
+    ("/v1/edit", "edit"),
+    ("/v1/remove", "rm"),
+    ("/v1/undelete", "undelete"),
+    ("/v1/tag", "tag"),
+    ("/v1/rename", "rename"),
+    ("/v1/pin", "pin"),
+    ("/v1/gc", "gc"),
+    ("/v1/verify", "verify"),
+    ("/v1/reindex", "reindex"),
+    ("/v1/release", "release"),
+    ("/v1/partials/remove", "partial rm"),
+    ("/v1/limit", "limit"),
+];
+
+/// The verb of a request; `unknown` if there is none.
+pub(super) fn verb(method: &Method, path: &str) -> Verb {
+    if method == Method::POST
+        && let Some((_, name)) = AUDITED.iter().find(|(audited, _)| *audited == path)
+    {
+        return Verb { name, is_audited: true };
+    }
+    let is_of = |start: &str| path == start || start.ends_with('/') && path.starts_with(start);
+    let found = READING.iter().find(|(of, start, _)| method.as_str() == *of && is_of(start));
+    Verb { name: found.map_or("unknown", |(_, _, name)| name), is_audited: false }
+}
+
+/// What the parameters of a request name, for the records of failed requests too.
+pub(super) trait Subject {
+    /// The model, as the client named it.
+    fn subject(&self) -> Option<String> {
+        None
+    }
+
+    /// The verb, if the path does not decide it.
+    fn verb(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+macro_rules! subjects {
+    ($($params:ty: $subject:expr;)*) => {
+        $(impl Subject for $params {
+            fn subject(&self) -> Option<String> {
+                let subject: fn(&Self) -> Option<String> = $subject;
+                subject(self)
+            }
+        })*
+    };
+}
+
+subjects! {
+    OpenParams: |params| Some(full_name(&params.reference));
+    ImportParams: |params| Some(params.name.as_ref().map_or_else(|| params.file_name.clone(), full_name));
+    PullParams: |params| Some(params.source.to_string());
+    EditParams: |params| Some(full_name(&params.target));
+    RemoveParams: |params| Some(removed(params));
+    UndeleteParams: |params| Some(full_name(&params.reference));
+    TagParams: |params| Some(full_name(&params.target));
+    RenameParams: |params| Some(full_name(&params.source));
+    VerifyParams: |params| params.reference.as_ref().map(full_name);
+    ReleaseParams: |params| params.reference.as_ref().map(full_name);
+    RemovePartialsParams: |params| (!params.targets.is_empty()).then(|| params.targets.join(" "));
+}
+
+impl Subject for GcParams {}
+impl Subject for LimitParams {}
+
+impl Subject for PinParams {
+    fn subject(&self) -> Option<String> {
+        Some(full_name(&self.reference))
+    }
+
+    fn verb(&self) -> Option<&'static str> {
+        Some(if self.pinned { "pin" } else { "unpin" })
+    }
+}
+
+/// The full name, but an ID as it is.
+fn full_name(reference: &Reference) -> String {
+    if reference.id_prefix().is_some() { reference.as_requested() } else { reference.to_string() }
+}
+
+fn removed(params: &RemoveParams) -> String {
+    let names = params.references.iter().map(full_name);
+    names.chain(params.patterns.iter().cloned()).collect::<Vec<_>>().join(" ")
+}

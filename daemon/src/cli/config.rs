@@ -1,0 +1,144 @@
+//! `blobd config show`
+
+use std::path::Path;
+
+use blobd_client::client::Client;
+use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin};
+use blobd_client::protocol::error::ErrorBody;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::connect::{client_error, load_config, print_result};
+use super::{Global, effective};
+use crate::config::differences;
+use crate::output::printable;
+
+/// Check the configuration, and show every setting
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd config show
+  blobd config show --config new.toml          check a file before it is used")]
+pub(super) struct Params {
+    #[command(subcommand)]
+    command: ConfigCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    Show(ShowParams),
+}
+
+/// Show every setting, its value, where it comes from, and what a running daemon uses instead
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A configuration that is not valid is an error with its line and column, and exit code 2.
+A daemon reads it at its start and at SIGHUP (`systemctl reload blobd`).
+
+Examples:
+  blobd config show
+  blobd config show --config new.toml          check a file before it is used
+  blobd config show --json | jq -r '.settings[] | select(.key == \"space.quota\").value'"
+)]
+struct ShowParams {}
+
+/// What `blobd config show` prints.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    configuration: Configuration,
+    /// `None` without a daemon on the configured socket.
+    daemon: Option<Running>,
+}
+
+/// A daemon, and the settings in which it differs.
+#[derive(Debug, Serialize)]
+struct Running {
+    socket: String,
+    /// What the daemon uses instead.
+    differences: Vec<Setting>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let ConfigCommand::Show(ShowParams {}) = params.command;
+    let config = load_config(global)?;
+    let configuration = config.settings(&effective::given(global, &config)?);
+    let socket = configuration.settings.iter().find(|setting| setting.key == "socket");
+    let socket = socket.and_then(|setting| setting.value.as_str()).unwrap_or_default();
+    let daemon = running(Path::new(socket), &configuration)?;
+    print_result(global, &Shown { configuration, daemon }, render)
+}
+
+fn running(socket: &Path, configuration: &Configuration) -> Result<Option<Running>, ErrorBody> {
+    let Ok(client) = Client::connect(socket) else { return Ok(None) };
+    let used = client.configuration().map_err(client_error)?;
+    let differences = differences(&used, configuration).map(|(used, _found)| used.clone()).collect();
+    Ok(Some(Running { socket: socket.display().to_string(), differences }))
+}
+
+fn render(shown: &Shown) -> String {
+    let Configuration { file, settings } = &shown.configuration;
+    let mut text = match file {
+        Some(file) => format!("configuration: {}\n\n", printable(file)),
+        None => "configuration: no file; all settings have their defaults\n\n".to_owned(),
+    };
+    let rows: Vec<[String; 3]> = settings.iter().flat_map(rows).collect();
+    let width = rows.iter().map(|[key, ..]| key.chars().count()).max().unwrap_or_default();
+    for [key, value, place] in rows {
+        text.push_str(&format!("{key:width$}  {value}  ({place})\n"));
+    }
+    if let Some(daemon) = &shown.daemon {
+        text.push_str(&format!("\n{}", render_daemon(daemon)));
+    }
+    text
+}
+
+/// Key, value and place: one row, or one for each entry of a table.
+fn rows(setting: &Setting) -> Vec<[String; 3]> {
+    let Setting { key, value, .. } = setting;
+    let row = |key: String, value| [printable(&key), printable(&in_words(value)), printable(&place(setting))];
+    match value {
+        Value::Object(entries) if !entries.is_empty() => {
+            entries.iter().map(|(name, value)| row(format!("{key}.{name:?}"), value)).collect()
+        }
+        value => vec![row(key.clone(), value)],
+    }
+}
+
+fn place(Setting { origin, place, .. }: &Setting) -> String {
+    match (origin, place) {
+        (SettingOrigin::Default, _) | (_, None) => "default".to_owned(),
+        (SettingOrigin::File, Some(place)) => {
+            place.rsplit_once(':').map_or_else(|| place.clone(), |(_, line)| format!("line {line}"))
+        }
+        (_, Some(place)) => place.clone(),
+    }
+}
+
+fn in_words(value: &Value) -> String {
+    match value {
+        Value::Null => "not set".to_owned(),
+        Value::Array(items) if items.is_empty() => "none".to_owned(),
+        Value::Object(entries) if entries.is_empty() => "none".to_owned(),
+        value => value.to_string(),
+    }
+}
+
+fn render_daemon(Running { socket, differences }: &Running) -> String {
+    let socket = printable(socket);
+    if differences.is_empty() {
+        return format!("the daemon at {socket} uses these settings\n");
+    }
+    let mut text = format!("the daemon at {socket} still uses:\n");
+    for Setting { key, value, origin, place, applied_by } in differences {
+        let how = match (origin, place, applied_by) {
+            (SettingOrigin::Option | SettingOrigin::Environment, Some(place), _) => {
+                format!("given by {} when it was started", printable(place))
+            }
+            (_, _, AppliedBy::Restart) => "restart it to change this".to_owned(),
+            _ => "send it SIGHUP to change this".to_owned(),
+        };
+        text.push_str(&format!("  {key} = {}: {how}\n", printable(&in_words(value))));
+    }
+    text
+}

@@ -1,0 +1,91 @@
+//! `blobd history`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::history::{NameChange, NameHistory};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::Global;
+use super::connect::show;
+use crate::output::{Table, terminal_width};
+use crate::times::{local, relative};
+
+/// Show what a name has meant, and who changed it
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd history llama3:8b                      the newest change first
+  blobd history -v llama3:8b                   with exact times
+  blobd history old-name                       also of a name that was removed
+
+STORED says whether that version can still be used: `yes` under this name, the other name that it
+has, `trash`, or `no`.")]
+pub(super) struct Params {
+    /// The name
+    #[arg(value_name = "REF")]
+    reference: Reference,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    show(global, |client| client.history(&params.reference), |history| render(global, history))
+}
+
+fn render(global: &Global, history: &NameHistory) -> String {
+    let mut table = Table::new(&["TIME", "USER", "VERB", "ID", "STORED", "ORIGIN"], &[]);
+    for change in &history.changes {
+        table.row(row(global, &history.name, change));
+    }
+    table.render(terminal_width()) + &omitted(history.dropped)
+}
+
+fn omitted(dropped: u64) -> String {
+    match dropped {
+        0 => String::new(),
+        1 => "1 older change is no longer recorded\n".to_owned(),
+        _ => format!("{dropped} older changes are no longer recorded\n"),
+    }
+}
+
+fn row(global: &Global, name: &str, change: &NameChange) -> [String; 6] {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let time = |time: &String| if global.verbose { local(time) } else { relative(time) };
+    let user = change.user.clone().or_else(|| change.uid.map(|uid| format!("uid {uid}")));
+    [
+        change.time.as_ref().map_or_else(|| "no record".to_owned(), time),
+        or_dash(user),
+        or_dash(change.verb.clone()),
+        change.digest.map_or_else(|| "removed".to_owned(), Digest::short),
+        stored(name, change),
+        or_dash(change.origin.clone()),
+    ]
+}
+
+fn stored(name: &str, change: &NameChange) -> String {
+    match &change.stored_as[..] {
+        _ if change.digest.is_none() => "-".to_owned(),
+        names if names.iter().any(|stored| stored == name) => "yes".to_owned(),
+        [other, ..] => other.clone(),
+        [] if change.in_trash => "trash".to_owned(),
+        [] => "no".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_version_is_named_if_it_has_another_name() {
+        let version = |stored_as: &[&str], in_trash| NameChange {
+            digest: Some(Digest::of(b"x")),
+            stored_as: stored_as.iter().map(|name| (*name).to_owned()).collect(),
+            in_trash,
+            ..NameChange::default()
+        };
+        assert_eq!(stored("m:a", &version(&["m:b", "m:a"], true)), "yes");
+        assert_eq!(stored("m:a", &version(&["m:b", "m:c"], true)), "m:b");
+        assert_eq!(stored("m:a", &version(&[], true)), "trash");
+        assert_eq!(stored("m:a", &version(&[], false)), "no");
+        assert_eq!(stored("m:a", &NameChange::default()), "-");
+    }
+}

@@ -1,0 +1,109 @@
+//! Reads the configuration again while the daemon runs.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::configuration::{AppliedBy, Configuration};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_registry::RegistryClient;
+use blobd_store::scrub::Scrubber;
+
+use super::super::connect::load_config;
+use super::super::embedded::start_error;
+use super::super::{Global, effective};
+use crate::config::{Config, differences};
+use crate::state::Daemon;
+
+/// The configuration that a daemon uses, and what depends on it.
+pub(super) struct Reloader {
+    global: Global,
+    daemon: Arc<Daemon>,
+    config: Config,
+    /// `None` after the daemon has stopped.
+    scrubber: Option<Scrubber>,
+}
+
+impl Reloader {
+    /// Starts the verification in the background.
+    pub(super) fn start(global: &Global, daemon: &Arc<Daemon>, config: Config) -> Result<Self, ErrorBody> {
+        let given = effective::given(global, &config)?;
+        daemon.set_access(config.access());
+        daemon.set_configuration(config.settings(&given));
+        let scrubber = Some(start_scrubber(daemon, &config)?);
+        Ok(Self { global: global.clone(), daemon: Arc::clone(daemon), config, scrubber })
+    }
+
+    /// Stops the verification.
+    pub(super) fn stop(&mut self) {
+        self.scrubber = None;
+    }
+
+    /// Uses what has changed in the configuration file, and logs each change. After an error everything stays as it
+    /// was. Pulls and other requests that are running end with the settings that they began with.
+    pub(super) fn reload(&mut self) {
+        match self.try_reload() {
+            Ok(0) => tracing::info!("SIGHUP: the configuration has not changed"),
+            Ok(1) => tracing::info!("SIGHUP: the configuration was reloaded: 1 change"),
+            Ok(changes) => tracing::info!("SIGHUP: the configuration was reloaded: {changes} changes"),
+            Err(error) => {
+                let hint = error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"));
+                tracing::error!("SIGHUP: the configuration stays as it is: {error}{hint}");
+            }
+        }
+    }
+
+    /// Returns the number of changes.
+    fn try_reload(&mut self) -> Result<usize, ErrorBody> {
+        let mut read = load_config(&self.global)?;
+        read.passed_socket.clone_from(&self.config.passed_socket);
+        let running = self.daemon.configuration();
+        let found = read.settings(&effective::given(&self.global, &read)?);
+        report_changes(&running, &found);
+        let changes = differences(&running, &found).count();
+        self.apply(read.with_fixed_of(&self.config))?;
+        Ok(changes)
+    }
+
+    /// What can fail comes first.
+    fn apply(&mut self, config: Config) -> Result<(), ErrorBody> {
+        let policy = config.registry_policy();
+        let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
+        let registry = RegistryClient::new(&policy).map_err(|error| start_error(&config, error))?;
+        let settings = config.settings(&effective::given(&self.global, &config)?);
+        let daemon = Arc::clone(&self.daemon);
+        let refused = |error| ErrorBody::new(ErrorCode::Internal, error);
+        daemon.store.set_space_policy(config.store_options().space).map_err(refused)?;
+        daemon.set_access(config.access());
+        daemon.set_registry(registry);
+        let transfers = config.transfer_policy();
+        daemon.transfers.set_policy(transfers);
+        // Otherwise a limit that an administrator has set since stays.
+        if transfers.bytes_per_second != self.config.transfer_policy().bytes_per_second {
+            daemon.transfers.limit.set(transfers.bytes_per_second);
+        }
+        if config.scrub != self.config.scrub && self.scrubber.is_some() {
+            self.stop();
+            self.scrubber = Some(start_scrubber(&daemon, &config)?);
+        }
+        daemon.set_configuration(settings);
+        self.config = config;
+        Ok(())
+    }
+}
+
+fn report_changes(running: &Configuration, found: &Configuration) {
+    for (old, new) in differences(running, found) {
+        let (key, old, new, applied_by) = (&new.key, &old.value, &new.value, new.applied_by);
+        match applied_by {
+            AppliedBy::Restart => {
+                tracing::warn!("configuration: {key}: {new} takes effect when the daemon is restarted");
+            }
+            _ => tracing::info!("configuration: {key}: {old} before, {new} now"),
+        }
+    }
+}
+
+fn start_scrubber(daemon: &Arc<Daemon>, config: &Config) -> Result<Scrubber, ErrorBody> {
+    let busy = Arc::clone(daemon);
+    let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
+    scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+}

@@ -1,0 +1,207 @@
+//! The section `[access]`: who may read, pull and administer.
+
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+use toml::Spanned;
+
+use super::{Refusal, values};
+use crate::access::{Access, Member, NameOrNumber, Names, UserSet};
+
+/// The group whose members administer by default, if there is such a group.
+const ADMIN_GROUP: &str = "blobd-admin";
+
+/// A user or a group, and where the file names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    member: Member,
+    start: usize,
+}
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(transparent)]
+        struct Text(#[serde(deserialize_with = "values::member")] Member);
+
+        let text = Spanned::<Text>::deserialize(deserializer)?;
+        let start = text.span().start;
+        Ok(Self { member: text.into_inner().0, start })
+    }
+}
+
+/// Lists of users and groups: `"ann"`, `"@staff"`, 1007, `"*"`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct AccessConfig {
+    read: Option<Vec<Named>>,
+    pull: Option<Vec<Named>>,
+    admin: Option<Vec<Named>>,
+}
+
+impl AccessConfig {
+    /// `file` is named in errors about missing rights.
+    pub(super) fn access(&self, file: Option<&Path>) -> Access {
+        let names = Names::read();
+        let set = |members: Vec<Member>| UserSet::new(&members, &names);
+        Access {
+            read: set(self.read_members()),
+            pull: set(self.pull_members()),
+            administer: set(self.admin_members()),
+            file: file.map(Path::to_path_buf),
+            users: names.users.clone(),
+        }
+    }
+
+    /// The mode of the socket already decides who can connect.
+    fn read_members(&self) -> Vec<Member> {
+        self.read.as_ref().map_or_else(|| vec![Member::Everyone], |listed| members(listed))
+    }
+
+    /// The right to pull includes that to read: pulls of everyone would cancel a restriction of reads.
+    fn pull_members(&self) -> Vec<Member> {
+        self.pull.as_ref().map_or_else(|| self.read_members(), |listed| members(listed))
+    }
+
+    fn admin_members(&self) -> Vec<Member> {
+        self.admin.as_ref().map_or_else(|| vec![admin_group()], |listed| members(listed))
+    }
+
+    /// Refuses names that do not exist: a mistyped one would silently give or deny rights.
+    pub(super) fn check(&self, names: impl Fn() -> Names) -> Result<(), Refusal> {
+        let lists = [("access.read", &self.read), ("access.pull", &self.pull), ("access.admin", &self.admin)];
+        let lists = lists.into_iter().filter_map(|(key, list)| Some((key, list.as_ref()?)));
+        check_names(lists, names)
+    }
+
+    pub(super) fn values(&self) -> [(&'static str, Value); 3] {
+        let list = |members: Vec<Member>| members.iter().map(value).collect();
+        [
+            ("access.read", list(self.read_members())),
+            ("access.pull", list(self.pull_members())),
+            ("access.admin", list(self.admin_members())),
+        ]
+    }
+}
+
+fn admin_group() -> Member {
+    Member::Group(NameOrNumber::Name(ADMIN_GROUP.to_owned()))
+}
+
+pub(super) fn check_names<'n>(
+    lists: impl Iterator<Item = (&'static str, &'n Vec<Named>)>,
+    names: impl Fn() -> Names,
+) -> Result<(), Refusal> {
+    let mut known = None;
+    for (key, list) in lists {
+        for Named { member, start } in list {
+            // The group of the default need not exist, so neither in a file that has the default.
+            let is_default = *member == admin_group();
+            let known = known.get_or_insert_with(&names);
+            if !is_default && !known.know(member) {
+                return Err(Refusal { start: Some(*start), ..unknown(key, member, known) });
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn members(listed: &[Named]) -> Vec<Member> {
+    listed.iter().map(|named| named.member.clone()).collect()
+}
+
+pub(super) fn value(member: &Member) -> Value {
+    match member {
+        Member::User(NameOrNumber::Number(uid)) => json!(uid),
+        member => json!(member.to_string()),
+    }
+}
+
+fn unknown(key: &'static str, member: &Member, names: &Names) -> Refusal {
+    let (what, file) = match member {
+        Member::Group(_) => ("group", "/etc/group"),
+        _ => ("user", "/etc/passwd"),
+    };
+    let hint = match nearest(member, names) {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("give the number of a {what} that {file} does not list; groups begin with @"),
+    };
+    let what = format!("{:?}, a {what} in {file} expected", member.to_string());
+    Refusal { hint: Some(hint), ..Refusal::new(key, what) }
+}
+
+/// The most similar name, of a user or of a group: the @ may have been forgotten.
+fn nearest(member: &Member, names: &Names) -> Option<String> {
+    let written = member.to_string();
+    let name = written.trim_start_matches('@');
+    let groups = names.groups.names().map(|group| (group, format!("@{group}")));
+    let users = names.users.names().map(|user| (user, user.to_owned()));
+    let near = users.chain(groups).map(|(known, as_member)| {
+        // Of equally similar names the one of the same kind.
+        let is_other_kind = as_member.starts_with('@') != written.starts_with('@');
+        ((strsim::levenshtein(name, known), is_other_kind), as_member)
+    });
+    let near = near.filter(|((distance, _), _)| *distance <= 1 + name.len() / 4);
+    near.min().map(|(_, as_member)| as_member)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+    use crate::principal::{GroupNames, UserNames};
+
+    fn parse(text: &str) -> AccessConfig {
+        toml::from_str::<Config>(text).unwrap().access
+    }
+
+    fn names() -> Names {
+        let users = UserNames::parse("ann:x:7:7::/:\nbarbara:x:8:8::/:\n");
+        Names { users, groups: GroupNames::parse("staff:x:9:\n") }
+    }
+
+    fn of_default(key: &str, text: &str) -> Value {
+        parse(text).values().into_iter().find(|(name, _)| *name == key).unwrap().1
+    }
+
+    #[test]
+    fn everyone_reads_and_pulls_by_default_and_a_group_administers() {
+        assert_eq!(of_default("access.read", ""), json!(["*"]));
+        assert_eq!(of_default("access.pull", ""), json!(["*"]));
+        assert_eq!(of_default("access.admin", ""), json!(["@blobd-admin"]));
+        let restricted = "[access]\nread = [\"@staff\"]";
+        assert_eq!(of_default("access.pull", restricted), json!(["@staff"]), "pull includes read");
+        assert_eq!(of_default("access.pull", "[access]\npull = []"), json!([]));
+        parse("").check(|| panic!("the names are not needed")).unwrap();
+    }
+
+    #[test]
+    fn members_are_names_and_numbers_of_users_and_groups() {
+        let list = "[access]\nadmin = [\"ann\", 1007, \"1008\", \"@staff\", \"@9\", \"*\"]";
+        assert_eq!(of_default("access.admin", list), json!(["ann", 1007, 1008, "@staff", "@9", "*"]));
+        for wrong in ["[\"\"]", "[\"@\"]", "[\"a b\"]", "[-1]", "[4294967295]", "\"*\"", "[1.5]", "[\"a:b\"]"]
+        {
+            let error = toml::from_str::<Config>(&format!("[access]\nread = {wrong}")).unwrap_err();
+            assert!(error.to_string().contains("expected"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn unknown_names_are_refused_with_the_nearest_one() {
+        for (list, start, what, hint) in [
+            ("[\"ann\", \"barbra\"]", 24, "\"barbra\", a user in /etc/passwd expected", "\"barbara\"?"),
+            ("[\"@staf\"]", 17, "\"@staf\", a group in /etc/group expected", "\"@staff\"?"),
+            ("[\"staff\"]", 17, "\"staff\", a user in /etc/passwd expected", "\"@staff\"?"),
+            ("[\"zzzzz\"]", 17, "\"zzzzz\", a user", "give the number of a user"),
+        ] {
+            let refusal = parse(&format!("[access]\nread = {list}")).check(names).unwrap_err();
+            assert_eq!((refusal.key, refusal.start), ("access.read", Some(start)), "{list}");
+            assert!(refusal.what.starts_with(what), "{}", refusal.what);
+            assert!(refusal.hint.clone().unwrap().contains(hint), "{:?}", refusal.hint);
+        }
+        parse("[access]\nread = [\"ann\", 99, \"@staff\", \"@99\", \"*\", \"@blobd-admin\"]")
+            .check(names)
+            .unwrap();
+    }
+}

@@ -1,0 +1,235 @@
+//! The value of every key, with defaults, and where it comes from.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin};
+use blobd_registry::DEFAULT_STALL_TIMEOUT;
+use blobd_registry::credentials::CredentialFile;
+use serde_json::{Value, json};
+
+use super::{Config, KEYS, OneOrMore, SocketGroup};
+
+/// Keys whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
+/// users rely on what it knows of them.
+const FIXED: [&str; 6] = ["root", "socket", "socket_group", "socket_mode", "durability", "single_user"];
+
+/// A value that does not come from the configuration file alone.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    pub(crate) value: Value,
+    pub(crate) origin: SettingOrigin,
+    /// The environment variable or the option.
+    pub(crate) place: Option<&'static str>,
+}
+
+impl Config {
+    /// All settings, in the order of [`KEYS`]. `given` has values that take precedence over the file, and defaults
+    /// that depend on the machine.
+    pub(crate) fn settings(&self, given: &BTreeMap<&'static str, Given>) -> Configuration {
+        let values = self.values();
+        let file = self.location.as_ref().filter(|_| self.was_read);
+        let settings = KEYS.into_iter().filter(|key| !key.starts_with('[')).map(|key| {
+            let applied_by = if FIXED.contains(&key) { AppliedBy::Restart } else { AppliedBy::Reload };
+            let key_name = key.to_owned();
+            if let Some(Given { value, origin, place }) = given.get(key) {
+                let (value, place) = (value.clone(), place.map(str::to_owned));
+                return Setting { key: key_name, value, origin: *origin, place, applied_by };
+            }
+            let value = values.get(key).cloned().unwrap_or_default();
+            match file.zip(self.lines.get(key)) {
+                Some((file, line)) => {
+                    let place = Some(format!("{}:{line}", file.display()));
+                    Setting { key: key_name, value, origin: SettingOrigin::File, place, applied_by }
+                }
+                None => {
+                    let origin = SettingOrigin::Default;
+                    Setting { key: key_name, value, origin, place: None, applied_by }
+                }
+            }
+        });
+        Configuration { file: file.map(|file| file.display().to_string()), settings: settings.collect() }
+    }
+
+    /// The keys that have a value in the file or by default.
+    fn values(&self) -> BTreeMap<&'static str, Value> {
+        let Self { space, scrub, credentials, .. } = self;
+        let (limits, transfer) = (space.policy(), self.transfer_policy());
+        let stall_timeout = self.transfer.stall_timeout().unwrap_or(DEFAULT_STALL_TIMEOUT);
+        let mirrors = self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.value()));
+        let credential_file = credentials.file(self.location.as_deref());
+        let mut values = BTreeMap::from([
+            ("root", optional_path(self.root.as_deref())),
+            ("socket", optional_path(self.socket.as_deref())),
+            ("socket_group", self.socket_group.as_ref().map_or(Value::Null, SocketGroup::value)),
+            ("socket_mode", self.socket_mode.map_or(Value::Null, mode)),
+            ("mirrors", mirrors.collect()),
+            ("insecure_registries", json!(self.insecure_registries)),
+            ("ca_files", self.ca_files.iter().map(|file| path(file)).collect()),
+            ("durability", json!(self.durability.name())),
+            ("single_user", json!(self.is_single_user())),
+            ("space.quota", optional_size(limits.quota_bytes)),
+            ("space.min_free", optional_size(limits.min_free_bytes)),
+            ("space.evict", json!(limits.eviction.name())),
+            ("space.high_watermark", json!(limits.high_percent)),
+            ("space.low_watermark", json!(limits.low_percent)),
+            ("scrub.rate_bytes_per_second", size(scrub.rate_bytes_per_second)),
+            ("scrub.pass_days", days(scrub.period.as_secs())),
+            ("scrub.pause_above_pressure_percent", json!(scrub.pause_above_pressure_percent)),
+            ("transfer.limit_rate", optional_size(transfer.bytes_per_second)),
+            ("transfer.max_connections", json!(transfer.max_connections)),
+            ("transfer.stall_timeout_seconds", json!(stall_timeout.as_secs())),
+            ("credentials.file", optional_path(credential_file.as_ref().map(CredentialFile::path))),
+            ("credentials.use_docker_helpers", json!(credentials.use_docker_helpers)),
+            ("credentials.insecure_hosts", json!(credentials.insecure_hosts)),
+            ("credentials.ollama_key_hosts", json!(credentials.ollama_key_hosts)),
+            ("credentials.token_services", json!(credentials.token_services)),
+        ]);
+        values.extend(self.access.values());
+        values
+    }
+
+    /// The same with the values of `running` for all keys that need a restart.
+    pub(crate) fn with_fixed_of(self, running: &Self) -> Self {
+        Self {
+            root: running.root.clone(),
+            socket: running.socket.clone(),
+            socket_group: running.socket_group.clone(),
+            socket_mode: running.socket_mode,
+            passed_socket: running.passed_socket.clone(),
+            durability: running.durability,
+            single_user: running.single_user,
+            ..self
+        }
+    }
+}
+
+impl SocketGroup {
+    fn value(&self) -> Value {
+        match self {
+            Self::Name(name) => json!(name),
+            Self::Number(gid) => json!(gid),
+        }
+    }
+}
+
+/// In octal, as `chmod` takes it.
+pub(crate) fn mode(mode: u32) -> Value {
+    json!(format!("{mode:04o}"))
+}
+
+impl OneOrMore {
+    fn value(&self) -> Value {
+        match self {
+            Self::One(only) => json!(only),
+            Self::Many(all) => json!(all),
+        }
+    }
+}
+
+/// The settings whose values differ, as pairs of `old` and `new`.
+pub(crate) fn differences<'s>(
+    old: &'s Configuration,
+    new: &'s Configuration,
+) -> impl Iterator<Item = (&'s Setting, &'s Setting)> {
+    let pairs = new
+        .settings
+        .iter()
+        .filter_map(|new| old.settings.iter().find(|old| old.key == new.key).map(|old| (old, new)));
+    pairs.filter(|(old, new)| old.value != new.value)
+}
+
+pub(crate) fn path(path: &Path) -> Value {
+    json!(path.to_string_lossy())
+}
+
+fn optional_path(given: Option<&Path>) -> Value {
+    given.map_or(Value::Null, path)
+}
+
+fn optional_size(bytes: Option<u64>) -> Value {
+    bytes.map_or(Value::Null, size)
+}
+
+/// In the largest unit that leaves no fraction.
+fn size(bytes: u64) -> Value {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let unit = UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
+    unit.map_or_else(|| json!(bytes), |(name, unit)| json!(format!("{} {name}", bytes / unit)))
+}
+
+fn days(seconds: u64) -> Value {
+    if seconds.is_multiple_of(86400) { json!(seconds / 86400) } else { json!(format!("{seconds} s")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Configuration {
+        let given = Given { value: json!("0600"), origin: SettingOrigin::Default, place: None };
+        let given = BTreeMap::from([("socket_mode", given)]);
+        Config::parse(Path::new("/c.toml"), text).unwrap().settings(&given)
+    }
+
+    #[test]
+    fn every_key_has_a_setting_in_the_documented_order() {
+        let names: Vec<String> = settings("").settings.into_iter().map(|setting| setting.key).collect();
+        let keys: Vec<&str> = KEYS.into_iter().filter(|key| !key.starts_with('[')).collect();
+        assert_eq!(names, keys);
+        let config = Config::default();
+        let mut with_value: Vec<&str> = config.values().into_keys().collect();
+        with_value.sort_by_key(|name| keys.iter().position(|key| key == name));
+        assert_eq!(with_value, keys);
+    }
+
+    #[test]
+    fn values_that_are_printed_can_be_written_into_the_file() {
+        let text = "mirrors = { \"hf.co\" = [\"http://m\"] }\nca_files = [\"/a\"]\ndurability = \"syncfs\"\n\
+                    [space]\nquota = 3221225472\nmin_free = 1000\nevict = \"pullable\"\n\
+                    [scrub]\npass_days = \"36 hours\"\n[transfer]\nlimit_rate = \"20MB\"\n";
+        let first = settings(text);
+        let mut again = String::new();
+        for section in ["", "access", "space", "scrub", "transfer", "credentials"] {
+            again.push_str(&if section.is_empty() { String::new() } else { format!("[{section}]\n") });
+            for setting in first.settings.iter().filter(|setting| !setting.value.is_null()) {
+                let (of, name) = setting.key.split_once('.').unwrap_or(("", &setting.key));
+                if of == section && !setting.value.is_object() {
+                    again.push_str(&format!("{name} = {}\n", setting.value));
+                }
+            }
+        }
+        let again = settings(&again);
+        let differing = differences(&first, &again).map(|(old, _)| old.key.as_str());
+        assert_eq!(differing.collect::<Vec<_>>(), ["mirrors"], "tables are not written by this test");
+        let value =
+            |key: &str| first.settings.iter().find(|setting| setting.key == key).unwrap().value.clone();
+        assert_eq!(value("space.quota"), json!("3 GiB"));
+        assert_eq!(value("space.min_free"), json!(1000));
+        assert_eq!(value("mirrors"), json!({ "hf.co": ["http://m"] }));
+        assert_eq!(value("scrub.pass_days"), json!("129600 s"));
+    }
+
+    #[test]
+    fn values_of_the_file_have_its_line() {
+        let configuration = settings("durability = \"fsync\"\n\n[space]\n# much\nquota = 1\n");
+        let place = |key: &str| {
+            let setting = configuration.settings.iter().find(|setting| setting.key == key).unwrap();
+            (setting.origin, setting.place.clone())
+        };
+        assert_eq!(place("durability"), (SettingOrigin::File, Some("/c.toml:1".to_owned())));
+        assert_eq!(place("space.quota"), (SettingOrigin::File, Some("/c.toml:5".to_owned())));
+        assert_eq!(place("space.evict"), (SettingOrigin::Default, None));
+    }
+
+    #[test]
+    fn changes_of_the_store_and_its_socket_wait_for_a_restart() {
+        let running = Config::parse(Path::new("/c"), "root = \"/a\"\nsocket_mode = \"0600\"").unwrap();
+        let new = "root = \"/b\"\nsocket_mode = \"0666\"\nsingle_user = true\n[space]\nquota = 5";
+        let new = Config::parse(Path::new("/c"), new).unwrap().with_fixed_of(&running);
+        assert_eq!((new.root.as_deref(), new.space.quota), (Some(Path::new("/a")), Some(5)));
+        assert_eq!((new.socket_mode, new.single_user), (Some(0o600), None));
+        let changed = differences(&settings("root = \"/a\""), &settings("root = \"/b\"")).count();
+        assert_eq!(changed, 1);
+    }
+}

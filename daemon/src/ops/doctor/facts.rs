@@ -1,0 +1,192 @@
+//! What the checks of `doctor` are based on.
+
+use std::time::SystemTime;
+
+use blobd_store::gc;
+use blobd_store::index::IndexStatus;
+use blobd_store::scrub::Cursor;
+use blobd_store::{FileSystem, Inodes, Owned, SpacePolicy, Store};
+
+use super::mount_info::{Mount, mount};
+use crate::ops::OpError;
+
+/// Facts about the daemon for `doctor`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoctorContext {
+    /// Whether the configuration allows clients of the daemon's own user.
+    pub is_single_user: bool,
+    /// Whether a client of the daemon's own user, other than root, has connected.
+    pub has_met_owner: bool,
+}
+
+/// The state of a store, of its process and of the machine.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) context: DoctorContext,
+    pub(super) now: SystemTime,
+    pub(super) uid: u32,
+    pub(super) pid: u32,
+    /// Whether systemd started this process.
+    pub(super) is_service: bool,
+    pub(super) root: String,
+    pub(super) mode: u32,
+    pub(super) owner: u32,
+    pub(super) owned_by_others: Vec<Owned>,
+    pub(super) read_only_reason: Option<String>,
+    pub(super) file_system: FileSystem,
+    pub(super) mount: Option<Mount>,
+    pub(super) has_direct_io: Option<bool>,
+    pub(super) space: SpaceFacts,
+    pub(super) inodes: Option<Inodes>,
+    pub(super) reserve_bytes: Option<u64>,
+    pub(super) index: IndexStatus,
+    pub(super) misplaced: Vec<String>,
+    pub(super) damaged_blobs: usize,
+    pub(super) scrub: Cursor,
+    pub(super) metadata: Metadata,
+    pub(super) newest_change: Option<SystemTime>,
+    pub(super) most_blobs_of_a_file: u64,
+    pub(super) most_descriptors: u64,
+    pub(super) kernel: KernelFacts,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SpaceFacts {
+    pub(super) free_bytes: u64,
+    pub(super) used_bytes: u64,
+    /// Whether not one more byte may be stored.
+    pub(super) is_short: bool,
+    pub(super) policy: SpacePolicy,
+}
+
+/// Whether the records of the models can be read.
+#[derive(Clone, Debug)]
+pub(super) enum Metadata {
+    Readable {
+        reclaimable_bytes: u64,
+    },
+    Unreadable(String),
+    /// Not checked, because a collection was running.
+    Busy,
+}
+
+/// What the kernel says about itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KernelFacts {
+    /// Such as `6.18.5-cloud-amd64`.
+    pub(super) release: String,
+    pub(super) protected_hardlinks: Option<u64>,
+    pub(super) max_map_count: Option<u64>,
+    /// The content of `transparent_hugepage/enabled`, such as `always [madvise] never`.
+    pub(super) huge_pages: Option<String>,
+}
+
+impl Facts {
+    pub(super) fn gather(store: &Store, context: DoctorContext) -> Result<Self, OpError> {
+        let status = store.root_status()?;
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        Ok(Self {
+            context,
+            now: SystemTime::now(),
+            uid: rustix::process::geteuid().as_raw(),
+            pid: std::process::id(),
+            is_service: std::env::var_os("INVOCATION_ID").is_some(),
+            root: store.place().display().to_string(),
+            mode: status.permissions() & 0o777,
+            owner: status.owner(),
+            owned_by_others: store.owned_by_others(),
+            read_only_reason: store.read_only_reason().map(str::to_owned),
+            file_system: store.file_system(),
+            mount: store.mount_id().and_then(|id| mount(id, &read("/proc/self/mountinfo")?)),
+            has_direct_io: store.has_direct_io(),
+            space: SpaceFacts {
+                free_bytes: store.free_bytes()?,
+                used_bytes: store.used_bytes(),
+                is_short: store.shortage(1) > 0,
+                policy: store.space_policy(),
+            },
+            inodes: store.inodes(),
+            reserve_bytes: store.reserve_bytes(),
+            index: store.index_status(),
+            misplaced: store.misplaced().iter().map(ToString::to_string).collect(),
+            damaged_blobs: store.damaged().len(),
+            scrub: Cursor::load(store),
+            metadata: Metadata::of(store),
+            newest_change: store.newest_change(),
+            most_blobs_of_a_file: store.most_blobs_of_a_file().unwrap_or_default(),
+            most_descriptors: descriptors.maximum.unwrap_or(u64::MAX),
+            kernel: KernelFacts::read(),
+        })
+    }
+
+    /// What a command for a shell begins with if it needs the rights of the store's owner.
+    pub(super) fn sudo(&self) -> &'static str {
+        if self.context.is_single_user && self.uid != 0 { "" } else { "sudo " }
+    }
+}
+
+impl Metadata {
+    fn of(store: &Store) -> Self {
+        match gc::plan_unless_collecting(store) {
+            Ok(None) => Self::Busy,
+            Ok(Some(plan)) => Self::Readable { reclaimable_bytes: plan.freed_bytes() },
+            Err(error) => Self::Unreadable(error.to_string()),
+        }
+    }
+}
+
+impl KernelFacts {
+    fn read() -> Self {
+        let number = |path| read(path)?.trim().parse().ok();
+        Self {
+            release: read("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            protected_hardlinks: number("/proc/sys/fs/protected_hardlinks"),
+            max_map_count: number("/proc/sys/vm/max_map_count"),
+            huge_pages: read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "files of the kernel")]
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+/// A machine without a finding.
+#[cfg(test)]
+pub(super) fn healthy() -> Facts {
+    let (_folder, store) = blobd_store::testing::new_store();
+    let facts = Facts::gather(&store, DoctorContext::default()).unwrap();
+    Facts {
+        uid: 990,
+        pid: 7,
+        is_service: true,
+        root: "/var/lib/blobd".to_owned(),
+        mode: 0o700,
+        owner: 990,
+        file_system: FileSystem { name: "ext4", warning: None, ..facts.file_system },
+        mount: Some(Mount {
+            point: "/var".to_owned(),
+            options: "rw,relatime".to_owned(),
+            source: "/dev/sda1".to_owned(),
+        }),
+        has_direct_io: Some(true),
+        space: SpaceFacts {
+            free_bytes: 1 << 40,
+            used_bytes: 1 << 30,
+            is_short: false,
+            policy: SpacePolicy::default(),
+        },
+        inodes: Some(Inodes { total: 1 << 24, free: 1 << 23 }),
+        reserve_bytes: Some(16 << 20),
+        most_blobs_of_a_file: 300,
+        most_descriptors: 524_288,
+        kernel: KernelFacts {
+            release: "6.18.5".to_owned(),
+            protected_hardlinks: Some(1),
+            max_map_count: Some(1_048_576),
+            huge_pages: Some("always [madvise] never\n".to_owned()),
+        },
+        ..facts
+    }
+}

@@ -1,0 +1,114 @@
+//! Checks of who may read and change the store's files.
+
+use blobd_client::protocol::upkeep::Check;
+
+use super::facts::Facts;
+use super::finding::{failure, ok, warning};
+use crate::shell::quoted;
+
+pub(super) fn directory(facts: &Facts) -> Check {
+    let detail = format!("mode {:04o}, owned by uid {}", facts.mode, facts.owner);
+    let mend = |check: Check| {
+        let command = format!("{}chmod 0700 {}", facts.sudo(), quoted(&facts.root));
+        check.with_hint("chmod 0700 it").mended_by(command)
+    };
+    match facts.mode {
+        mode if mode & 0o022 != 0 => mend(
+            failure("directory", format!("{detail}: others may write to it"))
+                .because("any of them can replace or delete the models of all users"),
+        ),
+        mode if mode & 0o055 != 0 => mend(
+            warning("directory", format!("{detail}: others may read it without the daemon"))
+                .because("a model's licence may have been accepted by some users only, and quotas do not see these reads"),
+        ),
+        _ => ok("directory", detail),
+    }
+}
+
+/// A command that somebody has run as root leaves files that the daemon's user cannot change.
+pub(super) fn ownership(facts: &Facts) -> Check {
+    let owner = facts.owner;
+    if facts.owned_by_others.is_empty() {
+        return ok("ownership", format!("all directories of the store belong to uid {owner}"));
+    }
+    let found = facts.owned_by_others.iter().map(|owned| format!("{} to uid {}", owned.name, owned.uid));
+    let detail = format!("the store belongs to uid {owner}, but {}", found.collect::<Vec<_>>().join(", "));
+    warning("ownership", detail)
+        .because("pulls, removals and collections fail where the daemon may not write")
+        .with_hint("stop the daemon, give all files to the store's user, and use that user from now on")
+        .mended_by(format!("sudo chown -R --no-dereference {owner} {}", quoted(&facts.root)))
+}
+
+/// The owner of a blob can make it writable and change it while others have it mapped.
+pub(super) fn owner(facts: &Facts) -> Check {
+    let uid = facts.uid;
+    if facts.context.is_single_user {
+        return ok("owner", format!("uid {uid}, the only user of this store"));
+    }
+    if facts.context.has_met_owner {
+        return warning(
+            "owner",
+            format!("clients run as uid {uid}, which owns the blobs and can change them"),
+        )
+        .because("a program of that user can change a model that other users have mapped")
+        .with_hint("run the daemon as a user of its own, or set single_user = true if nobody else uses it")
+        .mended_by("sudo useradd --system --home-dir /var/lib/blobd --shell /usr/sbin/nologin blobd");
+    }
+    match uid {
+        0 => ok("owner", "root; other users cannot change what they open"),
+        _ => ok("owner", format!("uid {uid}, which no client has used so far")),
+    }
+}
+
+pub(super) fn hard_links(facts: &Facts) -> Check {
+    if facts.kernel.protected_hardlinks != Some(0) {
+        return ok("hard links", "protected by the kernel");
+    }
+    warning("hard links", "any user who can read a blob can link it")
+        .because("a link keeps the space in use after `rm`, and nothing but its owner can free it")
+        .with_hint("set fs.protected_hardlinks to 1, now and at each start of the machine")
+        .mended_by("echo 'fs.protected_hardlinks = 1' | sudo tee /etc/sysctl.d/60-blobd-links.conf && sudo sysctl --system")
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_client::protocol::upkeep::CheckStatus;
+    use blobd_store::Owned;
+
+    use super::*;
+    use crate::ops::DoctorContext;
+    use crate::ops::doctor::facts::healthy;
+
+    #[test]
+    fn directory_that_others_may_use_is_reported_with_its_path() {
+        for (mode, status) in
+            [(0o777, CheckStatus::Failure), (0o755, CheckStatus::Warning), (0o711, CheckStatus::Warning)]
+        {
+            let check = directory(&Facts { mode, root: "/srv/my store".to_owned(), ..healthy() });
+            assert_eq!(check.status, status, "{mode:o}");
+            assert_eq!(check.command.unwrap(), "sudo chmod 0700 '/srv/my store'");
+        }
+        let context = DoctorContext { is_single_user: true, has_met_owner: true };
+        let check = directory(&Facts { mode: 0o755, context, ..healthy() });
+        assert_eq!(check.command.unwrap(), "chmod 0700 /var/lib/blobd");
+    }
+
+    #[test]
+    fn directories_of_another_user_are_listed() {
+        let owned_by_others = vec![Owned { name: "blobs", uid: 0 }, Owned { name: "store.json", uid: 7 }];
+        let check = ownership(&Facts { owned_by_others, ..healthy() });
+        assert_eq!(check.status, CheckStatus::Warning);
+        assert_eq!(check.detail, "the store belongs to uid 990, but blobs to uid 0, store.json to uid 7");
+        assert_eq!(check.command.unwrap(), "sudo chown -R --no-dereference 990 /var/lib/blobd");
+    }
+
+    #[test]
+    fn clients_of_the_daemons_user_and_unprotected_links_are_warnings() {
+        let context = DoctorContext { is_single_user: false, has_met_owner: true };
+        let check = owner(&Facts { context, ..healthy() });
+        assert!(check.hint.unwrap().contains("single_user = true"));
+        let mut facts = healthy();
+        facts.kernel.protected_hardlinks = Some(0);
+        assert!(hard_links(&facts).command.unwrap().contains("fs.protected_hardlinks = 1"));
+    }
+}

@@ -1,0 +1,25 @@
+//! `pulls`: lists the pulls in progress.
+
+use blobd_client::protocol::response::{RunningPull, RunningPulls};
+
+use super::rfc3339;
+use crate::principal::UserNames;
+use crate::running_pulls::PullState;
+
+/// Describes pulls. Reads `/etc/passwd`.
+pub(crate) fn pulls(running: &[PullState]) -> RunningPulls {
+    let users = UserNames::read();
+    let row = |pull: &PullState| RunningPull {
+        model: pull.model.clone(),
+        source: pull.source.clone(),
+        pid: pull.requester.pid(),
+        uid: pull.requester.uid(),
+        user: users.name_of(pull.requester.uid()),
+        since: rfc3339(pull.since),
+        status: pull.status.clone(),
+        total_bytes: pull.total_bytes,
+        completed_bytes: pull.completed_bytes(),
+        bytes_per_second: pull.bytes_per_second(),
+    };
+    RunningPulls { pulls: running.iter().map(row).collect() }
+}
