@@ -29,9 +29,21 @@ fmt:
 build:
     cargo build --release --package blobd
 
-# Install it into ~/.cargo/bin
-install:
-    cargo install --locked --path daemon
+# Build and install everything, units of systemd included: `just install DESTDIR=/tmp/tree PREFIX=/usr`
+install *settings:
+    packaging/build
+    env {{ settings }} packaging/install
+
+# Debian packages in target/debian
+deb:
+    packaging/build
+    packaging/build-deb
+
+# Install, use, restart, upgrade and purge the Debian package under a real systemd; as root, else it is skipped
+systemd:
+    packaging/build
+    cargo build --release --package blobd-tests --bin test-client
+    tests/systemd/run
 
 # A model pulled, split, shared, opened and exported, offline
 demo:
@@ -41,6 +53,10 @@ demo:
 recording: build
     python3 docs/images/record.py target/release/blobd demo > docs/images/demo.svg
     python3 docs/images/sharing.py > docs/images/sharing.svg
+
+# Take the README's pictures of `blobd web` again; takes chromium
+pictures:
+    BLOBD_PICTURES={{ justfile_directory() }}/docs/images cargo test --package blobd-tests --test it -- web::page::pictures_show
 
 # Measure against plain tools (docs/BENCHMARKS.md); the pull takes curl, else it is skipped
 bench *arguments: build
