@@ -38,7 +38,7 @@ pub fn import_file(
 pub fn ingest_bytes(ingest: &mut Ingest, bytes: &[u8]) -> Result<IngestedFile, IngestError> {
     let (file, cancelled) = (in_memory(bytes), AtomicBool::new(false));
     let mut source = FileSource { file: &file, requested: VecDeque::new(), cancelled: &cancelled };
-    ingest_file(ingest, &mut source, bytes.len() as u64, &mut |_| ())
+    ingest_file(ingest, &mut source, bytes.len() as u64, &mut |_, _| ())
 }
 
 /// An open file with this content.

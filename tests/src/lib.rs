@@ -13,6 +13,7 @@
 //! ```
 //!
 //! - [`daemon`], [`command`], [`reader`]: processes: the daemon, a command, a client that maps a model
+//! - [`service`]: a daemon as systemd starts it
 //! - [`verbs`]: the same calls for a store in this process, the socket and embedded commands
 //! - [`model`], [`raw_gguf`]: model files, valid and malformed; [`oracle`] reads them independently of blobd
 //! - [`store_dir`], [`memory`], [`http`]: files of a store, memory of a process, raw requests
@@ -28,6 +29,8 @@
 //! Functions panic with the reason when a test fails.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+pub mod archives;
+pub mod browser;
 pub mod command;
 pub mod compiler;
 pub mod crash_disk;
@@ -47,6 +50,7 @@ pub mod pulls;
 pub mod raw_gguf;
 pub mod reader;
 pub mod samples;
+pub mod service;
 pub mod steps;
 pub mod store_dir;
 pub mod terminal;

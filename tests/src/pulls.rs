@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use crate::registry::{FakeRegistry, Fault};
-use crate::samples::{EMPTY, NAMES, WHOLE, files, reference};
+use crate::samples::{EMPTY, NAMES, PACKED, WHOLE, files, reference};
 use crate::temp_dirs::tmpfs_directory;
 use crate::verbs::{InProcess, Verbs as _};
 
@@ -62,6 +62,23 @@ pub fn pull_in_two_parts(store: &Arc<Store>, file: usize, name: &Reference) -> R
     })
 }
 
+/// Pulls the model of a file whose first copy is damaged in the middle.
+///
+/// # Errors
+/// The error that a client would get.
+pub fn pull_twice(store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
+    REGISTRY.with(|source| {
+        let (digest, length) = (files()[file].digest, files()[file].bytes.len() as u64);
+        // A pull that continues an interrupted one may already receive the second copy.
+        if !store.partial_files().is_ok_and(|begun| begun.contains(&digest)) {
+            source.registry.add_fault(&format!("/cdn/{digest}"), 1, Fault::FlipInFile(length / 2));
+        }
+        let pulled = source.pull(store, file, name);
+        source.registry.clear_faults();
+        pulled
+    })
+}
+
 /// `verify --repair` of everything.
 ///
 /// # Errors
@@ -96,6 +113,7 @@ impl PullSource {
         let source = self.registry.name(&model(file)).parse().unwrap();
         let params = PullParams { source, name: Some(name.clone()), limit_rate: None, force: false };
         let pull = ops::Pull {
+            watch: None,
             store,
             registry: &self.client,
             transfers: &Transfers::default(),
@@ -125,7 +143,15 @@ fn models() -> &'static [(Manifest, Vec<u8>)] {
         };
         let layers = manifest.layers().iter().cloned().chain([whole]).collect();
         let config_file = manifest.files().next().unwrap().clone();
-        models.push((Manifest::compose(config_file, layers).unwrap(), config.clone()));
+        let with_whole = Manifest::compose(config_file.clone(), layers).unwrap();
+        let packed = Descriptor {
+            media_type: MediaType::new("application/vnd.cncf.model.weight.v1.tar+gzip"),
+            digest: files()[PACKED].digest,
+            size: files()[PACKED].bytes.len() as u64,
+        };
+        let with_packed = Manifest::compose(config_file, vec![packed]).unwrap();
+        let config = config.clone();
+        models.extend([(with_whole, config.clone()), (with_packed, config)]);
         models
     })
 }

@@ -6,6 +6,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::GgmlType;
 use blobd_store_format::reference::Reference;
 
+use crate::archives::{gzip, tar};
 use crate::model::{ModelFile, noise};
 
 /// The models' names: two share a directory, one has its own directories.
@@ -35,6 +36,8 @@ pub const MANY: usize = 7;
 /// A file that is not GGUF, which cannot be imported. It is pulled together with the empty one and stored
 /// whole.
 pub const WHOLE: usize = 8;
+/// A compressed archive with [`UNNAMED`], which is only pulled.
+pub const PACKED: usize = 9;
 
 /// Small files, of which the first four share tensors. Some have few blobs, which are synced one by one; some
 /// have a dozen, for which `syncfs` is used; one has so many that they are published in groups.
@@ -54,7 +57,8 @@ pub fn files() -> &'static [SampleFile] {
         ];
         let whole = noise(1, "whole", WHOLE_BYTES);
         let file = |bytes: Vec<u8>| SampleFile { digest: Digest::of(&bytes), bytes };
-        files.iter().map(ModelFile::bytes).chain([whole]).map(file).collect()
+        let packed = gzip(&tar(&[("LICENSE", b"free"), ("m/tiny.gguf", &files[UNNAMED].bytes())]));
+        files.iter().map(ModelFile::bytes).chain([whole, packed]).map(file).collect()
     })
 }
 
@@ -64,7 +68,12 @@ const WHOLE_BYTES: usize = 300 << 10;
 /// The weights of a file's model; for most files, the file itself.
 #[must_use]
 pub fn weights(file: usize) -> &'static [u8] {
-    &files()[if file == WHOLE { EMPTY } else { file }].bytes
+    let file = match file {
+        WHOLE => EMPTY,
+        PACKED => UNNAMED,
+        file => file,
+    };
+    &files()[file].bytes
 }
 
 fn with_a_large_tensor() -> ModelFile {

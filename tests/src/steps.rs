@@ -33,6 +33,11 @@ pub enum Step {
         file: usize,
         name: usize,
     },
+    /// A pull whose first copy of the file is damaged, so that it downloads a second one.
+    PullTwice {
+        file: usize,
+        name: usize,
+    },
     Tag {
         source: usize,
         target: usize,
@@ -82,6 +87,7 @@ impl Step {
             Self::Import { file, name } => import(store, file, name),
             Self::Pull { file, name } => pulls::pull(store, file, &reference(name)),
             Self::PullInTwoParts { file, name } => pulls::pull_in_two_parts(store, file, &reference(name)),
+            Self::PullTwice { file, name } => pulls::pull_twice(store, file, &reference(name)),
             Self::Tag { source, target } => {
                 let params = TagParams { source: reference(source), target: reference(target), force: false };
                 ops::tag(store, Requester::own(), &params).map(|_| ())
@@ -89,9 +95,12 @@ impl Step {
             Self::Edit { source, target } => edit(store, source, target),
             Self::Remove { name } => remove(store, name, None),
             Self::MoveToTrash { name } => remove(store, name, Some(1 << 20)),
-            Self::Undelete { name } => {
-                ops::undelete(store, &UndeleteParams { reference: reference(name), force: false }).map(|_| ())
-            }
+            Self::Undelete { name } => ops::undelete(
+                store,
+                Requester::own(),
+                &UndeleteParams { reference: reference(name), force: false },
+            )
+            .map(|_| ()),
             Self::Pin { name, pinned } => {
                 ops::pin(store, &PinParams { reference: reference(name), pinned }).map(|_| ())
             }
@@ -105,9 +114,10 @@ impl Step {
     #[must_use]
     pub fn outcomes(self, before: &World) -> Outcomes {
         match self {
-            Self::Import { file, name } | Self::Pull { file, name } | Self::PullInTwoParts { file, name } => {
-                set_tag(before, name, file + 1)
-            }
+            Self::Import { file, name }
+            | Self::Pull { file, name }
+            | Self::PullInTwoParts { file, name }
+            | Self::PullTwice { file, name } => set_tag(before, name, file + 1),
             Self::Tag { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
                 file => set_tag(before, target, file),
@@ -141,6 +151,7 @@ impl Step {
             Self::Import { name, .. }
             | Self::Pull { name, .. }
             | Self::PullInTwoParts { name, .. }
+            | Self::PullTwice { name, .. }
             | Self::Tag { target: name, .. }
             | Self::Edit { target: name, .. }
             | Self::Remove { name }
@@ -226,6 +237,7 @@ fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), O
     ops::remove(
         store,
         &|_| None,
+        Requester::own(),
         &RemoveParams { references: vec![reference(name)], keep_seconds, ..RemoveParams::default() },
     )
     .map(|_| ())

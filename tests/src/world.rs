@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blobd_store::Store;
+use blobd_store::{HistoryRow, Store, StoreError};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
@@ -114,6 +114,28 @@ impl Allowed {
     }
 }
 
+/// Asserts that the history of each name ends with what the name means now, and that no change is missing in it.
+///
+/// # Panics
+/// When it does not.
+pub fn check_histories(store: &Store) {
+    for name in (0..NAMES.len()).map(reference) {
+        let present = store.manifest(&name).ok().map(|manifest| manifest.digest());
+        match store.history(&name) {
+            Err(StoreError::NoSuchModel { .. }) => assert_eq!(present, None, "{}", name.short()),
+            Err(error) => panic!("{error}"),
+            Ok(history) => {
+                let digest = |row: &HistoryRow| match row {
+                    HistoryRow::Recorded(entry) => entry.digest,
+                    HistoryRow::Unrecorded(digest) => panic!("{}: {digest:?} unrecorded", name.short()),
+                };
+                let digests: Vec<_> = history.rows.iter().map(digest).collect();
+                assert_eq!(digests[0], present, "{}", name.short());
+            }
+        }
+    }
+}
+
 /// Asserts the invariants of an idle store: every blob has the digest in its name, every model is complete
 /// and is exported bit for bit, everything in the trash is complete, nothing is staged, and the counts of
 /// used space are those of the disk.
@@ -133,8 +155,9 @@ pub fn check_invariants(verbs: &InProcess) {
     for trashed in store.trash().unwrap() {
         check_whole(store, &trashed.reference, &trashed.manifest);
     }
+    check_histories(store);
     let on_disk = allocated_bytes(&root.join("blobs")) + allocated_bytes(&root.join("recipes"));
-    let records = ["manifests", "origins", "trash"].map(|name| allocated_bytes(&root.join(name)));
+    let records = ["manifests", "origins", "history", "trash"].map(|name| allocated_bytes(&root.join(name)));
     let downloads = allocated_bytes(&root.join("partial"));
     assert_eq!(store.used_bytes(), on_disk + records.iter().sum::<u64>() + downloads, "used bytes");
     assert_eq!(check_rows(root, || verbs.usage()).physical_bytes, on_disk, "physical bytes");

@@ -7,12 +7,16 @@
 //!
 //! `test-client --hold SOCKET COUNT` connects so many times, prints how many connections succeeded, and keeps
 //! them until its input ends. `test-client --lease SOCKET MODEL COUNT` opens the model so many times instead.
+//!
+//! `test-client --requests SOCKET` reads requests, one `METHOD PATH BODY` per line, and prints a line with the status
+//! and the body of each response.
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -23,6 +27,7 @@ use blobd_client::protocol::MAX_FDS_PER_BATCH;
 use blobd_client::protocol::connection::send_message;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
+use blobd_tests::http;
 use blobd_tests::oracle::sha256_of;
 use rustix::fs::{self, FallocateFlags, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -47,6 +52,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
     if socket == "--lease" {
         return lease(&argument()?, &argument()?, argument()?.parse()?);
+    }
+    if socket == "--requests" {
+        return requests(argument()?.as_ref());
     }
     let client = Client::connect(socket)?;
     let mut params = OpenParams::new(argument()?.parse()?);
@@ -164,6 +172,20 @@ fn hold(socket: &str, count: usize) -> Result<(), Box<dyn Error>> {
     }
     respond(&json!({ "connected": held.len(), "refused": refused, "busy": busy }));
     std::io::stdin().lock().lines().for_each(drop);
+    Ok(())
+}
+
+fn requests(socket: &Path) -> Result<(), Box<dyn Error>> {
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let mut words = line.splitn(3, ' ');
+        let mut word = || words.next().ok_or("METHOD PATH BODY expected");
+        let answer = match (word()?, word()?) {
+            ("GET", path) => http::get(socket, path),
+            (_, path) => http::post(socket, path, word()?),
+        };
+        respond(&json!({ "status": answer.status, "body": answer.body }));
+    }
     Ok(())
 }
 

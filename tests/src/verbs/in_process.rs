@@ -75,7 +75,9 @@ impl Verbs for InProcess {
 
     fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
         let model = self.store.model(&reference(name)).map_err(|error| OpError::from(error).body())?;
-        let file = model.files.iter().find(|file| file.descriptor.media_type.component() == "model");
+        let contents = model.contents().map_err(|error| OpError::from(error).body())?;
+        let mut files = contents.iter().map(|named| &named.file);
+        let file = files.find(|file| file.descriptor.media_type.component() == "model");
         let mut reader = FileReader::of(&self.store, file.expect("an imported model has its file"));
         reader.read_range(0..u64::MAX).map_err(|error| OpError::from(error).body())
     }
@@ -109,24 +111,24 @@ impl Verbs for InProcess {
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         let params = RemoveParams { references, ..RemoveParams::default() };
-        ops::remove(&self.store, &|_| None, &params).map_err(|error| error.body())
+        ops::remove(&self.store, &|_| None, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn plan_removal(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         let params = RemoveParams { references, dry_run: true, ..RemoveParams::default() };
-        ops::remove(&self.store, &|_| None, &params).map_err(|error| error.body())
+        ops::remove(&self.store, &|_| None, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         let params = RemoveParams { references, keep_seconds: Some(keep_seconds), ..RemoveParams::default() };
-        ops::remove(&self.store, &|_| None, &params).map_err(|error| error.body())
+        ops::remove(&self.store, &|_| None, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
         let params = UndeleteParams { reference: reference(name), force: false };
-        ops::undelete(&self.store, &params).map_err(|error| error.body())
+        ops::undelete(&self.store, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn trash(&self) -> Result<TrashList, ErrorBody> {

@@ -2,7 +2,10 @@
 
 use std::fs;
 
+use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::request::RemoveParams;
 use blobd_tests::command::{Blobd, Run};
+use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -132,4 +135,51 @@ fn verify_of_several_models_goes_on_after_one_that_does_not_exist() {
         (count(&run.json()["failed"]), &run.json()["failed"][0]["name"]),
         (1, &Json::from("b:latest"))
     );
+}
+
+#[test]
+fn rm_goes_on_after_models_that_cannot_be_removed_and_reports_each() {
+    let place = Place::with_models();
+    place.blobd.line("pin c").succeeds();
+    let planned = place.blobd.line("rm --dry-run a b c no-such-* --json").exits_with(1);
+    assert_eq!((count(&planned.json()["removed"]), count(&planned.json()["failed"])), (1, 3));
+    assert_eq!(place.models(), 2);
+    let run = place.blobd.line("rm b a c").exits_with(1);
+    assert!(run.text().starts_with("removed a:latest "), "{}", run.text());
+    for part in
+        ["model b:latest: not in the store", "model c:latest: is pinned", "2 of 3 models were not removed"]
+    {
+        assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
+    }
+    assert_eq!(place.models(), 1);
+    let run = place.blobd.line("rm --keep 1h a b --json").exits_with(3);
+    assert_eq!(
+        (count(&run.json()["removed"]), &run.json()["failed"][0]["error"]["code"]),
+        (0, &"not_found".into())
+    );
+    assert_eq!(run.error().message, "2 of 2 models were not removed");
+    // The only name is the command's own failure.
+    let run = place.blobd.line("rm c --json").exits_with(7);
+    assert_eq!((run.stdout.len(), run.error().message.contains("blobd unpin c")), (0, true));
+    place.blobd.line("unpin c").succeeds();
+    assert_eq!(place.blobd.line("rm a c").exits_with(3).text().lines().count(), 2);
+    assert_eq!(place.models(), 0);
+}
+
+#[test]
+fn request_to_remove_several_models_removes_all_or_none_unless_it_says_to_go_on() {
+    let daemon = TestDaemon::start();
+    for (seed, name) in (1..).zip(["a", "c"]) {
+        let path = ModelFile::dense(seed).write_to(daemon.scratch(), &format!("{name}.gguf"));
+        daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    }
+    let references = ["a", "b", "c"].map(|name| name.parse().unwrap()).to_vec();
+    let mut request = RemoveParams { references, ..RemoveParams::default() };
+    let error = daemon.client().remove(&request).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::NotFound);
+    assert_eq!(daemon.client().models().unwrap().models.len(), 2);
+    request.go_on = true;
+    let removed = daemon.client().remove(&request).unwrap();
+    assert_eq!((removed.removed.len(), removed.failed.len()), (2, 1));
+    assert_eq!(removed.failed[0].name, "b:latest");
 }

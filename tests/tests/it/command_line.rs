@@ -1,9 +1,13 @@
 //! Arguments: what is typed wrong, words of other tools, help.
 
+use std::fs::File;
+use std::process::Command;
+
 use blobd_client::protocol::error::ErrorCode;
 use blobd_tests::command::{self, Blobd};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
+use blobd_tests::programs;
 
 /// Commands whose arguments are never accepted, so that no store is opened.
 fn blobd() -> (tempfile::TempDir, Blobd) {
@@ -86,6 +90,11 @@ fn words_of_other_tools_with_the_same_meaning_are_commands() {
     assert_eq!(output("images --json"), output("ls --json"));
     assert_eq!(output("inspect m --json"), output("show m --json"));
     output("cp m n");
+    for word in ["mv", "move"] {
+        assert!(output(&format!("{word} n o")).contains("o:latest"));
+        assert_eq!(output("ls -q"), "m:latest\no:latest\n", "{word}");
+        output("rename o n");
+    }
     for word in ["rmi", "remove", "delete"] {
         assert!(output(&format!("{word} n")).starts_with("removed n:latest"));
         output("cp m n");
@@ -112,4 +121,69 @@ fn command_without_arguments_prints_the_first_steps_and_fails() {
     for part in ["First steps:", "blobd pull", "blobd help"] {
         assert!(run.stderr.contains(part), "{}", run.stderr);
     }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure_of_every_command_that_prints() {
+    let daemon = TestDaemon::start();
+    let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    for line in [
+        "--help",
+        "help",
+        "pull --help",
+        "help pull",
+        "partial rm --help",
+        "--version",
+        "ls",
+        "ls -q",
+        "ls --json",
+        "show m",
+        "df",
+        "ps",
+        "outdated",
+        "verify",
+        "gc --dry-run",
+        "partial ls",
+        "doctor",
+        "tag m n",
+        "completions bash",
+        "man",
+        "man pull",
+        "export m -o -",
+        "tensor m output.weight",
+    ] {
+        let mut command = daemon.command().command();
+        command.args(line.split(' ')).stdout(File::create("/dev/full").unwrap());
+        let run = command::run(&mut command).exits_with(6);
+        assert!(run.stderr.contains("standard output: "), "{line}: {}", run.stderr);
+        assert_eq!(run.stderr.lines().count(), 1, "{line}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn reader_that_closes_the_pipe_ends_a_command_quietly() {
+    let daemon = TestDaemon::start();
+    let path = ModelFile::dense_of(1, 2, 256).write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    for line in ["--help", "ls", "ls --json", "completions bash", "man", "show m", "export m -o -"] {
+        let mut shell = Command::new("sh");
+        let script = format!("blobd {line} | head -c 1 >/dev/null");
+        daemon.command().prepare(&mut shell);
+        let directory = programs::blobd().parent().unwrap().display().to_string();
+        shell.args(["-c", &script]).env("PATH", format!("{directory}:/usr/bin:/bin"));
+        assert_eq!(command::run(&mut shell).succeeds().stderr, "", "{line}");
+    }
+}
+
+#[test]
+fn command_with_commands_lists_them_if_none_or_a_wrong_one_is_given() {
+    let (folder, blobd) = blobd();
+    for line in ["partial", "partial nothing", "help partial nothing", "man partial nothing"] {
+        let run = blobd.line(line).exits_with(2);
+        assert!(run.stderr.starts_with("blobd: blobd partial"), "{line}: {}", run.stderr);
+        assert!(run.stderr.contains("`blobd partial ls`, `blobd partial rm`"), "{line}: {}", run.stderr);
+    }
+    assert!(!folder.path().join("store").exists());
+    assert_eq!(blobd.line("partial list").succeeds().text(), "no unfinished downloads\n");
 }

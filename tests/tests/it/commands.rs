@@ -169,12 +169,12 @@ fn tables_are_for_people_and_sizes_in_binary_units() {
     let daemon = daemon();
     let listed = daemon.command().line("ls").succeeds().text();
     assert!(listed.starts_with("NAME ") && listed.contains("moe:F16") && listed.contains("KiB"), "{listed}");
-    assert!(daemon.command().line("ls nothing-like-this").text().ends_with("\nno model matches\n"));
+    assert_eq!(daemon.command().line("ls nothing-like-this").text(), "no model matches\n");
     let shown = daemon.command().line("show moe:F16 --tensors").succeeds().text();
     assert!(shown.contains("blk.0.ffn_up_exps.weight") && shown.contains("32×16×4"), "{shown}");
     let usage = daemon.command().line("df -v").succeeds().text();
     assert!(usage.contains("\ntotal ") && usage.contains("UNIQUE"), "{usage}");
-    assert!(daemon.command().line("gc").text().contains("freed 0 B"));
+    assert!(daemon.command().line("gc").text().contains("nothing to delete"));
     let removed = daemon.command().line("rm moe:F16").succeeds();
     assert!(removed.text().starts_with("removed moe:F16 "), "{}", removed.text());
     assert!(removed.stderr.is_empty(), "no progress where there is no terminal: {}", removed.stderr);

@@ -1,6 +1,8 @@
 //! The configuration file, and paths from the command line and the environment.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use blobd_tests::command::{self, Blobd};
@@ -8,6 +10,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
 fn configuration_errors_are_one_line_with_place_and_hint() {
@@ -68,4 +71,140 @@ fn rates_may_be_written_per_second() {
     let json = daemon.command().line("limit 20MB/s --json").succeeds().json();
     assert_eq!(json["bytes_per_second"], 20_000_000);
     daemon.command().line("limit 20MB/h").exits_with(2);
+}
+
+/// A daemon with a configuration file that the test changes.
+struct Configured {
+    _folder: tempfile::TempDir,
+    config: PathBuf,
+    daemon: TestDaemon,
+}
+
+impl Configured {
+    fn start(text: &str) -> Self {
+        let folder = tmpfs_directory();
+        let config = folder.path().join("config.toml");
+        fs::write(&config, text).unwrap();
+        let daemon = TestDaemon::start_at(&folder.path().join("store"), Some(&config));
+        Self { _folder: folder, config, daemon }
+    }
+
+    /// Waits until the daemon has read the changed file, and returns what it has logged since.
+    fn reload(&self, text: &str) -> String {
+        fs::write(&self.config, text).unwrap();
+        let before = self.daemon.log().len();
+        let pid = Pid::from_raw(self.daemon.pid().try_into().unwrap()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        let new = || self.daemon.log()[before..].to_owned();
+        eventually("the daemon has read its configuration", || new().contains("SIGHUP: the configuration"));
+        new()
+    }
+
+    fn show(&self) -> serde_json::Value {
+        let blobd = Blobd::at_socket(&self.daemon.socket()).configured_by(&self.config);
+        blobd.line("config show --json").succeeds().json()
+    }
+
+    /// The setting, and its value in the daemon if that is another one.
+    fn setting(&self, key: &str) -> (serde_json::Value, Option<serde_json::Value>) {
+        let shown = self.show();
+        let find = |list: &serde_json::Value| {
+            list.as_array().unwrap().iter().find(|setting| setting["key"] == key).cloned()
+        };
+        let used = find(&shown["daemon"]["differences"]).map(|used| used["value"].clone());
+        (find(&shown["settings"]).unwrap(), used)
+    }
+}
+
+#[test]
+fn config_show_gives_each_value_and_its_origin() {
+    let configured = Configured::start("durability = \"fsync\"\n\n[space]\nquota = \"3 GiB\"\n");
+    let (quota, used) = configured.setting("space.quota");
+    assert_eq!((&quota["value"], &quota["origin"]), (&"3 GiB".into(), &"file".into()));
+    assert_eq!((quota["place"].as_str().unwrap().rsplit_once(':').unwrap().1, used), ("4", None));
+    let (socket, _) = configured.setting("socket");
+    assert_eq!((&socket["origin"], &socket["place"]), (&"environment".into(), &"BLOBD_SOCKET".into()));
+    assert_eq!(configured.setting("transfer.max_connections").0["origin"], "default");
+    let text = Blobd::at_socket(&configured.daemon.socket()).configured_by(&configured.config);
+    let text = text.line("config show").succeeds().text();
+    for part in [
+        "space.quota",
+        "\"3 GiB\"",
+        "line 4",
+        "BLOBD_SOCKET",
+        "not set",
+        "still uses",
+        "root = ",
+        "BLOBD_ROOT when it was started",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    fs::write(&configured.config, "[space]\nqouta = 1\n").unwrap();
+    let run = Blobd::at_socket(&configured.daemon.socket()).configured_by(&configured.config);
+    assert!(run.line("config show").exits_with(2).stderr.contains("config.toml:2:1: unknown key"));
+}
+
+#[test]
+fn config_show_creates_nothing() {
+    let folder = tmpfs_directory();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    let run = blobd.line("config show --json").succeeds();
+    assert!(run.json()["daemon"].is_null());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn quota_and_transfer_limits_change_without_a_restart() {
+    let configured = Configured::start("[scrub]\nrate_bytes_per_second = 0\n");
+    let model = ModelFile::dense_of(1, 2, 128).write_to(configured.daemon.scratch(), "m.gguf");
+    let import = ["import".as_ref(), model.as_os_str()];
+    let log = configured.reload("[space]\nquota = 4096\n[transfer]\nlimit_rate = \"3 MiB\"\n");
+    assert!(log.contains("space.quota: null before, \"4 KiB\" now"), "{log}");
+    assert!(log.contains("scrub.rate_bytes_per_second: 0 before"), "{log}");
+    configured.daemon.command().run(import).exits_with(6);
+    let limit = configured.daemon.command().line("limit --json").succeeds().json();
+    assert_eq!(limit["bytes_per_second"], 3 << 20);
+    // A limit that was set since stays as long as the configured one does.
+    configured.daemon.command().line("limit 5MiB").succeeds();
+    configured.reload("[transfer]\nlimit_rate = \"3 MiB\"\nmax_connections = 2\n");
+    let limit = configured.daemon.command().line("limit --json").succeeds().json();
+    assert_eq!(limit["bytes_per_second"], 5 << 20);
+    configured.daemon.command().run(import).succeeds();
+    assert_eq!(configured.setting("transfer.max_connections").1, None, "the daemon uses it");
+}
+
+#[test]
+fn mirrors_change_without_a_restart() {
+    let configured = Configured::start("");
+    let pull = || configured.daemon.command().line("pull registry.example/me/m --json");
+    configured.reload("[mirrors]\n\"registry.example\" = \"http://127.0.0.1:1\"\n");
+    let run = pull().exits_with(1);
+    assert!(run.stderr.contains("127.0.0.1:1"), "{}", run.stderr);
+}
+
+#[test]
+fn file_with_an_error_changes_nothing() {
+    let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
+    let log = configured.reload("[space]\nquota = -5\n");
+    assert!(log.contains("the configuration stays as it is: ") && log.contains("config.toml:2:9"), "{log}");
+    let log = configured.reload("[mirrors]\n\"x\" = \"ftp://y\"\n[space]\nquota = 1\n");
+    assert!(log.contains("the configuration stays as it is: "), "{log}");
+    let (_, used) = configured.setting("space.quota");
+    assert_eq!(used, Some("3 GiB".into()));
+}
+
+#[test]
+fn settings_of_the_socket_wait_for_a_restart() {
+    let mut configured = Configured::start("");
+    let log = configured.reload("durability = \"fsync\"\nsocket_mode = \"0666\"\n");
+    assert!(log.contains("socket_mode: \"0666\" takes effect when the daemon is restarted"), "{log}");
+    let mode = |configured: &Configured| {
+        fs::metadata(configured.daemon.socket()).unwrap().permissions().mode() & 0o777
+    };
+    assert_eq!(mode(&configured), 0o600);
+    assert_eq!(configured.setting("durability").1, Some("auto".into()));
+    configured.daemon.stop();
+    configured.daemon.restart();
+    assert_eq!(mode(&configured), 0o666);
+    assert_eq!(configured.setting("durability").1, None);
 }

@@ -16,7 +16,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::crash_disk::{CrashChoices, CrashDisk, Omission};
 use blobd_tests::pulls;
-use blobd_tests::samples::{EMPTY, LARGE, LARGE_RELATIVE, MANY, NAMES, WHOLE, files, reference};
+use blobd_tests::samples::{EMPTY, LARGE, LARGE_RELATIVE, MANY, NAMES, PACKED, WHOLE, files, reference};
 use blobd_tests::steps::Step;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::InProcess;
@@ -268,7 +268,7 @@ fn omitted_syncfs_of_new_blobs_is_detected() {
 #[test]
 fn omitted_sync_before_a_collection_is_detected() {
     let survives_all = |omission| {
-        let mut cases = (0..4_u64).flat_map(|calls| (0..20_u64).map(move |seed| (calls, seed)));
+        let mut cases = (0..16_u64).flat_map(|calls| (0..20_u64).map(move |seed| (calls, seed)));
         cases.all(|(calls, seed)| {
             let entries = [
                 whole(Step::Import { file: 3, name: 0 }),
@@ -339,6 +339,16 @@ fn pull_of_a_file_that_is_not_split_needs_its_sync_in_every_mode() {
 #[test]
 fn resumed_pull_needs_the_sync_of_its_blobs_in_every_mode() {
     check_sync_is_needed(&[], Step::PullInTwoParts { file: 0, name: 0 });
+}
+
+#[test]
+fn second_download_of_a_damaged_file_needs_the_sync_of_its_blobs_in_every_mode() {
+    check_sync_is_needed(&[], Step::PullTwice { file: 0, name: 0 });
+}
+
+#[test]
+fn pull_of_a_compressed_archive_needs_the_sync_of_its_blobs_in_every_mode() {
+    check_sync_is_needed(&[], Step::Pull { file: PACKED, name: 0 });
 }
 
 #[test]
@@ -424,6 +434,11 @@ fn omitted_sync_of_manifest_directories_is_detected() {
 #[test]
 fn omitted_sync_of_the_trash_directory_is_detected() {
     omission_is_detected(Omission::Names("trash"));
+}
+
+#[test]
+fn omitted_sync_of_the_histories_is_detected() {
+    omission_is_detected(Omission::Names("history"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_store::{Durability, StoreOptions};
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
-use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMED, NAMES, WHOLE, reference, weights};
+use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMED, NAMES, PACKED, WHOLE, reference, weights};
 use blobd_tests::steps::Step;
 use blobd_tests::store_dir::staged;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -158,7 +158,7 @@ impl TestStore {
             component: None,
             files: FileSelection::All,
         };
-        ops::open(&self.verbs.store, &ops::OpenCache::default(), &params, "a test".to_owned()).unwrap();
+        ops::open(&self.verbs.store, &ops::OpenCache::default(), &params, 0, "a test".to_owned()).unwrap();
     }
 
     fn works_again_when_reopened(self, allowed: &Allowed) {
@@ -231,6 +231,11 @@ fn resumed_pull_fails_cleanly_at_every_call() {
 }
 
 #[test]
+fn second_download_of_a_damaged_file_fails_cleanly_at_every_call() {
+    sweep_in_every_mode(&[], Step::PullTwice { file: STRANGER, name: NAME });
+}
+
+#[test]
 fn pull_of_a_file_that_is_not_split_fails_cleanly_at_every_call() {
     sweep_in_every_mode(&[], Step::Pull { file: WHOLE, name: NAME });
 }
@@ -239,6 +244,11 @@ fn pull_of_a_file_that_is_not_split_fails_cleanly_at_every_call() {
 fn pull_of_a_related_model_fails_cleanly_at_every_call() {
     const BEFORE: &[Step] = &[Step::Import { file: LARGE, name: OTHER }];
     sweep_in_every_mode(BEFORE, Step::Pull { file: LARGE_RELATIVE, name: NAME });
+}
+
+#[test]
+fn pull_of_a_compressed_archive_fails_cleanly_at_every_call() {
+    sweep_in_every_mode(&[], Step::Pull { file: PACKED, name: NAME });
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn names_of(plan: &Json, list: &str) -> Vec<String> {
 
 /// The used space of a store, counted without blobd.
 fn bytes_on_disk(daemon: &TestDaemon) -> u64 {
-    let places = ["blobs", "recipes", "manifests", "origins", "trash", "staging"];
+    let places = ["blobs", "recipes", "manifests", "origins", "history", "trash", "staging"];
     let paths: Vec<PathBuf> = places.map(|name| daemon.root().join(name)).into();
     let files = paths.iter().filter(|path| path.exists()).flat_map(|path| snapshot(path).into_keys());
     let blocks = |path: PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file);

@@ -1,4 +1,4 @@
-//! What the first commands of a user need and create.
+//! The needs and effects of a user's first commands.
 
 use std::fs;
 use std::path::Path;
@@ -31,8 +31,45 @@ fn commands_that_read_an_absent_store_allocate_nothing_large() {
 }
 
 #[test]
+fn removal_and_collection_in_an_empty_store_allocate_nothing_large() {
+    let folder = disk_directory();
+    let root = folder.path().join("store");
+    let blobd = Blobd::at_root(&root);
+    blobd.line("gc").succeeds();
+    blobd.line("rm llama3:8b").exits_with(3);
+    blobd.line("partial rm --all").succeeds();
+    assert!(!root.join("reserve").exists());
+}
+
+#[test]
+fn option_that_names_no_store_is_refused_and_creates_nothing() {
+    let folder = tmpfs_directory();
+    let (absent, empty) = (folder.path().join("a/mistyped"), folder.path().join("empty"));
+    fs::create_dir(&empty).unwrap();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    for (root, found) in [(&absent, "no such directory"), (&empty, "the directory is empty")] {
+        for line in ["ls", "df", "show m", "ps", "rm m", "gc", "verify", "export m", "pin m", "partial ls"] {
+            let root = root.to_str().unwrap();
+            let words: Vec<_> = line.split(' ').chain(["--root", root, "--json"]).collect();
+            let error = blobd.run(words).exits_with(3).error();
+            assert_eq!(error.message, format!("{root}: contains no store: {found}"), "{line}");
+            assert!(error.hint.unwrap().contains("`blobd import`"), "{line}");
+        }
+    }
+    assert!(!absent.parent().unwrap().exists());
+    assert_eq!(fs::read_dir(&empty).unwrap().count(), 0);
+    let model = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
+    for root in [&absent, &empty] {
+        let root = root.to_str().unwrap();
+        blobd.run(["import", model.to_str().unwrap(), "--root", root]).succeeds();
+        assert!(blobd.run(["ls", "--root", root]).succeeds().text().contains("m:latest"));
+    }
+}
+
+#[test]
 fn doctor_does_not_warn_of_a_limit_that_serve_raises() {
     let folder = tmpfs_directory();
+    Blobd::at_root(&folder.path().join("store")).line("ls").succeeds();
     let mut doctor = Command::new("sh");
     doctor.args(["-c", "ulimit -Sn 256; exec \"$@\"", "sh"]).arg(blobd_tests::programs::blobd());
     Blobd::at_root(&folder.path().join("store")).prepare(&mut doctor);
@@ -91,5 +128,9 @@ fn without_a_home_directory_no_store_is_created_in_the_current_one() {
     fs::set_permissions(&root, open).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(folder.path(), open).unwrap();
-    homeless(None, folder.path(), &["ls", "--root", root.join("s").to_str().unwrap()]).unwrap().succeeds();
+    let store = root.join("s");
+    fs::write(root.join("not-a-model"), "").unwrap();
+    let words = ["import", "not-a-model", "--root", store.to_str().unwrap()];
+    homeless(None, &root, &words).unwrap().exits_with(1);
+    homeless(None, folder.path(), &["ls", "--root", store.to_str().unwrap()]).unwrap().succeeds();
 }

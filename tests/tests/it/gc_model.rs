@@ -63,7 +63,7 @@ fn trash_never_holds_a_model_with_holes() {
     assert_safe("import, rm --keep, rm", System { collections: 0, ..one_of_each([FIRST, Some(Job::Keep)]) });
 }
 
-/// Pinned blobs are never deleted, so that the check finds nothing.
+/// Leased blobs are never deleted, so that the check finds nothing.
 #[test]
 fn check_at_commit_is_a_second_line_of_defence() {
     const FAULTS: &[Fault] = &[Fault::NoCheckAtCommit];
@@ -71,13 +71,13 @@ fn check_at_commit_is_a_second_line_of_defence() {
 }
 
 #[test]
-fn pins_listed_after_the_manifests_and_not_again_cost_a_model_its_blobs() {
-    assert_unsafe(&[Fault::PinsAfterManifests, Fault::NoRecheck], [FIRST, None], WHOLE);
+fn leases_listed_after_the_manifests_and_not_again_cost_a_model_its_blobs() {
+    assert_unsafe(&[Fault::LeasesAfterManifests, Fault::NoRecheck], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn pins_listed_after_the_manifests_cost_a_model_its_blobs() {
-    assert_unsafe(&[Fault::PinsAfterManifests], [FIRST, None], WHOLE);
+fn leases_listed_after_the_manifests_cost_a_model_its_blobs() {
+    assert_unsafe(&[Fault::LeasesAfterManifests], [FIRST, None], WHOLE);
 }
 
 #[test]
@@ -86,18 +86,18 @@ fn without_recheck_at_deletion_a_model_loses_blobs() {
 }
 
 #[test]
-fn recheck_that_forgets_released_pins_costs_a_model_its_blobs() {
-    assert_unsafe(&[Fault::RecheckOfPresentPinsOnly], [FIRST, None], WHOLE);
+fn recheck_that_forgets_released_leases_costs_a_model_its_blobs() {
+    assert_unsafe(&[Fault::RecheckOfPresentLeasesOnly], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn pin_that_does_not_wait_for_a_deletion_costs_a_model_its_blobs() {
-    assert_unsafe(&[Fault::PinDuringDeletion, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
+fn lease_that_does_not_wait_for_a_deletion_costs_a_model_its_blobs() {
+    assert_unsafe(&[Fault::LeaseDuringDeletion, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn pin_that_does_not_wait_for_a_deletion_fails_an_import() {
-    assert_unsafe(&[Fault::PinDuringDeletion], [FIRST, None], NOT_REFUSED);
+fn lease_that_does_not_wait_for_a_deletion_fails_an_import() {
+    assert_unsafe(&[Fault::LeaseDuringDeletion], [FIRST, None], NOT_REFUSED);
 }
 
 #[test]
@@ -106,13 +106,13 @@ fn two_collections_at_once_cost_a_model_its_blobs() {
 }
 
 #[test]
-fn lookup_before_pin_fails_an_import() {
-    assert_unsafe(&[Fault::LookupBeforePin], [FIRST, None], NOT_REFUSED);
+fn lookup_before_lease_fails_an_import() {
+    assert_unsafe(&[Fault::LookupBeforeLease], [FIRST, None], NOT_REFUSED);
 }
 
 #[test]
-fn lookup_before_pin_without_check_at_commit_tags_a_model_with_holes() {
-    assert_unsafe(&[Fault::LookupBeforePin, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
+fn lookup_before_lease_without_check_at_commit_tags_a_model_with_holes() {
+    assert_unsafe(&[Fault::LookupBeforeLease, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
 }
 
 #[test]

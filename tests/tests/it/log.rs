@@ -1,4 +1,4 @@
-//! What the daemon and commands log, and that messages which cannot be written do no harm.
+//! The log of the daemon and of commands; messages that cannot be written do no harm.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -116,4 +116,34 @@ fn commands_log_only_on_request() {
     };
     assert!(stderr("BLOBD_LOG").contains("opens m"), "{}", stderr("BLOBD_LOG"));
     assert_eq!(stderr("RUST_LOG"), "");
+}
+
+#[test]
+fn log_is_one_json_object_per_line_if_that_is_requested() {
+    let daemon = daemon_with(&["BLOBD_LOG_FORMAT=json"]);
+    let model = ModelFile::dense_of(1, 2, 128).write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import".as_ref(), model.as_os_str(), "--name".as_ref(), "m".as_ref()]).succeeds();
+    let imported = || {
+        let log = daemon.log();
+        // The last line may be incomplete.
+        let lines = log.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let entries = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).expect(line));
+        entries.filter(|entry| entry["message"] == "import").collect::<Vec<_>>()
+    };
+    eventually("the import is logged", || !imported().is_empty());
+    let entry = &imported()[0];
+    assert_eq!((&entry["level"], &entry["model"]), (&"INFO".into(), &"m:latest".into()), "{entry}");
+    assert!(entry["uid"].is_u64() && entry["size"].is_u64() && entry["timestamp"].is_string(), "{entry}");
+}
+
+#[test]
+fn log_format_that_does_not_exist_is_refused() {
+    let folder = tmpfs_directory();
+    let mut list = Blobd::at_root(&folder.path().join("store")).command();
+    let run = command::run(list.args(["ls", "-v"]).env("BLOBD_LOG_FORMAT", "xml")).exits_with(2);
+    assert!(
+        run.stderr.contains("BLOBD_LOG_FORMAT: \"xml\", text, json or journal expected"),
+        "{}",
+        run.stderr
+    );
 }

@@ -203,7 +203,7 @@ fn models_are_removed_by_pattern_and_rule_but_not_pinned_or_open_ones() {
     assert_eq!(removed["removed"], serde_json::json!(["llama:a", "llama:b"]));
     assert_eq!(removed["spared"][0]["name"], "llama:pinned");
     place.line("rm nothing-like-*").exits_with(3);
-    // What is not known counts as a use.
+    // A time without records counts as a use.
     let recent = place.line("rm --older-than 30d").succeeds().text();
     assert!(recent.starts_with("no model to remove\nfreed 0 B\n"), "{recent}");
     let _reader = blobd_tests::reader::Reader::open(&place.daemon.socket(), "open");

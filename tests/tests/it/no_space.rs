@@ -68,6 +68,19 @@ fn pull_that_does_not_fit_leaves_nothing() {
     daemon.command().run(["pull", &registry.name("library/small")]).succeeds();
 }
 
+#[test]
+fn model_that_is_stored_already_is_imported_on_a_full_disk() {
+    let Some((daemon, root)) = small_daemon(8) else { return };
+    let path = large_model().write_to(daemon.scratch(), "large.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    let before = check_blobs(&root);
+    // Some of it is kept free by the store.
+    let _filler = Filler::leaving_free(&root, 256 << 10);
+    let again = ["import".as_ref(), path.as_os_str(), "--name".as_ref(), "again".as_ref()];
+    daemon.command().run(again).succeeds();
+    assert_eq!((check_blobs(&root), staged(&root)), (before, Vec::new()));
+}
+
 /// A manifest may declare any size, and a body may be endless.
 #[test]
 fn file_that_claims_to_be_endless_does_not_fill_the_disk() {

@@ -1,9 +1,13 @@
 //! Checks `docs/OPERATIONS.md`: its example is a valid configuration, its keys exist, and it explains all
-//! checks of `doctor`.
+//! checks of `doctor`; its commands for backups work.
 
-use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
 
-use blobd_tests::command::Blobd;
+use blobd_tests::command::{self, Blobd};
+use blobd_tests::model::ModelFile;
+use blobd_tests::programs;
 use blobd_tests::temp_dirs::tmpfs_directory;
 
 const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
@@ -26,7 +30,8 @@ fn check_config(content: &str) {
 
 #[test]
 fn example_is_a_configuration() {
-    let example = OPERATIONS.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let example = OPERATIONS.split("<!-- test: configuration -->\n```toml\n").nth(1).unwrap();
+    let example = example.split("```").next().unwrap();
     check_config(example);
 }
 
@@ -51,7 +56,9 @@ fn every_key_of_the_table_exists() {
 #[test]
 fn every_check_of_doctor_is_explained() {
     let folder = tmpfs_directory();
-    let report = Blobd::at_root(&folder.path().join("store")).line("doctor --json").json();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    blobd.line("ls").succeeds();
+    let report = blobd.line("doctor --json").json();
     let checks = report["checks"].as_array().unwrap();
     let names: Vec<_> = checks.iter().map(|check| check["name"].as_str().unwrap()).collect();
     let mut explained = first_column("| check |");
@@ -59,4 +66,35 @@ fn every_check_of_doctor_is_explained() {
     let mut sorted = names.clone();
     sorted.sort_unstable();
     assert_eq!(sorted, explained, "in docs/OPERATIONS.md");
+}
+
+/// Runs the commands below `<!-- test: NAME -->`, with these variables.
+fn run_block(name: &str, variables: &[(&str, &Path)]) {
+    let after = OPERATIONS.split(&format!("<!-- test: {name} -->\n```sh\n")).nth(1).expect(name);
+    let script = after.split("```").next().unwrap();
+    let mut command = Command::new("sh");
+    Blobd::at_root(Path::new("/nonexistent/store")).prepare(&mut command);
+    let directory = programs::blobd().parent().unwrap();
+    let path = format!("{}:{}", directory.display(), env::var("PATH").unwrap());
+    command.args(["-euc", script]).env("PATH", path).envs(variables.iter().copied());
+    command::run(&mut command).succeeds();
+}
+
+#[test]
+fn store_is_backed_up_restored_and_moved_as_described() {
+    let folder = tmpfs_directory();
+    let [old, restored, moved] = ["old store", "restored", "moved"].map(|name| folder.path().join(name));
+    let backup = folder.path().join("backup.tar");
+    let model = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
+    Blobd::at_root(&old).run(["import", model.to_str().unwrap()]).succeeds();
+    run_block("backup", &[("STORE", &old), ("BACKUP", &backup)]);
+    run_block("restore", &[("STORE", &restored), ("BACKUP", &backup)]);
+    run_block("move", &[("STORE", &old), ("NEW", &moved)]);
+    assert!(!old.exists());
+    for root in [&restored, &moved] {
+        let blobd = Blobd::at_root(root);
+        assert!(blobd.line("export m -o -").succeeds().stdout == fs::read(&model).unwrap());
+        blobd.line("gc").succeeds();
+        blobd.line("rm m").succeeds();
+    }
 }

@@ -7,6 +7,7 @@ mod files;
 mod interactive;
 mod manifests;
 mod partial;
+mod second_attempt;
 mod servers;
 mod slow_hosts;
 mod third_party;
@@ -51,7 +52,7 @@ fn is_empty(directory: &Path) -> bool {
 }
 
 /// A registry with a model `library/tiny:latest`.
-fn registry_with(model: &ModelFile) -> FakeRegistry {
+pub(super) fn registry_with(model: &ModelFile) -> FakeRegistry {
     let registry = FakeRegistry::start().unwrap();
     offer(&registry, "library/tiny:latest", &model.bytes());
     registry

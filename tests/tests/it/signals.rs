@@ -1,4 +1,4 @@
-//! What signals do to the daemon.
+//! The daemon's handling of signals.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
@@ -14,9 +14,11 @@ use rustix::process::{Pid, Signal, kill_process};
 fn signals_that_ask_for_nothing_do_not_end_the_daemon() {
     let daemon = TestDaemon::start();
     let pid = Pid::from_raw(daemon.pid().try_into().unwrap()).unwrap();
-    for (signal, line) in
-        [(Signal::HUP, "SIGHUP: ignored"), (Signal::USR1, "signal 10: ignored"), (Signal::USR2, "signal 12")]
-    {
+    for (signal, line) in [
+        (Signal::HUP, "SIGHUP: the configuration has not changed"),
+        (Signal::USR1, "signal 10: ignored"),
+        (Signal::USR2, "signal 12"),
+    ] {
         kill_process(pid, signal).unwrap();
         eventually("it is logged", || daemon.log().contains(line));
     }

@@ -216,6 +216,27 @@ fn daemon_without_a_runtime_directory_is_found_by_all_clients() {
     assert!(text.contains("the socket is in /tmp/blobd-65534"), "{text}");
 }
 
+/// Else the models of the system's daemon seem to be gone.
+#[test]
+fn user_whom_the_systems_daemon_refuses_is_told_that_another_store_is_used() {
+    let script = "
+        mkdir /run/blobd
+        \"$blobd\" serve --root /tmp/theirs --socket /run/blobd/blobd.sock 2>/tmp/log &
+        until test -S /run/blobd/blobd.sock; do sleep 0.1; done
+        as_owner \"$blobd\" ls 2>&1 >/dev/null
+        echo quiet
+        as_owner \"$blobd\" ls --quiet 2>&1
+        as_owner \"$blobd\" ls --json 2>&1 >/dev/null";
+    let Some(run) = in_empty_machine(script) else { return };
+    let text = run.succeeds().text();
+    let lines: Vec<&str> = text.lines().collect();
+    let note =
+        "blobd: /run/blobd/blobd.sock: cannot connect: Permission denied; using /tmp/home/.local/share/blobd";
+    assert_eq!(lines[0], note, "{text}");
+    assert!(lines[1].starts_with("hint: only uid 0 may connect"), "{text}");
+    assert_eq!(lines[2..], ["quiet"], "{text}");
+}
+
 /// After `su`, the variable is that of the user before.
 #[test]
 fn runtime_directory_of_another_user_is_not_used() {
@@ -253,6 +274,6 @@ fn directory_that_another_user_has_made_is_not_used() {
     assert!(lines[0] == "serve 7" && lines[1].contains(refusal), "{text}");
     assert!(lines[2].starts_with("hint: set XDG_RUNTIME_DIR"), "{text}");
     assert!(lines[3] == "ls 7" && lines[4].contains(refusal), "{text}");
-    assert!(lines[5].starts_with("NAME"), "the command uses its own store: {text}");
-    assert!(lines[7].contains("owned by uid 0"), "{text}");
+    assert!(lines[5].starts_with("no models"), "the command uses its own store: {text}");
+    assert!(lines[6].contains("owned by uid 0"), "{text}");
 }

@@ -121,7 +121,7 @@ fn other_users_may_list_and_import_but_not_remove() {
 }
 
 /// Gives all users access to the socket, the binary, and the test's files.
-fn open_to_all(daemon: &TestDaemon) {
+pub(super) fn open_to_all(daemon: &TestDaemon) {
     fs::set_permissions(daemon.scratch(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(daemon.socket(), Permissions::from_mode(0o666)).unwrap();
 }

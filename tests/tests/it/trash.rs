@@ -18,7 +18,7 @@ fn store_with_a_model(keep_seconds: u64) -> (tempfile::TempDir, InProcess) {
 /// The number of blobs that a collection in progress would still delete.
 fn unprotected(store: &Store, collection: &blobd_store::leases::Collection) -> usize {
     let blobs = store.blobs().unwrap();
-    blobs.into_iter().filter(|blob| collection.delete_unpinned(*blob, || ()).is_some()).count()
+    blobs.into_iter().filter(|blob| collection.delete_unleased(*blob, || ()).is_some()).count()
 }
 
 /// A collection may read the tags before the new one exists and the trash after the record is gone. Then only

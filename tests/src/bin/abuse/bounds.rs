@@ -1,4 +1,4 @@
-//! What must hold while a daemon is attacked, and afterwards.
+//! The bounds that must hold while a daemon is attacked, and afterwards.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(crate) const STOP_BOUND: Duration = Duration::from_secs(10);
 pub(crate) struct Check {
     /// The attack during which it was measured.
     pub(crate) attack: String,
-    /// What was measured.
+    /// The measurement.
     pub(crate) what: String,
     pub(crate) measured: f64,
     /// The upper limit.

@@ -1,4 +1,4 @@
-//! What the program requires of the machine.
+//! The program's requirements on the machine.
 
 use std::env;
 use std::path::PathBuf;

@@ -102,7 +102,7 @@ impl Operation {
     }
 }
 
-/// What happens instead of the call.
+/// The fault that replaces the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// The process is killed.

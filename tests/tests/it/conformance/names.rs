@@ -51,7 +51,7 @@ pub(super) fn tag_names_the_same_manifest(verbs: &impl Verbs) {
 pub(super) fn unknown_name_is_not_found_and_removes_nothing(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let before = snapshot(&verbs.root().join("blobs"));
-    let error = verbs.remove(&["m", "nobody:1"]).unwrap_err();
+    let error = verbs.remove(&["nobody:1"]).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotFound);
     assert!(error.message.contains("nobody:1"), "{error}");
     assert_eq!(verbs.show("nobody").unwrap_err().code, ErrorCode::NotFound);

@@ -33,14 +33,15 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd export tuned-8b -o tuned.gguf", &["tuned.gguf"]),
     step("cmp tuned.gguf models/tuned-8b.gguf", &[]),
     step("blobd verify", &["no damage"]),
+    step("blobd history tuned-8b", &["import"]),
     step("blobd outdated", &["1 current, 0 outdated"]),
     step("blobd partial ls", &["no unfinished downloads"]),
     step("blobd rm --keep 7d mine:2", &["mine:2"]),
     step("blobd ls --trash", &["mine:2"]),
     step("blobd undelete mine:2", &["mine:2"]),
     step("blobd rm mine:2", &["removed mine:2"]),
-    step("blobd gc --dry-run", &["would free 0 B"]),
-    step("blobd gc", &["freed 0 B"]),
+    step("blobd gc --dry-run", &["nothing to delete"]),
+    step("blobd gc", &["nothing to delete"]),
     step("blobd reindex", &["the index was right"]),
     Step {
         line: "blobd login localhost:1 --user me --password-stdin < /dev/null",
@@ -58,12 +59,18 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd limit", &["no limit"]),
     step("blobd limit 10MB", &["per second"]),
     step("blobd limit off", &["no limit"]),
+    step("blobd config show", &["config.toml", "space.quota", "not set", "uses these settings"]),
     Step { line: "blobd release llama3:8b", code: 3, shows: &["no leases"] },
     step("blobd exec -- head -c 4 /blobd/tuned-8b.gguf", &["GGUF"]),
     // Whether it may mount depends on the machine; it says what is missing.
     step(
         "mkdir shown; timeout -s INT 5 blobd mount shown > mount.log 2>&1; ! grep -q panicked mount.log",
         &[],
+    ),
+    step(
+        "blobd web --no-open > web.log & until grep -q once web.log || ! kill -0 $!; do sleep 0.1; done; \
+         kill $!; wait; cat web.log",
+        &["http://127.0.0.1:", "#", "works once"],
     ),
     step("blobd pull llama3:8b-instruct", &["llama3:8b-instruct"]),
     step("blobd demo | tail -3", &["same SHA-256"]),

@@ -6,7 +6,7 @@ const fn step(line: &'static str, code: i32, shows: &'static [&'static str]) -> 
     Step { line, code, shows }
 }
 
-/// What is there when the mistakes begin.
+/// The steps that prepare the store for the mistakes.
 pub(super) const PREPARATION: &[Step] = &[
     step("blobd pull llama3:8b", 0, &[]),
     step("blobd import models/tuned-8b.gguf", 0, &[]),
@@ -63,7 +63,7 @@ pub(super) const STEPS: &[Step] = &[
     // Places.
     step("blobd --socket nothere.sock ls", 1, &["nothere.sock", "blobd serve"]),
     step("blobd --root notes.txt ls", 1, &["notes.txt"]),
-    step("blobd --root /proc/blobd ls", 1, &["/proc/blobd"]),
+    step("blobd --root /proc/blobd ls", 3, &["/proc/blobd", "contains no store"]),
     step("blobd --config nothere.toml ls", 2, &["nothere.toml"]),
     step("echo 'rot = \"/x\"' > bad.toml; blobd --config bad.toml ls", 2, &["bad.toml:1", "rot", "root"]),
     step("echo 'root = ' > bad.toml; blobd --config bad.toml ls", 2, &["bad.toml:1"]),

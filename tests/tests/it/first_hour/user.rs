@@ -97,7 +97,7 @@ impl User {
         assert!(differences.is_empty(), "{}", differences.join("\n"));
     }
 
-    /// What a step shows on the terminal, if it is not what it should.
+    /// The output of a step on the terminal, if it differs from the expected one.
     fn difference(&self, step: &Step) -> Option<String> {
         let (code, shown) = self.run(step.line);
         let missing = step.shows.iter().find(|expected| !shown.contains(**expected));
@@ -175,7 +175,7 @@ fn mirrors(registry: &FakeRegistry) -> String {
     format!("[mirrors]\n\"registry.ollama.ai\" = \"{}\"\n", registry.url())
 }
 
-/// What no answer may have on this terminal: a line that wraps, an escape sequence, internals.
+/// Faults that no output may have on this terminal: a line that wraps, an escape sequence, internals.
 fn unreadable(shown: &str) -> Option<String> {
     const INTERNALS: [&str; 7] =
         ["\u{1b}", "\u{fffd}", "panicked", "Some(", "Err(", "os error", "RUST_BACKTRACE"];

@@ -23,8 +23,8 @@ pub(super) enum Step {
     SyncUnlink,
     /// The lock of the collections, `Leases::begin_collection`.
     Begin,
-    /// `Leases::pinned`.
-    ListPins,
+    /// `Leases::leased`.
+    ListLeases,
     /// `gc::mark`: one tag after the other. The real one lists all and then reads each; a tag
     /// that is absent at either moment is passed over, so that one moment stands for both.
     Mark,
@@ -32,7 +32,7 @@ pub(super) enum Step {
     Plan,
     /// `gc::settle`.
     Settle,
-    /// `Collection::delete_unpinned` of one blob after the other: the claim, under the lock of the leases.
+    /// `Collection::delete_unleased` of one blob after the other: the claim, under the lock of the leases.
     Delete,
     /// The same: `Node::remove`, without that lock, and the end of the claim.
     Remove,
@@ -48,10 +48,10 @@ pub(super) struct Collector {
     step: Step,
     runs_left: u8,
     tag: Tag,
-    /// The candidates for deletion; for `rm`, the blobs that the model needed. `Collection::delete_unpinned`
+    /// The candidates for deletion; for `rm`, the blobs that the model needed. `Collection::delete_unleased`
     /// only removes candidates.
     candidates: BlobSet,
-    pinned: BlobSet,
+    leased: BlobSet,
     next_tag: Tag,
     reachable: BlobSet,
     plan: BlobSet,
@@ -67,14 +67,14 @@ impl Collector {
             Task::Remove => (Step::Idle, BlobSet::NONE),
         };
         let none = BlobSet::NONE;
-        let (pinned, reachable, plan, deleting) = (none, none, none, none);
+        let (leased, reachable, plan, deleting) = (none, none, none, none);
         Self {
             task,
             step,
             runs_left: runs,
             tag: 0,
             candidates,
-            pinned,
+            leased,
             next_tag: 0,
             reachable,
             plan,
@@ -108,8 +108,8 @@ impl Collector {
     }
 
     const fn locks_collections(&self) -> bool {
-        use Step::{Delete, End, ListPins, Mark, Plan, Remove, Settle};
-        matches!(self.step, ListPins | Mark | Plan | Settle | Delete | Remove | End)
+        use Step::{Delete, End, ListLeases, Mark, Plan, Remove, Settle};
+        matches!(self.step, ListLeases | Mark | Plan | Settle | Delete | Remove | End)
     }
 
     /// The tags that an idle `rm` may be told to remove.
@@ -151,26 +151,26 @@ impl Collector {
                     return None;
                 }
                 state.since_collection.get_or_insert_default();
-                let pins_last = is_wrong(Fault::PinsAfterManifests);
-                next.step = if pins_last { Step::Mark } else { Step::ListPins };
+                let leases_last = is_wrong(Fault::LeasesAfterManifests);
+                next.step = if leases_last { Step::Mark } else { Step::ListLeases };
             }
-            Step::ListPins => {
-                next.pinned = state.pinned();
-                let pins_last = is_wrong(Fault::PinsAfterManifests);
-                next.step = if pins_last { Step::Plan } else { Step::Mark };
+            Step::ListLeases => {
+                next.leased = state.leased();
+                let leases_last = is_wrong(Fault::LeasesAfterManifests);
+                next.step = if leases_last { Step::Plan } else { Step::Mark };
             }
             Step::Mark => {
                 let needs = state.disk.tag(self.next_tag).map(Manifest::needs).unwrap_or_default();
                 next.reachable = self.reachable.with(needs);
                 next.next_tag += 1;
                 if next.next_tag == TAG_COUNT {
-                    let pins_last = is_wrong(Fault::PinsAfterManifests);
-                    next.step = if pins_last { Step::ListPins } else { Step::Plan };
+                    let leases_last = is_wrong(Fault::LeasesAfterManifests);
+                    next.step = if leases_last { Step::ListLeases } else { Step::Plan };
                 }
             }
             Step::Plan => {
                 let candidates = self.candidates.and(state.disk.blobs());
-                next.plan = candidates.without(self.reachable).without(self.pinned);
+                next.plan = candidates.without(self.reachable).without(self.leased);
                 next.step = if next.plan.is_empty() { Step::End } else { Step::Settle };
             }
             Step::Settle => {
@@ -202,10 +202,10 @@ impl Collector {
         let since = state.since_collection.unwrap_or_default();
         let protected = if faults.contains(&Fault::NoRecheck) {
             BlobSet::NONE
-        } else if faults.contains(&Fault::RecheckOfPresentPinsOnly) {
-            state.pinned()
+        } else if faults.contains(&Fault::RecheckOfPresentLeasesOnly) {
+            state.leased()
         } else {
-            state.pinned().with(since)
+            state.leased().with(since)
         };
         self.plan = self.plan.without(blob);
         if !protected.contains(blob) {

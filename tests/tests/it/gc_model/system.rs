@@ -9,26 +9,26 @@ use super::writer::{self, Job, Writer};
 /// An error in the order of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The collector reads the manifests before the pins.
-    PinsAfterManifests,
-    /// It deletes planned blobs even if they have been pinned since.
+    /// The collector reads the manifests before the leases.
+    LeasesAfterManifests,
+    /// It deletes planned blobs even if they have been leased since.
     NoRecheck,
-    /// It spares blobs that are pinned when it deletes, but not those that were pinned and released since.
-    RecheckOfPresentPinsOnly,
-    /// A pin of a blob that is being deleted does not wait for the end of the deletion.
-    PinDuringDeletion,
+    /// It spares blobs that are leased when it deletes, but not those that were leased and released since.
+    RecheckOfPresentLeasesOnly,
+    /// A lease on a blob that is being deleted does not wait for the end of the deletion.
+    LeaseDuringDeletion,
     /// A second collection may begin before the first has ended.
     CollectionsOverlap,
     /// It does not sync between planning and deleting.
     NoSyncBeforeDeletion,
     /// `rm` does not sync the directory that the tag was in.
     UnsyncedUnlink,
-    /// `tag` and `rm --keep` pin what they have read and do not read the tag again.
+    /// `tag` and `rm --keep` lease what they have read and do not read the tag again.
     NoSecondRead,
     /// `rm --keep` holds no lease.
     KeepWithoutLease,
-    /// An import checks whether a blob exists before it pins it.
-    LookupBeforePin,
+    /// An import checks whether a blob exists before it leases it.
+    LookupBeforeLease,
     /// A commit does not check whether the model is complete.
     NoCheckAtCommit,
     /// A lease ends before the tag is written.
@@ -165,9 +165,9 @@ impl Model for System {
                 system.removals == 0 || !state.was_cut(system) && !state.disk.has(Manifest::Third.needs())
             }),
             Property::sometimes("a collection spares what it planned to delete", |_, state: &State| {
-                let pinned = state.pinned().with(state.since_collection.unwrap_or_default());
+                let leased = state.leased().with(state.since_collection.unwrap_or_default());
                 let deletes = |its: &&Collector| its.step() == collector::Step::Delete;
-                state.collectors.iter().filter(deletes).any(|its| !its.plan().and(pinned).is_empty())
+                state.collectors.iter().filter(deletes).any(|its| !its.plan().and(leased).is_empty())
             }),
             Property::sometimes("all is done between two power cuts", |system: &Self, state: &State| {
                 let written = state.writers.iter().all(|writer| writer.step() == writer::Step::Done);
@@ -179,9 +179,9 @@ impl Model for System {
 }
 
 impl State {
-    /// `Leases::pinned`.
-    pub(super) fn pinned(&self) -> BlobSet {
-        self.writers.iter().fold(BlobSet::NONE, |pinned, writer| pinned.with(writer.pins()))
+    /// `Leases::leased`.
+    pub(super) fn leased(&self) -> BlobSet {
+        self.writers.iter().fold(BlobSet::NONE, |leased, writer| leased.with(writer.leased()))
     }
 
     /// `leases::Table::deleting`.

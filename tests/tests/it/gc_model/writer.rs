@@ -20,11 +20,11 @@ pub(super) enum Job {
 pub(super) enum Step {
     /// Waits for the request that names the tags ([`Writer::start`]).
     Idle,
-    /// `Store::leased_model`: pins the blobs of the manifest that it has read.
-    Pin,
+    /// `Store::leased_model`: leases the blobs of the manifest that it has read.
+    Lease,
     /// `Store::leased_model`: reads the tag again.
     Reread,
-    /// `Ingest::add_blob` of one blob after the other: pins it and checks whether it exists.
+    /// `Ingest::add_blob` of one blob after the other: leases it and checks whether it exists.
     Take,
     /// `Ingest::publish_blobs`: the renames, then the sync.
     Publish,
@@ -51,8 +51,8 @@ pub(super) struct Writer {
     manifest: Manifest,
     source: Tag,
     target: Tag,
-    /// The blobs that its lease pins.
-    pins: BlobSet,
+    /// The blobs that its lease protects.
+    leased: BlobSet,
     looked: BlobSet,
     /// `Ingest::new`.
     new: BlobSet,
@@ -67,16 +67,16 @@ impl Writer {
             None => (Step::Done, Manifest::First, TRASH),
         };
         let none = BlobSet::NONE;
-        let (pins, looked, new) = (none, none, none);
-        Self { job, step, manifest, source: target, target, pins, looked, new, had_new: false }
+        let (leased, looked, new) = (none, none, none);
+        Self { job, step, manifest, source: target, target, leased, looked, new, had_new: false }
     }
 
     pub(super) const fn step(&self) -> Step {
         self.step
     }
 
-    pub(super) const fn pins(&self) -> BlobSet {
-        self.pins
+    pub(super) const fn leased(&self) -> BlobSet {
+        self.leased
     }
 
     pub(super) const fn locks_tags(&self) -> bool {
@@ -105,7 +105,7 @@ impl Writer {
     /// `Store::leased_model`: the first read of the tag.
     pub(super) fn start(&mut self, state: &State, source: Tag, target: Tag) {
         if let Some(manifest) = state.disk.tag(source) {
-            *self = Self { step: Step::Pin, manifest, source, target, ..Self::new(self.job) };
+            *self = Self { step: Step::Lease, manifest, source, target, ..Self::new(self.job) };
         }
     }
 
@@ -127,26 +127,26 @@ impl Writer {
         let is_wrong = |fault| faults.contains(&fault);
         match self.step {
             Step::Idle | Step::Done | Step::Refused => return None,
-            Step::Pin if self.waits(needs, state, faults) => return None,
-            Step::Pin => {
+            Step::Lease if self.waits(needs, state, faults) => return None,
+            Step::Lease => {
                 if !(self.keeps() && is_wrong(Fault::KeepWithoutLease)) {
-                    next.pin(needs, state);
+                    next.lease(needs, state);
                 }
                 next.step = if is_wrong(Fault::NoSecondRead) { Step::Publish } else { Step::Reread };
             }
             Step::Reread => match state.disk.tag(self.source) {
                 Some(manifest) if manifest == self.manifest => next.step = Step::Publish,
-                Some(manifest) => (next.manifest, next.step) = (manifest, Step::Pin),
+                Some(manifest) => (next.manifest, next.step) = (manifest, Step::Lease),
                 None => next = self.over(Step::Done),
             },
-            Step::Take if self.waits(self.pinned_next(), state, faults) => return None,
-            Step::Take => next.take(state, is_wrong(Fault::LookupBeforePin)),
+            Step::Take if self.waits(self.leased_next(), state, faults) => return None,
+            Step::Take => next.take(state, is_wrong(Fault::LookupBeforeLease)),
             Step::Publish => next.publish(state, faults),
             Step::Check if state.tags_are_locked() => return None,
             Step::Check => {
                 next.step = Step::WriteTag;
                 if is_wrong(Fault::LeaseEndsBeforeTag) {
-                    next.pins = BlobSet::NONE;
+                    next.leased = BlobSet::NONE;
                 }
                 if !is_wrong(Fault::NoCheckAtCommit) && !state.disk.has(needs) {
                     next = self.over(Step::Refused);
@@ -185,37 +185,37 @@ impl Writer {
 
     /// `Leases::lock_unless_deleting`.
     fn waits(&self, blobs: BlobSet, state: &State, faults: &[Fault]) -> bool {
-        !faults.contains(&Fault::PinDuringDeletion) && !state.deleting().and(blobs).is_empty()
+        !faults.contains(&Fault::LeaseDuringDeletion) && !state.deleting().and(blobs).is_empty()
     }
 
-    /// The blobs that the next step of [`Step::Take`] may pin.
-    fn pinned_next(&self) -> BlobSet {
-        let missing = self.manifest.needs().without(self.pins);
+    /// The blobs that the next step of [`Step::Take`] may lease.
+    fn leased_next(&self) -> BlobSet {
+        let missing = self.manifest.needs().without(self.leased);
         missing.first().map(BlobSet::of).unwrap_or_default()
     }
 
-    /// `Lease::pin_all`.
-    fn pin(&mut self, blobs: BlobSet, state: &mut State) {
-        self.pins = self.pins.with(blobs);
+    /// `Lease::protect_all`.
+    fn lease(&mut self, blobs: BlobSet, state: &mut State) {
+        self.leased = self.leased.with(blobs);
         state.since_collection = state.since_collection.map(|since| since.with(blobs));
     }
 
-    /// `Ingest::add_blob`: pins one blob, and checks the blob pinned before it. Steps of others between that
-    /// check and this pin could as well happen before the check or after the pin.
+    /// `Ingest::add_blob`: leases one blob, and checks the blob leased before it. Steps of others between that
+    /// check and this lease could as well happen before the check or after the lease.
     fn take(&mut self, state: &mut State, look_first: bool) {
         let needs = self.manifest.needs();
         if !look_first {
-            self.look(self.pins.without(self.looked), state);
+            self.look(self.leased.without(self.looked), state);
         }
-        if let Some(blob) = needs.without(self.pins).first().map(BlobSet::of)
+        if let Some(blob) = needs.without(self.leased).first().map(BlobSet::of)
             && (!look_first || self.looked.contains(blob))
         {
-            self.pin(blob, state);
+            self.lease(blob, state);
         }
         if look_first && let Some(blob) = needs.without(self.looked).first() {
             self.look(BlobSet::of(blob), state);
         }
-        if self.pins.contains(needs) && self.looked.contains(needs) {
+        if self.leased.contains(needs) && self.looked.contains(needs) {
             self.step = Step::Publish;
         }
     }

@@ -6,7 +6,7 @@ use super::notation::Types;
 
 const DOCUMENT: &str = include_str!("../../../../docs/JSON.md");
 
-/// What the document says.
+/// The content of the document.
 #[derive(Debug)]
 pub(super) struct Document {
     pub(super) types: Types,

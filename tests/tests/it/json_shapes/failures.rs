@@ -58,6 +58,8 @@ const MISUSED: &[&str] = &[
     "limit fast",
     "release 0",
     "partial",
+    "config",
+    "config show --config /absent.toml",
     "ls --config /absent.toml",
     "ls --sort colour",
     "ls --filter nothing",

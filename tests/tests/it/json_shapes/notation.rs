@@ -45,7 +45,7 @@ pub(super) struct Member {
 #[derive(Debug, Default)]
 pub(super) struct Types {
     pub(super) declared: BTreeMap<String, Type>,
-    /// What each point is, for messages.
+    /// A description of each point, for messages.
     pub(super) points: Vec<String>,
     /// The command lines that a comment above a type names, with the type's name.
     pub(super) commands: Vec<(String, String)>,

@@ -6,12 +6,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use blobd_tests::command::Run;
+use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::oracle::sha256;
 use blobd_tests::programs;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::Fault;
 use blobd_tests::store_dir::{blob_path, flip_byte, names};
+use blobd_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::sample::Sample;
@@ -28,6 +30,7 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
     eviction(session, sample, root);
     interrupted(session, sample);
     pulling_partly(session, sample, root);
+    pulling_twice(session, sample);
     removing(session, sample, root);
     damage(session, root);
     evicting(session, sample);
@@ -44,6 +47,16 @@ fn explaining(session: &mut Session, sample: &Sample) {
     session.ok("man --dir DIR", ["man", "--dir", &sample.path("man1")]);
     session.line("help", "");
     session.line("help", "ls");
+    configuration(session, sample);
+}
+
+fn configuration(session: &mut Session, sample: &Sample) {
+    const TEXT: &str = "insecure_registries = [\"lan:5000\"]\nsocket = \"/nonexistent/s\"\n\
+        [mirrors]\n\"a.example\" = \"https://b.example\"\n\"c.example\" = [\"https://d.example\"]\n";
+    let config = sample.config("settings.toml", TEXT);
+    session.line("config show", "");
+    session.line("config show", &format!("--config {}", config.display()));
+    session.line("config show", "--socket /nonexistent/s");
 }
 
 fn empty_store(session: &mut Session) {
@@ -52,6 +65,11 @@ fn empty_store(session: &mut Session) {
     {
         session.line(form, "");
     }
+    // Without a store there is a note, and nothing to ask registries for.
+    let mut doctor = Blobd::at_root(Path::new("/nonexistent/blobd")).command();
+    doctor.args(["--json", "doctor", "--registries"]);
+    session.record_options(&doctor);
+    session.succeeded("doctor", &command::run(&mut doctor));
 }
 
 fn adding(session: &mut Session, sample: &Sample) {
@@ -69,6 +87,9 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/files/tiny.gguf"), "--name", "tiny"]);
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/me/relative:1")]);
     session.ok("pull", ["pull", &format!("{url}/me/relative:1"), &format!("{url}/me/chat:1")]);
+    session.ok("pull", ["pull", &format!("{url}/me/packed:1"), "--name", "packed"]);
+    session.line("show", "packed");
+    session.line("rm", "packed");
     session.line("outdated", "");
     session.ok("pull", ["pull", "--all"]);
     session.line("tag", "base alias");
@@ -89,7 +110,7 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("ls", "chat");
     session.line("ls", "--sort used --reverse --filter pinned=false --filter family=llama --format table");
     session.line("df", "");
-    session.line("df", "-v");
+    session.line("df -v", "");
 }
 
 fn showing(session: &mut Session, sample: &Sample) {
@@ -187,6 +208,7 @@ fn changing(session: &mut Session, sample: &Sample) {
     session.line("edit", &format!("{chat} c2 --template-layer y"));
     session.line("edit", "base c3 --template-layer y");
     session.line("rm", "c1 c2 c3 edited");
+    session.line("history", "edited");
 }
 
 /// Commands for several things of which one fails.
@@ -220,6 +242,11 @@ fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
     plan_evictions(session, sample, "all");
     fs::remove_dir_all(&origins).ok();
     fs::rename(&aside, &origins).unwrap();
+    // As of a store of an earlier version.
+    let histories = root.join("history");
+    fs::rename(&histories, &aside).unwrap();
+    session.line("history", "base");
+    fs::rename(&aside, &histories).unwrap();
 }
 
 fn plan_evictions(session: &mut Session, sample: &Sample, policy: &str) {
@@ -245,8 +272,19 @@ fn evicting(session: &mut Session, sample: &Sample) {
         ("tag", &["tag", "moe", "a/b:c"]),
     ] {
         let used = session.line("df", "")["used_bytes"].clone();
+        if form == "pull" {
+            for policy in ["never", "all"] {
+                let lines = format!("[space]\nquota = {used}\nevict = \"{policy}\"");
+                let config = sample.config("plan.toml", &lines);
+                let config = config.to_str().unwrap();
+                session.ok("pull --dry-run", ["pull", "--dry-run", &*lost, "--config", config]);
+            }
+        }
         let config = sample.config("tight.toml", &format!("[space]\nquota = {used}\nevict = \"all\""));
-        session.ok(form, arguments.iter().copied().chain(["--config", config.to_str().unwrap()]));
+        let done = session.ok(form, arguments.iter().copied().chain(["--config", config.to_str().unwrap()]));
+        if form == "tag" {
+            session.line("history", done["evicted"][0]["name"].as_str().unwrap());
+        }
     }
 }
 
@@ -259,6 +297,17 @@ fn pulling_partly(session: &mut Session, sample: &Sample, root: &Path) {
     let half = sample.registry.name("me/half:1");
     session.ok("pull --dry-run", ["pull", "--dry-run", &half]);
     session.ok("pull", ["pull", &half]);
+}
+
+/// A byte of a tensor and a byte of the configuration are wrong at first.
+fn pulling_twice(session: &mut Session, sample: &Sample) {
+    let reference = sample.registry.name("me/damaged:1");
+    let place = format!("/cdn/{}", super::layer_digest(&session.blobd, &reference));
+    sample.registry.add_fault(&place, 1, Fault::FlipInFile(600 << 10));
+    let config = format!("/cdn/sha256:{}", sha256(br#"{"model_family":"damaged"}"#));
+    sample.registry.add_fault(&config, 1, Fault::FlipInFile(3));
+    session.ok("pull", ["pull", &reference]);
+    sample.registry.clear_faults();
 }
 
 fn pull_partly(session: &mut Session, sample: &Sample, root: &Path, name: &str) {
@@ -283,8 +332,12 @@ fn removing(session: &mut Session, sample: &Sample, root: &Path) {
     session.line("tag", "moe alias-2");
     session.line("rename", "alias-2 alias-3");
     session.line("rename", "alias-3 alias --force");
+    for name in ["alias", "alias-3", "spare", "base"] {
+        session.line("history", name);
+    }
     session.line("rm --dry-run", "alias base moe* --unused --older-than 1d");
-    session.line("rm", "alias");
+    session.fails_after_output("rm --dry-run", ["rm", "--dry-run", "absent", "alias"], "not_found");
+    session.fails_after_output("rm", ["rm", "absent", "alias"], "not_found");
     session.line("rm --keep", "0s spare");
     session.line("partial rm", "--older-than 30d");
     session.line("partial rm", "--all");
@@ -341,7 +394,7 @@ fn credentials(session: &mut Session, sample: &Sample) {
     session.ok("logout", ["logout", "hf.co", "--config", &config]);
 }
 
-/// What needs a daemon: sessions of other processes, its limit, a mount.
+/// Commands that need a daemon: sessions of other processes, its limit, a mount.
 pub(super) fn with_clients(session: &mut Session, daemon: &TestDaemon) {
     session.ok("limit RATE", ["limit", "20MB"]);
     session.line("limit", "");
@@ -356,10 +409,17 @@ pub(super) fn with_clients(session: &mut Session, daemon: &TestDaemon) {
     session.line("ps", "");
     session.line("gc", "");
     warm_and_locked(session);
+    page(session);
     mounted(session, daemon);
     session.line("release", "llama");
     drop(second);
     session.line("gc", "");
+}
+
+/// `web` goes on until it is stopped.
+fn page(session: &mut Session) {
+    let run = until_document(session, &["web", "--port", "0", "--no-open"], Signal::INT);
+    session.succeeded("web", &run);
 }
 
 /// `warm --lock` goes on until it is stopped.
@@ -386,7 +446,13 @@ fn mounted(session: &mut Session, daemon: &TestDaemon) {
 fn interrupted(session: &mut Session, sample: &Sample) {
     let reference = sample.registry.name("me/half:1");
     sample.registry.add_fault("/cdn/", usize::MAX, Fault::StallAfter(64 << 10, Duration::from_secs(600)));
-    let run = until_document(session, &["pull", &reference, "--name", "stopped"], Signal::INT);
+    let arguments = ["pull", &reference, "--name", "stopped"];
+    let run = until_document_and(session, &arguments, Signal::INT, |session| {
+        // Without a daemon, this process asks the one that pulls.
+        let listed = || session.blobd.line("ps --json").succeeds().json()["pulls"][0].clone();
+        eventually("the pull is listed with its size", || listed()["total_bytes"].is_u64());
+        session.line("ps", "");
+    });
     session.check("pull", &run);
     session.check_failure(&run, "interrupted");
     sample.registry.clear_faults();
@@ -394,6 +460,16 @@ fn interrupted(session: &mut Session, sample: &Sample) {
 
 /// Runs a command that prints a document and goes on, and stops it then.
 fn until_document(session: &mut Session, arguments: &[&str], signal: Signal) -> Run {
+    until_document_and(session, arguments, signal, |_| ())
+}
+
+/// The same, and does something meanwhile.
+fn until_document_and(
+    session: &mut Session,
+    arguments: &[&str],
+    signal: Signal,
+    meanwhile: impl FnOnce(&mut Session),
+) -> Run {
     let mut command = session.blobd.command();
     session.record_options(command.args(arguments));
     let mut command = Command::new("env");
@@ -404,6 +480,7 @@ fn until_document(session: &mut Session, arguments: &[&str], signal: Signal) -> 
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
+    meanwhile(session);
     kill_process(Pid::from_child(&child), signal).unwrap();
     let ended = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use blobd_store_format::gguf::{ByteOrder, GgmlType, Value};
 use blobd_store_format::safetensors::{Dtype, HeaderWriter};
+use blobd_tests::archives::{gzip, tar};
 use blobd_tests::model::{Dimensions, ModelFile, ModelTensor};
 use blobd_tests::oracle::sha256;
 use blobd_tests::raw_gguf::{RawGguf, id};
@@ -14,6 +15,8 @@ use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 pub(super) const MODEL: &str = "application/vnd.ollama.image.model";
+/// Weights in a compressed archive.
+const PACKED: &str = "application/vnd.cncf.model.weight.v1.tar+gzip";
 
 /// A directory of files, and a registry on loopback.
 #[derive(Debug)]
@@ -73,6 +76,10 @@ impl Sample {
         let tagged = ModelFile::dense(12).bytes();
         self.registry.add_page("/files/tagged.gguf", &tagged, &[("ETag", "\"1\"")]);
         self.publish_layers();
+        let packed = gzip(&tar(&[("packed.gguf", &ModelFile::dense(13).bytes())]));
+        self.registry.add_model("me/packed:1", b"{}", &[(PACKED, &packed)]).unwrap();
+        let layers: [(&str, &[u8]); 1] = [(MODEL, &large(7).bytes())];
+        self.registry.add_model("me/damaged:1", br#"{"model_family":"damaged"}"#, &layers).unwrap();
         for (name, seed) in [("relative", 1), ("half", 5), ("lost", 6)] {
             let file = large(seed).with("general.name", name);
             self.registry.add_model(&format!("me/{name}:1"), b"{}", &[(MODEL, &file.bytes())]).unwrap();

@@ -22,7 +22,7 @@ pub(super) struct Session {
     pub(super) used_options: BTreeMap<String, BTreeSet<String>>,
     /// One output for each documented command line, and whether it has several documents.
     pub(super) outputs: BTreeMap<String, (Vec<u8>, bool)>,
-    /// What was not as documented.
+    /// Outputs that were not as documented.
     pub(super) problems: Vec<String>,
 }
 

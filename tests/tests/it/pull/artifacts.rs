@@ -94,12 +94,12 @@ fn model_pack_artifacts_are_split_and_keep_their_file_names() {
 }
 
 #[test]
-fn weights_in_compressed_archives_and_container_images_are_refused_before_they_are_fetched() {
+fn weights_in_unknown_archives_and_container_images_are_refused_before_they_are_fetched() {
     let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
     for (media_type, what) in [
-        ("application/vnd.cncf.model.weight.v1.tar+gzip", "tiny.tar"),
-        ("application/vnd.cnai.model.weight.v1.tar+zstd", "compressed with zstd"),
-        ("application/vnd.kitops.modelkit.model.v1.tar+gzip", "blobd import"),
+        ("application/vnd.cncf.model.weight.v1.tar+xz", "tiny.tar"),
+        ("application/vnd.cnai.model.weight.v1.tar+lz4", "tar+lz4"),
+        ("application/vnd.kitops.modelkit.model.v1.tar.br", "blobd import"),
         ("application/vnd.oci.image.layer.v1.tar+gzip", "container image"),
     ] {
         let layers = [layer(&registry, media_type, b"packed", Some("tiny.tar"))];

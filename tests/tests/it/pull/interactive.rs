@@ -279,3 +279,73 @@ fn json_and_quiet_have_no_lines_of_progress() {
         assert_eq!(stderr_of_slow_pull(&[option]), "", "{option}");
     }
 }
+
+#[test]
+fn lines_of_progress_go_on_while_nothing_arrives() {
+    let (folder, model) = (tmpfs_directory(), large());
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", usize::MAX, Fault::StallAfter(300_000, Duration::from_secs(600)));
+    let name = registry.name("library/tiny:latest");
+    let mut command = Blobd::at_root(&folder.path().join("store")).command();
+    command.args(["pull", &name]).env("BLOBD_PROGRESS_INTERVAL", "0.2").stdout(Stdio::null());
+    let mut pull = command.spawn().unwrap();
+    let lines = BufReader::new(pull.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let silent =
+        lines.filter(|line| line.contains("no progress for ") || line.contains("; waiting for 127."));
+    assert_eq!(silent.take(5).count(), 5);
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+}
+
+#[test]
+fn result_of_a_pull_on_a_terminal_is_a_line_of_its_own_below_the_bars() {
+    for columns in [40, 80] {
+        let (daemon, model) = (TestDaemon::start(), large());
+        let registry = registry_with(&model);
+        registry.add_fault("/cdn/", usize::MAX, Fault::Slow(1_000_000, Duration::from_millis(5)));
+        let name = registry.name("library/tiny:latest");
+        let terminal = Terminal::new(24, columns);
+        let mut command = daemon.command().command();
+        command.args(["pull", &name]).env("TERM", "xterm");
+        command.stdout(terminal.another()).stderr(terminal.another());
+        let mut pull = command.spawn().unwrap();
+        drop(command);
+        assert!(pull.wait().unwrap().success());
+        let shown = terminal.shown();
+        let host = registry.url().trim_start_matches("http://").to_owned();
+        assert!(shown.contains(&format!("\r\n{host}/library/tiny:latest")), "{columns}: {shown:?}");
+        let bars = shown.split(['\r', '\n']).map(|bar| bar.trim_start_matches("\u{1b}[2K"));
+        let too_wide = bars.clone().find(|bar| bar.chars().count() > usize::from(columns));
+        assert_eq!(too_wide, None, "{columns}");
+        assert!(bars.clone().any(|bar| bar.starts_with("pulling ")), "{columns}: {shown:?}");
+    }
+}
+
+#[test]
+fn terminal_that_cannot_show_bars_has_lines() {
+    let (folder, model) = (tmpfs_directory(), large());
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(20)));
+    let name = registry.name("library/tiny:latest");
+    let terminal = Terminal::new(24, 80);
+    let mut command = Blobd::at_root(&folder.path().join("store")).command();
+    command.args(["pull", &name]).env("TERM", "dumb").env("BLOBD_PROGRESS_INTERVAL", "0.05");
+    let mut pull = command.stderr(terminal.another()).spawn().unwrap();
+    drop(command);
+    assert!(pull.wait().unwrap().success());
+    let shown = terminal.shown();
+    assert!(shown.contains("iB of 14.2 MiB (") && !shown.contains('\u{1b}'), "{shown:?}");
+}
+
+#[test]
+fn json_of_a_pull_that_cannot_be_written_is_a_failure_although_the_model_is_stored() {
+    let (folder, model) = (tmpfs_directory(), large());
+    let registry = registry_with(&model);
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    let mut command = blobd.command();
+    command.args(["pull", &registry.name("library/tiny:latest"), "--json"]);
+    command.stdout(std::fs::File::create("/dev/full").unwrap());
+    let error = blobd_tests::command::run(&mut command).exits_with(6).error();
+    assert!(error.message.contains("standard output: cannot be written"), "{error:?}");
+    assert_eq!(blobd.line("ls -q").succeeds().text().lines().count(), 1);
+}

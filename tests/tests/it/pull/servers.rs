@@ -154,6 +154,10 @@ fn missing_tag_is_answered_with_the_nearest_names() {
         daemon.command().run(["pull", &registry.name("library/tiny:8b-q5"), "--json"]).exits_with(3).error()
     };
     assert!(pull().message.contains("not found at"), "{}", pull());
+    // It has the tag latest, although it does not list that.
+    let missing = pull();
+    assert!(missing.message.ends_with("/library/tiny:latest"), "{missing:?}");
+    assert!(missing.hint.as_ref().unwrap().contains("does not list its tags"), "{missing:?}");
     registry.add_page(
         "/v2/library/tiny/tags/list",
         br#"{"name":"library/tiny","tags":["latest","8b-q4"]}"#,

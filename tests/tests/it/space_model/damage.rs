@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::world::Pair;
 
-/// What is damaged.
+/// The kind of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// A model's manifest is invalid.

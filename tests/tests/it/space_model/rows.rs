@@ -80,8 +80,10 @@ impl Pair<'_> {
             "staging" => UsageKind::Unneeded,
             "quarantine" => UsageKind::Quarantine,
             "reserve" => UsageKind::Reserve,
-            "manifests" | "origins" | "pins" if is_dir => UsageKind::Directories,
-            "manifests" | "origins" | "pins" | "store.json" | "lock" | "scrub.json" => UsageKind::Records,
+            "manifests" | "origins" | "history" | "pins" if is_dir => UsageKind::Directories,
+            "manifests" | "origins" | "history" | "pins" | "store.json" | "lock" | "scrub.json" => {
+                UsageKind::Records
+            }
             _ => UsageKind::Other,
         };
         (kind, String::new())

@@ -230,3 +230,21 @@ fn correct_copy_in_quarantine_is_restored() {
     check_blobs(&root);
     blobd.line("verify").succeeds();
 }
+
+#[test]
+fn bytes_of_a_repair_that_have_a_wrong_digest_are_fetched_a_second_time() {
+    let pulled = Pulled::new(ModelFile::dense(1));
+    pulled.spoil_tensor(TENSOR);
+    pulled.registry.add_fault("/cdn/", 1, Fault::FlipByte(3));
+    let (code, found, served) = pulled.repair();
+    assert_eq!((code, &found["repaired"], found["fetched_bytes"].as_u64()), (0, &true.into(), Some(served)));
+    pulled.check_whole();
+    pulled.spoil_tensor(TENSOR);
+    pulled.registry.add_fault("/cdn/", 2, Fault::FlipByte(3));
+    let (code, found, _served) = pulled.repair();
+    assert_eq!((code, &found["repaired"]), (5, &false.into()));
+    assert!(found["reason"].as_str().unwrap().ends_with(", twice"), "{found}");
+    let (code, found, _served) = pulled.repair();
+    assert_eq!((code, &found["repaired"]), (0, &true.into()), "{found}");
+    pulled.check_whole();
+}

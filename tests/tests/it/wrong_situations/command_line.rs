@@ -1,0 +1,78 @@
+//! Mistyped commands.
+
+use super::Situation;
+
+pub(super) const SITUATIONS: &[Situation] = &[
+    Situation {
+        did: "a mistyped command",
+        command: "blobd lst",
+        run: |place| place.run(&["lst"]),
+        code: 2,
+        happened: "lst: no such command",
+        why: "no such command",
+        to_do: "did you mean `blobd ls`?",
+    },
+    Situation {
+        did: "a mistyped option",
+        command: "blobd ls --jso",
+        run: |place| place.run(&["ls", "--jso"]),
+        code: 2,
+        happened: "--jso: no option of `blobd ls`",
+        why: "no option of `blobd ls`",
+        to_do: "did you mean --json?",
+    },
+    Situation {
+        did: "a missing argument",
+        command: "blobd pull",
+        run: |place| place.run(&["pull"]),
+        code: 2,
+        happened: "blobd pull: <REF>... is missing",
+        why: "is missing",
+        to_do: "usage: blobd pull <REF>...; `blobd pull --help` explains it",
+    },
+    Situation {
+        did: "a rate that is no rate",
+        command: "blobd pull llama3:8b --limit-rate fast",
+        run: |place| place.run(&["pull", "llama3:8b", "--limit-rate", "fast"]),
+        code: 2,
+        happened: "--limit-rate <RATE>: \"fast\"",
+        why: "not a rate",
+        to_do: "write for example 20MB/s or 500KiB",
+    },
+    Situation {
+        did: "a time that is no time",
+        command: "blobd rm m --keep soon",
+        run: |place| place.with_models(&["m"]).run(&["rm", "m", "--keep", "soon"]),
+        code: 2,
+        happened: "--keep <TIME>: \"soon\"",
+        why: "not a time",
+        to_do: "write for example 30d, 12h or 90s",
+    },
+    Situation {
+        did: "a name that no model can have",
+        command: "blobd pull 'my model'",
+        run: |place| place.run(&["pull", "my model"]),
+        code: 2,
+        happened: "reference: model \"my model\"",
+        why: "1 to 80 letters, digits or \"_-.\" expected, the first a letter, a digit or '_'",
+        to_do: "`blobd pull --help` explains it",
+    },
+    Situation {
+        did: "BLOBD_ROOT is relative",
+        command: "BLOBD_ROOT=models blobd ls",
+        run: |place| place.run_with("BLOBD_ROOT", "models", &["ls"]),
+        code: 2,
+        happened: "BLOBD_ROOT: \"models\"",
+        why: "an absolute path expected",
+        to_do: "--root takes relative paths too",
+    },
+    Situation {
+        did: "a shell without completions",
+        command: "blobd completions tcsh",
+        run: |place| place.run(&["completions", "tcsh"]),
+        code: 2,
+        happened: "\"tcsh\": bash, zsh, fish expected",
+        why: "bash, zsh, fish expected",
+        to_do: "did you mean zsh?",
+    },
+];

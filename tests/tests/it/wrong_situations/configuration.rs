@@ -1,0 +1,60 @@
+//! Wrong configuration files.
+
+use super::Situation;
+
+pub(super) const SITUATIONS: &[Situation] = &[
+    Situation {
+        did: "an unknown key",
+        command: "blobd ls",
+        run: |place| place.configured("[space]\nquotas = \"1 GiB\"\n", &["ls"]),
+        code: 2,
+        happened: "config.toml:2:1",
+        why: "unknown key \"quotas\"",
+        to_do: "did you mean space.quota?",
+    },
+    Situation {
+        did: "a key in the wrong section",
+        command: "blobd ls",
+        run: |place| place.configured("quota = \"1 GiB\"\n", &["ls"]),
+        code: 2,
+        happened: "config.toml:1:1",
+        why: "unknown key \"quota\"",
+        to_do: "space.quota belongs to the section [space]",
+    },
+    Situation {
+        did: "a value of the wrong type",
+        command: "blobd ls",
+        run: |place| place.configured("single_user = 1\n", &["ls"]),
+        code: 2,
+        happened: "config.toml:1:15: single_user: 1",
+        why: "1, true or false expected",
+        to_do: "true or false expected",
+    },
+    Situation {
+        did: "a size that is no size",
+        command: "blobd ls",
+        run: |place| place.configured("[space]\nquota = \"much\"\n", &["ls"]),
+        code: 2,
+        happened: "config.toml:2:9: space.quota",
+        why: "\"much\"",
+        to_do: "a size such as",
+    },
+    Situation {
+        did: "eviction without a limit",
+        command: "blobd ls",
+        run: |place| place.configured("[space]\nevict = \"all\"\n", &["ls"]),
+        code: 2,
+        happened: "space.evict",
+        why: "set without a limit",
+        to_do: "set quota or min_free too",
+    },
+    Situation {
+        did: "a configuration file that is not there",
+        command: "blobd ls --config absent.toml",
+        run: |place| place.run(&["ls", "--config", "absent.toml"]),
+        code: 2,
+        happened: "absent.toml: cannot read",
+        why: "No such file or directory",
+        to_do: "create it, or leave out --config and BLOBD_CONFIG",
+    },
+];

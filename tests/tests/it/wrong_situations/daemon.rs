@@ -1,0 +1,114 @@
+//! Daemons that do not run, run twice, or serve another store; programs that do not exist.
+
+use std::fs;
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+
+use super::Situation;
+
+pub(super) const SITUATIONS: &[Situation] = &[
+    Situation {
+        did: "BLOBD_SOCKET names nothing",
+        command: "BLOBD_SOCKET=/run/wrong.sock blobd ls",
+        run: |place| place.run_by(&Blobd::at_socket(&place.path("wrong.sock")), &["ls"]),
+        code: 1,
+        happened: "wrong.sock",
+        why: "nothing listens on",
+        to_do: "start it with `blobd serve`",
+    },
+    Situation {
+        did: "the socket of a daemon that was killed",
+        command: "BLOBD_SOCKET=… blobd ls",
+        run: |place| {
+            let mut daemon = TestDaemon::start();
+            daemon.kill();
+            place.run_by(&Blobd::at_socket(&daemon.socket()), &["ls"])
+        },
+        code: 1,
+        happened: "blobd daemon",
+        why: "nothing listens on",
+        to_do: "start it with `blobd serve`",
+    },
+    Situation {
+        did: "a second daemon on the same store",
+        command: "blobd serve",
+        run: |place| {
+            let daemon = TestDaemon::start();
+            let (root, socket) = (daemon.root().display().to_string(), place.path("second"));
+            place.run(&["serve", "--root", &root, "--socket", socket.to_str().unwrap()])
+        },
+        code: 4,
+        happened: "held by",
+        why: "only one process at a time can have a store open",
+        to_do: "connect to that one, or stop it first",
+    },
+    Situation {
+        did: "a second daemon on the same socket",
+        command: "blobd serve --root other",
+        run: |place| {
+            let daemon = TestDaemon::start();
+            place.run(&["serve", "--socket", daemon.socket().to_str().unwrap()])
+        },
+        code: 4,
+        happened: "in use by another daemon",
+        why: "in use by another daemon",
+        to_do: "choose another --socket",
+    },
+    Situation {
+        did: "a socket whose daemon serves another store",
+        command: "BLOBD_SOCKET=… blobd rm m --root /srv/models",
+        run: |place| {
+            let daemon = TestDaemon::start();
+            place.with_models(&["m"]).run(&["rm", "m", "--socket", daemon.socket().to_str().unwrap()])
+        },
+        code: 2,
+        happened: ": serves ",
+        why: ", not ",
+        to_do: "leave out --root or --socket (BLOBD_ROOT, BLOBD_SOCKET)",
+    },
+    Situation {
+        did: "mounting without a daemon",
+        command: "blobd mount models/",
+        run: |place| {
+            fs::create_dir(place.path("models")).unwrap();
+            place.run(&["mount", "models"])
+        },
+        code: 2,
+        happened: "mount: no daemon is running",
+        why: "the mount reads models through the daemon",
+        to_do: "start `blobd serve` first",
+    },
+    Situation {
+        did: "mounting on a directory with files",
+        command: "blobd mount models/",
+        run: |place| {
+            let daemon = TestDaemon::start();
+            fs::create_dir(place.path("models")).unwrap();
+            place.write("models/notes.txt", "");
+            place.run_by(&daemon.command(), &["mount", "models"])
+        },
+        code: 2,
+        happened: "models",
+        why: "not empty",
+        to_do: "empty directory",
+    },
+    Situation {
+        did: "running a program that does not exist",
+        command: "blobd exec -- lama-cli",
+        run: |place| place.run(&["exec", "--", "lama-cli"]),
+        code: 3,
+        happened: "exec: lama-cli",
+        why: "program not found",
+        to_do: "check the name, and whether its directory is in PATH",
+    },
+    Situation {
+        did: "ending leases of a process that has none",
+        command: "blobd release 4194303",
+        run: |place| place.run(&["release", "4194303"]),
+        code: 3,
+        happened: "process 4194303",
+        why: "no leases",
+        to_do: "`blobd ps` lists them",
+    },
+];

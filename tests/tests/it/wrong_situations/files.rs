@@ -1,0 +1,77 @@
+//! Files that are no models, and files that cannot be written.
+
+use std::fs;
+
+use blobd_tests::model::ModelFile;
+
+use super::Situation;
+
+pub(super) const SITUATIONS: &[Situation] = &[
+    Situation {
+        did: "importing a file that is not there",
+        command: "blobd import absent.gguf",
+        run: |place| place.run(&["import", "absent.gguf"]),
+        code: 3,
+        happened: "absent.gguf",
+        why: "No such file or directory",
+        to_do: "check the path",
+    },
+    Situation {
+        did: "importing a file that is no model",
+        command: "blobd import notes.txt",
+        run: |place| {
+            place.write("notes.txt", "buy milk");
+            place.run(&["import", "notes.txt"])
+        },
+        code: 1,
+        happened: "notes.txt",
+        why: "starts with \"buy \", not with \"GGUF\"",
+        to_do: "if it is a model, it is damaged or incomplete: copy or download it again",
+    },
+    Situation {
+        did: "importing an incomplete file",
+        command: "blobd import half.gguf",
+        run: |place| {
+            let bytes = ModelFile::dense(1).bytes();
+            place.write("half.gguf", &bytes[..bytes.len() / 2]);
+            place.run(&["import", "half.gguf"])
+        },
+        code: 1,
+        happened: "half.gguf: gguf",
+        why: "end beyond the data section",
+        to_do: "it is damaged or incomplete: copy or download it again",
+    },
+    Situation {
+        did: "importing a directory",
+        command: "blobd import models/",
+        run: |place| {
+            fs::create_dir(place.path("models")).unwrap();
+            place.run(&["import", "models"])
+        },
+        code: 2,
+        happened: "models: a directory",
+        why: "a regular file expected",
+        to_do: "name the files in it",
+    },
+    Situation {
+        did: "exporting onto a file that exists",
+        command: "blobd export m -o notes.txt",
+        run: |place| {
+            place.write("notes.txt", "buy milk");
+            place.with_models(&["m"]).run(&["export", "m", "-o", "notes.txt"])
+        },
+        code: 4,
+        happened: "notes.txt",
+        why: "exists already",
+        to_do: "--force replaces it; -o names another file",
+    },
+    Situation {
+        did: "exporting into a directory that is not there",
+        command: "blobd export m -o absent/m.gguf",
+        run: |place| place.with_models(&["m"]).run(&["export", "m", "-o", "absent/m.gguf"]),
+        code: 3,
+        happened: "absent/m.gguf",
+        why: "No such file or directory",
+        to_do: "check the path; the directories in it must exist",
+    },
+];

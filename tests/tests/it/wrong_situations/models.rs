@@ -1,0 +1,72 @@
+//! Names of models that are wrong, taken or protected.
+
+use super::Situation;
+
+pub(super) const SITUATIONS: &[Situation] = &[
+    Situation {
+        did: "a model that is not there",
+        command: "blobd rm llama3:8b",
+        run: |place| place.run(&["rm", "llama3:8b"]),
+        code: 3,
+        happened: "model llama3:8b: not in the store",
+        why: "not in the store",
+        to_do: "`blobd ls` lists the models",
+    },
+    Situation {
+        did: "a mistyped name",
+        command: "blobd rm lama3",
+        run: |place| place.with_models(&["llama3"]).run(&["rm", "lama3"]),
+        code: 3,
+        happened: "model lama3:latest: not in the store",
+        why: "not in the store",
+        to_do: "did you mean llama3:latest?",
+    },
+    Situation {
+        did: "removing a pinned model",
+        command: "blobd rm llama3",
+        run: |place| {
+            place.with_models(&["llama3"]).run(&["pin", "llama3"]);
+            place.run(&["rm", "llama3"])
+        },
+        code: 7,
+        happened: "model llama3:latest",
+        why: "is pinned",
+        to_do: "run `blobd unpin llama3:latest` first",
+    },
+    Situation {
+        did: "a name that is taken",
+        command: "blobd rename a b",
+        run: |place| place.with_models(&["a", "b"]).run(&["rename", "a", "b"]),
+        code: 4,
+        happened: "model b:latest: exists already",
+        why: "exists already",
+        to_do: "--force replaces it",
+    },
+    Situation {
+        did: "a model that is not in the trash",
+        command: "blobd undelete llama3",
+        run: |place| place.run(&["undelete", "llama3"]),
+        code: 3,
+        happened: "model llama3:latest: not in the trash",
+        why: "not in the trash",
+        to_do: "`blobd ls --trash` lists the models there",
+    },
+    Situation {
+        did: "a mistyped tensor",
+        command: "blobd tensor m token_embed.weight",
+        run: |place| place.with_models(&["m"]).run(&["tensor", "m", "token_embed.weight"]),
+        code: 3,
+        happened: "model m:latest",
+        why: "no tensor \"token_embed.weight\"",
+        to_do: "the most similar names are",
+    },
+    Situation {
+        did: "an unfinished download that is not there",
+        command: "blobd partial rm llama3:8b",
+        run: |place| place.run(&["partial", "rm", "llama3:8b"]),
+        code: 3,
+        happened: "llama3:8b: no unfinished download",
+        why: "no unfinished download has this name or ID",
+        to_do: "`blobd partial ls` lists them",
+    },
+];
