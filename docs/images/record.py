@@ -132,7 +132,7 @@ def line_elements(number, versions):
         end = "" if is_last else f",{versions[index + 1][0]:.2f}s"
         if text:
             yield (
-                f'<text class="{kind}" x="{MARGIN}" y="{y}" style="animation-delay:{start:.2f}s{end}">'
+                f'<text class="{kind}" x="{MARGIN}" y="{y}" xml:space="preserve" style="animation-delay:{start:.2f}s{end}">'
                 f"{escape(text)}</text>"
             )
 

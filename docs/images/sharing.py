@@ -5,18 +5,19 @@ python3 docs/images/sharing.py > docs/images/sharing.svg
 """
 
 WIDTH, HEIGHT = 960, 470
-# Rows of blobs per model. Equal colours are one blob: the fine-tune shares all but two, the mixture is alone.
+# A letter per tensor of a model. The same letter at the same place in two models is the same tensor.
 MODELS = [
-    ("llama3:8b", "aaaaaaaaaaaa"),
-    ("llama3:8b-Q5_K_M", "aabbaabbaaaa"),
-    ("my-tune:8b", "aaaaaaaaaacc"),
+    ("llama3:8b-Q4_K_M", "aaaaaaaaaaaa"),
+    ("llama3:8b-Q4_K_S", "aaabaaaabaaa"),
+    ("my-tune:8b-Q4_K_M", "aaaaaaaaaacc"),
 ]
-ENGINES = ["llama.cpp", "Ollama", "your program"]
+PROGRAMS = ["llama.cpp", "Python", "your engine"]
 
 STYLE = """
   .text { font: 15px system-ui, sans-serif; fill: #1f2328 }
   .small { font: 13px system-ui, sans-serif; fill: #59636e }
   .head { font: 600 16px system-ui, sans-serif; fill: #1f2328 }
+  .page { fill: #fff }
   .box { fill: #f6f8fa; stroke: #d1d9e0 }
   .line { stroke: #818b98; fill: none; stroke-width: 1.5 }
   .arrow { fill: #818b98 }
@@ -24,7 +25,7 @@ STYLE = """
   .ghost { fill: none; stroke: #818b98; stroke-dasharray: 3 3 }
   @media (prefers-color-scheme: dark) {
     .text, .head { fill: #f0f6fc } .small { fill: #9198a1 }
-    .box { fill: #151b23; stroke: #3d444d }
+    .page { fill: #0d1117 } .box { fill: #151b23; stroke: #3d444d }
   }
 """
 
@@ -53,6 +54,11 @@ def tensors(x, y, row, seen):
         yield f'<rect class="{"ghost" if shared else kind}" x="{x + 15 * index}" y="{y}" width="12" height="12" rx="2"/>'
 
 
+def stored():
+    """The tensors that are different: each is on disk and in memory once."""
+    return [kind for kind, _ in sorted({(kind, index) for _, row in MODELS for index, kind in enumerate(row)})]
+
+
 def models():
     yield text(20, 32, "Models: a file each", "head")
     for number, (name, row) in enumerate(MODELS):
@@ -73,7 +79,7 @@ def disk():
         top = 84 + 100 * number
         yield text(344, top, name)
         yield from tensors(344, top + 14, row, seen)
-        fresh = ["all new", "4 tensors new", "2 tensors new"][number]
+        fresh = ["all new", "2 tensors new", "2 tensors new"][number]
         yield text(344, top + 48, fresh, "small")
     yield text(344, 366, "dashed: stored already, not again", "small")
     yield arrow(574, 218, 634, 218)
@@ -83,16 +89,16 @@ def memory():
     yield text(640, 32, "Memory: once", "head")
     yield box(640, 56, 116, 324)
     yield text(698, 84, "page cache", "text", "middle")
-    for row in range(15):
-        for column in range(6):
-            kind = "c" if row == 14 and column > 3 else "b" if row in (5, 9) else "a"
-            yield f'<rect class="{kind}" x="{656 + 15 * column}" y="{102 + 15 * row}" width="12" height="12" rx="2"/>'
+    for index, kind in enumerate(stored()):
+        x, y = 670 + 15 * (index % 4), 180 + 15 * (index // 4)
+        yield f'<rect class="{kind}" x="{x}" y="{y}" width="12" height="12" rx="2"/>'
+    yield text(698, 266, "16 tensors", "small", "middle")
     yield text(698, 358, "read-only", "small", "middle")
 
 
-def engines():
-    yield text(800, 32, "Engines", "head")
-    for number, name in enumerate(ENGINES):
+def programs():
+    yield text(800, 32, "Programs", "head")
+    for number, name in enumerate(PROGRAMS):
         top = 56 + 116 * number
         yield box(800, top, 140, 92)
         yield text(870, top + 42, name, "text", "middle")
@@ -104,9 +110,11 @@ def picture():
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-labelledby="title"><title id="title">Three models share tensors: one copy on disk, one in memory, '
-        f"mapped by three engines</title><style>{STYLE}</style>"
+        f"mapped by three programs</title><style>{STYLE}</style>"
     )
-    for part in (models, disk, memory, engines):
+    # Viewers may show a light picture on a dark page.
+    yield f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="8"/>'
+    for part in (models, disk, memory, programs):
         yield from part()
     yield box(20, 404, 920, 50)
     yield text(
