@@ -3,6 +3,7 @@
 mod access;
 mod credentials;
 mod error;
+mod members;
 mod paths;
 mod settings;
 mod values;
@@ -24,8 +25,9 @@ use blobd_registry::{RegistryPolicy, RetryPolicy};
 use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
-use crate::access::{Access, Names};
+use crate::access::Access;
 use crate::transfer::TransferPolicy;
+use crate::user_set::Names;
 
 /// All keys and sections.
 const KEYS: [&str; 33] = [

@@ -54,5 +54,6 @@ mod sys;
 mod systemd;
 mod times;
 pub mod transfer;
+mod user_set;
 mod verb_log;
 mod web;

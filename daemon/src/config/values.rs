@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::SocketGroup;
-use crate::access::{Member, NameOrNumber};
 use crate::size::{parse_rate, parse_size};
+use crate::user_set::{Member, NameOrNumber};
 
 /// A value that is written as text or as a whole number.
 trait Value: Sized {

@@ -1,0 +1,146 @@
+//! Lists of users in the configuration, and whether a user is on one.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use crate::principal::{GroupNames, Principal, UserNames};
+
+/// A member of a list of users in the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Member {
+    /// All who can connect.
+    Everyone,
+    User(NameOrNumber),
+    Group(NameOrNumber),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NameOrNumber {
+    Name(String),
+    Number(u32),
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Everyone => f.write_str("*"),
+            Self::User(user) => user.fmt(f),
+            Self::Group(group) => write!(f, "@{group}"),
+        }
+    }
+}
+
+impl fmt::Display for NameOrNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Number(number) => number.fmt(f),
+        }
+    }
+}
+
+/// The names of users and groups that the configuration may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Names {
+    pub(crate) users: UserNames,
+    pub(crate) groups: GroupNames,
+}
+
+impl Names {
+    pub(crate) fn read() -> Self {
+        Self { users: UserNames::read(), groups: GroupNames::read() }
+    }
+
+    /// Whether the member exists. Numbers need no name.
+    pub(crate) fn know(&self, member: &Member) -> bool {
+        match member {
+            Member::User(NameOrNumber::Name(name)) => self.users.uid_of(name).is_some(),
+            Member::Group(NameOrNumber::Name(name)) => self.groups.gid_of(name).is_some(),
+            _ => true,
+        }
+    }
+}
+
+/// A set of users.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UserSet {
+    has_everyone: bool,
+    uids: BTreeSet<u32>,
+    gids: BTreeSet<u32>,
+    /// The members of these groups by `/etc/group`, for kernels that do not report the groups of a process.
+    listed: BTreeSet<u32>,
+}
+
+impl UserSet {
+    /// Names that do not exist mean nobody.
+    pub(crate) fn new<'m>(members: impl IntoIterator<Item = &'m Member>, names: &Names) -> Self {
+        let mut set = Self::default();
+        for member in members {
+            match member {
+                Member::Everyone => set.has_everyone = true,
+                Member::User(NameOrNumber::Number(uid)) => drop(set.uids.insert(*uid)),
+                Member::User(NameOrNumber::Name(name)) => set.uids.extend(names.users.uid_of(name)),
+                Member::Group(NameOrNumber::Number(gid)) => drop(set.gids.insert(*gid)),
+                Member::Group(NameOrNumber::Name(name)) => set.gids.extend(names.groups.gid_of(name)),
+            }
+        }
+        let listed = set.gids.iter().flat_map(|gid| names.groups.members_of(*gid));
+        set.listed = listed.filter_map(|name| names.users.uid_of(name)).collect();
+        set
+    }
+
+    pub(crate) fn contains(&self, principal: &Principal) -> bool {
+        let Principal { uid, groups, .. } = principal;
+        self.has_everyone
+            || self.uids.contains(uid)
+            || self.gids.iter().any(|gid| groups.contains(*gid))
+            || groups.supplementary.is_none() && self.listed.contains(uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::principal::Groups;
+
+    fn principal(uid: u32, primary: u32, supplementary: Option<&[u32]>) -> Principal {
+        let supplementary = supplementary.map(std::sync::Arc::from);
+        Principal { pid: 1, uid, groups: Groups { primary, supplementary } }
+    }
+
+    fn names() -> Names {
+        let users = UserNames::parse("ann:x:70001:70001::/:\nbob:x:70002:70002::/:\n");
+        Names { users, groups: GroupNames::parse("staff:x:80001:bob\nadmins:x:80002:\n") }
+    }
+
+    fn name(name: &str) -> NameOrNumber {
+        NameOrNumber::Name(name.to_owned())
+    }
+
+    #[test]
+    fn users_are_members_by_name_by_number_and_by_group() {
+        let members = [
+            Member::User(name("ann")),
+            Member::User(NameOrNumber::Number(70003)),
+            Member::Group(name("staff")),
+            Member::Group(NameOrNumber::Number(80009)),
+            Member::User(name("nobody-of-this-name")),
+        ];
+        let set = UserSet::new(&members, &names());
+        for (uid, gid, groups, is_member) in [
+            (70001, 1, Some(&[][..]), true),
+            (70003, 1, Some(&[]), true),
+            (70004, 80001, Some(&[]), true),
+            (70004, 1, Some(&[5, 80009]), true),
+            (70004, 1, Some(&[5, 6]), false),
+            // A user who was added to the group after the process got its groups.
+            (70002, 1, Some(&[]), false),
+            (70002, 1, None, true),
+            (70004, 1, None, false),
+        ] {
+            assert_eq!(set.contains(&principal(uid, gid, groups)), is_member, "{uid} {gid} {groups:?}");
+        }
+        let everyone = UserSet::new(&[Member::Everyone], &names());
+        assert!(everyone.contains(&principal(5, 5, None)));
+    }
+}
