@@ -221,7 +221,7 @@ impl Client {
         &self,
         params: &RemovePartialsParams,
     ) -> Result<DroppedDownloads, ClientError> {
-        self.post("/v1/partials/remove", params)
+        self.post_once("/v1/partials/remove", params)
     }
 
     /// Lists the sessions: which processes have which models open.
@@ -352,7 +352,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Daemon`] with `busy` when another model has the new name.
     pub fn rename(&self, params: &RenameParams) -> Result<Renamed, ClientError> {
-        self.post("/v1/rename", params)
+        self.post_once("/v1/rename", params)
     }
 
     /// Deletes unneeded data, or reports what would be deleted.

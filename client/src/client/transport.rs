@@ -64,7 +64,7 @@ impl Client {
         repeat: Repeat,
         mut run: impl FnMut() -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
-        let Some(replaced) = &self.replaced else { return repeated_if_unread(run) };
+        let Some(replaced) = &self.replaced else { return repeated_by_next_daemon(repeat, run) };
         for _ in 0..MAX_REPEATS {
             match run() {
                 Err(error) if repeat.allows(&error) && replaced() => {}
@@ -116,9 +116,17 @@ impl Client {
     }
 }
 
-fn repeated_if_unread<T>(mut run: impl FnMut() -> Result<T, ClientError>) -> Result<T, ClientError> {
+/// Runs a request again if the daemon has ended and its service manager keeps the socket, so that the next daemon gets
+/// it. A daemon that ends twice while it runs a request probably ends because of it.
+fn repeated_by_next_daemon<T>(
+    repeat: Repeat,
+    mut run: impl FnMut() -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
+    let mut was_read = false;
     for _ in 0..MAX_DAEMONS {
         match run() {
+            Err(ClientError::Closed) if repeat.allows(&ClientError::Closed) && !was_read => was_read = true,
+            Err(ClientError::NotRunning { .. }) if was_read => return Err(ClientError::Closed),
             Err(error) if Repeat::IfUnread.allows(&error) => {}
             done => return done,
         }

@@ -1,13 +1,16 @@
 //! Opening a model from a daemon that dies, lies or speaks something else.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use blobd_client::Client;
 use blobd_client::error::{ClientError, ModelError, ProtocolError};
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::frame::{Frame, FrameError};
-use blobd_client::protocol::request::OpenParams;
+use blobd_client::protocol::request::{OpenParams, RenameParams};
 use blobd_client::protocol::response::{HeaderLocation, OpenPiece};
 use blobd_store_format::recipe::Experts;
 
@@ -80,6 +83,54 @@ fn daemon_that_dies_is_told_apart_wherever_it_does() {
         let error = open_from(move |call| death(call)).unwrap_err();
         assert!(matches!(error, ClientError::Closed), "{error}");
     }
+}
+
+/// A daemon that ends while it runs its first request, and is replaced by one that serves.
+fn first_ends_then(serve: impl Fn(Call) + Clone + Send + Sync + 'static) -> (Client, Arc<AtomicU32>) {
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let client = client_of(move |call| {
+        if counted.fetch_add(1, Ordering::SeqCst) > 0 {
+            serve(call);
+        }
+    });
+    (client, calls)
+}
+
+#[test]
+fn open_is_repeated_once_if_its_daemon_is_replaced() {
+    let mut model = FakeModel::new();
+    let fd = model.add_file(&[7; 64]);
+    model.add_tensor("t", Some(fd), 0, 64);
+    let model = Arc::new(model);
+    let (client, calls) = first_ends_then(move |call| model.serve(call));
+    client.open(&"tiny".parse().unwrap()).unwrap();
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+    let (client, calls) = first_ends_then(drop);
+    assert!(matches!(client.open(&"tiny".parse().unwrap()), Err(ClientError::Closed)));
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn request_that_gives_another_result_when_repeated_is_sent_once() {
+    let rename = RenameParams { source: "a".parse().unwrap(), target: "b".parse().unwrap(), force: false };
+    let (client, calls) = first_ends_then(drop);
+    assert!(matches!(client.rename(&rename), Err(ClientError::Closed)));
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn error_is_that_of_the_daemon_that_ended_if_no_other_replaces_it() {
+    let is_first = AtomicBool::new(true);
+    let client = Client::with_connector(Arc::new(move || {
+        if !is_first.swap(false, Ordering::SeqCst) {
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
+        let (ours, theirs) = UnixStream::pair()?;
+        std::thread::spawn(move || Call::read(theirs).map(drop));
+        Ok(ours)
+    }));
+    assert!(matches!(client.open(&"tiny".parse().unwrap()), Err(ClientError::Closed)));
 }
 
 #[test]
