@@ -109,22 +109,8 @@ impl Access {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::principal::{GroupNames, Groups};
-    use crate::user_set::{Member, NameOrNumber, Names};
-
-    fn principal(uid: u32, primary: u32, supplementary: Option<&[u32]>) -> Principal {
-        let supplementary = supplementary.map(std::sync::Arc::from);
-        Principal { pid: 1, uid, groups: Groups { primary, supplementary } }
-    }
-
-    fn names() -> Names {
-        let users = UserNames::parse("ann:x:70001:70001::/:\nbob:x:70002:70002::/:\n");
-        Names { users, groups: GroupNames::parse("staff:x:80001:bob\nadmins:x:80002:\n") }
-    }
-
-    fn name(name: &str) -> NameOrNumber {
-        NameOrNumber::Name(name.to_owned())
-    }
+    use crate::user_set::Member;
+    use crate::user_set::tests::{name, names, principal};
 
     #[test]
     fn each_right_includes_the_lower_ones_and_owners_have_all() {

@@ -99,21 +99,21 @@ impl UserSet {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::principal::Groups;
 
-    fn principal(uid: u32, primary: u32, supplementary: Option<&[u32]>) -> Principal {
+    pub(crate) fn principal(uid: u32, primary: u32, supplementary: Option<&[u32]>) -> Principal {
         let supplementary = supplementary.map(std::sync::Arc::from);
         Principal { pid: 1, uid, groups: Groups { primary, supplementary } }
     }
 
-    fn names() -> Names {
+    pub(crate) fn names() -> Names {
         let users = UserNames::parse("ann:x:70001:70001::/:\nbob:x:70002:70002::/:\n");
         Names { users, groups: GroupNames::parse("staff:x:80001:bob\nadmins:x:80002:\n") }
     }
 
-    fn name(name: &str) -> NameOrNumber {
+    pub(crate) fn name(name: &str) -> NameOrNumber {
         NameOrNumber::Name(name.to_owned())
     }
 
