@@ -17,6 +17,7 @@ const (
 	CodeBusy           Code = "busy"
 	CodeCorrupt        Code = "corrupt"
 	CodeNoSpace        Code = "no_space"
+	CodeOverQuota      Code = "over_quota"
 	CodeReadOnly       Code = "read_only"
 	CodeDenied         Code = "denied"
 	CodeUpstream       Code = "upstream"

@@ -24,6 +24,7 @@ use crate::http::Request;
 use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::access::OwnAccess;
+use crate::protocol::accounts::UserUsage;
 use crate::protocol::configuration::Configuration;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
@@ -203,6 +204,14 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn disk_usage_in_detail(&self, limit: u32) -> Result<DiskUsage, ClientError> {
         self.query(&format!("/v1/df?detail={limit}"))
+    }
+
+    /// What is charged to each user, and the quotas. Administrators see all users, others themselves.
+    ///
+    /// # Errors
+    /// As for [`disk_usage`](Self::disk_usage).
+    pub fn user_usage(&self) -> Result<UserUsage, ClientError> {
+        self.query("/v1/df/users")
     }
 
     /// Lists unfinished downloads.

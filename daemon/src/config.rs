@@ -5,6 +5,7 @@ mod credentials;
 mod error;
 mod members;
 mod paths;
+mod quotas;
 mod settings;
 mod values;
 
@@ -19,6 +20,7 @@ pub(crate) use self::credentials::CredentialsConfig;
 pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
 pub(crate) use self::paths::{default_config, default_root};
+use self::quotas::QuotasConfig;
 pub(crate) use self::settings::{Given, differences, mode, path};
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
@@ -26,11 +28,12 @@ use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
 use crate::access::Access;
+use crate::quotas::Quotas;
 use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 
 /// All keys and sections.
-const KEYS: [&str; 33] = [
+const KEYS: [&str; 37] = [
     "root",
     "socket",
     "socket_group",
@@ -44,6 +47,10 @@ const KEYS: [&str; 33] = [
     "access.read",
     "access.pull",
     "access.admin",
+    "[quotas]",
+    "quotas.default",
+    "quotas.users",
+    "quotas.groups",
     "[space]",
     "space.quota",
     "space.min_free",
@@ -94,6 +101,7 @@ pub(crate) struct Config {
     /// true unless the daemon runs as root.
     pub single_user: Option<bool>,
     pub access: AccessConfig,
+    pub quotas: QuotasConfig,
     pub space: SpaceConfig,
     pub scrub: ScrubConfig,
     pub transfer: TransferConfig,
@@ -286,7 +294,8 @@ impl Config {
         let config: Self = toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
         let checked = config.space.check().and_then(|()| config.transfer.check());
         let checked = checked.and_then(|()| config.credentials.check());
-        match checked.and_then(|()| config.access.check(Names::read)) {
+        let checked = checked.and_then(|()| config.access.check(Names::read));
+        match checked.and_then(|()| config.quotas.check(Names::read)) {
             Ok(()) => {
                 let (location, lines) = (Some(path.to_path_buf()), error::lines(text));
                 Ok(Self { location, was_read: true, lines, ..config })
@@ -298,6 +307,11 @@ impl Config {
     /// Who has which rights. Reads the names of users and groups.
     pub(crate) fn access(&self) -> Access {
         self.access.access(self.location.as_deref())
+    }
+
+    /// How much may be charged to each user. Reads the names of users and groups.
+    pub(crate) fn quotas(&self) -> Quotas {
+        self.quotas.quotas()
     }
 
     pub(crate) fn store_options(&self) -> StoreOptions {

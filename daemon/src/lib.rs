@@ -40,6 +40,7 @@ pub mod ops;
 mod output;
 mod permits;
 mod principal;
+mod quotas;
 mod read_model;
 mod request_record;
 mod requester;

@@ -17,13 +17,14 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
 use tracing::Span;
 
-use crate::access::Access;
+use crate::access::{Access, Rights};
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
 use crate::open_sessions::Sessions;
 use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
 use crate::permits::{Limits, PermitPool};
 use crate::principal::Principal;
+use crate::quotas::Quotas;
 use crate::requester::Requester;
 use crate::running_pulls::RunningPulls;
 use crate::socket::Closer;
@@ -36,6 +37,8 @@ pub(crate) struct Daemon {
     registry: RwLock<RegistryClient>,
     /// Who has which rights. Replaced when the configuration is read again, for requests that start from then on.
     access: RwLock<Arc<Access>>,
+    /// How much may be charged to each user. Replaced likewise.
+    quotas: RwLock<Arc<Quotas>>,
     /// The settings that are in use.
     configuration: RwLock<Configuration>,
     pub transfers: Transfers,
@@ -173,6 +176,7 @@ impl Daemon {
             store,
             registry: RwLock::new(RegistryClient::new(policy)?),
             access: RwLock::default(),
+            quotas: RwLock::default(),
             configuration: RwLock::default(),
             transfers: Transfers::default(),
             sessions,
@@ -229,7 +233,21 @@ impl Daemon {
 
     /// The user of a request that is served after its connection was upgraded.
     pub(crate) fn requester(&self, peer: &Principal) -> Requester {
-        Requester::of(peer, self.access().rights_of(peer))
+        self.requester_with(peer, self.access().rights_of(peer))
+    }
+
+    /// A user with these rights, and with its quota.
+    pub(crate) fn requester_with(&self, peer: &Principal, rights: Rights) -> Requester {
+        let requester = Requester::of(peer, rights);
+        requester.within(self.quotas().of(peer, requester.may_administer()))
+    }
+
+    pub(crate) fn quotas(&self) -> Arc<Quotas> {
+        Arc::clone(&self.quotas.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_quotas(&self, quotas: Quotas) {
+        *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(quotas);
     }
 
     pub(crate) fn configuration(&self) -> Configuration {

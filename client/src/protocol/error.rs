@@ -69,6 +69,8 @@ pub enum ErrorCode {
     Corrupt,
     /// There is no space left for the data to be written.
     NoSpace,
+    /// The data would be charged to the caller, whose quota has too little space left.
+    OverQuota,
     /// Nothing can be added or removed, because a sync has failed.
     ReadOnly,
     /// The caller may not do this.
@@ -90,6 +92,7 @@ impl ErrorCode {
             Self::Busy => "busy",
             Self::Corrupt => "corrupt",
             Self::NoSpace => "no_space",
+            Self::OverQuota => "over_quota",
             Self::ReadOnly => "read_only",
             Self::Denied => "denied",
             Self::Upstream => "upstream",
@@ -106,7 +109,7 @@ impl ErrorCode {
             Self::NotFound => 404,
             Self::Busy => 409,
             Self::Corrupt | Self::Internal => 500,
-            Self::NoSpace => 507,
+            Self::NoSpace | Self::OverQuota => 507,
             Self::ReadOnly => 503,
             Self::Denied => 403,
             Self::Upstream => 502,
@@ -122,7 +125,7 @@ impl ErrorCode {
             Self::NotFound => 3,
             Self::Busy => 4,
             Self::Corrupt => 5,
-            Self::NoSpace => 6,
+            Self::NoSpace | Self::OverQuota => 6,
             Self::Denied => 7,
         }
     }
@@ -183,6 +186,7 @@ mod tests {
             ErrorCode::Busy,
             ErrorCode::Corrupt,
             ErrorCode::NoSpace,
+            ErrorCode::OverQuota,
             ErrorCode::ReadOnly,
             ErrorCode::Denied,
             ErrorCode::Upstream,

@@ -4,6 +4,7 @@
 //! have descriptors attached. `docs/PROTOCOL.md` is the specification.
 
 pub mod access;
+pub mod accounts;
 pub mod configuration;
 pub mod connection;
 pub mod corrected;

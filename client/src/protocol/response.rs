@@ -357,6 +357,9 @@ pub struct PullDone {
     /// The models that were evicted to make space.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
+    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// Response to `POST /v1/pull/plan`: what a pull would download and reuse.
@@ -461,6 +464,9 @@ pub struct Imported {
     /// The models that were evicted to make space; of very many, only the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
+    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// First frame of the response to an open: the model, and how many tensors and descriptors follow.

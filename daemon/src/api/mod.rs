@@ -112,6 +112,7 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
         "/v1/ps" => observe::sessions(caller, uri.query()).await,
         "/v1/pulls" => observe::pulls(caller).await,
         "/v1/df" => observe::usage(caller, uri.query()).await,
+        "/v1/df/users" => observe::user_usage(caller).await,
         "/v1/partials" => caller.survey(|daemon| ops::partials(&daemon.store, &daemon.transfers)).await,
         "/v1/trash" => caller.respond(|daemon| ops::trash(&daemon.store)).await,
         "/v1/doctor" => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
@@ -258,7 +259,7 @@ impl Caller {
     }
 
     fn requester(&self) -> Requester {
-        Requester::of(&self.peer, self.rights)
+        self.daemon.requester_with(&self.peer, self.rights)
     }
 
     fn require(&self, right: Right, request: &str) -> Result<(), ErrorBody> {

@@ -37,6 +37,8 @@ const ROUTES: &[Route] = &[
     get("/v1/history/{reference}", Right::Read),
     get("/v1/sharing/{reference}", Right::Read),
     get("/v1/df", Right::Read),
+    // Of oneself.
+    get("/v1/df/users", Right::Read),
     get("/v1/ps", Right::Read),
     get("/v1/pulls", Right::Read),
     get("/v1/partials", Right::Read),

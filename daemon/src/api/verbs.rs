@@ -12,7 +12,7 @@ use hyper::Method;
 use crate::request_record::Verb;
 
 /// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
-const READING: [(&str, &str, &str); 20] = [
+const READING: [(&str, &str, &str); 21] = [
     ("GET", "/v1/version", "version"),
     ("GET", "/v1/access", "access"),
     ("GET", "/v1/models", "ls"),
@@ -22,6 +22,7 @@ const READING: [(&str, &str, &str); 20] = [
     ("GET", "/v1/sharing/", "sharing"),
     ("GET", "/v1/ps", "ps"),
     ("GET", "/v1/df", "df"),
+    ("GET", "/v1/df/users", "df users"),
     ("GET", "/v1/partials", "partial ls"),
     ("GET", "/v1/trash", "trash"),
     ("GET", "/v1/doctor", "doctor"),

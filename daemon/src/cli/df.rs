@@ -14,6 +14,8 @@ use crate::output::{Table, one_line, printable, terminal_width};
 use crate::size::human_bytes;
 use crate::times::relative;
 
+mod users;
+
 /// Show what the store takes on disk, and how much sharing saves
 #[derive(Debug, Args)]
 #[command(
@@ -24,10 +26,15 @@ is one row, `shared`. Parts that take no space are left out; --json has all, in 
 Examples:
   blobd df
   blobd df -v                                  who shares what, and who opened what last
+  blobd df --users                             who pays for what, and the quotas
   blobd df --json | jq .saved_bytes
   blobd df --json | jq -r '.rows[] | [.bytes, .kind, .name] | @tsv'"
 )]
-pub(super) struct Params {}
+pub(super) struct Params {
+    /// Show what is charged to each user, and the quotas; administrators see all users, others themselves
+    #[arg(long)]
+    users: bool,
+}
 
 /// The most models that are listed without `-v`; the smaller ones are one row.
 const MAX_MODELS: usize = 10;
@@ -43,7 +50,10 @@ struct Document {
     trash: Vec<TrashedModel>,
 }
 
-pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.users {
+        return show(global, Client::user_usage, |usage| users::render(usage, terminal_width()));
+    }
     if !global.verbose && !global.json {
         return show(global, Client::disk_usage, |usage| summary(usage, MAX_MODELS));
     }

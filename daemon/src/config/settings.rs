@@ -86,6 +86,7 @@ impl Config {
             ("credentials.token_services", json!(credentials.token_services)),
         ]);
         values.extend(self.access.values());
+        values.extend(self.quotas.values());
         values
     }
 
@@ -147,7 +148,7 @@ fn optional_path(given: Option<&Path>) -> Value {
     given.map_or(Value::Null, path)
 }
 
-fn optional_size(bytes: Option<u64>) -> Value {
+pub(super) fn optional_size(bytes: Option<u64>) -> Value {
     bytes.map_or(Value::Null, size)
 }
 

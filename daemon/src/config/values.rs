@@ -240,6 +240,11 @@ fn account_number(number: u64) -> Option<u32> {
     u32::try_from(number).ok().filter(|id| *id != u32::MAX)
 }
 
+/// The member that this text names, if it is one.
+pub(super) fn member_of(text: &str) -> Option<Member> {
+    Member::of_text(text)
+}
+
 pub(super) fn member<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Member, D::Error> {
     read(deserializer)
 }

@@ -80,10 +80,13 @@ fn admit(
     content: &mut Content<'_>,
 ) -> Result<BTreeMap<usize, Digest>, IngestError> {
     let sizes = plan.blobs().iter().map(|blob| blob.size);
+    ingest.expect_recipe(recipe_bytes(plan));
     if ingest.admit_now(sizes.clone()) {
         announce(ingest, plan, sizes);
         return Ok(BTreeMap::new());
     }
+    // Before the file is read to be compared.
+    ingest.reserve_certainly_new(sizes.clone())?;
     let stored = find_stored(ingest, plan, content)?;
     let new = sizes.enumerate().filter(|(blob, _)| !stored.contains_key(blob)).map(|(_, size)| size);
     announce(ingest, plan, new.clone());

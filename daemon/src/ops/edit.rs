@@ -23,7 +23,7 @@ use self::weights::{EditedFile, Weights};
 use super::collect_on_failure::collect_on_failure;
 use super::lost_models::{Evictions, displaced};
 use super::relief::Leftover;
-use super::{OpError, error::refuse_pinned};
+use super::{OpError, error::refuse_pinned, soft_quota};
 use crate::metadata_json::Abridger;
 use crate::requester::Requester;
 
@@ -70,6 +70,7 @@ fn edit_model(
         dry_run: params.dry_run,
         displaced: Vec::new(),
         evicted: Vec::new(),
+        notes: Vec::new(),
     };
     let file = EditedFile::new(&weights, &header)?;
     if params.dry_run {
@@ -85,7 +86,7 @@ fn edit_model(
     store.make_reserve();
     let evictions = Evictions::new(requester, format!("edit of {source}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(moves_pinned);
-    let mut ingest = ingest.on_behalf_of(requester.doing(Verb::Edit));
+    let mut ingest = requester.acting(ingest, Verb::Edit);
     let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
     let descriptor = file.add(&mut ingest, digest)?;
@@ -97,6 +98,7 @@ fn edit_model(
     edited.new_bytes = committed.new_bytes;
     edited.displaced = displaced(store, committed);
     edited.evicted = evictions.take();
+    edited.notes = soft_quota::notes(store, requester);
     edited.digest = Some(manifest.digest());
     Ok(edited)
 }

@@ -199,6 +199,10 @@ impl OpError {
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
             }
+            (_, ErrorCode::OverQuota) => {
+                "`blobd df --users` shows what is charged to you; an administrator can remove models of yours, or set a \
+                 larger quota in [quotas] of the daemon's configuration"
+            }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
             (Self::Store(StoreError::Manifest { .. }), _) => {
                 "nothing is deleted until it can be read: pull or import this model again, or `blobd rm` it"
@@ -239,6 +243,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::NoSpace { .. } | StoreError::NoInodes { .. } | StoreError::Quota { .. } => {
             ErrorCode::NoSpace
         }
+        StoreError::OverQuota { .. } => ErrorCode::OverQuota,
         StoreError::ReadOnly { .. } => ErrorCode::ReadOnly,
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             ErrorCode::Denied

@@ -19,7 +19,7 @@ use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::pinned_name::refuse_unless_movable;
 use super::relief::Leftover;
-use super::{OpError, error::refuse_pinned};
+use super::{OpError, error::refuse_pinned, soft_quota};
 use crate::ingest::{FileSource, IngestError, ingest_file};
 use crate::requester::Requester;
 
@@ -93,7 +93,7 @@ fn import_file(
     let evictions = Evictions::new(requester, cause.clone());
     store.make_reserve();
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
-    let mut ingest = evictions.observe(ingest).on_behalf_of(requester.doing(Verb::Import));
+    let mut ingest = requester.acting(evictions.observe(ingest), Verb::Import);
     ingest.staging().expect(size);
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
     let ingested = ingest_file(&mut ingest, source, size, progress).map_err(refused)?;
@@ -121,6 +121,7 @@ fn import_file(
         new_blob_count,
         displaced: displaced(store, committed),
         evicted: evictions.take(),
+        notes: soft_quota::notes(store, requester),
     })
 }
 

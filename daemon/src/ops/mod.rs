@@ -46,6 +46,7 @@ mod select;
 mod shards;
 mod sharing;
 mod show;
+mod soft_quota;
 mod stored_header;
 mod survey;
 mod tag;
@@ -54,6 +55,7 @@ mod time;
 mod undelete;
 mod usage;
 mod usage_detail;
+mod user_usage;
 mod verify;
 
 pub use doctor::{DoctorContext, doctor};
@@ -89,6 +91,7 @@ pub use tag::tag;
 pub(crate) use time::rfc3339;
 pub use undelete::{trash, undelete};
 pub use usage::{usage, usage_in_detail};
+pub(crate) use user_usage::user_usage;
 pub use verify::verify;
 
 pub use crate::requester::Requester;

@@ -38,7 +38,7 @@ fn rename_model(store: &Arc<Store>, requester: Requester, params: &RenameParams)
     };
     let evictions = Evictions::new(requester, format!("rename of {from}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
-    let ingest = ingest.on_behalf_of(requester.doing(Verb::Rename));
+    let ingest = requester.acting(ingest, Verb::Rename);
     let committed = ingest.renaming(source).commit_if(&params.target, &model.manifest, None, is_free)?;
     let displaced = displaced(store, committed);
     Ok(Renamed { from, name, digest, displaced, evicted: evictions.take() })

@@ -27,7 +27,7 @@ fn add_tag(store: &Arc<Store>, requester: Requester, params: &TagParams) -> Resu
     let model = store.leased_model(&params.source, &lease)?;
     let evictions = Evictions::new(requester, format!("tag {name}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
-    let ingest = ingest.on_behalf_of(requester.doing(Verb::Tag));
+    let ingest = requester.acting(ingest, Verb::Tag);
     let committed = ingest.commit(&params.target, &model.manifest, None)?;
     let displaced = displaced(store, committed);
     Ok(Tagged { name, digest: model.manifest.digest(), displaced, evicted: evictions.take() })

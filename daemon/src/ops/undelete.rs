@@ -39,7 +39,7 @@ fn restore(store: &Arc<Store>, requester: Requester, params: &UndeleteParams) ->
         _ => Ok(()),
     };
     let ingest = Ingest::begin(store, lease)?.may_move_pinned(params.force);
-    let ingest = ingest.on_behalf_of(requester.doing(Verb::Undelete));
+    let ingest = requester.acting(ingest, Verb::Undelete);
     let committed = ingest.restore_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;

@@ -70,6 +70,24 @@ pub enum StoreError {
         /// The most bytes that it may use.
         quota_bytes: u64,
     },
+    /// The quota of a user has too little space left.
+    #[error(
+        "quota of uid {uid}: {} needed, {} available: {} of {} used",
+        human_bytes(*needed_bytes),
+        human_bytes(limit_bytes.saturating_sub(*used_bytes)),
+        human_bytes(*used_bytes),
+        human_bytes(*limit_bytes)
+    )]
+    OverQuota {
+        /// The user.
+        uid: u32,
+        /// The bytes requested.
+        needed_bytes: u64,
+        /// The bytes that are charged to the user, with those of transactions in progress.
+        used_bytes: u64,
+        /// The most bytes that may be charged to the user.
+        limit_bytes: u64,
+    },
     /// A sync has failed, so it is unknown which writes are durable; or the store could not be opened
     /// for writing.
     #[error("store is read-only: {reason}")]

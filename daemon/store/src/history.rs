@@ -258,14 +258,11 @@ impl Store {
         Ok(NameHistory { reference, rows, dropped })
     }
 
-    /// Whom a name with this manifest is charged to. Without a record, that is the daemon's own user, since the
-    /// name was set.
-    pub fn account_of(&self, reference: &Reference, manifest: Digest) -> Account {
-        let recorded = self.read_history(reference).and_then(|record| {
-            record.entries.iter().rev().find(|entry| entry.digest == Some(manifest)).map(Entry::account)
-        });
-        let since = || self.modified(reference).map_or(0, unix_nanos);
-        recorded.unwrap_or_else(|| Account { since: since(), uid: own_uid() })
+    /// Whom a name with this manifest is charged to, or was until it was removed. `None` without a record, as in a
+    /// store of an earlier version.
+    pub fn account_of(&self, reference: &Reference, manifest: Digest) -> Option<Account> {
+        let record = self.read_history(reference)?;
+        record.entries.iter().rev().find(|entry| entry.digest == Some(manifest)).map(Entry::account)
     }
 
     /// The digest of what a tag's file has; `None` if there is no such file.
@@ -356,7 +353,7 @@ impl Store {
             (Verb::Undelete, _) => reference,
             _ => return None,
         };
-        let Account { since, uid } = self.account_of(from, change.digest);
+        let Account { since, uid } = self.account_of(from, change.digest)?;
         Some(Charged { uid, since })
     }
 
@@ -421,7 +418,7 @@ fn shortened(origin: &str) -> String {
     }
 }
 
-fn unix_nanos(time: SystemTime) -> u64 {
+pub(super) fn unix_nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -154,10 +154,26 @@ impl Ingest {
         self
     }
 
-    /// Sets on whose behalf the transaction runs, for the history of the name. The default is the daemon's own user.
-    pub const fn on_behalf_of(mut self, actor: Actor) -> Self {
+    /// Sets on whose behalf the transaction runs, for the history of the name and for the user's account. The default
+    /// is the daemon's own user.
+    pub fn on_behalf_of(mut self, actor: Actor) -> Self {
         self.actor = actor;
+        self.store.set_user_of_transaction(self.staging.transaction(), actor.uid);
         self
+    }
+
+    /// Refuses to take more space when this many bytes are charged to the user.
+    pub fn within_quota(self, limit_bytes: Option<u64>) -> Self {
+        self.store.set_limit_of_transaction(self.staging.transaction(), limit_bytes);
+        self
+    }
+
+    /// Reserves `bytes` of the user's quota until the transaction ends, beside what it has taken already.
+    ///
+    /// # Errors
+    /// [`StoreError::OverQuota`]; then nothing is reserved. [`StoreError::IndexBuilding`] and others of the catalog.
+    pub fn reserve_quota(&self, bytes: u64) -> Result<(), StoreError> {
+        self.store.reserve_of_quota(self.staging.transaction(), bytes)
     }
 
     /// Has the commit rename `tag`: it moves its pin to the new name and then removes it.
@@ -189,14 +205,30 @@ impl Ingest {
         self.staging.clone()
     }
 
+    /// Has later reservations of the user's quota include a recipe of about this length.
+    pub fn expect_recipe(&self, length: u64) {
+        self.store.expect_recipe(self.staging.transaction(), self.store.space().on_disk(length));
+    }
+
+    /// Reserves of the user's quota what files of these lengths take at least: those whose length no stored blob has.
+    ///
+    /// # Errors
+    /// As for [`Self::reserve_quota`].
+    pub fn reserve_certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
+        self.reserve_quota(self.store.certainly_new(sizes)?)
+    }
+
     /// Has disk space promised for files of these lengths, before any of them is written. If they do not
     /// all fit, many may be stored already, such as most tensors of a similar model. Then only space for
     /// those whose length no stored blob has is promised, and the others take space one by one.
     ///
     /// # Errors
-    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
+    /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
         let all = self.sum_on_disk(sizes.clone());
+        if self.reserve_quota(all).is_err() {
+            self.reserve_certainly_new(sizes.clone())?;
+        }
         if self.store.shortage(all) == 0 {
             return self.staging.promise(all);
         }
@@ -206,15 +238,18 @@ impl Ingest {
     /// Has disk space promised for files of these lengths if all fit now. Evicts nothing.
     #[must_use]
     pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> bool {
-        self.staging.promise_now(self.sum_on_disk(sizes))
+        let all = self.sum_on_disk(sizes);
+        self.reserve_quota(all).is_ok() && self.staging.promise_now(all)
     }
 
     /// Has disk space promised for files of these lengths, if necessary by evicting models.
     ///
     /// # Errors
-    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
+    /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
     pub fn admit_all(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
-        self.staging.promise(self.sum_on_disk(sizes))
+        let all = self.sum_on_disk(sizes);
+        self.reserve_quota(all)?;
+        self.staging.promise(all)
     }
 
     fn sum_on_disk(&self, sizes: impl Iterator<Item = u64>) -> u64 {
@@ -295,8 +330,8 @@ impl Ingest {
         let origin = origin
             .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone()))
             .transpose()?;
-        let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
-        let history = self.staging.reserve_space(self.store.history_length(reference)?, || Ok(()))?;
+        let tag = self.staging.reserve_record(manifest.raw().len() as u64)?;
+        let history = self.staging.reserve_record(self.store.history_length(reference)?)?;
         self.commit_records(reference, manifest, origin, Some(NameSpace { tag, history }), allowed)
     }
 
@@ -344,6 +379,8 @@ impl Ingest {
         let target = stored.as_ref().unwrap_or(reference);
         store.write_tag(&temporary, target, manifest, tag)?;
         self.is_committed = true;
+        let is_new = stored.is_none() && self.renamed.is_none() && self.actor.verb != Verb::Undelete;
+        store.settle_quota(self.staging.transaction(), target, manifest, is_new);
         if let Some(renamed) = &self.renamed {
             store.finish_rename(renamed, target, self.actor)?;
         }
@@ -426,6 +463,8 @@ impl Ingest {
     pub fn commit_blobs(mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.is_committed = true;
+        // Models that have tags already may keep them.
+        self.store.note_charges_changed();
         Ok(())
     }
 
@@ -450,6 +489,7 @@ impl Ingest {
             let replaced = node.bytes_on_disk(store)?.unwrap_or_default();
             store.disk().replace_file(&temporary, &target, &json, 0o444)?;
             store.note_added(node, replaced, &mut reservation)?;
+            store.note_published(self.staging.transaction(), node);
         }
         store.disk().sync_dir(Path::new(layout::RECIPES))
     }

@@ -48,6 +48,7 @@ use blobd_store_format::layout;
 mod accounting;
 mod assembler;
 mod blobs;
+mod charges;
 mod deferred_deletion;
 mod direct;
 mod directories;
@@ -96,6 +97,7 @@ pub use assembler::{
     Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences, DownloadAbout,
     DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
+pub use charges::UserCharge;
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
 pub use glance::Glance;
@@ -169,6 +171,7 @@ pub struct Store {
     internal_reads: internal_reads::InternalReads,
     future_records: trash::FutureRecords,
     transactions: Transactions,
+    totals: charges::Totals,
     /// Whether this process has found or requested the reserve.
     wants_reserve: AtomicBool,
     /// `None` if the store cannot be written to and has no lock file.
@@ -216,6 +219,7 @@ impl Store {
             internal_reads: internal_reads::InternalReads::default(),
             future_records: trash::FutureRecords::default(),
             transactions: Transactions::default(),
+            totals: charges::Totals::default(),
             wants_reserve: AtomicBool::new(false),
             lock: opened.lock,
             essential: opened.essential,

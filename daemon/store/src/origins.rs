@@ -41,7 +41,7 @@ impl OriginRecord {
     pub(super) fn new(staging: &Staging, origin: &str, files: Vec<FileVersion>) -> Result<Self, StoreError> {
         let origin = Origin { origin: origin.to_owned(), files };
         let length = origin.encode()?.len() as u64;
-        Ok(Self { origin, reservation: staging.reserve_space(length, || Ok(()))? })
+        Ok(Self { origin, reservation: staging.reserve_record(length)? })
     }
 
     pub(super) fn text(&self) -> &str {

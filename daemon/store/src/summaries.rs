@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
+use super::history::Account;
 use super::root::FileStatus;
 use super::{Store, StoreError, lock};
 
@@ -26,6 +27,8 @@ pub struct TagSummary {
     pub manifest: Result<ManifestSummary, String>,
     /// The model's origin, if recorded.
     pub origin: Option<String>,
+    /// Whom the model is charged to, if recorded.
+    pub account: Option<Account>,
 }
 
 /// The part of a manifest that is kept in memory.
@@ -90,7 +93,8 @@ impl Store {
             Err(error) => return Err(error),
         };
         let origin = manifest.as_ref().ok().and_then(|manifest| self.origin(manifest.digest));
-        Ok(TagSummary { reference: reference.clone(), modified, manifest, origin })
+        let account = manifest.as_ref().ok().and_then(|manifest| self.account_of(reference, manifest.digest));
+        Ok(TagSummary { reference: reference.clone(), modified, manifest, origin, account })
     }
 }
 

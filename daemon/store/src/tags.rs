@@ -85,6 +85,7 @@ impl Store {
         if self.remove_record(&path)?.is_none() {
             return Err(StoreError::no_such_model(reference));
         }
+        self.note_charges_changed();
         self.sync_and_prune(&path)
     }
 

@@ -48,15 +48,19 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ),
     ("DifferingRange.second_from absent", "as first_from"),
     ("DroppedDownload.name as null", "as in UnfinishedDownload"),
+    ("UserUsage.disk_bytes absent", "needs a user who does not administer; tested in quotas.rs"),
+    ("ChargedUser.state as \"ok\"", "needs a large quota; tested in quotas.rs"),
+    ("ChargedUser.state as \"full\"", "as \"ok\""),
 ];
 
 /// A name or null: whether the user of the tests has a name depends on the machine.
-const NAMES_OF_USERS: [&str; 5] = [
+const NAMES_OF_USERS: [&str; 6] = [
     "Session.user as ",
     "UnfinishedDownload.user as ",
     "UserId.user as ",
     "RunningPull.user as ",
     "NameChange.user present",
+    "ChargedUser.user as ",
 ];
 
 /// Options of single commands that are used in no run, with the reason. Options of all commands need not be used.
@@ -89,7 +93,9 @@ fn without_daemon() -> Session {
 
 fn with_daemon() -> Session {
     let (sample, folder) = (Sample::new(), tmpfs_directory());
-    let config = sample.config("daemon.toml", "[scrub]\nrate_bytes_per_second = 0");
+    let uid = rustix::process::geteuid().as_raw();
+    let config = format!("[scrub]\nrate_bytes_per_second = 0\n[quotas.users.{uid}]\nsoft = 1\n");
+    let config = sample.config("daemon.toml", &config);
     let variable = format!("BLOBD_CONFIG={}", config.display());
     let daemon = TestDaemon::start_under(&["env", &variable], folder);
     let mut session = Session::new(daemon.command(), true);

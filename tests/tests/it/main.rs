@@ -53,6 +53,7 @@ mod outdated;
 mod owner;
 mod protocol_violations;
 mod pull;
+mod quotas;
 mod reference_model;
 mod release;
 mod requests;

@@ -16,6 +16,7 @@ CODES = frozenset(
         "busy",
         "corrupt",
         "no_space",
+        "over_quota",
         "read_only",
         "denied",
         "upstream",

@@ -27,6 +27,7 @@ impl Reloader {
     pub(super) fn start(global: &Global, daemon: &Arc<Daemon>, config: Config) -> Result<Self, ErrorBody> {
         let given = effective::given(global, &config)?;
         daemon.set_access(config.access());
+        daemon.set_quotas(config.quotas());
         daemon.set_configuration(config.settings(&given));
         let scrubber = Some(start_scrubber(daemon, &config)?);
         Ok(Self { global: global.clone(), daemon: Arc::clone(daemon), config, scrubber })
@@ -73,6 +74,7 @@ impl Reloader {
         let refused = |error| ErrorBody::new(ErrorCode::Internal, error);
         daemon.store.set_space_policy(config.store_options().space).map_err(refused)?;
         daemon.set_access(config.access());
+        daemon.set_quotas(config.quotas());
         daemon.set_registry(registry);
         let transfers = config.transfer_policy();
         daemon.transfers.set_policy(transfers);

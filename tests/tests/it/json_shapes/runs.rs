@@ -111,6 +111,7 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("ls", "--sort used --reverse --filter pinned=false --filter family=llama --format table");
     session.line("df", "");
     session.line("df -v", "");
+    session.line("df --users", "");
 }
 
 fn showing(session: &mut Session, sample: &Sample) {
