@@ -21,7 +21,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::OverQuota`]; then nothing is counted. Those of [`Self::charged_bytes`].
     pub(crate) fn take_of_quota(&self, transaction: &str, bytes: u64) -> Result<(), StoreError> {
-        self.within_quota(transaction, bytes, |held| held.taken = held.taken.saturating_add(bytes))
+        self.within_quota(transaction, |held| held.taken = held.taken.saturating_add(bytes))
     }
 
     /// Reserves `bytes` for a transaction, beside what it has taken.
@@ -29,7 +29,11 @@ impl Store {
     /// # Errors
     /// As for [`Self::take_of_quota`].
     pub(crate) fn reserve_of_quota(&self, transaction: &str, bytes: u64) -> Result<(), StoreError> {
-        self.within_quota(transaction, bytes, |held| {
+        // Of a file that has nothing new the recipe is stored too.
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.within_quota(transaction, |held| {
             let files = held.taken.saturating_add(bytes);
             held.reserved = held.reserved.max(files.saturating_add(held.recipes));
         })
@@ -42,12 +46,7 @@ impl Store {
         }
     }
 
-    fn within_quota(
-        &self,
-        transaction: &str,
-        needed_bytes: u64,
-        change: impl Fn(&mut Held),
-    ) -> Result<(), StoreError> {
+    fn within_quota(&self, transaction: &str, change: impl Fn(&mut Held)) -> Result<(), StoreError> {
         let mut charged = None;
         for attempt in 1..=MAX_TRIES {
             let mut transactions = self.transactions.lock();
@@ -66,7 +65,7 @@ impl Store {
                 let in_progress = of_user.map(|state| state.held.bytes()).fold(0, u64::saturating_add);
                 let used_bytes = charged_now.saturating_add(in_progress);
                 if growth > limit_bytes.saturating_sub(used_bytes) {
-                    return Err(StoreError::OverQuota { uid, needed_bytes, used_bytes, limit_bytes });
+                    return Err(StoreError::OverQuota { uid, needed_bytes: growth, used_bytes, limit_bytes });
                 }
             }
             if let Some(state) = transactions.get_mut(transaction) {
