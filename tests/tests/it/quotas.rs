@@ -70,10 +70,13 @@ impl Shared {
         command::run(&mut command)
     }
 
-    /// A file that every user can read.
+    /// A file that every user can read. It is written once.
     fn file(&self, seed: u64) -> String {
-        let path = ModelFile::dense_of(seed, 2, 128).write_to(self.daemon.scratch(), &format!("{seed}.gguf"));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let path = self.daemon.scratch().join(format!("{seed}.gguf"));
+        if !path.exists() {
+            ModelFile::dense_of(seed, 2, 128).write_to(self.daemon.scratch(), &format!("{seed}.gguf"));
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
         path.to_str().unwrap().to_owned()
     }
 
@@ -197,11 +200,14 @@ const USERS: u64 = 10;
 /// Quiet moments in the suite. `just quotas` runs for minutes.
 const ROUNDS: u32 = 3;
 
+/// The seeds of models that several users import.
+const COMMON: std::ops::Range<u64> = 10..14;
+
 /// One user's part of a round: an import of a model of its own, one that others import too, and a pull.
 fn work(shared: &Shared, user: u64, round: u64, names: &[String]) {
     let uid = ANN + u32::try_from(user).unwrap();
     let own = shared.import(uid, 1000 + round * USERS + user, &format!("own{user}-{round}"));
-    let common = shared.import(uid, 10 + (user + round) % 4, &format!("common{user}-{round}"));
+    let common = shared.import(uid, COMMON.start + (user + round) % 4, &format!("common{user}-{round}"));
     let pulled = shared.run(uid, &["pull", &names[usize::try_from((user + round) % 3).unwrap()], "--json"]);
     for run in [own, common, pulled] {
         if run.code != 0 {
@@ -230,6 +236,8 @@ fn charges_of_ten_users_at_once_add_up_to_what_the_disk_has() {
     let seconds = std::env::var("BLOBD_QUOTA_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     let (start, time) = (Instant::now(), seconds.map(Duration::from_secs));
     let mut refused = false;
+    // Before several users import them at the same time.
+    COMMON.for_each(|seed| drop(shared.file(seed)));
     for round in 0.. {
         if round >= ROUNDS && time.is_none_or(|time| start.elapsed() > time) {
             break;
