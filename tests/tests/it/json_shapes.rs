@@ -51,6 +51,8 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("UserUsage.disk_bytes absent", "needs a user who does not administer; tested in quotas.rs"),
     ("ChargedUser.state as \"ok\"", "needs a large quota; tested in quotas.rs"),
     ("ChargedUser.state as \"full\"", "as \"ok\""),
+    ("ChargedUser.quota.soft_bytes as null", "needs users with one limit; tested in quotas.rs"),
+    ("ChargedUser.quota.hard_bytes as null", "as soft_bytes"),
 ];
 
 /// A name or null: whether the user of the tests has a name depends on the machine.
@@ -94,7 +96,10 @@ fn without_daemon() -> Session {
 fn with_daemon() -> Session {
     let (sample, folder) = (Sample::new(), tmpfs_directory());
     let uid = rustix::process::geteuid().as_raw();
-    let config = format!("[scrub]\nrate_bytes_per_second = 0\n[quotas.users.{uid}]\nsoft = 1\n");
+    let quotas = format!(
+        "[quotas]\ndefault = {{ hard = 5 }}\nusers = {{ {uid} = {{ soft = 1, hard = \"1 TiB\" }} }}\n"
+    );
+    let config = format!("[scrub]\nrate_bytes_per_second = 0\n{quotas}");
     let config = sample.config("daemon.toml", &config);
     let variable = format!("BLOBD_CONFIG={}", config.display());
     let daemon = TestDaemon::start_under(&["env", &variable], folder);
