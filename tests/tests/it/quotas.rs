@@ -72,9 +72,10 @@ impl Shared {
 
     /// A file that every user can read. It is written once.
     fn file(&self, seed: u64) -> String {
-        let path = self.daemon.scratch().join(format!("{seed}.gguf"));
+        let file = format!("{seed}.gguf");
+        let mut path = self.daemon.scratch().join(&file);
         if !path.exists() {
-            ModelFile::dense_of(seed, 2, 128).write_to(self.daemon.scratch(), &format!("{seed}.gguf"));
+            path = ModelFile::dense_of(seed, 2, 128).write_to(self.daemon.scratch(), &file);
             fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         }
         path.to_str().unwrap().to_owned()
