@@ -106,7 +106,7 @@ impl QuotasConfig {
 }
 
 fn of_users<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, Limits)>, D::Error> {
-    entries(deserializer, "a user or a uid", |name| name.to_owned())
+    entries(deserializer, "a user or a uid", str::to_owned)
 }
 
 fn of_groups<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, Limits)>, D::Error> {
