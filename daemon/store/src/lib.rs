@@ -49,6 +49,7 @@ mod accounting;
 mod assembler;
 mod blobs;
 mod charges;
+mod counts;
 mod deferred_deletion;
 mod direct;
 mod directories;
@@ -98,6 +99,7 @@ pub use assembler::{
     DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
 pub use charges::UserCharge;
+pub use counts::StoreEvents;
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
 pub use glance::Glance;
@@ -167,6 +169,7 @@ pub struct Store {
     tag_changes: Mutex<()>,
     /// Held while blobs are deleted: one collection at a time.
     collections: Mutex<()>,
+    counts: counts::Counts,
     deferred_deletion: DeferredDeletion,
     internal_reads: internal_reads::InternalReads,
     future_records: trash::FutureRecords,
@@ -215,6 +218,7 @@ impl Store {
             damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
+            counts: counts::Counts::default(),
             deferred_deletion: DeferredDeletion::default(),
             internal_reads: internal_reads::InternalReads::default(),
             future_records: trash::FutureRecords::default(),

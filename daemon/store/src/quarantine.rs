@@ -69,6 +69,7 @@ impl Store {
         let _change = self.begin_change();
         let moved = self.quarantine_if_same(digest, seen)?;
         if moved.is_some() {
+            self.counts.damaged_blobs.add(1);
             self.note_removed(Node::Blob(digest), self.file_system.bytes_on_disk(seen));
             self.disk().sync_dir(Path::new(layout::QUARANTINE))?;
             self.disk().sync_dir(Path::new(layout::BLOBS))?;

@@ -152,6 +152,9 @@ pub fn evict(store: &Store, plan: &EvictionPlan, report: &dyn Fn(&LostModel)) ->
         Ok(deleted) => Account::of(store, &evicted, &deleted.deletions),
         Err(refusal) => Account::unknown(store, &evicted, refusal),
     };
+    let freed = account.models.iter().map(|model| model.freed_bytes).fold(0, u64::saturating_add);
+    store.counts.evicted_models.add(account.models.len() as u64);
+    store.counts.evicted_bytes.add(freed);
     account.models.iter().for_each(report);
     removed.and(collected).map(|deleted| deleted.freed_bytes())
 }

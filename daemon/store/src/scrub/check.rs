@@ -153,7 +153,11 @@ impl DiskReader {
             yielded = must_yield();
             if yielded { Step::Stop } else { gate(next) }
         };
-        match self.digest_of(&file, &mut gate) {
+        let hashed = self.digest_of(&file, &mut gate);
+        if let Ok(Some((_, bytes))) = &hashed {
+            store.counts.checked_bytes.add(*bytes);
+        }
+        match hashed {
             Ok(Some((found, _))) if found == digest => Ok(Reading::Right),
             Ok(Some((found, bytes))) => {
                 Ok(Reading::Wrong(format!("its {bytes} bytes have the digest {found}")))

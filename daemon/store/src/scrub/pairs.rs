@@ -135,7 +135,10 @@ impl<'s> Lanes<'s> {
         let mut read = self.lanes.each_mut().map(|_lane| None);
         for ((lane, buffer), read) in self.lanes.iter_mut().zip(&mut self.buffers).zip(&mut read) {
             match lane.as_mut().map(|lane| lane.next(buffer, &mut gate)) {
-                Some(Ok(bytes)) => *read = Some(bytes),
+                Some(Ok(bytes)) => {
+                    store.counts.checked_bytes.add(bytes.len() as u64);
+                    *read = Some(bytes);
+                }
                 Some(Err(Outcome::Stopped)) if interrupted.get() => {}
                 Some(Err(outcome)) => ended.extend(lane.take().map(|lane| (lane.digest, outcome))),
                 None => {}
