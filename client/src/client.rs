@@ -30,6 +30,7 @@ use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
 use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
+use crate::protocol::health::Health;
 use crate::protocol::history::NameHistory;
 use crate::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
@@ -305,6 +306,14 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn access(&self) -> Result<OwnAccess, ClientError> {
         self.query("/v1/access")
+    }
+
+    /// Whether the daemon works.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn health(&self) -> Result<Health, ClientError> {
+        self.query("/v1/health")
     }
 
     /// The rate limit of all pulls together.

@@ -4,6 +4,7 @@ mod access;
 mod credentials;
 mod error;
 mod members;
+mod metrics;
 mod paths;
 mod quotas;
 mod settings;
@@ -19,6 +20,7 @@ use self::access::AccessConfig;
 pub(crate) use self::credentials::CredentialsConfig;
 pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
+use self::metrics::MetricsConfig;
 pub(crate) use self::paths::{default_config, default_root};
 use self::quotas::QuotasConfig;
 pub(crate) use self::settings::{Given, differences, mode, path};
@@ -33,7 +35,7 @@ use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 
 /// All keys and sections.
-const KEYS: [&str; 37] = [
+const KEYS: [&str; 39] = [
     "root",
     "socket",
     "socket_group",
@@ -65,6 +67,8 @@ const KEYS: [&str; 37] = [
     "transfer.limit_rate",
     "transfer.max_connections",
     "transfer.stall_timeout_seconds",
+    "[metrics]",
+    "metrics.listen",
     "[credentials]",
     "credentials.file",
     "credentials.use_docker_helpers",
@@ -105,6 +109,7 @@ pub(crate) struct Config {
     pub space: SpaceConfig,
     pub scrub: ScrubConfig,
     pub transfer: TransferConfig,
+    pub metrics: MetricsConfig,
     pub credentials: CredentialsConfig,
     /// The path of the configuration file, which need not exist: `credentials.json` is beside it.
     #[serde(skip)]

@@ -8,6 +8,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request_id::RequestId;
 use tracing::Span;
 
+use crate::metrics::RequestEnd;
 use crate::principal::Principal;
 use crate::state::Daemon;
 use crate::verb_log::{self, Finished, Outcome};
@@ -184,9 +185,24 @@ impl Drop for RequestRecord {
     }
 }
 
+/// What the metrics count of a request. Of a dry run only that it was made.
+fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
+    let done = ended.outcome.filter(|outcome| !outcome.is_dry_run);
+    let detail = |name| done.and_then(|done| done.details.get(name)?.as_u64()).unwrap_or_default();
+    RequestEnd {
+        verb: ended.verb.name,
+        result: ended.result.name(),
+        duration: ended.duration,
+        bytes: done.and_then(|done| done.bytes).unwrap_or_default(),
+        reused_bytes: detail("reused_bytes"),
+        repaired_blobs: detail("repaired"),
+    }
+}
+
 /// Every request is observed here once, when its result is known. Must not block: it also runs on the runtime's
 /// threads.
-fn observe(_daemon: &Daemon, ended: &EndedRequest<'_>) {
+fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
+    daemon.metrics.events.request_ended(&request_end(ended));
     let EndedRequest { verb, peer, command, subject, outcome, result, duration, .. } = ended;
     let (uid, pid, verb, result) = (peer.uid, peer.pid, verb.name, result.name());
     let model = outcome.and_then(|outcome| outcome.model.as_deref()).or(*subject);

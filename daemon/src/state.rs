@@ -20,6 +20,7 @@ use tracing::Span;
 use crate::access::{Access, Rights};
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
+use crate::metrics::Metrics;
 use crate::open_sessions::Sessions;
 use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
 use crate::permits::{Limits, PermitPool};
@@ -33,6 +34,7 @@ use crate::transfer::{TransferPolicy, Transfers};
 /// A daemon without its socket, embedded in a command or listening.
 pub(crate) struct Daemon {
     pub store: Arc<Store>,
+    pub(crate) metrics: Metrics,
     /// Replaced when the configuration is read again; a request uses one client from its start to its end.
     registry: RwLock<RegistryClient>,
     /// Who has which rights. Replaced when the configuration is read again, for requests that start from then on.
@@ -167,13 +169,18 @@ impl Activity {
 
 impl Daemon {
     /// Reads certificate files, so it blocks for some milliseconds. Fails when the policy is not usable.
-    pub(crate) fn new(store: Store, policy: &RegistryPolicy) -> Result<Self, RegistryError> {
+    pub(crate) fn new(
+        store: Store,
+        policy: &RegistryPolicy,
+        metrics: Metrics,
+    ) -> Result<Self, RegistryError> {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
         let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened(model));
         store.set_space_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
         Ok(Self {
             store,
+            metrics,
             registry: RwLock::new(RegistryClient::new(policy)?),
             access: RwLock::default(),
             quotas: RwLock::default(),
@@ -220,7 +227,8 @@ impl Daemon {
 
     /// Replaces the client of registries for the requests that start from now on.
     pub(crate) fn set_registry(&self, registry: RegistryClient) {
-        *self.registry.write().unwrap_or_else(PoisonError::into_inner) = registry;
+        let mut current = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        *current = registry.continuing(&current);
     }
 
     pub(crate) fn access(&self) -> Arc<Access> {

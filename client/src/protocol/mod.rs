@@ -12,6 +12,7 @@ pub mod edit;
 pub mod error;
 pub mod frame;
 pub mod heads;
+pub mod health;
 pub mod history;
 pub mod lost_model;
 pub mod model_tensor;

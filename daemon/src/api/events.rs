@@ -27,6 +27,7 @@ pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, 
     let record = Arc::clone(&caller.record);
     let status = "waiting for other pulls to end".to_owned();
     let model = ops::pulled_name(&params);
+    caller.daemon.metrics.events.pulls_started.inc();
     let watch = caller.daemon.running_pulls.begin(requester, model, params.source.to_string());
     let work = Work {
         name: format!("pull of {}", params.source),

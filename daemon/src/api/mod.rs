@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
 use crate::access::{Right, Rights};
+use crate::monitoring;
 use crate::ops;
 use crate::permits::Permit;
 use crate::principal::Principal;
@@ -41,7 +42,7 @@ mod upgrade;
 mod verbs;
 
 pub(crate) use body::{HttpResponse, json_response, reports_progress};
-use body::{error_response, raw_response, read_json};
+use body::{error_response, raw_response, read_json, text_response};
 use verbs::Subject;
 
 fn unknown(method: &Method, path: &str) -> ErrorBody {
@@ -120,6 +121,11 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
             let bytes = observe::number(uri.query(), "bytes")?;
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             caller.survey(plan).await
+        }
+        "/v1/health" => Ok(json_response(&monitoring::health(daemon, caller.peer.uid).await)),
+        "/v1/metrics" => {
+            let text = monitoring::scrape(daemon).await?;
+            Ok(text_response(text, monitoring::TEXT_FORMAT))
         }
         "/v1/limit" => Ok(json_response(&limit(daemon))),
         "/v1/config" => Ok(json_response(&daemon.configuration())),
@@ -442,6 +448,7 @@ mod tests {
 
     use super::*;
     use crate::admission::{ConnectionLimits, Connections};
+    use crate::metrics::Metrics;
     use crate::principal::Groups;
 
     #[test]
@@ -470,7 +477,8 @@ mod tests {
     fn caller() -> (tempfile::TempDir, Caller) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
-        let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());
+        let daemon =
+            Arc::new(Daemon::new(store, &RegistryPolicy::default(), Metrics::new().unwrap()).unwrap());
         let peer = Principal { pid: 1, uid: 1, groups: Groups { primary: 1, supplementary: None } };
         let rights = daemon.access().rights_of(&peer);
         let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();

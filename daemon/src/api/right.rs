@@ -30,6 +30,7 @@ const fn open_to_all(path: &'static str) -> Route {
 const ROUTES: &[Route] = &[
     open_to_all("/v1/version"),
     open_to_all("/v1/access"),
+    open_to_all("/v1/health"),
     get("/v1/models", Right::Read),
     get("/v1/models/{reference}", Right::Read),
     get("/v1/manifests/{reference}", Right::Read),
@@ -47,6 +48,7 @@ const ROUTES: &[Route] = &[
     get("/v1/eviction", Right::Read),
     get("/v1/limit", Right::Read),
     get("/v1/config", Right::Read),
+    get("/v1/metrics", Right::Read),
     post("/v1/open", Right::Read),
     // Of one's own leases.
     post("/v1/release", Right::Read),

@@ -12,7 +12,7 @@ use hyper::Method;
 use crate::request_record::Verb;
 
 /// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
-const READING: [(&str, &str, &str); 21] = [
+const READING: [(&str, &str, &str); 23] = [
     ("GET", "/v1/version", "version"),
     ("GET", "/v1/access", "access"),
     ("GET", "/v1/models", "ls"),
@@ -29,6 +29,8 @@ const READING: [(&str, &str, &str); 21] = [
     ("GET", "/v1/eviction", "eviction"),
     ("GET", "/v1/limit", "limit show"),
     ("GET", "/v1/config", "config"),
+    ("GET", "/v1/health", "health"),
+    ("GET", "/v1/metrics", "metrics"),
     ("POST", "/v1/pull/plan", "pull plan"),
     ("POST", "/v1/resolve", "resolve"),
     ("POST", "/v1/inspect", "inspect"),

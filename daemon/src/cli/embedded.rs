@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
+use crate::metrics::Metrics;
 use crate::ops::OpError;
 use crate::server::Server;
 use crate::socket::CommandSocket;
@@ -48,7 +49,8 @@ pub(super) struct EmbeddedServer {
 
 impl EmbeddedServer {
     pub(super) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
-        let daemon = Daemon::new(store, &config.registry_policy());
+        let metrics = Metrics::new().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+        let daemon = Daemon::new(store, &config.registry_policy(), metrics);
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

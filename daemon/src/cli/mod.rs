@@ -32,6 +32,7 @@ mod file_name;
 mod fit;
 mod gc;
 mod habits;
+mod health;
 mod help;
 mod history;
 mod import;
@@ -206,6 +207,7 @@ enum Command {
     Gc(gc::Params),
     Verify(verify::Params),
     Doctor(doctor::Params),
+    Health(health::Params),
     Reindex(reindex::Params),
     Login(login::Params),
     Logout(logout::Params),
@@ -314,6 +316,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Gc(params) => gc::run(global, &params),
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
+        Command::Health(params) => health::run(global, &params),
         Command::Reindex(params) => reindex::run(global, &params),
         Command::Login(params) => login::run(global, &params),
         Command::Logout(params) => logout::run(global, &params),

@@ -12,7 +12,8 @@ use super::{Config, KEYS, OneOrMore, SocketGroup};
 
 /// Keys whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
 /// users rely on what it knows of them.
-const FIXED: [&str; 6] = ["root", "socket", "socket_group", "socket_mode", "durability", "single_user"];
+const FIXED: [&str; 7] =
+    ["root", "socket", "socket_group", "socket_mode", "durability", "single_user", "metrics.listen"];
 
 /// A value that does not come from the configuration file alone.
 #[derive(Clone, Debug)]
@@ -79,6 +80,7 @@ impl Config {
             ("transfer.limit_rate", optional_size(transfer.bytes_per_second)),
             ("transfer.max_connections", json!(transfer.max_connections)),
             ("transfer.stall_timeout_seconds", json!(stall_timeout.as_secs())),
+            ("metrics.listen", self.metrics.listen.map_or(Value::Null, |address| json!(address.to_string()))),
             ("credentials.file", optional_path(credential_file.as_ref().map(CredentialFile::path))),
             ("credentials.use_docker_helpers", json!(credentials.use_docker_helpers)),
             ("credentials.insecure_hosts", json!(credentials.insecure_hosts)),
@@ -100,6 +102,7 @@ impl Config {
             passed_socket: running.passed_socket.clone(),
             durability: running.durability,
             single_user: running.single_user,
+            metrics: running.metrics,
             ..self
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -68,6 +69,22 @@ impl Value for Size {
 
 pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     read(deserializer).map(|Size(bytes)| Some(bytes))
+}
+
+struct LoopbackAddress(SocketAddr);
+
+impl Value for LoopbackAddress {
+    const EXPECTED: &'static str = "an address of loopback with a port, such as \"127.0.0.1:9750\"";
+
+    fn of_text(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|address: &SocketAddr| address.ip().is_loopback()).map(Self)
+    }
+}
+
+pub(super) fn loopback_address<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<SocketAddr>, D::Error> {
+    read(deserializer).map(|LoopbackAddress(address)| Some(address))
 }
 
 struct Rate(u64);

@@ -43,6 +43,7 @@ mod log;
 mod lookup;
 mod lost_names;
 mod malicious_clients;
+mod metrics;
 mod mount;
 mod multi_user;
 mod no_space;

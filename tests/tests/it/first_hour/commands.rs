@@ -56,6 +56,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd ls", &["llama3:8b"]),
     step("blobd ps", &["no model is open"]),
     step("blobd warm llama3:8b", &["llama3:8b"]),
+    step("blobd health", &["ok", "space", "responds"]),
     step("blobd limit", &["no limit"]),
     step("blobd limit 10MB", &["per second"]),
     step("blobd limit off", &["no limit"]),

@@ -372,6 +372,8 @@ fn damage(session: &mut Session, root: &Path) {
             session.line("ls", "");
             session.line("df", "");
             session.fails_after_output("doctor", ["doctor"], "internal");
+            session.line("health", "");
+            session.fails_after_output("health", ["health", "--strict"], "internal");
         } else {
             session.line(form, model);
         }
