@@ -32,6 +32,7 @@ use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
 use crate::protocol::health::Health;
 use crate::protocol::history::NameHistory;
+use crate::protocol::promote::{PromoteEvent, PromoteParams, Promoted};
 use crate::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
@@ -473,6 +474,25 @@ impl Client {
                 EditEvent::Progress(_) => None,
                 EditEvent::Done(edited) => Some(Ok(edited)),
                 EditEvent::Failed(response) => Some(Err(response.error.into())),
+            }
+        })
+    }
+
+    /// Copies what a model uses of lower stores into the writable one.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] when the copy fails, before or after it starts.
+    pub fn promote(
+        &self,
+        params: &PromoteParams,
+        mut on_event: impl FnMut(PromoteEvent),
+    ) -> Result<Promoted, ClientError> {
+        self.post_for_events("/v1/promote", params, |event: PromoteEvent| {
+            on_event(event.clone());
+            match event {
+                PromoteEvent::Progress(_) => None,
+                PromoteEvent::Done(promoted) => Some(Ok(promoted)),
+                PromoteEvent::Failed(response) => Some(Err(response.error.into())),
             }
         })
     }

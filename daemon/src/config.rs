@@ -35,8 +35,9 @@ use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 
 /// All keys and sections.
-const KEYS: [&str; 39] = [
+const KEYS: [&str; 40] = [
     "root",
+    "lower",
     "socket",
     "socket_group",
     "socket_mode",
@@ -84,6 +85,9 @@ pub(crate) struct Config {
     /// The store's directory.
     #[serde(deserialize_with = "values::path")]
     pub root: Option<PathBuf>,
+    /// Read-only stores in which is looked for what the store lacks, in this order.
+    #[serde(deserialize_with = "values::paths")]
+    pub lower: Vec<PathBuf>,
     #[serde(deserialize_with = "values::path")]
     pub socket: Option<PathBuf>,
     /// The group whose members may connect.
@@ -320,7 +324,12 @@ impl Config {
     }
 
     pub(crate) fn store_options(&self) -> StoreOptions {
-        StoreOptions { durability: self.durability, space: self.space.policy(), ..StoreOptions::default() }
+        StoreOptions {
+            durability: self.durability,
+            space: self.space.policy(),
+            lower: self.lower.clone(),
+            ..StoreOptions::default()
+        }
     }
 
     pub(crate) fn is_single_user(&self) -> bool {

@@ -53,7 +53,7 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
 
 /// Returns 0: no disk space is freed.
 fn forget_removed_models(daemon: &Daemon) -> Result<u64, OpError> {
-    let tags: BTreeSet<_> = daemon.store.tags()?.references.into_iter().collect();
+    let tags: BTreeSet<_> = daemon.store.all_tags()?.into_iter().collect();
     daemon.sessions.keep_opened(|model| tags.contains(model));
     Ok(0)
 }

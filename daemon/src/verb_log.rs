@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
 use blobd_client::protocol::edit::Edited;
 use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::promote::Promoted;
 use blobd_client::protocol::response::{
     GcReport, Imported, PullDone, Released, Removed, Renamed, SessionSummary, Tagged,
 };
@@ -197,6 +198,26 @@ impl Finished for Edited {
             .with_bytes(self.new_bytes)
             .dry_run_if(self.dry_run)
             .with_lost(&self.displaced, &self.evicted)
+    }
+}
+
+impl Finished for Promoted {
+    fn has_changed(&self) -> bool {
+        !self.dry_run && (self.from.is_some() || self.copied_blobs > 0)
+    }
+
+    fn write(&self, requester: Requester) {
+        if self.dry_run {
+            return;
+        }
+        let (uid, pid) = (requester.uid(), requester.pid());
+        let Self { name, digest, copied_bytes, .. } = self;
+        tracing::info!(uid, pid, model = %name, %digest, copied_bytes, "promote");
+    }
+
+    fn outcome(&self) -> Outcome {
+        let copied_bytes = if self.dry_run { 0 } else { self.copied_bytes };
+        Outcome::of(&self.name, self.digest).with_bytes(copied_bytes).with_lost(&[], &self.evicted)
     }
 }
 

@@ -16,6 +16,7 @@ pub mod health;
 pub mod history;
 pub mod lost_model;
 pub mod model_tensor;
+pub mod promote;
 pub mod pulls;
 pub mod request;
 pub mod request_id;

@@ -41,6 +41,19 @@ pub struct ModelList {
     /// The reason, if nothing can be added or removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<String>,
+    /// The lower stores, in the order in which they are searched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lower_stores: Vec<LowerStore>,
+}
+
+/// A read-only store in which is looked for what the writable one lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LowerStore {
+    /// Its directory.
+    pub path: String,
+    /// Why it cannot be used, if so: its models are hidden.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// One model in a list.
@@ -61,6 +74,9 @@ pub struct ModelSummary {
     /// What is damaged, if anything; the other tensors and files can be opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+    /// The directory of the lower store that it is in; absent if it is in the writable store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
 }
 
 /// Response to `GET /v1/models/{reference}`.
@@ -73,6 +89,9 @@ pub struct ModelDetails {
     /// Where it is from, if it was pulled or imported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
+    /// The directory of the lower store that it is in; absent if it is in the writable store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
     /// `general.architecture`. Of a model with one layer per tensor, what `config.json` names.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.
@@ -250,6 +269,9 @@ pub struct GcReport {
     /// Bytes that nothing needs but that stay because a running program has them open or mapped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<Kept>,
+    /// The directories of the lower stores, which were not collected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lower_stores: Vec<String>,
 }
 
 /// An item of a collection.

@@ -125,6 +125,7 @@ mod tests {
             name: "m".to_owned(),
             digest: Digest::of(b"m"),
             origin: None,
+            store: None,
             architecture: None,
             parameters: 7,
             quantization: None,

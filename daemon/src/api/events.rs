@@ -1,9 +1,10 @@
-//! `POST /v1/pull`, `POST /v1/verify` and `POST /v1/edit`: the response is one JSON document per line for each event.
+//! `POST /v1/pull`, `POST /v1/verify`, `POST /v1/edit` and `POST /v1/promote`: the response is one JSON document per line for each event.
 
 use std::sync::Arc;
 
 use blobd_client::protocol::edit::{EditEvent, EditParams, EditProgress};
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
+use blobd_client::protocol::promote::{PromoteEvent, PromoteParams, PromoteProgress};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::response::{PullEvent, PullProgress};
 use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
@@ -81,6 +82,29 @@ pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, 
         };
         let edited = ops::edit(&daemon.store, requester, &params, &mut report);
         edited.inspect(|edited| record.finished(edited)).map(EditEvent::Done)
+    })
+}
+
+pub(super) fn promote(caller: &Caller, params: PromoteParams) -> Result<HttpResponse, ErrorBody> {
+    let (requester, record) = (caller.requester(), Arc::clone(&caller.record));
+    let status = "waiting for other imports and edits to end".to_owned();
+    let work = Work {
+        name: format!("promotion of {}", params.reference.short()),
+        // As an import, it reads, hashes and writes a whole model.
+        pool: |work| &work.imports,
+        waiting: PromoteEvent::Progress(PromoteProgress { status, ..PromoteProgress::default() }),
+        failed: PromoteEvent::Failed,
+    };
+    work.start(caller, move |daemon, events| {
+        let mut report = |completed: u64, total: u64| {
+            let status = "copying".to_owned();
+            let progress = PromoteProgress { status, total: Some(total), completed: Some(completed) };
+            // The client may be slow; the next event replaces this one.
+            let _ = events.try_send(progress.into());
+            !events.is_closed()
+        };
+        let promoted = ops::promote(&daemon.store, requester, &params, &mut report);
+        promoted.inspect(|promoted| record.finished(promoted)).map(PromoteEvent::Done)
     })
 }
 

@@ -183,6 +183,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         "/v1/release" => release::release(caller, caller.params(request).await?).await,
         "/v1/edit" => events::edit(caller, caller.params(request).await?),
+        "/v1/promote" => events::promote(caller, caller.params(request).await?),
         "/v1/pull" => {
             let params: PullParams = caller.params(request).await?;
             caller.require_to_force(params.force, path)?;

@@ -59,6 +59,7 @@ const ROUTES: &[Route] = &[
     post("/v1/inspect", Right::Pull),
     post("/v1/import", Right::Pull),
     post("/v1/edit", Right::Pull),
+    post("/v1/promote", Right::Pull),
     // One's own downloads.
     post("/v1/partials/remove", Right::Pull),
     post("/v1/limit", Right::Administer),

@@ -1,6 +1,7 @@
 //! Which verb a request is, for the log, the audit log and the metrics; and which model its parameters name.
 
 use blobd_client::protocol::edit::EditParams;
+use blobd_client::protocol::promote::PromoteParams;
 use blobd_client::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
@@ -40,11 +41,12 @@ const READING: [(&str, &str, &str); 23] = [
 ];
 
 /// Requests that change the store, give out descriptors or control the daemon.
-const AUDITED: [(&str, &str); 15] = [
+const AUDITED: [(&str, &str); 16] = [
     ("/v1/open", "open"),
     ("/v1/import", "import"),
     ("/v1/pull", "pull"),
     ("/v1/edit", "edit"),
+    ("/v1/promote", "promote"),
     ("/v1/remove", "rm"),
     ("/v1/undelete", "undelete"),
     ("/v1/tag", "tag"),
@@ -99,6 +101,7 @@ subjects! {
     ImportParams: |params| Some(params.name.as_ref().map_or_else(|| params.file_name.clone(), full_name));
     PullParams: |params| Some(params.source.to_string());
     EditParams: |params| Some(full_name(&params.target));
+    PromoteParams: |params| Some(full_name(&params.reference));
     RemoveParams: |params| Some(removed(params));
     UndeleteParams: |params| Some(full_name(&params.reference));
     TagParams: |params| Some(full_name(&params.target));

@@ -52,6 +52,7 @@ mod output_file;
 mod partial;
 mod pin;
 mod progress;
+mod promote;
 mod prompt;
 mod ps;
 mod pull;
@@ -204,6 +205,7 @@ enum Command {
     Tag(tag::Params),
     #[command(aliases = ["mv", "move"])]
     Rename(rename::Params),
+    Promote(promote::Params),
     Gc(gc::Params),
     Verify(verify::Params),
     Doctor(doctor::Params),
@@ -313,6 +315,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Unpin(params) => pin::run(global, &params.references, false),
         Command::Tag(params) => tag::run(global, &params),
         Command::Rename(params) => rename::run(global, &params),
+        Command::Promote(params) => promote::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),

@@ -12,8 +12,16 @@ use super::{Config, KEYS, OneOrMore, SocketGroup};
 
 /// Keys whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
 /// users rely on what it knows of them.
-const FIXED: [&str; 7] =
-    ["root", "socket", "socket_group", "socket_mode", "durability", "single_user", "metrics.listen"];
+const FIXED: [&str; 8] = [
+    "root",
+    "lower",
+    "socket",
+    "socket_group",
+    "socket_mode",
+    "durability",
+    "single_user",
+    "metrics.listen",
+];
 
 /// A value that does not come from the configuration file alone.
 #[derive(Clone, Debug)]
@@ -61,6 +69,7 @@ impl Config {
         let credential_file = credentials.file(self.location.as_deref());
         let mut values = BTreeMap::from([
             ("root", optional_path(self.root.as_deref())),
+            ("lower", self.lower.iter().map(|store| path(store)).collect()),
             ("socket", optional_path(self.socket.as_deref())),
             ("socket_group", self.socket_group.as_ref().map_or(Value::Null, SocketGroup::value)),
             ("socket_mode", self.socket_mode.map_or(Value::Null, mode)),
@@ -96,6 +105,7 @@ impl Config {
     pub(crate) fn with_fixed_of(self, running: &Self) -> Self {
         Self {
             root: running.root.clone(),
+            lower: running.lower.clone(),
             socket: running.socket.clone(),
             socket_group: running.socket_group.clone(),
             socket_mode: running.socket_mode,

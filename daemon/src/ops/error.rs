@@ -188,6 +188,14 @@ impl OpError {
                     several => format!("similar names in the store: {}", several.join(", ")),
                 });
             }
+            (Self::Store(StoreError::Hidden { .. }), _) => {
+                "make the lower store available again, such as by mounting its file system; nothing of the model is lost"
+            }
+            (Self::Store(StoreError::InLowerStore { name, .. }), _) => {
+                return Some(format!(
+                    "`blobd promote {name}` or `blobd tag {name} NEW` gives this store a name of its own for it"
+                ));
+            }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (Self::NoSpace { relief, leftover, .. }, _) => {
                 let left = match leftover {
@@ -250,8 +258,8 @@ fn store_code(error: &StoreError) -> ErrorCode {
         }
         StoreError::Io { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
-        StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
-        StoreError::Pinned { .. } => ErrorCode::Denied,
+        StoreError::NoSuchModel { .. } | StoreError::Hidden { .. } => ErrorCode::NotFound,
+        StoreError::Pinned { .. } | StoreError::InLowerStore { .. } => ErrorCode::Denied,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::AmbiguousId { .. } => {
             ErrorCode::InvalidRequest
         }
@@ -266,6 +274,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::MissingBlob { .. }
         | StoreError::BlobSize { .. }
         | StoreError::BlobDiffers { .. }
+        | StoreError::DamagedBlob { .. }
         | StoreError::FileSize { .. } => ErrorCode::Corrupt,
     }
 }

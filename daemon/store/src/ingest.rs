@@ -27,6 +27,10 @@ use super::seal::StagedBlob;
 use super::staging::Staging;
 use super::{Store, StoreError};
 
+mod borrowed;
+
+pub(crate) use borrowed::Borrowed;
+
 /// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
 /// If it is dropped without a commit, only blobs of large files that were already published remain, and
 /// are queued for deletion ([`Store::condemn`]).
@@ -56,6 +60,8 @@ pub struct Ingest {
     actor: Actor,
     /// The tag that the commit removes, because the model gets another name.
     renamed: Option<Reference>,
+    /// Whether blobs that a lower store has are stored too.
+    keeps_own_copies: bool,
     is_committed: bool,
 }
 
@@ -144,6 +150,7 @@ impl Ingest {
             versions: Vec::new(),
             actor: Actor::daemon(Verb::Import),
             renamed: None,
+            keeps_own_copies: false,
             is_committed: false,
         })
     }
@@ -267,7 +274,7 @@ impl Ingest {
         let digest = blob.digest;
         // Before the check whether it exists, or a collection could delete it in between.
         self.lease.protect(digest);
-        if self.new.contains(&digest) || self.store.blob_size(digest)? == Some(blob.size) {
+        if self.new.contains(&digest) || self.is_stored(digest, blob.size)? {
             self.reused_bytes += blob.size;
             self.staging.discard(&blob)?;
             return Ok(digest);
@@ -286,7 +293,7 @@ impl Ingest {
         let (digest, size) = (Digest::of(bytes), bytes.len() as u64);
         // Before the check, or a collection could delete it in between.
         self.lease.protect(digest);
-        if self.store.blob_size(digest)? == Some(size) {
+        if self.is_stored(digest, size)? {
             self.note_reused(size);
             return Ok(digest);
         }
@@ -356,7 +363,9 @@ impl Ingest {
     ) -> Result<Committed, E> {
         // Content is durable before names: a name that survives a crash without its content is a torn blob.
         self.publish_blobs()?;
+        self.record_borrowed(manifest)?;
         self.publish_recipes()?;
+        let borrowed = self.borrowed(manifest)?;
         self.lease.protect(manifest.digest());
         self.lease.protect_all(manifest.digests());
         let store = Arc::clone(&self.store);
@@ -366,7 +375,7 @@ impl Ingest {
         let stored = store.stored_case(reference)?.filter(|tag| Some(tag) != self.renamed.as_ref());
         allowed(stored.as_ref())?;
         let displaced = stored.as_ref().map(|tag| self.displaced(tag, manifest)).transpose()?.flatten();
-        self.check_complete(manifest)?;
+        self.check_complete(manifest, &borrowed)?;
         let temporary = self.staging.directory().join("tag");
         let (tag, history) = space.map(|space| (space.tag, space.history)).unzip();
         let source = origin.as_ref().map(|origin| origin.text().to_owned());
@@ -494,11 +503,11 @@ impl Ingest {
         store.disk().sync_dir(Path::new(layout::RECIPES))
     }
 
-    fn check_complete(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    fn check_complete(&self, manifest: &Manifest, borrowed: &Borrowed) -> Result<(), StoreError> {
         let mut checked = BTreeSet::new();
         for file in manifest.files().filter(|file| checked.insert(file.digest)) {
-            self.store.drop_useless_recipe(file)?;
-            if let Some(error) = self.store.check_file(file)? {
+            self.store.drop_useless_recipe(file, borrowed)?;
+            if let Some(error) = self.store.check_own_file(file, borrowed)? {
                 return Err(error);
             }
         }

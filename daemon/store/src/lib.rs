@@ -64,6 +64,7 @@ mod ingest;
 mod internal_reads;
 pub mod leases;
 mod lock_file;
+mod lower;
 mod make_space;
 mod models;
 mod node;
@@ -106,6 +107,7 @@ pub use glance::Glance;
 pub use history::{Account, Actor, HistoryEntry, HistoryRow, NameHistory, Verb};
 pub use ingest::{Committed, Ingest};
 pub use lock_file::{CommandState, LockHolder};
+pub use lower::LowerStatus;
 pub use make_space::{EvictionObserver, MakeSpace};
 pub use models::{Model, NamedFile, StoredFile};
 pub use origins::FileVersion;
@@ -141,11 +143,18 @@ pub struct StoreOptions {
     pub space: SpacePolicy,
     /// The disk that it writes to.
     pub disk: Arc<dyn Disk>,
+    /// Read-only stores in which is looked for what this one lacks, in this order.
+    pub lower: Vec<PathBuf>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { durability: Durability::default(), space: SpacePolicy::default(), disk: Arc::new(KernelDisk) }
+        Self {
+            durability: Durability::default(),
+            space: SpacePolicy::default(),
+            disk: Arc::new(KernelDisk),
+            lower: Vec::new(),
+        }
     }
 }
 
@@ -153,6 +162,7 @@ impl Default for StoreOptions {
 #[derive(Debug)]
 pub struct Store {
     root: Root,
+    lower: lower::LowerStores,
     disk: GuardedDisk,
     file_system: FileSystem,
     durability: Durability,
@@ -206,6 +216,7 @@ impl Store {
         let store = Self {
             index: index::StoreIndex::new(root.clone(), file_system),
             summaries: summaries::Summaries::default(),
+            lower: lower::LowerStores::new(&root, options.lower),
             root,
             disk,
             file_system,
@@ -230,6 +241,7 @@ impl Store {
         };
         store.announce(None);
         store.sweep_staging();
+        store.lower.inspect();
         Ok(store)
     }
 

@@ -150,7 +150,7 @@ impl Staging {
         let target = layout::blob(blob.digest);
         let (node, mut replaced) = (Node::Blob(blob.digest), 0);
         if !self.disk().publish(&blob.path, &target)? {
-            if store.blob_size(blob.digest)? == Some(blob.size) {
+            if store.own_blob_size(blob.digest)? == Some(blob.size) {
                 return self.disk().remove_file(&blob.path).map(|_freed| ());
             }
             replaced = node.bytes_on_disk(store)?.unwrap_or_default();

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use blobd_store::gc;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
-use blobd_store::{FileSystem, Inodes, Owned, SpacePolicy, Store};
+use blobd_store::{FileSystem, Inodes, LowerStatus, Owned, SpacePolicy, Store};
 
 use super::mount_info::{Mount, mount};
 use crate::ops::OpError;
@@ -34,6 +34,7 @@ pub(super) struct Facts {
     pub(super) owned_by_others: Vec<Owned>,
     pub(super) read_only_reason: Option<String>,
     pub(super) file_system: FileSystem,
+    pub(super) lower_stores: Vec<LowerStatus>,
     pub(super) mount: Option<Mount>,
     pub(super) has_direct_io: Option<bool>,
     pub(super) space: SpaceFacts,
@@ -97,6 +98,7 @@ impl Facts {
             owned_by_others: store.owned_by_others(),
             read_only_reason: store.read_only_reason().map(str::to_owned),
             file_system: store.file_system(),
+            lower_stores: store.lower_stores(),
             mount: store.mount_id().and_then(|id| mount(id, &read("/proc/self/mountinfo")?)),
             has_direct_io: store.has_direct_io(),
             space: SpaceFacts {

@@ -168,7 +168,7 @@ fn check_collectable(store: &Store) -> Result<(), StoreError> {
 /// Removes the tag; `None` if the model is in use or another one by now.
 fn evict_one(store: &Store, victim: &Victim) -> Result<Option<Untagged>, StoreError> {
     let _tags = store.lock_tags();
-    let unchanged = store.manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
+    let unchanged = store.own_manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
     let Some(manifest) = unchanged else { return Ok(None) };
     let leased = store.leases().leased().contains(&victim.manifest);
     if leased || store.is_pinned(&victim.reference) {

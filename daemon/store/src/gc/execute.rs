@@ -127,7 +127,8 @@ pub(super) fn remove_unreferenced_origins(store: &Store, collection: &Collection
 fn unreferenced_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
     let mut manifests = store.leases().leased();
     let tagged = store.tags()?.references;
-    manifests.extend(tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest())));
+    manifests
+        .extend(tagged.iter().filter_map(|reference| Some(store.own_manifest(reference).ok()?.digest())));
     manifests.extend(store.trash()?.into_iter().map(|trashed| trashed.manifest.digest()));
     Ok(store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)).collect())
 }

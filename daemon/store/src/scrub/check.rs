@@ -77,7 +77,7 @@ impl DiskReader {
         // Twice, as with the content.
         let seen = match store.blob_status(digest).or_else(|_| store.blob_status(digest)) {
             Ok(Some(seen)) => seen,
-            Ok(None) => return Ok(Verdict::Gone),
+            Ok(None) => return self.check_lower(store, digest, gate),
             Err(error) => return verdict_on_status_error(digest, error),
         };
         if !seen.is_file() {
@@ -140,7 +140,7 @@ impl DiskReader {
             None if must_yield() => return Ok(Reading::Yielded),
             None => store.begin_internal_read(digest),
         };
-        let file = match store.open_blob(digest, 0) {
+        let file = match store.open_own_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
             Err(StoreError::Io { source, .. }) => return classify_error("open", digest, source),
             Err(error @ StoreError::UnexpectedFile { .. }) => {
@@ -170,7 +170,11 @@ impl DiskReader {
     }
 
     /// The digest and the length of a file; `None` if it was not read to its end.
-    fn digest_of(&mut self, file: &File, gate: &mut Gate<'_>) -> io::Result<Option<(Digest, u64)>> {
+    pub(super) fn digest_of(
+        &mut self,
+        file: &File,
+        gate: &mut Gate<'_>,
+    ) -> io::Result<Option<(Digest, u64)>> {
         let (mut hasher, mut bytes) = (Hasher::new(), 0u64);
         let ended = self.read(file, gate, &mut |chunk| {
             hasher.update(chunk);

@@ -22,6 +22,7 @@ use crate::{Store, StoreError};
 mod check;
 mod cursor;
 mod fault;
+mod lower;
 mod pairs;
 mod read;
 mod throttle;

@@ -75,7 +75,7 @@ impl<'s> Lane<'s> {
     fn open(store: &'s Store, digest: Digest) -> Option<Self> {
         let seen = store.blob_status(digest).ok().flatten().filter(FileStatus::is_file)?;
         let reading = store.begin_internal_read_unless_blocked(digest)?;
-        let file = DiskFile::open(store.open_blob(digest, 0).ok()?);
+        let file = DiskFile::open(store.open_own_blob(digest, 0).ok()?);
         Some(Self { digest, seen, file, hash: Sha256::new(), _reading: reading })
     }
 
