@@ -1,6 +1,7 @@
 //! The configuration file, and the default paths.
 
 mod access;
+mod audit;
 mod credentials;
 mod error;
 mod members;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use self::access::AccessConfig;
+pub(crate) use self::audit::AuditConfig;
 pub(crate) use self::credentials::CredentialsConfig;
 pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
@@ -35,7 +37,7 @@ use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 
 /// All keys and sections.
-const KEYS: [&str; 40] = [
+const KEYS: [&str; 45] = [
     "root",
     "lower",
     "socket",
@@ -64,6 +66,11 @@ const KEYS: [&str; 40] = [
     "scrub.rate_bytes_per_second",
     "scrub.pass_days",
     "scrub.pause_above_pressure_percent",
+    "[audit]",
+    "audit.enabled",
+    "audit.directory",
+    "audit.max_bytes",
+    "audit.keep",
     "[transfer]",
     "transfer.limit_rate",
     "transfer.max_connections",
@@ -112,6 +119,7 @@ pub(crate) struct Config {
     pub quotas: QuotasConfig,
     pub space: SpaceConfig,
     pub scrub: ScrubConfig,
+    pub audit: AuditConfig,
     pub transfer: TransferConfig,
     pub metrics: MetricsConfig,
     pub credentials: CredentialsConfig,
@@ -302,7 +310,7 @@ impl Config {
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
         let checked = config.space.check().and_then(|()| config.transfer.check());
-        let checked = checked.and_then(|()| config.credentials.check());
+        let checked = checked.and_then(|()| config.credentials.check()).and_then(|()| config.audit.check());
         let checked = checked.and_then(|()| config.access.check(Names::read));
         match checked.and_then(|()| config.quotas.check(Names::read)) {
             Ok(()) => {

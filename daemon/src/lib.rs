@@ -24,6 +24,7 @@
 mod access;
 mod admission;
 mod api;
+mod audit;
 pub mod cli;
 mod client_file;
 mod config;

@@ -18,11 +18,12 @@ use tokio::task::spawn_blocking;
 use tracing::Span;
 
 use crate::access::{Access, Rights};
+use crate::audit::AuditLog;
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
 use crate::metrics::Metrics;
 use crate::open_sessions::Sessions;
-use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
+use crate::ops::{DoctorContext, EvictionReport, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
 use crate::permits::{Limits, PermitPool};
 use crate::principal::Principal;
 use crate::quotas::Quotas;
@@ -30,6 +31,7 @@ use crate::requester::Requester;
 use crate::running_pulls::RunningPulls;
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
+use crate::verb_log;
 
 /// A daemon without its socket, embedded in a command or listening.
 pub(crate) struct Daemon {
@@ -46,6 +48,8 @@ pub(crate) struct Daemon {
     pub transfers: Transfers,
     pub sessions: Sessions,
     pub(crate) running_pulls: RunningPulls,
+    /// Off unless it was started.
+    pub(crate) audit: Arc<AuditLog>,
     /// Permits for short requests.
     pub(crate) limits: RequestLimits,
     /// Closes descriptors of clients, which can block.
@@ -177,7 +181,9 @@ impl Daemon {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
         let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened(model));
-        store.set_space_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
+        let audit = Arc::new(AuditLog::default());
+        let evictor = Evictor::new(&store, Arc::clone(&last_opened), evictions_to(&audit));
+        store.set_space_maker(Box::new(evictor));
         Ok(Self {
             store,
             metrics,
@@ -188,6 +194,7 @@ impl Daemon {
             transfers: Transfers::default(),
             sessions,
             running_pulls: RunningPulls::default(),
+            audit,
             limits: RequestLimits::of_process(),
             closer: Arc::default(),
             large_models: LargeModels::default(),
@@ -285,6 +292,7 @@ impl Daemon {
     /// Facts for `doctor` besides the store.
     pub(crate) fn doctor_context(&self) -> DoctorContext {
         DoctorContext {
+            audit: self.audit.status(),
             is_single_user: self.is_single_user,
             has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
         }
@@ -328,6 +336,12 @@ impl Daemon {
         let done = spawn_blocking(move || span.in_scope(|| work(&daemon))).await;
         done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
     }
+}
+
+/// Adds evictions to the audit log.
+pub(crate) fn evictions_to(audit: &Arc<AuditLog>) -> Box<EvictionReport> {
+    let audit = Arc::clone(audit);
+    Box::new(move |cause, model| audit.record(verb_log::eviction_record(cause, model)))
 }
 
 #[cfg(test)]

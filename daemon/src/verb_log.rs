@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
 use blobd_client::protocol::edit::Edited;
+use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::promote::Promoted;
 use blobd_client::protocol::response::{
@@ -102,6 +104,33 @@ pub(crate) fn finished(limit: &LogLimit, requester: Requester, done: &impl Finis
 /// A model that was evicted because `cause` needed space.
 pub(crate) fn evicted(requester: Requester, cause: &str, model: &LostModel) {
     lost(requester, "evict", cause, model);
+}
+
+/// The record of an eviction, for the audit log.
+pub(crate) fn eviction_record(cause: &str, model: &LostModel) -> AuditRecord {
+    AuditRecord {
+        uid: Requester::own().uid(),
+        verb: "evict".to_owned(),
+        model: Some(model.name.clone()),
+        digest: Some(model.digest),
+        bytes: Some(model.freed_bytes),
+        result: "ok".to_owned(),
+        details: BTreeMap::from([("cause".to_owned(), json!(cause))]),
+        ..AuditRecord::default()
+    }
+}
+
+/// The record of a blob that the background verification has read wrong, for the audit log.
+pub(crate) fn scrub_record(blob: Digest, reason: &str, is_quarantined: bool) -> AuditRecord {
+    AuditRecord {
+        uid: Requester::own().uid(),
+        verb: "scrub".to_owned(),
+        digest: Some(blob),
+        result: ErrorCode::Corrupt.name().to_owned(),
+        message: Some(reason.to_owned()),
+        details: BTreeMap::from([("quarantined".to_owned(), json!(is_quarantined))]),
+        ..AuditRecord::default()
+    }
 }
 
 fn displaced(requester: Requester, cause: &str, models: &[LostModel]) {

@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod accounts;
+pub mod audit;
 pub mod configuration;
 pub mod connection;
 pub mod corrected;

@@ -33,6 +33,7 @@ use crate::verb_log::Finished;
 mod body;
 mod details;
 mod events;
+mod log;
 mod observe;
 mod open;
 mod release;
@@ -197,6 +198,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             let resolved = resolve(daemon, caller.requester(), caller.params(request).await?).await;
             resolved.map(|resolved| json_response(&resolved)).map_err(|error| error.body())
         }
+        "/v1/log" => log::log(caller, &caller.params(request).await?),
         "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
         "/v1/reindex" => {
             let record = Arc::clone(&caller.record);

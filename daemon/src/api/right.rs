@@ -53,6 +53,8 @@ const ROUTES: &[Route] = &[
     // Of one's own leases.
     post("/v1/release", Right::Read),
     post("/v1/verify", Right::Read),
+    // One's own records.
+    post("/v1/log", Right::Read),
     post("/v1/pull", Right::Pull),
     post("/v1/pull/plan", Right::Pull),
     post("/v1/resolve", Right::Pull),

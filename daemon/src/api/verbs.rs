@@ -1,5 +1,6 @@
 //! Which verb a request is, for the log, the audit log and the metrics; and which model its parameters name.
 
+use blobd_client::protocol::audit::LogParams;
 use blobd_client::protocol::edit::EditParams;
 use blobd_client::protocol::promote::PromoteParams;
 use blobd_client::protocol::request::{
@@ -13,7 +14,7 @@ use hyper::Method;
 use crate::request_record::Verb;
 
 /// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
-const READING: [(&str, &str, &str); 23] = [
+const READING: [(&str, &str, &str); 25] = [
     ("GET", "/v1/version", "version"),
     ("GET", "/v1/access", "access"),
     ("GET", "/v1/models", "ls"),
@@ -21,6 +22,7 @@ const READING: [(&str, &str, &str); 23] = [
     ("GET", "/v1/manifests/", "manifest"),
     ("GET", "/v1/heads/", "heads"),
     ("GET", "/v1/sharing/", "sharing"),
+    ("GET", "/v1/history/", "history"),
     ("GET", "/v1/ps", "ps"),
     ("GET", "/v1/df", "df"),
     ("GET", "/v1/df/users", "df users"),
@@ -35,6 +37,7 @@ const READING: [(&str, &str, &str); 23] = [
     ("POST", "/v1/pull/plan", "pull plan"),
     ("POST", "/v1/resolve", "resolve"),
     ("POST", "/v1/inspect", "inspect"),
+    ("POST", "/v1/log", "log"),
     // Not known to this version, or malformed.
     ("GET", "/", "unknown"),
     ("POST", "/", "unknown"),
@@ -113,6 +116,7 @@ subjects! {
 
 impl Subject for GcParams {}
 impl Subject for LimitParams {}
+impl Subject for LogParams {}
 
 impl Subject for PinParams {
     fn subject(&self) -> Option<String> {

@@ -37,6 +37,16 @@ pub(super) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
     }
 }
 
+/// Starts the audit log, unless it is off or the store is read-only.
+pub(super) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorBody> {
+    let store = &daemon.store;
+    if !config.audit.enabled || store.read_only_reason().is_some() {
+        return Ok(());
+    }
+    let started = daemon.audit.start(config.audit.log_directory(store), config.audit.rotation());
+    started.map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("audit log: {error}")))
+}
+
 #[derive(Debug)]
 pub(super) struct EmbeddedServer {
     server: Server,
@@ -53,6 +63,7 @@ impl EmbeddedServer {
         let daemon = Daemon::new(store, &config.registry_policy(), metrics);
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
+        start_audit(&daemon, config)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let server = Server::private(Arc::clone(&daemon));
@@ -115,5 +126,6 @@ impl Drop for EmbeddedServer {
             // Dropping it would wait for that work. The process is about to end.
             std::mem::forget(runtime);
         }
+        self.daemon.audit.stop();
     }
 }

@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::client_file;
 use crate::output::{output_written, print, print_message, print_message_unbroken, printable};
 
+mod audit_log;
 mod batch;
 mod completions;
 mod config;
@@ -190,6 +191,7 @@ enum Command {
     Show(show::Params),
     Diff(diff::Params),
     History(history::Params),
+    Log(audit_log::Params),
     Tensor(tensor::Params),
     Fit(fit::Params),
     Ps(ps::Params),
@@ -304,6 +306,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Show(params) => show::run(global, &params),
         Command::Diff(params) => diff::run(global, &params),
         Command::History(params) => history::run(global, &params),
+        Command::Log(params) => audit_log::run(global, &params),
         Command::Tensor(params) => tensor::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),
         Command::Release(params) => release::run(global, &params),

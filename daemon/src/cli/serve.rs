@@ -13,7 +13,7 @@ use tokio::signal::unix::SignalKind;
 use self::reload::Reloader;
 use super::Global;
 use super::connect::{load_config, root};
-use super::embedded::start_error;
+use super::embedded::{start_audit, start_error};
 use super::endpoint::{self, Endpoint};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
@@ -74,6 +74,11 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     limit_stop();
     let daemon = Arc::new(daemon);
     daemon.store.make_reserve();
+    start_audit(&daemon, &config)?;
+    if config.audit.directory.is_some() {
+        daemon.audit.check().map_err(|error| audit_error(&error))?;
+    }
+    let audit = Arc::clone(&daemon.audit);
     let reloader = Arc::new(Mutex::new(Reloader::start(global, &daemon, config.clone())?));
     let store = Arc::clone(&daemon.store);
     store.start_index();
@@ -88,7 +93,14 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_background();
     store.stop_index();
+    audit.stop();
     served
+}
+
+/// A daemon whose administrator has named a directory does not run without its audit log.
+fn audit_error(error: &std::io::Error) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Internal, format!("audit.directory: {error}"))
+        .with_hint("create it for the daemon's user alone, or set audit.enabled = false")
 }
 
 fn new_daemon(store: Store, config: &Config) -> Result<Daemon, ErrorBody> {

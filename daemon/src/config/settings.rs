@@ -12,7 +12,7 @@ use super::{Config, KEYS, OneOrMore, SocketGroup};
 
 /// Keys whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
 /// users rely on what it knows of them.
-const FIXED: [&str; 8] = [
+const FIXED: [&str; 12] = [
     "root",
     "lower",
     "socket",
@@ -20,6 +20,10 @@ const FIXED: [&str; 8] = [
     "socket_mode",
     "durability",
     "single_user",
+    "audit.enabled",
+    "audit.directory",
+    "audit.max_bytes",
+    "audit.keep",
     "metrics.listen",
 ];
 
@@ -62,7 +66,7 @@ impl Config {
 
     /// The keys that have a value in the file or by default.
     fn values(&self) -> BTreeMap<&'static str, Value> {
-        let Self { space, scrub, credentials, .. } = self;
+        let Self { space, scrub, audit, credentials, .. } = self;
         let (limits, transfer) = (space.policy(), self.transfer_policy());
         let stall_timeout = self.transfer.stall_timeout().unwrap_or(DEFAULT_STALL_TIMEOUT);
         let mirrors = self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.value()));
@@ -86,6 +90,10 @@ impl Config {
             ("scrub.rate_bytes_per_second", size(scrub.rate_bytes_per_second)),
             ("scrub.pass_days", days(scrub.period.as_secs())),
             ("scrub.pause_above_pressure_percent", json!(scrub.pause_above_pressure_percent)),
+            ("audit.enabled", json!(audit.enabled)),
+            ("audit.directory", optional_path(audit.directory.as_deref())),
+            ("audit.max_bytes", size(audit.max_bytes)),
+            ("audit.keep", json!(audit.keep)),
             ("transfer.limit_rate", optional_size(transfer.bytes_per_second)),
             ("transfer.max_connections", json!(transfer.max_connections)),
             ("transfer.stall_timeout_seconds", json!(stall_timeout.as_secs())),
@@ -113,6 +121,7 @@ impl Config {
             durability: running.durability,
             single_user: running.single_user,
             metrics: running.metrics,
+            audit: running.audit.clone(),
             ..self
         }
     }

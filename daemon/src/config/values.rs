@@ -87,6 +87,11 @@ pub(super) fn loopback_address<'de, D: Deserializer<'de>>(
     read(deserializer).map(|LoopbackAddress(address)| Some(address))
 }
 
+/// A size that is not optional.
+pub(super) fn whole_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    read(deserializer).map(|Size(bytes)| bytes)
+}
+
 struct Rate(u64);
 
 impl Value for Rate {

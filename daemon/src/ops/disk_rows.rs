@@ -45,6 +45,7 @@ impl Parts<'_> {
             row(UsageKind::Unneeded, self.plan.freed_bytes()),
             row(UsageKind::Records, others.records),
             row(UsageKind::Index, others.index),
+            row(UsageKind::Audit, others.audit),
             row(UsageKind::Reserve, others.reserve),
             row(UsageKind::Directories, others.directories),
         ]);

@@ -37,6 +37,7 @@ const CHECKS: [fn(&Facts) -> Check; 21] = [
     content::content,
     content::scrub,
     content::metadata,
+    content::audit,
     machine::descriptors,
     machine::maps,
     machine::huge_pages,

@@ -63,7 +63,7 @@ mod verify;
 pub use doctor::{DoctorContext, doctor};
 pub use edit::{EditReport, edit};
 pub use error::OpError;
-pub use evict::{Evictor, LastOpened, evict_excess, eviction_plan};
+pub use evict::{EvictionReport, Evictor, LastOpened, evict_excess, eviction_plan};
 pub use gc::gc;
 pub use heads::heads;
 pub use health::health;

@@ -29,6 +29,8 @@ pub struct OtherFiles {
     pub records: u64,
     /// The copy of the index.
     pub index: u64,
+    /// The audit log, if it is in the store's directory.
+    pub audit: u64,
     /// The reserve for a full disk.
     pub reserve: u64,
     /// The directories themselves.
@@ -151,6 +153,10 @@ impl Tally {
                     }
                     _ => self.foreign(directory, name, status, path.join(name)),
                 })
+            }
+            layout::AUDIT => {
+                self.found.audit += self.tree(directory, MAX_LEVELS);
+                Ok(())
             }
             layout::STAGING => each(directory, |name, status| {
                 let bytes = self.all(directory, name, status);

@@ -150,7 +150,8 @@ impl Verbs for InProcess {
     }
 
     fn doctor(&self) -> Result<DoctorReport, ErrorBody> {
-        let surroundings = DoctorContext { is_single_user: true, has_met_owner: false };
+        let surroundings =
+            DoctorContext { is_single_user: true, has_met_owner: false, ..DoctorContext::default() };
         ops::doctor(&self.store, surroundings).map_err(|error| error.body())
     }
 

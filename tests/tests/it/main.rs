@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod access;
+mod audit;
 mod batch;
 mod command_line;
 mod commands;

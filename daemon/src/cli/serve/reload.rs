@@ -5,13 +5,14 @@ use std::sync::Arc;
 use blobd_client::protocol::configuration::{AppliedBy, Configuration};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::RegistryClient;
-use blobd_store::scrub::Scrubber;
+use blobd_store::scrub::{Scrubber, Verdict};
 
 use super::super::connect::load_config;
 use super::super::embedded::start_error;
 use super::super::{Global, effective};
 use crate::config::{Config, differences};
 use crate::state::Daemon;
+use crate::verb_log;
 
 /// The configuration that a daemon uses, and what depends on it.
 pub(super) struct Reloader {
@@ -106,6 +107,13 @@ fn report_changes(running: &Configuration, found: &Configuration) {
 
 fn start_scrubber(daemon: &Arc<Daemon>, config: &Config) -> Result<Scrubber, ErrorBody> {
     let busy = Arc::clone(daemon);
-    let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
+    let audit = Arc::clone(&daemon.audit);
+    let observe = move |blob, verdict: &Verdict| {
+        if let Some((reason, is_quarantined)) = verdict.damage() {
+            audit.record(verb_log::scrub_record(blob, reason, is_quarantined));
+        }
+    };
+    let store = Arc::clone(&daemon.store);
+    let scrubber = Scrubber::start(store, config.scrub_policy(), move || busy.is_busy(), observe);
     scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
 }

@@ -7,12 +7,16 @@ use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
 use blobd_store::{FileSystem, Inodes, LowerStatus, Owned, SpacePolicy, Store};
 
+pub(super) use crate::audit::AuditStatus;
+
 use super::mount_info::{Mount, mount};
 use crate::ops::OpError;
 
 /// Facts about the daemon for `doctor`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DoctorContext {
+    /// The state of the audit log.
+    pub audit: AuditStatus,
     /// Whether the configuration allows clients of the daemon's own user.
     pub is_single_user: bool,
     /// Whether a client of the daemon's own user, other than root, has connected.

@@ -47,6 +47,18 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// The fault of a blob that was read wrong, and whether the blob was moved to quarantine.
+    #[must_use]
+    pub fn damage(&self) -> Option<(&str, bool)> {
+        match self {
+            Self::Unreliable { reason } => Some((reason, false)),
+            Self::Bad { reason, quarantined } => Some((reason, quarantined.is_ok())),
+            _ => None,
+        }
+    }
+}
+
 enum Reading {
     Right,
     Wrong(String),

@@ -35,6 +35,7 @@ pub(super) const STEPS: &[Step] = &[
     step("cmp tuned.gguf models/tuned-8b.gguf", &[]),
     step("blobd verify", &["no damage"]),
     step("blobd history tuned-8b", &["import"]),
+    step("blobd log --model tuned-8b", &["import", "ok"]),
     step("blobd outdated", &["1 current, 0 outdated"]),
     step("blobd partial ls", &["no unfinished downloads"]),
     step("blobd rm --keep 7d mine:2", &["mine:2"]),

@@ -226,6 +226,9 @@ fn some_failing(session: &mut Session, sample: &Sample) {
     session.fails_after_output("pull", ["pull", &absent, &here], "not_found");
     session.fails_after_output("pull --dry-run", ["pull", "--dry-run", &absent, &here], "not_found");
     session.line("pin", "fresh");
+    let own = rustix::process::geteuid().as_raw();
+    session.line("log", &format!("--failed --verb verify --since 1d --user {own}"));
+    session.line("log", "--model fresh --lines 1000");
 }
 
 fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
@@ -285,6 +288,7 @@ fn evicting(session: &mut Session, sample: &Sample) {
         let done = session.ok(form, arguments.iter().copied().chain(["--config", config.to_str().unwrap()]));
         if form == "tag" {
             session.line("history", done["evicted"][0]["name"].as_str().unwrap());
+            session.line("log", "--verb evict");
         }
     }
 }
