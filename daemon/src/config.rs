@@ -8,6 +8,7 @@ mod members;
 mod metrics;
 mod paths;
 mod quotas;
+mod policy;
 mod settings;
 mod values;
 
@@ -25,6 +26,7 @@ use self::error::Refusal;
 use self::metrics::MetricsConfig;
 pub(crate) use self::paths::{default_config, default_root};
 use self::quotas::QuotasConfig;
+use self::policy::PolicyConfig;
 pub(crate) use self::settings::{Given, differences, mode, path};
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
@@ -33,11 +35,12 @@ use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
 use crate::access::Access;
 use crate::quotas::Quotas;
+use crate::policy::Policy;
 use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 
 /// All keys and sections.
-const KEYS: [&str; 45] = [
+const KEYS: [&str; 48] = [
     "root",
     "lower",
     "socket",
@@ -56,6 +59,9 @@ const KEYS: [&str; 45] = [
     "quotas.default",
     "quotas.users",
     "quotas.groups",
+    "[policy]",
+    "policy.default",
+    "policy.rules",
     "[space]",
     "space.quota",
     "space.min_free",
@@ -83,6 +89,18 @@ const KEYS: [&str; 45] = [
     "credentials.insecure_hosts",
     "credentials.ollama_key_hosts",
     "credentials.token_services",
+];
+
+/// The keys of a rule in `policy.rules`.
+const RULE_KEYS: [&str; 8] = [
+    "policy.rules.action",
+    "policy.rules.registry",
+    "policy.rules.name",
+    "policy.rules.license",
+    "policy.rules.format",
+    "policy.rules.users",
+    "policy.rules.except",
+    "policy.rules.reason",
 ];
 
 /// The content of the configuration file. All keys are optional.
@@ -117,6 +135,7 @@ pub(crate) struct Config {
     pub single_user: Option<bool>,
     pub access: AccessConfig,
     pub quotas: QuotasConfig,
+    pub policy: PolicyConfig,
     pub space: SpaceConfig,
     pub scrub: ScrubConfig,
     pub audit: AuditConfig,
@@ -312,10 +331,13 @@ impl Config {
         let checked = config.space.check().and_then(|()| config.transfer.check());
         let checked = checked.and_then(|()| config.credentials.check()).and_then(|()| config.audit.check());
         let checked = checked.and_then(|()| config.access.check(Names::read));
+        let checked = checked.and_then(|()| config.policy.check(Names::read));
         match checked.and_then(|()| config.quotas.check(Names::read)) {
             Ok(()) => {
+                let mut policy = config.policy;
+                policy.note_lines(|offset| error::line(text, offset));
                 let (location, lines) = (Some(path.to_path_buf()), error::lines(text));
-                Ok(Self { location, was_read: true, lines, ..config })
+                Ok(Self { location, was_read: true, lines, policy, ..config })
             }
             Err(refusal) => Err(ConfigError::of_refusal(path, text, &refusal)),
         }
@@ -329,6 +351,11 @@ impl Config {
     /// How much may be charged to each user. Reads the names of users and groups.
     pub(crate) fn quotas(&self) -> Quotas {
         self.quotas.quotas()
+    }
+
+    /// Which models are allowed to whom. Reads the names of users and groups, if there are rules.
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy.policy(self.location.as_deref())
     }
 
     pub(crate) fn store_options(&self) -> StoreOptions {

@@ -43,6 +43,7 @@ mod open_sessions;
 pub mod ops;
 mod output;
 mod permits;
+mod policy;
 mod principal;
 mod quotas;
 mod read_model;

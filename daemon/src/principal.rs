@@ -104,6 +104,14 @@ impl UserNames {
         self.0.get(&uid)?.gid
     }
 
+    /// `user ann (uid 7)`, or `uid 7`.
+    pub(crate) fn describe(&self, uid: u32) -> String {
+        match self.name_of(uid) {
+            Some(name) => format!("user {name} (uid {uid})"),
+            None => format!("uid {uid}"),
+        }
+    }
+
     pub(crate) fn uid_of(&self, name: &str) -> Option<u32> {
         self.0.iter().find_map(|(uid, known)| (known.name == name).then_some(*uid))
     }

@@ -23,8 +23,12 @@ use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
 use crate::metrics::Metrics;
 use crate::open_sessions::Sessions;
-use crate::ops::{DoctorContext, EvictionReport, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
+use crate::ops::{
+    CallerPolicy, DoctorContext, EvictionReport, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull,
+    TermsCache,
+};
 use crate::permits::{Limits, PermitPool};
+use crate::policy::Policy;
 use crate::principal::Principal;
 use crate::quotas::Quotas;
 use crate::requester::Requester;
@@ -43,6 +47,10 @@ pub(crate) struct Daemon {
     access: RwLock<Arc<Access>>,
     /// How much may be charged to each user. Replaced likewise.
     quotas: RwLock<Arc<Quotas>>,
+    /// Which models are allowed to whom. Replaced like the rights.
+    policy: RwLock<Arc<Policy>>,
+    /// What the policy needs to know of stored models.
+    terms: Arc<TermsCache>,
     /// The settings that are in use.
     configuration: RwLock<Configuration>,
     pub transfers: Transfers,
@@ -190,6 +198,8 @@ impl Daemon {
             registry: RwLock::new(RegistryClient::new(policy)?),
             access: RwLock::default(),
             quotas: RwLock::default(),
+            policy: RwLock::default(),
+            terms: Arc::default(),
             configuration: RwLock::default(),
             transfers: Transfers::default(),
             sessions,
@@ -244,6 +254,16 @@ impl Daemon {
 
     pub(crate) fn set_access(&self, access: Access) {
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
+    }
+
+    /// The policy for the user of a request.
+    pub(crate) fn policy_for(&self, peer: &Principal) -> CallerPolicy {
+        let policy = Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner));
+        CallerPolicy::new(policy, peer, &self.terms)
+    }
+
+    pub(crate) fn set_policy(&self, policy: Policy) {
+        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
     }
 
     /// The user of a request that is served after its connection was upgraded.
@@ -304,11 +324,12 @@ impl Daemon {
         registry: &'p RegistryClient,
         handle: &'p Handle,
         requester: Requester,
+        policy: &'p CallerPolicy,
         params: &'p PullParams,
         events: &'p Sender<PullEvent>,
     ) -> Pull<'p> {
         let Self { store, transfers, work: WorkLimits { fetches, .. }, .. } = self;
-        Pull { store, registry, transfers, fetches, handle, requester, params, events, watch: None }
+        Pull { store, registry, transfers, fetches, handle, requester, policy, params, events, watch: None }
     }
 
     /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;

@@ -75,6 +75,8 @@ pub enum ErrorCode {
     ReadOnly,
     /// The caller may not do this.
     Denied,
+    /// A rule of the daemon's policy denies the model to the caller.
+    DeniedByPolicy,
     /// A registry failed, sent wrong data or could not be reached.
     Upstream,
     /// The daemon itself failed.
@@ -95,6 +97,7 @@ impl ErrorCode {
             Self::OverQuota => "over_quota",
             Self::ReadOnly => "read_only",
             Self::Denied => "denied",
+            Self::DeniedByPolicy => "denied_by_policy",
             Self::Upstream => "upstream",
             Self::Internal => "internal",
         }
@@ -111,7 +114,7 @@ impl ErrorCode {
             Self::Corrupt | Self::Internal => 500,
             Self::NoSpace | Self::OverQuota => 507,
             Self::ReadOnly => 503,
-            Self::Denied => 403,
+            Self::Denied | Self::DeniedByPolicy => 403,
             Self::Upstream => 502,
         }
     }
@@ -126,7 +129,7 @@ impl ErrorCode {
             Self::Busy => 4,
             Self::Corrupt => 5,
             Self::NoSpace | Self::OverQuota => 6,
-            Self::Denied => 7,
+            Self::Denied | Self::DeniedByPolicy => 7,
         }
     }
 }
@@ -189,6 +192,7 @@ mod tests {
             ErrorCode::OverQuota,
             ErrorCode::ReadOnly,
             ErrorCode::Denied,
+            ErrorCode::DeniedByPolicy,
             ErrorCode::Upstream,
             ErrorCode::Internal,
         ] {

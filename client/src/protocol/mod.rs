@@ -18,6 +18,7 @@ pub mod history;
 pub mod lost_model;
 pub mod model_tensor;
 pub mod promote;
+pub mod policy;
 pub mod pulls;
 pub mod request;
 pub mod request_id;

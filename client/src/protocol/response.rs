@@ -16,6 +16,7 @@ use super::error::ErrorBody;
 pub use super::lost_model::Kept;
 use super::lost_model::LostModel;
 use super::model_tensor::ModelTensor;
+use super::policy::PolicyDecision;
 pub use super::pulls::{RunningPull, RunningPulls};
 pub use super::space::{DiskUsage, ModelUsage, SharedWith};
 use super::upkeep::{Eviction, Spared};
@@ -92,6 +93,9 @@ pub struct ModelDetails {
     /// The directory of the lower store that it is in; absent if it is in the writable store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
+    /// What the daemon's policy decides about it for the caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyDecision>,
     /// `general.architecture`. Of a model with one layer per tensor, what `config.json` names.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.

@@ -132,6 +132,7 @@ mod tests {
             metadata: [("tensors".to_owned(), serde_json::json!([]))].into(),
             layers: Vec::new(),
             tensors: Vec::new(),
+            policy: None,
         };
         Shown { details, recipes: counts.iter().map(|count| recipe(*count)).collect() }
     }

@@ -24,7 +24,7 @@ use crate::state::{Daemon, WorkLimits};
 const EVENTS_WAITING: usize = 64;
 
 pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
-    let (requester, handle) = (caller.requester(), Handle::current());
+    let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let record = Arc::clone(&caller.record);
     let status = "waiting for other pulls to end".to_owned();
     let model = ops::pulled_name(&params);
@@ -38,14 +38,14 @@ pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, 
     };
     work.start(caller, move |daemon, events| {
         let registry = daemon.registry();
-        let pull = daemon.pull(&registry, &handle, requester, &params, events);
+        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, events);
         let done = ops::pull(ops::Pull { watch: Some(&watch), ..pull });
         done.inspect(|done| record.finished(done)).map(PullEvent::Done)
     })
 }
 
 pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpResponse, ErrorBody> {
-    let (record, handle) = (Arc::clone(&caller.record), Handle::current());
+    let (record, policy, handle) = (Arc::clone(&caller.record), caller.policy(), Handle::current());
     let status = "waiting for another verification to end".to_owned();
     let work = Work {
         name: "verify".to_owned(),
@@ -54,13 +54,13 @@ pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpRespon
         failed: VerifyEvent::Failed,
     };
     work.start(caller, move |daemon, events| {
-        let verified = ops::verify(&daemon.store, &daemon.registry(), &handle, &params, events);
+        let verified = ops::verify(&daemon.store, &daemon.registry(), &handle, &policy, &params, events);
         verified.inspect(|verified| record.finished(verified)).map(VerifyEvent::Done)
     })
 }
 
 pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, ErrorBody> {
-    let (requester, record) = (caller.requester(), Arc::clone(&caller.record));
+    let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
     let status = "waiting for other imports and edits to end".to_owned();
     let work = Work {
         name: format!("edit of {}", params.source.short()),
@@ -80,7 +80,7 @@ pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, 
             let _ = events.try_send(progress.into());
             !events.is_closed()
         };
-        let edited = ops::edit(&daemon.store, requester, &params, &mut report);
+        let edited = ops::edit(&daemon.store, requester, &policy, &params, &mut report);
         edited.inspect(|edited| record.finished(edited)).map(EditEvent::Done)
     })
 }

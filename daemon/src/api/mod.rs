@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 
 use crate::access::{Right, Rights};
 use crate::monitoring;
-use crate::ops;
+use crate::ops::{self, CallerPolicy};
 use crate::permits::Permit;
 use crate::principal::Principal;
 use crate::request_record::RequestRecord;
@@ -162,7 +162,12 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             caller.record.finished(&limit);
             Ok(json_response(&limit))
         }
-        "/v1/undelete" => caller.change(request, ops::undelete).await,
+        "/v1/undelete" => {
+            let policy = caller.policy();
+            let undelete =
+                move |store: &_, requester, params: &_| ops::undelete(store, requester, &policy, params);
+            caller.change(request, undelete).await
+        }
         "/v1/pin" => caller.change(request, |store, _, params| ops::pin(store, params)).await,
         "/v1/partials/remove" => remove_partials(caller, caller.params(request).await?).await,
         "/v1/remove" => {
@@ -172,7 +177,11 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             };
             caller.change(request, remove).await
         }
-        "/v1/tag" => caller.change(request, ops::tag).await,
+        "/v1/tag" => {
+            let policy = caller.policy();
+            let tag = move |store: &_, requester, params: &_| ops::tag(store, requester, &policy, params);
+            caller.change(request, tag).await
+        }
         "/v1/rename" => rename(caller, request).await,
         "/v1/gc" => collect(caller, caller.params(request).await?).await,
         "/v1/verify" => {
@@ -191,11 +200,11 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             events::pull(caller, params)
         }
         "/v1/pull/plan" => {
-            let plan = plan_pull(daemon, caller.requester(), caller.params(request).await?).await;
+            let plan = plan_pull(caller, caller.params(request).await?).await;
             plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
         }
         "/v1/resolve" => {
-            let resolved = resolve(daemon, caller.requester(), caller.params(request).await?).await;
+            let resolved = resolve(caller, caller.params(request).await?).await;
             resolved.map(|resolved| json_response(&resolved)).map_err(|error| error.body())
         }
         "/v1/log" => log::log(caller, &caller.params(request).await?),
@@ -214,9 +223,9 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
 }
 
 async fn rename(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
-    let sessions = caller.daemon.sessions.clone();
+    let (sessions, policy) = (caller.daemon.sessions.clone(), caller.policy());
     let rename = move |store: &Arc<Store>, requester, params: &RenameParams| {
-        let renamed = ops::rename(store, requester, params)?;
+        let renamed = ops::rename(store, requester, &policy, params)?;
         // The source may have been given by its ID.
         if let Ok(old) = renamed.from.parse() {
             sessions.rename(&old, &params.target);
@@ -269,6 +278,11 @@ impl Caller {
 
     fn requester(&self) -> Requester {
         self.daemon.requester_with(&self.peer, self.rights)
+    }
+
+    /// As it is now: a request uses one policy from its start to its end.
+    fn policy(&self) -> CallerPolicy {
+        self.daemon.policy_for(&self.peer)
     }
 
     fn require(&self, right: Right, request: &str) -> Result<(), ErrorBody> {
@@ -353,11 +367,8 @@ impl Caller {
 }
 
 /// Plans a pull. Ends soon after the future is dropped, as when the client disconnects.
-async fn plan_pull(
-    daemon: &Arc<Daemon>,
-    requester: Requester,
-    params: PullParams,
-) -> Result<PullPlan, ops::OpError> {
+async fn plan_pull(caller: &Caller, params: PullParams) -> Result<PullPlan, ops::OpError> {
+    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
     let (events, _unless_dropped) = mpsc::channel(1);
     let permit = daemon.work.plans.acquire(requester.uid()).await;
     let handle = Handle::current();
@@ -365,39 +376,38 @@ async fn plan_pull(
         // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
         let registry = daemon.registry();
-        let pull = daemon.pull(&registry, &handle, requester, &params, &events);
+        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, &events);
         ops::plan_pull(pull, &*daemon.last_opened)
     };
     daemon.blocking(plan).await
 }
 
 /// Finds out which model a source names now. Ends soon after the future is dropped, as when the client disconnects.
-async fn resolve(
-    daemon: &Arc<Daemon>,
-    requester: Requester,
-    params: PullParams,
-) -> Result<Resolved, ops::OpError> {
+async fn resolve(caller: &Caller, params: PullParams) -> Result<Resolved, ops::OpError> {
+    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
     let (events, _unless_dropped) = mpsc::channel(1);
     let permit = daemon.work.plans.acquire(requester.uid()).await;
     let handle = Handle::current();
     let resolve = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
-        ops::resolve(daemon.pull(&daemon.registry(), &handle, requester, &params, &events))
+        ops::resolve(daemon.pull(&daemon.registry(), &handle, requester, &policy, &params, &events))
     };
     daemon.blocking(resolve).await
 }
 
 /// Describes a model at its registry. Ends soon after its client disconnects.
 async fn inspect(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
-    let (daemon, requester) = (&caller.daemon, caller.requester());
+    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
     let uid = requester.uid();
     let (events, _unless_dropped) = mpsc::channel(1);
     let permit = daemon.work.inspections.acquire(uid).await;
     let handle = Handle::current();
     let inspect = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
-        Ok((ops::inspect(daemon.pull(&daemon.registry(), &handle, requester, &params, &events))?, permit))
+        let registry = daemon.registry();
+        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, &events);
+        Ok((ops::inspect(pull)?, permit))
     };
     let (heads, permit) = daemon.blocking(inspect).await.map_err(|error| error.body())?;
     // Counted before the copy in base64 is made.

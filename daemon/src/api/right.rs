@@ -95,10 +95,10 @@ mod tests {
 
     use super::*;
 
-    /// The rows of the table in the section about rights: the test of all rights through the socket reads them too.
-    fn documented() -> BTreeMap<String, String> {
+    /// The rows of the table in a section: tests of all requests through the socket read them too.
+    fn documented(section: &str) -> BTreeMap<String, String> {
         let document = include_str!("../../../docs/PROTOCOL.md");
-        let rows = document.lines().skip_while(|line| *line != "### 2.2 Rights").skip(1);
+        let rows = document.lines().skip_while(|line| *line != section).skip(1);
         let rows = rows
             .take_while(|line| !line.starts_with('#'))
             .filter(|line| ["| `GET ", "| `POST "].iter().any(|start| line.starts_with(start)));
@@ -115,7 +115,20 @@ mod tests {
         let name = |right: &Option<Right>| right.map_or("none", Right::name).to_owned();
         let routes =
             ROUTES.iter().map(|route| (format!("{} {}", route.method, route.path), name(&route.right)));
-        assert_eq!(routes.collect::<BTreeMap<_, _>>(), documented(), "docs/PROTOCOL.md, section 2.2");
+        assert_eq!(routes.collect::<BTreeMap<_, _>>(), documented("### 2.2 Rights"));
+    }
+
+    /// A new request must say what the policy means for it.
+    #[test]
+    fn every_request_says_what_the_policy_checks() {
+        let documented = documented("### 2.3 Policy");
+        let routes: Vec<_> = ROUTES.iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+        assert!(
+            documented.keys().eq(routes.iter().collect::<std::collections::BTreeSet<_>>()),
+            "{documented:?}"
+        );
+        let known = ["nothing", "the model", "the source", "the file"];
+        assert!(documented.values().all(|checked| known.contains(&checked.as_str())), "{documented:?}");
     }
 
     #[test]

@@ -64,6 +64,7 @@ impl EmbeddedServer {
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
         start_audit(&daemon, config)?;
+        daemon.set_policy(config.policy());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let server = Server::private(Arc::clone(&daemon));

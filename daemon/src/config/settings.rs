@@ -106,6 +106,7 @@ impl Config {
         ]);
         values.extend(self.access.values());
         values.extend(self.quotas.values());
+        values.extend(self.policy.values());
         values
     }
 
@@ -213,7 +214,7 @@ mod tests {
                     [scrub]\npass_days = \"36 hours\"\n[transfer]\nlimit_rate = \"20MB\"\n";
         let first = settings(text);
         let mut again = String::new();
-        for section in ["", "access", "space", "scrub", "transfer", "credentials"] {
+        for section in ["", "access", "policy", "space", "scrub", "transfer", "credentials"] {
             again.push_str(&if section.is_empty() { String::new() } else { format!("[{section}]\n") });
             for setting in first.settings.iter().filter(|setting| !setting.value.is_null()) {
                 let (of, name) = setting.key.split_once('.').unwrap_or(("", &setting.key));

@@ -109,6 +109,9 @@ pub enum OpError {
         /// The user who pulled it, if recorded.
         uid: Option<u32>,
     },
+    /// A rule of the policy denies it, before bytes move.
+    #[error("{message}")]
+    DeniedByPolicy { message: String, hint: String },
     #[error("internal error: {0}")]
     Internal(String),
 }
@@ -153,6 +156,7 @@ impl OpError {
                 ErrorCode::Busy
             }
             Self::NoSpace { source, .. } => source.code(),
+            Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -170,6 +174,7 @@ impl OpError {
     fn hint(&self) -> Option<String> {
         let hint = match (self, self.code()) {
             (Self::Registry(error), _) => return error.hint(),
+            (Self::DeniedByPolicy { hint, .. }, _) => return Some(hint.clone()),
             (Self::Store(StoreError::IndexBuilding { .. }), _) => {
                 "try again in a minute; models can be opened meanwhile"
             }

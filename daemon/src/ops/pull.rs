@@ -20,6 +20,7 @@ use super::lost_models::{Evictions, displaced};
 use super::pinned_name::refuse_unless_movable;
 use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error, transfer_plan};
 use super::relief::Leftover;
+use super::remote_policy::check_pull;
 use super::stored_header::read_header;
 use super::{OpError, shards, soft_quota};
 use crate::permits::Permit;
@@ -34,12 +35,14 @@ pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
 }
 
 fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    let Pull { store, registry, handle, requester, params, events, .. } = pull;
+    let Pull { store, registry, handle, requester, params, policy, events, .. } = pull;
     let reference = &model_name(params)?;
+    policy.check_source(&params.source, Some(reference))?;
     pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let known = known_files(store, registry, &params.source)?;
     let resolved = resolve(registry, &params.source, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
+    check_pull(pull, reference, &remote)?;
     refuse_unless_movable(store, reference, params.force, |present| may_be(present, &remote))?;
     let cause = format!("pull of {}", reference.short());
     let evictions = Evictions::of_pull(requester, cause.clone(), events);

@@ -15,6 +15,7 @@ use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::{OpError, error::refuse_pinned};
 use crate::permits::{Limits, PermitPool};
@@ -48,6 +49,8 @@ pub struct Pull<'p> {
     pub handle: &'p Handle,
     /// The client's user.
     pub requester: Requester,
+    /// The policy for that user.
+    pub policy: &'p CallerPolicy,
     /// The request.
     pub params: &'p PullParams,
     /// Receives progress; a plan sends none. Both stop when the receiver is dropped.

@@ -57,6 +57,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
         metadata,
         layers: contents.iter().map(layer).collect(),
         tensors: Vec::new(),
+        policy: None,
     };
     if header.is_none() {
         layer_info::describe(store, &model, &mut details)?;

@@ -19,6 +19,7 @@ CODES = frozenset(
         "over_quota",
         "read_only",
         "denied",
+        "denied_by_policy",
         "upstream",
         "internal",
     }
@@ -156,6 +157,7 @@ _CLASS_OF_CODE: Dict[str, Type[DaemonError]] = {
     "busy": BusyError,
     "corrupt": CorruptError,
     "denied": DeniedError,
+    "denied_by_policy": DeniedError,
 }
 
 

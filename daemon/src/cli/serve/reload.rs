@@ -29,6 +29,7 @@ impl Reloader {
         let given = effective::given(global, &config)?;
         daemon.set_access(config.access());
         daemon.set_quotas(config.quotas());
+        daemon.set_policy(config.policy());
         daemon.set_configuration(config.settings(&given));
         let scrubber = Some(start_scrubber(daemon, &config)?);
         Ok(Self { global: global.clone(), daemon: Arc::clone(daemon), config, scrubber })
@@ -76,6 +77,7 @@ impl Reloader {
         daemon.store.set_space_policy(config.store_options().space).map_err(refused)?;
         daemon.set_access(config.access());
         daemon.set_quotas(config.quotas());
+        daemon.set_policy(config.policy());
         daemon.set_registry(registry);
         let transfers = config.transfer_policy();
         daemon.transfers.set_policy(transfers);
