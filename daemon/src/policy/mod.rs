@@ -189,8 +189,7 @@ impl Rule {
     }
 
     fn registry_matches(&self, subject: &Subject) -> bool {
-        let matches =
-            |host: &String| self.registries.iter().any(|pattern| subject::host_matches(pattern, host));
+        let matches = |host: &String| self.registries.iter().any(|pattern| pattern.matches_host(host));
         self.registries.is_empty() || self.combined(subject.registries.iter(), matches)
     }
 

@@ -49,7 +49,16 @@ impl Pattern {
         if text.contains(['/', '@', '+']) { Err(PatternError::Host) } else { Self::parse(text) }
     }
 
-    pub(crate) fn has(&self, character: char) -> bool {
+    /// A pattern without a port matches a host with any.
+    pub(super) fn matches_host(&self, host: &str) -> bool {
+        let without_port = match host.rsplit_once(':') {
+            Some((name, port)) if !port.contains(']') && !self.has(':') => name,
+            _ => host,
+        };
+        self.matches(host) || self.matches(without_port)
+    }
+
+    fn has(&self, character: char) -> bool {
         self.written.contains(character)
     }
 
@@ -138,6 +147,21 @@ mod tests {
             ("**", "x", true),
         ] {
             assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn pattern_without_a_port_matches_all_ports() {
+        for (pattern, host, expected) in [
+            ("127.0.0.1", "127.0.0.1:5000", true),
+            ("127.0.0.1:5000", "127.0.0.1:5000", true),
+            ("127.0.0.1:5000", "127.0.0.1:5001", false),
+            ("*.example.com", "a.example.com:443", true),
+            ("[::1]:80", "[::1]:80", true),
+            ("[::1]:80", "[::1]", false),
+            ("hf.co", "hf.co", true),
+        ] {
+            assert_eq!(Pattern::host(pattern).unwrap().matches_host(host), expected, "{pattern} {host}");
         }
     }
 

@@ -6,8 +6,6 @@ use blobd_store_format::host;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
-use super::pattern::Pattern;
-
 /// The registry of a model that was imported from a file.
 const LOCAL: &str = "local";
 
@@ -76,33 +74,9 @@ impl Subject {
     }
 }
 
-/// A pattern without a port matches a host with any.
-pub(super) fn host_matches(pattern: &Pattern, host: &str) -> bool {
-    let without_port = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') && !pattern.has(':') => name,
-        _ => host,
-    };
-    pattern.matches(host) || pattern.matches(without_port)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pattern_without_a_port_matches_all_ports() {
-        for (pattern, host, expected) in [
-            ("127.0.0.1", "127.0.0.1:5000", true),
-            ("127.0.0.1:5000", "127.0.0.1:5000", true),
-            ("127.0.0.1:5000", "127.0.0.1:5001", false),
-            ("*.example.com", "a.example.com:443", true),
-            ("[::1]:80", "[::1]:80", true),
-            ("[::1]:80", "[::1]", false),
-            ("hf.co", "hf.co", true),
-        ] {
-            assert_eq!(host_matches(&Pattern::host(pattern).unwrap(), host), expected, "{pattern} {host}");
-        }
-    }
 
     #[test]
     fn source_has_the_name_that_its_service_is_known_by() {

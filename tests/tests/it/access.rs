@@ -24,7 +24,7 @@ pub(super) use super::multi_user::can_be_others;
 #[derive(Clone, Copy)]
 pub(super) struct User {
     pub(super) uid: u32,
-    groups: &'static [u32],
+    pub(super) groups: &'static [u32],
 }
 
 const READERS: u32 = 64100;
@@ -63,8 +63,8 @@ impl User {
 /// A daemon that every user can connect to.
 pub(super) struct Shared {
     pub(super) daemon: TestDaemon,
-    config: PathBuf,
-    folder: TempDir,
+    pub(super) config: PathBuf,
+    pub(super) folder: TempDir,
 }
 
 impl Shared {
@@ -80,7 +80,7 @@ impl Shared {
     }
 
     /// Replaces the configuration, and waits until the daemon uses it.
-    fn reload(&self, config: &str) {
+    pub(super) fn reload(&self, config: &str) {
         let before = self.daemon.log().matches("SIGHUP: ").count();
         fs::write(&self.config, config).unwrap();
         let pid = Pid::from_raw(self.daemon.pid().try_into().unwrap()).unwrap();
@@ -107,7 +107,7 @@ impl Shared {
         output.lines().map(parse).collect()
     }
 
-    fn request(&self, user: User, request: &str) -> (u64, Json) {
+    pub(super) fn request(&self, user: User, request: &str) -> (u64, Json) {
         self.requests(user, &[request.to_owned()]).remove(0)
     }
 
@@ -133,9 +133,14 @@ fn is_denied((status, body): &(u64, Json)) -> bool {
 
 /// All requests and their rights. A test of the daemon compares the table with the requests that exist.
 pub(super) fn documented_requests() -> BTreeMap<String, String> {
+    documented_table("2.2 Rights")
+}
+
+/// The requests in the table of a section of `docs/PROTOCOL.md`, with the second column.
+pub(super) fn documented_table(title: &str) -> BTreeMap<String, String> {
     let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PROTOCOL.md");
     let document = fs::read_to_string(document).unwrap();
-    let section = document.split("\n### 2.2 Rights\n").nth(1).unwrap().split("\n### ").next().unwrap();
+    let section = document.split(&format!("\n### {title}\n")).nth(1).unwrap().split("\n### ").next().unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| `GET ") || line.starts_with("| `POST "));
     let row = |row: &str| {
         let (request, right) = row.trim_matches('|').split_once('|').unwrap();

@@ -53,6 +53,7 @@ mod open;
 mod operations;
 mod outdated;
 mod owner;
+mod policy;
 mod protocol_violations;
 mod pull;
 mod quotas;
