@@ -4,6 +4,7 @@
 //! connection is kept between requests, so a [`Client`] can be shared by threads and survives a
 //! restart of the daemon.
 
+mod audit_log;
 mod transport;
 
 use std::env;
@@ -25,7 +26,6 @@ use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::access::OwnAccess;
 use crate::protocol::accounts::UserUsage;
-use crate::protocol::audit::{AuditRecord, LogEnd, LogEvent, LogParams};
 use crate::protocol::configuration::Configuration;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
@@ -179,27 +179,6 @@ impl Client {
     /// [`ClientError::Daemon`] with `not_found` when there never was a model with this name.
     pub fn history(&self, reference: &Reference) -> Result<NameHistory, ClientError> {
         self.query(&format!("/v1/history/{}", in_path(reference)))
-    }
-
-    /// Reads the audit log: `on_record` is called for each record, the oldest first. With [`LogParams::follow`], returns
-    /// only when the daemon ends. A user that does not administer the store gets its own records.
-    ///
-    /// # Errors
-    /// [`ClientError::Daemon`] with `not_found` when the audit log is off.
-    pub fn log(
-        &self,
-        params: &LogParams,
-        mut on_record: impl FnMut(AuditRecord),
-    ) -> Result<LogEnd, ClientError> {
-        let mut lines = self.send(Request::post("/v1/log", params)?)?.lines()?;
-        while let Some(event) = lines.next_json()? {
-            match event {
-                LogEvent::Record(record) => on_record(*record),
-                LogEvent::Done(end) => return Ok(end),
-                LogEvent::Failed(response) => return Err(response.error.into()),
-            }
-        }
-        Err(ClientError::Closed)
     }
 
     /// A model's manifest with the original bytes, whose digest is the model's ID.

@@ -7,8 +7,8 @@ mod error;
 mod members;
 mod metrics;
 mod paths;
-mod quotas;
 mod policy;
+mod quotas;
 mod settings;
 mod values;
 
@@ -25,8 +25,8 @@ pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
 use self::metrics::MetricsConfig;
 pub(crate) use self::paths::{default_config, default_root};
-use self::quotas::QuotasConfig;
 use self::policy::PolicyConfig;
+use self::quotas::QuotasConfig;
 pub(crate) use self::settings::{Given, differences, mode, path};
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
@@ -34,8 +34,8 @@ use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
 use crate::access::Access;
-use crate::quotas::Quotas;
 use crate::policy::Policy;
+use crate::quotas::Quotas;
 use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 

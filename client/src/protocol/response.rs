@@ -15,6 +15,7 @@ use super::corrected::CorrectedFile;
 use super::error::ErrorBody;
 pub use super::lost_model::Kept;
 use super::lost_model::LostModel;
+use super::lower_store::LowerStore;
 use super::model_tensor::ModelTensor;
 use super::policy::PolicyDecision;
 pub use super::pulls::{RunningPull, RunningPulls};
@@ -45,16 +46,6 @@ pub struct ModelList {
     /// The lower stores, in the order in which they are searched.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lower_stores: Vec<LowerStore>,
-}
-
-/// A read-only store in which is looked for what the writable one lacks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LowerStore {
-    /// Its directory.
-    pub path: String,
-    /// Why it cannot be used, if so: its models are hidden.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub problem: Option<String>,
 }
 
 /// One model in a list.

@@ -209,17 +209,19 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         "/v1/log" => log::log(caller, &caller.params(request).await?),
         "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
-        "/v1/reindex" => {
-            let record = Arc::clone(&caller.record);
-            let reindex = move |daemon: &Daemon| {
-                let reindexed = ops::reindex(&daemon.store)?;
-                record.finished(&reindexed);
-                Ok(reindexed)
-            };
-            caller.respond(reindex).await
-        }
+        "/v1/reindex" => reindex(caller).await,
         _ => Err(unknown(&Method::POST, path)),
     }
+}
+
+async fn reindex(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
+    let record = Arc::clone(&caller.record);
+    let reindex = move |daemon: &Daemon| {
+        let reindexed = ops::reindex(&daemon.store)?;
+        record.finished(&reindexed);
+        Ok(reindexed)
+    };
+    caller.respond(reindex).await
 }
 
 async fn rename(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {

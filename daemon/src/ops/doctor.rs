@@ -20,7 +20,7 @@ pub use facts::DoctorContext;
 use facts::Facts;
 
 /// All checks, in the order of the report.
-const CHECKS: [fn(&Facts) -> Check; 21] = [
+const CHECKS: [fn(&Facts) -> Check; 22] = [
     disk::writes,
     disk::file_system,
     disk::lower_stores,

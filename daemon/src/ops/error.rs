@@ -172,35 +172,14 @@ impl OpError {
     }
 
     fn hint(&self) -> Option<String> {
+        if let Self::Store(error) = self
+            && let Some(hint) = store_hint(error)
+        {
+            return Some(hint);
+        }
         let hint = match (self, self.code()) {
             (Self::Registry(error), _) => return error.hint(),
             (Self::DeniedByPolicy { hint, .. }, _) => return Some(hint.clone()),
-            (Self::Store(StoreError::IndexBuilding { .. }), _) => {
-                "try again in a minute; models can be opened meanwhile"
-            }
-            (Self::Store(StoreError::Locked { .. }), _) => {
-                "only one process at a time can have a store open: connect to that one, or stop it first"
-            }
-            (Self::Store(StoreError::Pinned { name }), _) => {
-                return Some(format!(
-                    "--force gives the name and its pin to the other model, which only administrators may do; \
-                     `blobd unpin {name}` ends the protection"
-                ));
-            }
-            (Self::Store(StoreError::NoSuchModel { similar, .. }), _) if !similar.is_empty() => {
-                return Some(match similar.as_slice() {
-                    [only] => format!("did you mean {only}?"),
-                    several => format!("similar names in the store: {}", several.join(", ")),
-                });
-            }
-            (Self::Store(StoreError::Hidden { .. }), _) => {
-                "make the lower store available again, such as by mounting its file system; nothing of the model is lost"
-            }
-            (Self::Store(StoreError::InLowerStore { name, .. }), _) => {
-                return Some(format!(
-                    "`blobd promote {name}` or `blobd tag {name} NEW` gives this store a name of its own for it"
-                ));
-            }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (Self::NoSpace { relief, leftover, .. }, _) => {
                 let left = match leftover {
@@ -217,9 +196,6 @@ impl OpError {
                  larger quota in [quotas] of the daemon's configuration"
             }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
-            (Self::Store(StoreError::Manifest { .. }), _) => {
-                "nothing is deleted until it can be read: pull or import this model again, or `blobd rm` it"
-            }
             (Self::Ingest { .. }, ErrorCode::InvalidInput) => {
                 "if it is a model, it is damaged or incomplete: copy or download it again"
             }
@@ -248,6 +224,41 @@ impl OpError {
         };
         Some(hint.to_owned())
     }
+}
+
+/// What to do about an error of the store, if that does not depend on the verb.
+fn store_hint(error: &StoreError) -> Option<String> {
+    let hint = match error {
+        StoreError::IndexBuilding { .. } => "try again in a minute; models can be opened meanwhile",
+        StoreError::Locked { .. } => {
+            "only one process at a time can have a store open: connect to that one, or stop it first"
+        }
+        StoreError::Pinned { name } => {
+            return Some(format!(
+                "--force gives the name and its pin to the other model, which only administrators may do; \
+                 `blobd unpin {name}` ends the protection"
+            ));
+        }
+        StoreError::NoSuchModel { similar, .. } if !similar.is_empty() => {
+            return Some(match similar.as_slice() {
+                [only] => format!("did you mean {only}?"),
+                several => format!("similar names in the store: {}", several.join(", ")),
+            });
+        }
+        StoreError::Hidden { .. } => {
+            "make the lower store available again, such as by mounting its file system; nothing of the model is lost"
+        }
+        StoreError::InLowerStore { name, .. } => {
+            return Some(format!(
+                "`blobd promote {name}` or `blobd tag {name} NEW` gives this store a name of its own for it"
+            ));
+        }
+        StoreError::Manifest { .. } => {
+            "nothing is deleted until it can be read: pull or import this model again, or `blobd rm` it"
+        }
+        _ => return None,
+    };
+    Some(hint.to_owned())
 }
 
 fn store_code(error: &StoreError) -> ErrorCode {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use blobd_client::protocol::response::{LowerStore, ModelList, ModelSummary};
+use blobd_client::protocol::lower_store::LowerStore;
+use blobd_client::protocol::response::{ModelList, ModelSummary};
 use blobd_store::{LowerStatus, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
 

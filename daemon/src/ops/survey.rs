@@ -106,7 +106,7 @@ impl Survey {
     ) -> Result<Self, StoreError> {
         let selected = named.map_or(Selected::WritableStore, Selected::Model);
         Self::visiting(store, selected, &mut |file, recipe| {
-            blobs.extend(blob_sizes(file, recipe).into_keys())
+            blobs.extend(blob_sizes(file, recipe).into_keys());
         })
     }
 
@@ -412,7 +412,7 @@ mod tests {
     fn file_that_many_models_share_is_read_once_and_kept_as_one_entry() {
         let (_folder, store) = store_of_relatives(40, 100);
         let mut shown = Vec::new();
-        let survey = Survey::visiting(&store, None, &mut |file, recipe| {
+        let survey = Survey::visiting(&store, Selected::WritableStore, &mut |file, recipe| {
             shown.push((file, recipe.is_some()));
         });
         let survey = survey.unwrap();

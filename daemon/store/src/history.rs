@@ -15,6 +15,7 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
 use super::reservation::Reservation;
+use super::root::Root;
 use super::{Store, StoreError};
 
 /// The verbs that give a name to a model or take it away.
@@ -361,7 +362,8 @@ impl Store {
 
     /// The content of the record with one more entry.
     fn history_with(&self, reference: &Reference, entry: Entry) -> Result<Vec<u8>, StoreError> {
-        let mut record = read_history(&self.root, reference).unwrap_or_else(|| Record::new(reference.clone()));
+        let mut record =
+            read_history(&self.root, reference).unwrap_or_else(|| Record::new(reference.clone()));
         // The name as it is written now, which may differ in upper and lower case.
         record.reference = reference.clone();
         let mut record = record.without_interrupted(entry.previous);

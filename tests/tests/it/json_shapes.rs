@@ -56,7 +56,7 @@ const NOT_SHOWN: &[(&str, &str)] = &[
 ];
 
 /// A name or null: whether the user of the tests has a name depends on the machine.
-const NAMES_OF_USERS: [&str; 6] = [
+const NAMES_OF_USERS: [&str; 7] = [
     "Session.user as ",
     "UnfinishedDownload.user as ",
     "UserId.user as ",
