@@ -323,11 +323,11 @@ mod tests {
             ),
             (
                 "[[policy.rules]]\naction = \"block\"",
-                "c.toml:2:10: policy.rules.action: \"block\", \"allow\", \"deny\" expected",
+                "c.toml:2:10: policy.rules.action: \"block\", \"allow\" or \"deny\" expected",
             ),
             (
                 "[policy]\ndefault = \"no\"",
-                "c.toml:2:11: policy.default: \"no\", \"allow\", \"deny\" expected",
+                "c.toml:2:11: policy.default: \"no\", \"allow\" or \"deny\" expected",
             ),
             ("[polcy]\ndefault = \"deny\"", "c.toml:1:2: unknown key \"polcy\""),
         ] {

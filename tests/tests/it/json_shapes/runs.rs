@@ -125,6 +125,9 @@ fn showing(session: &mut Session, sample: &Sample) {
     for file in ["moe.gguf", "llama.gguf"] {
         session.ok("show", ["show", &sample.path(file)]);
     }
+    let rule = "[[policy.rules]]\naction = \"deny\"\nname = \"base\"\nreason = \"not reviewed\"";
+    let denying = sample.config("denying.toml", rule);
+    session.line("show", &format!("base --config {}", denying.display()));
     session.ok("show", ["show", &sample.registry.name("me/half:1")]);
     session.ok("show", ["show", &format!("{}/files/tiny.gguf", sample.registry.url())]);
     for form in
