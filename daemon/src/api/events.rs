@@ -1,4 +1,5 @@
-//! `POST /v1/pull`, `POST /v1/verify`, `POST /v1/edit` and `POST /v1/promote`: the response is one JSON document per line for each event.
+//! `POST /v1/pull`, `POST /v1/verify`, `POST /v1/edit` and `POST /v1/promote`: the response is one JSON document per
+//! line for each event.
 
 use std::sync::Arc;
 
@@ -86,7 +87,7 @@ pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, 
 }
 
 pub(super) fn promote(caller: &Caller, params: PromoteParams) -> Result<HttpResponse, ErrorBody> {
-    let (requester, record) = (caller.requester(), Arc::clone(&caller.record));
+    let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
     let status = "waiting for other imports and edits to end".to_owned();
     let work = Work {
         name: format!("promotion of {}", params.reference.short()),
@@ -103,7 +104,7 @@ pub(super) fn promote(caller: &Caller, params: PromoteParams) -> Result<HttpResp
             let _ = events.try_send(progress.into());
             !events.is_closed()
         };
-        let promoted = ops::promote(&daemon.store, requester, &params, &mut report);
+        let promoted = ops::promote(&daemon.store, requester, &policy, &params, &mut report);
         promoted.inspect(|promoted| record.finished(promoted)).map(PromoteEvent::Done)
     })
 }

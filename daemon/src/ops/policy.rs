@@ -217,7 +217,7 @@ const MAX_EDITS: usize = 32;
 
 /// Adds all names of a stored model, and where it came from; of an edited model also those of its source.
 fn add_stored(subject: &mut Subject, store: &Store, manifest: Digest) -> Result<(), OpError> {
-    let tags = store.summaries()?;
+    let tags = store.all_summaries()?;
     let (mut next, mut seen) = (Some(manifest), BTreeSet::new());
     while let Some(manifest) = next.take()
         && seen.len() < MAX_EDITS

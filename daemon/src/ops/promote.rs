@@ -9,6 +9,7 @@ use blobd_store_format::digest::Digest;
 use super::OpError;
 use super::collect_on_failure::explaining_no_space;
 use super::lost_models::Evictions;
+use super::policy::CallerPolicy;
 use super::relief::Leftover;
 use crate::requester::Requester;
 
@@ -20,23 +21,27 @@ type ReportProgress<'r> = dyn FnMut(u64, u64) -> bool + 'r;
 ///
 /// # Errors
 /// [`blobd_store::StoreError::DamagedBlob`] if the bytes of a lower store are wrong; then the tag is not set.
+/// [`OpError::DeniedByPolicy`].
 pub fn promote(
     store: &Arc<Store>,
     requester: Requester,
+    policy: &CallerPolicy,
     params: &PromoteParams,
     report: &mut ReportProgress<'_>,
 ) -> Result<Promoted, OpError> {
-    explaining_no_space(store, Leftover::Nothing, promote_model(store, requester, params, report))
+    explaining_no_space(store, Leftover::Nothing, promote_model(store, requester, policy, params, report))
 }
 
 fn promote_model(
     store: &Arc<Store>,
     requester: Requester,
+    policy: &CallerPolicy,
     params: &PromoteParams,
     report: &mut ReportProgress<'_>,
 ) -> Result<Promoted, OpError> {
     let lease = store.leases().grant(format!("promotion of {}", params.reference.short()));
     let model = store.leased_model(&params.reference, &lease)?;
+    policy.check_stored(store, &model, None)?;
     let name = model.reference.short();
     let from = store.lower_place_of(&model.reference)?.map(|place| place.display().to_string());
     let missing = store.not_own_blobs(model.blob_sizes())?;
@@ -56,7 +61,7 @@ fn promote_model(
     }
     let evictions = Evictions::new(requester, format!("promotion of {name}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).keeping_own_copies();
-    let mut ingest = ingest.on_behalf_of(requester.doing(Verb::Promote));
+    let mut ingest = requester.acting(ingest, Verb::Promote);
     ingest.admit_all(missing.iter().map(|(_, size)| *size))?;
     copy(&mut ingest, &missing, copied_bytes, report)?;
     let origin = store.origin(model.manifest.digest());

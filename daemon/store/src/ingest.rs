@@ -20,6 +20,7 @@ use super::gc::Displaced;
 use super::history::{Actor, NameChange, Verb};
 use super::leases::Lease;
 use super::make_space::EvictionObserver;
+use super::models::Borrowed;
 use super::node::Node;
 use super::origins::{FileVersion, OriginRecord};
 use super::reservation::Reservation;
@@ -28,8 +29,6 @@ use super::staging::Staging;
 use super::{Store, StoreError};
 
 mod borrowed;
-
-pub(crate) use borrowed::Borrowed;
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
 /// If it is dropped without a commit, only blobs of large files that were already published remain, and

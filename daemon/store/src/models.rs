@@ -1,6 +1,6 @@
 //! Models as they are stored: a manifest, and for each of its files a blob or a recipe.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,11 +13,14 @@ use blobd_store_format::recipe::{Member, Recipe};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 
-use super::ingest::Borrowed;
 use super::leases::Lease;
 use super::node::Node;
 use super::root::Root;
 use super::{Store, StoreError};
+
+/// The blobs of a model that only lower stores have. They are looked up before the tags are locked, because a look-up
+/// in a lower store may take long.
+pub(crate) type Borrowed = BTreeSet<Digest>;
 
 /// A stored model with its recipes.
 #[derive(Clone, Debug)]

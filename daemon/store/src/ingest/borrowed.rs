@@ -9,12 +9,9 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 
 use super::Ingest;
+use crate::models::Borrowed;
 use crate::reader::FileReader;
 use crate::{Store, StoreError};
-
-/// The blobs of a model that only lower stores have. They are looked up before the tags are locked, because a look-up
-/// in a lower store may take long.
-pub(crate) type Borrowed = BTreeSet<Digest>;
 
 impl Ingest {
     /// Has this store keep its own copy of every blob that is added, also of those that a lower store has.
