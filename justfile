@@ -70,6 +70,10 @@ crash *arguments: build
 abuse *arguments: build
     cargo run --release --package blobd-tests --bin abuse -- {{ arguments }}
 
+# Ten users with quotas pull and import at once for some minutes; as root, else it is skipped
+quotas seconds="180":
+    BLOBD_QUOTA_SECONDS={{ seconds }} cargo test --package blobd-tests --test it ten_users -- --nocapture
+
 # Compare with an independent reader of GGUF files; takes `pip install gguf`
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}

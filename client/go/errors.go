@@ -17,8 +17,10 @@ const (
 	CodeBusy           Code = "busy"
 	CodeCorrupt        Code = "corrupt"
 	CodeNoSpace        Code = "no_space"
+	CodeOverQuota      Code = "over_quota"
 	CodeReadOnly       Code = "read_only"
 	CodeDenied         Code = "denied"
+	CodeDeniedByPolicy Code = "denied_by_policy"
 	CodeUpstream       Code = "upstream"
 	CodeInternal       Code = "internal"
 )
@@ -133,7 +135,7 @@ func (e *envelope) asError() error {
 	code := Code(*e.Code)
 	switch code {
 	case CodeInvalidRequest, CodeInvalidInput, CodeNotFound, CodeBusy, CodeCorrupt, CodeNoSpace,
-		CodeReadOnly, CodeDenied, CodeUpstream:
+		CodeReadOnly, CodeDenied, CodeDeniedByPolicy, CodeUpstream:
 	default:
 		code = CodeInternal
 	}

@@ -4,6 +4,7 @@
 //! connection is kept between requests, so a [`Client`] can be shared by threads and survives a
 //! restart of the daemon.
 
+mod audit_log;
 mod transport;
 
 use std::env;
@@ -24,12 +25,15 @@ use crate::http::Request;
 use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::access::OwnAccess;
+use crate::protocol::accounts::UserUsage;
 use crate::protocol::configuration::Configuration;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
 use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
+use crate::protocol::health::Health;
 use crate::protocol::history::NameHistory;
+use crate::protocol::promote::{PromoteEvent, PromoteParams, Promoted};
 use crate::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
@@ -205,6 +209,14 @@ impl Client {
         self.query(&format!("/v1/df?detail={limit}"))
     }
 
+    /// What is charged to each user, and the quotas. Administrators see all users, others themselves.
+    ///
+    /// # Errors
+    /// As for [`disk_usage`](Self::disk_usage).
+    pub fn user_usage(&self) -> Result<UserUsage, ClientError> {
+        self.query("/v1/df/users")
+    }
+
     /// Lists unfinished downloads.
     ///
     /// # Errors
@@ -296,6 +308,14 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn access(&self) -> Result<OwnAccess, ClientError> {
         self.query("/v1/access")
+    }
+
+    /// Whether the daemon works.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn health(&self) -> Result<Health, ClientError> {
+        self.query("/v1/health")
     }
 
     /// The rate limit of all pulls together.
@@ -455,6 +475,25 @@ impl Client {
                 EditEvent::Progress(_) => None,
                 EditEvent::Done(edited) => Some(Ok(edited)),
                 EditEvent::Failed(response) => Some(Err(response.error.into())),
+            }
+        })
+    }
+
+    /// Copies what a model uses of lower stores into the writable one.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] when the copy fails, before or after it starts.
+    pub fn promote(
+        &self,
+        params: &PromoteParams,
+        mut on_event: impl FnMut(PromoteEvent),
+    ) -> Result<Promoted, ClientError> {
+        self.post_for_events("/v1/promote", params, |event: PromoteEvent| {
+            on_event(event.clone());
+            match event {
+                PromoteEvent::Progress(_) => None,
+                PromoteEvent::Done(promoted) => Some(Ok(promoted)),
+                PromoteEvent::Failed(response) => Some(Err(response.error.into())),
             }
         })
     }

@@ -83,7 +83,7 @@ impl Access {
 
     /// The error of a request that needs a right that its user does not have.
     pub(crate) fn refusal(&self, principal: &Principal, right: Right, request: &str) -> ErrorBody {
-        let (who, right) = (self.describe(principal), right.name());
+        let (who, right) = (self.users.describe(principal.uid), right.name());
         let message = format!("{request}: {who} does not have the right \"{right}\"");
         let file = self
             .file
@@ -94,15 +94,6 @@ impl Access {
              a change"
         );
         ErrorBody::new(ErrorCode::Denied, message).with_hint(hint)
-    }
-
-    /// `user ann (uid 7)`, or `uid 7`.
-    pub(crate) fn describe(&self, principal: &Principal) -> String {
-        let uid = principal.uid;
-        match self.users.name_of(uid) {
-            Some(name) => format!("user {name} (uid {uid})"),
-            None => format!("uid {uid}"),
-        }
     }
 }
 

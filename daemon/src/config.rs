@@ -1,10 +1,14 @@
 //! The configuration file, and the default paths.
 
 mod access;
+mod audit;
 mod credentials;
 mod error;
 mod members;
+mod metrics;
 mod paths;
+mod policy;
+mod quotas;
 mod settings;
 mod values;
 
@@ -15,10 +19,14 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use self::access::AccessConfig;
+pub(crate) use self::audit::AuditConfig;
 pub(crate) use self::credentials::CredentialsConfig;
 pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
+use self::metrics::MetricsConfig;
 pub(crate) use self::paths::{default_config, default_root};
+use self::policy::PolicyConfig;
+use self::quotas::QuotasConfig;
 pub(crate) use self::settings::{Given, differences, mode, path};
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
@@ -26,12 +34,15 @@ use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
 use crate::access::Access;
+use crate::policy::Policy;
+use crate::quotas::Quotas;
 use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 
 /// All keys and sections.
-const KEYS: [&str; 33] = [
+const KEYS: [&str; 48] = [
     "root",
+    "lower",
     "socket",
     "socket_group",
     "socket_mode",
@@ -44,6 +55,13 @@ const KEYS: [&str; 33] = [
     "access.read",
     "access.pull",
     "access.admin",
+    "[quotas]",
+    "quotas.default",
+    "quotas.users",
+    "quotas.groups",
+    "[policy]",
+    "policy.default",
+    "policy.rules",
     "[space]",
     "space.quota",
     "space.min_free",
@@ -54,16 +72,35 @@ const KEYS: [&str; 33] = [
     "scrub.rate_bytes_per_second",
     "scrub.pass_days",
     "scrub.pause_above_pressure_percent",
+    "[audit]",
+    "audit.enabled",
+    "audit.directory",
+    "audit.max_bytes",
+    "audit.keep",
     "[transfer]",
     "transfer.limit_rate",
     "transfer.max_connections",
     "transfer.stall_timeout_seconds",
+    "[metrics]",
+    "metrics.listen",
     "[credentials]",
     "credentials.file",
     "credentials.use_docker_helpers",
     "credentials.insecure_hosts",
     "credentials.ollama_key_hosts",
     "credentials.token_services",
+];
+
+/// The keys of a rule in `policy.rules`.
+const RULE_KEYS: [&str; 8] = [
+    "policy.rules.action",
+    "policy.rules.registry",
+    "policy.rules.name",
+    "policy.rules.license",
+    "policy.rules.format",
+    "policy.rules.users",
+    "policy.rules.except",
+    "policy.rules.reason",
 ];
 
 /// The content of the configuration file. All keys are optional.
@@ -73,6 +110,9 @@ pub(crate) struct Config {
     /// The store's directory.
     #[serde(deserialize_with = "values::path")]
     pub root: Option<PathBuf>,
+    /// Read-only stores in which is looked for what the store lacks, in this order.
+    #[serde(deserialize_with = "values::paths")]
+    pub lower: Vec<PathBuf>,
     #[serde(deserialize_with = "values::path")]
     pub socket: Option<PathBuf>,
     /// The group whose members may connect.
@@ -94,9 +134,13 @@ pub(crate) struct Config {
     /// true unless the daemon runs as root.
     pub single_user: Option<bool>,
     pub access: AccessConfig,
+    pub quotas: QuotasConfig,
+    pub policy: PolicyConfig,
     pub space: SpaceConfig,
     pub scrub: ScrubConfig,
+    pub audit: AuditConfig,
     pub transfer: TransferConfig,
+    pub metrics: MetricsConfig,
     pub credentials: CredentialsConfig,
     /// The path of the configuration file, which need not exist: `credentials.json` is beside it.
     #[serde(skip)]
@@ -285,11 +329,15 @@ impl Config {
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
         let checked = config.space.check().and_then(|()| config.transfer.check());
-        let checked = checked.and_then(|()| config.credentials.check());
-        match checked.and_then(|()| config.access.check(Names::read)) {
+        let checked = checked.and_then(|()| config.credentials.check()).and_then(|()| config.audit.check());
+        let checked = checked.and_then(|()| config.access.check(Names::read));
+        let checked = checked.and_then(|()| config.policy.check(Names::read));
+        match checked.and_then(|()| config.quotas.check(Names::read)) {
             Ok(()) => {
+                let mut policy = config.policy;
+                policy.note_lines(|offset| error::line(text, offset));
                 let (location, lines) = (Some(path.to_path_buf()), error::lines(text));
-                Ok(Self { location, was_read: true, lines, ..config })
+                Ok(Self { location, was_read: true, lines, policy, ..config })
             }
             Err(refusal) => Err(ConfigError::of_refusal(path, text, &refusal)),
         }
@@ -300,8 +348,23 @@ impl Config {
         self.access.access(self.location.as_deref())
     }
 
+    /// How much may be charged to each user. Reads the names of users and groups.
+    pub(crate) fn quotas(&self) -> Quotas {
+        self.quotas.quotas()
+    }
+
+    /// Which models are allowed to whom. Reads the names of users and groups, if there are rules.
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy.policy(self.location.as_deref())
+    }
+
     pub(crate) fn store_options(&self) -> StoreOptions {
-        StoreOptions { durability: self.durability, space: self.space.policy(), ..StoreOptions::default() }
+        StoreOptions {
+            durability: self.durability,
+            space: self.space.policy(),
+            lower: self.lower.clone(),
+            ..StoreOptions::default()
+        }
     }
 
     pub(crate) fn is_single_user(&self) -> bool {

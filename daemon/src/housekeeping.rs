@@ -9,7 +9,7 @@ use blobd_store::gc;
 use blobd_store::give_back_memory;
 
 use crate::ops::{self, OpError};
-use crate::state::Daemon;
+use crate::state::{Daemon, evictions_to};
 
 /// The delay between the end of the last use of removed data and its deletion.
 const TICK: Duration = Duration::from_secs(1);
@@ -45,7 +45,10 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
                 daemon.blocking(|daemon| Ok(gc::empty_trash(&daemon.store)?.freed_bytes())).await,
             );
             report("sessions", daemon.blocking(forget_removed_models).await);
-            let evict = |daemon: &Daemon| Ok(ops::evict_excess(&daemon.store, &*daemon.last_opened)?);
+            let evict = |daemon: &Daemon| {
+                let report = evictions_to(&daemon.audit);
+                Ok(ops::evict_excess(&daemon.store, &*daemon.last_opened, &*report)?)
+            };
             report("eviction", daemon.blocking(evict).await);
         }
     }
@@ -53,7 +56,7 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
 
 /// Returns 0: no disk space is freed.
 fn forget_removed_models(daemon: &Daemon) -> Result<u64, OpError> {
-    let tags: BTreeSet<_> = daemon.store.tags()?.references.into_iter().collect();
+    let tags: BTreeSet<_> = daemon.store.all_tags()?.into_iter().collect();
     daemon.sessions.keep_opened(|model| tags.contains(model));
     Ok(0)
 }

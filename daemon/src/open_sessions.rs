@@ -115,6 +115,11 @@ impl Sessions {
         self.lock().last_opened.get(model).copied()
     }
 
+    /// How many models are open.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().open.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Each change of the table is complete before anything can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

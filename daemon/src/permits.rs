@@ -165,6 +165,11 @@ impl PermitPool {
         self.all_units.saturating_sub(free)
     }
 
+    /// The most units that all principals together may hold, without the first ones that do not depend on the others.
+    pub(crate) const fn total(&self) -> usize {
+        self.limits.total as usize
+    }
+
     fn clamp(&self, units: u32) -> u32 {
         units.min(self.limits.per_principal).min(self.limits.total)
     }

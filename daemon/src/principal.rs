@@ -68,7 +68,14 @@ impl Principal {
 
 /// The names of users from `/etc/passwd`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UserNames(BTreeMap<u32, String>);
+pub(crate) struct UserNames(BTreeMap<u32, User>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct User {
+    name: String,
+    /// The primary group, if the line has one.
+    gid: Option<u32>,
+}
 
 impl UserNames {
     /// Without names if the file cannot be read.
@@ -81,23 +88,36 @@ impl UserNames {
         for line in passwd.lines() {
             let mut fields = line.split(':');
             if let (Some(name), Some(Ok(uid))) = (fields.next(), fields.nth(1).map(str::parse)) {
+                let gid = fields.next().and_then(|gid| gid.parse().ok());
                 // The first entry of a user counts.
-                names.entry(uid).or_insert_with(|| name.to_owned());
+                names.entry(uid).or_insert_with(|| User { name: name.to_owned(), gid });
             }
         }
         Self(names)
     }
 
     pub(crate) fn name_of(&self, uid: u32) -> Option<String> {
-        self.0.get(&uid).cloned()
+        self.0.get(&uid).map(|user| user.name.clone())
+    }
+
+    pub(crate) fn primary_group_of(&self, uid: u32) -> Option<u32> {
+        self.0.get(&uid)?.gid
+    }
+
+    /// `user ann (uid 7)`, or `uid 7`.
+    pub(crate) fn describe(&self, uid: u32) -> String {
+        match self.name_of(uid) {
+            Some(name) => format!("user {name} (uid {uid})"),
+            None => format!("uid {uid}"),
+        }
     }
 
     pub(crate) fn uid_of(&self, name: &str) -> Option<u32> {
-        self.0.iter().find_map(|(uid, known)| (known == name).then_some(*uid))
+        self.0.iter().find_map(|(uid, known)| (known.name == name).then_some(*uid))
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.values().map(String::as_str)
+        self.0.values().map(|user| user.name.as_str())
     }
 }
 

@@ -4,10 +4,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request_id::RequestId;
 use tracing::Span;
 
+use crate::metrics::RequestEnd;
 use crate::principal::Principal;
 use crate::state::Daemon;
 use crate::verb_log::{self, Finished, Outcome};
@@ -46,6 +48,7 @@ struct State {
 /// A request that has ended.
 #[derive(Debug)]
 pub(crate) struct EndedRequest<'r> {
+    pub(crate) id: &'r RequestId,
     pub(crate) verb: Verb,
     pub(crate) peer: &'r Principal,
     pub(crate) command: Option<&'r str>,
@@ -159,6 +162,7 @@ impl RequestRecord {
             return;
         }
         let ended = EndedRequest {
+            id: &self.id,
             verb: state.verb,
             peer: &self.peer,
             command: self.command.as_deref(),
@@ -184,11 +188,56 @@ impl Drop for RequestRecord {
     }
 }
 
+/// What the metrics count of a request. Of a dry run only that it was made.
+fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
+    let done = ended.outcome.filter(|outcome| !outcome.is_dry_run);
+    let detail = |name| done.and_then(|done| done.details.get(name)?.as_u64()).unwrap_or_default();
+    RequestEnd {
+        verb: ended.verb.name,
+        result: ended.result.name(),
+        duration: ended.duration,
+        bytes: done.and_then(|done| done.bytes).unwrap_or_default(),
+        reused_bytes: detail("reused_bytes"),
+        repaired_blobs: detail("repaired"),
+    }
+}
+
 /// Every request is observed here once, when its result is known. Must not block: it also runs on the runtime's
 /// threads.
-fn observe(_daemon: &Daemon, ended: &EndedRequest<'_>) {
+fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
+    daemon.metrics.events.request_ended(&request_end(ended));
+    if ended.verb.is_audited {
+        daemon.audit.record(audit_record(ended));
+    }
     let EndedRequest { verb, peer, command, subject, outcome, result, duration, .. } = ended;
     let (uid, pid, verb, result) = (peer.uid, peer.pid, verb.name, result.name());
     let model = outcome.and_then(|outcome| outcome.model.as_deref()).or(*subject);
     tracing::debug!(uid, pid, command, verb, model, result, ms = duration.as_millis(), "ended");
+}
+
+/// The audit log adds the time and the name of the user.
+fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
+    let EndedRequest { id, verb, peer, command, subject, outcome, result, duration } = ended;
+    let message = match result {
+        RequestResult::Failed(error) => Some(error.message.clone()),
+        RequestResult::Done | RequestResult::Cancelled => None,
+    };
+    let details = outcome.iter().flat_map(|outcome| &outcome.details);
+    AuditRecord {
+        time: String::new(),
+        request: Some(id.to_string()),
+        uid: peer.uid,
+        user: None,
+        pid: (peer.pid > 0).then_some(peer.pid),
+        command: command.map(str::to_owned),
+        verb: verb.name.to_owned(),
+        model: outcome.and_then(|outcome| outcome.model.as_deref()).or(*subject).map(str::to_owned),
+        digest: outcome.and_then(|outcome| outcome.digest),
+        bytes: outcome.and_then(|outcome| outcome.bytes),
+        result: result.name().to_owned(),
+        message,
+        duration_ms: Some(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
+        dry_run: outcome.is_some_and(|outcome| outcome.is_dry_run),
+        details: details.map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+    }
 }

@@ -70,6 +70,11 @@ impl RunningPulls {
         self.lock().running.values().cloned().collect()
     }
 
+    /// How many pulls are in progress.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().running.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Each change of the table is complete before anything can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

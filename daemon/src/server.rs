@@ -100,6 +100,7 @@ impl Server {
     /// Sends a constant response, perhaps before the request has arrived. The buffer of a new socket has
     /// enough space, so this does not wait.
     fn refuse(&self, peer: &Principal, socket: &ClientSocket) {
+        self.daemon.metrics.events.connections_refused.inc();
         const BUSY: &[u8] = b"HTTP/1.1 409 Conflict\r\nconnection: close\r\n\
             content-type: application/json\r\ncontent-length: 125\r\n\r\n\
             {\"error\":{\"code\":\"busy\",\"message\":\"too many connections\",\

@@ -17,30 +17,47 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
 use tracing::Span;
 
-use crate::access::Access;
+use crate::access::{Access, Rights};
+use crate::audit::AuditLog;
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
+use crate::metrics::Metrics;
 use crate::open_sessions::Sessions;
-use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
+use crate::ops::{
+    CallerPolicy, DoctorContext, EvictionReport, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull,
+    TermsCache,
+};
 use crate::permits::{Limits, PermitPool};
+use crate::policy::Policy;
 use crate::principal::Principal;
+use crate::quotas::Quotas;
 use crate::requester::Requester;
 use crate::running_pulls::RunningPulls;
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
+use crate::verb_log;
 
 /// A daemon without its socket, embedded in a command or listening.
 pub(crate) struct Daemon {
     pub store: Arc<Store>,
+    pub(crate) metrics: Metrics,
     /// Replaced when the configuration is read again; a request uses one client from its start to its end.
     registry: RwLock<RegistryClient>,
     /// Who has which rights. Replaced when the configuration is read again, for requests that start from then on.
     access: RwLock<Arc<Access>>,
+    /// How much may be charged to each user. Replaced likewise.
+    quotas: RwLock<Arc<Quotas>>,
+    /// Which models are allowed to whom. Replaced like the rights.
+    policy: RwLock<Arc<Policy>>,
+    /// What the policy needs to know of stored models.
+    terms: Arc<TermsCache>,
     /// The settings that are in use.
     configuration: RwLock<Configuration>,
     pub transfers: Transfers,
     pub sessions: Sessions,
     pub(crate) running_pulls: RunningPulls,
+    /// Off unless it was started.
+    pub(crate) audit: Arc<AuditLog>,
     /// Permits for short requests.
     pub(crate) limits: RequestLimits,
     /// Closes descriptors of clients, which can block.
@@ -164,19 +181,30 @@ impl Activity {
 
 impl Daemon {
     /// Reads certificate files, so it blocks for some milliseconds. Fails when the policy is not usable.
-    pub(crate) fn new(store: Store, policy: &RegistryPolicy) -> Result<Self, RegistryError> {
+    pub(crate) fn new(
+        store: Store,
+        policy: &RegistryPolicy,
+        metrics: Metrics,
+    ) -> Result<Self, RegistryError> {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
         let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened(model));
-        store.set_space_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
+        let audit = Arc::new(AuditLog::default());
+        let evictor = Evictor::new(&store, Arc::clone(&last_opened), evictions_to(&audit));
+        store.set_space_maker(Box::new(evictor));
         Ok(Self {
             store,
+            metrics,
             registry: RwLock::new(RegistryClient::new(policy)?),
             access: RwLock::default(),
+            quotas: RwLock::default(),
+            policy: RwLock::default(),
+            terms: Arc::default(),
             configuration: RwLock::default(),
             transfers: Transfers::default(),
             sessions,
             running_pulls: RunningPulls::default(),
+            audit,
             limits: RequestLimits::of_process(),
             closer: Arc::default(),
             large_models: LargeModels::default(),
@@ -216,7 +244,8 @@ impl Daemon {
 
     /// Replaces the client of registries for the requests that start from now on.
     pub(crate) fn set_registry(&self, registry: RegistryClient) {
-        *self.registry.write().unwrap_or_else(PoisonError::into_inner) = registry;
+        let mut current = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        *current = registry.continuing(&current);
     }
 
     pub(crate) fn access(&self) -> Arc<Access> {
@@ -227,9 +256,33 @@ impl Daemon {
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
     }
 
+    /// The policy for the user of a request.
+    pub(crate) fn policy_for(&self, peer: &Principal) -> CallerPolicy {
+        let policy = Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner));
+        CallerPolicy::new(policy, peer, &self.terms)
+    }
+
+    pub(crate) fn set_policy(&self, policy: Policy) {
+        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
+    }
+
     /// The user of a request that is served after its connection was upgraded.
     pub(crate) fn requester(&self, peer: &Principal) -> Requester {
-        Requester::of(peer, self.access().rights_of(peer))
+        self.requester_with(peer, self.access().rights_of(peer))
+    }
+
+    /// A user with these rights, and with its quota.
+    pub(crate) fn requester_with(&self, peer: &Principal, rights: Rights) -> Requester {
+        let requester = Requester::of(peer, rights);
+        requester.within(self.quotas().of(peer, requester.may_administer()))
+    }
+
+    pub(crate) fn quotas(&self) -> Arc<Quotas> {
+        Arc::clone(&self.quotas.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_quotas(&self, quotas: Quotas) {
+        *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(quotas);
     }
 
     pub(crate) fn configuration(&self) -> Configuration {
@@ -259,6 +312,7 @@ impl Daemon {
     /// Facts for `doctor` besides the store.
     pub(crate) fn doctor_context(&self) -> DoctorContext {
         DoctorContext {
+            audit: self.audit.status(),
             is_single_user: self.is_single_user,
             has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
         }
@@ -270,11 +324,12 @@ impl Daemon {
         registry: &'p RegistryClient,
         handle: &'p Handle,
         requester: Requester,
+        policy: &'p CallerPolicy,
         params: &'p PullParams,
         events: &'p Sender<PullEvent>,
     ) -> Pull<'p> {
         let Self { store, transfers, work: WorkLimits { fetches, .. }, .. } = self;
-        Pull { store, registry, transfers, fetches, handle, requester, params, events, watch: None }
+        Pull { store, registry, transfers, fetches, handle, requester, policy, params, events, watch: None }
     }
 
     /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;
@@ -302,6 +357,12 @@ impl Daemon {
         let done = spawn_blocking(move || span.in_scope(|| work(&daemon))).await;
         done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
     }
+}
+
+/// Adds evictions to the audit log.
+pub(crate) fn evictions_to(audit: &Arc<AuditLog>) -> Box<EvictionReport> {
+    let audit = Arc::clone(audit);
+    Box::new(move |cause, model| audit.record(verb_log::eviction_record(cause, model)))
 }
 
 #[cfg(test)]

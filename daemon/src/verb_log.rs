@@ -5,9 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
 use blobd_client::protocol::edit::Edited;
+use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::promote::Promoted;
 use blobd_client::protocol::response::{
     GcReport, Imported, PullDone, Released, Removed, Renamed, SessionSummary, Tagged,
 };
@@ -101,6 +104,33 @@ pub(crate) fn finished(limit: &LogLimit, requester: Requester, done: &impl Finis
 /// A model that was evicted because `cause` needed space.
 pub(crate) fn evicted(requester: Requester, cause: &str, model: &LostModel) {
     lost(requester, "evict", cause, model);
+}
+
+/// The record of an eviction, for the audit log.
+pub(crate) fn eviction_record(cause: &str, model: &LostModel) -> AuditRecord {
+    AuditRecord {
+        uid: Requester::own().uid(),
+        verb: "evict".to_owned(),
+        model: Some(model.name.clone()),
+        digest: Some(model.digest),
+        bytes: Some(model.freed_bytes),
+        result: "ok".to_owned(),
+        details: BTreeMap::from([("cause".to_owned(), json!(cause))]),
+        ..AuditRecord::default()
+    }
+}
+
+/// The record of a blob that the background verification has read wrong, for the audit log.
+pub(crate) fn scrub_record(blob: Digest, reason: &str, is_quarantined: bool) -> AuditRecord {
+    AuditRecord {
+        uid: Requester::own().uid(),
+        verb: "scrub".to_owned(),
+        digest: Some(blob),
+        result: ErrorCode::Corrupt.name().to_owned(),
+        message: Some(reason.to_owned()),
+        details: BTreeMap::from([("quarantined".to_owned(), json!(is_quarantined))]),
+        ..AuditRecord::default()
+    }
 }
 
 fn displaced(requester: Requester, cause: &str, models: &[LostModel]) {
@@ -197,6 +227,26 @@ impl Finished for Edited {
             .with_bytes(self.new_bytes)
             .dry_run_if(self.dry_run)
             .with_lost(&self.displaced, &self.evicted)
+    }
+}
+
+impl Finished for Promoted {
+    fn has_changed(&self) -> bool {
+        !self.dry_run && (self.from.is_some() || self.copied_blobs > 0)
+    }
+
+    fn write(&self, requester: Requester) {
+        if self.dry_run {
+            return;
+        }
+        let (uid, pid) = (requester.uid(), requester.pid());
+        let Self { name, digest, copied_bytes, .. } = self;
+        tracing::info!(uid, pid, model = %name, %digest, copied_bytes, "promote");
+    }
+
+    fn outcome(&self) -> Outcome {
+        let copied_bytes = if self.dry_run { 0 } else { self.copied_bytes };
+        Outcome::of(&self.name, self.digest).with_bytes(copied_bytes).with_lost(&[], &self.evicted)
     }
 }
 

@@ -30,6 +30,8 @@ pub const TRASH: &str = "trash";
 pub const PINS: &str = "pins";
 /// Blobs that failed verification.
 pub const QUARANTINE: &str = "quarantine";
+/// The audit log, unless the configuration names another directory.
+pub const AUDIT: &str = "audit";
 /// The position of the background verification.
 pub const SCRUB_FILE: &str = "scrub.json";
 /// A cache that can be rebuilt from the rest.

@@ -103,6 +103,18 @@ impl Manifest {
         std::iter::once(None).chain(self.names.iter().map(Option::as_deref))
     }
 
+    /// An annotation of the manifest itself, if it has one with this key. Annotations are not kept in memory.
+    #[must_use]
+    pub fn annotation(&self, key: &str) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Annotated {
+            annotations: Option<BTreeMap<String, serde_json::Value>>,
+        }
+
+        let annotated: Annotated = serde_json::from_slice(&self.raw).ok()?;
+        Some(annotated.annotations?.get(key)?.as_str()?.to_owned())
+    }
+
     /// The digests of the files that this manifest needs.
     #[must_use]
     pub fn digests(&self) -> BTreeSet<Digest> {

@@ -8,6 +8,7 @@
 
 mod member;
 mod unpacked;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 

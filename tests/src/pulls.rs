@@ -87,7 +87,14 @@ pub fn repair(store: &Arc<Store>) -> Result<Verified, OpError> {
     REGISTRY.with(|source| {
         let (events, _heard) = mpsc::channel(EVENTS_WAITING);
         let params = VerifyParams { reference: None, repair: true };
-        ops::verify(store, &source.client, runtime().handle(), &params, &events)
+        ops::verify(
+            store,
+            &source.client,
+            runtime().handle(),
+            &ops::CallerPolicy::default(),
+            &params,
+            &events,
+        )
     })
 }
 
@@ -120,6 +127,7 @@ impl PullSource {
             fetches: &ops::FetchLimit::default(),
             handle: runtime().handle(),
             requester: ops::Requester::own(),
+            policy: &ops::CallerPolicy::default(),
             params: &params,
             events: &events,
         };

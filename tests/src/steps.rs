@@ -90,7 +90,7 @@ impl Step {
             Self::PullTwice { file, name } => pulls::pull_twice(store, file, &reference(name)),
             Self::Tag { source, target } => {
                 let params = TagParams { source: reference(source), target: reference(target), force: false };
-                ops::tag(store, Requester::own(), &params).map(|_| ())
+                ops::tag(store, Requester::own(), &ops::CallerPolicy::default(), &params).map(|_| ())
             }
             Self::Edit { source, target } => edit(store, source, target),
             Self::Remove { name } => remove(store, name, None),
@@ -98,6 +98,7 @@ impl Step {
             Self::Undelete { name } => ops::undelete(
                 store,
                 Requester::own(),
+                &ops::CallerPolicy::default(),
                 &UndeleteParams { reference: reference(name), force: false },
             )
             .map(|_| ()),
@@ -230,7 +231,7 @@ fn edit(store: &Arc<Store>, source: usize, target: usize) -> Result<(), OpError>
         force: true,
         dry_run: false,
     };
-    ops::edit(store, Requester::own(), &params, &mut |_, _| true).map(|_| ())
+    ops::edit(store, Requester::own(), &ops::CallerPolicy::default(), &params, &mut |_, _| true).map(|_| ())
 }
 
 fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {

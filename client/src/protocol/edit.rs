@@ -99,6 +99,9 @@ pub struct Edited {
     /// The models that were evicted to make space.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
+    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A metadata key with another value.

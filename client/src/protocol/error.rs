@@ -69,10 +69,14 @@ pub enum ErrorCode {
     Corrupt,
     /// There is no space left for the data to be written.
     NoSpace,
+    /// The data would be charged to the caller, whose quota has too little space left.
+    OverQuota,
     /// Nothing can be added or removed, because a sync has failed.
     ReadOnly,
     /// The caller may not do this.
     Denied,
+    /// A rule of the daemon's policy denies the model to the caller.
+    DeniedByPolicy,
     /// A registry failed, sent wrong data or could not be reached.
     Upstream,
     /// The daemon itself failed.
@@ -90,8 +94,10 @@ impl ErrorCode {
             Self::Busy => "busy",
             Self::Corrupt => "corrupt",
             Self::NoSpace => "no_space",
+            Self::OverQuota => "over_quota",
             Self::ReadOnly => "read_only",
             Self::Denied => "denied",
+            Self::DeniedByPolicy => "denied_by_policy",
             Self::Upstream => "upstream",
             Self::Internal => "internal",
         }
@@ -106,9 +112,9 @@ impl ErrorCode {
             Self::NotFound => 404,
             Self::Busy => 409,
             Self::Corrupt | Self::Internal => 500,
-            Self::NoSpace => 507,
+            Self::NoSpace | Self::OverQuota => 507,
             Self::ReadOnly => 503,
-            Self::Denied => 403,
+            Self::Denied | Self::DeniedByPolicy => 403,
             Self::Upstream => 502,
         }
     }
@@ -122,8 +128,8 @@ impl ErrorCode {
             Self::NotFound => 3,
             Self::Busy => 4,
             Self::Corrupt => 5,
-            Self::NoSpace => 6,
-            Self::Denied => 7,
+            Self::NoSpace | Self::OverQuota => 6,
+            Self::Denied | Self::DeniedByPolicy => 7,
         }
     }
 }
@@ -183,8 +189,10 @@ mod tests {
             ErrorCode::Busy,
             ErrorCode::Corrupt,
             ErrorCode::NoSpace,
+            ErrorCode::OverQuota,
             ErrorCode::ReadOnly,
             ErrorCode::Denied,
+            ErrorCode::DeniedByPolicy,
             ErrorCode::Upstream,
             ErrorCode::Internal,
         ] {

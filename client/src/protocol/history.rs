@@ -28,7 +28,7 @@ pub struct NameChange {
     /// The name of that user, if the daemon knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// `import`, `pull`, `edit`, `tag`, `rename`, `undelete`, `rm` or `evict`.
+    /// `import`, `pull`, `edit`, `promote`, `tag`, `rename`, `undelete`, `rm` or `evict`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verb: Option<String>,
     /// The manifest that the name got; absent if the name was removed.

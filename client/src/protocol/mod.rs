@@ -4,6 +4,8 @@
 //! have descriptors attached. `docs/PROTOCOL.md` is the specification.
 
 pub mod access;
+pub mod accounts;
+pub mod audit;
 pub mod configuration;
 pub mod connection;
 pub mod corrected;
@@ -11,9 +13,13 @@ pub mod edit;
 pub mod error;
 pub mod frame;
 pub mod heads;
+pub mod health;
 pub mod history;
 pub mod lost_model;
+pub mod lower_store;
 pub mod model_tensor;
+pub mod policy;
+pub mod promote;
 pub mod pulls;
 pub mod request;
 pub mod request_id;

@@ -15,7 +15,9 @@ use super::corrected::CorrectedFile;
 use super::error::ErrorBody;
 pub use super::lost_model::Kept;
 use super::lost_model::LostModel;
+use super::lower_store::LowerStore;
 use super::model_tensor::ModelTensor;
+use super::policy::PolicyDecision;
 pub use super::pulls::{RunningPull, RunningPulls};
 pub use super::space::{DiskUsage, ModelUsage, SharedWith};
 use super::upkeep::{Eviction, Spared};
@@ -41,6 +43,9 @@ pub struct ModelList {
     /// The reason, if nothing can be added or removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<String>,
+    /// The lower stores, in the order in which they are searched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lower_stores: Vec<LowerStore>,
 }
 
 /// One model in a list.
@@ -61,6 +66,9 @@ pub struct ModelSummary {
     /// What is damaged, if anything; the other tensors and files can be opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+    /// The directory of the lower store that it is in; absent if it is in the writable store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
 }
 
 /// Response to `GET /v1/models/{reference}`.
@@ -73,6 +81,12 @@ pub struct ModelDetails {
     /// Where it is from, if it was pulled or imported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
+    /// The directory of the lower store that it is in; absent if it is in the writable store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// What the daemon's policy decides about it for the caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyDecision>,
     /// `general.architecture`. Of a model with one layer per tensor, what `config.json` names.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.
@@ -250,6 +264,9 @@ pub struct GcReport {
     /// Bytes that nothing needs but that stay because a running program has them open or mapped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<Kept>,
+    /// The directories of the lower stores, which were not collected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lower_stores: Vec<String>,
 }
 
 /// An item of a collection.
@@ -357,6 +374,9 @@ pub struct PullDone {
     /// The models that were evicted to make space.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
+    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// Response to `POST /v1/pull/plan`: what a pull would download and reuse.
@@ -461,6 +481,9 @@ pub struct Imported {
     /// The models that were evicted to make space; of very many, only the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
+    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// First frame of the response to an open: the model, and how many tensors and descriptors follow.

@@ -256,6 +256,8 @@ pub enum UsageKind {
     Records,
     /// The copy of the index.
     Index,
+    /// The audit log.
+    Audit,
     /// The reserve for a full disk.
     Reserve,
     /// The directories themselves.

@@ -36,6 +36,7 @@ fn imported() -> Imported {
         new_blob_count: 1,
         displaced: Vec::new(),
         evicted: Vec::new(),
+        notes: Vec::new(),
     }
 }
 

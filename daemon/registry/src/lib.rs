@@ -44,6 +44,7 @@ mod address_scope;
 mod auth;
 mod challenge;
 mod connect_failure;
+mod counts;
 pub mod credentials;
 mod error;
 mod huggingface;
@@ -78,6 +79,8 @@ use hyper_util::client::proxy::matcher::Matcher;
 
 pub use self::address_scope::AddressScope;
 pub use self::connect_failure::ConnectFailure;
+use self::counts::Counts;
+pub use self::counts::Troubles;
 use self::credentials::CredentialPolicy;
 pub use self::error::{Advice, FailureKind, RegistryError};
 use self::mirrors::{Mirrors, first_of};
@@ -125,6 +128,7 @@ impl RegistryPolicy {
 #[derive(Clone, Debug)]
 pub struct RegistryClient {
     shared: Arc<Shared>,
+    counts: Arc<Counts>,
 }
 
 #[derive(Debug)]
@@ -160,7 +164,7 @@ impl RegistryClient {
             retry: policy.retry,
             limits,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), counts: Arc::default() })
     }
 
     /// The same client with connections of its own. One that has delivered wrong bytes, for example through a
@@ -176,7 +180,13 @@ impl RegistryClient {
             retry: *retry,
             limits: *limits,
         };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), counts: Arc::clone(&self.counts) }
+    }
+
+    /// This client, which replaces `earlier` and goes on counting where that one is.
+    #[must_use]
+    pub fn continuing(self, earlier: &Self) -> Self {
+        Self { counts: Arc::clone(&earlier.counts), ..self }
     }
 
     /// The manifest that `reference` names, or the only model in the image index that it names. Its digest is

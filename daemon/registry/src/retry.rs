@@ -105,7 +105,9 @@ impl RegistryClient {
                 Err(error) => error,
             };
             let took_long = error.is_no_response() && started.elapsed() > self.shared.retry.slowest_repeated;
-            let Some(wait) = retry.wait_after(&error, 0).filter(|_| !took_long) else { return Err(error) };
+            let wait = retry.wait_after(&error, 0).filter(|_| !took_long);
+            self.note_failure(&error, wait.is_some());
+            let Some(wait) = wait else { return Err(error) };
             tracing::debug!("{error}; next attempt in {wait:?}");
             tokio::time::sleep(wait).await;
         }

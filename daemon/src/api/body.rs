@@ -103,6 +103,13 @@ pub(crate) fn json_response(value: &impl Serialize) -> HttpResponse {
     }
 }
 
+/// A text that is not JSON and not counted.
+pub(super) fn text_response(text: String, media_type: &'static str) -> HttpResponse {
+    let mut response = response(StatusCode::OK, Content::Whole(Some(text.into())), Vec::new());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
+}
+
 /// A JSON document that is already serialised.
 pub(super) fn raw_response(json: Vec<u8>, permit: Option<Permit>) -> HttpResponse {
     let permits = permit.into_iter().map(Arc::new).collect();

@@ -125,12 +125,14 @@ mod tests {
             name: "m".to_owned(),
             digest: Digest::of(b"m"),
             origin: None,
+            store: None,
             architecture: None,
             parameters: 7,
             quantization: None,
             metadata: [("tensors".to_owned(), serde_json::json!([]))].into(),
             layers: Vec::new(),
             tensors: Vec::new(),
+            policy: None,
         };
         Shown { details, recipes: counts.iter().map(|count| recipe(*count)).collect() }
     }

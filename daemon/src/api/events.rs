@@ -1,9 +1,11 @@
-//! `POST /v1/pull`, `POST /v1/verify` and `POST /v1/edit`: the response is one JSON document per line for each event.
+//! `POST /v1/pull`, `POST /v1/verify`, `POST /v1/edit` and `POST /v1/promote`: the response is one JSON document per
+//! line for each event.
 
 use std::sync::Arc;
 
 use blobd_client::protocol::edit::{EditEvent, EditParams, EditProgress};
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
+use blobd_client::protocol::promote::{PromoteEvent, PromoteParams, PromoteProgress};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::response::{PullEvent, PullProgress};
 use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
@@ -23,10 +25,11 @@ use crate::state::{Daemon, WorkLimits};
 const EVENTS_WAITING: usize = 64;
 
 pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
-    let (requester, handle) = (caller.requester(), Handle::current());
+    let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let record = Arc::clone(&caller.record);
     let status = "waiting for other pulls to end".to_owned();
     let model = ops::pulled_name(&params);
+    caller.daemon.metrics.events.pulls_started.inc();
     let watch = caller.daemon.running_pulls.begin(requester, model, params.source.to_string());
     let work = Work {
         name: format!("pull of {}", params.source),
@@ -36,14 +39,14 @@ pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, 
     };
     work.start(caller, move |daemon, events| {
         let registry = daemon.registry();
-        let pull = daemon.pull(&registry, &handle, requester, &params, events);
+        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, events);
         let done = ops::pull(ops::Pull { watch: Some(&watch), ..pull });
         done.inspect(|done| record.finished(done)).map(PullEvent::Done)
     })
 }
 
 pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpResponse, ErrorBody> {
-    let (record, handle) = (Arc::clone(&caller.record), Handle::current());
+    let (record, policy, handle) = (Arc::clone(&caller.record), caller.policy(), Handle::current());
     let status = "waiting for another verification to end".to_owned();
     let work = Work {
         name: "verify".to_owned(),
@@ -52,13 +55,13 @@ pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpRespon
         failed: VerifyEvent::Failed,
     };
     work.start(caller, move |daemon, events| {
-        let verified = ops::verify(&daemon.store, &daemon.registry(), &handle, &params, events);
+        let verified = ops::verify(&daemon.store, &daemon.registry(), &handle, &policy, &params, events);
         verified.inspect(|verified| record.finished(verified)).map(VerifyEvent::Done)
     })
 }
 
 pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, ErrorBody> {
-    let (requester, record) = (caller.requester(), Arc::clone(&caller.record));
+    let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
     let status = "waiting for other imports and edits to end".to_owned();
     let work = Work {
         name: format!("edit of {}", params.source.short()),
@@ -78,8 +81,31 @@ pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, 
             let _ = events.try_send(progress.into());
             !events.is_closed()
         };
-        let edited = ops::edit(&daemon.store, requester, &params, &mut report);
+        let edited = ops::edit(&daemon.store, requester, &policy, &params, &mut report);
         edited.inspect(|edited| record.finished(edited)).map(EditEvent::Done)
+    })
+}
+
+pub(super) fn promote(caller: &Caller, params: PromoteParams) -> Result<HttpResponse, ErrorBody> {
+    let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
+    let status = "waiting for other imports and edits to end".to_owned();
+    let work = Work {
+        name: format!("promotion of {}", params.reference.short()),
+        // As an import, it reads, hashes and writes a whole model.
+        pool: |work| &work.imports,
+        waiting: PromoteEvent::Progress(PromoteProgress { status, ..PromoteProgress::default() }),
+        failed: PromoteEvent::Failed,
+    };
+    work.start(caller, move |daemon, events| {
+        let mut report = |completed: u64, total: u64| {
+            let status = "copying".to_owned();
+            let progress = PromoteProgress { status, total: Some(total), completed: Some(completed) };
+            // The client may be slow; the next event replaces this one.
+            let _ = events.try_send(progress.into());
+            !events.is_closed()
+        };
+        let promoted = ops::promote(&daemon.store, requester, &policy, &params, &mut report);
+        promoted.inspect(|promoted| record.finished(promoted)).map(PromoteEvent::Done)
     })
 }
 

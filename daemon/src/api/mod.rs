@@ -20,7 +20,8 @@ use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
 use crate::access::{Right, Rights};
-use crate::ops;
+use crate::monitoring;
+use crate::ops::{self, CallerPolicy};
 use crate::permits::Permit;
 use crate::principal::Principal;
 use crate::request_record::RequestRecord;
@@ -32,6 +33,7 @@ use crate::verb_log::Finished;
 mod body;
 mod details;
 mod events;
+mod log;
 mod observe;
 mod open;
 mod release;
@@ -41,7 +43,7 @@ mod upgrade;
 mod verbs;
 
 pub(crate) use body::{HttpResponse, json_response, reports_progress};
-use body::{error_response, raw_response, read_json};
+use body::{error_response, raw_response, read_json, text_response};
 use verbs::Subject;
 
 fn unknown(method: &Method, path: &str) -> ErrorBody {
@@ -112,6 +114,7 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
         "/v1/ps" => observe::sessions(caller, uri.query()).await,
         "/v1/pulls" => observe::pulls(caller).await,
         "/v1/df" => observe::usage(caller, uri.query()).await,
+        "/v1/df/users" => observe::user_usage(caller).await,
         "/v1/partials" => caller.survey(|daemon| ops::partials(&daemon.store, &daemon.transfers)).await,
         "/v1/trash" => caller.respond(|daemon| ops::trash(&daemon.store)).await,
         "/v1/doctor" => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
@@ -119,6 +122,11 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
             let bytes = observe::number(uri.query(), "bytes")?;
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             caller.survey(plan).await
+        }
+        "/v1/health" => Ok(json_response(&monitoring::health(daemon, caller.peer.uid).await)),
+        "/v1/metrics" => {
+            let text = monitoring::scrape(daemon).await?;
+            Ok(text_response(text, monitoring::TEXT_FORMAT))
         }
         "/v1/limit" => Ok(json_response(&limit(daemon))),
         "/v1/config" => Ok(json_response(&daemon.configuration())),
@@ -154,7 +162,12 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             caller.record.finished(&limit);
             Ok(json_response(&limit))
         }
-        "/v1/undelete" => caller.change(request, ops::undelete).await,
+        "/v1/undelete" => {
+            let policy = caller.policy();
+            let undelete =
+                move |store: &_, requester, params: &_| ops::undelete(store, requester, &policy, params);
+            caller.change(request, undelete).await
+        }
         "/v1/pin" => caller.change(request, |store, _, params| ops::pin(store, params)).await,
         "/v1/partials/remove" => remove_partials(caller, caller.params(request).await?).await,
         "/v1/remove" => {
@@ -164,7 +177,11 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             };
             caller.change(request, remove).await
         }
-        "/v1/tag" => caller.change(request, ops::tag).await,
+        "/v1/tag" => {
+            let policy = caller.policy();
+            let tag = move |store: &_, requester, params: &_| ops::tag(store, requester, &policy, params);
+            caller.change(request, tag).await
+        }
         "/v1/rename" => rename(caller, request).await,
         "/v1/gc" => collect(caller, caller.params(request).await?).await,
         "/v1/verify" => {
@@ -176,37 +193,41 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         "/v1/release" => release::release(caller, caller.params(request).await?).await,
         "/v1/edit" => events::edit(caller, caller.params(request).await?),
+        "/v1/promote" => events::promote(caller, caller.params(request).await?),
         "/v1/pull" => {
             let params: PullParams = caller.params(request).await?;
             caller.require_to_force(params.force, path)?;
             events::pull(caller, params)
         }
         "/v1/pull/plan" => {
-            let plan = plan_pull(daemon, caller.requester(), caller.params(request).await?).await;
+            let plan = plan_pull(caller, caller.params(request).await?).await;
             plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
         }
         "/v1/resolve" => {
-            let resolved = resolve(daemon, caller.requester(), caller.params(request).await?).await;
+            let resolved = resolve(caller, caller.params(request).await?).await;
             resolved.map(|resolved| json_response(&resolved)).map_err(|error| error.body())
         }
+        "/v1/log" => log::log(caller, &caller.params(request).await?),
         "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
-        "/v1/reindex" => {
-            let record = Arc::clone(&caller.record);
-            let reindex = move |daemon: &Daemon| {
-                let reindexed = ops::reindex(&daemon.store)?;
-                record.finished(&reindexed);
-                Ok(reindexed)
-            };
-            caller.respond(reindex).await
-        }
+        "/v1/reindex" => reindex(caller).await,
         _ => Err(unknown(&Method::POST, path)),
     }
 }
 
+async fn reindex(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
+    let record = Arc::clone(&caller.record);
+    let reindex = move |daemon: &Daemon| {
+        let reindexed = ops::reindex(&daemon.store)?;
+        record.finished(&reindexed);
+        Ok(reindexed)
+    };
+    caller.respond(reindex).await
+}
+
 async fn rename(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
-    let sessions = caller.daemon.sessions.clone();
+    let (sessions, policy) = (caller.daemon.sessions.clone(), caller.policy());
     let rename = move |store: &Arc<Store>, requester, params: &RenameParams| {
-        let renamed = ops::rename(store, requester, params)?;
+        let renamed = ops::rename(store, requester, &policy, params)?;
         // The source may have been given by its ID.
         if let Ok(old) = renamed.from.parse() {
             sessions.rename(&old, &params.target);
@@ -258,7 +279,12 @@ impl Caller {
     }
 
     fn requester(&self) -> Requester {
-        Requester::of(&self.peer, self.rights)
+        self.daemon.requester_with(&self.peer, self.rights)
+    }
+
+    /// As it is now: a request uses one policy from its start to its end.
+    fn policy(&self) -> CallerPolicy {
+        self.daemon.policy_for(&self.peer)
     }
 
     fn require(&self, right: Right, request: &str) -> Result<(), ErrorBody> {
@@ -343,11 +369,8 @@ impl Caller {
 }
 
 /// Plans a pull. Ends soon after the future is dropped, as when the client disconnects.
-async fn plan_pull(
-    daemon: &Arc<Daemon>,
-    requester: Requester,
-    params: PullParams,
-) -> Result<PullPlan, ops::OpError> {
+async fn plan_pull(caller: &Caller, params: PullParams) -> Result<PullPlan, ops::OpError> {
+    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
     let (events, _unless_dropped) = mpsc::channel(1);
     let permit = daemon.work.plans.acquire(requester.uid()).await;
     let handle = Handle::current();
@@ -355,39 +378,38 @@ async fn plan_pull(
         // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
         let registry = daemon.registry();
-        let pull = daemon.pull(&registry, &handle, requester, &params, &events);
+        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, &events);
         ops::plan_pull(pull, &*daemon.last_opened)
     };
     daemon.blocking(plan).await
 }
 
 /// Finds out which model a source names now. Ends soon after the future is dropped, as when the client disconnects.
-async fn resolve(
-    daemon: &Arc<Daemon>,
-    requester: Requester,
-    params: PullParams,
-) -> Result<Resolved, ops::OpError> {
+async fn resolve(caller: &Caller, params: PullParams) -> Result<Resolved, ops::OpError> {
+    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
     let (events, _unless_dropped) = mpsc::channel(1);
     let permit = daemon.work.plans.acquire(requester.uid()).await;
     let handle = Handle::current();
     let resolve = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
-        ops::resolve(daemon.pull(&daemon.registry(), &handle, requester, &params, &events))
+        ops::resolve(daemon.pull(&daemon.registry(), &handle, requester, &policy, &params, &events))
     };
     daemon.blocking(resolve).await
 }
 
 /// Describes a model at its registry. Ends soon after its client disconnects.
 async fn inspect(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
-    let (daemon, requester) = (&caller.daemon, caller.requester());
+    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
     let uid = requester.uid();
     let (events, _unless_dropped) = mpsc::channel(1);
     let permit = daemon.work.inspections.acquire(uid).await;
     let handle = Handle::current();
     let inspect = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
-        Ok((ops::inspect(daemon.pull(&daemon.registry(), &handle, requester, &params, &events))?, permit))
+        let registry = daemon.registry();
+        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, &events);
+        Ok((ops::inspect(pull)?, permit))
     };
     let (heads, permit) = daemon.blocking(inspect).await.map_err(|error| error.body())?;
     // Counted before the copy in base64 is made.
@@ -441,6 +463,7 @@ mod tests {
 
     use super::*;
     use crate::admission::{ConnectionLimits, Connections};
+    use crate::metrics::Metrics;
     use crate::principal::Groups;
 
     #[test]
@@ -469,7 +492,8 @@ mod tests {
     fn caller() -> (tempfile::TempDir, Caller) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
-        let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());
+        let daemon =
+            Arc::new(Daemon::new(store, &RegistryPolicy::default(), Metrics::new().unwrap()).unwrap());
         let peer = Principal { pid: 1, uid: 1, groups: Groups { primary: 1, supplementary: None } };
         let rights = daemon.access().rights_of(&peer);
         let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();

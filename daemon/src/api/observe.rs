@@ -8,6 +8,7 @@ use blobd_store_format::reference::Reference;
 
 use super::Caller;
 use super::body::HttpResponse;
+use crate::access::Right;
 use crate::ops::{self, OpError};
 use crate::state::Daemon;
 
@@ -15,6 +16,20 @@ use crate::state::Daemon;
 pub(super) async fn usage(caller: &Caller, query: Option<&str>) -> Result<HttpResponse, ErrorBody> {
     let detail = number(query, "detail")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
     caller.survey(move |daemon| ops::usage_in_detail(&daemon.store, &*daemon.last_opened, detail)).await
+}
+
+/// Administrators see all users, others themselves.
+pub(super) async fn user_usage(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
+    let requester = caller.requester();
+    let usage = move |daemon: &Daemon| {
+        let (access, quotas) = (daemon.access(), daemon.quotas());
+        let quota_of = |uid| {
+            let user = quotas.absent(uid);
+            quotas.of(&user, access.rights_of(&user).include(Right::Administer))
+        };
+        ops::user_usage(&daemon.store, &quota_of, requester)
+    };
+    caller.survey(usage).await
 }
 
 /// `residency=true` adds how much of each model is in memory.

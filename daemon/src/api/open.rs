@@ -26,9 +26,10 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
     let params = Arc::new(params);
-    let uid = peer.uid;
-    let open =
-        move |daemon: &Daemon| ops::open(&daemon.store, &daemon.open_cache, &params, uid, holder.clone());
+    let (uid, policy) = (peer.uid, caller.policy());
+    let open = move |daemon: &Daemon| {
+        ops::open(&daemon.store, &daemon.open_cache, &params, &policy, uid, holder.clone())
+    };
     let limits = &daemon.limits;
     // Concurrent opens of one large model share one response, which is counted once.
     let count = async |located: &Located| {

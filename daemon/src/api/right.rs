@@ -30,6 +30,7 @@ const fn open_to_all(path: &'static str) -> Route {
 const ROUTES: &[Route] = &[
     open_to_all("/v1/version"),
     open_to_all("/v1/access"),
+    open_to_all("/v1/health"),
     get("/v1/models", Right::Read),
     get("/v1/models/{reference}", Right::Read),
     get("/v1/manifests/{reference}", Right::Read),
@@ -37,6 +38,8 @@ const ROUTES: &[Route] = &[
     get("/v1/history/{reference}", Right::Read),
     get("/v1/sharing/{reference}", Right::Read),
     get("/v1/df", Right::Read),
+    // Of oneself.
+    get("/v1/df/users", Right::Read),
     get("/v1/ps", Right::Read),
     get("/v1/pulls", Right::Read),
     get("/v1/partials", Right::Read),
@@ -45,16 +48,20 @@ const ROUTES: &[Route] = &[
     get("/v1/eviction", Right::Read),
     get("/v1/limit", Right::Read),
     get("/v1/config", Right::Read),
+    get("/v1/metrics", Right::Read),
     post("/v1/open", Right::Read),
     // Of one's own leases.
     post("/v1/release", Right::Read),
     post("/v1/verify", Right::Read),
+    // One's own records.
+    post("/v1/log", Right::Read),
     post("/v1/pull", Right::Pull),
     post("/v1/pull/plan", Right::Pull),
     post("/v1/resolve", Right::Pull),
     post("/v1/inspect", Right::Pull),
     post("/v1/import", Right::Pull),
     post("/v1/edit", Right::Pull),
+    post("/v1/promote", Right::Pull),
     // One's own downloads.
     post("/v1/partials/remove", Right::Pull),
     post("/v1/limit", Right::Administer),
@@ -88,10 +95,10 @@ mod tests {
 
     use super::*;
 
-    /// The rows of the table in the section about rights: the test of all rights through the socket reads them too.
-    fn documented() -> BTreeMap<String, String> {
+    /// The rows of the table in a section: tests of all requests through the socket read them too.
+    fn documented(section: &str) -> BTreeMap<String, String> {
         let document = include_str!("../../../docs/PROTOCOL.md");
-        let rows = document.lines().skip_while(|line| *line != "### 2.2 Rights").skip(1);
+        let rows = document.lines().skip_while(|line| *line != section).skip(1);
         let rows = rows
             .take_while(|line| !line.starts_with('#'))
             .filter(|line| ["| `GET ", "| `POST "].iter().any(|start| line.starts_with(start)));
@@ -108,7 +115,20 @@ mod tests {
         let name = |right: &Option<Right>| right.map_or("none", Right::name).to_owned();
         let routes =
             ROUTES.iter().map(|route| (format!("{} {}", route.method, route.path), name(&route.right)));
-        assert_eq!(routes.collect::<BTreeMap<_, _>>(), documented(), "docs/PROTOCOL.md, section 2.2");
+        assert_eq!(routes.collect::<BTreeMap<_, _>>(), documented("### 2.2 Rights"));
+    }
+
+    /// A new request must say what the policy means for it.
+    #[test]
+    fn every_request_says_what_the_policy_checks() {
+        let documented = documented("### 2.3 Policy");
+        let routes: Vec<_> = ROUTES.iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+        assert!(
+            documented.keys().eq(routes.iter().collect::<std::collections::BTreeSet<_>>()),
+            "{documented:?}"
+        );
+        let known = ["nothing", "the model", "the source", "the file"];
+        assert!(documented.values().all(|checked| known.contains(&checked.as_str())), "{documented:?}");
     }
 
     #[test]

@@ -12,7 +12,17 @@ use crate::state::Daemon;
 
 pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
     let (daemon, uid, named) = (&caller.daemon, caller.peer.uid, reference.clone());
-    let read = move |daemon: &Daemon| ops::outline(&daemon.store, &named);
+    let policy = caller.policy();
+    let read = move |daemon: &Daemon| {
+        let mut shown = ops::outline(&daemon.store, &named)?;
+        let decision = policy.decision(&daemon.store, &named)?;
+        if !decision.allowed {
+            // It can have whole texts, such as the template.
+            shown.details.metadata.clear();
+        }
+        shown.details.policy = Some(decision);
+        Ok(shown)
+    };
     let counted = async |_: &ops::Shown| Ok(());
     let (shown, permit) = read_model(daemon, uid, &reference, Reads::Headers, read, counted).await?;
     let mut details = DetailsStream::new(shown, permit);
@@ -26,7 +36,9 @@ pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpRe
 
 pub(super) async fn heads(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
     let (daemon, uid, named) = (&caller.daemon, caller.peer.uid, reference.clone());
+    let policy = caller.policy();
     let read = move |daemon: &Daemon| {
+        policy.check_named(&daemon.store, &named)?;
         let heads = ops::heads(&daemon.store, &named)?;
         serde_json::to_vec(&heads).map_err(|error| ops::OpError::Internal(error.to_string()))
     };

@@ -1,6 +1,8 @@
 //! Which verb a request is, for the log, the audit log and the metrics; and which model its parameters name.
 
+use blobd_client::protocol::audit::LogParams;
 use blobd_client::protocol::edit::EditParams;
+use blobd_client::protocol::promote::PromoteParams;
 use blobd_client::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
@@ -12,7 +14,7 @@ use hyper::Method;
 use crate::request_record::Verb;
 
 /// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
-const READING: [(&str, &str, &str); 20] = [
+const READING: [(&str, &str, &str); 25] = [
     ("GET", "/v1/version", "version"),
     ("GET", "/v1/access", "access"),
     ("GET", "/v1/models", "ls"),
@@ -20,28 +22,34 @@ const READING: [(&str, &str, &str); 20] = [
     ("GET", "/v1/manifests/", "manifest"),
     ("GET", "/v1/heads/", "heads"),
     ("GET", "/v1/sharing/", "sharing"),
+    ("GET", "/v1/history/", "history"),
     ("GET", "/v1/ps", "ps"),
     ("GET", "/v1/df", "df"),
+    ("GET", "/v1/df/users", "df users"),
     ("GET", "/v1/partials", "partial ls"),
     ("GET", "/v1/trash", "trash"),
     ("GET", "/v1/doctor", "doctor"),
     ("GET", "/v1/eviction", "eviction"),
     ("GET", "/v1/limit", "limit show"),
     ("GET", "/v1/config", "config"),
+    ("GET", "/v1/health", "health"),
+    ("GET", "/v1/metrics", "metrics"),
     ("POST", "/v1/pull/plan", "pull plan"),
     ("POST", "/v1/resolve", "resolve"),
     ("POST", "/v1/inspect", "inspect"),
+    ("POST", "/v1/log", "log"),
     // Not known to this version, or malformed.
     ("GET", "/", "unknown"),
     ("POST", "/", "unknown"),
 ];
 
 /// Requests that change the store, give out descriptors or control the daemon.
-const AUDITED: [(&str, &str); 15] = [
+const AUDITED: [(&str, &str); 16] = [
     ("/v1/open", "open"),
     ("/v1/import", "import"),
     ("/v1/pull", "pull"),
     ("/v1/edit", "edit"),
+    ("/v1/promote", "promote"),
     ("/v1/remove", "rm"),
     ("/v1/undelete", "undelete"),
     ("/v1/tag", "tag"),
@@ -96,6 +104,7 @@ subjects! {
     ImportParams: |params| Some(params.name.as_ref().map_or_else(|| params.file_name.clone(), full_name));
     PullParams: |params| Some(params.source.to_string());
     EditParams: |params| Some(full_name(&params.target));
+    PromoteParams: |params| Some(full_name(&params.reference));
     RemoveParams: |params| Some(removed(params));
     UndeleteParams: |params| Some(full_name(&params.reference));
     TagParams: |params| Some(full_name(&params.target));
@@ -107,6 +116,7 @@ subjects! {
 
 impl Subject for GcParams {}
 impl Subject for LimitParams {}
+impl Subject for LogParams {}
 
 impl Subject for PinParams {
     fn subject(&self) -> Option<String> {

@@ -219,7 +219,8 @@ fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> 
 
 /// Uses the store through this process, or through the process that has it open.
 fn embedded(root: &Path, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
-    if absent == WhenAbsent::Refuse {
+    // Models of lower stores can be used without a store of one's own, which is then created.
+    if absent == WhenAbsent::Refuse && config.lower.is_empty() {
         refuse_absent_store(root)?;
     }
     match find(root, config)? {

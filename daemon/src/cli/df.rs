@@ -14,6 +14,8 @@ use crate::output::{Table, one_line, printable, terminal_width};
 use crate::size::human_bytes;
 use crate::times::relative;
 
+mod users;
+
 /// Show what the store takes on disk, and how much sharing saves
 #[derive(Debug, Args)]
 #[command(
@@ -24,10 +26,15 @@ is one row, `shared`. Parts that take no space are left out; --json has all, in 
 Examples:
   blobd df
   blobd df -v                                  who shares what, and who opened what last
+  blobd df --users                             who pays for what, and the quotas
   blobd df --json | jq .saved_bytes
   blobd df --json | jq -r '.rows[] | [.bytes, .kind, .name] | @tsv'"
 )]
-pub(super) struct Params {}
+pub(super) struct Params {
+    /// Show what is charged to each user, and the quotas; administrators see all users, others themselves
+    #[arg(long)]
+    users: bool,
+}
 
 /// The most models that are listed without `-v`; the smaller ones are one row.
 const MAX_MODELS: usize = 10;
@@ -43,7 +50,10 @@ struct Document {
     trash: Vec<TrashedModel>,
 }
 
-pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.users {
+        return show(global, Client::user_usage, |usage| users::render(usage, terminal_width()));
+    }
     if !global.verbose && !global.json {
         return show(global, Client::disk_usage, |usage| summary(usage, MAX_MODELS));
     }
@@ -109,6 +119,7 @@ fn label(row: &UsageRow) -> String {
         UsageKind::Unneeded => "unneeded".to_owned(),
         UsageKind::Records => "records".to_owned(),
         UsageKind::Index => "index".to_owned(),
+        UsageKind::Audit => "audit log".to_owned(),
         UsageKind::Reserve => "reserve".to_owned(),
         UsageKind::Directories => "directories".to_owned(),
         _ => "other files".to_owned(),
@@ -128,6 +139,7 @@ const fn remark(row: &UsageRow, usage: &DiskUsage) -> &'static str {
         UsageKind::Unneeded => "`blobd gc` frees it",
         UsageKind::Records => "manifests and other small files",
         UsageKind::Index => "a cache, made again if it is lost",
+        UsageKind::Audit => "see `blobd log`",
         UsageKind::Reserve => "for removing on a full disk",
         UsageKind::Other => "not blobd's",
         _ => "",

@@ -137,7 +137,8 @@ fn render(edited: &Edited) -> String {
     }
     let table = if edited.changed.is_empty() { String::new() } else { table.render(terminal_width()) };
     let lost = lost_models::displaced(&edited.displaced) + &lost_models::evicted(&edited.evicted);
-    format!("{table}{}{summary}{lost}", note(edited))
+    let notes = lost_models::notes(&edited.notes);
+    format!("{table}{}{summary}{lost}{notes}", note(edited))
 }
 
 /// A note about the template layer, where a user may expect something else.

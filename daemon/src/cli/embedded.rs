@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use crate::config::Config;
+use crate::metrics::Metrics;
 use crate::ops::OpError;
 use crate::server::Server;
 use crate::socket::CommandSocket;
@@ -36,6 +37,16 @@ pub(super) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
     }
 }
 
+/// Starts the audit log, unless it is off or the store is read-only.
+pub(super) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorBody> {
+    let store = &daemon.store;
+    if !config.audit.enabled || store.read_only_reason().is_some() {
+        return Ok(());
+    }
+    let started = daemon.audit.start(config.audit.log_directory(store), config.audit.rotation());
+    started.map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("audit log: {error}")))
+}
+
 #[derive(Debug)]
 pub(super) struct EmbeddedServer {
     server: Server,
@@ -48,9 +59,12 @@ pub(super) struct EmbeddedServer {
 
 impl EmbeddedServer {
     pub(super) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
-        let daemon = Daemon::new(store, &config.registry_policy());
+        let metrics = Metrics::new().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+        let daemon = Daemon::new(store, &config.registry_policy(), metrics);
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
+        start_audit(&daemon, config)?;
+        daemon.set_policy(config.policy());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let server = Server::private(Arc::clone(&daemon));
@@ -113,5 +127,6 @@ impl Drop for EmbeddedServer {
             // Dropping it would wait for that work. The process is about to end.
             std::mem::forget(runtime);
         }
+        self.daemon.audit.stop();
     }
 }

@@ -64,7 +64,19 @@ fn render(report: &GcReport) -> String {
         true => "nothing to delete\n".to_owned(),
         false => format!("{verb} {}\n", human_bytes(report.freed_bytes)),
     };
-    deleted(&report.deleted) + &freed + &lost_models::kept(&report.kept)
+    deleted(&report.deleted) + &freed + &lost_models::kept(&report.kept) + &lower(&report.lower_stores)
+}
+
+/// Lower stores are collected by their own daemons, which do not know of this one.
+fn lower(stores: &[String]) -> String {
+    if stores.is_empty() {
+        return String::new();
+    }
+    let stores: Vec<_> = stores.iter().map(|store| printable(store)).collect();
+    format!(
+        "note: lower stores are not collected: {}; a collection there does not know what this store uses of them\n",
+        stores.join(", ")
+    )
 }
 
 /// A row for everything that belonged to one model and is collected for one reason, the largest first.

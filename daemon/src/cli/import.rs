@@ -89,5 +89,6 @@ fn summary(done: &Imported) -> String {
     let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
     let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
     let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
-    format!("{name} {}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n{lost}", digest.short())
+    let (notes, digest) = (lost_models::notes(&done.notes), digest.short());
+    format!("{name} {digest}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n{lost}{notes}")
 }

@@ -22,6 +22,11 @@ pub(super) fn evicted(models: &[LostModel]) -> String {
     models.iter().map(|model| line("evicted", model)).collect()
 }
 
+/// A line per note of a request that has succeeded.
+pub(super) fn notes(notes: &[String]) -> String {
+    notes.iter().map(|note| format!("note: {}\n", printable(note))).collect()
+}
+
 /// A model that has lost its name, and what became of its bytes.
 pub(super) fn line(verb: &str, model: &LostModel) -> String {
     format!("{}: {}\n", subject(verb, model), fate(model))

@@ -131,15 +131,26 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
     if let Some(reason) = &list.read_only {
         print_message(&format!("blobd: the store is read-only: {}\n", printable(reason)));
     }
+    for lower in &list.lower_stores {
+        if let Some(problem) = &lower.problem {
+            print_message(&format!("blobd: a lower store is left out: {}\n", printable(problem)));
+        }
+    }
     let has_selected = params.text.is_some() || !params.filters.is_empty();
     if list.models.is_empty() {
         return (if has_selected { NO_MATCH } else { NO_MODELS }).to_owned();
     }
-    let headings = ["NAME", "ID", "SIZE", "MODIFIED", "PIN", "ORIGIN"];
-    let columns = if global.verbose { headings.len() } else { headings.len() - 1 };
-    let mut table = Table::new(headings.get(..columns).unwrap_or_default(), &[2]);
+    let headings = ["NAME", "ID", "SIZE", "MODIFIED", "PIN", "STORE", "ORIGIN"];
+    let is_shown = |heading: &str| match heading {
+        "STORE" => !list.lower_stores.is_empty(),
+        "ORIGIN" => global.verbose,
+        _ => true,
+    };
+    let shown: Vec<_> = headings.into_iter().filter(|heading| is_shown(heading)).collect();
+    let mut table = Table::new(&shown, &[2]);
     for model in &list.models {
-        table.row(row(global, model).into_iter().take(columns));
+        let row = headings.into_iter().zip(row(global, model)).filter(|(heading, _)| is_shown(heading));
+        table.row(row.map(|(_, cell)| cell));
     }
     table.render(terminal_width()) + &total(&list.models)
 }
@@ -190,7 +201,7 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
     names.map(|name| format!("{}\n", printable(name))).collect()
 }
 
-fn row(global: &Global, model: &ModelSummary) -> [String; 6] {
+fn row(global: &Global, model: &ModelSummary) -> [String; 7] {
     let pin = if model.pinned { "pinned" } else { "-" }.to_owned();
     let (id, size) = (model.digest.short(), human_bytes(model.size));
     let (id, size, modified) = match &model.damage {
@@ -200,7 +211,8 @@ fn row(global: &Global, model: &ModelSummary) -> [String; 6] {
         Some(damage) => (id, size, damage.clone()),
     };
     let origin = model.origin.clone().unwrap_or_else(|| "-".to_owned());
-    [model.name.clone(), id, size, modified, pin, origin]
+    let store = model.store.clone().unwrap_or_else(|| "-".to_owned());
+    [model.name.clone(), id, size, modified, pin, store, origin]
 }
 
 /// Relative to now; with `--verbose` the local time.

@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::client_file;
 use crate::output::{output_written, print, print_message, print_message_unbroken, printable};
 
+mod audit_log;
 mod batch;
 mod completions;
 mod config;
@@ -32,6 +33,7 @@ mod file_name;
 mod fit;
 mod gc;
 mod habits;
+mod health;
 mod help;
 mod history;
 mod import;
@@ -51,6 +53,7 @@ mod output_file;
 mod partial;
 mod pin;
 mod progress;
+mod promote;
 mod prompt;
 mod ps;
 mod pull;
@@ -188,6 +191,7 @@ enum Command {
     Show(show::Params),
     Diff(diff::Params),
     History(history::Params),
+    Log(audit_log::Params),
     Tensor(tensor::Params),
     Fit(fit::Params),
     Ps(ps::Params),
@@ -203,9 +207,11 @@ enum Command {
     Tag(tag::Params),
     #[command(aliases = ["mv", "move"])]
     Rename(rename::Params),
+    Promote(promote::Params),
     Gc(gc::Params),
     Verify(verify::Params),
     Doctor(doctor::Params),
+    Health(health::Params),
     Reindex(reindex::Params),
     Login(login::Params),
     Logout(logout::Params),
@@ -300,6 +306,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Show(params) => show::run(global, &params),
         Command::Diff(params) => diff::run(global, &params),
         Command::History(params) => history::run(global, &params),
+        Command::Log(params) => audit_log::run(global, &params),
         Command::Tensor(params) => tensor::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),
         Command::Release(params) => release::run(global, &params),
@@ -311,9 +318,11 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Unpin(params) => pin::run(global, &params.references, false),
         Command::Tag(params) => tag::run(global, &params),
         Command::Rename(params) => rename::run(global, &params),
+        Command::Promote(params) => promote::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
+        Command::Health(params) => health::run(global, &params),
         Command::Reindex(params) => reindex::run(global, &params),
         Command::Login(params) => login::run(global, &params),
         Command::Logout(params) => logout::run(global, &params),

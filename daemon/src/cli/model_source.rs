@@ -10,6 +10,7 @@ use blobd_client::client::Client;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::heads::{FileHead, ModelHeads};
 use blobd_client::protocol::request::PullParams;
+use blobd_client::protocol::response::LayerSummary;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileFormat, HeaderReader, Progress};
@@ -87,6 +88,31 @@ impl ModelArgs {
             note_name(global, &reference, &stored.short());
         }
         Ok((model, Some(connected)))
+    }
+
+    /// Describes a stored model without its headers and texts, which the policy denies. `denied` is the error of a model
+    /// that is not stored.
+    pub(super) fn describe_denied(
+        &self,
+        global: &Global,
+        denied: ErrorBody,
+    ) -> Result<(DescribedModel, Option<Connected>), ErrorBody> {
+        let connected = connect(global)?;
+        let details = match connected.client.model(&self.reference()?).map_err(client_error) {
+            Err(error) if error.code == ErrorCode::NotFound => return Err(denied),
+            details => details?,
+        };
+        let file = |layer: LayerSummary| FileHead {
+            media_type: layer.media_type,
+            name: layer.name,
+            digest: Some(layer.digest),
+            size: layer.size,
+            content: None,
+        };
+        let stored = details.name.parse().map_err(usage)?;
+        let files = details.layers.into_iter().map(file).collect();
+        let heads = ModelHeads { name: details.name, digest: Some(details.digest), origin: None, files };
+        Ok((DescribedModel::new(heads, Place::Store(stored)), Some(connected)))
     }
 
     /// The name of a model in the store.

@@ -196,7 +196,8 @@ fn summary(done: &PullDone) -> String {
     };
     let corrected = corrected::render(&done.corrected);
     let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
-    format!("{name} {}: {}{sources}\n{corrected}{lost}", digest.short(), human_bytes(*size))
+    let notes = lost_models::notes(&done.notes);
+    format!("{name} {}: {}{sources}\n{corrected}{lost}{notes}", digest.short(), human_bytes(*size))
 }
 
 /// How a status starts while nothing is received.

@@ -13,12 +13,14 @@ use tokio::signal::unix::SignalKind;
 use self::reload::Reloader;
 use super::Global;
 use super::connect::{load_config, root};
-use super::embedded::start_error;
+use super::embedded::{start_audit, start_error};
 use super::endpoint::{self, Endpoint};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
 use crate::config::Config;
 use crate::housekeeping;
+use crate::metrics::Metrics;
+use crate::monitoring::MetricsServer;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::sys::limit_heaps;
@@ -72,31 +74,67 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     limit_stop();
     let daemon = Arc::new(daemon);
     daemon.store.make_reserve();
+    start_audit(&daemon, &config)?;
+    if config.audit.directory.is_some() {
+        daemon.audit.check().map_err(|error| audit_error(&error))?;
+    }
+    let audit = Arc::clone(&daemon.audit);
     let reloader = Arc::new(Mutex::new(Reloader::start(global, &daemon, config.clone())?));
     let store = Arc::clone(&daemon.store);
     store.start_index();
     runtime.spawn(handle_other_signals(other_signals, Arc::clone(&reloader)));
     let served = runtime.block_on(async {
         let socket = endpoint.listen(&config)?;
-        serve(daemon, socket, &notifier, signals).await;
+        let metrics = listen_for_metrics(&config).await?;
+        serve(daemon, socket, metrics, &notifier, signals).await;
         Ok(())
     });
     reloader.lock().unwrap_or_else(PoisonError::into_inner).stop();
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_background();
     store.stop_index();
+    audit.stop();
     served
+}
+
+/// A daemon whose administrator has named a directory does not run without its audit log.
+fn audit_error(error: &std::io::Error) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Internal, format!("audit.directory: {error}"))
+        .with_hint("create it for the daemon's user alone, or set audit.enabled = false")
 }
 
 fn new_daemon(store: Store, config: &Config) -> Result<Daemon, ErrorBody> {
     let policy = config.registry_policy();
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
-    let daemon = Daemon::new(store, &policy).map_err(|error| start_error(config, error))?;
+    let metrics = Metrics::new().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let daemon = Daemon::new(store, &policy, metrics).map_err(|error| start_error(config, error))?;
     let daemon = daemon.with_transfers(config.transfer_policy());
     Ok(if config.is_single_user() { daemon } else { daemon.for_many_users() })
 }
 
-async fn serve(daemon: Arc<Daemon>, socket: Socket, notifier: &Notifier, signals: Option<Signals>) {
+/// `None` unless the configuration has an address.
+async fn listen_for_metrics(config: &Config) -> Result<Option<MetricsServer>, ErrorBody> {
+    let Some(address) = config.metrics.listen else { return Ok(None) };
+    let server = MetricsServer::bind(address).await?;
+    let address = server.address().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    tracing::info!("metrics on http://{address}/metrics");
+    Ok(Some(server))
+}
+
+async fn serve_metrics(server: Option<MetricsServer>, daemon: &Arc<Daemon>) {
+    match server {
+        Some(server) => server.serve(daemon).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn serve(
+    daemon: Arc<Daemon>,
+    socket: Socket,
+    metrics: Option<MetricsServer>,
+    notifier: &Notifier,
+    signals: Option<Signals>,
+) {
     daemon.store.announce(Some(socket.path()));
     let serving = format!("serving {} on {}", daemon.store.place().display(), socket.path().display());
     tracing::info!("{serving}");
@@ -104,6 +142,7 @@ async fn serve(daemon: Arc<Daemon>, socket: Socket, notifier: &Notifier, signals
     notifier.ready(&serving);
     tokio::select! {
         () = server.serve(socket.listener()) => {}
+        () = serve_metrics(metrics, &daemon) => {}
         () = housekeeping::run(Arc::clone(&daemon)) => {}
         () = keep_alive(notifier) => {}
         () = stop_requested(signals) => tracing::info!("stopping; clients keep what they have mapped"),

@@ -81,7 +81,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.hash.is_given() {
         return hash::show(global, &params.model.reference()?, &params.hash);
     }
-    let (model, connected) = params.model.describe(global)?;
+    let described = match params.model.describe(global) {
+        Err(error) if error.code == ErrorCode::DeniedByPolicy && params.shows_overview() => {
+            params.model.describe_denied(global, error)
+        }
+        described => described,
+    };
+    let (model, connected) = described?;
     if let Some(text) = params.text() {
         return texts::print(global, &model, text);
     }
@@ -96,6 +102,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 impl Params {
+    /// Whether the parts that are shown need neither headers nor texts.
+    fn shows_overview(&self) -> bool {
+        self.text().is_none() && !self.full && !self.tensors && !self.metadata && !self.layers
+    }
+
     fn text(&self) -> Option<Text> {
         [
             (self.template, Text::Template),

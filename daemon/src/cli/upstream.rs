@@ -55,6 +55,7 @@ mod tests {
             pinned: false,
             origin: origin.map(str::to_owned),
             damage: None,
+            store: None,
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use toml::de::{DeTable, DeValue};
 
-use super::KEYS;
+use super::{KEYS, RULE_KEYS};
 
 /// Why a configuration file is refused.
 #[derive(Debug)]
@@ -153,7 +153,8 @@ fn in_plain_words(message: &str) -> String {
 /// The known key that is most similar to an unknown one.
 fn hint_for(key: &str) -> String {
     let distance = |known: &str| strsim::levenshtein(&key.to_lowercase(), name_of(known));
-    let near = KEYS.into_iter().filter(|known| distance(known) <= 1 + key.len() / 4);
+    let known = KEYS.into_iter().chain(RULE_KEYS);
+    let near = known.filter(|known| distance(known) <= 1 + key.len() / 4);
     let nearest = near.min_by_key(|known| distance(known));
     match nearest.map(|known| (known, known.rsplit_once('.'))) {
         None => "docs/OPERATIONS.md lists all keys".to_owned(),
@@ -184,6 +185,11 @@ pub(super) fn lines(text: &str) -> BTreeMap<String, usize> {
     entries(text).into_iter().map(|entry| (entry.key, position(text, entry.start).0)).collect()
 }
 
+/// The line of an offset, counted from 1.
+pub(super) fn line(text: &str, offset: usize) -> usize {
+    position(text, offset).0
+}
+
 /// The innermost key whose value is there.
 fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
     let entries = entries(text).into_iter();
@@ -199,8 +205,13 @@ fn entries(text: &str) -> Vec<Entry> {
     while let Some((section, table)) = tables.pop() {
         for (key, value) in table {
             let name = format!("{section}{}", key.get_ref());
-            if let DeValue::Table(inner) = value.get_ref() {
-                tables.push((format!("{name}."), inner));
+            match value.get_ref() {
+                DeValue::Table(inner) => tables.push((format!("{name}."), inner)),
+                DeValue::Array(items) => {
+                    let inner = items.iter().filter_map(|item| item.get_ref().as_table());
+                    tables.extend(inner.map(|inner| (format!("{name}."), inner)));
+                }
+                _ => {}
             }
             entries.push(Entry { key: name, start: key.span().start, end: value.span().end });
         }

@@ -30,6 +30,20 @@ impl<'de> Deserialize<'de> for Named {
     }
 }
 
+impl Named {
+    pub(super) const fn new(member: Member, start: usize) -> Self {
+        Self { member, start }
+    }
+
+    pub(super) const fn member(&self) -> &Member {
+        &self.member
+    }
+
+    pub(super) const fn start(&self) -> usize {
+        self.start
+    }
+}
+
 pub(super) fn admin_group() -> Member {
     Member::Group(NameOrNumber::Name(ADMIN_GROUP.to_owned()))
 }

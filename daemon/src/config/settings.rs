@@ -12,7 +12,20 @@ use super::{Config, KEYS, OneOrMore, SocketGroup};
 
 /// Keys whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
 /// users rely on what it knows of them.
-const FIXED: [&str; 6] = ["root", "socket", "socket_group", "socket_mode", "durability", "single_user"];
+const FIXED: [&str; 12] = [
+    "root",
+    "lower",
+    "socket",
+    "socket_group",
+    "socket_mode",
+    "durability",
+    "single_user",
+    "audit.enabled",
+    "audit.directory",
+    "audit.max_bytes",
+    "audit.keep",
+    "metrics.listen",
+];
 
 /// A value that does not come from the configuration file alone.
 #[derive(Clone, Debug)]
@@ -53,13 +66,14 @@ impl Config {
 
     /// The keys that have a value in the file or by default.
     fn values(&self) -> BTreeMap<&'static str, Value> {
-        let Self { space, scrub, credentials, .. } = self;
+        let Self { space, scrub, audit, credentials, .. } = self;
         let (limits, transfer) = (space.policy(), self.transfer_policy());
         let stall_timeout = self.transfer.stall_timeout().unwrap_or(DEFAULT_STALL_TIMEOUT);
         let mirrors = self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.value()));
         let credential_file = credentials.file(self.location.as_deref());
         let mut values = BTreeMap::from([
             ("root", optional_path(self.root.as_deref())),
+            ("lower", self.lower.iter().map(|store| path(store)).collect()),
             ("socket", optional_path(self.socket.as_deref())),
             ("socket_group", self.socket_group.as_ref().map_or(Value::Null, SocketGroup::value)),
             ("socket_mode", self.socket_mode.map_or(Value::Null, mode)),
@@ -76,9 +90,14 @@ impl Config {
             ("scrub.rate_bytes_per_second", size(scrub.rate_bytes_per_second)),
             ("scrub.pass_days", days(scrub.period.as_secs())),
             ("scrub.pause_above_pressure_percent", json!(scrub.pause_above_pressure_percent)),
+            ("audit.enabled", json!(audit.enabled)),
+            ("audit.directory", optional_path(audit.directory.as_deref())),
+            ("audit.max_bytes", size(audit.max_bytes)),
+            ("audit.keep", json!(audit.keep)),
             ("transfer.limit_rate", optional_size(transfer.bytes_per_second)),
             ("transfer.max_connections", json!(transfer.max_connections)),
             ("transfer.stall_timeout_seconds", json!(stall_timeout.as_secs())),
+            ("metrics.listen", self.metrics.listen.map_or(Value::Null, |address| json!(address.to_string()))),
             ("credentials.file", optional_path(credential_file.as_ref().map(CredentialFile::path))),
             ("credentials.use_docker_helpers", json!(credentials.use_docker_helpers)),
             ("credentials.insecure_hosts", json!(credentials.insecure_hosts)),
@@ -86,6 +105,8 @@ impl Config {
             ("credentials.token_services", json!(credentials.token_services)),
         ]);
         values.extend(self.access.values());
+        values.extend(self.quotas.values());
+        values.extend(self.policy.values());
         values
     }
 
@@ -93,12 +114,15 @@ impl Config {
     pub(crate) fn with_fixed_of(self, running: &Self) -> Self {
         Self {
             root: running.root.clone(),
+            lower: running.lower.clone(),
             socket: running.socket.clone(),
             socket_group: running.socket_group.clone(),
             socket_mode: running.socket_mode,
             passed_socket: running.passed_socket.clone(),
             durability: running.durability,
             single_user: running.single_user,
+            metrics: running.metrics,
+            audit: running.audit.clone(),
             ..self
         }
     }
@@ -147,7 +171,7 @@ fn optional_path(given: Option<&Path>) -> Value {
     given.map_or(Value::Null, path)
 }
 
-fn optional_size(bytes: Option<u64>) -> Value {
+pub(super) fn optional_size(bytes: Option<u64>) -> Value {
     bytes.map_or(Value::Null, size)
 }
 
@@ -190,7 +214,7 @@ mod tests {
                     [scrub]\npass_days = \"36 hours\"\n[transfer]\nlimit_rate = \"20MB\"\n";
         let first = settings(text);
         let mut again = String::new();
-        for section in ["", "access", "space", "scrub", "transfer", "credentials"] {
+        for section in ["", "access", "policy", "space", "scrub", "transfer", "credentials"] {
             again.push_str(&if section.is_empty() { String::new() } else { format!("[{section}]\n") });
             for setting in first.settings.iter().filter(|setting| !setting.value.is_null()) {
                 let (of, name) = setting.key.split_once('.').unwrap_or(("", &setting.key));

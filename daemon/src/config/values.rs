@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -68,6 +69,27 @@ impl Value for Size {
 
 pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     read(deserializer).map(|Size(bytes)| Some(bytes))
+}
+
+struct LoopbackAddress(SocketAddr);
+
+impl Value for LoopbackAddress {
+    const EXPECTED: &'static str = "an address of loopback with a port, such as \"127.0.0.1:9750\"";
+
+    fn of_text(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|address: &SocketAddr| address.ip().is_loopback()).map(Self)
+    }
+}
+
+pub(super) fn loopback_address<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<SocketAddr>, D::Error> {
+    read(deserializer).map(|LoopbackAddress(address)| Some(address))
+}
+
+/// A size that is not optional.
+pub(super) fn whole_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    read(deserializer).map(|Size(bytes)| bytes)
 }
 
 struct Rate(u64);
@@ -238,6 +260,11 @@ fn name_or_number(text: &str) -> Option<NameOrNumber> {
 /// The largest number means no user and no group.
 fn account_number(number: u64) -> Option<u32> {
     u32::try_from(number).ok().filter(|id| *id != u32::MAX)
+}
+
+/// The member that this text names, if it is one.
+pub(super) fn member_of(text: &str) -> Option<Member> {
+    Member::of_text(text)
 }
 
 pub(super) fn member<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Member, D::Error> {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
@@ -55,21 +56,52 @@ pub fn ingest_file(
     size: u64,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<IngestedFile, IngestError> {
+    begin_file(source, size, progress)?.ingest(ingest)
+}
+
+/// Reads the header of a model file of `size` bytes, as [`ingest_file`] does before the rest.
+///
+/// # Errors
+/// [`IngestError`]
+pub(crate) fn begin_file<'f>(
+    source: &'f mut dyn FileSource,
+    size: u64,
+    progress: &'f mut dyn FnMut(u64, u64),
+) -> Result<BegunFile<'f>, IngestError> {
     let mut content = Content::new(source, size, progress);
-    let header = read_header(&mut content)?;
-    let plan = SplitPlan::new(header.file_layout(size)?);
-    let facts = header.facts();
-    content.header = Some(header);
-    let stored = admit(ingest, &plan, &mut content)?;
-    let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
-    ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));
-    let assembler = Assembler::new(ingest.staging(), plan);
-    stored.into_iter().for_each(|(blob, digest)| assembler.take_stored(blob, digest));
-    let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop));
-    let file = file.map_err(|error| difference(ingest, error))?;
-    let digest = file.digest;
-    assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
-    Ok(IngestedFile { digest, size, facts })
+    let header = Arc::from(read_header(&mut content)?);
+    content.header = Some(Arc::clone(&header));
+    Ok(BegunFile { content, header })
+}
+
+/// A file of which the header was read.
+pub(crate) struct BegunFile<'f> {
+    content: Content<'f>,
+    header: Arc<dyn ModelHeader>,
+}
+
+impl BegunFile<'_> {
+    pub(crate) fn header(&self) -> &dyn ModelHeader {
+        &*self.header
+    }
+
+    /// Reads the rest, see [`ingest_file`].
+    pub(crate) fn ingest(self, ingest: &mut Ingest) -> Result<IngestedFile, IngestError> {
+        let Self { mut content, header } = self;
+        let size = content.size;
+        let plan = SplitPlan::new(header.file_layout(size)?);
+        let facts = header.facts();
+        let stored = admit(ingest, &plan, &mut content)?;
+        let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
+        ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));
+        let assembler = Assembler::new(ingest.staging(), plan);
+        stored.into_iter().for_each(|(blob, digest)| assembler.take_stored(blob, digest));
+        let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop));
+        let file = file.map_err(|error| difference(ingest, error))?;
+        let digest = file.digest;
+        assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
+        Ok(IngestedFile { digest, size, facts })
+    }
 }
 
 /// Has space promised for the file. If it does not fit as a whole, finds the parts that are stored and has space promised
@@ -80,10 +112,13 @@ fn admit(
     content: &mut Content<'_>,
 ) -> Result<BTreeMap<usize, Digest>, IngestError> {
     let sizes = plan.blobs().iter().map(|blob| blob.size);
+    ingest.expect_recipe(recipe_bytes(plan));
     if ingest.admit_now(sizes.clone()) {
         announce(ingest, plan, sizes);
         return Ok(BTreeMap::new());
     }
+    // Before the file is read to be compared.
+    ingest.reserve_certainly_new(sizes.clone())?;
     let stored = find_stored(ingest, plan, content)?;
     let new = sizes.enumerate().filter(|(blob, _)| !stored.contains_key(blob)).map(|(_, size)| size);
     announce(ingest, plan, new.clone());
@@ -158,7 +193,7 @@ struct Content<'c> {
     source: &'c mut dyn FileSource,
     size: u64,
     requested: VecDeque<Range<u64>>,
-    header: Option<Box<dyn ModelHeader>>,
+    header: Option<Arc<dyn ModelHeader>>,
     /// Receives the bytes read and how many will be read.
     progress: &'c mut dyn FnMut(u64, u64),
     is_comparing: bool,

@@ -93,7 +93,7 @@ impl OpenError {
             Self::Client(ClientError::FdsLost) => Errno::EMFILE,
             Self::Client(error) => match error.code() {
                 ErrorCode::NotFound => Errno::ESTALE,
-                ErrorCode::Denied => Errno::EACCES,
+                ErrorCode::Denied | ErrorCode::DeniedByPolicy => Errno::EACCES,
                 ErrorCode::Busy => Errno::EBUSY,
                 _ => Errno::EIO,
             },

@@ -37,14 +37,15 @@ impl Parts<'_> {
         rows.push(row(UsageKind::Shared, measured.shared_bytes));
         rows.push(self.in_use());
         rows.extend(self.downloads(&unneeded));
-        let trash = others.trash.saturating_sub(unneeded.trash).saturating_add(measured.trash_bytes);
+        let trash = others.trash_bytes().saturating_sub(unneeded.trash).saturating_add(measured.trash_bytes);
         rows.extend([
-            row(UsageKind::Staging, others.staging.saturating_sub(unneeded.staging)),
+            row(UsageKind::Staging, others.staging_bytes().saturating_sub(unneeded.staging)),
             row(UsageKind::Trash, trash),
             row(UsageKind::Quarantine, others.quarantine),
             row(UsageKind::Unneeded, self.plan.freed_bytes()),
             row(UsageKind::Records, others.records),
             row(UsageKind::Index, others.index),
+            row(UsageKind::Audit, others.audit),
             row(UsageKind::Reserve, others.reserve),
             row(UsageKind::Directories, others.directories),
         ]);

@@ -20,9 +20,10 @@ pub use facts::DoctorContext;
 use facts::Facts;
 
 /// All checks, in the order of the report.
-const CHECKS: [fn(&Facts) -> Check; 20] = [
+const CHECKS: [fn(&Facts) -> Check; 22] = [
     disk::writes,
     disk::file_system,
+    disk::lower_stores,
     disk::mount,
     owners::directory,
     owners::ownership,
@@ -36,6 +37,7 @@ const CHECKS: [fn(&Facts) -> Check; 20] = [
     content::content,
     content::scrub,
     content::metadata,
+    content::audit,
     machine::descriptors,
     machine::maps,
     machine::huge_pages,

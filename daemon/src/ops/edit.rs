@@ -22,8 +22,9 @@ use self::manifest::{NewLayers, compose_edited};
 use self::weights::{EditedFile, Weights};
 use super::collect_on_failure::collect_on_failure;
 use super::lost_models::{Evictions, displaced};
+use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use super::{OpError, error::refuse_pinned};
+use super::{OpError, error::refuse_pinned, soft_quota};
 use crate::metadata_json::Abridger;
 use crate::requester::Requester;
 
@@ -37,15 +38,17 @@ pub type EditReport<'r> = dyn FnMut(u64, u64) -> bool + 'r;
 pub fn edit(
     store: &Arc<Store>,
     requester: Requester,
+    policy: &CallerPolicy,
     params: &EditParams,
     report: &mut EditReport<'_>,
 ) -> Result<Edited, OpError> {
-    collect_on_failure(store, Leftover::Nothing, || edit_model(store, requester, params, report))
+    collect_on_failure(store, Leftover::Nothing, || edit_model(store, requester, policy, params, report))
 }
 
 fn edit_model(
     store: &Arc<Store>,
     requester: Requester,
+    policy: &CallerPolicy,
     params: &EditParams,
     report: &mut EditReport<'_>,
 ) -> Result<Edited, OpError> {
@@ -58,6 +61,7 @@ fn edit_model(
     let edits = params.keys.iter().map(key_edit).collect::<Result<Vec<_>, _>>().map_err(refused)?;
     let lease = store.leases().grant(format!("edit of {source}"));
     let model = store.leased_model(&params.source, &lease)?;
+    policy.check_stored(store, &model, Some(&params.target))?;
     let weights = Weights::of(store, &model)?;
     let header = weights.header.edited(&edits).map_err(|error| refused(error.to_string()))?;
     let layers = NewLayers::of(&model.manifest, params.template_layer.as_deref());
@@ -70,6 +74,7 @@ fn edit_model(
         dry_run: params.dry_run,
         displaced: Vec::new(),
         evicted: Vec::new(),
+        notes: Vec::new(),
     };
     let file = EditedFile::new(&weights, &header)?;
     if params.dry_run {
@@ -85,18 +90,20 @@ fn edit_model(
     store.make_reserve();
     let evictions = Evictions::new(requester, format!("edit of {source}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(moves_pinned);
-    let mut ingest = ingest.on_behalf_of(requester.doing(Verb::Edit));
+    let mut ingest = requester.acting(ingest, Verb::Edit);
     let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
     let descriptor = file.add(&mut ingest, digest)?;
     let manifest = compose_edited(&mut ingest, &model, (&weights, &descriptor, &header), &layers)?;
-    let origin = format!("edit {source}");
+    // The stored name: the source may have been given by its ID.
+    let origin = format!("edit {}", model.reference.short());
     let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());
     let allowed = |present: Option<&Reference>| is_free(store, params, present, &manifest);
     let committed = ingest.commit_if(&params.target, &manifest, origin, allowed)?;
     edited.new_bytes = committed.new_bytes;
     edited.displaced = displaced(store, committed);
     edited.evicted = evictions.take();
+    edited.notes = soft_quota::notes(store, requester);
     edited.digest = Some(manifest.digest());
     Ok(edited)
 }

@@ -109,6 +109,9 @@ pub enum OpError {
         /// The user who pulled it, if recorded.
         uid: Option<u32>,
     },
+    /// A rule of the policy denies it, before bytes move.
+    #[error("{message}")]
+    DeniedByPolicy { message: String, hint: String },
     #[error("internal error: {0}")]
     Internal(String),
 }
@@ -153,6 +156,7 @@ impl OpError {
                 ErrorCode::Busy
             }
             Self::NoSpace { source, .. } => source.code(),
+            Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -168,26 +172,14 @@ impl OpError {
     }
 
     fn hint(&self) -> Option<String> {
+        if let Self::Store(error) = self
+            && let Some(hint) = store_hint(error)
+        {
+            return Some(hint);
+        }
         let hint = match (self, self.code()) {
             (Self::Registry(error), _) => return error.hint(),
-            (Self::Store(StoreError::IndexBuilding { .. }), _) => {
-                "try again in a minute; models can be opened meanwhile"
-            }
-            (Self::Store(StoreError::Locked { .. }), _) => {
-                "only one process at a time can have a store open: connect to that one, or stop it first"
-            }
-            (Self::Store(StoreError::Pinned { name }), _) => {
-                return Some(format!(
-                    "--force gives the name and its pin to the other model, which only administrators may do; \
-                     `blobd unpin {name}` ends the protection"
-                ));
-            }
-            (Self::Store(StoreError::NoSuchModel { similar, .. }), _) if !similar.is_empty() => {
-                return Some(match similar.as_slice() {
-                    [only] => format!("did you mean {only}?"),
-                    several => format!("similar names in the store: {}", several.join(", ")),
-                });
-            }
+            (Self::DeniedByPolicy { hint, .. }, _) => return Some(hint.clone()),
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (Self::NoSpace { relief, leftover, .. }, _) => {
                 let left = match leftover {
@@ -199,10 +191,11 @@ impl OpError {
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
             }
-            (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
-            (Self::Store(StoreError::Manifest { .. }), _) => {
-                "nothing is deleted until it can be read: pull or import this model again, or `blobd rm` it"
+            (_, ErrorCode::OverQuota) => {
+                "`blobd df --users` shows what is charged to you; an administrator can remove models of yours, or set a \
+                 larger quota in [quotas] of the daemon's configuration"
             }
+            (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
             (Self::Ingest { .. }, ErrorCode::InvalidInput) => {
                 "if it is a model, it is damaged or incomplete: copy or download it again"
             }
@@ -233,20 +226,56 @@ impl OpError {
     }
 }
 
+/// What to do about an error of the store, if that does not depend on the verb.
+fn store_hint(error: &StoreError) -> Option<String> {
+    let hint = match error {
+        StoreError::IndexBuilding { .. } => "try again in a minute; models can be opened meanwhile",
+        StoreError::Locked { .. } => {
+            "only one process at a time can have a store open: connect to that one, or stop it first"
+        }
+        StoreError::Pinned { name } => {
+            return Some(format!(
+                "--force gives the name and its pin to the other model, which only administrators may do; \
+                 `blobd unpin {name}` ends the protection"
+            ));
+        }
+        StoreError::NoSuchModel { similar, .. } if !similar.is_empty() => {
+            return Some(match similar.as_slice() {
+                [only] => format!("did you mean {only}?"),
+                several => format!("similar names in the store: {}", several.join(", ")),
+            });
+        }
+        StoreError::Hidden { .. } => {
+            "make the lower store available again, such as by mounting its file system; nothing of the model is lost"
+        }
+        StoreError::InLowerStore { name, .. } => {
+            return Some(format!(
+                "`blobd promote {name}` or `blobd tag {name} NEW` gives this store a name of its own for it"
+            ));
+        }
+        StoreError::Manifest { .. } => {
+            "nothing is deleted until it can be read: pull or import this model again, or `blobd rm` it"
+        }
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         error if error.is_no_space() => ErrorCode::NoSpace,
         StoreError::NoSpace { .. } | StoreError::NoInodes { .. } | StoreError::Quota { .. } => {
             ErrorCode::NoSpace
         }
+        StoreError::OverQuota { .. } => ErrorCode::OverQuota,
         StoreError::ReadOnly { .. } => ErrorCode::ReadOnly,
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             ErrorCode::Denied
         }
         StoreError::Io { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
-        StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
-        StoreError::Pinned { .. } => ErrorCode::Denied,
+        StoreError::NoSuchModel { .. } | StoreError::Hidden { .. } => ErrorCode::NotFound,
+        StoreError::Pinned { .. } | StoreError::InLowerStore { .. } => ErrorCode::Denied,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::AmbiguousId { .. } => {
             ErrorCode::InvalidRequest
         }
@@ -261,6 +290,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::MissingBlob { .. }
         | StoreError::BlobSize { .. }
         | StoreError::BlobDiffers { .. }
+        | StoreError::DamagedBlob { .. }
         | StoreError::FileSize { .. } => ErrorCode::Corrupt,
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use blobd_client::protocol::lost_model;
 use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
 use blobd_store::gc::{self, LostModel};
 use blobd_store::index::ModelUse;
@@ -19,10 +20,14 @@ use crate::verb_log;
 /// Returns when and by whom a model was last opened, if known.
 pub type LastOpened = dyn Fn(&Reference) -> Option<ModelUse> + Send + Sync;
 
+/// Records what is evicted, and for what: `space` or `quota`.
+pub type EvictionReport = dyn Fn(&str, &lost_model::LostModel) + Send + Sync;
+
 /// Evicts models when space is needed, if the policy allows.
 pub struct Evictor {
     store: Weak<Store>,
     last_opened: Arc<LastOpened>,
+    report: Box<EvictionReport>,
     /// Serializes evictions: two at a time would choose the same models.
     running: Mutex<()>,
 }
@@ -35,8 +40,8 @@ impl fmt::Debug for Evictor {
 
 impl Evictor {
     /// An evictor for a store, to be given to [`Store::set_space_maker`].
-    pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>) -> Self {
-        Self { store: Arc::downgrade(store), last_opened, running: Mutex::default() }
+    pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>, report: Box<EvictionReport>) -> Self {
+        Self { store: Arc::downgrade(store), last_opened, report, running: Mutex::default() }
     }
 }
 
@@ -78,9 +83,13 @@ impl Evictor {
         }
         // Preferably down to the low watermark, so that the next eviction is later.
         let goals = [needed.max(excess(store, bytes)), needed];
-        let report = |model: &LostModel| match observer {
-            Some(observer) => observer.evicted(model),
-            None => verb_log::evicted(Requester::own(), "space", &lost_model(model.clone())),
+        let report = |model: &LostModel| {
+            let lost = lost_model(model.clone());
+            (self.report)("space", &lost);
+            match observer {
+                Some(observer) => observer.evicted(model),
+                None => verb_log::evicted(Requester::own(), "space", &lost),
+            }
         };
         let freed = evict(store, &*self.last_opened, &goals, &report)?;
         Ok(freed > 0 || store.shortage(bytes) == 0)
@@ -96,14 +105,22 @@ fn excess(store: &Store, bytes: u64) -> u64 {
 }
 
 /// Evicts down to the low watermark if the store is above the high one. Returns the bytes freed.
-pub fn evict_excess(store: &Store, last_opened: &LastOpened) -> Result<u64, StoreError> {
+pub fn evict_excess(
+    store: &Store,
+    last_opened: &LastOpened,
+    report: &EvictionReport,
+) -> Result<u64, StoreError> {
     if store.space_policy().eviction == blobd_store::Eviction::Never || excess(store, 0) == 0 {
         return Ok(0);
     }
     let low = store.space_policy().low_bytes().unwrap_or(u64::MAX);
     let garbage_bytes = gc::collect(store)?.freed_bytes();
     let needed = store.used_bytes().saturating_sub(low);
-    let report = |model: &LostModel| verb_log::evicted(Requester::own(), "quota", &lost_model(model.clone()));
+    let report = |model: &LostModel| {
+        let lost = lost_model(model.clone());
+        report("quota", &lost);
+        verb_log::evicted(Requester::own(), "quota", &lost);
+    };
     Ok(garbage_bytes.saturating_add(evict(store, last_opened, &[needed], &report)?))
 }
 

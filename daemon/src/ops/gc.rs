@@ -26,6 +26,7 @@ pub fn gc(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
         deleted: items(&plan, &descriptions),
         freed_bytes: plan.freed_bytes(),
         kept: plan.kept(store).into_iter().map(kept).collect(),
+        lower_stores: store.lower_paths().iter().map(|place| place.display().to_string()).collect(),
     })
 }
 

@@ -45,7 +45,7 @@ struct Stored {
 impl Stored {
     fn of(store: &Store) -> Result<Self, OpError> {
         let mut names: BTreeMap<_, Vec<String>> = BTreeMap::new();
-        for tag in store.summaries()? {
+        for tag in store.all_summaries()? {
             if let Ok(manifest) = &tag.manifest {
                 names.entry(manifest.digest).or_default().push(tag.reference.short());
             }

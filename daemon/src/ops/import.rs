@@ -18,9 +18,10 @@ use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::pinned_name::refuse_unless_movable;
+use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use super::{OpError, error::refuse_pinned};
-use crate::ingest::{FileSource, IngestError, ingest_file};
+use super::{OpError, error::refuse_pinned, soft_quota};
+use crate::ingest::{FileSource, IngestError, begin_file};
 use crate::requester::Requester;
 
 /// A file to import, which is inspected before and after.
@@ -66,16 +67,19 @@ impl FileFacts {
 pub fn import(
     store: &Arc<Store>,
     requester: Requester,
+    policy: &CallerPolicy,
     params: &ImportParams,
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    collect_on_failure(store, Leftover::Nothing, || import_file(store, requester, params, source, progress))
+    let import = || import_file(store, requester, policy, params, source, progress);
+    collect_on_failure(store, Leftover::Nothing, import)
 }
 
 fn import_file(
     store: &Arc<Store>,
     requester: Requester,
+    policy: &CallerPolicy,
     params: &ImportParams,
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
@@ -83,6 +87,7 @@ fn import_file(
     let file_name = display_name(&params.file_name);
     let reference = params.name.clone().map_or_else(|| name_from_file(&file_name), Ok)?;
     refuse_pinned(&reference)?;
+    policy.check_import(&file_name, &reference, None)?;
     let before = inspect(source, &file_name)?;
     let size = before.size;
     // Before the file is read. A file of the same size may be the same one.
@@ -93,10 +98,12 @@ fn import_file(
     let evictions = Evictions::new(requester, cause.clone());
     store.make_reserve();
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
-    let mut ingest = evictions.observe(ingest).on_behalf_of(requester.doing(Verb::Import));
+    let mut ingest = requester.acting(evictions.observe(ingest), Verb::Import);
     ingest.staging().expect(size);
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
-    let ingested = ingest_file(&mut ingest, source, size, progress).map_err(refused)?;
+    let begun = begin_file(source, size, progress).map_err(refused)?;
+    policy.check_import(&file_name, &reference, Some(begun.header()))?;
+    let ingested = begun.ingest(&mut ingest).map_err(refused)?;
     let facts = &ingested.facts;
     if let Some(shard) = facts.shard {
         return Err(refused(IngestError::Shard { count: shard.count }));
@@ -121,6 +128,7 @@ fn import_file(
         new_blob_count,
         displaced: displaced(store, committed),
         evicted: evictions.take(),
+        notes: soft_quota::notes(store, requester),
     })
 }
 

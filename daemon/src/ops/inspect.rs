@@ -1,143 +1,29 @@
 //! `inspect`: describes a model that is not in the store from the headers of its files.
 
-use blobd_client::protocol::heads::{Content, FileHead, ModelHeads};
-use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store_format::archive::member_type;
-use blobd_store_format::descriptor::{Archive, Descriptor};
-use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES, ModelHeader};
-use blobd_store_format::file_layout::ArchiveFile;
-use blobd_store_format::manifest::Manifest;
-use blobd_store_format::source::PullSource;
+use blobd_client::protocol::heads::ModelHeads;
+use blobd_registry::RemoteModel;
 
 use super::OpError;
-use super::pull_source::{Pull, model_name, resolve, transfer_error};
-use super::texts::Texts;
-use crate::transfer::{Flag, Job, RateLimit, Silence};
-
-/// How many bytes after all headers may be downloaded: the end of a header is known only when it has arrived.
-const EXCESS_BYTES: u64 = 512 << 10;
-/// The smallest request for a part of a header.
-const MIN_REQUEST_BYTES: u64 = 4 << 10;
-/// The bytes of all headers together; further ones are left out. Those of the largest known models have 16 MiB.
-const MAX_HEADERS_BYTES: u64 = MAX_HEADER_BYTES;
+use super::pull_source::{Pull, model_name, resolve};
+use super::remote_heads::remote_heads;
+use super::remote_policy::check_heads;
 
 /// Describes a model at its registry. Stores nothing, and downloads its manifest, the headers of its files and
 /// its short texts. Blocks the calling thread.
 ///
 /// # Errors
-/// [`OpError`] when the source does not exist, its server fails, or a header is invalid.
+/// [`OpError`] when the policy denies it, the source does not exist, its server fails, or a header is invalid.
 pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
-    let Pull { registry, handle, params, events, .. } = pull;
+    let Pull { registry, handle, params, policy, events, .. } = pull;
     let reference = model_name(params)?;
+    policy.check_source(&params.source, None)?;
     let origin = params.source.to_string();
-    let (digest, files) = match handle.block_on(resolve(registry, &params.source, &[], events.closed()))? {
-        RemoteModel::Published(manifest) => {
-            (Some(manifest.digest()), published_files(&params.source, &manifest))
-        }
-        RemoteModel::Files { files, .. } => (None, named_files(files)),
+    let remote = handle.block_on(resolve(registry, &params.source, &[], events.closed()))?;
+    let files = remote_heads(pull, &remote)?;
+    check_heads(pull, &remote, &files)?;
+    let digest = match &remote {
+        RemoteModel::Published(manifest) => Some(manifest.digest()),
+        RemoteModel::Files { .. } => None,
     };
-    let headers = files.iter().filter(|(file, _)| holds_header(file)).count() as u64;
-    let excess = EXCESS_BYTES.checked_div(headers).unwrap_or(EXCESS_BYTES).max(MIN_REQUEST_BYTES);
-    let mut inspector = Inspector { pull, excess, texts: Texts::new(), headers_left: MAX_HEADERS_BYTES };
-    let mut heads = Vec::with_capacity(files.len());
-    for (file, name) in files {
-        match file.media_type().archive_of_weights() {
-            Some(Archive::Tar | Archive::Compressed(_)) => heads.extend(inspector.archive(&file)?),
-            _ => heads.push(inspector.inspect(&file, name)?),
-        }
-    }
-    Ok(ModelHeads { name: reference.short(), digest, origin: Some(origin), files: heads })
-}
-
-/// The files of a manifest with their names, the configuration first.
-fn published_files(source: &PullSource, manifest: &Manifest) -> Vec<(RemoteFile, Option<String>)> {
-    // Only registries publish manifests.
-    let PullSource::Registry(upstream) = source else { return Vec::new() };
-    let file = |(file, name): (&Descriptor, Option<&str>)| {
-        (RemoteFile::layer(upstream, file), name.map(str::to_owned))
-    };
-    manifest.files().zip(manifest.names()).map(file).collect()
-}
-
-fn named_files(files: Vec<RemoteFile>) -> Vec<(RemoteFile, Option<String>)> {
-    let named = |file: RemoteFile| {
-        let name = file.name().map(str::to_owned);
-        (file, name)
-    };
-    files.into_iter().map(named).collect()
-}
-
-/// Whether the file has a header of a known format.
-fn holds_header(file: &RemoteFile) -> bool {
-    FileFormat::announced(file.media_type(), file.name()).is_some()
-}
-
-struct Inspector<'p> {
-    pull: Pull<'p>,
-    /// The bytes after each header that may be downloaded.
-    excess: u64,
-    texts: Texts,
-    headers_left: u64,
-}
-
-impl Inspector<'_> {
-    fn inspect(&mut self, file: &RemoteFile, name: Option<String>) -> Result<FileHead, OpError> {
-        let (media_type, digest, size) = (file.media_type().clone(), file.digest(), file.size());
-        let content = self.content(file)?.map(Content);
-        Ok(FileHead { media_type, name, digest, size, content })
-    }
-
-    /// The files in an archive. Their digests are unknown.
-    fn archive(&mut self, file: &RemoteFile) -> Result<Vec<FileHead>, OpError> {
-        let read = |job: &Job<'_>| job.read_archive();
-        let archive = self.fetch(file, read)?;
-        let head = |(file, header): (ArchiveFile, Option<Box<dyn ModelHeader>>)| {
-            let media_type = member_type(&file.path, header.is_some());
-            let content = header.and_then(|header| self.admitted(&*header)).map(Content);
-            FileHead { media_type, name: Some(file.path), digest: None, size: file.size, content }
-        };
-        Ok(archive.files.into_iter().map(head).collect())
-    }
-
-    fn content(&mut self, file: &RemoteFile) -> Result<Option<Vec<u8>>, OpError> {
-        if holds_header(file) {
-            return self.header(file);
-        }
-        if !self.texts.admit(file.media_type(), file.size()) {
-            return Ok(None);
-        }
-        let read = |job: &Job<'_>| job.read_small();
-        self.fetch(file, read).map(Some)
-    }
-
-    fn header(&mut self, file: &RemoteFile) -> Result<Option<Vec<u8>>, OpError> {
-        let excess = self.excess;
-        if self.headers_left == 0 {
-            return Ok(None);
-        }
-        let header = self.fetch(file, |job| job.read_header(excess))?;
-        Ok(header.and_then(|header| self.admitted(&*header)))
-    }
-
-    /// The bytes of a header, unless all headers have too many.
-    fn admitted(&mut self, header: &dyn ModelHeader) -> Option<Vec<u8>> {
-        let left = self.headers_left.checked_sub(header.bytes().len() as u64);
-        self.headers_left = left.unwrap_or_default();
-        left.map(|_| header.bytes().to_vec())
-    }
-
-    fn fetch<T>(
-        &self,
-        file: &RemoteFile,
-        fetch: impl FnOnce(&Job<'_>) -> Result<T, crate::transfer::TransferError>,
-    ) -> Result<T, OpError> {
-        let Pull { registry, transfers, handle, requester, params, events, .. } = self.pull;
-        let uid = requester.uid();
-        let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-        let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
-        let (about, again, as_stream) = (None, Flag::default(), Flag::default());
-        let job =
-            Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
-        fetch(&job).map_err(|error| transfer_error(file, error))
-    }
+    Ok(ModelHeads { name: reference.short(), digest, origin: Some(origin), files })
 }

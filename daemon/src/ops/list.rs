@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use blobd_client::protocol::lower_store::LowerStore;
 use blobd_client::protocol::response::{ModelList, ModelSummary};
-use blobd_store::{Store, StoreError, TagSummary};
+use blobd_store::{LowerStatus, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
 
 use super::{OpError, damage, rfc3339};
@@ -11,8 +12,8 @@ use super::{OpError, damage, rfc3339};
 /// Lists every tag. A tag with a damaged manifest is listed with the damage.
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
     let has_pins = store.has_pins();
-    let pinned = |tag: &TagSummary| has_pins && store.is_pinned(&tag.reference);
-    let summaries = store.summaries()?;
+    let pinned = |tag: &TagSummary| has_pins && tag.lower.is_none() && store.is_pinned(&tag.reference);
+    let summaries = store.all_summaries()?;
     let mut models: Vec<_> =
         summaries.iter().map(|tag| ModelSummary { pinned: pinned(tag), ..summary(tag) }).collect();
     let damaged = store.damaged();
@@ -22,7 +23,16 @@ pub fn list(store: &Store) -> Result<ModelList, OpError> {
         }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(ModelList { models, read_only: store.read_only_reason().map(ToOwned::to_owned) })
+    let read_only = store.read_only_reason().map(ToOwned::to_owned);
+    Ok(ModelList { models, read_only, lower_stores: lower_stores(store) })
+}
+
+fn lower_stores(store: &Store) -> Vec<LowerStore> {
+    let shown = |lower: LowerStatus| LowerStore {
+        path: lower.place.display().to_string(),
+        problem: lower.state.err(),
+    };
+    store.lower_stores().into_iter().map(shown).collect()
 }
 
 fn note_damage(
@@ -52,5 +62,6 @@ fn summary(tag: &TagSummary) -> ModelSummary {
         pinned: false,
         origin: tag.origin.clone(),
         damage: manifest.err().cloned(),
+        store: tag.lower.as_ref().map(|place| place.display().to_string()),
     }
 }

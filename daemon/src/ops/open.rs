@@ -19,6 +19,7 @@ use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 
 use super::open_cache::{OpenCache, OpenResponse};
+use super::policy::CallerPolicy;
 use super::{OpError, damage};
 
 /// Everything an open session needs.
@@ -44,16 +45,18 @@ pub struct Located {
 ///
 /// # Errors
 /// [`blobd_store::StoreError`]; [`OpError::NotInModel`] for an unknown component or tensor;
-/// [`OpError::DamagedParts`] when something selected is damaged.
+/// [`OpError::DamagedParts`] when something selected is damaged; [`OpError::DeniedByPolicy`].
 pub fn open(
     store: &Store,
     open_cache: &OpenCache,
     params: &OpenParams,
+    policy: &CallerPolicy,
     uid: u32,
     holder: String,
 ) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
     let model = store.leased_model(&params.reference, &lease)?;
+    policy.check_stored(store, &model, None)?;
     store.note_use(model.manifest.digest(), uid);
     let response = match open_cache.find(params, &model) {
         Some(response) => response,

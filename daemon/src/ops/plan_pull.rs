@@ -5,16 +5,18 @@ use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{Store, gc};
 
-use super::pull_source::{known_files, layers, model_name, resolve, transfer_error};
+use super::pull_source::{known_files, layers, model_name, resolve, transfer_plan};
+use super::remote_policy::check_pull;
 use super::{LastOpened, OpError, Pull, eviction_plan, measure};
-use crate::transfer::{Flag, Job, RateLimit, Silence};
 
 /// Plans what [`super::pull`] would do, and stores nothing. Blocks the calling thread.
 pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, OpError> {
-    let Pull { store, registry, handle, params, events, .. } = pull;
+    let Pull { store, registry, handle, params, policy, events, .. } = pull;
     let reference = model_name(params)?;
+    policy.check_source(&params.source, Some(&reference))?;
     let known = known_files(store, registry, &params.source)?;
     let remote = handle.block_on(resolve(registry, &params.source, &known, events.closed()))?;
+    check_pull(pull, &reference, &remote)?;
     let (digest, files) = match remote {
         RemoteModel::Published(manifest) => (Some(manifest.digest()), layers(&params.source, &manifest)),
         RemoteModel::Files { files, .. } => (None, files),
@@ -69,8 +71,7 @@ fn planned_space(
 
 /// A file, and the disk space that it would take.
 fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<(PlannedFile, u64), OpError> {
-    let Pull { store, registry, transfers, handle, requester, params, events, .. } = pull;
-    let uid = requester.uid();
+    let store = pull.store;
     let size = file.size();
     let name = file.digest().map_or_else(|| file.label(), |_| file.media_type().component().to_owned());
     let bare = PlannedFile {
@@ -88,11 +89,7 @@ fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<(PlannedF
     {
         return Ok((PlannedFile { stored_bytes: size, download_bytes: 0, ..bare }, 0));
     }
-    let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-    let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
-    let (about, again, as_stream) = (None, Flag::default(), Flag::default());
-    let job = Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
-    let plan = transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))?;
+    let plan = transfer_plan(pull, lease, file)?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);
     Ok((PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare }, plan.needed_bytes))

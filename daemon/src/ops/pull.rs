@@ -18,10 +18,11 @@ use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::pinned_name::refuse_unless_movable;
-use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error};
+use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error, transfer_plan};
 use super::relief::Leftover;
+use super::remote_policy::check_pull;
 use super::stored_header::read_header;
-use super::{OpError, shards};
+use super::{OpError, shards, soft_quota};
 use crate::permits::Permit;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
@@ -34,18 +35,20 @@ pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
 }
 
 fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    let Pull { store, registry, handle, requester, params, events, .. } = pull;
+    let Pull { store, registry, handle, requester, params, policy, events, .. } = pull;
     let reference = &model_name(params)?;
+    policy.check_source(&params.source, Some(reference))?;
     pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let known = known_files(store, registry, &params.source)?;
     let resolved = resolve(registry, &params.source, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
+    check_pull(pull, reference, &remote)?;
     refuse_unless_movable(store, reference, params.force, |present| may_be(present, &remote))?;
     let cause = format!("pull of {}", reference.short());
     let evictions = Evictions::of_pull(requester, cause.clone(), events);
     store.make_reserve();
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
-    let ingest = evictions.observe(ingest).on_behalf_of(requester.doing(Verb::Pull));
+    let ingest = requester.acting(evictions.observe(ingest), Verb::Pull);
     let limit = RateLimit::new(params.limit_rate);
     let mut model =
         Incoming { pull, reference, limit, ingest, sources: Sources::default(), corrected: Vec::new() };
@@ -78,6 +81,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         corrected: model.corrected,
         displaced: displaced(store, committed),
         evicted: evictions.take(),
+        notes: soft_quota::notes(store, requester),
     })
 }
 
@@ -192,6 +196,7 @@ impl Incoming<'_> {
         for file in files {
             self.expect(file)?;
         }
+        self.reserve_quota(files)?;
         files.iter().map(|file| self.take(file)).collect()
     }
 
@@ -312,6 +317,31 @@ impl Incoming<'_> {
             self.ingest.staging().expect(file.size());
         }
         Ok(())
+    }
+
+    /// Reserves space of the requester's quota for all missing files, before any of them is requested. If they do not
+    /// fit as they are, finds out how much of them is new.
+    fn reserve_quota(&self, files: &[RemoteFile]) -> Result<(), OpError> {
+        if self.pull.requester.quota().hard.is_none() {
+            return Ok(());
+        }
+        let mut missing = Vec::new();
+        for file in files {
+            if self.present(file)?.is_none() {
+                missing.push(file);
+            }
+        }
+        let store = self.ingest.store();
+        let whole = missing.iter().map(|file| store.size_on_disk(file.size()));
+        if self.ingest.reserve_quota(whole.fold(0, u64::saturating_add)).is_ok() {
+            return Ok(());
+        }
+        let mut needed_bytes = 0_u64;
+        for file in missing {
+            let plan = transfer_plan(self.pull, self.ingest.lease(), file)?;
+            needed_bytes = needed_bytes.saturating_add(plan.needed_bytes);
+        }
+        Ok(self.ingest.reserve_quota(needed_bytes)?)
     }
 
     /// Refuses a file that can never fit, before any byte is requested: a manifest may claim any size. How much

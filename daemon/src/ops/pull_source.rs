@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullEvent, PullProgress};
 use blobd_registry::{KnownFile, RegistryClient, RemoteFile, RemoteModel};
+use blobd_store::leases::Lease;
 use blobd_store::{FileVersion, Store};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
@@ -14,12 +15,13 @@ use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::{OpError, error::refuse_pinned};
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
 use crate::running_pulls::PullWatch;
-use crate::transfer::{TransferError, Transfers};
+use crate::transfer::{Flag, Job, RateLimit, Silence, TransferError, TransferPlan, Transfers};
 
 /// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
 /// speed.
@@ -47,6 +49,8 @@ pub struct Pull<'p> {
     pub handle: &'p Handle,
     /// The client's user.
     pub requester: Requester,
+    /// The policy for that user.
+    pub policy: &'p CallerPolicy,
     /// The request.
     pub params: &'p PullParams,
     /// Receives progress; a plan sends none. Both stop when the receiver is dropped.
@@ -139,6 +143,21 @@ fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
     let mut seen = BTreeSet::new();
     let layers = manifest.layers().iter().chain([manifest.config()]);
     layers.filter(|file| seen.insert(file.digest)).collect()
+}
+
+/// Determines how much of a file need not be downloaded, and the disk space for the rest. Requests only its head and
+/// samples.
+pub(super) fn transfer_plan(
+    pull: Pull<'_>,
+    lease: &Lease,
+    file: &RemoteFile,
+) -> Result<TransferPlan, OpError> {
+    let Pull { store, registry, transfers, handle, requester, params, events, .. } = pull;
+    let (uid, limits) = (requester.uid(), transfers.limits(&RateLimit::new(params.limit_rate)));
+    let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
+    let (about, again, as_stream) = (None, Flag::default(), Flag::default());
+    let job = Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
+    transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))
 }
 
 pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError {

@@ -16,6 +16,7 @@ use blobd_store_format::digest::Digest;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::relief::Relief;
 use super::survey::{Damage, Finding, Need, Survey};
@@ -28,6 +29,7 @@ pub(super) struct Repair<'r> {
     store: &'r Arc<Store>,
     registry: &'r RegistryClient,
     handle: &'r Handle,
+    policy: &'r CallerPolicy,
     events: &'r Sender<VerifyEvent>,
 }
 
@@ -61,9 +63,10 @@ impl<'r> Repair<'r> {
         store: &'r Arc<Store>,
         registry: &'r RegistryClient,
         handle: &'r Handle,
+        policy: &'r CallerPolicy,
         events: &'r Sender<VerifyEvent>,
     ) -> Self {
-        Self { store, registry, handle, events }
+        Self { store, registry, handle, policy, events }
     }
 
     /// Repairs a finding if possible, and records the outcome in its entry. `survey` must be of all models:

@@ -10,9 +10,10 @@ use super::pull_source::{Pull, resolve as resolve_source};
 /// thread.
 ///
 /// # Errors
-/// [`OpError`] when the source does not exist or its server fails.
+/// [`OpError`] when the policy denies it, the source does not exist or its server fails.
 pub fn resolve(pull: Pull<'_>) -> Result<Resolved, OpError> {
-    let Pull { registry, handle, params, events, .. } = pull;
+    let Pull { registry, handle, params, policy, events, .. } = pull;
+    policy.check_source(&params.source, None)?;
     Ok(match handle.block_on(resolve_source(registry, &params.source, &[], events.closed()))? {
         RemoteModel::Published(manifest) => {
             Resolved { digest: Some(manifest.digest()), files: manifest.digests().into_iter().collect() }

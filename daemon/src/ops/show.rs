@@ -50,12 +50,14 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
         name: model.reference.short(),
         digest: model.manifest.digest(),
         origin: store.origin(model.manifest.digest()),
+        store: store.lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
         architecture: facts.architecture,
         parameters,
         quantization: facts.quantization,
         metadata,
         layers: contents.iter().map(layer).collect(),
         tensors: Vec::new(),
+        policy: None,
     };
     if header.is_none() {
         layer_info::describe(store, &model, &mut details)?;

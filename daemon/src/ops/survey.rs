@@ -86,23 +86,34 @@ pub(super) struct Need {
 
 pub(super) type Needs = BTreeMap<Digest, Need>;
 
+/// Which models are surveyed.
+#[derive(Clone, Copy)]
+enum Selected<'r> {
+    Model(&'r Reference),
+    WritableStore,
+    AllStores,
+}
+
 /// Called once for each readable file, with its recipe if it has one.
 type Visit<'v> = dyn FnMut(FileId, Option<&Recipe>) + 'v;
 
 impl Survey {
-    /// Surveys all models, or one, and adds every blob that they need to `blobs`.
+    /// Surveys all models of the writable store, or one of any store, and adds every blob that they need to `blobs`.
     pub(super) fn of(
         store: &Store,
         named: Option<&Reference>,
         blobs: &mut BTreeSet<Digest>,
     ) -> Result<Self, StoreError> {
-        Self::visiting(store, named, &mut |file, recipe| blobs.extend(blob_sizes(file, recipe).into_keys()))
+        let selected = named.map_or(Selected::WritableStore, Selected::Model);
+        Self::visiting(store, selected, &mut |file, recipe| {
+            blobs.extend(blob_sizes(file, recipe).into_keys());
+        })
     }
 
     /// Surveys all models, and what they need of the `wanted` blobs.
     pub(super) fn with_needs(store: &Store, wanted: &BTreeSet<Digest>) -> Result<(Self, Needs), StoreError> {
         let mut needs = Needs::new();
-        let survey = Self::visiting(store, None, &mut |file, recipe| {
+        let survey = Self::visiting(store, Selected::AllStores, &mut |file, recipe| {
             for (digest, size) in blob_sizes(file, recipe) {
                 if wanted.contains(&digest) {
                     let need = needs.entry(digest).or_default();
@@ -114,17 +125,21 @@ impl Survey {
         Ok((survey, needs))
     }
 
-    /// Reads the manifests and recipes of all models, or of one. A damaged manifest is an error if one model was
+    /// Reads the manifests and recipes of the selected models. A damaged manifest is an error if one model was
     /// named, and a finding otherwise.
-    fn visiting(store: &Store, named: Option<&Reference>, visit: &mut Visit<'_>) -> Result<Self, StoreError> {
+    fn visiting(store: &Store, selected: Selected<'_>, visit: &mut Visit<'_>) -> Result<Self, StoreError> {
         let mut reader = DiskReader::default();
         let mut survey = Self::default();
-        if let Some(reference) = named {
+        if let Selected::Model(reference) = selected {
             let reference = store.resolve(reference)?;
             survey.add(store, &mut reader, reference.short(), &store.manifest(&reference)?, visit)?;
             return Ok(survey);
         }
-        for reference in store.tags()?.references {
+        let references = match selected {
+            Selected::AllStores => store.all_tags()?,
+            _ => store.tags()?.references,
+        };
+        for reference in references {
             match store.manifest(&reference) {
                 Ok(manifest) => survey.add(store, &mut reader, reference.short(), &manifest, visit)?,
                 // Removed since it was listed.
@@ -289,7 +304,9 @@ fn read_recipe(
     file: FileId,
 ) -> Result<Result<Option<Recipe>, String>, StoreError> {
     let mut read = || match recipe_bytes(store, reader, file.digest) {
-        Ok(Some(json)) => Ok(parse(&json, file).map(Some)),
+        Ok(Some(json)) => {
+            Ok(parse(&json, file).map(|recipe| Some(recipe).filter(|it| !it.is_of_whole_file())))
+        }
         Ok(None) => Ok(Ok(None)),
         Err(error) if Fault::of(&error) == Fault::Shortage => {
             Err(StoreError::io("read", layout::recipe(file.digest))(error))
@@ -395,7 +412,7 @@ mod tests {
     fn file_that_many_models_share_is_read_once_and_kept_as_one_entry() {
         let (_folder, store) = store_of_relatives(40, 100);
         let mut shown = Vec::new();
-        let survey = Survey::visiting(&store, None, &mut |file, recipe| {
+        let survey = Survey::visiting(&store, Selected::WritableStore, &mut |file, recipe| {
             shown.push((file, recipe.is_some()));
         });
         let survey = survey.unwrap();

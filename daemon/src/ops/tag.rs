@@ -8,6 +8,7 @@ use blobd_store::{Ingest, Store, Verb};
 
 use super::collect_on_failure::explaining_no_space;
 use super::lost_models::{Evictions, displaced};
+use super::policy::CallerPolicy;
 use super::relief::Leftover;
 use super::{OpError, error::refuse_pinned};
 use crate::requester::Requester;
@@ -15,19 +16,31 @@ use crate::requester::Requester;
 /// Points `target` at the manifest of `source`. Copies no data.
 ///
 /// # Errors
-/// [`blobd_store::StoreError::Pinned`] if `target` is another model that is pinned, unless it is forced.
-pub fn tag(store: &Arc<Store>, requester: Requester, params: &TagParams) -> Result<Tagged, OpError> {
-    explaining_no_space(store, Leftover::Nothing, add_tag(store, requester, params))
+/// [`blobd_store::StoreError::Pinned`] if `target` is another model that is pinned, unless it is forced;
+/// [`OpError::DeniedByPolicy`].
+pub fn tag(
+    store: &Arc<Store>,
+    requester: Requester,
+    policy: &CallerPolicy,
+    params: &TagParams,
+) -> Result<Tagged, OpError> {
+    explaining_no_space(store, Leftover::Nothing, add_tag(store, requester, policy, params))
 }
 
-fn add_tag(store: &Arc<Store>, requester: Requester, params: &TagParams) -> Result<Tagged, OpError> {
+fn add_tag(
+    store: &Arc<Store>,
+    requester: Requester,
+    policy: &CallerPolicy,
+    params: &TagParams,
+) -> Result<Tagged, OpError> {
     refuse_pinned(&params.target)?;
     let name = params.target.short();
     let lease = store.leases().grant(format!("tag {name}"));
     let model = store.leased_model(&params.source, &lease)?;
+    policy.check_stored(store, &model, Some(&params.target))?;
     let evictions = Evictions::new(requester, format!("tag {name}"));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
-    let ingest = ingest.on_behalf_of(requester.doing(Verb::Tag));
+    let ingest = requester.acting(ingest, Verb::Tag);
     let committed = ingest.commit(&params.target, &model.manifest, None)?;
     let displaced = displaced(store, committed);
     Ok(Tagged { name, digest: model.manifest.digest(), displaced, evicted: evictions.take() })

@@ -3,7 +3,7 @@
 use blobd_store_format::descriptor::MediaType;
 
 /// The longest text that is read. Templates and licences are at most some 100 KiB.
-const MAX_TEXT_BYTES: u64 = 128 << 10;
+pub(super) const MAX_TEXT_BYTES: u64 = 128 << 10;
 /// The bytes of all texts of a model together.
 const MAX_TEXTS_BYTES: u64 = 384 << 10;
 

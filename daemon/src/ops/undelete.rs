@@ -5,11 +5,12 @@ use std::sync::Arc;
 use blobd_client::protocol::request::UndeleteParams;
 use blobd_client::protocol::upkeep::{TrashList, TrashedModel, Undeleted};
 use blobd_store::leases::Lease;
-use blobd_store::{Ingest, Store, Verb};
+use blobd_store::{Ingest, Model, Store, Verb};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::lost_models::displaced;
+use super::policy::CallerPolicy;
 use super::{OpError, rfc3339};
 use crate::requester::Requester;
 
@@ -21,17 +22,24 @@ use crate::requester::Requester;
 pub fn undelete(
     store: &Arc<Store>,
     requester: Requester,
+    policy: &CallerPolicy,
     params: &UndeleteParams,
 ) -> Result<Undeleted, OpError> {
     // The new manifest takes a block before the record's is freed.
-    store.with_reserve(|| restore(store, requester, params))
+    store.with_reserve(|| restore(store, requester, policy, params))
 }
 
-fn restore(store: &Arc<Store>, requester: Requester, params: &UndeleteParams) -> Result<Undeleted, OpError> {
+fn restore(
+    store: &Arc<Store>,
+    requester: Requester,
+    policy: &CallerPolicy,
+    params: &UndeleteParams,
+) -> Result<Undeleted, OpError> {
     let lease = store.leases().grant(format!("undelete {}", params.reference.short()));
     let trashed = find(store, &params.reference)?;
     let (reference, manifest) = (&trashed.reference, &trashed.manifest);
     lease_all(store, &lease, manifest)?;
+    policy.check_stored(store, &model_of(store, &trashed)?, None)?;
     let is_free = |present: Option<&Reference>| match present {
         Some(present) if !params.force && store.manifest(present)?.digest() != manifest.digest() => {
             Err(OpError::NameTaken { name: present.short() })
@@ -39,7 +47,7 @@ fn restore(store: &Arc<Store>, requester: Requester, params: &UndeleteParams) ->
         _ => Ok(()),
     };
     let ingest = Ingest::begin(store, lease)?.may_move_pinned(params.force);
-    let ingest = ingest.on_behalf_of(requester.doing(Verb::Undelete));
+    let ingest = requester.acting(ingest, Verb::Undelete);
     let committed = ingest.restore_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
@@ -56,6 +64,12 @@ fn lease_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), Op
         lease.protect_all(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
     }
     Ok(())
+}
+
+fn model_of(store: &Store, trashed: &blobd_store::TrashedModel) -> Result<Model, OpError> {
+    let (reference, manifest) = (trashed.reference.clone(), trashed.manifest.clone());
+    let files = manifest.files().map(|file| store.stored_file(file)).collect::<Result<_, _>>()?;
+    Ok(Model { reference, manifest, files })
 }
 
 /// Lists the trash.

@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::OpError;
+use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::repair::Repair;
 use super::survey::{Damage, Finding, Needs, Survey};
@@ -38,6 +39,7 @@ pub fn verify(
     store: &Arc<Store>,
     registry: &RegistryClient,
     handle: &Handle,
+    policy: &CallerPolicy,
     params: &VerifyParams,
     events: &Sender<VerifyEvent>,
 ) -> Result<Verified, OpError> {
@@ -57,7 +59,7 @@ pub fn verify(
     let candidates = std::mem::take(&mut read.not_good);
     let mut verified =
         Verified { checked_blobs: read.blobs, checked_bytes: read.bytes, ..Verified::default() };
-    let repair = params.repair.then(|| Repair::new(store, registry, handle, events));
+    let repair = params.repair.then(|| Repair::new(store, registry, handle, policy, events));
     let again = |missing| Reading::new(store, missing, events).run();
     confirm(store, candidates, survey.into_findings(), &again, repair.as_ref(), &mut verified)?;
     Ok(verified)

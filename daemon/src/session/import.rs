@@ -72,7 +72,7 @@ async fn import(
         file => file?,
     };
     let (report, progress) = watch::channel((0, 0));
-    let (requester, noted) = (daemon.requester(peer), Arc::clone(record));
+    let (requester, policy, noted) = (daemon.requester(peer), daemon.policy_for(peer), Arc::clone(record));
     let work = async move {
         let import = move |daemon: &Daemon| {
             // Returned when the work is over, not when its client has disconnected.
@@ -85,7 +85,7 @@ async fn import(
             };
             // Moved here, so that its process ends with the work.
             let mut file = file;
-            let done = ops::import(&daemon.store, requester, &params, &mut file, &mut report);
+            let done = ops::import(&daemon.store, requester, &policy, &params, &mut file, &mut report);
             done.inspect(|done| noted.finished(done))
         };
         daemon.blocking(import).await

@@ -12,9 +12,11 @@ use blobd_client::protocol::frame::Frame;
 use blobd_store::Store;
 use blobd_store::gc;
 use blobd_store_format::reference::Reference;
+use prometheus::IntCounter;
 use tokio::time::timeout;
 
 use super::connection::{FrameStream, SessionError, unexpected};
+use crate::metrics::Metrics;
 use crate::open_sessions::SessionGuard;
 use crate::ops::{self, Located, OpError, OpenResponse};
 use crate::permits::Permit;
@@ -39,7 +41,7 @@ pub(crate) async fn serve_open(
     tracing::debug!("{}: opens {}", peer.description(), model.short());
     let bytes = response.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
     let outcome = Outcome::of(&model.short(), manifest).with_bytes(bytes).with("blobs", response.blobs.len());
-    let sender = DescriptorSender::new(stream, response, first_files, peer.uid);
+    let sender = DescriptorSender::new(stream, response, first_files, peer.uid, &daemon.metrics);
     // Held until the client has received all descriptors: concurrent opens of the model share them.
     let until_sent = (permits, recipes);
     let opened = || {
@@ -176,6 +178,8 @@ struct DescriptorSender {
     in_flight: Option<Permit>,
     /// The number of descriptors sent so far.
     sent: u32,
+    /// The number sent to all clients.
+    all_sent: IntCounter,
     is_acknowledged: bool,
 }
 
@@ -186,7 +190,13 @@ const PARTS_IN_FLIGHT: usize = 8;
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(12);
 
 impl DescriptorSender {
-    fn new(stream: FrameStream, response: Arc<OpenResponse>, first_files: Vec<File>, uid: u32) -> Self {
+    fn new(
+        stream: FrameStream,
+        response: Arc<OpenResponse>,
+        first_files: Vec<File>,
+        uid: u32,
+        metrics: &Metrics,
+    ) -> Self {
         Self {
             stream,
             response,
@@ -195,6 +205,7 @@ impl DescriptorSender {
             files: first_files.into(),
             in_flight: None,
             sent: 0,
+            all_sent: metrics.events.descriptors_sent.clone(),
             is_acknowledged: true,
         }
     }
@@ -282,6 +293,7 @@ impl DescriptorSender {
 
     fn note_sent(&mut self, count: u32) {
         self.sent = self.sent.saturating_add(count);
+        self.all_sent.inc_by(count.into());
         self.is_acknowledged = false;
         // The kernel has its own references now.
         self.files.drain(..self.files.len().min(usize::try_from(count).unwrap_or(usize::MAX)));

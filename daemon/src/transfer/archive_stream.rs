@@ -20,7 +20,7 @@ use blobd_store_format::split::SplitPlan;
 use super::decoder::Decoder;
 use super::download::Download;
 use super::{Job, Received, TransferError, TransferGuard, Transfers};
-use crate::ingest::announce;
+use crate::ingest::{announce, recipe_bytes};
 
 /// The most bytes between two files, which are kept in memory until the next file is known. The headers of a file take
 /// some kilobytes.
@@ -224,6 +224,7 @@ impl<'s> ArchiveStream<'s> {
         self.literal_bytes = self.literal_bytes.saturating_add(plan.literal_bytes());
         let sizes = plan.blobs().iter().map(|blob| blob.size);
         announce(self.ingest, &plan, sizes.clone());
+        self.ingest.expect_recipe(recipe_bytes(&plan));
         self.ingest.admit(sizes)?;
         let assembler = Assembler::new(self.ingest.staging(), plan);
         let mut source = Part { start, taken: 0, content: &mut self.content, requested: VecDeque::new() };

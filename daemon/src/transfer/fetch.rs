@@ -175,8 +175,12 @@ impl Fetch {
             };
             match fetched {
                 Ok(Outcome::Fetched) => length = self.policy.next_length(length, started.elapsed()),
-                Ok(Outcome::TooSlow) => length = self.policy.min_range_bytes,
+                Ok(Outcome::TooSlow) => {
+                    self.registry.note_stall();
+                    length = self.policy.min_range_bytes;
+                }
                 Ok(Outcome::Silent) => {
+                    self.registry.note_stall();
                     length = self.policy.min_range_bytes;
                     silent_in_a_row = if received == 0 { silent_in_a_row + 1 } else { 0 };
                     // The host delivers over the other connections; this one is not needed.
@@ -186,10 +190,9 @@ impl Fetch {
                 }
                 Ok(Outcome::Done | Outcome::WriterClosed) => return Ok(()),
                 Err(error) => {
-                    let wait = retry.wait_after(&error, received);
-                    let Some(wait) = wait.filter(|_| self.file.is_resumable()) else {
-                        return Err(error);
-                    };
+                    let wait = retry.wait_after(&error, received).filter(|_| self.file.is_resumable());
+                    self.registry.note_failure(&error, wait.is_some());
+                    let Some(wait) = wait else { return Err(error) };
                     tracing::debug!("{error}; retry in {wait:?}");
                     let _waiting = self.silence.wait();
                     tokio::time::sleep(wait).await;

@@ -152,7 +152,9 @@ impl Job<'_> {
                 Err(TransferError::Registry(error)) => error,
                 outcome => return outcome,
             };
-            let Some(wait) = retry.wait_after(&error, received) else { return Err(error.into()) };
+            let wait = retry.wait_after(&error, received);
+            self.registry.note_failure(&error, wait.is_some());
+            let Some(wait) = wait else { return Err(error.into()) };
             // The timer is created inside the runtime, which this thread may not belong to.
             self.wait_for(async {
                 let _waiting = self.silence.wait();
@@ -503,6 +505,7 @@ fn admit(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreError> {
     let blobs = assembler.plan().blobs().iter().enumerate();
     let new = blobs.filter(|(blob, _)| assembler.is_untouched(*blob)).map(|(_, planned)| planned.size);
     announce(ingest, assembler.plan(), new.clone());
+    ingest.expect_recipe(recipe_bytes(assembler.plan()));
     ingest.admit(new)
 }
 

@@ -137,6 +137,7 @@ impl Job<'_> {
 }
 
 fn note_wrong(job: &Job<'_>, found: Digest, expected: Digest) {
+    job.registry.note_wrong_file();
     let label = job.file.label();
     tracing::info!("{label}: digest {found}, {expected} expected; it is downloaded again and compared");
 }

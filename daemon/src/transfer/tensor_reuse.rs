@@ -91,7 +91,7 @@ pub(super) fn similar_files(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<
         // Without an expected digest, reuse could not be verified.
         return Ok(Vec::new());
     }
-    let mut models = store.summaries()?;
+    let mut models = store.all_summaries()?;
     let is_sibling = |reference: &Reference| file.model().is_some_and(|own| own.is_sibling_of(reference));
     models.sort_by_cached_key(|model| {
         let size = model.manifest.as_ref().map_or(u64::MAX, |manifest| manifest.size);

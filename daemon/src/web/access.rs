@@ -9,10 +9,11 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Read as _};
-use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-use hyper::header::{HOST, HeaderMap, HeaderName, ORIGIN};
+use hyper::header::{HeaderMap, HeaderName};
+
+use crate::loopback::Foreign;
 
 /// The header with the key of the session.
 pub(super) const KEY_HEADER: HeaderName = HeaderName::from_static("x-blobd-key");
@@ -52,10 +53,8 @@ impl std::fmt::Debug for Secret {
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The `Host` is no name of this machine: the page of another site may have been given this address.
-    Host,
-    /// A page of another origin has sent it.
-    Origin,
+    /// A page of another site may have sent it.
+    Foreign(Foreign),
     /// The token has been used, or is wrong.
     Token,
     /// Without the key of the session.
@@ -92,34 +91,6 @@ impl Access {
         let key = headers.get(KEY_HEADER).ok_or(Refusal::Key)?;
         if self.key.equals(key.as_bytes()) { Ok(()) } else { Err(Refusal::Key) }
     }
-}
-
-/// Checks the `Host`, and the `Origin` if there is one. A site whose name is suddenly given the address 127.0.0.1 (DNS
-/// rebinding) still has its own name in both.
-pub(super) fn check_origin(headers: &HeaderMap) -> Result<(), Refusal> {
-    let mut hosts = headers.get_all(HOST).iter();
-    let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Refusal::Host) };
-    let host = host.to_str().map_err(|_not_ascii| Refusal::Host)?;
-    if !is_loopback(host) {
-        return Err(Refusal::Host);
-    }
-    let expected = format!("http://{host}");
-    match headers.get_all(ORIGIN).iter().all(|origin| origin.as_bytes() == expected.as_bytes()) {
-        true => Ok(()),
-        false => Err(Refusal::Origin),
-    }
-}
-
-/// Whether a `Host` is this machine: `localhost` or an address of loopback, with any port, because a tunnel may have
-/// another port than the server.
-fn is_loopback(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if !port.is_empty() && port.bytes().all(|digit| digit.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-    name.eq_ignore_ascii_case("localhost")
-        || address.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -166,48 +137,5 @@ mod tests {
         assert_eq!(first.as_str().len(), Secret::LENGTH);
         assert_ne!(first.as_str(), second.as_str());
         assert!(!format!("{first:?}").contains(first.as_str()));
-    }
-
-    #[test]
-    fn only_names_of_this_machine_are_hosts() {
-        for host in ["127.0.0.1:8080", "localhost:1", "LOCALHOST", "[::1]:80", "127.1.2.3", "localhost:65535"]
-        {
-            assert_eq!(check_origin(&headers(&[(HOST, host)])), Ok(()), "{host}");
-        }
-        for host in [
-            "evil.example:8080",
-            "127.0.0.1.evil.example",
-            "localhost.evil.example:80",
-            "10.0.0.1",
-            "",
-            ":80",
-            "0.0.0.0:80",
-            "127.0.0.1:x",
-            "[::2]:80",
-            "user@127.0.0.1",
-            "127.0.0.1:80:80",
-        ] {
-            assert_eq!(check_origin(&headers(&[(HOST, host)])), Err(Refusal::Host), "{host}");
-        }
-        assert_eq!(check_origin(&headers(&[])), Err(Refusal::Host));
-        let mut twice = headers(&[(HOST, "localhost")]);
-        twice.append(HOST, HeaderValue::from_static("localhost"));
-        assert_eq!(check_origin(&twice), Err(Refusal::Host));
-    }
-
-    #[test]
-    fn origin_is_that_of_the_host() {
-        let origin = |value| check_origin(&headers(&[(HOST, "127.0.0.1:80"), (ORIGIN, value)]));
-        assert_eq!(origin("http://127.0.0.1:80"), Ok(()));
-        for other in [
-            "http://127.0.0.1:81",
-            "https://127.0.0.1:80",
-            "http://localhost:80",
-            "null",
-            "",
-            "http://evil.example",
-        ] {
-            assert_eq!(origin(other), Err(Refusal::Origin), "{other}");
-        }
     }
 }

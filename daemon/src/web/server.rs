@@ -3,7 +3,6 @@
 //! Every user of the machine can connect to it, so each connection has a limit of time and of memory, and their number
 //! is limited.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,31 +17,18 @@ use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::access::{Access, Refusal, Secret, check_origin};
+use super::access::{Access, Refusal, Secret};
 use super::assets;
 use super::relay::{self, Relay};
+use crate::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 
-/// How long a client may take to send the head of a request, or to begin the next one.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The least that hyper takes. A browser's head has less than one kilobyte.
-const MAX_HEAD_BYTES: usize = 8 << 10;
 /// The only body is a token.
 const MAX_BODY_BYTES: usize = 1 << 10;
-/// A browser opens six connections to a server, and perhaps a few windows.
-const MAX_CONNECTIONS: usize = 64;
-/// After this, a connection takes no further request; the browser opens another one.
-const CONNECTION_AGE: Duration = Duration::from_secs(120);
-/// How long a connection of that age may take to receive what it has requested.
-const LAST_RESPONSE: Duration = Duration::from_secs(120);
 /// Questions to the daemon at a time: each has a thread.
 const MAX_QUESTIONS: usize = 4;
 
@@ -63,7 +49,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// A server of the page that listens.
 #[derive(Debug)]
 pub(crate) struct WebServer {
-    listener: TcpListener,
+    server: LoopbackServer,
     shared: Arc<Shared>,
 }
 
@@ -72,8 +58,6 @@ struct Shared {
     access: Access,
     relay: Relay,
     questions: Semaphore,
-    connections: Arc<Semaphore>,
-    head_timeout: Duration,
 }
 
 #[derive(Serialize)]
@@ -81,7 +65,7 @@ struct Session<'k> {
     key: &'k str,
 }
 
-type WebResponse = Response<Full<Bytes>>;
+type WebResponse = LoopbackResponse;
 
 impl WebServer {
     /// Listens on a port of 127.0.0.1; on any free one for port 0. The page gets its session with `token`.
@@ -90,67 +74,34 @@ impl WebServer {
     }
 
     async fn bind_with(port: u16, token: Secret, relay: Relay, head_timeout: Duration) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+        let address = (Ipv4Addr::LOCALHOST, port).into();
+        let server = LoopbackServer::bind(address, head_timeout).await?;
         let shared = Shared {
             access: Access::new(token, Secret::random()?),
             relay,
             questions: Semaphore::new(MAX_QUESTIONS),
-            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-            head_timeout,
         };
-        Ok(Self { listener, shared: Arc::new(shared) })
+        Ok(Self { server, shared: Arc::new(shared) })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.server.address()
     }
 
     /// Serves until the future is dropped.
     pub(crate) async fn serve(&self) {
-        loop {
-            // Further clients wait in the kernel's queue, and are refused by it when that is full.
-            let Ok(permit) = Arc::clone(&self.shared.connections).acquire_owned().await else { return };
-            match self.listener.accept().await {
-                Ok((stream, _address)) => {
-                    let shared = Arc::clone(&self.shared);
-                    tokio::spawn(async move {
-                        serve_connection(shared, stream).await;
-                        drop(permit);
-                    });
-                }
-                Err(error) => {
-                    // Out of descriptors or memory: wait until some connections have ended.
-                    tracing::warn!("web: cannot accept a connection: {error}");
-                    sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
+        let shared = Arc::clone(&self.shared);
+        let respond = move |request| {
+            let shared = Arc::clone(&shared);
+            async move { respond(&shared, request).await }
+        };
+        self.server.serve(respond).await;
     }
-}
-
-async fn serve_connection(shared: Arc<Shared>, stream: TcpStream) {
-    let head_timeout = shared.head_timeout;
-    let service = service_fn(move |request: Request<Incoming>| {
-        let shared = Arc::clone(&shared);
-        async move { Ok::<_, Infallible>(respond(&shared, request).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head_timeout)
-        .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        // A client may close its connection at any time.
-        _ended = connection.as_mut() => return,
-        () = sleep(CONNECTION_AGE) => connection.as_mut().graceful_shutdown(),
-    }
-    let _ended_or_too_slow = timeout(LAST_RESPONSE, connection).await;
 }
 
 async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> WebResponse {
-    if let Err(refusal) = check_origin(request.headers()) {
-        return refused(refusal);
+    if let Err(foreign) = check_origin(request.headers()) {
+        return refused(Refusal::Foreign(foreign));
     }
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     match (&method, path.as_str()) {
@@ -206,10 +157,10 @@ struct Refused {
 fn refused(refusal: Refusal) -> WebResponse {
     const AGAIN: &str = "run `blobd web` again, and open the link that it prints";
     let (message, hint) = match refusal {
-        Refusal::Host => {
+        Refusal::Foreign(Foreign::Host) => {
             ("the host of the request is not this machine", "open http://127.0.0.1 with the port")
         }
-        Refusal::Origin => ("the request comes from another site", AGAIN),
+        Refusal::Foreign(Foreign::Origin) => ("the request comes from another site", AGAIN),
         Refusal::Token => ("the link has been used already, or is wrong", AGAIN),
         Refusal::Key => ("the request has no valid key of a session", AGAIN),
     };

@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
-use super::root::{FileStatus, open_blob_in};
+use super::place::Place;
+use super::root::{FileStatus, Root, open_blob_in};
 use super::{Store, StoreError};
 
 impl Store {
@@ -20,12 +21,28 @@ impl Store {
     }
 
     /// Opens a blob read-only, with its own file description, because clients would share the offset and
-    /// flags of a common one. The content is not read.
+    /// flags of a common one. The content is not read. A blob that this store lacks is opened in a lower one.
     ///
     /// # Errors
     /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] if it is shorter than `least_size` bytes (a
     /// client that maps it would get SIGBUS), [`StoreError::Io`].
     pub fn open_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
+        match self.open_own_blob(digest, least_size) {
+            Err(missing @ StoreError::MissingBlob { .. }) => {
+                match self.lower.find(|root| blob_in(root, digest, least_size))? {
+                    Some(file) => Ok(file),
+                    None => Err(self
+                        .lower
+                        .problem()
+                        .map_or(missing, |problem| StoreError::Hidden { digest, problem })),
+                }
+            }
+            opened => opened,
+        }
+    }
+
+    /// The same without the lower stores.
+    pub(crate) fn open_own_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
         // Relative to the open directory: opening a model opens hundreds of blobs, and the path
         // from the root would be resolved each time.
         let blobs = self.blobs_directory()?;
@@ -46,12 +63,35 @@ impl Store {
     /// The content of a blob of at most `limit` bytes; `None` if it does not exist. Of a longer one, one
     /// byte more than `limit`.
     pub fn read_blob(&self, digest: Digest, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
-        self.root.read_limited(&layout::blob(digest), limit)
+        let path = layout::blob(digest);
+        match self.root.read_limited(&path, limit)? {
+            None => self.lower.find(|root| root.read_limited(&path, limit)),
+            read => Ok(read),
+        }
     }
 
-    /// A blob's length; `None` if it does not exist or is not a regular file.
+    /// A blob's length; `None` if neither this store nor a lower one has it as a regular file.
     pub fn blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        match self.own_blob_size(digest)? {
+            None => self.lower_blob_size(digest),
+            size => Ok(size),
+        }
+    }
+
+    /// The same without the lower stores.
+    pub(crate) fn own_blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         Ok(self.blob_status(digest)?.filter(FileStatus::is_file).map(|status| status.len()))
+    }
+
+    /// Opens a blob in the first lower store that has it; also returns that store.
+    pub(crate) fn open_lower_blob(&self, digest: Digest) -> Result<Option<(File, Place)>, StoreError> {
+        self.lower.find(|root| Ok(blob_in(root, digest, 0)?.map(|file| (file, root.place()))))
+    }
+
+    /// The length of a blob in the first lower store that has it.
+    pub(crate) fn lower_blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        let size = |status: FileStatus| status.is_file().then(|| status.len());
+        self.lower.find(|root| Ok(root.status(&layout::blob(digest))?.and_then(size)))
     }
 
     /// All blobs. Files whose name is no digest are left out.
@@ -61,6 +101,10 @@ impl Store {
 
     /// The sum of those lengths that no stored blob has: files of these are certainly not stored yet.
     pub(super) fn certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<u64, StoreError> {
+        // The lengths of blobs in lower stores are in no index.
+        if !self.lower.is_empty() {
+            return Ok(0);
+        }
         // Does not wait for an index that is being built: until then nothing is certain.
         let Some(catalog) = self.catalog_unless_building()? else { return Ok(0) };
         let is_new = |size: &u64| catalog.blobs_of_length(*size) == 0;
@@ -69,7 +113,8 @@ impl Store {
 
     /// Whether a stored blob may have this length. Does not wait for an index that is being built: until then any may.
     pub fn may_have_blob_of(&self, length: u64) -> Result<bool, StoreError> {
-        Ok(self.catalog_unless_building()?.is_none_or(|catalog| catalog.blobs_of_length(length) > 0))
+        let catalog = self.catalog_unless_building()?;
+        Ok(!self.lower.is_empty() || catalog.is_none_or(|catalog| catalog.blobs_of_length(length) > 0))
     }
 
     /// Calls `visit` with every blob, without a list of all in memory.
@@ -98,5 +143,16 @@ impl Store {
         let path = layout::blob(digest);
         let file = self.disk().set_mode_of(&path, 0o444)?;
         self.disk().sync_file(&path, &file)
+    }
+}
+
+/// Opens a blob of a lower store; `None` if it has none of this digest.
+fn blob_in(root: &Root, digest: Digest, least_size: u64) -> Result<Option<File>, StoreError> {
+    let Some(blobs) = root.find_directory(Path::new(layout::BLOBS))? else { return Ok(None) };
+    match open_blob_in(blobs.file(), &layout::blob_name(digest)) {
+        Ok((file, status)) if status.len() >= least_size => Ok(Some(file)),
+        Ok((_, status)) => Err(StoreError::BlobSize { digest, found: status.len(), expected: least_size }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(root.failure("open", &layout::blob(digest))(error)),
     }
 }

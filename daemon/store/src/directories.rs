@@ -1,5 +1,6 @@
 //! Checks and creates the directories of a store.
 
+use std::fs::File;
 use std::path::Path;
 
 use blobd_store_format::layout;
@@ -8,7 +9,7 @@ use rustix::fs::FileType;
 use super::{Store, StoreError, root};
 
 /// Directories of the store other than those of blobs and recipes.
-pub(super) const RECORDS: [&str; 9] = [
+pub(super) const RECORDS: [&str; 10] = [
     layout::MANIFESTS,
     layout::ORIGINS,
     layout::HISTORY,
@@ -18,6 +19,7 @@ pub(super) const RECORDS: [&str; 9] = [
     layout::PINS,
     layout::QUARANTINE,
     layout::INDEX,
+    layout::AUDIT,
 ];
 
 impl Store {
@@ -37,6 +39,19 @@ impl Store {
         let others = others.filter_map(|name| self.root.find_directory(Path::new(name)).err());
         let files = FILES.iter().filter_map(|name| self.odd_file(Path::new(name)));
         missing.chain(others).chain(files).collect()
+    }
+
+    /// The directory of the audit log, which is created if it does not exist. Its files are not the store's: they are
+    /// written without the store's disk, because a fault of the log must not end all changes of the store, nor the
+    /// other way round.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] if it cannot be created or opened.
+    pub fn audit_directory(&self) -> Result<File, StoreError> {
+        let path = Path::new(layout::AUDIT);
+        self.create_directories(path)?;
+        let directory = self.root.existing_directory(layout::AUDIT)?;
+        directory.file().try_clone().map_err(StoreError::io("open directory", self.root.full(path)))
     }
 
     fn odd_file(&self, path: &Path) -> Option<StoreError> {

@@ -70,6 +70,24 @@ pub enum StoreError {
         /// The most bytes that it may use.
         quota_bytes: u64,
     },
+    /// The quota of a user has too little space left.
+    #[error(
+        "quota of uid {uid}: {} needed, {} available: {} of {} used",
+        human_bytes(*needed_bytes),
+        human_bytes(limit_bytes.saturating_sub(*used_bytes)),
+        human_bytes(*used_bytes),
+        human_bytes(*limit_bytes)
+    )]
+    OverQuota {
+        /// The user.
+        uid: u32,
+        /// The bytes requested.
+        needed_bytes: u64,
+        /// The bytes that are charged to the user, with those of transactions in progress.
+        used_bytes: u64,
+        /// The most bytes that may be charged to the user.
+        limit_bytes: u64,
+    },
     /// A sync has failed, so it is unknown which writes are durable; or the store could not be opened
     /// for writing.
     #[error("store is read-only: {reason}")]
@@ -196,6 +214,16 @@ pub enum StoreError {
         /// The recorded length.
         expected: u64,
     },
+    /// The bytes of a blob have another digest.
+    #[error(
+        "blob {digest}: its bytes have the digest {found}; run `blobd verify` in the store that it is in"
+    )]
+    DamagedBlob {
+        /// The blob.
+        digest: Digest,
+        /// The digest of its bytes.
+        found: Digest,
+    },
     /// Bytes that are being stored differ from the stored blob that they were found to be.
     #[error("blob {digest}: differs from the file that is being stored")]
     BlobDiffers {
@@ -223,6 +251,22 @@ pub enum StoreError {
         name: String,
         /// Names of stored models that may have been meant.
         similar: Vec<String>,
+    },
+    /// A blob is missing that may be in a lower store which cannot be used now.
+    #[error("blob {digest}: not in this store, and a lower store is left out: {problem}")]
+    Hidden {
+        /// The blob.
+        digest: Digest,
+        /// Why the lower store cannot be used.
+        problem: String,
+    },
+    /// The model is in a lower store, which is never changed.
+    #[error("model {name}: in the lower store {}, which is read-only; its administrator can change it there", store.display())]
+    InLowerStore {
+        /// The model.
+        name: String,
+        /// The lower store.
+        store: Place,
     },
     /// Several models have an ID that begins with these digits, or several names belong to it.
     #[error("ID {id}: means several models: {}; more digits or a name expected", names.join(", "))]

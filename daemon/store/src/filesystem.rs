@@ -41,13 +41,25 @@ pub struct FileSystem {
     pub allocates_late: bool,
     /// A risk for stores on it.
     pub warning: Option<&'static str>,
+    /// Whether its files are on another machine or come from a server process, so that an access may block.
+    pub is_remote: bool,
 }
+
+/// What a lower store on a remote file system cannot do.
+const REMOTE_LIMIT: &str = "an access waits as long as its server does not respond, a blob is only as fast as the \
+     network, and maps of it fail with SIGBUS if the server loses it";
 
 impl FileSystem {
     pub(super) fn of(root: &Root) -> Result<Self, StoreError> {
         let stat = rustix::fs::fstatfs(root.directory_file());
         let stat = stat.map_err(StoreError::errno("inspect", root.place()))?;
         Ok(Self::by_magic(stat.f_type))
+    }
+
+    /// What a lower store on it cannot do, if that is less than a local one.
+    #[must_use]
+    pub fn limit_as_lower(self) -> Option<String> {
+        self.is_remote.then(|| format!("is on {}, a network file system: {REMOTE_LIMIT}", self.name))
     }
 
     /// Whether allocating a file's space ahead takes as long as writing the file.
@@ -74,9 +86,16 @@ impl FileSystem {
 
     /// Numbers from `linux/magic.h`.
     fn by_magic(magic: i64) -> Self {
-        let local = |name| Self { name, syncfs_is_reliable: true, allocates_late: false, warning: None };
-        let remote =
+        let local = |name| Self {
+            name,
+            syncfs_is_reliable: true,
+            allocates_late: false,
+            warning: None,
+            is_remote: false,
+        };
+        let unreliable =
             |name, warning| Self { syncfs_is_reliable: false, warning: Some(warning), ..local(name) };
+        let remote = |name, warning| Self { is_remote: true, ..unreliable(name, warning) };
         const NETWORK: &str = "locks and syncs of network file systems cannot be relied upon";
         match magic & 0xffff_ffff {
             0xef53 => local("ext4"),
@@ -86,13 +105,20 @@ impl FileSystem {
             0x2fc1_2fc1 => Self { allocates_late: true, ..local("zfs") },
             0xca45_1a4e => local("bcachefs"),
             0x0102_1994 => Self { warning: Some("a restart of the machine empties it"), ..local("tmpfs") },
-            0x794c_7630 => remote("overlay", "mounted `volatile` it drops syncs"),
+            0x794c_7630 => unreliable("overlay", "mounted `volatile` it drops syncs"),
             0x6573_5546 => remote("fuse", "whether a sync means anything is up to its server"),
             0x6969 => remote("nfs", NETWORK),
             0xff53_4d42 | 0xfe53_4d42 => remote("cifs", NETWORK),
             0x00c3_6400 => remote("ceph", NETWORK),
             0x0102_1997 => remote("9p", NETWORK),
-            _ => remote("unknown", "its syncs are not known to be reliable"),
+            0x0bd0_0bd0 => remote("lustre", NETWORK),
+            0x4750_4653 => remote("gpfs", NETWORK),
+            0x1983_0326 => remote("beegfs", NETWORK),
+            0x5346_414f => remote("afs", NETWORK),
+            0x9660 => local("iso9660"),
+            0x7371_7368 => local("squashfs"),
+            0xe0f5_e1e2 => local("erofs"),
+            _ => unreliable("unknown", "its syncs are not known to be reliable"),
         }
     }
 }
@@ -120,6 +146,17 @@ mod tests {
         {
             assert_eq!(zfs.estimate(length, allocated), on_zfs, "{length}");
             assert_eq!(ext4.estimate(length, allocated), allocated, "{length}");
+        }
+    }
+
+    #[test]
+    fn remote_file_systems_have_limits_as_lower_stores() {
+        for (magic, limit) in
+            [(0x6969, Some("nfs")), (0x6573_5546, Some("fuse")), (0xef53, None), (0x7371_7368, None)]
+        {
+            let found = FileSystem::by_magic(magic).limit_as_lower();
+            assert_eq!(found.is_some(), limit.is_some(), "{magic:x}");
+            assert!(limit.is_none_or(|name| found.is_some_and(|found| found.contains(name))));
         }
     }
 

@@ -15,6 +15,7 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
 use super::reservation::Reservation;
+use super::root::Root;
 use super::{Store, StoreError};
 
 /// The verbs that give a name to a model or take it away.
@@ -27,6 +28,8 @@ pub enum Verb {
     Pull,
     /// A model was made from another with other metadata.
     Edit,
+    /// A model of a lower store was copied.
+    Promote,
     /// A model got a further name.
     Tag,
     /// A model got another name in place of its own; also the removal of that.
@@ -50,6 +53,7 @@ impl Verb {
             Self::Import => "import",
             Self::Pull => "pull",
             Self::Edit => "edit",
+            Self::Promote => "promote",
             Self::Tag => "tag",
             Self::Rename => "rename",
             Self::Undelete => "undelete",
@@ -242,12 +246,12 @@ impl Store {
     pub fn history(&self, reference: &Reference) -> Result<NameHistory, StoreError> {
         let stored = match self.stored_case(reference)? {
             Some(stored) => Some(stored),
-            None if self.read_history(reference).is_some() => None,
+            None if read_history(&self.root, reference).is_some() => None,
             None => Some(self.resolve(reference).map_err(|error| self.with_removed_names(reference, error))?),
         };
         let present = stored.as_ref().map(|tag| self.tagged_digest(tag)).transpose()?.flatten();
         let name = stored.as_ref().unwrap_or(reference);
-        let record = self.read_history(name).unwrap_or_else(|| Record::new(name.clone()));
+        let record = read_history(&self.root, name).unwrap_or_else(|| Record::new(name.clone()));
         let is_stored = stored.is_some();
         let (reference, dropped) = (stored.unwrap_or_else(|| record.reference.clone()), record.dropped);
         let rows = record.without_interrupted(present).rows(present);
@@ -258,14 +262,10 @@ impl Store {
         Ok(NameHistory { reference, rows, dropped })
     }
 
-    /// Whom a name with this manifest is charged to. Without a record, that is the daemon's own user, since the
-    /// name was set.
-    pub fn account_of(&self, reference: &Reference, manifest: Digest) -> Account {
-        let recorded = self.read_history(reference).and_then(|record| {
-            record.entries.iter().rev().find(|entry| entry.digest == Some(manifest)).map(Entry::account)
-        });
-        let since = || self.modified(reference).map_or(0, unix_nanos);
-        recorded.unwrap_or_else(|| Account { since: since(), uid: own_uid() })
+    /// Whom a name with this manifest is charged to, or was until it was removed. `None` without a record, as in a
+    /// store of an earlier version.
+    pub fn account_of(&self, reference: &Reference, manifest: Digest) -> Option<Account> {
+        account_in(&self.root, reference, manifest)
     }
 
     /// The digest of what a tag's file has; `None` if there is no such file.
@@ -356,31 +356,20 @@ impl Store {
             (Verb::Undelete, _) => reference,
             _ => return None,
         };
-        let Account { since, uid } = self.account_of(from, change.digest);
+        let Account { since, uid } = self.account_of(from, change.digest)?;
         Some(Charged { uid, since })
     }
 
     /// The content of the record with one more entry.
     fn history_with(&self, reference: &Reference, entry: Entry) -> Result<Vec<u8>, StoreError> {
-        let mut record = self.read_history(reference).unwrap_or_else(|| Record::new(reference.clone()));
+        let mut record =
+            read_history(&self.root, reference).unwrap_or_else(|| Record::new(reference.clone()));
         // The name as it is written now, which may differ in upper and lower case.
         record.reference = reference.clone();
         let mut record = record.without_interrupted(entry.previous);
         record.add(entry);
         let json = serde_json::to_vec(&record);
         json.map_err(|error| StoreError::io("encode", layout::HISTORY)(error.into()))
-    }
-
-    /// The record of a name; `None` if there is none, or if it cannot be read.
-    fn read_history(&self, reference: &Reference) -> Option<Record> {
-        let path = layout::history(reference);
-        let unreadable = |error: String| {
-            tracing::warn!("{}: {error}; ignored", self.root.full(&path).display());
-        };
-        let json = self.root.read_limited(&path, Record::MAX_BYTES);
-        let json = json.map_err(|error| unreadable(error.to_string())).ok()??;
-        let record: Result<Record, _> = serde_json::from_slice(&json);
-        record.map_err(|error| unreadable(error.to_string())).ok()
     }
 
     /// Adds names that only have a history to those that the error suggests.
@@ -421,9 +410,27 @@ fn shortened(origin: &str) -> String {
     }
 }
 
-fn unix_nanos(time: SystemTime) -> u64 {
+pub(super) fn unix_nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// As [`Store::account_of`], in one of several stores.
+pub(super) fn account_in(root: &Root, reference: &Reference, manifest: Digest) -> Option<Account> {
+    let record = read_history(root, reference)?;
+    record.entries.iter().rev().find(|entry| entry.digest == Some(manifest)).map(Entry::account)
+}
+
+/// The record of a name; `None` if there is none, or if it cannot be read.
+fn read_history(root: &Root, reference: &Reference) -> Option<Record> {
+    let path = layout::history(reference);
+    let unreadable = |error: String| {
+        tracing::warn!("{}: {error}; ignored", root.full(&path).display());
+    };
+    let json = root.read_limited(&path, Record::MAX_BYTES);
+    let json = json.map_err(|error| unreadable(error.to_string())).ok()??;
+    let record: Result<Record, _> = serde_json::from_slice(&json);
+    record.map_err(|error| unreadable(error.to_string())).ok()
 }
 
 #[cfg(test)]

@@ -20,12 +20,15 @@ use super::gc::Displaced;
 use super::history::{Actor, NameChange, Verb};
 use super::leases::Lease;
 use super::make_space::EvictionObserver;
+use super::models::Borrowed;
 use super::node::Node;
 use super::origins::{FileVersion, OriginRecord};
 use super::reservation::Reservation;
 use super::seal::StagedBlob;
 use super::staging::Staging;
 use super::{Store, StoreError};
+
+mod borrowed;
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
 /// If it is dropped without a commit, only blobs of large files that were already published remain, and
@@ -56,6 +59,8 @@ pub struct Ingest {
     actor: Actor,
     /// The tag that the commit removes, because the model gets another name.
     renamed: Option<Reference>,
+    /// Whether blobs that a lower store has are stored too.
+    keeps_own_copies: bool,
     is_committed: bool,
 }
 
@@ -144,6 +149,7 @@ impl Ingest {
             versions: Vec::new(),
             actor: Actor::daemon(Verb::Import),
             renamed: None,
+            keeps_own_copies: false,
             is_committed: false,
         })
     }
@@ -154,10 +160,26 @@ impl Ingest {
         self
     }
 
-    /// Sets on whose behalf the transaction runs, for the history of the name. The default is the daemon's own user.
-    pub const fn on_behalf_of(mut self, actor: Actor) -> Self {
+    /// Sets on whose behalf the transaction runs, for the history of the name and for the user's account. The default
+    /// is the daemon's own user.
+    pub fn on_behalf_of(mut self, actor: Actor) -> Self {
         self.actor = actor;
+        self.store.set_user_of_transaction(self.staging.transaction(), actor.uid);
         self
+    }
+
+    /// Refuses to take more space when this many bytes are charged to the user.
+    pub fn within_quota(self, limit_bytes: Option<u64>) -> Self {
+        self.store.set_limit_of_transaction(self.staging.transaction(), limit_bytes);
+        self
+    }
+
+    /// Reserves `bytes` of the user's quota until the transaction ends, beside what it has taken already.
+    ///
+    /// # Errors
+    /// [`StoreError::OverQuota`]; then nothing is reserved. [`StoreError::IndexBuilding`] and others of the catalog.
+    pub fn reserve_quota(&self, bytes: u64) -> Result<(), StoreError> {
+        self.store.reserve_of_quota(self.staging.transaction(), bytes)
     }
 
     /// Has the commit rename `tag`: it moves its pin to the new name and then removes it.
@@ -189,14 +211,30 @@ impl Ingest {
         self.staging.clone()
     }
 
+    /// Has later reservations of the user's quota include a recipe of about this length.
+    pub fn expect_recipe(&self, length: u64) {
+        self.store.expect_recipe(self.staging.transaction(), self.store.space().on_disk(length));
+    }
+
+    /// Reserves of the user's quota what files of these lengths take at least: those whose length no stored blob has.
+    ///
+    /// # Errors
+    /// As for [`Self::reserve_quota`].
+    pub fn reserve_certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
+        self.reserve_quota(self.store.certainly_new(sizes)?)
+    }
+
     /// Has disk space promised for files of these lengths, before any of them is written. If they do not
     /// all fit, many may be stored already, such as most tensors of a similar model. Then only space for
     /// those whose length no stored blob has is promised, and the others take space one by one.
     ///
     /// # Errors
-    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
+    /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
         let all = self.sum_on_disk(sizes.clone());
+        if self.reserve_quota(all).is_err() {
+            self.reserve_certainly_new(sizes.clone())?;
+        }
         if self.store.shortage(all) == 0 {
             return self.staging.promise(all);
         }
@@ -206,15 +244,18 @@ impl Ingest {
     /// Has disk space promised for files of these lengths if all fit now. Evicts nothing.
     #[must_use]
     pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> bool {
-        self.staging.promise_now(self.sum_on_disk(sizes))
+        let all = self.sum_on_disk(sizes);
+        self.reserve_quota(all).is_ok() && self.staging.promise_now(all)
     }
 
     /// Has disk space promised for files of these lengths, if necessary by evicting models.
     ///
     /// # Errors
-    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
+    /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
     pub fn admit_all(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
-        self.staging.promise(self.sum_on_disk(sizes))
+        let all = self.sum_on_disk(sizes);
+        self.reserve_quota(all)?;
+        self.staging.promise(all)
     }
 
     fn sum_on_disk(&self, sizes: impl Iterator<Item = u64>) -> u64 {
@@ -232,7 +273,7 @@ impl Ingest {
         let digest = blob.digest;
         // Before the check whether it exists, or a collection could delete it in between.
         self.lease.protect(digest);
-        if self.new.contains(&digest) || self.store.blob_size(digest)? == Some(blob.size) {
+        if self.new.contains(&digest) || self.is_stored(digest, blob.size)? {
             self.reused_bytes += blob.size;
             self.staging.discard(&blob)?;
             return Ok(digest);
@@ -251,7 +292,7 @@ impl Ingest {
         let (digest, size) = (Digest::of(bytes), bytes.len() as u64);
         // Before the check, or a collection could delete it in between.
         self.lease.protect(digest);
-        if self.store.blob_size(digest)? == Some(size) {
+        if self.is_stored(digest, size)? {
             self.note_reused(size);
             return Ok(digest);
         }
@@ -295,8 +336,8 @@ impl Ingest {
         let origin = origin
             .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone()))
             .transpose()?;
-        let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
-        let history = self.staging.reserve_space(self.store.history_length(reference)?, || Ok(()))?;
+        let tag = self.staging.reserve_record(manifest.raw().len() as u64)?;
+        let history = self.staging.reserve_record(self.store.history_length(reference)?)?;
         self.commit_records(reference, manifest, origin, Some(NameSpace { tag, history }), allowed)
     }
 
@@ -321,7 +362,9 @@ impl Ingest {
     ) -> Result<Committed, E> {
         // Content is durable before names: a name that survives a crash without its content is a torn blob.
         self.publish_blobs()?;
+        self.record_borrowed(manifest)?;
         self.publish_recipes()?;
+        let borrowed = self.borrowed(manifest)?;
         self.lease.protect(manifest.digest());
         self.lease.protect_all(manifest.digests());
         let store = Arc::clone(&self.store);
@@ -331,7 +374,7 @@ impl Ingest {
         let stored = store.stored_case(reference)?.filter(|tag| Some(tag) != self.renamed.as_ref());
         allowed(stored.as_ref())?;
         let displaced = stored.as_ref().map(|tag| self.displaced(tag, manifest)).transpose()?.flatten();
-        self.check_complete(manifest)?;
+        self.check_complete(manifest, &borrowed)?;
         let temporary = self.staging.directory().join("tag");
         let (tag, history) = space.map(|space| (space.tag, space.history)).unzip();
         let source = origin.as_ref().map(|origin| origin.text().to_owned());
@@ -344,6 +387,8 @@ impl Ingest {
         let target = stored.as_ref().unwrap_or(reference);
         store.write_tag(&temporary, target, manifest, tag)?;
         self.is_committed = true;
+        let is_new = stored.is_none() && self.renamed.is_none() && self.actor.verb != Verb::Undelete;
+        store.settle_quota(self.staging.transaction(), target, manifest, is_new);
         if let Some(renamed) = &self.renamed {
             store.finish_rename(renamed, target, self.actor)?;
         }
@@ -426,6 +471,8 @@ impl Ingest {
     pub fn commit_blobs(mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.is_committed = true;
+        // Models that have tags already may keep them.
+        self.store.note_charges_changed();
         Ok(())
     }
 
@@ -450,15 +497,16 @@ impl Ingest {
             let replaced = node.bytes_on_disk(store)?.unwrap_or_default();
             store.disk().replace_file(&temporary, &target, &json, 0o444)?;
             store.note_added(node, replaced, &mut reservation)?;
+            store.note_published(self.staging.transaction(), node);
         }
         store.disk().sync_dir(Path::new(layout::RECIPES))
     }
 
-    fn check_complete(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    fn check_complete(&self, manifest: &Manifest, borrowed: &Borrowed) -> Result<(), StoreError> {
         let mut checked = BTreeSet::new();
         for file in manifest.files().filter(|file| checked.insert(file.digest)) {
-            self.store.drop_useless_recipe(file)?;
-            if let Some(error) = self.store.check_file(file)? {
+            self.store.drop_useless_recipe(file, borrowed)?;
+            if let Some(error) = self.store.check_own_file(file, borrowed)? {
                 return Err(error);
             }
         }

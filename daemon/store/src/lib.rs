@@ -48,6 +48,8 @@ use blobd_store_format::layout;
 mod accounting;
 mod assembler;
 mod blobs;
+mod charges;
+mod counts;
 mod deferred_deletion;
 mod direct;
 mod directories;
@@ -62,6 +64,7 @@ mod ingest;
 mod internal_reads;
 pub mod leases;
 mod lock_file;
+mod lower;
 mod make_space;
 mod models;
 mod node;
@@ -96,12 +99,15 @@ pub use assembler::{
     Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences, DownloadAbout,
     DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
+pub use charges::UserCharge;
+pub use counts::StoreEvents;
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
 pub use glance::Glance;
 pub use history::{Account, Actor, HistoryEntry, HistoryRow, NameHistory, Verb};
 pub use ingest::{Committed, Ingest};
 pub use lock_file::{CommandState, LockHolder};
+pub use lower::LowerStatus;
 pub use make_space::{EvictionObserver, MakeSpace};
 pub use models::{Model, NamedFile, StoredFile};
 pub use origins::FileVersion;
@@ -137,11 +143,18 @@ pub struct StoreOptions {
     pub space: SpacePolicy,
     /// The disk that it writes to.
     pub disk: Arc<dyn Disk>,
+    /// Read-only stores in which is looked for what this one lacks, in this order.
+    pub lower: Vec<PathBuf>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { durability: Durability::default(), space: SpacePolicy::default(), disk: Arc::new(KernelDisk) }
+        Self {
+            durability: Durability::default(),
+            space: SpacePolicy::default(),
+            disk: Arc::new(KernelDisk),
+            lower: Vec::new(),
+        }
     }
 }
 
@@ -149,6 +162,7 @@ impl Default for StoreOptions {
 #[derive(Debug)]
 pub struct Store {
     root: Root,
+    lower: lower::LowerStores,
     disk: GuardedDisk,
     file_system: FileSystem,
     durability: Durability,
@@ -165,10 +179,12 @@ pub struct Store {
     tag_changes: Mutex<()>,
     /// Held while blobs are deleted: one collection at a time.
     collections: Mutex<()>,
+    counts: counts::Counts,
     deferred_deletion: DeferredDeletion,
     internal_reads: internal_reads::InternalReads,
     future_records: trash::FutureRecords,
     transactions: Transactions,
+    totals: charges::Totals,
     /// Whether this process has found or requested the reserve.
     wants_reserve: AtomicBool,
     /// `None` if the store cannot be written to and has no lock file.
@@ -200,6 +216,7 @@ impl Store {
         let store = Self {
             index: index::StoreIndex::new(root.clone(), file_system),
             summaries: summaries::Summaries::default(),
+            lower: lower::LowerStores::new(&root, options.lower),
             root,
             disk,
             file_system,
@@ -212,16 +229,19 @@ impl Store {
             damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
+            counts: counts::Counts::default(),
             deferred_deletion: DeferredDeletion::default(),
             internal_reads: internal_reads::InternalReads::default(),
             future_records: trash::FutureRecords::default(),
             transactions: Transactions::default(),
+            totals: charges::Totals::default(),
             wants_reserve: AtomicBool::new(false),
             lock: opened.lock,
             essential: opened.essential,
         };
         store.announce(None);
         store.sweep_staging();
+        store.lower.inspect();
         Ok(store)
     }
 

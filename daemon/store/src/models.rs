@@ -1,5 +1,7 @@
 //! Models as they are stored: a manifest, and for each of its files a blob or a recipe.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +15,12 @@ use blobd_store_format::stored_file::StoredForm;
 
 use super::leases::Lease;
 use super::node::Node;
+use super::root::Root;
 use super::{Store, StoreError};
+
+/// The blobs of a model that only lower stores have. They are looked up before the tags are locked, because a look-up
+/// in a lower store may take long.
+pub(crate) type Borrowed = BTreeSet<Digest>;
 
 /// A stored model with its recipes.
 #[derive(Clone, Debug)]
@@ -143,7 +150,10 @@ impl Store {
         let manifest = self.manifest(&self.resolve(reference)?)?;
         let mut sum = 0u64;
         for file in manifest.digests() {
-            let recipe = self.root.status(&layout::recipe(file))?;
+            let recipe = match self.root.status(&layout::recipe(file))? {
+                None => self.lower.find(|root| root.status(&layout::recipe(file)))?,
+                recipe => recipe,
+            };
             sum = sum.saturating_add(recipe.map_or(0, |status| status.len()));
         }
         Ok((manifest.digest(), sum))
@@ -168,7 +178,10 @@ impl Store {
 
     /// A file with its recipe. A file without one is a blob, which may be missing.
     pub fn stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
-        let recipe = self.recipe(file.digest)?;
+        self.checked_size(file, self.recipe(file.digest)?)
+    }
+
+    fn checked_size(&self, file: &Descriptor, recipe: Option<Arc<Recipe>>) -> Result<StoredFile, StoreError> {
         // Code that rebuilds a file relies on the manifest's size.
         if let Some(found) = recipe.as_ref().map(|recipe| recipe.size()).filter(|size| *size != file.size) {
             let path = self.root.full(layout::recipe(file.digest));
@@ -187,39 +200,67 @@ impl Store {
         }
     }
 
-    /// The recipe of the file with this digest, if it was split.
+    /// The recipe of the file with this digest, if it was split. A lower store's is used if this store has neither
+    /// a recipe nor the file's blob.
     pub fn recipe(&self, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
-        if let Some(recipe) = self.recipes.find(file) {
+        if let Some(recipe) = self.cached_recipe(file)? {
             return Ok(Some(recipe));
         }
+        if let Some(recipe) = self.read_recipe(&self.root, file)? {
+            return Ok(Some(recipe));
+        }
+        match self.lower.is_empty() || self.own_blob_size(file)?.is_some() {
+            true => Ok(None),
+            false => self.lower.find(|root| self.read_recipe(root, file)),
+        }
+    }
+
+    /// A cached recipe. One of a lower store is not used any more when this store has the file's blob.
+    fn cached_recipe(&self, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
+        let Some(recipe) = self.recipes.find(file) else { return Ok(None) };
+        let is_hidden =
+            !self.lower.is_empty() && !self.has_own_recipe(file)? && self.own_blob_size(file)?.is_some();
+        Ok((!is_hidden).then_some(recipe))
+    }
+
+    /// The recipe of a file in the store at `root`; `None` if there is none, or if it says that the file is stored whole.
+    fn read_recipe(&self, root: &Root, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
         let reading = self.recipes.begin(file);
-        let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
+        let path = layout::recipe(file);
+        let Some(opened) = root.find_file(&path)? else { return Ok(None) };
         let permit = self.recipe_permit(file, &opened)?;
         // The previous holder of the permit may have read the same recipe.
         if let Some(recipe) = permit.as_ref().and_then(|_permit| self.recipes.find(file)) {
             return Ok(Some(recipe));
         }
-        let path = layout::recipe(file);
-        let json = self.root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
-        let path = || self.root.full(&path);
-        let recipe = Recipe::parse(&json)
-            .map_err(|error| StoreError::Recipe { path: path(), what: error.to_string() })?;
-        if recipe.file() != file {
-            return Err(StoreError::wrong_recipe(path(), recipe.file()));
-        }
-        Ok(Some(reading.keep(recipe)))
+        let recipe = parse_recipe(root, file, opened)?;
+        Ok(if recipe.is_of_whole_file() { None } else { Some(reading.keep(recipe)) })
     }
 
     /// Whether every blob of a file exists with its full length.
     pub fn has_file(&self, file: &Descriptor) -> Result<bool, StoreError> {
-        self.check_file(file).map(|missing| missing.is_none())
+        let stored = match self.stored_file(file) {
+            Err(StoreError::RecipeSize { .. }) => return Ok(false),
+            stored => stored?,
+        };
+        // Checked on disk: a cached recipe may have been collected.
+        if stored.recipe.is_some() && self.find_recipe_file(file.digest)?.is_none() {
+            return Ok(false);
+        }
+        Ok(check_sizes(&stored, |digest| self.blob_size(digest))?.is_none())
     }
 
     /// Removes a file's recipe if it is damaged or lacks blobs and the file is also stored as a blob. A
     /// power cut may undo the removal of a recipe, which would then hide the blob.
-    pub(super) fn drop_useless_recipe(&self, file: &Descriptor) -> Result<(), StoreError> {
-        let is_whole = self.blob_size(file.digest)? == Some(file.size);
-        if !is_whole || self.stored_file_now(file)?.is_some() && self.check_file(file)?.is_none() {
+    pub(super) fn drop_useless_recipe(
+        &self,
+        file: &Descriptor,
+        borrowed: &Borrowed,
+    ) -> Result<(), StoreError> {
+        let is_whole = self.own_blob_size(file.digest)? == Some(file.size);
+        let is_useful =
+            || Ok(self.stored_file_now(file)?.is_some() && self.check_own_file(file, borrowed)?.is_none());
+        if !is_whole || is_useful()? {
             return Ok(());
         }
         let _change = self.begin_change();
@@ -230,25 +271,66 @@ impl Store {
         self.disk().sync_dir(Path::new(layout::RECIPES))
     }
 
-    /// An error about the first missing or damaged part of a file, if there is one.
-    pub(super) fn check_file(&self, file: &Descriptor) -> Result<Option<StoreError>, StoreError> {
-        let stored = match self.stored_file(file) {
+    /// A file with the recipe that this store itself has.
+    pub(super) fn own_stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
+        let cached =
+            self.recipes.find(file.digest).filter(|_| self.has_own_recipe(file.digest).unwrap_or_default());
+        let recipe = match cached {
+            None => self.read_recipe(&self.root, file.digest)?,
+            cached => cached,
+        };
+        self.checked_size(file, recipe)
+    }
+
+    /// An error about the first missing or damaged part of a file, if there is one. No lower store is asked: what
+    /// this store uses of them is `borrowed`.
+    pub(super) fn check_own_file(
+        &self,
+        file: &Descriptor,
+        borrowed: &Borrowed,
+    ) -> Result<Option<StoreError>, StoreError> {
+        let stored = match self.own_stored_file(file) {
             Err(mismatch @ StoreError::RecipeSize { .. }) => return Ok(Some(mismatch)),
             stored => stored?,
         };
         // Checked on disk: a cached recipe may have been collected.
-        if stored.recipe.is_some() && !self.has_recipe(file.digest)? {
+        if stored.recipe.is_some() && !self.has_own_recipe(file.digest)? {
             return Ok(Some(StoreError::MissingBlob { digest: file.digest }));
         }
-        for (digest, expected) in stored.blob_sizes() {
-            match self.blob_size(digest)? {
-                None => return Ok(Some(StoreError::MissingBlob { digest })),
-                Some(found) if found != expected => {
-                    return Ok(Some(StoreError::BlobSize { digest, found, expected }));
-                }
-                Some(_) => {}
+        let sizes: BTreeMap<Digest, u64> = stored.blob_sizes().into_iter().collect();
+        check_sizes(&stored, |digest| match self.own_blob_size(digest)? {
+            None if borrowed.contains(&digest) => Ok(sizes.get(&digest).copied()),
+            size => Ok(size),
+        })
+    }
+}
+
+/// An error about the first blob of a file that is missing or has the wrong size, if there is one.
+fn check_sizes(
+    stored: &StoredFile,
+    size: impl Fn(Digest) -> Result<Option<u64>, StoreError>,
+) -> Result<Option<StoreError>, StoreError> {
+    for (digest, expected) in stored.blob_sizes() {
+        match size(digest)? {
+            None => return Ok(Some(StoreError::MissingBlob { digest })),
+            Some(found) if found != expected => {
+                return Ok(Some(StoreError::BlobSize { digest, found, expected }));
             }
+            Some(_) => {}
         }
-        Ok(None)
+    }
+    Ok(None)
+}
+
+/// Reads the recipe of `file` from its open file in the store at `root`.
+pub(super) fn parse_recipe(root: &Root, file: Digest, opened: File) -> Result<Recipe, StoreError> {
+    let path = layout::recipe(file);
+    let json = root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
+    let path = || root.full(&path);
+    let recipe =
+        Recipe::parse(&json).map_err(|error| StoreError::Recipe { path: path(), what: error.to_string() })?;
+    match recipe.file() == file {
+        true => Ok(recipe),
+        false => Err(StoreError::wrong_recipe(path(), recipe.file())),
     }
 }

@@ -7,6 +7,7 @@ use blobd_store_format::layout;
 use serde::{Deserialize, Serialize};
 
 use super::reservation::Reservation;
+use super::root::Root;
 use super::staging::Staging;
 use super::{Store, StoreError};
 
@@ -41,7 +42,7 @@ impl OriginRecord {
     pub(super) fn new(staging: &Staging, origin: &str, files: Vec<FileVersion>) -> Result<Self, StoreError> {
         let origin = Origin { origin: origin.to_owned(), files };
         let length = origin.encode()?.len() as u64;
-        Ok(Self { origin, reservation: staging.reserve_space(length, || Ok(()))? })
+        Ok(Self { origin, reservation: staging.reserve_record(length)? })
     }
 
     pub(super) fn text(&self) -> &str {
@@ -78,7 +79,8 @@ impl Store {
     /// The origin of the model with this manifest, if recorded.
     #[must_use]
     pub fn origin(&self, manifest: Digest) -> Option<String> {
-        Some(self.read_origin(manifest)?.origin)
+        let of_lower = || self.lower.find(|root| Ok(origin_in(root, manifest))).ok().flatten();
+        origin_in(&self.root, manifest).or_else(of_lower)
     }
 
     /// The versions of the files at these URLs that models were made of. What is stored of them may be
@@ -90,8 +92,7 @@ impl Store {
     }
 
     fn read_origin(&self, manifest: Digest) -> Option<Origin> {
-        let json = self.root.read_limited(&layout::origin(manifest), Origin::MAX_BYTES).ok()??;
-        serde_json::from_slice(&json).ok()
+        record_in(&self.root, manifest)
     }
 
     /// Records the origin of a manifest, durably, unless one is recorded already. Versions of files are
@@ -120,6 +121,16 @@ impl Store {
     pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
         self.remove_record(&layout::origin(manifest)).map(drop)
     }
+}
+
+/// The recorded origin of a manifest in the store at `root`.
+pub(super) fn origin_in(root: &Root, manifest: Digest) -> Option<String> {
+    Some(record_in(root, manifest)?.origin)
+}
+
+fn record_in(root: &Root, manifest: Digest) -> Option<Origin> {
+    let json = root.read_limited(&layout::origin(manifest), Origin::MAX_BYTES).ok()??;
+    serde_json::from_slice(&json).ok()
 }
 
 #[cfg(test)]

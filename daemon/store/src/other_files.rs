@@ -5,6 +5,7 @@
 //! and each file once, however many names it has.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use blobd_store_format::digest::Digest;
@@ -28,22 +29,53 @@ pub struct OtherFiles {
     pub records: u64,
     /// The copy of the index.
     pub index: u64,
+    /// The audit log, if it is in the store's directory.
+    pub audit: u64,
     /// The reserve for a full disk.
     pub reserve: u64,
     /// The directories themselves.
     pub directories: u64,
     /// Damaged blobs.
     pub quarantine: u64,
-    /// The records of models in the trash.
-    pub trash: u64,
-    /// Transactions in progress, and what dead ones have left.
-    pub staging: u64,
+    /// The records of models in the trash, by their names.
+    pub trash: BTreeMap<Digest, u64>,
+    /// Transactions in progress, and what dead ones have left, by the names of their directories.
+    pub staging: BTreeMap<OsString, u64>,
     /// Unfinished downloads, by the digest of their files.
     pub downloads: BTreeMap<Digest, u64>,
     /// Files that do not belong to blobd.
     pub foreign: u64,
     /// The paths of a few of these, relative to the store.
     pub foreign_paths: Vec<PathBuf>,
+}
+
+impl OtherFiles {
+    /// The sum.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        let Self { records, index, reserve, directories, quarantine, foreign, .. } = self;
+        let sums = [*records, *index, *reserve, *directories, *quarantine, *foreign];
+        [self.trash_bytes(), self.staging_bytes(), self.download_bytes()]
+            .into_iter()
+            .chain(sums)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// The sum of the records of models in the trash.
+    #[must_use]
+    pub fn trash_bytes(&self) -> u64 {
+        self.trash.values().copied().fold(0, u64::saturating_add)
+    }
+
+    /// The sum of the transactions' directories.
+    #[must_use]
+    pub fn staging_bytes(&self) -> u64 {
+        self.staging.values().copied().fold(0, u64::saturating_add)
+    }
+
+    fn download_bytes(&self) -> u64 {
+        self.downloads.values().copied().fold(0, u64::saturating_add)
+    }
 }
 
 impl Store {
@@ -100,18 +132,18 @@ impl Tally {
         let _ = match name {
             layout::MANIFESTS | layout::PINS => self.tags(directory, path, TAG_LEVELS),
             layout::ORIGINS | layout::HISTORY => each(directory, |name, status| {
-                if is_record(name) && status.is_file() {
+                if record(name).is_some() && status.is_file() {
                     self.found.records += self.own(status);
                 } else {
                     self.foreign(directory, name, status, path.join(name));
                 }
             }),
-            layout::TRASH => each(directory, |name, status| {
-                if is_record(name) && status.is_file() {
-                    self.found.trash += self.own(status);
-                } else {
-                    self.foreign(directory, name, status, path.join(name));
+            layout::TRASH => each(directory, |name, status| match record(name) {
+                Some(record) if status.is_file() => {
+                    let bytes = self.own(status);
+                    self.found.trash.insert(record, bytes);
                 }
+                _ => self.foreign(directory, name, status, path.join(name)),
             }),
             layout::PARTIAL => {
                 each(directory, |name, status| match name.to_str().and_then(layout::parse_blob_name) {
@@ -122,10 +154,14 @@ impl Tally {
                     _ => self.foreign(directory, name, status, path.join(name)),
                 })
             }
-            layout::STAGING => {
-                self.found.staging += self.tree(directory, MAX_LEVELS);
+            layout::AUDIT => {
+                self.found.audit += self.tree(directory, MAX_LEVELS);
                 Ok(())
             }
+            layout::STAGING => each(directory, |name, status| {
+                let bytes = self.all(directory, name, status);
+                self.found.staging.insert(name.as_os_str().to_owned(), bytes);
+            }),
             _ => {
                 self.found.quarantine += self.tree(directory, MAX_LEVELS);
                 Ok(())
@@ -195,8 +231,8 @@ impl Tally {
 const FILES: [&str; 5] =
     [layout::STORE_FILE, layout::LOCK_FILE, layout::SCRUB_FILE, "store.json.new", "scrub.json.new"];
 
-fn is_record(name: &Path) -> bool {
-    name.to_str().and_then(layout::parse_recipe_name).is_some()
+fn record(name: &Path) -> Option<Digest> {
+    name.to_str().and_then(layout::parse_recipe_name)
 }
 
 /// Calls `visit` with each entry that still exists.

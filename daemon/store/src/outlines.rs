@@ -15,12 +15,12 @@ use super::root::{FileStatus, Root};
 use super::{Store, StoreError};
 
 impl Store {
-    /// The outline of a file's recipe; `None` if the file was not split.
+    /// The outline of a file's recipe in this store, without the lower ones; `None` if there is none.
     ///
     /// # Errors
     /// [`StoreError::Recipe`], [`StoreError::Io`].
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
-        let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
+        let Some(opened) = self.root.find_file(&layout::recipe(file))? else { return Ok(None) };
         let _permit = self.recipe_permit(file, &opened)?;
         read_outline(&self.root, file, opened).map(Some)
     }
@@ -36,13 +36,17 @@ impl Store {
         Ok(self.recipes.permit(status.len()))
     }
 
-    pub(crate) fn has_recipe(&self, file: Digest) -> Result<bool, StoreError> {
+    pub(crate) fn has_own_recipe(&self, file: Digest) -> Result<bool, StoreError> {
         Ok(self.root.status(&layout::recipe(file))?.is_some())
     }
 
-    /// Opens a recipe's file for reading; `None` if it does not exist.
+    /// Opens a recipe's file for reading, of a lower store if this one has none; `None` if it does not exist.
     pub fn find_recipe_file(&self, file: Digest) -> Result<Option<File>, StoreError> {
-        self.root.find_file(&layout::recipe(file))
+        let path = layout::recipe(file);
+        match self.root.find_file(&path)? {
+            None if self.own_blob_size(file)?.is_none() => self.lower.find(|root| root.find_file(&path)),
+            own => Ok(own),
+        }
     }
 }
 

@@ -69,6 +69,7 @@ impl Store {
         let _change = self.begin_change();
         let moved = self.quarantine_if_same(digest, seen)?;
         if moved.is_some() {
+            self.counts.damaged_blobs.add(1);
             self.note_removed(Node::Blob(digest), self.file_system.bytes_on_disk(seen));
             self.disk().sync_dir(Path::new(layout::QUARANTINE))?;
             self.disk().sync_dir(Path::new(layout::BLOBS))?;
@@ -78,7 +79,7 @@ impl Store {
 
     /// Reads a blob and moves it to quarantine if its digest is wrong; returns its new path.
     pub fn quarantine_if_damaged(&self, digest: Digest) -> Result<Option<Place>, StoreError> {
-        let mut file = match self.open_blob(digest, 0) {
+        let mut file = match self.open_own_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(None),
             opened => opened?,
         };
@@ -137,11 +138,12 @@ impl Store {
             let there: BTreeSet<_> = there.into_iter().filter(|digest| self.has_blob(*digest)).collect();
             lock(&self.damaged.known).retain(|digest, _| !there.contains(digest));
         }
-        damaged
+        // A model can use the copy in a lower store.
+        damaged.into_iter().filter(|digest| !matches!(self.lower_blob_size(*digest), Ok(Some(_)))).collect()
     }
 
     fn has_blob(&self, digest: Digest) -> bool {
-        matches!(self.blob_size(digest), Ok(Some(_)))
+        matches!(self.own_blob_size(digest), Ok(Some(_)))
     }
 
     /// Whether a missing blob is in quarantine. Then the file of this digest was stored as a blob, and no

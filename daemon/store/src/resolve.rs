@@ -34,7 +34,19 @@ impl Store {
     }
 
     fn resolve_for(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
-        let Some(stored) = self.stored_case(reference)? else { return self.infer(reference, purpose) };
+        let found = self.resolve_anywhere(reference, purpose)?;
+        match self.lower_place_of(&found)? {
+            Some(store) if purpose == Purpose::Change => {
+                Err(StoreError::InLowerStore { name: found.short(), store })
+            }
+            _ => Ok(found),
+        }
+    }
+
+    fn resolve_anywhere(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
+        let Some(stored) = self.stored_case_anywhere(reference)? else {
+            return self.infer(reference, purpose);
+        };
         let pinned_elsewhere = match reference.digest() {
             Some(digest) => self.manifest(&stored)?.digest() != digest,
             None => false,
@@ -47,7 +59,7 @@ impl Store {
 
     /// The model meant by a reference that is not the name of one.
     fn infer(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
-        let tags = self.tags()?.references;
+        let tags = self.all_tags()?;
         if purpose == Purpose::Read && reference.omits_tag() && reference.digest().is_none() {
             let mut siblings = tags.iter().filter(|tag| reference.is_sibling_of(tag));
             if let (Some(only), None) = (siblings.next(), siblings.next()) {
@@ -65,7 +77,7 @@ impl Store {
     fn model_with_id(&self, id: &str, purpose: Purpose) -> Result<Option<Reference>, StoreError> {
         let has_id = |digest: Digest| digest.to_hex().starts_with(id);
         let (mut names, mut digests) = (Vec::new(), BTreeSet::new());
-        for tag in self.summaries()? {
+        for tag in self.all_summaries()? {
             let digest = tag.manifest.as_ref().ok().map(|manifest| manifest.digest);
             if let Some(digest) = digest.filter(|digest| has_id(*digest)) {
                 names.push((tag.reference.clone(), digest));

@@ -23,7 +23,7 @@ pub struct Staging(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     store: Arc<Store>,
-    name: String,
+    name: Arc<str>,
     directory: PathBuf,
     written: WrittenFiles,
     next_file: AtomicU64,
@@ -45,7 +45,7 @@ impl Staging {
         let written = WrittenFiles::new(disk, store.durability(), directory_fd, directory.clone());
         Ok(Self(Arc::new(Inner {
             store: Arc::clone(store),
-            name,
+            name: name.into(),
             directory,
             written,
             next_file: AtomicU64::new(0),
@@ -58,6 +58,11 @@ impl Staging {
     /// Reports the models that are evicted for this transaction. Only the first call has an effect.
     pub(super) fn report_evictions_to(&self, observer: Arc<dyn EvictionObserver>) {
         let _ = self.0.observer.set(observer);
+    }
+
+    /// The name of the transaction's directory.
+    pub(super) fn transaction(&self) -> &Arc<str> {
+        &self.0.name
     }
 
     /// Has `bytes` of disk space promised, if necessary by evicting models. Files that are staged later
@@ -145,13 +150,22 @@ impl Staging {
         let target = layout::blob(blob.digest);
         let (node, mut replaced) = (Node::Blob(blob.digest), 0);
         if !self.disk().publish(&blob.path, &target)? {
-            if store.blob_size(blob.digest)? == Some(blob.size) {
+            if store.own_blob_size(blob.digest)? == Some(blob.size) {
                 return self.disk().remove_file(&blob.path).map(|_freed| ());
             }
             replaced = node.bytes_on_disk(store)?.unwrap_or_default();
             self.disk().rename(&blob.path, &target)?;
         }
-        store.note_added(node, replaced, &mut blob.reservation)
+        store.note_added(node, replaced, &mut blob.reservation)?;
+        store.note_published(&self.0.name, node);
+        Ok(())
+    }
+
+    /// Reserves space for a record of `size` bytes, which counts against no user's quota.
+    pub(super) fn reserve_record(&self, size: u64) -> Result<Reservation, StoreError> {
+        let bytes = self.0.store.space().on_disk(size);
+        self.take_disk_space(bytes, || Ok(()))?;
+        Ok(Reservation::of_staged(&self.0.store, bytes, None))
     }
 
     /// Reserves space for a file of `size` bytes, if necessary by evicting models; `reserve` has the
@@ -165,11 +179,26 @@ impl Staging {
     }
 
     /// Reserves `bytes` of space as [`Self::reserve_space`] does.
+    ///
+    /// # Errors
+    /// As for [`Self::promise`], and [`StoreError::OverQuota`].
     pub(super) fn take_space(
         &self,
         bytes: u64,
         reserve: impl Fn() -> Result<(), StoreError>,
     ) -> Result<Reservation, StoreError> {
+        let (store, name) = (&self.0.store, &self.0.name);
+        store.take_of_quota(name, bytes)?;
+        let taken = self.take_disk_space(bytes, reserve);
+        taken.inspect_err(|_| store.give_back_of_quota(name, bytes))?;
+        Ok(Reservation::of_staged(store, bytes, Some(Arc::clone(name))))
+    }
+
+    fn take_disk_space(
+        &self,
+        bytes: u64,
+        reserve: impl Fn() -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let store = &self.0.store;
         let promised = spend(&self.0.promised, bytes);
         spend(&self.0.expected, bytes);
@@ -181,7 +210,7 @@ impl Staging {
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
-        taken.map(|()| Reservation::of_staged(store, bytes))
+        taken
     }
 
     fn observer(&self) -> Option<&dyn EvictionObserver> {

@@ -108,6 +108,16 @@ fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     Ok(Some(file))
 }
 
+/// The ID of the store that a directory has, which is opened for reading only.
+///
+/// # Errors
+/// [`StoreError::NotAStore`], [`StoreError::NewerFormat`], [`StoreError::Io`].
+pub(super) fn id_of_existing(root: &Root) -> Result<String, StoreError> {
+    let what = "has no store.json; if it is a mount point, its file system is not mounted";
+    let missing = || StoreError::NotAStore { root: root.place(), what: what.to_owned() };
+    find_store(root)?.map(|file| file.id).ok_or_else(missing)
+}
+
 /// The ID in `store.json`; `None` if it cannot be read.
 pub(super) fn store_id(root: &Root) -> Option<String> {
     Some(find_store(root).ok()??.id)

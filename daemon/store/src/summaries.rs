@@ -12,7 +12,11 @@ use std::time::{Duration, SystemTime};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
-use super::root::FileStatus;
+use super::history::{Account, account_in};
+use super::origins::origin_in;
+use super::place::Place;
+use super::root::{FileStatus, Root};
+use super::tags::{manifest_in, visit_tag_files};
 use super::{Store, StoreError, lock};
 
 /// A tag and what it points to.
@@ -26,6 +30,10 @@ pub struct TagSummary {
     pub manifest: Result<ManifestSummary, String>,
     /// The model's origin, if recorded.
     pub origin: Option<String>,
+    /// Whom the model is charged to, if recorded.
+    pub account: Option<Account>,
+    /// The lower store that it is in; `None` if it is in the store itself.
+    pub lower: Option<Place>,
 }
 
 /// The part of a manifest that is kept in memory.
@@ -53,9 +61,33 @@ const TICK: Duration = Duration::from_secs(2);
 impl Store {
     /// Every tag with its manifest's summary, in order. Tags that are removed meanwhile are left out.
     pub fn summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
-        let (mut known, mut found) = (lock(&self.summaries.0), Vec::new());
+        self.summaries.read(&self.root, None)
+    }
+
+    /// The same, with the tags of lower stores, except for those of the same name as an earlier one.
+    pub fn all_summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
+        let mut all = self.summaries()?;
+        self.lower.each(|root, summaries| {
+            all.extend(summaries.read(root, Some(&root.place()))?);
+            Ok(())
+        });
+        // Stable, so of equal names the first store's stays.
+        all.sort_by(|a, b| a.reference.cmp(&b.reference));
+        all.dedup_by(|later, earlier| later.reference == earlier.reference);
+        Ok(all)
+    }
+}
+
+impl Summaries {
+    /// Every tag of the store at `root`, which is the lower store `lower` if that is given.
+    pub(super) fn read(
+        &self,
+        root: &Root,
+        lower: Option<&Place>,
+    ) -> Result<Vec<Arc<TagSummary>>, StoreError> {
+        let (mut known, mut found) = (lock(&self.0), Vec::new());
         let mut before = std::mem::take(&mut *known);
-        self.each_tag_file(&mut |directory, entry, reference| {
+        visit_tag_files(root, &mut |directory, entry, reference| {
             let (Some(reference), Some(status)) = (reference, directory.status(&entry.name)?) else {
                 return Ok(());
             };
@@ -63,10 +95,10 @@ impl Store {
             let kept = before.remove(&reference).filter(|(before, _)| Some(*before) == stamp);
             let summary = match kept {
                 // An origin may have been recorded since; a recorded one does not change.
-                Some((_, summary)) if summary.origin.is_some() || !summary.has_origin(self) => summary,
-                _ => match self.summary(&reference, status.modified()) {
-                    Err(StoreError::NoSuchModel { .. }) => return Ok(()),
-                    summary => Arc::new(summary?),
+                Some((_, summary)) if summary.origin.is_some() || !summary.has_origin(root) => summary,
+                _ => match summary(root, &reference, status.modified())? {
+                    None => return Ok(()),
+                    Some(summary) => Arc::new(TagSummary { lower: lower.cloned(), ..summary }),
                 },
             };
             known.extend(stamp.map(|stamp| (reference, (stamp, Arc::clone(&summary)))));
@@ -76,27 +108,34 @@ impl Store {
         found.sort_by(|a, b| a.reference.cmp(&b.reference));
         Ok(found)
     }
+}
 
-    fn summary(&self, reference: &Reference, modified: SystemTime) -> Result<TagSummary, StoreError> {
-        let manifest = match self.manifest(reference) {
-            Ok(manifest) => Ok(ManifestSummary {
-                digest: manifest.digest(),
-                size: manifest.size(),
-                files: manifest.digests().into_iter().collect(),
-            }),
-            Err(error @ (StoreError::Manifest { .. } | StoreError::UnexpectedFile { .. })) => {
-                Err(error.to_string())
-            }
-            Err(error) => return Err(error),
-        };
-        let origin = manifest.as_ref().ok().and_then(|manifest| self.origin(manifest.digest));
-        Ok(TagSummary { reference: reference.clone(), modified, manifest, origin })
-    }
+/// The summary of a tag; `None` if it was removed.
+fn summary(
+    root: &Root,
+    reference: &Reference,
+    modified: SystemTime,
+) -> Result<Option<TagSummary>, StoreError> {
+    let manifest = match manifest_in(root, reference) {
+        Ok(None) => return Ok(None),
+        Ok(Some(manifest)) => Ok(ManifestSummary {
+            digest: manifest.digest(),
+            size: manifest.size(),
+            files: manifest.digests().into_iter().collect(),
+        }),
+        Err(error @ (StoreError::Manifest { .. } | StoreError::UnexpectedFile { .. })) => {
+            Err(error.to_string())
+        }
+        Err(error) => return Err(error),
+    };
+    let origin = manifest.as_ref().ok().and_then(|manifest| origin_in(root, manifest.digest));
+    let account = manifest.as_ref().ok().and_then(|manifest| account_in(root, reference, manifest.digest));
+    Ok(Some(TagSummary { reference: reference.clone(), modified, manifest, origin, account, lower: None }))
 }
 
 impl TagSummary {
-    fn has_origin(&self, store: &Store) -> bool {
-        self.manifest.as_ref().is_ok_and(|manifest| store.origin(manifest.digest).is_some())
+    fn has_origin(&self, root: &Root) -> bool {
+        self.manifest.as_ref().is_ok_and(|manifest| origin_in(root, manifest.digest).is_some())
     }
 }
 

@@ -43,19 +43,45 @@ impl Store {
     /// Calls `visit` with every entry below `manifests/`, except for the directories between that and the
     /// tags, and with the name of a model that its path is, if it is one.
     pub(super) fn each_tag_file(&self, visit: &mut VisitTagFile<'_>) -> Result<(), StoreError> {
-        walk(&self.root.existing_directory(layout::MANIFESTS)?, Path::new(""), 0, visit)
+        visit_tag_files(&self.root, visit)
     }
 
-    /// The manifest that a tag points to.
+    /// The manifest that a tag of this store or of a lower one points to.
     ///
     /// # Errors
     /// [`StoreError::NoSuchModel`], [`StoreError::Manifest`], [`StoreError::Io`].
     pub fn manifest(&self, reference: &Reference) -> Result<Manifest, StoreError> {
-        let raw = self.raw_manifest(reference)?;
-        Manifest::parse(raw).map_err(|source| {
-            let path = self.root.full(layout::manifest(reference));
-            StoreError::Manifest { path, source }
-        })
+        match manifest_in(&self.root, reference)? {
+            None => self.lower.find(|root| manifest_in(root, reference))?,
+            found => found,
+        }
+        .ok_or_else(|| StoreError::no_such_model(reference))
+    }
+
+    /// The same without the lower stores.
+    pub(super) fn own_manifest(&self, reference: &Reference) -> Result<Manifest, StoreError> {
+        manifest_in(&self.root, reference)?.ok_or_else(|| StoreError::no_such_model(reference))
+    }
+
+    /// The tags of this store and of the lower ones, in order, each once.
+    pub fn all_tags(&self) -> Result<Vec<Reference>, StoreError> {
+        let mut all = self.tags()?.references;
+        self.lower.each(|root, _| {
+            all.extend(try_names(root)?);
+            Ok(())
+        });
+        all.sort();
+        all.dedup();
+        Ok(all)
+    }
+
+    /// The lower store in which a model is; `None` if this store has a tag of that name.
+    pub fn lower_place_of(&self, reference: &Reference) -> Result<Option<Place>, StoreError> {
+        let path = layout::manifest(reference);
+        if self.lower.is_empty() || self.root.status(&path)?.is_some() {
+            return Ok(None);
+        }
+        self.lower.find(|root| Ok(root.status(&path)?.map(|_file| root.place())))
     }
 
     /// The unparsed content of a tag's file; of a file longer than [`Manifest::MAX_BYTES`], one byte more
@@ -85,6 +111,7 @@ impl Store {
         if self.remove_record(&path)?.is_none() {
             return Err(StoreError::no_such_model(reference));
         }
+        self.note_charges_changed();
         self.sync_and_prune(&path)
     }
 
@@ -121,27 +148,64 @@ impl Store {
     /// The stored tag that equals `reference` except for upper and lower case. For a name that is to be given:
     /// [`Self::resolve`] may find a model under another one.
     pub fn stored_case(&self, reference: &Reference) -> Result<Option<Reference>, StoreError> {
-        if self.root.status(&layout::manifest(reference))?.is_some_and(|status| status.is_file()) {
-            let parts = [reference.host(), reference.namespace(), reference.model(), reference.tag()];
-            return Ok(Reference::from_parts(parts[0], parts[1], parts[2], parts[3]).ok());
-        }
-        Ok(self.tags()?.references.into_iter().find(|stored| stored.same_model(reference)))
+        case_in(&self.root, reference)
     }
+
+    /// The same, of the lower stores if this one has no such tag.
+    pub(super) fn stored_case_anywhere(
+        &self,
+        reference: &Reference,
+    ) -> Result<Option<Reference>, StoreError> {
+        match self.stored_case(reference)? {
+            None => self.lower.find(|root| case_in(root, reference)),
+            stored => Ok(stored),
+        }
+    }
+}
+
+pub(super) fn manifest_in(root: &Root, reference: &Reference) -> Result<Option<Manifest>, StoreError> {
+    let path = layout::manifest(reference);
+    let Some(raw) = root.read_limited(&path, Manifest::MAX_BYTES)? else { return Ok(None) };
+    let damaged = |source| StoreError::Manifest { path: root.full(&path), source };
+    Manifest::parse(raw).map(Some).map_err(damaged)
+}
+
+/// The tag in `root` that equals `reference` except for upper and lower case.
+fn case_in(root: &Root, reference: &Reference) -> Result<Option<Reference>, StoreError> {
+    if root.status(&layout::manifest(reference))?.is_some_and(|status| status.is_file()) {
+        let parts = [reference.host(), reference.namespace(), reference.model(), reference.tag()];
+        return Ok(Reference::from_parts(parts[0], parts[1], parts[2], parts[3]).ok());
+    }
+    let mut names = try_names(root)?;
+    names.sort();
+    Ok(names.into_iter().find(|stored| stored.same_model(reference)))
 }
 
 /// The names of all tags, in order, as far as they can be read.
 pub(super) fn names(root: &Root) -> Vec<Reference> {
     let mut names = Vec::new();
-    let mut visit = |_: &Directory, entry: &Entry, name: Option<Reference>| {
-        names.extend(name.filter(|_| !entry.is_dir()));
-        Ok(())
-    };
-    if let Ok(Some(manifests)) = root.find_directory(Path::new(layout::MANIFESTS)) {
-        // The names that were read before a failure are used.
-        let _ = walk(&manifests, Path::new(""), 0, &mut visit);
-    }
+    // The names that were read before a failure are used.
+    let _ = collect_names(root, &mut names);
     names.sort();
     names
+}
+
+fn try_names(root: &Root) -> Result<Vec<Reference>, StoreError> {
+    let mut names = Vec::new();
+    collect_names(root, &mut names)?;
+    Ok(names)
+}
+
+fn collect_names(root: &Root, names: &mut Vec<Reference>) -> Result<(), StoreError> {
+    visit_tag_files(root, &mut |_, entry, name| {
+        names.extend(name.filter(|_| !entry.is_dir()));
+        Ok(())
+    })
+}
+
+/// As [`Store::each_tag_file`], for any root.
+pub(super) fn visit_tag_files(root: &Root, visit: &mut VisitTagFile<'_>) -> Result<(), StoreError> {
+    walk(&root.existing_directory(layout::MANIFESTS)?, Path::new(""), 0, visit)
 }
 
 /// Directories between `manifests/` and a tag.

@@ -1,27 +1,72 @@
 //! Transactions in progress and their directories in `staging/`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
+use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use rustix::fs::FileType;
 
+use super::node::Node;
 use super::root::Entry;
 use super::{Store, StoreError, lock};
 
 #[derive(Debug, Default)]
 pub(super) struct Transactions {
     next_number: AtomicU64,
-    /// The names of the directories of the transactions in progress.
-    in_progress: Mutex<BTreeSet<String>>,
+    /// The transactions in progress, by the names of their directories.
+    in_progress: Mutex<BTreeMap<String, Transaction>>,
+}
+
+/// A transaction in progress, and the user that it runs for.
+#[derive(Debug, Default)]
+pub(super) struct Transaction {
+    /// `None` until it is known.
+    pub(super) uid: Option<u32>,
+    /// The most bytes that may be charged to the user, if there is a limit.
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) held: Held,
+    /// The blobs and recipes that it has published. No name needs them yet.
+    pub(super) published: BTreeSet<Node>,
+    /// The files whose downloads it continues.
+    pub(super) downloads: BTreeSet<Digest>,
+}
+
+/// Bytes that count against a user's quota until the transaction ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// The bytes that it will take at most, if that is known.
+    pub(super) reserved: u64,
+    /// The bytes that its files have taken.
+    pub(super) taken: u64,
+    /// An estimate for recipes, which are written at the end.
+    pub(super) recipes: u64,
+}
+
+impl Held {
+    pub(super) fn bytes(self) -> u64 {
+        self.reserved.max(self.taken)
+    }
+}
+
+impl Transaction {
+    /// The user and the limit, if there is one.
+    pub(super) fn limit(&self) -> Option<(u32, u64)> {
+        self.uid.zip(self.limit_bytes)
+    }
 }
 
 impl Transactions {
     fn is_in_progress(&self, name: &OsStr) -> bool {
-        name.to_str().is_some_and(|name| lock(&self.in_progress).contains(name))
+        name.to_str().is_some_and(|name| self.lock().contains_key(name))
+    }
+
+    /// Only changes in memory are made while it is locked.
+    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Transaction>> {
+        lock(&self.in_progress)
     }
 }
 
@@ -31,12 +76,56 @@ impl Store {
     pub(super) fn new_transaction(&self) -> String {
         let number = self.transactions.next_number.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{number}", std::process::id());
-        lock(&self.transactions.in_progress).insert(name.clone());
+        self.transactions.lock().insert(name.clone(), Transaction::default());
         name
     }
 
     pub(super) fn end_transaction(&self, name: &str) {
-        lock(&self.transactions.in_progress).remove(name);
+        let ended = self.transactions.lock().remove(name);
+        let downloads = ended.map(|ended| ended.downloads).unwrap_or_default();
+        let is_left =
+            |file: &Digest| self.root.status(&layout::partial(*file)).is_ok_and(|left| left.is_some());
+        // What is left is charged to the download from now on.
+        if downloads.iter().any(is_left) {
+            self.note_charges_changed();
+        }
+    }
+
+    /// Sets the user that a transaction runs for.
+    pub(super) fn set_user_of_transaction(&self, name: &str, uid: u32) {
+        if let Some(transaction) = self.transactions.lock().get_mut(name) {
+            transaction.uid = Some(uid);
+        }
+    }
+
+    /// Sets the most bytes that may be charged to the user of a transaction.
+    pub(super) fn set_limit_of_transaction(&self, name: &str, limit_bytes: Option<u64>) {
+        if let Some(transaction) = self.transactions.lock().get_mut(name) {
+            transaction.limit_bytes = limit_bytes;
+        }
+    }
+
+    pub(super) fn user_of_transaction(&self, name: &str) -> Option<u32> {
+        self.transactions.lock().get(name)?.uid
+    }
+
+    /// Whether a transaction continues the download of this file.
+    pub(super) fn is_downloading(&self, file: Digest) -> bool {
+        self.transactions.lock().values().any(|transaction| transaction.downloads.contains(&file))
+    }
+
+    /// Notes a blob or recipe that a transaction has published.
+    pub(super) fn note_published(&self, name: &str, node: Node) {
+        if let Some(transaction) = self.transactions.lock().get_mut(name) {
+            transaction.published.insert(node);
+        }
+    }
+
+    /// What each transaction in progress has published, with its user.
+    pub(super) fn published_in_transactions(&self) -> Vec<(u32, Vec<Node>)> {
+        let transactions = self.transactions.lock();
+        let published = transactions.values().map(|of| (of.uid, &of.published));
+        published.filter_map(|(uid, nodes)| Some((uid?, nodes.iter().copied().collect()))).collect()
     }
 
     /// Entries of `staging/` that belong to no transaction in progress, with their bytes on disk.

@@ -103,6 +103,7 @@ impl Store {
         let json = serde_json::to_vec(&record).map_err(encode)?;
         self.create_directories(directory)?;
         self.write_lone_record(&layout::trashed(Digest::of(&json)), &json)?;
+        self.note_charges_changed();
         self.disk().sync_dir(directory)?;
         Ok(expires)
     }
@@ -132,6 +133,7 @@ impl Store {
     /// deleted.
     pub fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
         let freed = self.remove_record(&layout::trashed(record))?;
+        self.note_charges_changed();
         self.disk().sync_dir(Path::new(layout::TRASH))?;
         self.future_records.forget(record);
         Ok(freed)

@@ -96,16 +96,19 @@ impl Verbs for InProcess {
 
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
         let params = TagParams { source: reference(source), target: reference(target), force: false };
-        ops::tag(&self.store, Requester::own(), &params).map_err(|error| error.body())
+        ops::tag(&self.store, Requester::own(), &ops::CallerPolicy::default(), &params)
+            .map_err(|error| error.body())
     }
 
     fn rename(&self, source: &str, target: &str, force: bool) -> Result<Renamed, ErrorBody> {
         let params = RenameParams { source: reference(source), target: reference(target), force };
-        ops::rename(&self.store, Requester::own(), &params).map_err(|error| error.body())
+        ops::rename(&self.store, Requester::own(), &ops::CallerPolicy::default(), &params)
+            .map_err(|error| error.body())
     }
 
     fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
-        ops::edit(&self.store, Requester::own(), params, &mut |_, _| true).map_err(|error| error.body())
+        ops::edit(&self.store, Requester::own(), &ops::CallerPolicy::default(), params, &mut |_, _| true)
+            .map_err(|error| error.body())
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
@@ -128,7 +131,8 @@ impl Verbs for InProcess {
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
         let params = UndeleteParams { reference: reference(name), force: false };
-        ops::undelete(&self.store, Requester::own(), &params).map_err(|error| error.body())
+        ops::undelete(&self.store, Requester::own(), &ops::CallerPolicy::default(), &params)
+            .map_err(|error| error.body())
     }
 
     fn trash(&self) -> Result<TrashList, ErrorBody> {
@@ -150,7 +154,8 @@ impl Verbs for InProcess {
     }
 
     fn doctor(&self) -> Result<DoctorReport, ErrorBody> {
-        let surroundings = DoctorContext { is_single_user: true, has_met_owner: false };
+        let surroundings =
+            DoctorContext { is_single_user: true, has_met_owner: false, ..DoctorContext::default() };
         ops::doctor(&self.store, surroundings).map_err(|error| error.body())
     }
 

@@ -18,25 +18,25 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-use super::multi_user::can_be_others;
+pub(super) use super::multi_user::can_be_others;
 
 /// A user without a name, and its groups: the primary one first.
 #[derive(Clone, Copy)]
-struct User {
-    uid: u32,
-    groups: &'static [u32],
+pub(super) struct User {
+    pub(super) uid: u32,
+    pub(super) groups: &'static [u32],
 }
 
 const READERS: u32 = 64100;
 const ADMINS: u32 = 64200;
-const STRANGER: User = User { uid: 64001, groups: &[64001] };
+pub(super) const STRANGER: User = User { uid: 64001, groups: &[64001] };
 /// By a supplementary group.
-const READER: User = User { uid: 64002, groups: &[64002, READERS, 64150] };
+pub(super) const READER: User = User { uid: 64002, groups: &[64002, READERS, 64150] };
 /// By its number.
 const PULLER: User = User { uid: 64003, groups: &[64003] };
 /// By its primary group.
-const ADMIN: User = User { uid: 64004, groups: &[ADMINS] };
-const CONFIG: &str =
+pub(super) const ADMIN: User = User { uid: 64004, groups: &[ADMINS] };
+pub(super) const CONFIG: &str =
     "socket_mode = \"0666\"\n[access]\nread = [\"@64100\"]\npull = [64003]\nadmin = [\"@64200\"]\n";
 
 impl User {
@@ -61,14 +61,14 @@ impl User {
 }
 
 /// A daemon that every user can connect to.
-struct Shared {
-    daemon: TestDaemon,
-    config: PathBuf,
-    folder: TempDir,
+pub(super) struct Shared {
+    pub(super) daemon: TestDaemon,
+    pub(super) config: PathBuf,
+    pub(super) folder: TempDir,
 }
 
 impl Shared {
-    fn start(config: &str) -> Self {
+    pub(super) fn start(config: &str) -> Self {
         let folder = tmpfs_directory();
         let path = folder.path().join("config.toml");
         fs::write(&path, config).unwrap();
@@ -80,7 +80,7 @@ impl Shared {
     }
 
     /// Replaces the configuration, and waits until the daemon uses it.
-    fn reload(&self, config: &str) {
+    pub(super) fn reload(&self, config: &str) {
         let before = self.daemon.log().matches("SIGHUP: ").count();
         fs::write(&self.config, config).unwrap();
         let pid = Pid::from_raw(self.daemon.pid().try_into().unwrap()).unwrap();
@@ -89,7 +89,7 @@ impl Shared {
     }
 
     /// The responses to requests of a user, each `METHOD PATH BODY`.
-    fn requests(&self, user: User, requests: &[String]) -> Vec<(u64, Json)> {
+    pub(super) fn requests(&self, user: User, requests: &[String]) -> Vec<(u64, Json)> {
         let mut command = user.program(programs::test_client());
         command.arg("--requests").arg(self.daemon.socket());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -107,11 +107,11 @@ impl Shared {
         output.lines().map(parse).collect()
     }
 
-    fn request(&self, user: User, request: &str) -> (u64, Json) {
+    pub(super) fn request(&self, user: User, request: &str) -> (u64, Json) {
         self.requests(user, &[request.to_owned()]).remove(0)
     }
 
-    fn run(&self, user: User, line: &str) -> Run {
+    pub(super) fn run(&self, user: User, line: &str) -> Run {
         let mut command = user.program(programs::blobd().to_path_buf());
         command.args(line.split_whitespace());
         self.daemon.command().prepare(&mut command);
@@ -119,7 +119,7 @@ impl Shared {
     }
 
     /// A small model named `m`.
-    fn import(&self) {
+    pub(super) fn import(&self) {
         let path = ModelFile::dense(1).write_to(self.folder.path(), "m.gguf");
         self.daemon.command().run(["import", path.to_str().unwrap(), "--name", "m"]).succeeds();
     }
@@ -132,10 +132,15 @@ fn is_denied((status, body): &(u64, Json)) -> bool {
 }
 
 /// All requests and their rights. A test of the daemon compares the table with the requests that exist.
-fn documented_requests() -> BTreeMap<String, String> {
+pub(super) fn documented_requests() -> BTreeMap<String, String> {
+    documented_table("2.2 Rights")
+}
+
+/// The requests in the table of a section of `docs/PROTOCOL.md`, with the second column.
+pub(super) fn documented_table(title: &str) -> BTreeMap<String, String> {
     let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PROTOCOL.md");
     let document = fs::read_to_string(document).unwrap();
-    let section = document.split("\n### 2.2 Rights\n").nth(1).unwrap().split("\n### ").next().unwrap();
+    let section = document.split(&format!("\n### {title}\n")).nth(1).unwrap().split("\n### ").next().unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| `GET ") || line.starts_with("| `POST "));
     let row = |row: &str| {
         let (request, right) = row.trim_matches('|').split_once('|').unwrap();
@@ -146,7 +151,7 @@ fn documented_requests() -> BTreeMap<String, String> {
 }
 
 /// A request with a body that is harmless if it is executed, and is refused as invalid if it needs parameters.
-fn harmless(request: &str) -> String {
+pub(super) fn harmless(request: &str) -> String {
     let request = request.replace("{reference}", "no-such-model");
     if request.starts_with("GET ") { request } else { format!("{request} {{}}") }
 }

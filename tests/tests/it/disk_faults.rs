@@ -158,7 +158,15 @@ impl TestStore {
             component: None,
             files: FileSelection::All,
         };
-        ops::open(&self.verbs.store, &ops::OpenCache::default(), &params, 0, "a test".to_owned()).unwrap();
+        ops::open(
+            &self.verbs.store,
+            &ops::OpenCache::default(),
+            &params,
+            &ops::CallerPolicy::default(),
+            0,
+            "a test".to_owned(),
+        )
+        .unwrap();
     }
 
     fn works_again_when_reopened(self, allowed: &Allowed) {

@@ -193,8 +193,14 @@ fn cancelled_edit_leaves_nothing_behind() {
         force: false,
         dry_run: false,
     };
-    let error =
-        ops::edit(&verbs.store, ops::Requester::own(), &params, &mut |_read, _total| false).unwrap_err();
+    let error = ops::edit(
+        &verbs.store,
+        ops::Requester::own(),
+        &ops::CallerPolicy::default(),
+        &params,
+        &mut |_read, _total| false,
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("has gone"), "{error}");
     assert_eq!(names(&blobs), before);
     assert_eq!(staged(&folder.path().join("store")), [""; 0]);

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod access;
+mod audit;
 mod batch;
 mod command_line;
 mod commands;
@@ -43,6 +44,7 @@ mod log;
 mod lookup;
 mod lost_names;
 mod malicious_clients;
+mod metrics;
 mod mount;
 mod multi_user;
 mod no_space;
@@ -51,8 +53,10 @@ mod open;
 mod operations;
 mod outdated;
 mod owner;
+mod policy;
 mod protocol_violations;
 mod pull;
+mod quotas;
 mod reference_model;
 mod release;
 mod requests;

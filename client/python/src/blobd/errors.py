@@ -16,8 +16,10 @@ CODES = frozenset(
         "busy",
         "corrupt",
         "no_space",
+        "over_quota",
         "read_only",
         "denied",
+        "denied_by_policy",
         "upstream",
         "internal",
     }
@@ -155,6 +157,7 @@ _CLASS_OF_CODE: Dict[str, Type[DaemonError]] = {
     "busy": BusyError,
     "corrupt": CorruptError,
     "denied": DeniedError,
+    "denied_by_policy": DeniedError,
 }
 
 

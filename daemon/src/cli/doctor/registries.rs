@@ -66,6 +66,9 @@ fn finding(host: &str, answer: Result<(), ErrorBody>, took: Duration) -> Check {
         ErrorCode::NotFound => {
             Check::new(name, CheckStatus::Ok, format!("responds in {} ms", took.as_millis()))
         }
+        ErrorCode::DeniedByPolicy => {
+            Check::new(name, CheckStatus::Ok, format!("not asked: {}", error.message))
+        }
         ErrorCode::Denied => {
             Check::new(name, CheckStatus::Note, format!("responds, and denies: {}", error.message))
                 .because("private models of this registry cannot be pulled")

@@ -135,7 +135,7 @@ fn send_fds(stream: &mut UnixStream, model: &OpenModel, fds: &[u32]) -> io::Resu
 fn refusal(error: &ErrorBody) -> Vec<u8> {
     let number = match error.code {
         ErrorCode::NotFound => NOT_FOUND,
-        ErrorCode::Denied => DENIED,
+        ErrorCode::Denied | ErrorCode::DeniedByPolicy => DENIED,
         _ => FAILED,
     };
     let reason = match &error.hint {

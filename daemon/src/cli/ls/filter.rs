@@ -147,6 +147,7 @@ mod tests {
             pinned: true,
             origin: Some("https://hf.co/me/Llama".to_owned()),
             damage: None,
+            store: None,
         };
         let matches = |text: &str| text.parse::<Filter>().unwrap().matches(&model, &Facts::default());
         for text in

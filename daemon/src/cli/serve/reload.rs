@@ -5,13 +5,14 @@ use std::sync::Arc;
 use blobd_client::protocol::configuration::{AppliedBy, Configuration};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::RegistryClient;
-use blobd_store::scrub::Scrubber;
+use blobd_store::scrub::{Scrubber, Verdict};
 
 use super::super::connect::load_config;
 use super::super::embedded::start_error;
 use super::super::{Global, effective};
 use crate::config::{Config, differences};
 use crate::state::Daemon;
+use crate::verb_log;
 
 /// The configuration that a daemon uses, and what depends on it.
 pub(super) struct Reloader {
@@ -27,6 +28,8 @@ impl Reloader {
     pub(super) fn start(global: &Global, daemon: &Arc<Daemon>, config: Config) -> Result<Self, ErrorBody> {
         let given = effective::given(global, &config)?;
         daemon.set_access(config.access());
+        daemon.set_quotas(config.quotas());
+        daemon.set_policy(config.policy());
         daemon.set_configuration(config.settings(&given));
         let scrubber = Some(start_scrubber(daemon, &config)?);
         Ok(Self { global: global.clone(), daemon: Arc::clone(daemon), config, scrubber })
@@ -73,6 +76,8 @@ impl Reloader {
         let refused = |error| ErrorBody::new(ErrorCode::Internal, error);
         daemon.store.set_space_policy(config.store_options().space).map_err(refused)?;
         daemon.set_access(config.access());
+        daemon.set_quotas(config.quotas());
+        daemon.set_policy(config.policy());
         daemon.set_registry(registry);
         let transfers = config.transfer_policy();
         daemon.transfers.set_policy(transfers);
@@ -104,6 +109,13 @@ fn report_changes(running: &Configuration, found: &Configuration) {
 
 fn start_scrubber(daemon: &Arc<Daemon>, config: &Config) -> Result<Scrubber, ErrorBody> {
     let busy = Arc::clone(daemon);
-    let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
+    let audit = Arc::clone(&daemon.audit);
+    let observe = move |blob, verdict: &Verdict| {
+        if let Some((reason, is_quarantined)) = verdict.damage() {
+            audit.record(verb_log::scrub_record(blob, reason, is_quarantined));
+        }
+    };
+    let store = Arc::clone(&daemon.store);
+    let scrubber = Scrubber::start(store, config.scrub_policy(), move || busy.is_busy(), observe);
     scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
 }

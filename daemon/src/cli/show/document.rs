@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::policy::PolicyDecision;
 use blobd_client::protocol::response::{ModelSharing, SharedWith};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
@@ -31,6 +32,9 @@ pub(super) struct Document {
     pub(super) stored: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) origin: Option<String>,
+    /// What the daemon's policy decides for the caller; absent if it is not stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) policy: Option<PolicyDecision>,
     pub(super) architecture: Option<String>,
     pub(super) parameters: u64,
     pub(super) quantization: Option<String>,
@@ -136,6 +140,7 @@ impl Document {
             digest: model.digest,
             stored: matches!(model.place, Place::Store(_)),
             origin,
+            policy: None,
             architecture: facts.architecture,
             parameters: overview.parameters,
             quantization: facts.quantization,
@@ -174,6 +179,7 @@ impl Document {
         // The index may still be in preparation; everything else can be shown.
         self.sharing = connected.client.sharing(reference).ok().map(Sharing::from);
         self.origin = details.origin;
+        self.policy = details.policy;
         self.architecture = details.architecture;
         self.parameters = details.parameters;
         self.quantization = details.quantization;

@@ -1,5 +1,6 @@
 //! The tables of `show`.
 
+use blobd_client::protocol::policy::PolicyDecision;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::stored_file::StoredForm;
@@ -45,6 +46,7 @@ fn overview(document: &Document, model: &DescribedModel) -> Table {
     row("digest", document.digest.map(|digest| digest.to_string()));
     row("place", place(&model.place));
     row("origin", document.origin.clone().filter(|_| document.stored));
+    row("policy", document.policy.as_ref().and_then(policy));
     row("architecture", document.architecture.clone().or_else(unknown));
     row("parameters", Some(parameters(document.parameters)));
     row("quantization", quantization(document).or_else(unknown));
@@ -71,6 +73,18 @@ fn place(place: &Place) -> Option<String> {
         Place::LocalFiles => Some("a local file, not in the store".to_owned()),
         Place::Registry(origin) => Some(format!("not pulled; read from {origin}")),
     }
+}
+
+/// The decision of a rule, or a denial; `None` if the model is allowed by default.
+fn policy(decision: &PolicyDecision) -> Option<String> {
+    let PolicyDecision { allowed, rule, reason, place } = decision;
+    let word = if *allowed { "allowed" } else { "denied" };
+    let Some(rule) = rule else {
+        return (!allowed).then(|| "denied: no rule allows it".to_owned());
+    };
+    let place = place.as_ref().map_or_else(String::new, |place| format!(" ({})", printable(place)));
+    let reason = reason.as_ref().map_or_else(String::new, |reason| format!(": {}", printable(reason)));
+    Some(format!("{word} by rule {rule}{place}{reason}"))
 }
 
 fn parameters(parameters: u64) -> String {

@@ -6,8 +6,8 @@ use blobd_client::protocol::upkeep::Check;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
 
-use super::facts::{Facts, Metadata};
-use super::finding::{failure, ok, warning};
+use super::facts::{AuditStatus, Facts, Metadata};
+use super::finding::{failure, note, ok, warning};
 use crate::ops::rfc3339;
 use crate::shell::quoted;
 use crate::size::human_bytes;
@@ -80,6 +80,29 @@ pub(super) fn metadata(facts: &Facts) -> Check {
             )
             .mended_by("blobd gc --dry-run"),
     }
+}
+
+pub(super) fn audit(facts: &Facts) -> Check {
+    let AuditStatus { directory, failure: error, dropped } = &facts.context.audit;
+    let Some(directory) = directory else {
+        return ok("audit log", "off");
+    };
+    if let Some(error) = error {
+        return failure(
+            "audit log",
+            format!("{directory}: cannot be written: {error}; dropped records: {dropped}"),
+        )
+        .because("nobody can find out later what was done meanwhile; requests are served all the same")
+        .with_hint("free space there, or correct its permissions; the next record is written then")
+        .mended_by(format!("ls -ld {}", quoted(directory)));
+    }
+    if *dropped > 0 {
+        let detail = format!("{directory}: dropped records since the start: {dropped}");
+        return note("audit log", detail)
+            .because("the disk was full or too slow; the log says where records are missing")
+            .with_hint("`blobd log --verb audit` shows when");
+    }
+    ok("audit log", directory.clone())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Checks of the disk that the store is on.
 
 use blobd_client::protocol::upkeep::Check;
-use blobd_store::Eviction;
+use blobd_store::{Eviction, LowerStatus};
 
 use super::facts::{Facts, SpaceFacts};
 use super::finding::{failure, note, ok, warning};
@@ -37,6 +37,33 @@ pub(super) fn file_system(facts: &Facts) -> Check {
             .with_hint("on ext4, direct I/O is missing with the option data=journal or with encryption");
     }
     ok("file system", detail)
+}
+
+pub(super) fn lower_stores(facts: &Facts) -> Check {
+    let missing: Vec<&str> = facts
+        .lower_stores
+        .iter()
+        .filter_map(|lower| lower.state.as_ref().err())
+        .map(String::as_str)
+        .collect();
+    if !missing.is_empty() {
+        return warning("lower stores", missing.join("; "))
+            .because("the models there are hidden, and models that use their blobs cannot be opened; nothing is deleted")
+            .with_hint("mount the file system, or correct `lower` in the configuration and restart blobd");
+    }
+    let limit = |lower: &LowerStatus| {
+        let limit = lower.state.as_ref().ok()?.limit_as_lower()?;
+        Some(format!("{} {limit}", lower.place.display()))
+    };
+    let limits: Vec<String> = facts.lower_stores.iter().filter_map(limit).collect();
+    if !limits.is_empty() {
+        return note("lower stores", limits.join("; "))
+            .because("programs that have its models mapped depend on the server")
+            .with_hint("`blobd promote` copies models that are used often to this machine");
+    }
+    let places: Vec<String> =
+        facts.lower_stores.iter().map(|lower| lower.place.display().to_string()).collect();
+    ok("lower stores", if places.is_empty() { "none".to_owned() } else { places.join(", ") })
 }
 
 pub(super) fn mount(facts: &Facts) -> Check {

@@ -5,14 +5,18 @@ use std::time::SystemTime;
 use blobd_store::gc;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
-use blobd_store::{FileSystem, Inodes, Owned, SpacePolicy, Store};
+use blobd_store::{FileSystem, Inodes, LowerStatus, Owned, SpacePolicy, Store};
+
+pub(super) use crate::audit::AuditStatus;
 
 use super::mount_info::{Mount, mount};
 use crate::ops::OpError;
 
 /// Facts about the daemon for `doctor`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DoctorContext {
+    /// The state of the audit log.
+    pub audit: AuditStatus,
     /// Whether the configuration allows clients of the daemon's own user.
     pub is_single_user: bool,
     /// Whether a client of the daemon's own user, other than root, has connected.
@@ -34,6 +38,7 @@ pub(super) struct Facts {
     pub(super) owned_by_others: Vec<Owned>,
     pub(super) read_only_reason: Option<String>,
     pub(super) file_system: FileSystem,
+    pub(super) lower_stores: Vec<LowerStatus>,
     pub(super) mount: Option<Mount>,
     pub(super) has_direct_io: Option<bool>,
     pub(super) space: SpaceFacts,
@@ -97,6 +102,7 @@ impl Facts {
             owned_by_others: store.owned_by_others(),
             read_only_reason: store.read_only_reason().map(str::to_owned),
             file_system: store.file_system(),
+            lower_stores: store.lower_stores(),
             mount: store.mount_id().and_then(|id| mount(id, &read("/proc/self/mountinfo")?)),
             has_direct_io: store.has_direct_io(),
             space: SpaceFacts {

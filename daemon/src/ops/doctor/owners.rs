@@ -88,7 +88,7 @@ mod tests {
             assert_eq!(check.status, status, "{mode:o}");
             assert_eq!(check.command.unwrap(), "sudo chmod 0700 '/srv/my store'");
         }
-        let context = DoctorContext { is_single_user: true, has_met_owner: true };
+        let context = DoctorContext { is_single_user: true, has_met_owner: true, ..DoctorContext::default() };
         let check = directory(&Facts { mode: 0o755, context, ..healthy() });
         assert_eq!(check.command.unwrap(), "chmod 0700 /var/lib/blobd");
     }
@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn clients_of_the_daemons_user_and_unprotected_links_are_warnings() {
-        let context = DoctorContext { is_single_user: false, has_met_owner: true };
+        let context =
+            DoctorContext { is_single_user: false, has_met_owner: true, ..DoctorContext::default() };
         let check = owner(&Facts { context, ..healthy() });
         assert!(check.hint.unwrap().contains("single_user = true"));
         let mut facts = healthy();

@@ -90,7 +90,10 @@ impl Repair<'_> {
             return Err(format!("repair or pull {source}, or edit it again"));
         }
         let unknown = || format!("{origin:?} is not a registry; pull {} again", model.name);
-        origin.parse().map_err(|_not_a_source| unknown())
+        let origin = origin.parse().map_err(|_not_a_source| unknown())?;
+        let allowed = self.policy.check_source(&origin, model.name.parse().ok().as_ref());
+        allowed.map_err(|error| error.to_string())?;
+        Ok(origin)
     }
 }
 

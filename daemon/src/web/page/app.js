@@ -18,7 +18,7 @@ const LEGEND = [
 
 const PART_NAMES = {
   shared: "shared, in smaller parts", in_use: "in use, of no model", staging: "imports and pulls", trash: "trash",
-  quarantine: "quarantine", unneeded: "unneeded", records: "records", index: "index", reserve: "reserve",
+  quarantine: "quarantine", unneeded: "unneeded", records: "records", index: "index", audit: "audit log", reserve: "reserve",
   directories: "directories", other: "other files",
 };
 

@@ -300,7 +300,10 @@ impl Assembler {
             self.staging.written().complete(&path);
         }
         let reservation = lock(&self.state).reservations.remove(&blob);
-        let of_partial = || Reservation::of_partial(self.store(), self.store().space().on_disk(size));
+        let of_partial = || {
+            let bytes = self.store().space().on_disk(size);
+            Reservation::of_partial(self.store(), bytes, Arc::clone(self.staging.transaction()))
+        };
         let reservation = reservation.unwrap_or_else(of_partial);
         Ok(StagedBlob { path, digest, size, reservation })
     }

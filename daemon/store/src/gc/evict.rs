@@ -152,6 +152,9 @@ pub fn evict(store: &Store, plan: &EvictionPlan, report: &dyn Fn(&LostModel)) ->
         Ok(deleted) => Account::of(store, &evicted, &deleted.deletions),
         Err(refusal) => Account::unknown(store, &evicted, refusal),
     };
+    let freed = account.models.iter().map(|model| model.freed_bytes).fold(0, u64::saturating_add);
+    store.counts.evicted_models.add(account.models.len() as u64);
+    store.counts.evicted_bytes.add(freed);
     account.models.iter().for_each(report);
     removed.and(collected).map(|deleted| deleted.freed_bytes())
 }
@@ -165,7 +168,7 @@ fn check_collectable(store: &Store) -> Result<(), StoreError> {
 /// Removes the tag; `None` if the model is in use or another one by now.
 fn evict_one(store: &Store, victim: &Victim) -> Result<Option<Untagged>, StoreError> {
     let _tags = store.lock_tags();
-    let unchanged = store.manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
+    let unchanged = store.own_manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
     let Some(manifest) = unchanged else { return Ok(None) };
     let leased = store.leases().leased().contains(&victim.manifest);
     if leased || store.is_pinned(&victim.reference) {

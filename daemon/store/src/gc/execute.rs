@@ -19,6 +19,18 @@ use crate::{Store, StoreError};
 /// before an error stays removed.
 pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> Result<GcPlan, StoreError> {
     let mut done = GcPlan::default();
+    let executed = execute_into(store, plan, collection, &mut done);
+    store.counts.collections.add(1);
+    store.counts.freed_bytes.add(done.freed_bytes());
+    executed.map(|()| done)
+}
+
+fn execute_into(
+    store: &Store,
+    plan: &GcPlan,
+    collection: &Collection,
+    done: &mut GcPlan,
+) -> Result<(), StoreError> {
     for litter in &plan.litter {
         if remove_litter(store, litter, collection)? {
             done.litter.push(litter.clone());
@@ -31,18 +43,18 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
     }
     let _change = store.begin_change();
     let mut held = plan.held.clone();
-    held.extend(delete_all(store, &plan.deletions, collection, &mut done)?);
+    held.extend(delete_all(store, &plan.deletions, collection, done)?);
     for _ in 0..RECHECKS {
         if held.is_empty() {
             break;
         }
         thread::sleep(RECHECK_PAUSE);
-        held = delete_all(store, &held, collection, &mut done)?;
+        held = delete_all(store, &held, collection, done)?;
     }
     done.held = held;
     // A later collection deletes these when they are released.
     store.condemn(done.held.iter().map(|(node, _)| node.digest()).chain(plan.leased.iter().copied()));
-    Ok(done)
+    Ok(())
 }
 
 /// The pause before a held blob is checked again. A file looks open while the kernel writes it back. A
@@ -115,7 +127,8 @@ pub(super) fn remove_unreferenced_origins(store: &Store, collection: &Collection
 fn unreferenced_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
     let mut manifests = store.leases().leased();
     let tagged = store.tags()?.references;
-    manifests.extend(tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest())));
+    manifests
+        .extend(tagged.iter().filter_map(|reference| Some(store.own_manifest(reference).ok()?.digest())));
     manifests.extend(store.trash()?.into_iter().map(|trashed| trashed.manifest.digest()));
     Ok(store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)).collect())
 }

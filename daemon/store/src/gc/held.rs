@@ -27,7 +27,7 @@ pub(super) fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
 
 fn is_in_use(store: &Store, digest: Digest) -> bool {
     let _check = Check::begin(digest);
-    let check = || match store.open_blob(digest, 0) {
+    let check = || match store.open_own_blob(digest, 0) {
         Ok(file) => crate::sys::is_in_use(&file).unwrap_or_else(|error| !is_permanent(&error)),
         Err(StoreError::Io { source, .. }) => !is_permanent(&source),
         // There is no blob, or something else has its name.

@@ -112,7 +112,7 @@ fn each_model(
     mut visit: impl FnMut(Reference, Manifest) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     for reference in references_alone(store)? {
-        match store.manifest(&reference) {
+        match store.own_manifest(&reference) {
             Ok(manifest) => {
                 check_complete(store, &reference, manifest.digests())?;
                 visit(reference, manifest)?;
@@ -155,7 +155,8 @@ fn check_complete(
     files: impl IntoIterator<Item = Digest>,
 ) -> Result<(), StoreError> {
     for digest in files {
-        let is_there = store.has_recipe(digest).unwrap_or_default() || store.blob_size(digest)?.is_some();
+        let is_there =
+            store.has_own_recipe(digest).unwrap_or_default() || store.own_blob_size(digest)?.is_some();
         if !is_there && !store.is_quarantined(digest) {
             return Err(StoreError::Incomplete { name: reference.short(), digest });
         }

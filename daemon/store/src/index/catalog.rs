@@ -27,6 +27,8 @@ pub struct Catalog {
     lengths: BTreeMap<u64, u32>,
     used_bytes: u64,
     blob_count: u64,
+    /// How often a blob or recipe was removed or changed.
+    removals: u64,
     unwritten: Unwritten,
 }
 
@@ -78,6 +80,11 @@ impl Catalog {
     #[must_use]
     pub const fn blob_count(&self) -> u64 {
         self.blob_count
+    }
+
+    /// Changes whenever anything but an addition of a blob or recipe has changed the catalog.
+    pub(super) const fn removals(&self) -> u64 {
+        self.removals
     }
 
     pub(super) fn recipe_count(&self) -> u64 {
@@ -144,6 +151,7 @@ impl Catalog {
             None => self.recipes.remove(&file),
         };
         let Some(old) = old else { return true };
+        self.removals += 1;
         self.used_bytes = self.used_bytes.saturating_sub(old.bytes_on_disk);
         for number in old.needs.iter().flatten() {
             if let Some(row) = self.row_mut(*number) {
@@ -302,6 +310,7 @@ impl Catalog {
             *self.lengths.entry(new.length).or_default() += 1;
         }
         if let Some(old) = old {
+            self.removals += 1;
             self.blob_count -= 1;
             self.used_bytes = self.used_bytes.saturating_sub(old.bytes_on_disk);
             if let Entry::Occupied(mut count) = self.lengths.entry(old.length) {

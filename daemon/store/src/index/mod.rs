@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `catalog`, `facts` | the tables in memory; the state of one name on disk |
 //! | `usage` | the space that models use, counted over the catalog |
+//! | `payers` | who pays for which blob and recipe, counted likewise |
 //! | `sharing` | the space that one model shares with each other, counted likewise |
 //! | `shared_parts` | which models share which bytes |
 //! | `uses` | when and by whom models were last used |
@@ -39,6 +40,7 @@ mod database;
 mod encoding;
 mod facts;
 mod marker;
+mod payers;
 mod recheck;
 mod scan;
 mod shared_parts;
@@ -51,6 +53,7 @@ mod uses;
 mod writer;
 
 pub use catalog::Catalog;
+pub use payers::{Claim, ClaimKind, Payers, UserShare, user_shares};
 pub use shared_parts::SharedPart;
 pub use sharing::Sharing;
 pub(crate) use state::{Change, StoreIndex};
@@ -188,6 +191,8 @@ impl Store {
         // While the catalog is being built, missing entries are not differences.
         drop(self.index.built()?);
         let count = self.index.compare()?;
+        // Names may have been changed by other programs too.
+        self.note_charges_changed();
         let mut state = lock(&self.index.state);
         state.catalog.mark_all_unwritten();
         let (blob_count, recipe_count) = (state.catalog.blob_count(), state.catalog.recipe_count());

@@ -52,6 +52,7 @@ impl StoreIndex {
         {
             let mut state = lock(&self.state);
             if found.is_ok() {
+                self.rebuilds.add(1);
                 state.stage = Stage::Ready;
                 state.is_stale = false;
                 state.foreign = Some(foreign);

@@ -11,6 +11,7 @@ use super::catalog::Catalog;
 use super::facts::{BlobFacts, RecipeFacts};
 use super::marker::{self, Marker, Stamps};
 use super::uses::{self, LastUse, RECORDED_SINCE, Uses};
+use crate::counts::Count;
 use crate::disk::Root;
 use crate::node::Node;
 use crate::root::Directory;
@@ -33,6 +34,8 @@ pub(crate) struct StoreIndex {
     entry_locks: [Mutex<()>; 64],
     /// Whether `index/CLEAN` may exist. Held while it is written or removed.
     pub(super) has_marker: Mutex<bool>,
+    /// How often it was built from the files, or compared with them.
+    pub(crate) rebuilds: Count,
 }
 
 #[derive(Debug, Default)]
@@ -98,6 +101,7 @@ impl StoreIndex {
             scans: Mutex::default(),
             entry_locks: std::array::from_fn(|_| Mutex::default()),
             has_marker: Mutex::new(true),
+            rebuilds: Count::default(),
         })
     }
 

@@ -47,6 +47,18 @@ pub enum Verdict {
     },
 }
 
+impl Verdict {
+    /// The fault of a blob that was read wrong, and whether the blob was moved to quarantine.
+    #[must_use]
+    pub fn damage(&self) -> Option<(&str, bool)> {
+        match self {
+            Self::Unreliable { reason } => Some((reason, false)),
+            Self::Bad { reason, quarantined } => Some((reason, quarantined.is_ok())),
+            _ => None,
+        }
+    }
+}
+
 enum Reading {
     Right,
     Wrong(String),
@@ -77,7 +89,7 @@ impl DiskReader {
         // Twice, as with the content.
         let seen = match store.blob_status(digest).or_else(|_| store.blob_status(digest)) {
             Ok(Some(seen)) => seen,
-            Ok(None) => return Ok(Verdict::Gone),
+            Ok(None) => return self.check_lower(store, digest, gate),
             Err(error) => return verdict_on_status_error(digest, error),
         };
         if !seen.is_file() {
@@ -140,7 +152,7 @@ impl DiskReader {
             None if must_yield() => return Ok(Reading::Yielded),
             None => store.begin_internal_read(digest),
         };
-        let file = match store.open_blob(digest, 0) {
+        let file = match store.open_own_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
             Err(StoreError::Io { source, .. }) => return classify_error("open", digest, source),
             Err(error @ StoreError::UnexpectedFile { .. }) => {
@@ -153,7 +165,11 @@ impl DiskReader {
             yielded = must_yield();
             if yielded { Step::Stop } else { gate(next) }
         };
-        match self.digest_of(&file, &mut gate) {
+        let hashed = self.digest_of(&file, &mut gate);
+        if let Ok(Some((_, bytes))) = &hashed {
+            store.counts.checked_bytes.add(*bytes);
+        }
+        match hashed {
             Ok(Some((found, _))) if found == digest => Ok(Reading::Right),
             Ok(Some((found, bytes))) => {
                 Ok(Reading::Wrong(format!("its {bytes} bytes have the digest {found}")))
@@ -166,7 +182,11 @@ impl DiskReader {
     }
 
     /// The digest and the length of a file; `None` if it was not read to its end.
-    fn digest_of(&mut self, file: &File, gate: &mut Gate<'_>) -> io::Result<Option<(Digest, u64)>> {
+    pub(super) fn digest_of(
+        &mut self,
+        file: &File,
+        gate: &mut Gate<'_>,
+    ) -> io::Result<Option<(Digest, u64)>> {
         let (mut hasher, mut bytes) = (Hasher::new(), 0u64);
         let ended = self.read(file, gate, &mut |chunk| {
             hasher.update(chunk);

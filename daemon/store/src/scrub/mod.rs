@@ -22,6 +22,7 @@ use crate::{Store, StoreError};
 mod check;
 mod cursor;
 mod fault;
+mod lower;
 mod pairs;
 mod read;
 mod throttle;
@@ -55,11 +56,12 @@ pub struct Scrubber {
 
 impl Scrubber {
     /// Starts the scrubber in its own thread, unless the rate is 0 or the store is read-only. It pauses
-    /// while `is_busy`. Fails if no thread can be started.
+    /// while `is_busy`, and reports what is damaged to `observe`. Fails if no thread can be started.
     pub fn start(
         store: Arc<Store>,
         policy: ScrubPolicy,
         is_busy: impl Fn() -> bool + Send + 'static,
+        observe: impl Fn(Digest, &Verdict) + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::new(StopSignal::default());
         // In a read-only store the cursor could not be saved and damaged blobs could not be moved.
@@ -67,8 +69,15 @@ impl Scrubber {
             return Ok(Self { stop, thread: None });
         }
         let throttle = Throttle::new(Arc::clone(&stop), policy, Box::new(is_busy));
-        let scrub_loop =
-            ScrubLoop { store, policy, throttle, unsaved: Unsaved::none(), retries: RetryLimit::default() };
+        let observe = Box::new(observe);
+        let scrub_loop = ScrubLoop {
+            store,
+            policy,
+            throttle,
+            observe,
+            unsaved: Unsaved::none(),
+            retries: RetryLimit::default(),
+        };
         let thread = thread::Builder::new().name("scrub".to_owned()).spawn(move || scrub_loop.run())?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -85,10 +94,14 @@ impl Drop for Scrubber {
     }
 }
 
+type Observe = dyn Fn(Digest, &Verdict) + Send;
+
 struct ScrubLoop {
     store: Arc<Store>,
     policy: ScrubPolicy,
     throttle: Throttle,
+    /// Told of each damaged blob.
+    observe: Box<Observe>,
     unsaved: Unsaved,
     retries: RetryLimit,
 }
@@ -154,7 +167,7 @@ impl ScrubLoop {
         cursor: &mut Cursor,
         found: &mut Found,
     ) -> Result<(), StoreError> {
-        let Self { store, throttle, unsaved, retries, .. } = self;
+        let Self { store, throttle, observe, unsaved, retries, .. } = self;
         let bytes = Cell::new(0u64);
         let mut gate = |next| {
             let step = throttle.step(next);
@@ -164,7 +177,11 @@ impl ScrubLoop {
         let (mut blobs, mut checked) = (window.iter().copied(), BTreeSet::new());
         let mut uncounted = window.iter().copied().peekable();
         check_in_pairs(store, &mut || blobs.next(), &mut gate, &mut |digest, result| {
-            found.add(digest, &retries.accept(digest, result)?);
+            let verdict = retries.accept(digest, result)?;
+            if verdict.damage().is_some() {
+                observe(digest, &verdict);
+            }
+            found.add(digest, &verdict);
             checked.insert(digest);
             while let Some(first) = uncounted.next_if(|first| checked.contains(first)) {
                 cursor.advance(first);

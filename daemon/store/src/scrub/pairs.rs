@@ -75,7 +75,7 @@ impl<'s> Lane<'s> {
     fn open(store: &'s Store, digest: Digest) -> Option<Self> {
         let seen = store.blob_status(digest).ok().flatten().filter(FileStatus::is_file)?;
         let reading = store.begin_internal_read_unless_blocked(digest)?;
-        let file = DiskFile::open(store.open_blob(digest, 0).ok()?);
+        let file = DiskFile::open(store.open_own_blob(digest, 0).ok()?);
         Some(Self { digest, seen, file, hash: Sha256::new(), _reading: reading })
     }
 
@@ -135,7 +135,10 @@ impl<'s> Lanes<'s> {
         let mut read = self.lanes.each_mut().map(|_lane| None);
         for ((lane, buffer), read) in self.lanes.iter_mut().zip(&mut self.buffers).zip(&mut read) {
             match lane.as_mut().map(|lane| lane.next(buffer, &mut gate)) {
-                Some(Ok(bytes)) => *read = Some(bytes),
+                Some(Ok(bytes)) => {
+                    store.counts.checked_bytes.add(bytes.len() as u64);
+                    *read = Some(bytes);
+                }
                 Some(Err(Outcome::Stopped)) if interrupted.get() => {}
                 Some(Err(outcome)) => ended.extend(lane.take().map(|lane| (lane.digest, outcome))),
                 None => {}

@@ -38,7 +38,7 @@ fn pass_finds_damaged_blobs_and_ends() {
     let (folder, store, digests) = store_of(20);
     damage(&folder, digests[3]);
     damage(&folder, digests[17]);
-    let scrubber = Scrubber::start(Arc::clone(&store), FAST, || false).unwrap();
+    let scrubber = Scrubber::start(Arc::clone(&store), FAST, || false, |_, _| ()).unwrap();
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
     drop(scrubber);
     let cursor = Cursor::load(&store);
@@ -56,7 +56,7 @@ fn restart_continues_after_the_last_blob() {
     cursor.begin(unix_seconds());
     cursor.advance(digests[9]);
     cursor.save(&store).unwrap();
-    let _scrubber = Scrubber::start(Arc::clone(&store), FAST, || false).unwrap();
+    let _scrubber = Scrubber::start(Arc::clone(&store), FAST, || false, |_, _| ()).unwrap();
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
     assert_eq!(store.damaged(), [digests[17]].into());
     assert_eq!(Cursor::load(&store).blobs, 11);
@@ -66,7 +66,7 @@ fn restart_continues_after_the_last_blob() {
 fn stopped_pass_saves_its_progress() {
     let (_folder, store, digests) = store_of(20);
     let slow = ScrubPolicy { bytes_per_second: 100_000, ..FAST };
-    let scrubber = Scrubber::start(Arc::clone(&store), slow, || false).unwrap();
+    let scrubber = Scrubber::start(Arc::clone(&store), slow, || false, |_, _| ()).unwrap();
     thread::sleep(Duration::from_millis(200));
     let stopping = Instant::now();
     drop(scrubber);
@@ -85,10 +85,11 @@ fn nothing_is_read_while_the_daemon_is_busy() {
     let is_busy = Arc::clone(&busy);
     let asked = Arc::new(AtomicBool::new(false));
     let was_asked = Arc::clone(&asked);
-    let scrubber = Scrubber::start(Arc::clone(&store), FAST, move || {
+    let is_busy = move || {
         was_asked.store(true, Ordering::Relaxed);
         is_busy.load(Ordering::Relaxed)
-    });
+    };
+    let scrubber = Scrubber::start(Arc::clone(&store), FAST, is_busy, |_, _| ());
     eventually("the scrubber asks", || asked.load(Ordering::Relaxed));
     assert!(store.damaged().is_empty());
     busy.store(false, Ordering::Relaxed);
@@ -100,7 +101,7 @@ fn nothing_is_read_while_the_daemon_is_busy() {
 fn rate_of_zero_starts_no_scrubber() {
     let (_folder, store, _) = store_of(1);
     let off = ScrubPolicy { bytes_per_second: 0, ..FAST };
-    let scrubber = Scrubber::start(Arc::clone(&store), off, || false).unwrap();
+    let scrubber = Scrubber::start(Arc::clone(&store), off, || false, |_, _| ()).unwrap();
     assert!(scrubber.thread.is_none());
     drop(scrubber);
     assert!(!store.path(layout::SCRUB_FILE).exists());
@@ -112,10 +113,11 @@ fn blobs_that_disappear_are_skipped() {
     let store_of_gate = Arc::clone(&store);
     let last = digests[9];
     // Called before the first byte is read, but after the blobs are listed.
-    let scrubber = Scrubber::start(Arc::clone(&store), FAST, move || {
+    let is_busy = move || {
         let _ = fs::remove_file(store_of_gate.path(layout::blob(last)));
         false
-    });
+    };
+    let scrubber = Scrubber::start(Arc::clone(&store), FAST, is_busy, |_, _| ());
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
     drop(scrubber);
     assert!(store.damaged().is_empty());

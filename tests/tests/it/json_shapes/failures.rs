@@ -114,6 +114,10 @@ fn without_space(session: &mut Session, sample: &Sample) {
     let path = sample.path("new.gguf");
     fs::write(&path, ModelFile::dense(11).bytes()).unwrap();
     session.fails("no_space", ["import", &path, "--name", "new", "--config", config]);
+    let rule = "[[policy.rules]]\naction = \"deny\"\nname = \"new\"\nreason = \"not reviewed\"";
+    let config = sample.config("denying.toml", rule);
+    let config = config.to_str().unwrap();
+    session.fails("denied_by_policy", ["import", &path, "--name", "new", "--config", config]);
 }
 
 /// Failures of a daemon.

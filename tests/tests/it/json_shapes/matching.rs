@@ -67,6 +67,7 @@ impl Check<'_> {
             "number" => value.is_number(),
             "boolean" => value.is_boolean(),
             "null" => value.is_null(),
+            "unknown" => true,
             "Count" | "Bytes" => value.is_u64(),
             "Digest" => text.is_some_and(is_digest),
             "Time" => text.is_some_and(is_time),

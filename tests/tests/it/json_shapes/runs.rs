@@ -111,6 +111,7 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("ls", "--sort used --reverse --filter pinned=false --filter family=llama --format table");
     session.line("df", "");
     session.line("df -v", "");
+    session.line("df --users", "");
 }
 
 fn showing(session: &mut Session, sample: &Sample) {
@@ -124,6 +125,9 @@ fn showing(session: &mut Session, sample: &Sample) {
     for file in ["moe.gguf", "llama.gguf"] {
         session.ok("show", ["show", &sample.path(file)]);
     }
+    let rule = "[[policy.rules]]\naction = \"deny\"\nname = \"base\"\nreason = \"not reviewed\"";
+    let denying = sample.config("denying.toml", rule);
+    session.line("show", &format!("base --config {}", denying.display()));
     session.ok("show", ["show", &sample.registry.name("me/half:1")]);
     session.ok("show", ["show", &format!("{}/files/tiny.gguf", sample.registry.url())]);
     for form in
@@ -225,6 +229,9 @@ fn some_failing(session: &mut Session, sample: &Sample) {
     session.fails_after_output("pull", ["pull", &absent, &here], "not_found");
     session.fails_after_output("pull --dry-run", ["pull", "--dry-run", &absent, &here], "not_found");
     session.line("pin", "fresh");
+    let own = rustix::process::geteuid().as_raw();
+    session.line("log", &format!("--failed --verb verify --since 1d --user {own}"));
+    session.line("log", "--model fresh --lines 1000");
 }
 
 fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
@@ -284,6 +291,7 @@ fn evicting(session: &mut Session, sample: &Sample) {
         let done = session.ok(form, arguments.iter().copied().chain(["--config", config.to_str().unwrap()]));
         if form == "tag" {
             session.line("history", done["evicted"][0]["name"].as_str().unwrap());
+            session.line("log", "--verb evict");
         }
     }
 }
@@ -371,6 +379,8 @@ fn damage(session: &mut Session, root: &Path) {
             session.line("ls", "");
             session.line("df", "");
             session.fails_after_output("doctor", ["doctor"], "internal");
+            session.line("health", "");
+            session.fails_after_output("health", ["health", "--strict"], "internal");
         } else {
             session.line(form, model);
         }

@@ -79,6 +79,7 @@ impl Pair<'_> {
             // No transaction is in progress.
             "staging" => UsageKind::Unneeded,
             "quarantine" => UsageKind::Quarantine,
+            "audit" => UsageKind::Audit,
             "reserve" => UsageKind::Reserve,
             "manifests" | "origins" | "history" | "pins" if is_dir => UsageKind::Directories,
             "manifests" | "origins" | "history" | "pins" | "store.json" | "lock" | "scrub.json" => {

@@ -127,6 +127,7 @@ impl PartialFile {
         if let Some(wrong) = wrong {
             claims = claims.of_first_copy(wrong);
         }
+        self.store.adopt_download(staging.transaction(), self.file)?;
         let partial = PartialDirectory::create(self, BlobPlaces::of(&plan))?;
         if claims.is_empty() {
             partial.reset(&staging)?;
@@ -287,8 +288,16 @@ impl Store {
         if self.root.status(&directory)?.is_some() {
             self.disk().remove_tree(&directory)?;
             self.space().recount_partial();
+            self.note_partial_removed(file, bytes);
         }
         Ok(bytes)
+    }
+
+    /// The size of a download on disk; `None` if there is none.
+    pub(crate) fn bytes_of_partial(&self, file: Digest) -> Result<Option<u64>, StoreError> {
+        let directory = layout::partial(file);
+        let exists = self.root.status(&directory)?.is_some();
+        exists.then(|| self.partial_bytes(&directory)).transpose()
     }
 
     /// The size of a download on disk. Its directory is freed with it.

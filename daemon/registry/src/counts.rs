@@ -1,0 +1,59 @@
+//! How often something has gone wrong with requests, for the daemon's metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{RegistryClient, RegistryError};
+
+/// Counted since the first client was made.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    retries: AtomicU64,
+    stalls: AtomicU64,
+    wrong_files: AtomicU64,
+}
+
+/// The counts at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Troubles {
+    /// Requests that were repeated after a failure.
+    pub retries: u64,
+    /// Connections that were given up because they delivered nothing, or far less than others.
+    pub stalls: u64,
+    /// Files that had a wrong digest when they were complete.
+    pub wrong_files: u64,
+}
+
+fn increment(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+impl RegistryClient {
+    /// How often something has gone wrong, for this client and those that it has continued.
+    #[must_use]
+    pub fn troubles(&self) -> Troubles {
+        let Counts { retries, stalls, wrong_files } = &*self.counts;
+        let [retries, stalls, wrong_files] =
+            [retries, stalls, wrong_files].map(|count| count.load(Ordering::Relaxed));
+        Troubles { retries, stalls, wrong_files }
+    }
+
+    /// Records a failed request, and whether it is repeated.
+    pub fn note_failure(&self, error: &RegistryError, is_repeated: bool) {
+        if matches!(error, RegistryError::Stalled { .. }) {
+            self.note_stall();
+        }
+        if is_repeated {
+            increment(&self.counts.retries);
+        }
+    }
+
+    /// Records a connection that was given up because others are faster.
+    pub fn note_stall(&self) {
+        increment(&self.counts.stalls);
+    }
+
+    /// Records a complete file with a wrong digest.
+    pub fn note_wrong_file(&self) {
+        increment(&self.counts.wrong_files);
+    }
+}

@@ -1,0 +1,178 @@
+//! The files of the audit log: `audit-00000001.jsonl` and so on, the last of which is written.
+//!
+//! A file never gets another name, so a reader that follows the log cannot lose its place, and an administrator may
+//! make the files append-only (`chattr +a`).
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, Weak};
+
+use blobd_store::Store;
+use blobd_store_format::layout;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fsync, mkdir, openat, unlinkat};
+use rustix::io::Errno;
+
+/// No symbolic link is followed, and no open waits for a pipe's other end.
+const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+
+/// The directory of an audit log, which is opened when it is first used.
+#[derive(Debug)]
+pub(crate) struct LogDirectory {
+    place: Place,
+    opened: OnceLock<File>,
+    path: String,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// In the store, which ends before the log.
+    Store(Weak<Store>),
+    /// A directory that the configuration names.
+    Path(PathBuf),
+}
+
+impl LogDirectory {
+    pub(crate) fn of_store(store: &Arc<Store>) -> Self {
+        let path = format!("{}/{}", store.place().display(), layout::AUDIT);
+        Self { place: Place::Store(Arc::downgrade(store)), opened: OnceLock::new(), path }
+    }
+
+    pub(crate) fn at(path: &Path) -> Self {
+        let text = path.display().to_string();
+        Self { place: Place::Path(path.to_path_buf()), opened: OnceLock::new(), path: text }
+    }
+
+    /// For messages.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn directory(&self) -> io::Result<&File> {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let opened = match &self.place {
+            Place::Store(store) => {
+                let store = store.upgrade().ok_or_else(|| io::Error::other("the store is closed"))?;
+                store.audit_directory().map_err(io::Error::other)?
+            }
+            Place::Path(path) => open(path)?,
+        };
+        Ok(self.opened.get_or_init(|| opened))
+    }
+
+    /// The numbers of the files, the oldest first.
+    pub(super) fn numbers(&self) -> io::Result<Vec<u64>> {
+        let mut numbers = Vec::new();
+        for entry in Dir::read_from(self.directory()?)? {
+            numbers.extend(entry?.file_name().to_str().ok().and_then(parse_name));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Opens a file for appending, and creates it if it does not exist.
+    pub(super) fn append(&self, number: u64) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | SAFE;
+        let file = openat(self.directory()?, name(number), flags, Mode::RUSR | Mode::WUSR)?;
+        regular(File::from(file))
+    }
+
+    /// Opens a file for reading; `None` if it was removed.
+    pub(super) fn read(&self, number: u64) -> io::Result<Option<File>> {
+        match openat(self.directory()?, name(number), OFlags::RDONLY | SAFE, Mode::empty()) {
+            Ok(file) => regular(File::from(file)).map(Some),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    pub(super) fn remove(&self, number: u64) -> io::Result<()> {
+        Ok(unlinkat(self.directory()?, name(number), AtFlags::empty())?)
+    }
+
+    /// Makes the names of the files durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        Ok(fsync(self.directory()?)?)
+    }
+}
+
+/// Opens a directory, or creates it for this user alone. Its parent must exist.
+fn open(path: &Path) -> io::Result<File> {
+    match mkdir(path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFE;
+    let directory = File::from(openat(CWD, path, flags, Mode::empty())?);
+    let status = fstat(&directory)?;
+    let own = rustix::process::geteuid().as_raw();
+    if status.st_mode & 0o022 == 0 && [0, own].contains(&status.st_uid) {
+        return Ok(directory);
+    }
+    let (mode, uid) = (status.st_mode & 0o777, status.st_uid);
+    Err(io::Error::other(format!(
+        "mode {mode:04o} and owner uid {uid}, a directory of uid {own} or root that only its owner can write expected"
+    )))
+}
+
+fn name(number: u64) -> String {
+    format!("audit-{number:08}.jsonl")
+}
+
+fn parse_name(text: &str) -> Option<u64> {
+    let number = text.strip_prefix("audit-")?.strip_suffix(".jsonl")?.parse().ok()?;
+    (name(number) == text).then_some(number)
+}
+
+/// Refuses anything but a file with one name: another name may be in a directory that others can write.
+fn regular(file: File) -> io::Result<File> {
+    let status = fstat(&file)?;
+    if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile && status.st_nlink <= 1 {
+        return Ok(file);
+    }
+    Err(io::Error::other("not a regular file with one name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_parsed_as_they_are_made() {
+        for number in [0, 1, 99_999_999, 100_000_000, u64::MAX] {
+            assert_eq!(parse_name(&name(number)), Some(number));
+        }
+        for other in ["audit-1.jsonl", "audit-+0000001.jsonl", "audit-00000001.json", "other"] {
+            assert_eq!(parse_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn links_and_pipes_are_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = LogDirectory::at(&folder.path().join("log"));
+        assert!(directory.numbers().unwrap().is_empty());
+        let path = |number| folder.path().join("log").join(name(number));
+        std::fs::write(folder.path().join("victim"), "x").unwrap();
+        std::os::unix::fs::symlink("../victim", path(1)).unwrap();
+        std::fs::hard_link(folder.path().join("victim"), path(2)).unwrap();
+        rustix::fs::mknodat(CWD, path(3), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for number in 1..=3 {
+            assert!(directory.append(number).is_err() && directory.read(number).is_err(), "{number}");
+        }
+        assert!(directory.read(4).unwrap().is_none());
+    }
+
+    #[test]
+    fn directory_that_others_can_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o770)).unwrap();
+        let error = LogDirectory::at(&path).numbers().unwrap_err().to_string();
+        assert!(error.contains("mode 0770"), "{error}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Which records a request asks for.
+
+use std::time::SystemTime;
+
+use blobd_client::protocol::audit::{AuditRecord, LogParams};
+use blobd_store_format::reference::Reference;
+use serde_json::Value;
+
+use crate::principal::UserNames;
+
+/// The parameters of a request, checked.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Filter {
+    /// The only user whose records the client may read.
+    own_uid: Option<u32>,
+    /// The uid, and the name if that was given: it may be of a user that no longer exists.
+    user: Option<(Option<u32>, String)>,
+    model: Option<Model>,
+    verb: Option<String>,
+    since: Option<SystemTime>,
+    failed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Model {
+    text: String,
+    /// The full name, if it is one.
+    name: Option<String>,
+    /// The first digits of a digest, in lower case, if it can be that.
+    digits: Option<String>,
+}
+
+impl Filter {
+    /// `own_uid` is the only user whose records the client may read, unless it administers the store.
+    ///
+    /// # Errors
+    /// What is wrong with the parameters.
+    pub(crate) fn new(params: &LogParams, own_uid: Option<u32>) -> Result<Self, String> {
+        let since = params.since.as_ref().map(|text| {
+            let time = humantime::parse_rfc3339_weak(text);
+            time.map_err(|error| format!("since {text:?}: {error}, a time as in RFC 3339 expected"))
+        });
+        let user = params.user.as_ref().map(|user| (user_id(user), user.clone()));
+        Ok(Self {
+            own_uid,
+            user,
+            model: params.model.as_deref().map(Model::new),
+            verb: params.verb.clone(),
+            since: since.transpose()?,
+            failed: params.failed,
+        })
+    }
+
+    pub(super) const fn since(&self) -> Option<SystemTime> {
+        self.since
+    }
+
+    pub(super) fn matches(&self, record: &AuditRecord) -> bool {
+        self.own_uid.is_none_or(|uid| record.uid == uid)
+            && self.user.as_ref().is_none_or(|(uid, name)| {
+                *uid == Some(record.uid) || record.user.as_ref().is_some_and(|user| user == name)
+            })
+            && self.verb.as_ref().is_none_or(|verb| record.verb == *verb)
+            && (!self.failed || record.result != "ok")
+            && self.since.is_none_or(|since| time(record).is_none_or(|time| time >= since))
+            && self.model.as_ref().is_none_or(|model| model.is_in(record))
+    }
+}
+
+fn user_id(user: &str) -> Option<u32> {
+    user.parse().ok().or_else(|| UserNames::read().uid_of(user))
+}
+
+/// When it was written; `None` if that is no time.
+pub(super) fn time(record: &AuditRecord) -> Option<SystemTime> {
+    humantime::parse_rfc3339(&record.time).ok()
+}
+
+impl Model {
+    fn new(text: &str) -> Self {
+        /// Fewer would be in many digests by chance.
+        const MIN_DIGITS: usize = 4;
+        let digits = text.strip_prefix("sha256:").unwrap_or(text);
+        let is_hex = digits.len() >= MIN_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let name = text.parse().ok().map(|reference: Reference| reference.to_string());
+        Self { text: text.to_owned(), name, digits: is_hex.then(|| digits.to_ascii_lowercase()) }
+    }
+
+    /// Whether it is the record's model, or one that the request has removed or replaced.
+    fn is_in(&self, record: &AuditRecord) -> bool {
+        let has_digits = |digest: &str| {
+            let hex = digest.strip_prefix("sha256:").unwrap_or(digest);
+            self.digits.as_ref().is_some_and(|digits| hex.starts_with(digits.as_str()))
+        };
+        let names = record.model.iter().flat_map(|models| models.split(' '));
+        names.chain(record.details.get("from").and_then(Value::as_str)).any(|name| self.is(name))
+            || record.digest.is_some_and(|digest| has_digits(&digest.to_string()))
+            || record.details.values().filter_map(Value::as_array).flatten().any(|entry| {
+                let text = |key| entry.get(key).and_then(Value::as_str);
+                text("model").is_some_and(|name| self.is(name)) || text("digest").is_some_and(has_digits)
+            })
+    }
+
+    fn is(&self, name: &str) -> bool {
+        name == self.text
+            || self.name.as_ref().is_some_and(|full| {
+                name.parse().is_ok_and(|reference: Reference| reference.to_string() == *full)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn record() -> AuditRecord {
+        AuditRecord {
+            time: "2026-11-24T10:00:00.500Z".to_owned(),
+            uid: 70001,
+            user: Some("ann".to_owned()),
+            verb: "rm".to_owned(),
+            model: Some("llama3:8b".to_owned()),
+            digest: Some(blobd_store_format::digest::Digest::of(b"m")),
+            result: "ok".to_owned(),
+            ..AuditRecord::default()
+        }
+    }
+
+    fn matches(params: &LogParams) -> bool {
+        Filter::new(params, None).unwrap().matches(&record())
+    }
+
+    #[test]
+    fn all_that_is_given_must_apply() {
+        let text = |text: &str| Some(text.to_owned());
+        let user = |user| LogParams { user: text(user), ..LogParams::default() };
+        assert!(matches(&user("ann")) && matches(&user("70001")) && !matches(&user("bob")));
+        let verb = |verb| LogParams { verb: text(verb), ..user("ann") };
+        assert!(matches(&verb("rm")) && !matches(&verb("pull")));
+        let since = |since| LogParams { since: text(since), ..LogParams::default() };
+        assert!(matches(&since("2026-11-24T10:00:00Z")) && !matches(&since("2026-11-24T10:00:01Z")));
+        assert!(!matches(&LogParams { failed: true, ..LogParams::default() }));
+        let refusal = Filter::new(&since("soon"), None).unwrap_err();
+        assert!(refusal.contains("\"soon\""), "{refusal}");
+    }
+
+    #[test]
+    fn model_is_found_by_its_name_in_any_form_and_by_its_digest() {
+        let model =
+            |model: &str| matches(&LogParams { model: Some(model.to_owned()), ..LogParams::default() });
+        let digest = record().digest.unwrap();
+        for name in
+            ["llama3:8b", "registry.ollama.ai/library/llama3:8b", &digest.to_string(), &digest.short()]
+        {
+            assert!(model(name), "{name}");
+        }
+        assert!(!model("llama3") && !model("llama") && !model("0000"));
+    }
+
+    #[test]
+    fn model_is_found_among_those_that_were_removed() {
+        let details = [("removed".to_owned(), json!([{ "model": "a:b" }, { "more": 1 }]))].into();
+        let record = AuditRecord { model: None, details, ..record() };
+        let filter = |name: &str| {
+            let params = LogParams { model: Some(name.to_owned()), ..LogParams::default() };
+            Filter::new(&params, None).unwrap().matches(&record)
+        };
+        assert!(filter("a:b") && !filter("a:c"));
+    }
+
+    #[test]
+    fn client_that_does_not_administer_gets_its_own_records_only() {
+        let filter = |uid| Filter::new(&LogParams::default(), Some(uid)).unwrap();
+        assert!(filter(70001).matches(&record()) && !filter(70002).matches(&record()));
+    }
+}

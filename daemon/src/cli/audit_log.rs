@@ -1,0 +1,237 @@
+//! `blobd log`: the audit log.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::Global;
+use super::connect::{client_error, connect};
+use crate::output::{print, print_json, print_message, printable, terminal_width};
+use crate::size::human_bytes;
+use crate::times::{local, parse_period};
+
+/// Show what was done to the store, by whom, and what was refused
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd log                                    the latest 50 records
+  blobd log --follow                           and those that are written from now on
+  blobd log --model llama3:8b --since 7d       what happened to a model within a week
+  blobd log --user ann --failed -v             what a user was refused, with the reasons
+  blobd log -n 100000 --json | jq -r .verb     for programs: one JSON object per line
+
+Users who do not administer the store see their own records only. The records are files in the
+store, unless audit.directory in the configuration names another place.")]
+pub(super) struct Params {
+    /// Continue with the records that are written from now on; needs a daemon
+    #[arg(short, long)]
+    follow: bool,
+    /// Only records of this user, by name or number
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// Only records about this model, by name or ID
+    #[arg(long, value_name = "REF")]
+    model: Option<String>,
+    /// Only records since then: a period such as 2h or 7d, or a time such as 2026-11-24T10:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    since: Option<SystemTime>,
+    /// Only records of this verb, such as pull, rm, open or evict
+    #[arg(long, value_name = "VERB")]
+    verb: Option<String>,
+    /// Only what failed or was refused
+    #[arg(long)]
+    failed: bool,
+    /// The most records, the latest ones
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=100_000))]
+    lines: u64,
+}
+
+/// A period before now, a time, or a day, in UTC.
+fn since(text: &str) -> Result<SystemTime, String> {
+    let ago = |period| SystemTime::now().checked_sub(period).unwrap_or(UNIX_EPOCH);
+    let time = |text: &str| humantime::parse_rfc3339_weak(text).ok();
+    let found = parse_period(text).ok().map(ago);
+    let found = found.or_else(|| time(text)).or_else(|| time(&format!("{text}T00:00:00")));
+    found.ok_or_else(|| {
+        format!("{text:?}: not a time; write for example 2h, 7d, 2026-11-24 or 2026-11-24T10:00:00Z")
+    })
+}
+
+impl Params {
+    fn request(&self) -> LogParams {
+        LogParams {
+            user: self.user.clone(),
+            model: self.model.clone(),
+            verb: self.verb.clone(),
+            since: self.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
+            failed: self.failed,
+            limit: Some(self.lines),
+            follow: self.follow,
+        }
+    }
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    if params.follow && !connected.has_daemon() {
+        let message = "log: --follow needs a daemon, and none serves this store";
+        return Err(ErrorBody::new(ErrorCode::InvalidRequest, message)
+            .with_hint("start `blobd serve`, or leave out --follow"));
+    }
+    let (columns, mut records, mut printed) = (Columns::of_output(), 0_u64, Ok(()));
+    let shown = connected.client.log(&params.request(), |record| {
+        if printed.is_ok() {
+            printed =
+                if global.json { print_json(&record) } else { columns.print(global, &record, records == 0) };
+        }
+        records += 1;
+    });
+    printed?;
+    let end = shown.map_err(client_error)?;
+    if !global.hides_reports() {
+        print_message(&remarks(records, &end));
+    }
+    Ok(())
+}
+
+fn remarks(records: u64, end: &LogEnd) -> String {
+    let mut text = String::new();
+    if records == 0 {
+        let whose = if end.own_only { " of this user" } else { "" };
+        text.push_str(&format!("blobd: no such records{whose}\n"));
+    }
+    match end.unreadable_lines {
+        0 => {}
+        1 => text.push_str("blobd: 1 line of the log is no record, as after a crash\n"),
+        lines => {
+            text.push_str(&format!("blobd: {lines} lines of the log are no records, as after a crash\n"));
+        }
+    }
+    text
+}
+
+/// The widths of the columns. They do not depend on the records, which may arrive at any time.
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    model: usize,
+    /// Whether longer names are cut.
+    is_terminal: bool,
+}
+
+impl Columns {
+    const TIME: usize = "2026-11-24 10:00".len();
+    const USER: usize = 12;
+    const VERB: usize = 10;
+    const BYTES: usize = "1023.9 MiB".len();
+    /// The longest code of an error.
+    const RESULT: usize = 18;
+
+    fn of_output() -> Self {
+        Self::of_width(terminal_width())
+    }
+
+    fn of_width(width: usize) -> Self {
+        const GAPS: usize = 5 * 2;
+        const OTHERS: usize =
+            Columns::TIME + Columns::USER + Columns::VERB + Columns::BYTES + Columns::RESULT + GAPS;
+        let model = width.saturating_sub(OTHERS).clamp(12, 40);
+        Self { model, is_terminal: width != usize::MAX }
+    }
+
+    fn print(self, global: &Global, record: &AuditRecord, is_first: bool) -> Result<(), ErrorBody> {
+        let heading = if is_first {
+            self.line(["TIME", "USER", "VERB", "MODEL", "BYTES", "RESULT"])
+        } else {
+            String::new()
+        };
+        print(&(heading + &self.text(record, global.verbose)))
+    }
+
+    fn text(self, record: &AuditRecord, is_verbose: bool) -> String {
+        let user = record.user.clone().unwrap_or_else(|| format!("uid {}", record.uid));
+        let bytes = record.bytes.map_or_else(|| "-".to_owned(), human_bytes);
+        let result = if record.dry_run { "ok, dry run" } else { &record.result };
+        let short =
+            |model: &String| model.parse().map_or_else(|_| model.clone(), |name: Reference| name.short());
+        let model = record.model.as_ref().map_or_else(|| "-".to_owned(), short);
+        let line = self.line([&local(&record.time), &user, &record.verb, &model, &bytes, result]);
+        if is_verbose { line + &details(record) } else { line }
+    }
+
+    fn line(self, [time, user, verb, model, bytes, result]: [&str; 6]) -> String {
+        let [time, user, verb, model] =
+            [(time, Self::TIME), (user, Self::USER), (verb, Self::VERB), (model, self.model)]
+                .map(|(text, width)| self.cell(text, width));
+        let bytes = format!("{bytes:>width$}", width = Self::BYTES);
+        format!("{time}  {user}  {verb}  {model}  {bytes}  {}\n", printable(result))
+    }
+
+    fn cell(self, text: &str, width: usize) -> String {
+        let text = printable(text);
+        if self.is_terminal && text.chars().count() > width {
+            return text.chars().take(width.saturating_sub(1)).chain(['…']).collect();
+        }
+        format!("{text:<width$}")
+    }
+}
+
+/// What the table has no column for, on lines of their own.
+fn details(record: &AuditRecord) -> String {
+    let mut facts = Vec::new();
+    facts.extend(record.message.clone());
+    let process = record.pid.map(|pid| match &record.command {
+        Some(command) => format!("process {pid} ({command})"),
+        None => format!("process {pid}"),
+    });
+    facts.extend(process);
+    facts.extend(record.duration_ms.map(|ms| format!("{ms} ms")));
+    facts.extend(record.request.as_ref().map(|id| format!("request {id}")));
+    facts.extend(record.digest.map(|digest| digest.to_string()));
+    facts.extend(record.details.iter().map(|(name, value)| format!("{name}: {value}")));
+    facts.iter().map(|fact| format!("    {}\n", printable(fact))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> AuditRecord {
+        AuditRecord {
+            time: "2026-11-24T10:00:00.500Z".to_owned(),
+            user: Some("a-user-with-a-long-name".to_owned()),
+            verb: "partial rm".to_owned(),
+            model: Some("hf.co/a-user/a-repository-with-a-long-name:Q4_K_M".to_owned()),
+            bytes: Some(1023 << 20),
+            result: "invalid_request".to_owned(),
+            message: Some("no\u{1b}[31m".to_owned()),
+            ..AuditRecord::default()
+        }
+    }
+
+    #[test]
+    fn line_fits_a_terminal_and_is_complete_in_a_file() {
+        for width in [100, 120] {
+            let line = Columns::of_width(width).text(&record(), false);
+            assert!(line.trim_end().chars().count() <= width, "{width}: {line}");
+        }
+        let line = Columns::of_width(usize::MAX).text(&record(), false);
+        assert!(line.contains(
+            "a-user-with-a-long-name  partial rm  hf.co/a-user/a-repository-with-a-long-name:Q4_K_M"
+        ));
+    }
+
+    #[test]
+    fn details_have_no_control_characters() {
+        assert!(Columns::of_width(80).text(&record(), true).chars().all(|c| c == '\n' || !c.is_control()));
+    }
+
+    #[test]
+    fn since_is_a_period_a_day_or_a_time() {
+        for text in ["2h", "7d", "2026-11-24", "2026-11-24T10:00:00Z", "2026-11-24 10:00:00"] {
+            assert!(since(text).is_ok(), "{text}");
+        }
+        assert!(since("yesterday").unwrap_err().contains("2h"));
+    }
+}

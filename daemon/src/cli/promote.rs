@@ -1,0 +1,70 @@
+//! `blobd promote`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::promote::{PromoteEvent, PromoteParams, PromoteProgress, Promoted};
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::connect::{client_error, connect, print_report, print_result};
+use super::progress::Bar;
+use super::{Global, lost_models};
+use crate::output::printable;
+use crate::size::human_bytes;
+
+/// Copy a model of a lower store into the writable store
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd promote llama3:8b                      usable without the lower store from now on
+  blobd promote llama3:8b --dry-run            how much would be copied
+
+Lower stores are the read-only stores that `lower` in the configuration names. What is copied is
+verified. The lower store keeps its copy.")]
+pub(super) struct Params {
+    /// The model
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    /// Print how much would be copied, and copy nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let request = PromoteParams { reference: params.reference.clone(), dry_run: params.dry_run };
+    let mut bar: Option<Bar> = None;
+    let quiet = global.hides_progress();
+    let connected = connect(global)?;
+    let promoted = connected.client.promote(&request, |event| {
+        if let PromoteEvent::Progress(PromoteProgress {
+            total: Some(total),
+            completed: Some(completed),
+            ..
+        }) = event
+        {
+            let label = params.reference.short();
+            bar.get_or_insert_with(|| Bar::new(&label, total, quiet)).set(completed, total);
+        }
+    });
+    if let Some(bar) = bar {
+        bar.clear();
+    }
+    let promoted = promoted.map_err(client_error)?;
+    match params.dry_run {
+        true => print_result(global, &promoted, render),
+        false => print_report(global, &promoted, render),
+    }
+}
+
+fn render(promoted: &Promoted) -> String {
+    let (name, size) = (printable(&promoted.name), human_bytes(promoted.copied_bytes));
+    let blobs = match promoted.copied_blobs {
+        1 => "1 blob".to_owned(),
+        count => format!("{count} blobs"),
+    };
+    let from = promoted.from.as_ref().map_or_else(String::new, |from| format!(" from {}", printable(from)));
+    let summary = match (promoted.dry_run, promoted.copied_blobs) {
+        (_, 0) if promoted.from.is_none() => format!("{name}: whole in the writable store already\n"),
+        (true, _) => format!("{name}: would copy {size} in {blobs}{from}\n"),
+        (false, _) => format!("{name}: copied {size} in {blobs}{from}\n"),
+    };
+    summary + &lost_models::evicted(&promoted.evicted)
+}

@@ -1,0 +1,63 @@
+//! The section `[audit]`: the log of what was done and refused.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use blobd_store::Store;
+use serde::Deserialize;
+
+use super::error::Refusal;
+use super::values;
+use crate::audit::{LogDirectory, Rotation};
+
+/// The section `[audit]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct AuditConfig {
+    /// Whether there is an audit log.
+    pub enabled: bool,
+    /// Its directory; if absent, `audit` in the store.
+    #[serde(deserialize_with = "values::path")]
+    pub directory: Option<PathBuf>,
+    /// A file that would become larger is followed by the next one.
+    #[serde(deserialize_with = "values::whole_size")]
+    pub max_bytes: u64,
+    /// How many files are kept, including the current one.
+    pub keep: usize,
+}
+
+impl Default for AuditConfig {
+    fn default() -> Self {
+        // A record has about 300 bytes: half a million records.
+        Self { enabled: true, directory: None, max_bytes: 16 << 20, keep: 10 }
+    }
+}
+
+impl AuditConfig {
+    /// Smaller files would be replaced within a few records.
+    const MIN_BYTES: u64 = 64 << 10;
+    /// The current file, and one that is complete.
+    const MIN_KEEP: usize = 2;
+    /// A reader lists all of them.
+    const MAX_KEEP: usize = 10_000;
+
+    pub(super) fn check(&self) -> Result<(), Refusal> {
+        if self.max_bytes < Self::MIN_BYTES {
+            let what = format!("{} bytes, at least 64 KiB expected", self.max_bytes);
+            return Err(Refusal::new("audit.max_bytes", what));
+        }
+        if !(Self::MIN_KEEP..=Self::MAX_KEEP).contains(&self.keep) {
+            let what = format!("{}, {} to {} expected", self.keep, Self::MIN_KEEP, Self::MAX_KEEP);
+            return Err(Refusal::new("audit.keep", what));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn rotation(&self) -> Rotation {
+        Rotation { max_bytes: self.max_bytes, keep: self.keep }
+    }
+
+    pub(crate) fn log_directory(&self, store: &Arc<Store>) -> LogDirectory {
+        self.directory.as_deref().map_or_else(|| LogDirectory::of_store(store), LogDirectory::at)
+    }
+}

@@ -1,0 +1,338 @@
+//! The section `[policy]`: which models are allowed to whom.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
+use serde_json::{Map, Value, json};
+use toml::Spanned;
+
+use super::Refusal;
+use super::members::{Named, check_names, members, value};
+use crate::policy::{Action, FORMATS, NamePattern, Pattern, PatternError, Policy, Rule};
+use crate::user_set::{Member, Names, UserSet};
+
+/// Rules in their order; the first that applies decides.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PolicyConfig {
+    /// For models that no rule applies to.
+    default: Action,
+    rules: Vec<Spanned<RuleConfig>>,
+    /// The lines of the rules in the file, counted from 1.
+    #[serde(skip)]
+    lines: Vec<usize>,
+}
+
+/// One rule. Conditions that are left out are met by every model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RuleConfig {
+    action: Option<Action>,
+    registry: Patterns<Host>,
+    name: Patterns<NamePattern>,
+    license: Patterns<Pattern>,
+    format: Patterns<Format>,
+    users: Option<Vec<Named>>,
+    except: Option<Vec<Named>>,
+    reason: Option<String>,
+}
+
+impl PolicyConfig {
+    /// Notes the lines of the rules, for errors. `line_of` gives the line of an offset in the file.
+    pub(super) fn note_lines(&mut self, line_of: impl Fn(usize) -> usize) {
+        self.lines = self.rules.iter().map(|rule| line_of(rule.span().start)).collect();
+    }
+
+    /// Reads the names of users and groups if there are any rules. `file` is named in errors.
+    pub(super) fn policy(&self, file: Option<&Path>) -> Policy {
+        let file = file.map(Path::to_path_buf);
+        if self.rules.is_empty() && self.default == Action::Allow {
+            return Policy { file, ..Policy::default() };
+        }
+        let names = Names::read();
+        let lines = self.lines.iter().copied().map(Some).chain(std::iter::repeat(None));
+        let rules = self.rules.iter().zip(lines);
+        let rules = rules.map(|(rule, line)| rule.get_ref().rule(&names, line)).collect();
+        let users = names.users.clone();
+        Policy { rules, default: self.default, file, users }
+    }
+
+    /// Refuses rules without an action, those that deny without a reason, and names that do not exist.
+    pub(super) fn check(&self, names: impl Fn() -> Names) -> Result<(), Refusal> {
+        for (index, rule) in self.rules.iter().enumerate() {
+            let what = match rule.get_ref() {
+                RuleConfig { action: None, .. } => "no action, \"allow\" or \"deny\" expected",
+                RuleConfig { action: Some(Action::Deny), reason: None, .. } => {
+                    "denies without a reason, a reason for those who are denied expected"
+                }
+                _ => continue,
+            };
+            let what = format!("rule {}: {what}", index.saturating_add(1));
+            return Err(Refusal { start: Some(rule.span().start), ..Refusal::new("policy.rules", what) });
+        }
+        let rules = self.rules.iter().map(Spanned::get_ref);
+        let lists = rules
+            .flat_map(|rule| [("policy.rules.users", &rule.users), ("policy.rules.except", &rule.except)]);
+        check_names(lists.filter_map(|(key, list)| Some((key, list.as_ref()?))), names)
+    }
+
+    pub(super) fn values(&self) -> [(&'static str, Value); 2] {
+        let rules = self.rules.iter().map(|rule| rule.get_ref().value()).collect();
+        [("policy.default", json!(self.default.name())), ("policy.rules", rules)]
+    }
+}
+
+impl RuleConfig {
+    fn rule(&self, names: &Names, line: Option<usize>) -> Rule {
+        let except = self.except.as_ref().map(|listed| members(listed)).unwrap_or_default();
+        Rule {
+            action: self.action.unwrap_or_default(),
+            registries: self.registry.0.iter().map(|host| host.0.clone()).collect(),
+            names: self.name.0.clone(),
+            licenses: self.license.0.clone(),
+            formats: self.format.0.iter().map(|format| format.0.clone()).collect(),
+            users: UserSet::new(&self.user_members(), names),
+            except: UserSet::new(&except, names),
+            reason: self.reason.clone(),
+            line,
+        }
+    }
+
+    fn user_members(&self) -> Vec<Member> {
+        self.users.as_ref().map_or_else(|| vec![Member::Everyone], |listed| members(listed))
+    }
+
+    /// As it is written in the file; what is left out is absent.
+    fn value(&self) -> Value {
+        let list = |listed: &Vec<Named>| -> Value { members(listed).iter().map(value).collect() };
+        let keys = [
+            ("action", self.action.map(|action| json!(action.name()))),
+            ("registry", self.registry.value()),
+            ("name", self.name.value()),
+            ("license", self.license.value()),
+            ("format", self.format.value()),
+            ("users", self.users.as_ref().map(list)),
+            ("except", self.except.as_ref().map(list)),
+            ("reason", self.reason.as_ref().map(|reason| json!(reason))),
+        ];
+        let keys = keys.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        Value::Object(keys.collect::<Map<_, _>>())
+    }
+}
+
+/// What a condition of a rule is compared with.
+trait Condition: Sized + fmt::Display {
+    /// Refuses a malformed pattern with what is expected instead.
+    fn parse(text: &str) -> Result<Self, String>;
+}
+
+/// A pattern of hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Host(Pattern);
+
+/// A pattern of formats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Format(Pattern);
+
+impl Condition for Host {
+    fn parse(text: &str) -> Result<Self, String> {
+        Pattern::host(text).map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl Condition for Format {
+    /// A pattern that no format matches is a mistake.
+    fn parse(text: &str) -> Result<Self, String> {
+        let pattern = Pattern::parse(text).map_err(|error| error.to_string())?;
+        let is_known = FORMATS.iter().any(|format| pattern.matches(format));
+        if is_known { Ok(Self(pattern)) } else { Err(FORMATS.join(", ")) }
+    }
+}
+
+impl Condition for NamePattern {
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::parse(text).map_err(|error| error.to_string())
+    }
+}
+
+impl Condition for Pattern {
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::parse(text).map_err(|error: PatternError| error.to_string())
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One pattern, or a list of patterns. None if the key is left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Patterns<T>(Vec<T>);
+
+impl<T> Default for Patterns<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Condition> Patterns<T> {
+    fn value(&self) -> Option<Value> {
+        (!self.0.is_empty()).then(|| self.0.iter().map(|pattern| json!(pattern.to_string())).collect())
+    }
+}
+
+impl<'de, T: Condition> Deserialize<'de> for Patterns<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PatternsReader(PhantomData))
+    }
+}
+
+struct PatternsReader<T>(PhantomData<T>);
+
+impl<'de, T: Condition> Visitor<'de> for PatternsReader<T> {
+    type Value = Patterns<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a pattern or a list of patterns")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Patterns<T>, E> {
+        PatternReader(PhantomData).visit_str(text).map(|one| Patterns(vec![one]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Patterns<T>, A::Error> {
+        let mut patterns = Vec::new();
+        while let Some(One(pattern)) = list.next_element()? {
+            patterns.push(pattern);
+        }
+        match patterns.is_empty() {
+            true => Err(A::Error::custom("an empty list, at least one pattern expected")),
+            false => Ok(Patterns(patterns)),
+        }
+    }
+}
+
+/// A pattern in a list.
+struct One<T>(T);
+
+impl<'de, T: Condition> Deserialize<'de> for One<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PatternReader(PhantomData)).map(Self)
+    }
+}
+
+struct PatternReader<T>(PhantomData<T>);
+
+impl<T: Condition> Visitor<'_> for PatternReader<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a pattern in quotes")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::parse(text).map_err(|expected| E::invalid_value(Unexpected::Str(text), &expected.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::Config;
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, (String, String)> {
+        let error = |error: super::super::ConfigError| {
+            let body = error.body();
+            (body.message, body.hint.unwrap_or_default())
+        };
+        Config::parse(Path::new("c.toml"), text).map_err(error)
+    }
+
+    #[test]
+    fn rules_are_read_in_their_order_with_their_lines() {
+        let text = "[policy]\ndefault = \"deny\"\n\n[[policy.rules]]\naction = \"allow\"\nname = \"acme/*\"\n\n\
+                    [[policy.rules]]\naction = \"deny\"\nlicense = [\"unknown\", \"cc-*\"]\nexcept = [7]\nreason = \"no\"\n";
+        let config = parse(text).unwrap();
+        let policy = config.policy();
+        assert_eq!(policy.default, Action::Deny);
+        assert_eq!(policy.rules.iter().map(|rule| rule.line).collect::<Vec<_>>(), [Some(4), Some(8)]);
+        assert_eq!(
+            policy.rules.iter().map(|rule| rule.action).collect::<Vec<_>>(),
+            [Action::Allow, Action::Deny]
+        );
+        let [_, (_, rules)] = config.policy.values();
+        let second =
+            json!({ "action": "deny", "license": ["unknown", "cc-*"], "except": [7], "reason": "no" });
+        assert_eq!(rules, json!([{ "action": "allow", "name": ["acme/*"] }, second]));
+    }
+
+    #[test]
+    fn mistakes_in_rules_are_named_with_their_place() {
+        let rule = "[[policy.rules]]\naction = \"deny\"\nreason = \"no\"\n";
+        for (key, message, hint) in [
+            (
+                "licence = \"mit\"",
+                "c.toml:4:1: unknown key \"licence\"",
+                "did you mean policy.rules.license?",
+            ),
+            (
+                "registry = \"https://hf.co\"",
+                "c.toml:4:12: policy.rules.registry: \"https://hf.co\", a host such",
+                "",
+            ),
+            ("name = [\"a/*\", \"b c\"]", "c.toml:4:16: policy.rules.name: \"b c\", letters, digits", ""),
+            ("name = []", "c.toml:4:8: policy.rules.name: an empty list, at least one pattern expected", ""),
+            (
+                "license = 5",
+                "c.toml:4:11: policy.rules.license: 5, a pattern or a list of patterns expected",
+                "",
+            ),
+            (
+                "format = \"ggml\"",
+                "c.toml:4:10: policy.rules.format: \"ggml\", gguf, safetensors, dduf, other expected",
+                "",
+            ),
+            (
+                "users = [\"nobody-has-this-name\"]",
+                "c.toml:4:10: policy.rules.users: \"nobody-has-this-name\", a user",
+                "give the number",
+            ),
+        ] {
+            let (found, found_hint) = parse(&format!("{rule}{key}\n")).unwrap_err();
+            assert!(found.starts_with(message), "{key}: {found}");
+            assert!(found_hint.contains(hint), "{key}: {found_hint}");
+        }
+        for (text, message) in [
+            ("[[policy.rules]]\nname = \"a\"", "c.toml:1:1: policy.rules: rule 1: no action"),
+            (
+                "[[policy.rules]]\naction = \"deny\"",
+                "c.toml:1:1: policy.rules: rule 1: denies without a reason",
+            ),
+            (
+                "[[policy.rules]]\naction = \"block\"",
+                "c.toml:2:10: policy.rules.action: \"block\", \"allow\" or \"deny\" expected",
+            ),
+            (
+                "[policy]\ndefault = \"no\"",
+                "c.toml:2:11: policy.default: \"no\", \"allow\" or \"deny\" expected",
+            ),
+            ("[polcy]\ndefault = \"deny\"", "c.toml:1:2: unknown key \"polcy\""),
+        ] {
+            let (found, _) = parse(text).unwrap_err();
+            assert!(found.starts_with(message), "{text}: {found}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Counters and histograms that are fed where events happen.
+
+use std::time::Duration;
+
+use prometheus::{Error, Histogram, HistogramVec, IntCounter, IntCounterVec};
+
+use super::register::Register;
+
+/// From a request in memory to one that reads the whole store.
+const REQUEST_SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0];
+/// An open takes a millisecond or less, unless its client or the disk is slow.
+const OPEN_SECONDS: [f64; 11] = [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
+/// From a slow line to the fastest disk.
+const BYTES_PER_SECOND: [f64; 9] = [1e5, 1e6, 5e6, 1e7, 5e7, 1e8, 5e8, 1e9, 5e9];
+
+/// What has happened.
+#[derive(Debug)]
+pub(crate) struct Events {
+    requests: IntCounterVec,
+    request_errors: IntCounterVec,
+    request_seconds: HistogramVec,
+    open_seconds: Histogram,
+    pub(crate) pulls_started: IntCounter,
+    pulls_ended: IntCounterVec,
+    pull_throughput: Histogram,
+    import_throughput: Histogram,
+    reused_bytes: IntCounterVec,
+    imported_bytes: IntCounter,
+    repaired_blobs: IntCounter,
+    pub(crate) descriptors_sent: IntCounter,
+    pub(crate) connections_refused: IntCounter,
+}
+
+/// A request that has ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RequestEnd {
+    /// One of a fixed list.
+    pub(crate) verb: &'static str,
+    /// `ok`, `cancelled`, or the error's code.
+    pub(crate) result: &'static str,
+    pub(crate) duration: Duration,
+    /// The bytes that it has moved.
+    pub(crate) bytes: u64,
+    /// The bytes that it did not have to move, because the store had them.
+    pub(crate) reused_bytes: u64,
+    /// The damaged blobs that it has repaired.
+    pub(crate) repaired_blobs: u64,
+}
+
+impl Events {
+    pub(super) fn new(register: &mut Register) -> Result<Self, Error> {
+        Ok(Self {
+            requests: register.counters(
+                ("blobd_requests_total", "Requests that have ended, by verb and result (ok, failed or cancelled)."),
+                &["verb", "result"],
+            )?,
+            request_errors: register.counters(
+                ("blobd_request_errors_total", "Requests that were refused or have failed, by the error's code."),
+                &["code"],
+            )?,
+            request_seconds: register.histograms(
+                ("blobd_request_duration_seconds", "Time from a request to its result, by verb."),
+                &["verb"],
+                &REQUEST_SECONDS,
+            )?,
+            open_seconds: register.histogram(
+                (
+                    "blobd_open_duration_seconds",
+                    "Time from a request to open a model until its client had all descriptors.",
+                ),
+                &OPEN_SECONDS,
+            )?,
+            pulls_started: register
+                .counter(("blobd_pulls_started_total", "Pulls that were started."))?,
+            pulls_ended: register.counters(
+                ("blobd_pulls_ended_total", "Pulls that have ended, by result (ok, failed or cancelled)."),
+                &["result"],
+            )?,
+            pull_throughput: register.histogram(
+                ("blobd_pull_throughput_bytes_per_second", "Bytes downloaded per second of each pull that downloaded any."),
+                &BYTES_PER_SECOND,
+            )?,
+            import_throughput: register.histogram(
+                ("blobd_import_throughput_bytes_per_second", "Bytes read per second of each import."),
+                &BYTES_PER_SECOND,
+            )?,
+            reused_bytes: register.counters(
+                (
+                    "blobd_reused_bytes_total",
+                    "Bytes that were not downloaded or written because the store had them, by verb (pull or import).",
+                ),
+                &["verb"],
+            )?,
+            imported_bytes: register
+                .counter(("blobd_imported_bytes_total", "Bytes that imports have written."))?,
+            repaired_blobs: register
+                .counter(("blobd_repaired_blobs_total", "Damaged blobs that verify --repair has replaced."))?,
+            descriptors_sent: register
+                .counter(("blobd_descriptors_sent_total", "Descriptors of blobs that were sent to clients."))?,
+            connections_refused: register.counter((
+                "blobd_connections_refused_total",
+                "Connections that were refused because their user or all users had too many.",
+            ))?,
+        })
+    }
+
+    /// Records the end of a request. Takes no lock for long and no time: it runs on the runtime's threads.
+    pub(crate) fn request_ended(&self, end: &RequestEnd) {
+        let RequestEnd { verb, result: code, duration, .. } = *end;
+        let result = match code {
+            "ok" | "cancelled" => code,
+            code => {
+                self.request_errors.with_label_values(&[code]).inc();
+                "failed"
+            }
+        };
+        self.requests.with_label_values(&[verb, result]).inc();
+        self.request_seconds.with_label_values(&[verb]).observe(duration.as_secs_f64());
+        match (verb, result) {
+            ("open", "ok") => self.open_seconds.observe(duration.as_secs_f64()),
+            ("pull", result) => self.pull_ended(result, end),
+            ("import", "ok") => self.imported(end),
+            ("verify", "ok") => self.repaired_blobs.inc_by(end.repaired_blobs),
+            _ => {}
+        }
+    }
+
+    fn pull_ended(&self, result: &str, end: &RequestEnd) {
+        self.pulls_ended.with_label_values(&[result]).inc();
+        self.reused_bytes.with_label_values(&["pull"]).inc_by(end.reused_bytes);
+        observe_rate(&self.pull_throughput, end.bytes, end.duration);
+    }
+
+    fn imported(&self, end: &RequestEnd) {
+        self.imported_bytes.inc_by(end.bytes);
+        self.reused_bytes.with_label_values(&["import"]).inc_by(end.reused_bytes);
+        observe_rate(&self.import_throughput, end.bytes.saturating_add(end.reused_bytes), end.duration);
+    }
+}
+
+/// Without bytes there is no rate.
+fn observe_rate(histogram: &Histogram, bytes: u64, duration: Duration) {
+    let seconds = duration.as_secs_f64();
+    if bytes > 0 && seconds > 0.0 {
+        histogram.observe(as_float(bytes) / seconds);
+    }
+}
+
+/// Exact up to 8 PiB.
+#[expect(clippy::cast_precision_loss, reason = "metrics are floating-point numbers")]
+pub(super) const fn as_float(number: u64) -> f64 {
+    number as f64
+}

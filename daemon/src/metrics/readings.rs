@@ -1,0 +1,175 @@
+//! What is read from the daemon's parts when the metrics are read. Takes no time and no disk access.
+
+use prometheus::{Counter, Error, Gauge, IntCounter};
+
+use super::process::Process;
+use super::register::{Register, UintGauge, UintGauges};
+
+/// The state of the daemon, and totals that its parts count themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reading {
+    pub(crate) sessions: usize,
+    pub(crate) running_pulls: usize,
+    pub(crate) permits: Vec<Permits>,
+    pub(crate) is_writable: bool,
+    pub(crate) is_index_ready: bool,
+    pub(crate) downloaded_bytes: u64,
+    pub(crate) retries: u64,
+    pub(crate) stalls: u64,
+    pub(crate) wrong_files: u64,
+    pub(crate) collections: u64,
+    pub(crate) freed_bytes: u64,
+    pub(crate) evicted_models: u64,
+    pub(crate) evicted_bytes: u64,
+    pub(crate) damaged_blobs: u64,
+    pub(crate) checked_bytes: u64,
+    pub(crate) index_rebuilds: u64,
+}
+
+/// The use of one pool of permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Permits {
+    /// One of a fixed list.
+    pub(crate) pool: &'static str,
+    pub(crate) in_use: usize,
+    pub(crate) total: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Readings {
+    sessions: UintGauge,
+    running_pulls: UintGauge,
+    permits_in_use: UintGauges,
+    permits_limit: UintGauges,
+    is_writable: UintGauge,
+    is_index_ready: UintGauge,
+    downloaded_bytes: IntCounter,
+    retries: IntCounter,
+    stalls: IntCounter,
+    wrong_files: IntCounter,
+    collections: IntCounter,
+    freed_bytes: IntCounter,
+    evicted_models: IntCounter,
+    evicted_bytes: IntCounter,
+    damaged_blobs: IntCounter,
+    checked_bytes: IntCounter,
+    index_rebuilds: IntCounter,
+    cpu_seconds: Counter,
+    resident_bytes: UintGauge,
+    virtual_bytes: UintGauge,
+    open_files: UintGauge,
+    max_files: UintGauge,
+    start_seconds: Gauge,
+}
+
+impl Readings {
+    pub(super) fn new(register: &mut Register) -> Result<Self, Error> {
+        let build = register.gauges(
+            ("blobd_build_info", "Always 1; the labels are the version of blobd and of its protocol."),
+            &["version", "protocol"],
+        )?;
+        let protocol = blobd_client::protocol::VERSION.to_string();
+        build.with_label_values(&[env!("CARGO_PKG_VERSION"), &protocol]).set(1);
+        Ok(Self {
+            sessions: register.gauge(("blobd_sessions", "Models that clients have open."))?,
+            running_pulls: register.gauge(("blobd_pulls_running", "Pulls in progress, waiting ones included."))?,
+            permits_in_use: register.gauges(
+                ("blobd_permits_in_use", "Units that requests hold, by pool; see docs/METRICS.md for the pools."),
+                &["pool"],
+            )?,
+            permits_limit: register.gauges(
+                ("blobd_permits_limit", "Units above which requests wait, unless their user holds none, by pool."),
+                &["pool"],
+            )?,
+            is_writable: register
+                .gauge(("blobd_store_writable", "1 if the store can be changed, 0 if it is read-only."))?,
+            is_index_ready: register
+                .gauge(("blobd_index_ready", "1 if the index is complete, 0 while it is loaded or rebuilt."))?,
+            downloaded_bytes: register
+                .counter(("blobd_downloaded_bytes_total", "Bytes of model files received from registries."))?,
+            retries: register.counter((
+                "blobd_download_retries_total",
+                "Requests to registries that were repeated after a failure.",
+            ))?,
+            stalls: register.counter((
+                "blobd_download_stalls_total",
+                "Connections to registries that were given up because they delivered nothing or far less than others.",
+            ))?,
+            wrong_files: register.counter((
+                "blobd_download_digest_mismatches_total",
+                "Downloaded files that did not have their digest and were downloaded again.",
+            ))?,
+            collections: register
+                .counter(("blobd_gc_runs_total", "Collections: by gc, rm and eviction, and in the background."))?,
+            freed_bytes: register
+                .counter(("blobd_gc_freed_bytes_total", "Disk space that collections have freed."))?,
+            evicted_models: register.counter(("blobd_evictions_total", "Models that were evicted."))?,
+            evicted_bytes: register
+                .counter(("blobd_evicted_bytes_total", "Disk space that evictions have freed."))?,
+            damaged_blobs: register.counter((
+                "blobd_verify_failures_total",
+                "Blobs that did not have their digest and were moved to quarantine.",
+            ))?,
+            checked_bytes: register.counter((
+                "blobd_verified_bytes_total",
+                "Bytes read to compare blobs with their digests, by verify and in the background.",
+            ))?,
+            index_rebuilds: register.counter((
+                "blobd_index_rebuilds_total",
+                "How often the index was built from the files of the store, or compared with all of them.",
+            ))?,
+            cpu_seconds: register.seconds_counter((
+                "process_cpu_seconds_total",
+                "Total user and system CPU time spent in seconds.",
+            ))?,
+            resident_bytes: register
+                .gauge(("process_resident_memory_bytes", "Resident memory size in bytes."))?,
+            virtual_bytes: register.gauge(("process_virtual_memory_bytes", "Virtual memory size in bytes."))?,
+            open_files: register.gauge(("process_open_fds", "Number of open file descriptors."))?,
+            max_files: register.gauge(("process_max_fds", "Maximum number of open file descriptors."))?,
+            start_seconds: register.time_gauge((
+                "process_start_time_seconds",
+                "Start time of the process since unix epoch in seconds.",
+            ))?,
+        })
+    }
+
+    pub(super) fn set(&self, reading: &Reading) {
+        self.sessions.set(reading.sessions as u64);
+        self.running_pulls.set(reading.running_pulls as u64);
+        for Permits { pool, in_use, total } in &reading.permits {
+            self.permits_in_use.with_label_values(&[pool]).set(*in_use as u64);
+            self.permits_limit.with_label_values(&[pool]).set(*total as u64);
+        }
+        self.is_writable.set(reading.is_writable.into());
+        self.is_index_ready.set(reading.is_index_ready.into());
+        for (counter, total) in [
+            (&self.downloaded_bytes, reading.downloaded_bytes),
+            (&self.retries, reading.retries),
+            (&self.stalls, reading.stalls),
+            (&self.wrong_files, reading.wrong_files),
+            (&self.collections, reading.collections),
+            (&self.freed_bytes, reading.freed_bytes),
+            (&self.evicted_models, reading.evicted_models),
+            (&self.evicted_bytes, reading.evicted_bytes),
+            (&self.damaged_blobs, reading.damaged_blobs),
+            (&self.checked_bytes, reading.checked_bytes),
+            (&self.index_rebuilds, reading.index_rebuilds),
+        ] {
+            // A reading that was taken earlier may come later.
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
+        if let Some(process) = Process::read() {
+            self.set_process(&process);
+        }
+    }
+
+    fn set_process(&self, process: &Process) {
+        self.cpu_seconds.inc_by((process.cpu_seconds - self.cpu_seconds.get()).max(0.0));
+        self.resident_bytes.set(process.resident_bytes);
+        self.virtual_bytes.set(process.virtual_bytes);
+        self.open_files.set(process.open_files);
+        self.max_files.set(process.max_files);
+        self.start_seconds.set(process.start_seconds);
+    }
+}

@@ -1,0 +1,97 @@
+//! Sizes of the store, which are counted over its index from time to time.
+
+use prometheus::{Error, Gauge};
+
+use super::register::{Register, UintGauge, UintGauges};
+
+/// Sizes in bytes, and numbers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SizeReading {
+    /// The parts of the store's directory, by kind; their sum is what it takes on disk.
+    pub(crate) parts: Vec<(&'static str, u64)>,
+    pub(crate) logical: u64,
+    pub(crate) stored: u64,
+    pub(crate) saved: u64,
+    pub(crate) reclaimable: u64,
+    pub(crate) used: u64,
+    pub(crate) quota: u64,
+    pub(crate) free: u64,
+    pub(crate) min_free: u64,
+    pub(crate) blobs: u64,
+    pub(crate) models: u64,
+    pub(crate) damaged_blobs: u64,
+    /// When it was determined, in seconds since 1970.
+    pub(crate) seconds: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct Sizes {
+    parts: UintGauges,
+    logical: UintGauge,
+    stored: UintGauge,
+    saved: UintGauge,
+    reclaimable: UintGauge,
+    used: UintGauge,
+    quota: UintGauge,
+    free: UintGauge,
+    min_free: UintGauge,
+    blobs: UintGauge,
+    models: UintGauge,
+    damaged_blobs: UintGauge,
+    seconds: Gauge,
+}
+
+impl Sizes {
+    pub(super) fn new(register: &mut Register) -> Result<Self, Error> {
+        let mut gauge = |name, help| register.gauge((name, help));
+        Ok(Self {
+            logical: gauge("blobd_logical_bytes", "Sum of the sizes of all models.")?,
+            stored: gauge("blobd_stored_bytes", "Disk space of blobs and recipes.")?,
+            saved: gauge("blobd_saved_bytes", "Disk space saved because models share blobs.")?,
+            reclaimable: gauge("blobd_reclaimable_bytes", "Disk space that blobd gc would free.")?,
+            used: gauge(
+                "blobd_used_bytes",
+                "Disk space that counts against the quota, work in progress included.",
+            )?,
+            quota: gauge(
+                "blobd_quota_bytes",
+                "The most disk space that the store may use; 0 without a quota.",
+            )?,
+            free: gauge("blobd_free_bytes", "Free space on the file system of the store.")?,
+            min_free: gauge("blobd_min_free_bytes", "Free space that blobd leaves on the file system.")?,
+            blobs: gauge("blobd_blobs", "Number of blobs.")?,
+            models: gauge("blobd_models", "Number of names of models.")?,
+            damaged_blobs: gauge("blobd_damaged_blobs", "Blobs known to be damaged or missing.")?,
+            parts: register.gauges(
+                ("blobd_disk_bytes", "What the store's directory takes on disk, by kind as in blobd df -v."),
+                &["kind"],
+            )?,
+            seconds: register.time_gauge((
+                "blobd_sizes_timestamp_seconds",
+                "When the sizes were counted, since unix epoch in seconds.",
+            ))?,
+        })
+    }
+
+    pub(super) fn set(&self, sizes: &SizeReading) {
+        for (kind, bytes) in &sizes.parts {
+            self.parts.with_label_values(&[kind]).set(*bytes);
+        }
+        for (gauge, value) in [
+            (&self.logical, sizes.logical),
+            (&self.stored, sizes.stored),
+            (&self.saved, sizes.saved),
+            (&self.reclaimable, sizes.reclaimable),
+            (&self.used, sizes.used),
+            (&self.quota, sizes.quota),
+            (&self.free, sizes.free),
+            (&self.min_free, sizes.min_free),
+            (&self.blobs, sizes.blobs),
+            (&self.models, sizes.models),
+            (&self.damaged_blobs, sizes.damaged_blobs),
+        ] {
+            gauge.set(value);
+        }
+        self.seconds.set(sizes.seconds);
+    }
+}

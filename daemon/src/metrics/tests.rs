@@ -1,0 +1,76 @@
+use std::collections::BTreeMap;
+
+use super::register::Described;
+use super::*;
+
+fn described() -> Vec<Described> {
+    let metrics = Metrics::new().unwrap();
+    let current = metrics.current();
+    [current.main.described(), current.sizes.described()].concat()
+}
+
+/// The rows of the tables: name, type, labels, meaning.
+fn documented() -> BTreeMap<String, [String; 3]> {
+    let document = include_str!("../../../docs/METRICS.md");
+    let rows =
+        document.lines().filter(|line| line.starts_with("| `blobd_") || line.starts_with("| `process_"));
+    let row = |row: &str| {
+        let mut cells = row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned());
+        let mut next = || cells.next().unwrap();
+        (next().trim_matches('`').to_owned(), [next(), next(), next()])
+    };
+    rows.map(row).collect()
+}
+
+#[test]
+fn every_metric_is_documented_with_its_type_labels_and_description() {
+    let documented = documented();
+    let described = described();
+    for Described { name, kind, labels, help } in &described {
+        let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let expected = [(*kind).to_owned(), labels.join(", "), (*help).to_owned()];
+        assert_eq!(documented.get(*name), Some(&expected), "docs/METRICS.md, {name}");
+    }
+    let names: Vec<_> = described.iter().map(|metric| metric.name).collect();
+    let unknown: Vec<_> = documented.keys().filter(|name| !names.contains(&name.as_str())).collect();
+    assert!(unknown.is_empty(), "not in the registry: {unknown:?}");
+}
+
+#[test]
+fn names_follow_the_conventions_of_prometheus() {
+    for Described { name, kind, .. } in described() {
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+        assert!(name.starts_with("blobd_") || name.starts_with("process_"), "{name}");
+        if kind == "histogram" {
+            assert!(name.ends_with("_seconds") || name.ends_with("_bytes_per_second"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn counters_never_decrease() {
+    let metrics = Metrics::new().unwrap();
+    let value = |stalls| {
+        let text = metrics.text(&Reading { stalls, ..Reading::default() }).unwrap();
+        let line = text.lines().find(|line| line.starts_with("blobd_download_stalls_total ")).unwrap();
+        line.rsplit_once(' ').unwrap().1.to_owned()
+    };
+    assert_eq!([value(3), value(2), value(4)], ["3", "3", "4"]);
+}
+
+#[test]
+fn sizes_are_absent_until_they_are_known_and_take_a_hundredth_of_the_time() {
+    let metrics = Metrics::new().unwrap();
+    let has_sizes = || metrics.text(&Reading::default()).unwrap().contains("blobd_logical_bytes");
+    let start = Instant::now();
+    assert!(metrics.begin_sizes(start) && !metrics.begin_sizes(start), "only one at a time");
+    metrics.set_sizes(start, None);
+    assert!(!has_sizes());
+    assert!(!metrics.begin_sizes(Instant::now()), "too early");
+    assert!(metrics.begin_sizes(Instant::now() + SHORTEST_INTERVAL));
+    let ten_seconds_ago = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
+    metrics.set_sizes(ten_seconds_ago, Some(&SizeReading::default()));
+    assert!(has_sizes());
+    assert!(!metrics.begin_sizes(Instant::now() + Duration::from_secs(900)));
+    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(1100)));
+}

@@ -1,0 +1,13 @@
+//! What a daemon says about itself to monitoring: `GET /v1/metrics` and `GET /v1/health`, on the socket and on a port
+//! of loopback.
+
+mod health;
+mod listener;
+mod scrape;
+
+pub(crate) use health::health;
+pub(crate) use listener::MetricsServer;
+pub(crate) use scrape::scrape;
+
+/// The content type of Prometheus's text format.
+pub(crate) const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";

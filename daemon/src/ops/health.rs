@@ -1,0 +1,88 @@
+//! `health`: whether the store works. Reads only what takes no time on a disk that responds.
+
+use blobd_client::protocol::health::{Health, HealthCheck, HealthStatus};
+use blobd_store::Store;
+use blobd_store::index::IndexStatus;
+
+use super::OpError;
+use crate::size::human_bytes;
+
+/// Checks the store.
+pub fn health(store: &Store) -> Result<Health, OpError> {
+    let checks =
+        vec![writes(store.read_only_reason()), space(store)?, index(&store.index_status()), content(store)];
+    Ok(checks.into())
+}
+
+fn writes(read_only_reason: Option<&str>) -> HealthCheck {
+    match read_only_reason {
+        None => HealthCheck::new("writes", HealthStatus::Ok, "the store can be changed"),
+        Some(reason) => {
+            let detail = format!("the store is read-only: {reason}");
+            HealthCheck::new("writes", HealthStatus::Failing, detail)
+        }
+    }
+}
+
+fn space(store: &Store) -> Result<HealthCheck, OpError> {
+    let detail = format!("{} free", human_bytes(store.free_bytes()?));
+    let is_short = store.shortage(1) > 0;
+    let check = |status, detail| Ok(HealthCheck::new("space", status, detail));
+    match is_short {
+        false => check(HealthStatus::Ok, detail),
+        true => check(HealthStatus::Degraded, format!("{detail}: nothing more can be stored")),
+    }
+}
+
+fn index(status: &IndexStatus) -> HealthCheck {
+    let check = |status, detail: String| HealthCheck::new("index", status, detail);
+    match status {
+        IndexStatus::Degraded(reason) => {
+            check(HealthStatus::Degraded, format!("kept in memory only: {reason}"))
+        }
+        IndexStatus::Building => check(HealthStatus::Ok, "being built; models can be opened".to_owned()),
+        _ => check(HealthStatus::Ok, "complete".to_owned()),
+    }
+}
+
+fn content(store: &Store) -> HealthCheck {
+    let check = |status, detail: String| HealthCheck::new("content", status, detail);
+    match store.damaged().len() {
+        0 => check(HealthStatus::Ok, "no blob is known to be damaged".to_owned()),
+        count => check(HealthStatus::Degraded, format!("damaged or missing blobs: {count}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store::testing::{new_store, store_with};
+
+    use super::*;
+
+    fn status(health: &Health, name: &str) -> HealthStatus {
+        health.checks.iter().find(|check| check.name == name).unwrap().status
+    }
+
+    #[test]
+    fn new_store_is_healthy() {
+        let (_folder, store) = new_store();
+        let health = health(&store).unwrap();
+        assert_eq!(health.status, HealthStatus::Ok, "{health:?}");
+    }
+
+    #[test]
+    fn store_that_cannot_be_written_is_failing_and_an_index_without_a_copy_degraded() {
+        assert_eq!(writes(Some("fsync: I/O error")).status, HealthStatus::Failing);
+        assert_eq!(index(&IndexStatus::Degraded("no space".to_owned())).status, HealthStatus::Degraded);
+        assert_eq!(index(&IndexStatus::Building).status, HealthStatus::Ok);
+    }
+
+    #[test]
+    fn missing_blob_degrades_the_content() {
+        let (_folder, store, _digest) = store_with(b"weights");
+        store.note_missing(blobd_store_format::digest::Digest::of(b"another"));
+        let health = health(&store).unwrap();
+        assert_eq!(status(&health, "content"), HealthStatus::Degraded, "{health:?}");
+        assert_eq!(health.status, HealthStatus::Degraded);
+    }
+}

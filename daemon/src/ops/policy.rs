@@ -1,0 +1,247 @@
+//! The policy for one user: finds out what its rules need to know of a model, and refuses what they deny.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blobd_client::protocol::policy::PolicyDecision;
+use blobd_store::{FileReader, Model, NamedFile, Store, StoredFile};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::ModelHeader;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
+
+use super::OpError;
+use super::stored_header;
+use super::texts::MAX_TEXT_BYTES;
+use crate::policy::{Decision, Policy, Subject, Terms, TermsBuilder};
+use crate::principal::Principal;
+
+/// What the policy says to one user. By default it allows everything.
+#[derive(Clone, Debug, Default)]
+pub struct CallerPolicy(Option<Arc<Restricted>>);
+
+#[derive(Debug)]
+struct Restricted {
+    policy: Arc<Policy>,
+    principal: Principal,
+    cache: Arc<TermsCache>,
+}
+
+/// Licenses and formats of stored models, by their manifests, which never change.
+#[derive(Debug, Default)]
+pub(crate) struct TermsCache(Mutex<BTreeMap<Digest, Terms>>);
+
+impl TermsCache {
+    /// Some 100 bytes each.
+    const MAX_MODELS: usize = 4096;
+
+    fn find(&self, manifest: Digest) -> Option<Terms> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&manifest).cloned()
+    }
+
+    fn keep(&self, manifest: Digest, terms: &Terms) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= Self::MAX_MODELS {
+            known.clear();
+        }
+        known.insert(manifest, terms.clone());
+    }
+}
+
+impl CallerPolicy {
+    pub(crate) fn new(policy: Arc<Policy>, principal: &Principal, cache: &Arc<TermsCache>) -> Self {
+        if policy.allows_all_to(principal) {
+            return Self::default();
+        }
+        Self(Some(Arc::new(Restricted { policy, principal: principal.clone(), cache: Arc::clone(cache) })))
+    }
+
+    /// Refuses a source by its registry and its names, before any server is contacted.
+    pub(super) fn check_source(&self, source: &PullSource, name: Option<&Reference>) -> Result<(), OpError> {
+        let Some(restricted) = &self.0 else { return Ok(()) };
+        restricted.check(&source.to_string(), &of_source(source, name))
+    }
+
+    /// Refuses a model at a registry. `stored` is the digest of its manifest, if it has one, under which the store may
+    /// have it; `terms` is called if the decision depends on licenses and formats.
+    pub(super) fn check_remote(
+        &self,
+        store: &Store,
+        (source, name): (&PullSource, Option<&Reference>),
+        stored: Option<Digest>,
+        terms: impl FnOnce() -> Result<Terms, OpError>,
+    ) -> Result<(), OpError> {
+        let Some(restricted) = &self.0 else { return Ok(()) };
+        let mut subject = of_source(source, name);
+        stored.map_or(Ok(()), |manifest| add_stored(&mut subject, store, manifest))?;
+        if restricted.needs_terms(&subject) {
+            subject.terms = terms()?;
+        }
+        restricted.check(&source.to_string(), &subject)
+    }
+
+    /// Refuses the import of a file, by its name before it is read, and again with its header before the rest is.
+    pub(super) fn check_import(
+        &self,
+        file: &str,
+        name: &Reference,
+        header: Option<&dyn ModelHeader>,
+    ) -> Result<(), OpError> {
+        let Some(restricted) = &self.0 else { return Ok(()) };
+        let mut subject = Subject::default();
+        subject.add_local();
+        subject.add_name(name);
+        if let Some(header) = header {
+            let mut terms = TermsBuilder::default();
+            terms.add_header(header);
+            subject.terms = terms.finish();
+        }
+        restricted.check(&format!("{file} as {}", name.short()), &subject)
+    }
+
+    /// Refuses a stored model: by its origin, all its names, its licenses and its formats. `new_name` is one that it is
+    /// to have.
+    pub(super) fn check_stored(
+        &self,
+        store: &Store,
+        model: &Model,
+        new_name: Option<&Reference>,
+    ) -> Result<(), OpError> {
+        let Some(restricted) = &self.0 else { return Ok(()) };
+        let subject = restricted.of_stored(store, model, new_name)?;
+        restricted.check(&format!("model {}", model.reference.short()), &subject)
+    }
+
+    /// As [`Self::check_stored`] of the model of this name.
+    pub(crate) fn check_named(&self, store: &Store, reference: &Reference) -> Result<(), OpError> {
+        if self.0.is_none() {
+            return Ok(());
+        }
+        self.check_stored(store, &store.model(reference)?, None)
+    }
+
+    /// The decision about a stored model.
+    pub(crate) fn decision(&self, store: &Store, reference: &Reference) -> Result<PolicyDecision, OpError> {
+        let allowed = PolicyDecision { allowed: true, rule: None, reason: None, place: None };
+        let Some(restricted) = &self.0 else { return Ok(allowed) };
+        let subject = restricted.of_stored(store, &store.model(reference)?, None)?;
+        let Restricted { policy, principal, .. } = &**restricted;
+        Ok(policy.described(&policy.decide(principal, &subject)).unwrap_or(allowed))
+    }
+}
+
+impl Restricted {
+    fn check(&self, what: &str, subject: &Subject) -> Result<(), OpError> {
+        match self.policy.decide(&self.principal, subject) {
+            Decision::Allowed(_) | Decision::Undecided => Ok(()),
+            Decision::Denied(rule) => {
+                let refusal = self.policy.refusal(&self.principal, what, rule);
+                Err(OpError::DeniedByPolicy { message: refusal.message, hint: refusal.hint })
+            }
+        }
+    }
+
+    fn needs_terms(&self, subject: &Subject) -> bool {
+        self.policy.decide(&self.principal, subject) == Decision::Undecided
+    }
+
+    fn of_stored(
+        &self,
+        store: &Store,
+        model: &Model,
+        new_name: Option<&Reference>,
+    ) -> Result<Subject, OpError> {
+        let mut subject = Subject::default();
+        subject.add_name(&model.reference);
+        new_name.into_iter().for_each(|name| subject.add_name(name));
+        add_stored(&mut subject, store, model.manifest.digest())?;
+        if self.needs_terms(&subject) {
+            subject.terms = self.cached_terms(store, model)?;
+        }
+        Ok(subject)
+    }
+
+    fn cached_terms(&self, store: &Store, model: &Model) -> Result<Terms, OpError> {
+        let digest = model.manifest.digest();
+        if let Some(known) = self.cache.find(digest) {
+            return Ok(known);
+        }
+        let terms = terms_of(store, model)?;
+        self.cache.keep(digest, &terms);
+        Ok(terms)
+    }
+}
+
+/// The licenses and formats of a stored model.
+pub(super) fn terms_of(store: &Store, model: &Model) -> Result<Terms, OpError> {
+    let mut terms = TermsBuilder::default();
+    terms.add_manifest(&model.manifest);
+    for NamedFile { file, name, .. } in &model.contents()? {
+        add_file(&mut terms, store, file, name.as_deref())?;
+    }
+    Ok(terms.finish())
+}
+
+fn add_file(
+    terms: &mut TermsBuilder,
+    store: &Store,
+    file: &StoredFile,
+    name: Option<&str>,
+) -> Result<(), OpError> {
+    let StoredFile { descriptor, recipe } = file;
+    if let Some(recipe) = recipe
+        && let Some(header) = stored_header::read_header(store, recipe)?
+    {
+        terms.add_header(&*header);
+        return Ok(());
+    }
+    terms.add_file(&descriptor.media_type, name);
+    if descriptor.media_type.component() == "license" {
+        let is_text = descriptor.size <= MAX_TEXT_BYTES;
+        let read = || FileReader::of(store, file).read_range(0..descriptor.size);
+        let text = is_text.then(read).transpose()?;
+        terms.add_license(text.as_deref());
+    }
+    Ok(())
+}
+
+fn of_source(source: &PullSource, name: Option<&Reference>) -> Subject {
+    let mut subject = Subject::default();
+    subject.add_source(source);
+    name.into_iter().for_each(|name| subject.add_name(name));
+    subject
+}
+
+/// How many models made from each other by edits are followed to where the first came from.
+const MAX_EDITS: usize = 32;
+
+/// Adds all names of a stored model, and where it came from; of an edited model also those of its source.
+fn add_stored(subject: &mut Subject, store: &Store, manifest: Digest) -> Result<(), OpError> {
+    let tags = store.all_summaries()?;
+    let (mut next, mut seen) = (Some(manifest), BTreeSet::new());
+    while let Some(manifest) = next.take()
+        && seen.len() < MAX_EDITS
+        && seen.insert(manifest)
+    {
+        let is_it = |digest: Digest| digest == manifest;
+        let named = tags.iter().filter(|tag| tag.manifest.as_ref().is_ok_and(|tag| is_it(tag.digest)));
+        named.for_each(|tag| subject.add_name(&tag.reference));
+        let Some(origin) = store.origin(manifest) else { continue };
+        match (origin.strip_prefix("import "), origin.strip_prefix("edit ")) {
+            // Of a URL that is not recorded as an origin, because it had a query.
+            (Some(file), _) => match file.contains("://").then(|| file.parse()) {
+                Some(Ok(source)) => subject.add_source(&source),
+                _ => subject.add_local(),
+            },
+            (None, Some(source)) => match source.parse::<Reference>() {
+                Ok(source) => match store.resolve(&source).and_then(|source| store.manifest(&source)) {
+                    Ok(source) => next = Some(source.digest()),
+                    Err(_removed) => subject.add_source(&PullSource::Registry(source)),
+                },
+                Err(_malformed) => {}
+            },
+            (None, None) => origin.parse().iter().for_each(|source| subject.add_source(source)),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! `df --users`: what is charged to each user.
+
+use std::cmp::Reverse;
+
+use blobd_client::protocol::accounts::{ChargedUser, UserUsage};
+use blobd_store::{Store, UserCharge};
+
+use super::OpError;
+use crate::principal::UserNames;
+use crate::quotas::UserQuota;
+use crate::requester::Requester;
+
+/// Finds the quota of a user.
+pub(crate) type QuotaOf<'q> = dyn Fn(u32) -> UserQuota + 'q;
+
+/// Reports what is charged to each user. Only administrators see other users than themselves.
+///
+/// # Errors
+/// As for [`super::usage`].
+pub(crate) fn user_usage(
+    store: &Store,
+    quota_of: &QuotaOf<'_>,
+    requester: Requester,
+) -> Result<UserUsage, OpError> {
+    let others = store.other_files(store.recheck_sizes()?)?;
+    let charges = store.charges(&others)?;
+    let names = UserNames::read();
+    let row = |charge: &UserCharge| {
+        let quota = charge.uid.map(quota_of).unwrap_or_default();
+        ChargedUser {
+            uid: charge.uid,
+            user: charge.uid.and_then(|uid| names.name_of(uid)),
+            charged_bytes: charge.charged_bytes,
+            unique_bytes: charge.unique_bytes,
+            shared_bytes: charge.shared_bytes,
+            models: charge.models,
+            quota: quota.limits(),
+            state: quota.state(charge.charged_bytes),
+        }
+    };
+    if !requester.may_administer() {
+        let uid = Some(requester.uid());
+        let own = charges.iter().find(|charge| charge.uid == uid).copied();
+        let quota = requester.quota();
+        let own = row(&own.unwrap_or(UserCharge { uid, ..UserCharge::default() }));
+        // The groups of the connection may be others than those in the system's files.
+        let own = ChargedUser { quota: quota.limits(), state: quota.state(own.charged_bytes), ..own };
+        return Ok(UserUsage { users: vec![own], disk_bytes: None });
+    }
+    let disk_bytes = charges.iter().map(|charge| charge.charged_bytes).fold(0, u64::saturating_add);
+    let mut users: Vec<ChargedUser> = charges.iter().map(row).collect();
+    users.sort_by_key(|user| (user.uid.is_none(), Reverse(user.charged_bytes), user.uid));
+    Ok(UserUsage { users, disk_bytes: Some(disk_bytes) })
+}

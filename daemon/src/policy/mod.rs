@@ -1,0 +1,225 @@
+//! The policy: rules that allow and deny models by registry, name, license, format and user.
+//!
+//! [`Policy::decide`] is a pure function of the user and of what is known of a model. `ops::policy` finds that out, and
+//! applies the decision.
+//!
+//! A model can have several names, licenses and formats. A rule that denies applies if any of them matches, and a rule
+//! that allows only if all do: neither another name nor another file lifts a rule.
+
+mod license;
+mod pattern;
+mod subject;
+mod terms;
+
+use std::path::PathBuf;
+
+use blobd_client::protocol::policy::PolicyDecision;
+
+use self::license::OTHER;
+pub(crate) use self::pattern::{NamePattern, Pattern, PatternError};
+pub(crate) use self::subject::{FORMATS, Subject, Terms};
+use self::subject::{Known, ModelName};
+pub(crate) use self::terms::TermsBuilder;
+use crate::principal::{Principal, UserNames};
+use crate::user_set::UserSet;
+
+/// What happens to a model that a rule applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Action {
+    #[default]
+    Allow,
+    Deny,
+}
+
+impl Action {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+/// One rule. Conditions that are empty are met by every model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) action: Action,
+    pub(crate) registries: Vec<Pattern>,
+    pub(crate) names: Vec<NamePattern>,
+    pub(crate) licenses: Vec<Pattern>,
+    pub(crate) formats: Vec<Pattern>,
+    /// For whom the rule is.
+    pub(crate) users: UserSet,
+    /// For whom it is not, although `users` contains them.
+    pub(crate) except: UserSet,
+    pub(crate) reason: Option<String>,
+    /// The line of the rule in the configuration file.
+    pub(crate) line: Option<usize>,
+}
+
+/// The rules in their order, and what happens to models that no rule applies to. Everything is allowed by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Policy {
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) default: Action,
+    /// The configuration file, for errors.
+    pub(crate) file: Option<PathBuf>,
+    /// The names of users, for errors.
+    pub(crate) users: UserNames,
+}
+
+/// Why a model is denied, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) message: String,
+    pub(crate) hint: String,
+}
+
+/// What the policy says about a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Decision<'p> {
+    /// By a rule with its number from 1, or by default.
+    Allowed(Option<(usize, &'p Rule)>),
+    Denied(Option<(usize, &'p Rule)>),
+    /// It depends on the license or the format, which is not known yet.
+    Undecided,
+}
+
+impl Policy {
+    /// Whether everything is allowed to this user.
+    pub(crate) fn allows_all_to(&self, principal: &Principal) -> bool {
+        self.default == Action::Allow
+            && !self.rules.iter().any(|rule| rule.action == Action::Deny && rule.is_for(principal))
+    }
+
+    /// The decision of the first rule that applies.
+    pub(crate) fn decide(&self, principal: &Principal, subject: &Subject) -> Decision<'_> {
+        let mut may_apply = Vec::new();
+        let rules = self.rules.iter().enumerate().filter(|(_, rule)| rule.is_for(principal));
+        let mut found = None;
+        for (index, rule) in rules {
+            match rule.applies(subject) {
+                Some(true) => {
+                    found = Some((index.saturating_add(1), rule));
+                    break;
+                }
+                Some(false) => {}
+                None => may_apply.push(rule.action),
+            }
+        }
+        let action = found.map_or(self.default, |(_, rule)| rule.action);
+        if may_apply.iter().any(|earlier| *earlier != action) {
+            return Decision::Undecided;
+        }
+        match action {
+            Action::Allow => Decision::Allowed(found),
+            Action::Deny => Decision::Denied(found),
+        }
+    }
+
+    /// The decision as the protocol describes it; `None` if it is not made yet.
+    pub(crate) fn described(&self, decision: &Decision<'_>) -> Option<PolicyDecision> {
+        let (allowed, rule) = match decision {
+            Decision::Allowed(rule) => (true, rule),
+            Decision::Denied(rule) => (false, rule),
+            Decision::Undecided => return None,
+        };
+        Some(PolicyDecision {
+            allowed,
+            rule: rule.map(|(number, _)| number as u64),
+            reason: rule.and_then(|(_, rule)| rule.reason.clone()),
+            place: rule.and_then(|(_, rule)| self.place(rule)),
+        })
+    }
+
+    /// The error of a request for a model that is denied. `what` names the model or the file.
+    pub(crate) fn refusal(&self, principal: &Principal, what: &str, rule: Option<(usize, &Rule)>) -> Refusal {
+        let who = self.users.describe(principal.uid);
+        let (message, hint) = match rule {
+            Some((number, rule)) => {
+                let reason = rule.reason.as_deref().unwrap_or("no reason is given");
+                let place = self.place(rule).unwrap_or_else(|| "the daemon's configuration".to_owned());
+                let message = format!("{what}: denied to {who} by rule {number} of the policy: {reason}");
+                (message, format!("the rule is in {place}; use another model, or ask an administrator"))
+            }
+            None => {
+                let file = self.file.as_ref().map(|file| file.display().to_string());
+                let file = file.unwrap_or_else(|| "the daemon's configuration".to_owned());
+                let message =
+                    format!("{what}: denied to {who} by the policy, which allows only what a rule allows");
+                let hint = "use another model, or ask an administrator for a rule that allows it";
+                (message, format!("policy.default in {file} is \"deny\"; {hint}"))
+            }
+        };
+        Refusal { message, hint }
+    }
+
+    /// `/etc/blobd/config.toml:12`.
+    fn place(&self, rule: &Rule) -> Option<String> {
+        Some(format!("{}:{}", self.file.as_ref()?.display(), rule.line?))
+    }
+}
+
+impl Rule {
+    fn is_for(&self, principal: &Principal) -> bool {
+        self.users.contains(principal) && !self.except.contains(principal)
+    }
+
+    /// Whether the rule applies to a model; `None` if that depends on what is not known yet.
+    fn applies(&self, subject: &Subject) -> Option<bool> {
+        let of_terms = |patterns: &[Pattern], values: &Known| match values {
+            _ if patterns.is_empty() => Some(true),
+            Known::NotYet => None,
+            Known::Are(values) => {
+                Some(self.combined(values.iter(), |value| patterns.iter().any(|one| one.matches(value))))
+            }
+        };
+        let conditions = [
+            Some(self.registry_matches(subject)),
+            Some(self.name_matches(subject)),
+            of_terms(&self.licenses, &subject.terms.licenses),
+            of_terms(&self.formats, &subject.terms.formats),
+        ];
+        match conditions {
+            conditions if conditions.contains(&Some(false)) => Some(false),
+            conditions if conditions.contains(&None) => None,
+            _ => Some(true),
+        }
+    }
+
+    fn registry_matches(&self, subject: &Subject) -> bool {
+        let matches = |host: &String| self.registries.iter().any(|pattern| pattern.matches_host(host));
+        self.registries.is_empty() || self.combined(subject.registries.iter(), matches)
+    }
+
+    /// A rule that allows looks at the names at registries, if there are any: names that users of the store give to a
+    /// model allow nothing.
+    fn name_matches(&self, subject: &Subject) -> bool {
+        let matches = |name: &ModelName| self.names.iter().any(|pattern| pattern.matches(name));
+        let Subject { source_names, names, .. } = subject;
+        match self.action {
+            _ if self.names.is_empty() => true,
+            Action::Deny => source_names.iter().chain(names).any(matches),
+            Action::Allow if source_names.is_empty() => self.combined(names.iter(), matches),
+            Action::Allow => source_names.iter().all(matches),
+        }
+    }
+
+    /// Any value for a rule that denies, all for one that allows. No value matches nothing.
+    fn combined<T>(&self, mut values: impl Iterator<Item = T>, matches: impl Fn(T) -> bool) -> bool {
+        match self.action {
+            Action::Deny => values.any(matches),
+            Action::Allow => {
+                let mut has_value = false;
+                values.all(|value| {
+                    has_value = true;
+                    matches(value)
+                }) && has_value
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Patterns of rules: texts with `*` for any characters, compared without case.
+
+use std::fmt;
+
+use super::subject::ModelName;
+
+/// The longest pattern: longer than any host or name.
+const MAX_BYTES: usize = 400;
+
+/// A text in which `*` stands for any characters, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pattern {
+    written: String,
+    /// In lower case, split at each `*`.
+    parts: Vec<String>,
+}
+
+/// Why a pattern is refused: what is expected instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PatternError {
+    #[error("at least one character")]
+    Empty,
+    #[error("at most 400 bytes")]
+    TooLong,
+    #[error("letters, digits, - _ . : / @ + [ ] and * for any characters")]
+    Character,
+    #[error("a host such as \"hf.co\" or \"*.example.com\", without scheme and path,")]
+    Host,
+    #[error("a name such as \"acme/*\" or \"*:latest\", without scheme and digest,")]
+    Name,
+}
+
+impl Pattern {
+    pub(crate) fn parse(text: &str) -> Result<Self, PatternError> {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:/@+[]*".contains(c);
+        match text {
+            "" => Err(PatternError::Empty),
+            _ if text.len() > MAX_BYTES => Err(PatternError::TooLong),
+            _ if !text.chars().all(is_allowed) => Err(PatternError::Character),
+            _ => {
+                let parts = text.to_ascii_lowercase().split('*').map(str::to_owned).collect();
+                Ok(Self { written: text.to_owned(), parts })
+            }
+        }
+    }
+
+    /// A pattern of hosts.
+    pub(crate) fn host(text: &str) -> Result<Self, PatternError> {
+        if text.contains(['/', '@', '+']) { Err(PatternError::Host) } else { Self::parse(text) }
+    }
+
+    /// A pattern without a port matches a host with any.
+    pub(super) fn matches_host(&self, host: &str) -> bool {
+        let without_port = match host.rsplit_once(':') {
+            Some((name, port)) if !port.contains(']') && !self.has(':') => name,
+            _ => host,
+        };
+        self.matches(host) || self.matches(without_port)
+    }
+
+    fn has(&self, character: char) -> bool {
+        self.written.contains(character)
+    }
+
+    pub(crate) fn matches(&self, text: &str) -> bool {
+        let text = text.to_ascii_lowercase();
+        let Some((first, rest)) = self.parts.split_first() else { return false };
+        let Some(mut text) = text.strip_prefix(first.as_str()) else { return false };
+        let Some((last, middle)) = rest.split_last() else { return text.is_empty() };
+        // The first occurrence of each part leaves the most text for the parts after it.
+        for part in middle {
+            match text.find(part.as_str()).and_then(|at| text.get(at.saturating_add(part.len())..)) {
+                Some(after) => text = after,
+                None => return false,
+            }
+        }
+        text.ends_with(last.as_str())
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+/// A pattern of names: `NAMESPACE/MODEL`, with `:TAG` if the tag matters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamePattern {
+    written: String,
+    pattern: Pattern,
+}
+
+impl NamePattern {
+    pub(crate) fn parse(text: &str) -> Result<Self, PatternError> {
+        if text.contains("://") || text.contains('@') {
+            return Err(PatternError::Name);
+        }
+        // As in names of models, where the namespace can be left out. A leading * matches it too.
+        let full = if text.contains('/') || text.starts_with('*') || text.is_empty() {
+            text.to_owned()
+        } else {
+            format!("library/{text}")
+        };
+        Ok(Self { written: text.to_owned(), pattern: Pattern::parse(&full)? })
+    }
+
+    pub(crate) fn matches(&self, name: &ModelName) -> bool {
+        if self.pattern.has(':') {
+            self.pattern.matches(&format!("{}:{}", name.repository, name.tag))
+        } else {
+            self.pattern.matches(&name.repository)
+        }
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, text: &str) -> bool {
+        Pattern::parse(pattern).unwrap().matches(text)
+    }
+
+    #[test]
+    fn star_stands_for_any_characters_and_case_does_not_matter() {
+        for (pattern, text, expected) in [
+            ("hf.co", "hf.co", true),
+            ("hf.co", "HF.co", true),
+            ("hf.co", "hf.com", false),
+            ("*.example.com", "a.b.example.com", true),
+            ("*.example.com", "example.com", false),
+            ("*", "", true),
+            ("*", "a/b", true),
+            ("a*b*c", "abc", true),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "acb", false),
+            ("a*a", "a", false),
+            ("*ab*ab", "xabab", true),
+            ("*ab*ab", "xab", false),
+            ("**", "x", true),
+        ] {
+            assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn pattern_without_a_port_matches_all_ports() {
+        for (pattern, host, expected) in [
+            ("127.0.0.1", "127.0.0.1:5000", true),
+            ("127.0.0.1:5000", "127.0.0.1:5000", true),
+            ("127.0.0.1:5000", "127.0.0.1:5001", false),
+            ("*.example.com", "a.example.com:443", true),
+            ("[::1]:80", "[::1]:80", true),
+            ("[::1]:80", "[::1]", false),
+            ("hf.co", "hf.co", true),
+        ] {
+            assert_eq!(Pattern::host(pattern).unwrap().matches_host(host), expected, "{pattern} {host}");
+        }
+    }
+
+    #[test]
+    fn name_without_a_namespace_is_one_of_the_library() {
+        let name = |text: &str| ModelName::of(&text.parse().unwrap());
+        for (pattern, text, expected) in [
+            ("llama3", "llama3:8b", true),
+            ("llama3", "acme/llama3", false),
+            ("llama*", "llama-evil/x", false),
+            ("*llama*", "acme/llama3", true),
+            ("acme/*", "acme/x:1", true),
+            ("acme/*", "hf.co/acme/x", true),
+            ("ACME/x", "acme/X", true),
+            ("acme/x:latest", "acme/x", true),
+            ("acme/x:q4*", "acme/x:Q4_K_M", true),
+            ("acme/x:q4*", "acme/x:Q8_0", false),
+            ("*:latest", "acme/x", true),
+            ("*", "acme/x", true),
+        ] {
+            assert_eq!(
+                NamePattern::parse(pattern).unwrap().matches(&name(text)),
+                expected,
+                "{pattern} {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn malformed_patterns_are_refused() {
+        assert_eq!(Pattern::parse(""), Err(PatternError::Empty));
+        assert_eq!(Pattern::parse("a b"), Err(PatternError::Character));
+        assert_eq!(Pattern::parse("a?"), Err(PatternError::Character));
+        assert_eq!(Pattern::parse(&"a".repeat(401)), Err(PatternError::TooLong));
+        assert_eq!(Pattern::host("https://hf.co"), Err(PatternError::Host));
+        assert_eq!(NamePattern::parse("https://hf.co/a/b"), Err(PatternError::Name));
+        assert_eq!(NamePattern::parse(""), Err(PatternError::Empty));
+    }
+}

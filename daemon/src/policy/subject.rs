@@ -1,0 +1,88 @@
+//! What rules are about: a model, as far as it is known.
+
+use std::collections::BTreeSet;
+
+use blobd_store_format::host;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
+
+/// The registry of a model that was imported from a file.
+const LOCAL: &str = "local";
+
+/// The formats of files with weights. Models without such files are [`OTHER`](super::OTHER) too.
+pub(crate) const FORMATS: [&str; 4] = ["gguf", "safetensors", "dduf", super::OTHER];
+
+/// The name of a model without its registry.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ModelName {
+    /// `NAMESPACE/MODEL`.
+    pub(super) repository: String,
+    pub(super) tag: String,
+}
+
+impl ModelName {
+    pub(crate) fn of(reference: &Reference) -> Self {
+        let namespace = match reference.namespace() {
+            host::NO_NAMESPACE => Reference::DEFAULT_NAMESPACE,
+            namespace => namespace,
+        };
+        let repository = format!("{namespace}/{}", reference.model());
+        Self { repository, tag: reference.tag().to_owned() }
+    }
+}
+
+/// Values that are read from a model's files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Known {
+    #[default]
+    NotYet,
+    Are(BTreeSet<String>),
+}
+
+/// Licenses and formats of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) licenses: Known,
+    pub(crate) formats: Known,
+}
+
+/// A model, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Subject {
+    /// Where its files came from: hosts, or [`LOCAL`].
+    pub(crate) registries: BTreeSet<String>,
+    /// Its names there.
+    pub(crate) source_names: BTreeSet<ModelName>,
+    /// Its names in the store.
+    pub(crate) names: BTreeSet<ModelName>,
+    pub(crate) terms: Terms,
+}
+
+impl Subject {
+    pub(crate) fn add_name(&mut self, name: &Reference) {
+        self.names.insert(ModelName::of(name));
+    }
+
+    pub(crate) fn add_source(&mut self, source: &PullSource) {
+        self.registries.insert(host::canonical(source.host()).to_owned());
+        self.source_names.extend(source.name().ok().map(|name| ModelName::of(&name)));
+    }
+
+    /// The files came from a user of this machine.
+    pub(crate) fn add_local(&mut self) {
+        self.registries.insert(LOCAL.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_has_the_name_that_its_service_is_known_by() {
+        let mut subject = Subject::default();
+        subject.add_source(&"https://huggingface.co/acme/x/resolve/main/x.gguf".parse().unwrap());
+        assert_eq!(subject.registries, ["hf.co".to_owned()].into());
+        assert_eq!(subject.source_names.first().unwrap().repository, "acme/x");
+    }
+}

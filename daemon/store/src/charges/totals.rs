@@ -1,0 +1,115 @@
+//! What is charged to each user, in memory.
+//!
+//! A new name adds what it is the first to keep, in time proportional to its own blobs. What removes or replaces
+//! something, such as `rm`, only invalidates the sums: they are counted again, over the catalog, when a transaction
+//! of a user with a quota is admitted next. A removal reads every manifest itself, so that count adds little to it.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use super::claims::Scope;
+use crate::index::{Claim, Payers};
+use crate::{Store, StoreError, lock};
+
+/// The sums by user. Nothing is read or written on the disk while `state` is locked.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    state: Mutex<State>,
+    /// Held while the sums are counted: a caller that waits for it needs the same ones.
+    counting: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of changes so far.
+    changes: u64,
+    /// `None` until a user with a quota needs them.
+    counted: Option<Counted>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    /// The number of changes that it includes.
+    changes: u64,
+    payers: Payers,
+    /// Bytes on disk of unfinished downloads and of records in the trash.
+    others: BTreeMap<u32, u64>,
+}
+
+impl Counted {
+    fn charged_to(&self, uid: u32) -> u64 {
+        let others = self.others.get(&uid).copied().unwrap_or_default();
+        self.payers.charged_to(Some(uid)).saturating_add(others)
+    }
+}
+
+impl Store {
+    /// Bytes on disk that are charged to a user, without transactions in progress.
+    pub fn charged_bytes(&self, uid: u32) -> Result<u64, StoreError> {
+        match self.charged_bytes_now(uid) {
+            Some(bytes) => Ok(bytes),
+            None => self.count_charges(uid),
+        }
+    }
+
+    /// The same if nothing must be counted for it.
+    pub(super) fn charged_bytes_now(&self, uid: u32) -> Option<u64> {
+        let state = lock(&self.totals.state);
+        let counted = state.counted.as_ref().filter(|counted| counted.changes == state.changes)?;
+        let is_current = self.catalog_now().is_some_and(|catalog| counted.payers.are_of(&catalog));
+        is_current.then(|| counted.charged_to(uid))
+    }
+
+    /// Counts the sums.
+    pub(super) fn count_charges(&self, uid: u32) -> Result<u64, StoreError> {
+        let _counting = lock(&self.totals.counting);
+        if let Some(bytes) = self.charged_bytes_now(uid) {
+            return Ok(bytes);
+        }
+        // What changes from now on may be missing in the count, so it makes the count invalid.
+        let changes = lock(&self.totals.state).changes;
+        let (claims, others) = (self.claims(Scope::AtRest)?, self.other_charges_at_rest()?);
+        let payers = Payers::count(&*self.catalog()?, &claims);
+        let counted = Counted { changes, payers, others };
+        let bytes = counted.charged_to(uid);
+        lock(&self.totals.state).counted = Some(counted);
+        Ok(bytes)
+    }
+
+    fn other_charges_at_rest(&self) -> Result<BTreeMap<u32, u64>, StoreError> {
+        let mut others = BTreeMap::new();
+        let mut add = |uid: Option<u32>, bytes: u64| {
+            if let Some(uid) = uid {
+                let sum: &mut u64 = others.entry(uid).or_default();
+                *sum = sum.saturating_add(bytes);
+            }
+        };
+        for partial in self.partials()?.into_iter().filter(|partial| !self.is_downloading(partial.file)) {
+            add(self.download_about(partial.file).map(|about| about.uid), partial.bytes);
+        }
+        for (record, uid) in self.users_of_trash()? {
+            add(uid, self.trashed_bytes(record)?);
+        }
+        Ok(others)
+    }
+
+    /// Whom names are charged to has changed in a way that only a new count can follow.
+    pub(crate) fn note_charges_changed(&self) {
+        lock(&self.totals.state).changes += 1;
+    }
+
+    /// A name was set that did not exist before.
+    pub(super) fn note_claim(&self, claim: &Claim) {
+        let mut state = lock(&self.totals.state);
+        let before = state.changes;
+        state.changes += 1;
+        let (after, catalog) = (state.changes, self.catalog_now());
+        if let Some((counted, catalog)) = state.counted.as_mut().zip(catalog)
+            && counted.changes == before
+            && counted.payers.are_of(&catalog)
+            && counted.payers.add_latest(&catalog, claim)
+        {
+            counted.changes = after;
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What a model uses from lower stores.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::Recipe;
+
+use super::Ingest;
+use crate::models::Borrowed;
+use crate::reader::FileReader;
+use crate::{Store, StoreError};
+
+impl Ingest {
+    /// Has this store keep its own copy of every blob that is added, also of those that a lower store has.
+    pub const fn keeping_own_copies(mut self) -> Self {
+        self.keeps_own_copies = true;
+        self
+    }
+
+    /// Whether a blob need not be stored.
+    pub(super) fn is_stored(&self, digest: Digest, size: u64) -> Result<bool, StoreError> {
+        let found = match self.keeps_own_copies {
+            true => self.store.own_blob_size(digest)?,
+            false => self.store.blob_size(digest)?,
+        };
+        Ok(found == Some(size))
+    }
+
+    /// Copies a blob of `size` bytes from a lower store. `report` gets the number of bytes of each step and returns
+    /// false to stop; the result is false then.
+    ///
+    /// # Errors
+    /// [`StoreError::DamagedBlob`] when its bytes have another digest; then nothing is added.
+    pub fn copy_blob(
+        &mut self,
+        digest: Digest,
+        size: u64,
+        report: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<bool, StoreError> {
+        let store = Arc::clone(&self.store);
+        let mut reader = FileReader::of_blob(&store, digest, size);
+        let mut writer = self.staging.stage(size);
+        let mut buffer = vec![0; crate::CHUNK_BYTES];
+        let mut offset = 0;
+        while offset < size {
+            let length = reader.read_at(offset, &mut buffer)?;
+            writer.append(buffer.get(..length).unwrap_or_default())?;
+            offset = offset.saturating_add(length as u64);
+            if !report(length as u64) {
+                return Ok(false);
+            }
+        }
+        let staged = writer.finish()?;
+        if staged.digest != digest {
+            let found = staged.digest;
+            self.staging.discard(&staged)?;
+            return Err(StoreError::DamagedBlob { digest, found });
+        }
+        self.add_blob(staged).map(|_digest| true)
+    }
+
+    /// Adds the recipes of the model's files that only lower stores have. For a file that only they have as a blob,
+    /// adds a recipe that says so. Without these records, a collection would not know what the model needs while a
+    /// lower store is not there.
+    pub(super) fn record_borrowed(&mut self, manifest: &Manifest) -> Result<(), StoreError> {
+        if self.store.lower.is_empty() {
+            return Ok(());
+        }
+        for file in manifest.files() {
+            if self.recipes.contains_key(&file.digest) || self.store.records(file)? {
+                continue;
+            }
+            if let Some(recipe) = self.store.stored_file(file)?.recipe {
+                self.add_recipe(Recipe::clone(&recipe));
+            } else if self.store.lower_blob_size(file.digest)? == Some(file.size) {
+                let path = blobd_store_format::layout::recipe(file.digest);
+                let whole = Recipe::of_whole_file(file.digest, file.size);
+                let refused =
+                    |error| StoreError::Recipe { path: self.store.root.full(path), what: format!("{error}") };
+                self.add_recipe(whole.map_err(refused)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The model's blobs that only lower stores have. All its recipes are in this store.
+    pub(super) fn borrowed(&self, manifest: &Manifest) -> Result<Borrowed, StoreError> {
+        let mut borrowed = Borrowed::new();
+        if self.store.lower.is_empty() {
+            return Ok(borrowed);
+        }
+        for file in manifest.files() {
+            // A damaged recipe is replaced or refused later.
+            let Ok(stored) = self.store.own_stored_file(file) else { continue };
+            for (digest, size) in stored.blob_sizes() {
+                if self.store.own_blob_size(digest)?.is_none()
+                    && self.store.lower_blob_size(digest)? == Some(size)
+                {
+                    borrowed.insert(digest);
+                }
+            }
+        }
+        Ok(borrowed)
+    }
+}
+
+impl Store {
+    /// Whether this store itself has a file's recipe, or its blob.
+    fn records(&self, file: &Descriptor) -> Result<bool, StoreError> {
+        Ok(self.has_own_recipe(file.digest)? || self.own_blob_size(file.digest)? == Some(file.size))
+    }
+
+    /// The blobs of these that this store itself has not.
+    pub fn not_own_blobs(
+        &self,
+        blobs: impl IntoIterator<Item = (Digest, u64)>,
+    ) -> Result<Vec<(Digest, u64)>, StoreError> {
+        let mut seen = BTreeSet::new();
+        let mut missing = Vec::new();
+        for (digest, size) in blobs {
+            if seen.insert(digest) && self.own_blob_size(digest)? != Some(size) {
+                missing.push((digest, size));
+            }
+        }
+        Ok(missing)
+    }
+}

@@ -1,0 +1,208 @@
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::reference::Reference;
+use tempfile::TempDir;
+
+use crate::testing::begin;
+use crate::{Store, StoreError, StoreOptions, gc};
+
+fn name(text: &str) -> Reference {
+    text.parse().unwrap()
+}
+
+fn described(bytes: &[u8]) -> Descriptor {
+    let media_type = MediaType::new("text/plain");
+    Descriptor { media_type, digest: Digest::of(bytes), size: bytes.len() as u64 }
+}
+
+/// Adds a model of a whole file and of a file that is split into two blobs.
+fn add(store: &Arc<Store>, tag: &str, whole: &[u8], halves: [&[u8]; 2]) -> Manifest {
+    let mut ingest = begin(store);
+    ingest.add_bytes(whole).unwrap();
+    let piece = |half: &[u8]| Piece::Blob { blob: Digest::of(half), offset: 0, length: half.len() as u64 };
+    for half in halves {
+        ingest.add_bytes(half).unwrap();
+    }
+    let split = halves.concat();
+    let recipe = Recipe::new(Digest::of(&split), halves.map(piece).to_vec(), Vec::new()).unwrap();
+    ingest.add_recipe(recipe);
+    let manifest = Manifest::compose(described(whole), vec![described(&split)]).unwrap();
+    ingest.commit(&name(tag), &manifest, None).unwrap();
+    manifest
+}
+
+struct Stores {
+    folder: TempDir,
+}
+
+impl Stores {
+    /// A lower store with one model.
+    fn new() -> Self {
+        let stores = Self { folder: tempfile::tempdir().unwrap() };
+        let lower = Arc::new(Store::open(stores.lower()).unwrap());
+        add(&lower, "site", b"config", [b"first", b"second"]);
+        stores
+    }
+
+    fn lower(&self) -> std::path::PathBuf {
+        self.folder.path().join("lower")
+    }
+
+    fn open(&self) -> Arc<Store> {
+        let options = StoreOptions { lower: vec![self.lower()], ..StoreOptions::default() };
+        Arc::new(Store::open_with(self.folder.path().join("upper"), options).unwrap())
+    }
+
+    fn unmount(&self) {
+        fs::rename(self.lower(), self.folder.path().join("away")).unwrap();
+        fs::create_dir(self.lower()).unwrap();
+    }
+
+    fn mount(&self) {
+        fs::remove_dir(self.lower()).unwrap();
+        fs::rename(self.folder.path().join("away"), self.lower()).unwrap();
+    }
+}
+
+fn is_whole(store: &Store, tag: &str) -> bool {
+    let manifest = store.manifest(&name(tag)).unwrap();
+    manifest.files().all(|file| store.has_file(file).unwrap())
+}
+
+fn file_count(directory: &Path) -> usize {
+    fs::read_dir(directory).unwrap().count()
+}
+
+#[test]
+fn lower_store_is_searched_and_never_written_to() {
+    let stores = Stores::new();
+    let before = file_count(&stores.lower());
+    let modified = fs::metadata(stores.lower().join("lock")).unwrap().modified().unwrap();
+    let store = stores.open();
+    assert!(is_whole(&store, "site"));
+    assert_eq!(store.all_tags().unwrap(), [name("site")]);
+    assert_eq!(store.tags().unwrap().references, []);
+    assert!(store.all_summaries().unwrap()[0].lower.is_some());
+    store.open_blob(Digest::of(b"first"), 5).unwrap();
+    let short = store.open_blob(Digest::of(b"first"), 6);
+    assert!(matches!(short, Err(StoreError::BlobSize { found: 5, expected: 6, .. })));
+    assert_eq!(file_count(&stores.lower()), before);
+    assert_eq!(fs::metadata(stores.lower().join("lock")).unwrap().modified().unwrap(), modified);
+}
+
+#[test]
+fn model_of_a_lower_store_cannot_be_changed() {
+    let stores = Stores::new();
+    let store = stores.open();
+    let refused = store.resolve_for_change(&name("site"));
+    assert!(matches!(refused, Err(StoreError::InLowerStore { name, .. }) if name == "site:latest"));
+}
+
+#[test]
+fn blob_of_a_lower_store_is_not_stored_again() {
+    let stores = Stores::new();
+    let store = stores.open();
+    add(&store, "mine", b"config", [b"first", b"mine"]);
+    assert_eq!(store.blobs().unwrap(), [Digest::of(b"mine")]);
+    assert!(is_whole(&store, "mine"));
+    let recipes: Vec<_> = store.recipes().unwrap();
+    assert!(recipes.contains(&Digest::of(b"config")), "a recipe records the whole file");
+    assert!(store.recipe(Digest::of(b"config")).unwrap().is_none(), "which is stored whole");
+}
+
+#[test]
+fn collection_without_the_lower_store_deletes_nothing_that_a_model_needs() {
+    let stores = Stores::new();
+    let store = stores.open();
+    add(&store, "mine", b"config", [b"first", b"mine"]);
+    let lease = store.leases().grant("a test");
+    let site = store.leased_model(&name("site"), &lease).unwrap().manifest;
+    begin(&store).commit(&name("alias"), &site, None).unwrap();
+    drop(lease);
+    let (blobs, recipes) = (store.blobs().unwrap(), store.recipes().unwrap());
+    stores.unmount();
+    assert_eq!(store.all_tags().unwrap(), [name("alias"), name("mine")]);
+    assert!(!is_whole(&store, "mine"));
+    assert_eq!(gc::collect(&store).unwrap().deletions, []);
+    drop(store);
+    let store = stores.open();
+    assert_eq!(gc::collect(&store).unwrap().deletions, []);
+    assert_eq!((store.blobs().unwrap().len(), store.recipes().unwrap().len()), (blobs.len(), recipes.len()));
+    let hidden = store.open_blob(Digest::of(b"first"), 0);
+    assert!(matches!(hidden, Err(StoreError::Hidden { .. })), "{hidden:?}");
+    stores.mount();
+    assert!(["site", "mine", "alias"].iter().all(|tag| is_whole(&store, tag)));
+}
+
+#[test]
+fn commit_that_needs_a_lower_store_which_is_gone_is_refused() {
+    let stores = Stores::new();
+    let store = stores.open();
+    let site = store.manifest(&name("site")).unwrap();
+    stores.unmount();
+    let refused = begin(&store).commit(&name("alias"), &site, None);
+    assert!(matches!(refused, Err(StoreError::MissingBlob { .. })), "{refused:?}");
+    assert_eq!(store.tags().unwrap().references, []);
+}
+
+#[test]
+fn another_store_in_the_place_of_a_lower_one_is_left_out() {
+    let stores = Stores::new();
+    let store = stores.open();
+    assert!(is_whole(&store, "site"));
+    stores.unmount();
+    drop(Store::open(stores.lower()).unwrap());
+    assert_eq!(store.all_tags().unwrap(), []);
+    let status = store.lower_stores().remove(0).state;
+    assert!(status.unwrap_err().contains("restart blobd"));
+}
+
+#[test]
+fn store_that_is_its_own_lower_store_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("store");
+    drop(Store::open(&root).unwrap());
+    let options = StoreOptions { lower: vec![root.clone()], ..StoreOptions::default() };
+    let store = Store::open_with(&root, options).unwrap();
+    assert!(store.lower_stores().remove(0).state.unwrap_err().contains("the writable store itself"));
+}
+
+#[test]
+fn copied_blob_is_verified() {
+    let stores = Stores::new();
+    let store = stores.open();
+    let blob = stores.lower().join(layout::blob(Digest::of(b"first")));
+    fs::remove_file(&blob).unwrap();
+    fs::write(&blob, b"wrong").unwrap();
+    let mut ingest = begin(&store).keeping_own_copies();
+    let refused = ingest.copy_blob(Digest::of(b"first"), 5, &mut |_| true);
+    assert!(matches!(refused, Err(StoreError::DamagedBlob { .. })), "{refused:?}");
+    assert!(ingest.copy_blob(Digest::of(b"second"), 6, &mut |_| true).unwrap());
+    assert!(!ingest.copy_blob(Digest::of(b"config"), 6, &mut |_| false).unwrap(), "it was stopped");
+    ingest.commit_blobs().unwrap();
+    assert_eq!(store.blobs().unwrap(), [Digest::of(b"second")]);
+}
+
+#[test]
+fn damaged_blob_is_not_missed_while_a_lower_store_has_it() {
+    let stores = Stores::new();
+    let store = stores.open();
+    let mut ingest = begin(&store).keeping_own_copies();
+    assert!(ingest.copy_blob(Digest::of(b"first"), 5, &mut |_| true).unwrap());
+    ingest.commit_blobs().unwrap();
+    let own = store.path(layout::blob(Digest::of(b"first")));
+    fs::remove_file(&own).unwrap();
+    fs::write(&own, b"wrong").unwrap();
+    store.quarantine_if_damaged(Digest::of(b"first")).unwrap().unwrap();
+    assert!(store.damaged().is_empty());
+    assert_eq!(store.read_blob(Digest::of(b"first"), 9).unwrap().unwrap(), b"first");
+    stores.unmount();
+    assert!(store.damaged().contains(&Digest::of(b"first")));
+}

@@ -1,0 +1,47 @@
+//! The audit log: what it has records of, who can read them, and what it survives.
+
+mod requests;
+mod survival;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use serde_json::Value as Json;
+
+fn import(blobd: &Blobd, folder: &Path, seed: u64, name: &str) {
+    let path = ModelFile::dense(seed).write_to(folder, &format!("{name}.gguf"));
+    blobd.run(["import", path.to_str().unwrap(), "--name", name]).succeeds();
+}
+
+/// The records that `blobd log` prints with these options.
+fn records(blobd: &Blobd, options: &str) -> Vec<Json> {
+    let text = blobd.line(&format!("log --json -n 100000 {options}")).succeeds().text();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The verbs and results of these records.
+fn results(records: &[Json]) -> Vec<String> {
+    let text = |record: &Json, key: &str| record[key].as_str().unwrap().to_owned();
+    records.iter().map(|record| format!("{} {}", text(record, "verb"), text(record, "result"))).collect()
+}
+
+/// The files of a log, the oldest first.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn config(daemon_folder: &Path, text: &str) -> PathBuf {
+    let path = daemon_folder.join("config.toml");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn audit(daemon: &TestDaemon) -> PathBuf {
+    daemon.root().join("audit")
+}

@@ -1,0 +1,110 @@
+//! The log after crashes, on a full disk and in another directory.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::temp_dirs::tmpfs_directory;
+use blobd_tests::wait::eventually;
+
+use super::{audit, config, files, import, records, results};
+
+#[test]
+fn killed_daemon_leaves_a_log_that_can_be_read_and_continued() {
+    let mut daemon = TestDaemon::start();
+    import(&daemon.command(), daemon.scratch(), 1, "m");
+    eventually("the record is written", || results(&records(&daemon.command(), "")) == ["import ok"]);
+    daemon.kill();
+    let file = files(&audit(&daemon)).remove(0);
+    let mut bytes = fs::read(&file).unwrap();
+    bytes.extend(b"{\"time\":\"2026-");
+    fs::write(&file, bytes).unwrap();
+    daemon.restart();
+    daemon.command().line("rm m").succeeds();
+    eventually("the next record is written", || {
+        results(&records(&daemon.command(), "")) == ["import ok", "rm ok"]
+    });
+    let run = daemon.command().line("log").succeeds();
+    assert!(run.stderr.contains("1 line of the log is no record"), "{}", run.stderr);
+    assert_eq!(files(&audit(&daemon)).len(), 1);
+}
+
+#[test]
+fn stopped_daemon_has_written_all_records() {
+    let mut daemon = TestDaemon::start();
+    import(&daemon.command(), daemon.scratch(), 1, "m");
+    for _ in 0..20 {
+        daemon.command().line("tag m n").succeeds();
+    }
+    daemon.stop();
+    let text = fs::read_to_string(&files(&audit(&daemon))[0]).unwrap();
+    assert_eq!(text.lines().count(), 21, "{text}");
+}
+
+#[test]
+fn requests_are_served_although_the_log_cannot_be_written_and_the_loss_is_visible() {
+    let daemon = TestDaemon::start();
+    let directory = audit(&daemon);
+    // In place of the directory of the log.
+    fs::write(&directory, "").unwrap();
+    import(&daemon.command(), daemon.scratch(), 1, "m");
+    let check = || {
+        let report = daemon.command().line("doctor --json").stdout;
+        let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["name"] == "audit log").unwrap()["status"].clone()
+    };
+    eventually("doctor reports it", || check() == "failure");
+    assert!(daemon.log().contains("audit log: "), "{}", daemon.log());
+    fs::remove_file(&directory).unwrap();
+    daemon.command().line("tag m n").succeeds();
+    eventually("the log is written again", || {
+        directory.is_dir() && results(&records(&daemon.command(), "")) == ["audit dropped", "tag ok"]
+    });
+    assert_eq!(check(), "note");
+}
+
+#[test]
+fn log_is_private_and_in_the_directory_that_the_configuration_names() {
+    let folder = tmpfs_directory();
+    let directory = folder.path().join("log");
+    let text = format!("[audit]\ndirectory = \"{}\"\n", directory.display());
+    let config = config(folder.path(), &text);
+    let daemon = TestDaemon::start_at(&folder.path().join("store"), Some(&config));
+    import(&daemon.command(), folder.path(), 1, "m");
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&directory), mode(&files(&directory)[0])), (0o700, 0o600));
+    assert!(!folder.path().join("store/audit").exists());
+}
+
+#[test]
+fn daemon_whose_directory_of_the_log_is_not_safe_does_not_start() {
+    let folder = tmpfs_directory();
+    let directory = folder.path().join("log");
+    let text = format!("[audit]\ndirectory = \"{}\"\n", directory.display());
+    let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config(folder.path(), &text));
+    fs::create_dir(folder.path().join("other")).unwrap();
+    symlink(folder.path().join("other"), &directory).unwrap();
+    let error = blobd.line("serve --json").exits_with(1).error();
+    assert!(error.message.starts_with("audit.directory: "), "{error}");
+    fs::remove_file(&directory).unwrap();
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+    let error = blobd.line("serve --json").exits_with(1).error();
+    assert!(error.message.contains("mode 0777"), "{error}");
+}
+
+#[test]
+fn names_with_control_characters_and_urls_with_secrets_are_safe_in_the_log() {
+    let daemon = TestDaemon::start();
+    let path = ModelFile::dense(1).write_to(daemon.scratch(), "a\nb.gguf");
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", "m"]).succeeds();
+    let url = "https://127.0.0.1:1/m.gguf?token=secret";
+    assert_ne!(daemon.command().run(["pull", url, "--json"]).code, 0);
+    eventually("both records are written", || records(&daemon.command(), "").len() == 2);
+    let text = fs::read_to_string(&files(&audit(&daemon))[0]).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert!(!text.contains("secret"), "{text}");
+}

@@ -1,0 +1,182 @@
+//! What happens in the table of metrics.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use blobd_store_format::digest::Digest;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::reader::Reader;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::store_dir::{blob_path, flip_byte};
+use blobd_tests::temp_dirs::tmpfs_directory;
+use blobd_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::samples::Samples;
+use crate::pull::registry_with;
+
+/// Nothing is read in the background; connections are given up soon.
+const CONFIG: &str = "[scrub]\nrate_bytes_per_second = 0\n[transfer]\nstall_timeout_seconds = 1\n";
+/// Longer than any test may take.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+/// Few files, so that a user has soon as many connections as it may.
+const OPEN_FILES: &str = "ulimit -n 256 && exec env \"$@\"";
+
+/// A daemon, what clients hold of it, and the registries that it has used.
+pub(super) struct World {
+    daemon: TestDaemon,
+    config: PathBuf,
+    /// The registry of the model that is pulled first, and repaired.
+    registry: FakeRegistry,
+    others: Vec<FakeRegistry>,
+    readers: Vec<Reader>,
+    pull: Option<Child>,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let folder = tmpfs_directory();
+        let config = folder.path().join("config.toml");
+        fs::write(&config, CONFIG).unwrap();
+        let variable = format!("BLOBD_CONFIG={}", config.display());
+        let daemon = TestDaemon::start_under(&["sh", "-c", OPEN_FILES, "sh", &variable], folder);
+        let registry = registry_with(&ModelFile::dense(50));
+        let (others, readers) = (Vec::new(), Vec::new());
+        Self { daemon, config, registry, others, readers, pull: None }
+    }
+
+    pub(super) fn samples(&self) -> Samples {
+        Samples::read(&self.daemon.socket())
+    }
+
+    fn line(&self, line: &str) {
+        self.daemon.command().line(line).succeeds();
+    }
+
+    fn import(&self, name: &str, model: &ModelFile) {
+        let path = model.write_to(self.daemon.scratch(), &format!("{name}.gguf"));
+        self.daemon.command().run(["import", "--name", name, path.to_str().unwrap()]).succeeds();
+    }
+
+    /// Pulls a model from a registry of its own, which has this fault once.
+    fn pull_with(&mut self, model: &ModelFile, path: &str, fault: Fault) {
+        let registry = registry_with(model);
+        registry.add_fault(path, 1, fault);
+        self.daemon.command().run(["pull", &registry.name("library/tiny:latest")]).succeeds();
+        self.others.push(registry);
+    }
+
+    /// A digest of a tensor of the model that was pulled first.
+    fn pulled_tensor(&self) -> String {
+        let name = self.registry.name("library/tiny:latest");
+        let shown = self.daemon.command().run(["show", "--json", &name]).succeeds().json();
+        shown["tensors"][0]["digest"].as_str().unwrap().to_owned()
+    }
+}
+
+pub(super) fn list(world: &mut World) {
+    world.line("ls");
+}
+
+pub(super) fn request_absent(world: &mut World) {
+    world.daemon.command().line("show absent").exits_with(3);
+}
+
+pub(super) fn import(world: &mut World) {
+    world.import("first", &ModelFile::dense(1));
+}
+
+pub(super) fn import_similar(world: &mut World) {
+    world.import("similar", &ModelFile::dense(1).with("general.name", "similar"));
+}
+
+pub(super) fn open(world: &mut World) {
+    world.readers.push(Reader::open(&world.daemon.socket(), "first"));
+}
+
+pub(super) fn pull(world: &mut World) {
+    world.registry.add_fault("/manifests/", 1, Fault::Status(503));
+    let name = world.registry.name("library/tiny:latest");
+    world.daemon.command().run(["pull", &name]).succeeds();
+}
+
+pub(super) fn pull_wrong_bytes(world: &mut World) {
+    let model = ModelFile::dense(51);
+    let middle = model.bytes().len() as u64 / 2;
+    world.pull_with(&model, "/cdn/", Fault::FlipInFile(middle));
+}
+
+pub(super) fn pull_from_stalling_server(world: &mut World) {
+    world.pull_with(&ModelFile::dense(52), "/cdn/", Fault::StallAfter(5000, FOR_EVER));
+}
+
+pub(super) fn begin_slow_pull(world: &mut World) {
+    let registry = registry_with(&ModelFile::dense(53));
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100, Duration::from_millis(100)));
+    let mut command = world.daemon.command().command();
+    command.args(["pull", &registry.name("library/tiny:latest")]).stdout(Stdio::null()).stderr(Stdio::null());
+    world.pull = Some(command.spawn().unwrap());
+    world.others.push(registry);
+}
+
+pub(super) fn interrupt_pull(world: &mut World) {
+    let mut pull = world.pull.take().unwrap();
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+}
+
+pub(super) fn find_damage(world: &mut World) {
+    flip_byte(&blob_path(world.daemon.root(), &world.pulled_tensor()), 3);
+    let name = world.registry.name("library/tiny:latest");
+    world.daemon.command().run(["verify", &name]).exits_with(5);
+}
+
+pub(super) fn repair(world: &mut World) {
+    let name = world.registry.name("library/tiny:latest");
+    world.daemon.command().run(["verify", "--repair", &name]).succeeds();
+}
+
+pub(super) fn add_unneeded_blob(world: &mut World) {
+    let content = [7; 50_000];
+    let path = blob_path(world.daemon.root(), &Digest::of(&content).to_string());
+    fs::write(path, content).unwrap();
+}
+
+pub(super) fn collect(world: &mut World) {
+    world.line("gc");
+}
+
+pub(super) fn trash(world: &mut World) {
+    world.line("rm --keep 7d similar");
+}
+
+/// Large enough for what is there, and too small for another model.
+pub(super) fn set_quota(world: &mut World) {
+    let usage = world.daemon.client().disk_usage().unwrap();
+    let quota = usage.used_bytes + 50_000;
+    let space = format!("[space]\nquota = {quota}\nmin_free = 4096\nevict = \"all\"\nhigh_watermark = 100\n");
+    fs::write(&world.config, format!("{CONFIG}{space}")).unwrap();
+    let pid = Pid::from_raw(world.daemon.pid().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::HUP).unwrap();
+    eventually("the configuration is read", || world.daemon.log().contains("SIGHUP: "));
+}
+
+pub(super) fn import_beyond_quota(world: &mut World) {
+    world.import("last", &ModelFile::dense(60));
+}
+
+pub(super) fn connect_too_often(world: &mut World) {
+    let connect = || UnixStream::connect(world.daemon.socket()).ok();
+    let held: Vec<_> = (0..200).map(|_| connect()).collect();
+    drop(held);
+}
+
+pub(super) fn restart(world: &mut World) {
+    world.readers.clear();
+    world.daemon.stop();
+    world.daemon.restart();
+}

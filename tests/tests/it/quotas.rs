@@ -1,0 +1,266 @@
+//! Quotas of users, through the socket as other users, and the sum of what is charged to all.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blobd_client::protocol::accounts::{ChargedUser, QuotaState, UserUsage};
+use blobd_tests::command::{self, Run};
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::programs;
+use blobd_tests::registry::FakeRegistry;
+use blobd_tests::store_dir::{check_blobs, du};
+use blobd_tests::temp_dirs::tmpfs_directory;
+use blobd_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::multi_user::can_be_others;
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+const ANN: u32 = 64301;
+const BOB: u32 = 64302;
+/// A group that only [`Shared::run_in_group`] uses.
+const GROUP: u32 = 64390;
+const OPEN: &str = "socket_mode = \"0666\"\n[access]\nadmin = []\n";
+
+/// A daemon that every user can connect to.
+struct Shared {
+    daemon: TestDaemon,
+    config: PathBuf,
+    _folder: TempDir,
+}
+
+impl Shared {
+    fn start(quotas: &str) -> Self {
+        let folder = tmpfs_directory();
+        let config = folder.path().join("config.toml");
+        fs::write(&config, format!("{OPEN}{quotas}")).unwrap();
+        let daemon = TestDaemon::start_at_under(&[], &folder.path().join("store"), Some(&config));
+        let open = |path| fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        open(daemon.scratch());
+        open(folder.path());
+        Self { daemon, config, _folder: folder }
+    }
+
+    /// Replaces the quotas, and waits until the daemon uses them.
+    fn set_quotas(&self, quotas: &str) {
+        let before = self.daemon.log().matches("SIGHUP: ").count();
+        fs::write(&self.config, format!("{OPEN}{quotas}")).unwrap();
+        let pid = Pid::from_raw(self.daemon.pid().try_into().unwrap()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        eventually("the configuration is read", || self.daemon.log().matches("SIGHUP: ").count() > before);
+        assert!(!self.daemon.log().contains("stays as it is"), "{}", self.daemon.log());
+    }
+
+    fn run(&self, uid: u32, words: &[&str]) -> Run {
+        self.run_in_group(uid, uid, words)
+    }
+
+    fn run_in_group(&self, uid: u32, gid: u32, words: &[&str]) -> Run {
+        let mut command = Command::new("setpriv");
+        command.arg(format!("--reuid={uid}")).arg(format!("--regid={uid}"));
+        command.arg(format!("--groups={uid},{gid}")).arg("--");
+        command.arg(programs::blobd()).args(words);
+        self.daemon.command().prepare(&mut command);
+        command::run(&mut command)
+    }
+
+    /// A file that every user can read. It is written once.
+    fn file(&self, seed: u64) -> String {
+        let file = format!("{seed}.gguf");
+        let mut path = self.daemon.scratch().join(&file);
+        if !path.exists() {
+            path = ModelFile::dense_of(seed, 2, 128).write_to(self.daemon.scratch(), &file);
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn import(&self, uid: u32, seed: u64, name: &str) -> Run {
+        self.run(uid, &["import", &self.file(seed), "--name", name, "--json"])
+    }
+
+    /// As the user sees it.
+    fn own(&self, uid: u32) -> ChargedUser {
+        let json = self.run(uid, &["df", "--users", "--json"]).succeeds().json();
+        let mut usage: UserUsage = serde_json::from_value(json).unwrap();
+        assert_eq!((usage.users.len(), usage.disk_bytes), (1, None), "{usage:?}");
+        assert_eq!(usage.users[0].uid, Some(uid));
+        usage.users.remove(0)
+    }
+
+    /// As an administrator sees it, when nothing is in progress.
+    fn all(&self) -> UserUsage {
+        let usage = || self.daemon.client().user_usage().unwrap();
+        let sum = |usage: &UserUsage| usage.users.iter().map(|user| user.charged_bytes).sum::<u64>();
+        // The copy of the index is written a moment later.
+        eventually("the charges are what the disk has", || sum(&usage()) == du(self.daemon.root()));
+        let usage = usage();
+        assert_eq!(usage.disk_bytes, Some(sum(&usage)));
+        usage
+    }
+}
+
+fn hard(uid: u32, bytes: u64) -> String {
+    format!("[quotas.users.{uid}]\nhard = {bytes}\n")
+}
+
+/// Asserts that the quota has refused it.
+fn is_over_quota(run: Run, uid: u32) {
+    let error = run.exits_with(6).error();
+    assert_eq!(error.code.name(), "over_quota", "{error}");
+    assert!(error.message.contains(&format!("quota of uid {uid}: ")), "{error}");
+    assert!(error.message.contains(" needed, ") && error.message.contains(" used"), "{error}");
+    assert!(error.hint.unwrap().contains("`blobd df --users`"));
+}
+
+#[test]
+fn hard_quota_refuses_imports_and_pulls_before_they_store_anything() {
+    if !can_be_others() {
+        return;
+    }
+    let shared = Shared::start("");
+    shared.import(ANN, 1, "a1").succeeds();
+    let before = shared.own(ANN);
+    assert!(before.charged_bytes > 0 && before.quota.is_none(), "{before:?}");
+    shared.set_quotas(&hard(ANN, before.charged_bytes * 3 / 2));
+    is_over_quota(shared.import(ANN, 2, "a2"), ANN);
+    let registry = FakeRegistry::start().unwrap();
+    let bytes = ModelFile::dense_of(2, 2, 128).bytes();
+    registry.add_model("library/m:latest", b"{}", &[(MODEL, &bytes)]).unwrap();
+    is_over_quota(shared.run(ANN, &["pull", &registry.name("library/m"), "--json"]), ANN);
+    let after = shared.own(ANN);
+    assert_eq!((after.charged_bytes, after.models), (before.charged_bytes, 1));
+    assert_eq!(after.state, QuotaState::Ok);
+    // What is stored already costs nothing, and other users are not limited.
+    shared.import(ANN, 1, "again").succeeds();
+    shared.import(BOB, 2, "b2").succeeds();
+    shared.run(ANN, &["pull", &registry.name("library/m"), "--json"]).succeeds();
+    assert_eq!(shared.own(ANN).models, 3);
+    // Bob's name goes, and Ann, who keeps the data, pays for it. She may not add more.
+    shared.daemon.command().line("rm b2").succeeds();
+    let after = shared.own(ANN);
+    assert!(after.charged_bytes > before.charged_bytes * 3 / 2, "{after:?}");
+    assert_eq!(after.state, QuotaState::Full);
+    is_over_quota(shared.import(ANN, 3, "a3"), ANN);
+    shared.all();
+    check_blobs(shared.daemon.root());
+}
+
+#[test]
+fn soft_quota_adds_a_note_and_a_line_of_the_log() {
+    if !can_be_others() {
+        return;
+    }
+    let shared = Shared::start(&format!("[quotas.users.{ANN}]\nsoft = 1000\nhard = \"1 GiB\"\n"));
+    let imported = shared.import(ANN, 1, "a1").succeeds().json();
+    let notes = imported["imported"][0]["notes"].to_string();
+    assert!(notes.contains("soft quota: ") && notes.contains("1.00 GiB"), "{imported}");
+    let run = shared.run(ANN, &["import", &shared.file(2), "--name", "a2"]).succeeds();
+    assert!(run.text().contains("note: soft quota: "), "{}", run.text());
+    let line = format!("uid={ANN}");
+    assert!(shared.daemon.log().lines().any(|log| log.contains("over soft quota") && log.contains(&line)));
+    assert_eq!(shared.own(ANN).state, QuotaState::OverSoft);
+    let bob = shared.import(BOB, 3, "b").succeeds().json();
+    assert!(bob["imported"][0].get("notes").is_none(), "{bob}");
+}
+
+#[test]
+fn quotas_are_by_user_by_group_and_by_default() {
+    if !can_be_others() {
+        return;
+    }
+    let shared = Shared::start("");
+    let path = shared.file(1);
+    let import = |gid, name| shared.run_in_group(ANN, gid, &["import", &path, "--name", name, "--json"]);
+    shared.set_quotas("[quotas]\ndefault = { hard = 1000 }\n");
+    is_over_quota(import(ANN, "a"), ANN);
+    shared.set_quotas(&format!("[quotas.default]\nhard = 1000\n[quotas.groups.{GROUP}]\nhard = \"1 GiB\"\n"));
+    is_over_quota(import(ANN, "a"), ANN);
+    import(GROUP, "a").succeeds();
+    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\nhard = 1000\n"));
+    let path = shared.file(2);
+    let import = |gid, name| shared.run_in_group(ANN, gid, &["import", &path, "--name", name, "--json"]);
+    is_over_quota(import(GROUP, "b"), ANN);
+    import(ANN, "b").succeeds();
+    // An administrator has a quota only by an entry of its own.
+    shared.set_quotas("[quotas.default]\nhard = 1000\n");
+    let as_root =
+        |seed, name| shared.daemon.command().run(["import", &shared.file(seed), "--name", name, "--json"]);
+    as_root(3, "c").succeeds();
+    shared.set_quotas(&hard(0, 1000));
+    is_over_quota(as_root(4, "d"), 0);
+}
+
+const USERS: u64 = 10;
+/// Quiet moments in the suite. `just quotas` runs for minutes.
+const ROUNDS: u32 = 3;
+
+/// The seeds of models that several users import.
+const COMMON: std::ops::Range<u64> = 10..14;
+
+/// One user's part of a round: an import of a model of its own, one that others import too, and a pull.
+fn work(shared: &Shared, user: u64, round: u64, names: &[String]) {
+    let uid = ANN + u32::try_from(user).unwrap();
+    let own = shared.import(uid, 1000 + round * USERS + user, &format!("own{user}-{round}"));
+    let common = shared.import(uid, COMMON.start + (user + round) % 4, &format!("common{user}-{round}"));
+    let pulled = shared.run(uid, &["pull", &names[usize::try_from((user + round) % 3).unwrap()], "--json"]);
+    for run in [own, common, pulled] {
+        if run.code != 0 {
+            is_over_quota(run, uid);
+        }
+    }
+}
+
+#[test]
+fn charges_of_ten_users_at_once_add_up_to_what_the_disk_has() {
+    if !can_be_others() {
+        return;
+    }
+    let size = ModelFile::dense_of(1, 2, 128).bytes().len() as u64;
+    let quotas = (0..USERS).map(|user| hard(ANN + u32::try_from(user).unwrap(), size * (2 + user % 4)));
+    let shared = Shared::start(&quotas.collect::<String>());
+    let registry = FakeRegistry::start().unwrap();
+    let names: Vec<String> = (0..3)
+        .map(|model| {
+            let (name, bytes) =
+                (format!("library/m{model}"), ModelFile::dense_of(500 + model, 2, 128).bytes());
+            registry.add_model(&format!("{name}:latest"), b"{}", &[(MODEL, &bytes)]).unwrap();
+            registry.name(&name)
+        })
+        .collect();
+    let seconds = std::env::var("BLOBD_QUOTA_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let (start, time) = (Instant::now(), seconds.map(Duration::from_secs));
+    let mut refused = false;
+    // Before several users import them at the same time.
+    COMMON.for_each(|seed| drop(shared.file(seed)));
+    for round in 0.. {
+        if round >= ROUNDS && time.is_none_or(|time| start.elapsed() > time) {
+            break;
+        }
+        thread::scope(|scope| {
+            for user in 0..USERS {
+                let (shared, names) = (&shared, &names);
+                scope.spawn(move || work(shared, user, round.into(), names));
+            }
+        });
+        for user in shared.all().users.iter().filter(|user| user.uid.is_some()) {
+            let hard = user.quota.and_then(|quota| quota.hard_bytes).unwrap_or(u64::MAX);
+            // What others have kept may have moved to this user when names were removed.
+            assert!(round > 0 || user.charged_bytes <= hard, "{user:?}");
+            refused |= user.state == QuotaState::Full || user.charged_bytes > hard.saturating_sub(size);
+        }
+        check_blobs(shared.daemon.root());
+        // Every third name goes, so that its data moves to others or is freed.
+        let models = shared.daemon.client().models().unwrap().models;
+        let removed: Vec<_> = models.into_iter().map(|model| model.name).step_by(3).collect();
+        shared.daemon.command().run([&["rm".to_owned()], &*removed].concat()).succeeds();
+        shared.all();
+    }
+    assert!(refused, "the quotas are too large for this test");
+}
