@@ -42,7 +42,7 @@ impl RecipeOutline {
     /// ```
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let raw: RawOutline = serde_json::from_slice(json)?;
-        check_version(raw.version, !raw.members.is_empty(), raw.unpacked.is_some())?;
+        check_version(raw.version, !raw.members.is_empty(), raw.unpacked.is_some(), raw.whole)?;
         check_seal(json, raw.check)?;
         let pieces: Vec<Piece> = raw
             .pieces
@@ -82,6 +82,8 @@ struct RawOutline {
     size: u64,
     #[serde(default)]
     unpacked: Option<Unpacked>,
+    #[serde(default)]
+    whole: bool,
     pieces: Vec<RawPiece>,
     #[serde(rename = "tensors")]
     _tensors: IgnoredAny,

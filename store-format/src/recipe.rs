@@ -29,6 +29,7 @@ pub struct Recipe {
     tensors: Vec<TensorEntry>,
     members: Vec<Member>,
     unpacked: Option<UnpackedFile>,
+    is_whole: bool,
 }
 
 /// One contiguous part of a file.
@@ -123,6 +124,8 @@ impl Recipe {
     pub const ARCHIVE_VERSION: u32 = 2;
     /// The version of the recipe of a compressed archive.
     pub const UNPACKED_VERSION: u32 = 3;
+    /// The version of the recipe of a file that is stored whole.
+    pub const WHOLE_VERSION: u32 = 4;
     /// The longest recipe read. A recipe with the most tensors and the longest names is shorter.
     pub const MAX_BYTES: u64 = 128 << 20;
     /// The longest gap that becomes a literal: it covers the padding of any page size and keeps the
@@ -140,7 +143,7 @@ impl Recipe {
         let pieces = check_pieces(pieces)?;
         let blobs = blob_sizes(&pieces);
         tensors.iter().try_for_each(|tensor| check_tensor(tensor, &blobs))?;
-        Ok(Self { file, pieces, tensors, members: Vec::new(), unpacked: None })
+        Ok(Self { file, pieces, tensors, members: Vec::new(), unpacked: None, is_whole: false })
     }
 
     /// Parses the JSON form.
@@ -149,13 +152,14 @@ impl Recipe {
     /// [`RecipeError`] when the JSON is not a recipe, has another version, or breaks an invariant.
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let raw: RawRecipe = serde_json::from_slice(json)?;
-        check_version(raw.version, !raw.members.is_empty(), raw.unpacked.is_some())?;
+        check_version(raw.version, !raw.members.is_empty(), raw.unpacked.is_some(), raw.whole)?;
         check_seal(json, raw.check)?;
         let content = raw.unpacked.as_ref().map_or(raw.file, |unpacked| unpacked.digest);
         let recipe = Self::new(content, raw.pieces, raw.tensors)?.with_members(raw.members)?;
         check_size(recipe.size(), raw.size, raw.unpacked.as_ref())?;
         match raw.unpacked {
             Some(unpacked) => recipe.of_packed(raw.file, raw.size, unpacked.compression),
+            None if raw.whole => recipe.as_whole(),
             None => Ok(recipe),
         }
     }
@@ -164,9 +168,10 @@ impl Recipe {
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let raw = RawRecipeRef {
-            version: version(!self.members.is_empty(), self.unpacked.is_some()),
+            version: version(!self.members.is_empty(), self.unpacked.is_some(), self.is_whole),
             file: self.file,
             size: self.size(),
+            whole: self.is_whole,
             unpacked: self.unpacked(),
             pieces: &self.pieces,
             tensors: &self.tensors,
@@ -231,7 +236,7 @@ pub enum RecipeError {
     #[error("recipe: {0}")]
     Json(#[from] serde_json::Error),
     /// The version is not supported.
-    #[error("recipe: version {found}, this blobd reads 1 to {}; upgrade blobd", Recipe::UNPACKED_VERSION)]
+    #[error("recipe: version {found}, this blobd reads 1 to {}; upgrade blobd", Recipe::WHOLE_VERSION)]
     Version {
         /// The version found.
         found: u32,
@@ -281,6 +286,9 @@ pub enum RecipeError {
     /// The content of a compressed file that is no archive with files.
     #[error("recipe: the content of a compressed file has no files in it")]
     Unpacked,
+    /// A file that is stored whole consists of something else than the blob of its digest.
+    #[error("recipe: the file is stored whole, but its pieces are not the one blob of its digest")]
+    Whole,
     /// A file in an archive is not in it, or overlaps another.
     #[error("recipe: file {path:?} in the archive: not in it, or overlaps another file")]
     Member {
@@ -311,11 +319,12 @@ pub enum RecipeError {
     },
 }
 
-/// The version of a recipe, with or without files in it, of a file that is stored unpacked or not.
-const fn version(has_members: bool, is_unpacked: bool) -> u32 {
+/// The version of a recipe, with or without files in it, of a file that is stored unpacked, whole, or neither.
+const fn version(has_members: bool, is_unpacked: bool, is_whole: bool) -> u32 {
     match (has_members, is_unpacked) {
         (_, true) => Recipe::UNPACKED_VERSION,
         (true, false) => Recipe::ARCHIVE_VERSION,
+        (false, false) if is_whole => Recipe::WHOLE_VERSION,
         (false, false) => Recipe::VERSION,
     }
 }
@@ -324,8 +333,13 @@ pub(crate) const fn check_version(
     found: u32,
     has_members: bool,
     is_unpacked: bool,
+    is_whole: bool,
 ) -> Result<(), RecipeError> {
-    if found == version(has_members, is_unpacked) { Ok(()) } else { Err(RecipeError::Version { found }) }
+    if found == version(has_members, is_unpacked, is_whole) {
+        Ok(())
+    } else {
+        Err(RecipeError::Version { found })
+    }
 }
 
 /// The pieces add up to the declared size of the file, or of its content.
@@ -414,6 +428,8 @@ struct RawRecipe {
     file: Digest,
     size: u64,
     #[serde(default)]
+    whole: bool,
+    #[serde(default)]
     unpacked: Option<Unpacked>,
     pieces: Vec<Piece>,
     tensors: Vec<TensorEntry>,
@@ -427,6 +443,8 @@ struct RawRecipeRef<'a> {
     version: u32,
     file: Digest,
     size: u64,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    whole: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     unpacked: Option<Unpacked>,
     pieces: &'a [Piece],
