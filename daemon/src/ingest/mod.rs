@@ -113,7 +113,7 @@ fn admit(
 ) -> Result<BTreeMap<usize, Digest>, IngestError> {
     let sizes = plan.blobs().iter().map(|blob| blob.size);
     ingest.expect_recipe(recipe_bytes(plan));
-    if ingest.admit_now(sizes.clone()) {
+    if ingest.admit_now(sizes.clone())? {
         announce(ingest, plan, sizes);
         return Ok(BTreeMap::new());
     }

@@ -1,5 +1,6 @@
 //! `pull`: downloads a model from a registry, or from the URLs of its files.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoredFile, Verb};
+use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoreError, StoredFile, Verb};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -325,16 +326,23 @@ impl Incoming<'_> {
         if self.pull.requester.quota().hard.is_none() {
             return Ok(());
         }
-        let mut missing = Vec::new();
+        let (mut missing, mut present) = (Vec::new(), BTreeSet::new());
         for file in files {
-            if self.present(file)?.is_none() {
-                missing.push(file);
+            match self.present(file)? {
+                Some(stored) => drop(present.insert(stored.digest)),
+                None => missing.push(file),
             }
         }
-        let store = self.ingest.store();
-        let whole = missing.iter().map(|file| store.size_on_disk(file.size()));
-        if self.ingest.reserve_quota(whole.fold(0, u64::saturating_add)).is_ok() {
-            return Ok(());
+        self.ingest.claim_quota(&present)?;
+        let mut whole = 0_u64;
+        for file in &missing {
+            let begun = file.digest().map(|digest| self.ingest.own_download_bytes(digest)).transpose()?;
+            let size = self.ingest.store().size_on_disk(file.size());
+            whole = whole.saturating_add(size.saturating_sub(begun.unwrap_or_default()));
+        }
+        match self.ingest.reserve_quota(whole) {
+            Err(StoreError::OverQuota { .. }) => {}
+            reserved => return Ok(reserved?),
         }
         let mut needed_bytes = 0_u64;
         for file in missing {

@@ -47,7 +47,7 @@ fn restore(
         _ => Ok(()),
     };
     let ingest = Ingest::begin(store, lease)?.may_move_pinned(params.force);
-    let ingest = requester.acting(ingest, Verb::Undelete);
+    let ingest = requester.acting(ingest, Verb::Undelete).charged_to(trashed.account);
     let committed = ingest.restore_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;

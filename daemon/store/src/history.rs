@@ -86,7 +86,7 @@ fn own_uid() -> u32 {
 }
 
 /// Whom a name is charged to. A renamed or restored model stays with the user who brought it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
     /// Since when, in nanoseconds since 1970.
     pub since: u64,
@@ -137,6 +137,8 @@ pub(super) struct NameChange<'c> {
     pub(super) renamed: Option<&'c Reference>,
     /// Where the model came from.
     pub(super) origin: Option<String>,
+    /// Whom the name is charged to, if not to the actor.
+    pub(super) account: Option<Account>,
 }
 
 /// Times are nanoseconds since 1970, so that two changes within a second have an order.
@@ -297,7 +299,7 @@ impl Store {
         }
         let entry = Entry {
             origin: change.origin.as_deref().map(shortened),
-            account: self.kept_account(reference, change),
+            account: self.kept_account(change),
             ..Entry::new(change.actor, Some(change.digest), change.previous)
         };
         let json = self.history_with(reference, entry)?;
@@ -350,13 +352,9 @@ impl Store {
     }
 
     /// A renamed or restored model stays charged to the same user; `None` for any other change.
-    fn kept_account(&self, reference: &Reference, change: &NameChange<'_>) -> Option<Charged> {
-        let from = match (change.actor.verb, change.renamed) {
-            (Verb::Rename, Some(renamed)) => renamed,
-            (Verb::Undelete, _) => reference,
-            _ => return None,
-        };
-        let Account { since, uid } = self.account_of(from, change.digest)?;
+    fn kept_account(&self, change: &NameChange<'_>) -> Option<Charged> {
+        let of_renamed = |renamed| self.account_of(renamed, change.digest);
+        let Account { since, uid } = change.account.or_else(|| change.renamed.and_then(of_renamed))?;
         Some(Charged { uid, since })
     }
 

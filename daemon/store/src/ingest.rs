@@ -17,7 +17,7 @@ use blobd_store_format::reference::Reference;
 use tracing::Span;
 
 use super::gc::Displaced;
-use super::history::{Actor, NameChange, Verb};
+use super::history::{Account, Actor, NameChange, Verb};
 use super::leases::Lease;
 use super::make_space::EvictionObserver;
 use super::models::Borrowed;
@@ -59,6 +59,8 @@ pub struct Ingest {
     actor: Actor,
     /// The tag that the commit removes, because the model gets another name.
     renamed: Option<Reference>,
+    /// Whom the name is charged to, if not to the actor.
+    account: Option<Account>,
     /// Whether blobs that a lower store has are stored too.
     keeps_own_copies: bool,
     is_committed: bool,
@@ -149,6 +151,7 @@ impl Ingest {
             versions: Vec::new(),
             actor: Actor::daemon(Verb::Import),
             renamed: None,
+            account: None,
             keeps_own_copies: false,
             is_committed: false,
         })
@@ -182,9 +185,32 @@ impl Ingest {
         self.store.reserve_of_quota(self.staging.transaction(), bytes)
     }
 
+    /// Reserves of the user's quota what these files have on disk that no name pays for: the name that the transaction
+    /// sets will. The commit does the same for all files of the model.
+    ///
+    /// # Errors
+    /// As for [`Self::reserve_quota`].
+    pub fn claim_quota(&self, files: &BTreeSet<Digest>) -> Result<(), StoreError> {
+        self.store.claim_of_quota(self.staging.transaction(), files)
+    }
+
+    /// What the user's own unfinished download of a file has on disk, which is charged to the user already.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]
+    pub fn own_download_bytes(&self, file: Digest) -> Result<u64, StoreError> {
+        self.store.own_download_bytes(self.actor.uid, file)
+    }
+
     /// Has the commit rename `tag`: it moves its pin to the new name and then removes it.
     pub fn renaming(mut self, tag: Reference) -> Self {
         self.renamed = Some(tag);
+        self
+    }
+
+    /// Has the name charged to this account in place of the actor's: that of a model in the trash that is restored.
+    pub const fn charged_to(mut self, account: Option<Account>) -> Self {
+        self.account = account;
         self
     }
 
@@ -232,8 +258,9 @@ impl Ingest {
     /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
         let all = self.sum_on_disk(sizes.clone());
-        if self.reserve_quota(all).is_err() {
-            self.reserve_certainly_new(sizes.clone())?;
+        match self.reserve_quota(all) {
+            Err(StoreError::OverQuota { .. }) => self.reserve_certainly_new(sizes.clone())?,
+            reserved => reserved?,
         }
         if self.store.shortage(all) == 0 {
             return self.staging.promise(all);
@@ -242,10 +269,15 @@ impl Ingest {
     }
 
     /// Has disk space promised for files of these lengths if all fit now. Evicts nothing.
-    #[must_use]
-    pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> bool {
+    ///
+    /// # Errors
+    /// If it is not known what is charged to the user, [`StoreError::IndexBuilding`] and others of the catalog.
+    pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> Result<bool, StoreError> {
         let all = self.sum_on_disk(sizes);
-        self.reserve_quota(all).is_ok() && self.staging.promise_now(all)
+        match self.reserve_quota(all) {
+            Err(StoreError::OverQuota { .. }) => Ok(false),
+            reserved => reserved.map(|()| self.staging.promise_now(all)),
+        }
     }
 
     /// Has disk space promised for files of these lengths, if necessary by evicting models.
@@ -364,6 +396,7 @@ impl Ingest {
         self.publish_blobs()?;
         self.record_borrowed(manifest)?;
         self.publish_recipes()?;
+        self.claim_quota(&manifest.digests())?;
         let borrowed = self.borrowed(manifest)?;
         self.lease.protect(manifest.digest());
         self.lease.protect_all(manifest.digests());
@@ -417,6 +450,7 @@ impl Ingest {
             previous: previous.map(|tag| self.store.tagged_digest(tag)).transpose()?.flatten(),
             renamed: self.renamed.as_ref(),
             origin: origin.or_else(|| self.store.origin(manifest.digest())),
+            account: self.account,
         };
         self.store.record_change(reference, &change, temporary, reservation)
     }

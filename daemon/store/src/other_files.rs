@@ -53,8 +53,21 @@ impl OtherFiles {
     /// The sum.
     #[must_use]
     pub fn total(&self) -> u64 {
-        let Self { records, index, reserve, directories, quarantine, foreign, .. } = self;
-        let sums = [*records, *index, *reserve, *directories, *quarantine, *foreign];
+        // Without `..`, so that no purpose is forgotten.
+        let Self {
+            records,
+            index,
+            audit,
+            reserve,
+            directories,
+            quarantine,
+            foreign,
+            trash: _,
+            staging: _,
+            downloads: _,
+            foreign_paths: _,
+        } = self;
+        let sums = [*records, *index, *audit, *reserve, *directories, *quarantine, *foreign];
         [self.trash_bytes(), self.staging_bytes(), self.download_bytes()]
             .into_iter()
             .chain(sums)

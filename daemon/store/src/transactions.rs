@@ -44,11 +44,13 @@ pub(super) struct Held {
     pub(super) taken: u64,
     /// An estimate for recipes, which are written at the end.
     pub(super) recipes: u64,
+    /// Stored bytes that no name pays for yet, and that the name will.
+    pub(super) claimed: u64,
 }
 
 impl Held {
     pub(super) fn bytes(self) -> u64 {
-        self.reserved.max(self.taken)
+        self.reserved.max(self.taken).saturating_add(self.claimed)
     }
 }
 

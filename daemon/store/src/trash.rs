@@ -18,6 +18,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
+use super::history::Account;
 use super::root::Root;
 use super::{Store, StoreError, lock};
 
@@ -34,6 +35,8 @@ pub struct TrashedModel {
     pub removed: SystemTime,
     /// When it may be collected.
     pub expires: SystemTime,
+    /// Whom the tag was charged to, if that is known.
+    pub account: Option<Account>,
 }
 
 impl TrashedModel {
@@ -78,6 +81,9 @@ struct Record {
     manifest: String,
     removed: u64,
     expires: u64,
+    /// Absent in records of earlier versions. The history of the name may forget it, or have it for another model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    account: Option<Account>,
 }
 
 impl Store {
@@ -97,6 +103,7 @@ impl Store {
             manifest: String::from_utf8_lossy(manifest.raw()).into_owned(),
             removed: unix_nanos(removed),
             expires: unix_nanos(expires),
+            account: self.account_of(reference, manifest.digest()),
         };
         let directory = Path::new(layout::TRASH);
         let encode = |error: serde_json::Error| StoreError::io("encode", directory)(error.into());
@@ -156,7 +163,8 @@ impl Store {
             Manifest::parse(parsed.manifest.into_bytes()).map_err(|error| damaged(error.to_string()))?;
         let (removed, expires) = (time(parsed.removed), time(parsed.expires));
         let expires = self.future_records.expiry(record, removed, expires, SystemTime::now());
-        Ok(Some(TrashedModel { record, reference: parsed.reference, manifest, removed, expires }))
+        let account = parsed.account.or_else(|| self.account_of(&parsed.reference, manifest.digest()));
+        Ok(Some(TrashedModel { record, reference: parsed.reference, manifest, removed, expires, account }))
     }
 }
 

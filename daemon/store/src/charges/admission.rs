@@ -2,13 +2,19 @@
 //!
 //! A transaction counts as what was reserved for it, or as what it has taken if that is more, until it ends. So the
 //! transactions of a user are admitted together, and what is admitted can be completed.
+//!
+//! What is stored already costs nothing if a name pays for it. Else, such as data of a model in the trash or of the
+//! unfinished download of another user, the new name will pay for it, so it counts too.
+
+use std::collections::BTreeSet;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
+use crate::gc::Node;
 use crate::index::{Claim, ClaimKind};
-use crate::transactions::Held;
+use crate::transactions::{Held, Transaction};
 use crate::{Store, StoreError};
 
 /// How often a check is repeated because the sums have changed meanwhile. The last one uses sums that may be out of
@@ -61,11 +67,12 @@ impl Store {
                     charged = Some(self.count_charges(uid)?);
                     continue;
                 };
-                let of_user = transactions.values().filter(|state| state.uid == Some(uid));
+                let others = transactions.iter().filter(|(name, _)| *name != transaction);
+                let of_user = others.map(|(_, state)| state).filter(|state| state.uid == Some(uid));
                 let in_progress = of_user.map(|state| state.held.bytes()).fold(0, u64::saturating_add);
-                let used_bytes = charged_now.saturating_add(in_progress);
-                if growth > limit_bytes.saturating_sub(used_bytes) {
-                    return Err(StoreError::OverQuota { uid, needed_bytes: growth, used_bytes, limit_bytes });
+                let (needed_bytes, used_bytes) = (held.bytes(), charged_now.saturating_add(in_progress));
+                if needed_bytes > limit_bytes.saturating_sub(used_bytes) {
+                    return Err(StoreError::OverQuota { uid, needed_bytes, used_bytes, limit_bytes });
                 }
             }
             if let Some(state) = transactions.get_mut(transaction) {
@@ -83,24 +90,76 @@ impl Store {
         }
     }
 
-    /// A transaction continues the download of a file, and has taken what the file has on disk already.
+    /// A transaction continues the download of a file, and has taken what the file has on disk already. That of
+    /// another user must be within the quota.
     pub(crate) fn adopt_download(&self, transaction: &str, file: Digest) -> Result<(), StoreError> {
-        let mut bytes = self.bytes_of_partial(file)?;
-        if let Some(bytes) = &mut bytes {
-            for node in self.download_needs(file)? {
-                *bytes = bytes.saturating_add(node.bytes_on_disk(self)?.unwrap_or_default());
-            }
+        let bytes = self.bytes_of_download(file)?;
+        let adopt = |held: &mut Held| {
+            // Beside what is reserved, which is for the rest of the file.
+            held.taken = held.taken.saturating_add(bytes);
+            held.reserved = held.reserved.saturating_add(bytes);
+        };
+        let user = self.user_of_transaction(transaction);
+        let is_own = self.download_about(file).is_some_and(|about| Some(about.uid) == user);
+        if bytes > 0 && !is_own && !self.has_adopted(transaction, file) {
+            self.within_quota(transaction, adopt)?;
         }
         let mut transactions = self.transactions.lock();
         let Some(state) = transactions.get_mut(transaction) else { return Ok(()) };
-        if state.downloads.insert(file)
-            && let Some(bytes) = bytes
-        {
-            state.held.taken = state.held.taken.saturating_add(bytes);
+        if state.downloads.insert(file) && bytes > 0 {
+            if is_own {
+                adopt(&mut state.held);
+            }
             // From now on only the transaction counts it.
             self.note_charges_changed();
         }
         Ok(())
+    }
+
+    fn has_adopted(&self, transaction: &str, file: Digest) -> bool {
+        self.transactions.lock().get(transaction).is_some_and(|state| state.downloads.contains(&file))
+    }
+
+    /// What an unfinished download takes on disk, with the blobs that it has published; 0 if there is none.
+    fn bytes_of_download(&self, file: Digest) -> Result<u64, StoreError> {
+        let Some(mut bytes) = self.bytes_of_partial(file)? else { return Ok(0) };
+        for node in self.download_needs(file)? {
+            bytes = bytes.saturating_add(node.bytes_on_disk(self)?.unwrap_or_default());
+        }
+        Ok(bytes)
+    }
+
+    /// What the unfinished download of a file takes on disk, if it is charged to this user.
+    pub(crate) fn own_download_bytes(&self, uid: u32, file: Digest) -> Result<u64, StoreError> {
+        match self.download_about(file).is_some_and(|about| about.uid == uid) {
+            true => self.bytes_of_download(file),
+            false => Ok(0),
+        }
+    }
+
+    /// Counts what these files keep as taken by a transaction, as far as it is stored and no name pays for it.
+    ///
+    /// # Errors
+    /// As for [`Self::take_of_quota`].
+    pub(crate) fn claim_of_quota(
+        &self,
+        transaction: &str,
+        files: &BTreeSet<Digest>,
+    ) -> Result<(), StoreError> {
+        let limit = self.transactions.lock().get(transaction).and_then(Transaction::limit);
+        let Some((uid, _)) = limit else { return Ok(()) };
+        let files = files.iter().flat_map(|file| [Node::Blob(*file), Node::Recipe(*file)]).collect();
+        let unpaid_bytes = self.unpaid_bytes(uid, files)?;
+        self.within_quota(transaction, |held| held.claimed = held.claimed.max(unpaid_bytes))
+    }
+
+    /// The most bytes that may be charged to a user beside what is charged already and in progress.
+    pub fn quota_left(&self, uid: u32, limit_bytes: u64) -> Result<u64, StoreError> {
+        let charged = self.charged_bytes(uid)?;
+        let transactions = self.transactions.lock();
+        let of_user = transactions.values().filter(|state| state.uid == Some(uid));
+        let in_progress = of_user.map(|state| state.held.bytes()).fold(0, u64::saturating_add);
+        Ok(limit_bytes.saturating_sub(charged.saturating_add(in_progress)))
     }
 
     /// A transaction has set a name: what it has taken is charged to the name from now on. `is_new` says whether the

@@ -41,21 +41,24 @@ impl Store {
     /// Everything that keeps data, except sessions: what only they keep is charged to no user.
     pub(super) fn claims(&self, scope: Scope) -> Result<Vec<Claim>, StoreError> {
         let mut claims = self.claims_of_tags()?;
-        walk_beside_tags(self, SystemTime::now(), &mut |owned| {
-            match (owned.owner, owned.manifest) {
-                (Owner::Trash(reference), Some(manifest)) => {
-                    let account = self.account_of(&reference, manifest);
-                    let (kind, since) = (ClaimKind::Trash, account.map_or(0, |account| account.since));
-                    let uid = account.map(|account| account.uid);
+        let walked = walk_beside_tags(self, SystemTime::now(), &mut |owned| {
+            match owned.owner {
+                Owner::Trash(_) => {
+                    let (kind, since) = (ClaimKind::Trash, owned.account.map_or(0, |account| account.since));
+                    let uid = owned.account.map(|account| account.uid);
                     claims.push(Claim { kind, since, uid, roots: owned.roots });
                 }
-                (Owner::Download(file), _) if scope == Scope::All || !self.is_downloading(file) => {
+                Owner::Download(file) if scope == Scope::All || !self.is_downloading(file) => {
                     claims.push(self.claim_of_download(file, owned.roots));
                 }
                 _ => {}
             }
             Ok(())
-        })?;
+        });
+        // It also stops collections, which report it.
+        if let Err(error) = walked {
+            tracing::debug!("charges: what follows is charged to no user: {error}");
+        }
         if scope == Scope::All {
             claims.extend(self.claims_of_transactions());
         }
@@ -99,20 +102,18 @@ impl Store {
         for (transaction, bytes) in &others.staging {
             add(transaction.to_str().and_then(|name| self.user_of_transaction(name)), *bytes);
         }
-        for (record, uid) in self.users_of_trash()? {
+        for (record, uid) in self.users_of_trash() {
             add(uid, others.trash.get(&record).copied().unwrap_or_default());
         }
         Ok(users)
     }
 
     /// The records in the trash that have not expired, with their users.
-    pub(super) fn users_of_trash(&self) -> Result<Vec<(Digest, Option<u32>)>, StoreError> {
+    pub(super) fn users_of_trash(&self) -> Vec<(Digest, Option<u32>)> {
         let now = SystemTime::now();
-        let kept = self.trash()?.into_iter().filter(|trashed| !trashed.is_expired(now));
-        let user = |trashed: crate::TrashedModel| {
-            let account = self.account_of(&trashed.reference, trashed.manifest.digest());
-            (trashed.record, account.map(|account| account.uid))
-        };
-        Ok(kept.map(user).collect())
+        // A damaged record stops collections, which report it. Until then the trash is charged to no user.
+        let trash = self.trash().unwrap_or_default();
+        let kept = trash.into_iter().filter(|trashed| !trashed.is_expired(now));
+        kept.map(|trashed| (trashed.record, trashed.account.map(|account| account.uid))).collect()
     }
 }

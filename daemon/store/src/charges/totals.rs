@@ -4,11 +4,12 @@
 //! something, such as `rm`, only invalidates the sums: they are counted again, over the catalog, when a transaction
 //! of a user with a quota is admitted next. A removal reads every manifest itself, so that count adds little to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
 
 use super::claims::Scope;
-use crate::index::{Claim, Payers};
+use crate::gc::Node;
+use crate::index::{Claim, ClaimKind, Payers};
 use crate::{Store, StoreError, lock};
 
 /// The sums by user. Nothing is read or written on the disk while `state` is locked.
@@ -60,6 +61,19 @@ impl Store {
         is_current.then(|| counted.charged_to(uid))
     }
 
+    /// Bytes on disk of what these roots keep that no name pays for, and that are not charged to the user either. What
+    /// the user's own transactions have published is left out: they count it.
+    pub(super) fn unpaid_bytes(&self, uid: u32, roots: Vec<Node>) -> Result<u64, StoreError> {
+        self.charged_bytes(uid)?;
+        let published = self.published_in_transactions().into_iter().filter(|(user, _)| *user == uid);
+        let own: HashSet<Node> = published.flat_map(|(_, nodes)| nodes).collect();
+        let claim = Claim { kind: ClaimKind::Ingest, since: 0, uid: Some(uid), roots };
+        let catalog = self.catalog()?;
+        let state = lock(&self.totals.state);
+        let counted = state.counted.as_ref();
+        Ok(counted.map_or(0, |counted| counted.payers.unpaid_by_names(&catalog, &claim, &own)))
+    }
+
     /// Counts the sums.
     pub(super) fn count_charges(&self, uid: u32) -> Result<u64, StoreError> {
         let _counting = lock(&self.totals.counting);
@@ -87,7 +101,7 @@ impl Store {
         for partial in self.partials()?.into_iter().filter(|partial| !self.is_downloading(partial.file)) {
             add(self.download_about(partial.file).map(|about| about.uid), partial.bytes);
         }
-        for (record, uid) in self.users_of_trash()? {
+        for (record, uid) in self.users_of_trash() {
             add(uid, self.trashed_bytes(record)?);
         }
         Ok(others)

@@ -11,6 +11,7 @@ use blobd_store_format::reach::reachable;
 use blobd_store_format::reference::Reference;
 
 use super::Node;
+use crate::history::Account;
 use crate::{Store, StoreError};
 
 /// An owner of data in the store.
@@ -36,6 +37,8 @@ pub struct Owned {
     /// What the owner keeps directly, in no order. Blobs that recipes among these name are kept too, except
     /// for leases, which protect each blob themselves.
     pub roots: Vec<Node>,
+    /// Whom it is charged to, if the owner itself has a record of that.
+    pub account: Option<Account>,
 }
 
 impl Owner {
@@ -85,12 +88,13 @@ pub fn walk_beside_tags(store: &Store, now: SystemTime, visit: &mut Visit<'_>) -
 fn leases(store: &Store) -> Owned {
     let leased = store.leases().leased();
     let roots = leased.into_iter().flat_map(|digest| [Node::Blob(digest), Node::Recipe(digest)]).collect();
-    Owned { owner: Owner::Leases, manifest: None, roots }
+    Owned { owner: Owner::Leases, manifest: None, roots, account: None }
 }
 
 fn trash_and_downloads(store: &Store, now: SystemTime, visit: &mut Visit<'_>) -> Result<(), StoreError> {
     for trashed in store.trash()?.into_iter().filter(|trashed| !trashed.is_expired(now)) {
-        visit(of_manifest(Owner::Trash(trashed.reference), &trashed.manifest))?;
+        let owned = of_manifest(Owner::Trash(trashed.reference), &trashed.manifest);
+        visit(Owned { account: trashed.account, ..owned })?;
     }
     for file in store.partial_files()? {
         let mut roots: Vec<Node> = store.blobs_of_partial(file)?.into_iter().map(Node::Blob).collect();
@@ -98,13 +102,13 @@ fn trash_and_downloads(store: &Store, now: SystemTime, visit: &mut Visit<'_>) ->
         if store.recipe_outline(file).is_ok() {
             roots.extend([Node::Blob(file), Node::Recipe(file)]);
         }
-        visit(Owned { owner: Owner::Download(file), manifest: None, roots })?;
+        visit(Owned { owner: Owner::Download(file), manifest: None, roots, account: None })?;
     }
     Ok(())
 }
 
 fn of_manifest(owner: Owner, manifest: &Manifest) -> Owned {
-    Owned { owner, manifest: Some(manifest.digest()), roots: roots_of(manifest) }
+    Owned { owner, manifest: Some(manifest.digest()), roots: roots_of(manifest), account: None }
 }
 
 fn each_model(

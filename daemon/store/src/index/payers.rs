@@ -1,6 +1,6 @@
 //! Counts over the catalog who pays for each blob and recipe.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use blobd_store_format::digest::Digest;
 
@@ -85,6 +85,27 @@ impl Payers {
         }
         self.add(catalog, claim);
         true
+    }
+
+    /// Bytes on disk that a name with this claim would be the first to pay for, without those that are charged to its
+    /// user already and without `left_out`.
+    pub(crate) fn unpaid_by_names(&self, catalog: &Catalog, claim: &Claim, left_out: &HashSet<Node>) -> u64 {
+        let mut sum = 0_u64;
+        each_once(catalog, &[claim], |part, bytes| {
+            let (payer, node) = match part {
+                Part::Blob(row) => {
+                    let digest = catalog.rows().get(row as usize).map(|row| row.digest);
+                    (self.rows.get(row as usize), digest.map(Node::Blob))
+                }
+                Part::Recipe(file) => (self.recipes.get(&file), Some(Node::Recipe(file))),
+            };
+            let payer = payer.and_then(|number| self.claims.get(number.checked_sub(1)? as usize));
+            let is_paid = payer.is_some_and(|(kind, uid)| *kind == ClaimKind::Tag || *uid == claim.uid);
+            if !is_paid && node.is_none_or(|node| !left_out.contains(&node)) {
+                sum = sum.saturating_add(bytes);
+            }
+        });
+        sum
     }
 
     fn add(&mut self, catalog: &Catalog, claim: &Claim) {
@@ -177,7 +198,7 @@ enum Part {
 
 /// Calls `visit` once with each part that these claims keep.
 fn each_once(catalog: &Catalog, claims: &[&Claim], mut visit: impl FnMut(Part, u64)) {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     for claim in claims {
         each_part(catalog, &claim.roots, |part, bytes| {
             if seen.insert(part) {
