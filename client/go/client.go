@@ -15,14 +15,21 @@ import (
 const SocketVariable = "BLOBD_SOCKET"
 
 // Client sends requests to a daemon. Its zero value uses the default daemon. Every request makes its
-// own connection and nothing is kept between requests, so goroutines can share a Client, and it stays
-// valid after a restart of the daemon: open the model again then.
+// own connection and none is kept between requests, so goroutines can share a Client, and it stays
+// valid after a restart of the daemon: open the model again then. It must not be copied, nor its fields
+// changed, after its first request.
 type Client struct {
 	// Socket is the daemon's socket. If empty, the socket is the one that BLOBD_SOCKET names, or else
 	// the first of DefaultSockets that accepts a connection.
 	Socket string
 	// Timeout is how long to wait for the daemon to take or send the next bytes; if 0, there is no limit.
 	Timeout time.Duration
+	// RequestPrefix starts the ID of each request, such as the ID of a job in the program's own log; a
+	// point and a number follow. The daemon's log and its audit log have these IDs. It has up to 43
+	// letters, digits, `.`, `-` and `_`. If empty, the client chooses random digits.
+	RequestPrefix string
+
+	ids requestIDs
 }
 
 // Selection says which parts of a model to open. Its zero value is the whole model.
@@ -63,7 +70,7 @@ func (c *Client) OpenSelection(reference string, selection Selection) (*Model, e
 		w.close()
 		return nil, err
 	}
-	model.client = *c
+	model.client = c
 	return model, nil
 }
 
@@ -106,6 +113,10 @@ func (c *Client) query(path string, into any) error {
 }
 
 func (c *Client) connect() (*wire, error) {
+	id, err := c.ids.next(c.RequestPrefix)
+	if err != nil {
+		return nil, err
+	}
 	paths := DefaultSockets()
 	if named := c.Socket; named != "" {
 		paths = []string{named}
@@ -116,7 +127,7 @@ func (c *Client) connect() (*wire, error) {
 	for _, path := range paths {
 		conn, err := dial(path, c.Timeout)
 		if err == nil {
-			return newWire(conn, c.Timeout), nil
+			return newWire(conn, c.Timeout, id), nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) && refused == nil {
 			refused = connectError(path, err)

@@ -35,6 +35,7 @@ func TestDaemon(t *testing.T) {
 		"metadata is the file's":                       metadata,
 		"digests are the store's":                      digests,
 		"unknown model is not found":                   unknownModel,
+		"error has the ID of its request":              errorHasRequest,
 		"session lasts until close":                    sessionUntilClose,
 		"forgotten model ends its session":             forgottenModel,
 		"descriptors are read-only and close on exec":  descriptors,
@@ -195,6 +196,20 @@ func unknownModel(t *testing.T, d *daemon) {
 		t.Error(err)
 	}
 	if _, err := d.client().Open("//:"); CodeOf(err) != CodeInvalidRequest {
+		t.Error(err)
+	}
+}
+
+func errorHasRequest(t *testing.T, d *daemon) {
+	client := d.client()
+	client.RequestPrefix = "job-7"
+	for _, expected := range []string{"job-7.1", "job-7.2"} {
+		_, err := client.Open("nobody:8b")
+		if found := requestOf(err); found != expected {
+			t.Errorf("%q, %q expected", found, expected)
+		}
+	}
+	if _, err := client.Model("nobody:8b"); requestOf(err) != "job-7.3" {
 		t.Error(err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 // Err values; texts are for people.
 type Code string
 
-// The codes of protocol version 1.
+// The codes of protocol version 1. A new one also belongs in codes, which a test compares with these.
 const (
 	CodeInvalidRequest Code = "invalid_request"
 	CodeInvalidInput   Code = "invalid_input"
@@ -24,6 +24,22 @@ const (
 	CodeUpstream       Code = "upstream"
 	CodeInternal       Code = "internal"
 )
+
+// codes are the known codes; any other code of a daemon counts as CodeInternal.
+var codes = map[Code]bool{
+	CodeInvalidRequest: true,
+	CodeInvalidInput:   true,
+	CodeNotFound:       true,
+	CodeBusy:           true,
+	CodeCorrupt:        true,
+	CodeNoSpace:        true,
+	CodeOverQuota:      true,
+	CodeReadOnly:       true,
+	CodeDenied:         true,
+	CodeDeniedByPolicy: true,
+	CodeUpstream:       true,
+	CodeInternal:       true,
+}
 
 // Errors other than the daemon's error responses; test for them with errors.Is.
 var (
@@ -53,6 +69,8 @@ var (
 	ErrMap = errors.New("cannot map")
 	// ErrGguf: a header is not a GGUF header, or is damaged.
 	ErrGguf = errors.New("invalid GGUF header")
+	// ErrRequestPrefix: Client.RequestPrefix has characters that are not allowed, or too many.
+	ErrRequestPrefix = errors.New("invalid request prefix")
 	// ErrSessionClosed: the model was closed by this program.
 	ErrSessionClosed = errors.New("model closed")
 )
@@ -65,6 +83,8 @@ type DaemonError struct {
 	Message string
 	// Hint says what to do about it; it may be empty.
 	Hint string
+	// Request is the ID of the request that failed, under which the daemon's log has it; it may be empty.
+	Request string
 }
 
 // Error is the message and the hint.
@@ -125,6 +145,7 @@ type envelope struct {
 	Code    *string `json:"code"`
 	Message *string `json:"message"`
 	Hint    string  `json:"hint"`
+	Request string  `json:"request"`
 }
 
 // asError is the daemon's error; an unknown code becomes internal.
@@ -133,11 +154,8 @@ func (e *envelope) asError() error {
 		return violated("error without code or message")
 	}
 	code := Code(*e.Code)
-	switch code {
-	case CodeInvalidRequest, CodeInvalidInput, CodeNotFound, CodeBusy, CodeCorrupt, CodeNoSpace,
-		CodeReadOnly, CodeDenied, CodeDeniedByPolicy, CodeUpstream:
-	default:
+	if !codes[code] {
 		code = CodeInternal
 	}
-	return &DaemonError{Code: code, Message: *e.Message, Hint: e.Hint}
+	return &DaemonError{Code: code, Message: *e.Message, Hint: e.Hint, Request: e.Request}
 }

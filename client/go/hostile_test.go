@@ -189,7 +189,8 @@ func TestRequestIsAsTheProtocolWantsIt(t *testing.T) {
 	}
 	model.Close()
 	head, body, _ := strings.Cut(<-requests, "\r\n\r\n")
-	if !strings.HasPrefix(head, "POST /v1/open HTTP/1.1\r\n") || !strings.Contains(head, "upgrade: blobd-fd/1") {
+	if !strings.HasPrefix(head, "POST /v1/open HTTP/1.1\r\n") || !strings.Contains(head, "upgrade: blobd-fd/1") ||
+		requestID(head) == "" {
 		t.Error(head)
 	}
 	if body != `{"component":"model","reference":"llama3:8b","tensors":{"prefix":"blk."}}` {

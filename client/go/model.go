@@ -14,7 +14,7 @@ type Model struct {
 	head    head
 	tensors []Tensor
 	byName  map[string]int
-	client  Client
+	client  *Client
 
 	mu     sync.Mutex
 	closed bool

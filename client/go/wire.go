@@ -29,20 +29,22 @@ const (
 	receiveBytes = 64 << 10
 )
 
-// wire is a connection with its received but unread bytes and descriptors. Everything is received
-// with recvmsg, from the first byte of a response on: after an upgrade, frames with descriptors follow
-// its head immediately, and a plain read would lose them without an error.
+// wire is the connection of one request, with its received but unread bytes and descriptors. Everything
+// is received with recvmsg, from the first byte of a response on: after an upgrade, frames with
+// descriptors follow its head immediately, and a plain read would lose them without an error.
 type wire struct {
 	conn    *net.UnixConn
 	timeout time.Duration
+	// id is the ID of the request.
+	id      string
 	in      *bufio.Reader
 	fds     []int
 	control []byte
 }
 
-func newWire(conn *net.UnixConn, timeout time.Duration) *wire {
+func newWire(conn *net.UnixConn, timeout time.Duration, id string) *wire {
 	control := make([]byte, syscall.CmsgSpace(maxFdsPerBatch*4))
-	w := &wire{conn: conn, timeout: timeout, control: control}
+	w := &wire{conn: conn, timeout: timeout, id: id, control: control}
 	w.in = bufio.NewReaderSize(receiver{w}, receiveBytes)
 	return w
 }
@@ -188,7 +190,8 @@ func (w *wire) batch(received, fdCount uint64) ([]int, error) {
 
 // query is the body of the response to `GET path`.
 func (w *wire) query(path string) ([]byte, error) {
-	request := fmt.Sprintf("GET %s HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n", path)
+	request := fmt.Sprintf("GET %s HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n"+
+		"x-request-id: %s\r\n\r\n", path, w.id)
 	if err := w.send([]byte(request)); err != nil {
 		return nil, err
 	}
@@ -202,8 +205,9 @@ func (w *wire) upgrade(path string, params any) error {
 		return err
 	}
 	request := fmt.Sprintf("POST %s HTTP/1.1\r\nhost: blobd\r\nconnection: upgrade\r\n"+
-		"upgrade: blobd-fd/1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s",
-		path, len(body), body)
+		"upgrade: blobd-fd/1\r\nx-request-id: %s\r\n"+
+		"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s",
+		path, w.id, len(body), body)
 	if err := w.send([]byte(request)); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ typedef struct blobd_image blobd_image;
 /* Why a function failed. */
 typedef struct blobd_error {
     /* 0 no error, 1 other failure, 2 invalid request, 3 not found, 4 busy, 5 corrupt data,
-     * 6 no space, 7 denied. */
+     * 6 no space left on the disk or in a quota, 7 denied by the rights or the policy. */
     int code;
     /* What happened and what to do, for people, in one line. Terminated by a zero byte. */
     char message[508];

@@ -40,7 +40,7 @@ pub struct BlobdImage(GgufView);
 #[derive(Clone, Copy, Debug)]
 pub struct BlobdError {
     /// 0 no error, 1 other failure, 2 invalid request, 3 not found, 4 busy, 5 corrupt data,
-    /// 6 no space, 7 denied.
+    /// 6 no space left on the disk or in a quota, 7 denied by the rights or the policy.
     pub code: c_int,
     /// What happened and what to do, for people, in one line. Terminated by a zero byte.
     pub message: [c_char; 508],

@@ -1,5 +1,6 @@
 //! Checks that `include/blobd_client.h` matches `src/lib.rs`. `BLESS=1 cargo test -p blobd-client-c`
-//! generates it.
+//! generates it. The codes of errors are those of `docs/PROTOCOL.md`, which a test of blobd-client compares with
+//! its `ErrorCode`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fmt::Write as _;
@@ -43,6 +44,26 @@ fn header_matches_the_source() {
     }
     let found = fs::read_to_string(&path).unwrap_or_default();
     assert!(found == generated, "{}: differs from src/lib.rs; run this test with BLESS=1", path.display());
+}
+
+#[test]
+fn codes_of_the_header_are_the_exit_codes_of_the_protocol() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let header = fs::read_to_string(root.join("include/blobd_client.h")).unwrap();
+    let (_, error) = header.split_once("typedef struct blobd_error {").unwrap();
+    let (comment, _) = error.split_once("int code;").unwrap();
+    let numbers = comment.split(|c: char| !c.is_ascii_digit());
+    let listed: Vec<u8> = numbers.filter_map(|number| number.parse().ok()).collect();
+    let protocol = fs::read_to_string(root.join("../../docs/PROTOCOL.md")).unwrap();
+    let table = protocol.lines().skip_while(|line| !line.starts_with("| code |")).skip(2);
+    let rows = table.take_while(|line| line.starts_with('|'));
+    // 0 is no error.
+    let mut expected = vec![0];
+    expected.extend(rows.map(|row| row.split('|').nth(4).unwrap().trim().parse::<u8>().unwrap()));
+    expected.sort_unstable();
+    expected.dedup();
+    assert!(expected.len() > 1, "the table of error codes was not found");
+    assert_eq!(listed, expected);
 }
 
 /// The header: all public items of the source, in the same order.

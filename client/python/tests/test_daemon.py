@@ -95,6 +95,13 @@ class Verbs(DaemonTest):
         with self.assertRaises(blobd.NotFoundError):
             self.client.model("nobody:8b")
 
+    def test_error_has_the_id_of_its_request(self) -> None:
+        client = blobd.Client(self.daemon.socket, timeout=30, request_prefix="job-7")
+        for verb, expected in [(client.open, "job-7.1"), (client.model, "job-7.2"), (client.open, "job-7.3")]:
+            with self.assertRaises(blobd.NotFoundError) as caught:
+                verb("nobody:8b")
+            self.assertEqual(caught.exception.request, expected)
+
     def test_malformed_name_is_an_invalid_request(self) -> None:
         with self.assertRaises(blobd.DaemonError) as caught:
             self.client.open("//:")

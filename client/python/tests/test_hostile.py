@@ -123,11 +123,13 @@ class Responses(FailureTest):
             ("denied", blobd.DeniedError),
             ("no_space", blobd.DaemonError),
         ]:
-            body = json.dumps({"error": {"code": code, "message": "model x: so", "hint": "do this"}}).encode()
+            content = {"code": code, "message": "model x: so", "hint": "do this", "request": "x.1"}
+            body = json.dumps({"error": content}).encode()
             error = self.fails(kind, lambda peer: peer.respond(404, body), "model x: so; do this")
-            self.assertEqual((error.code, error.hint), (code, "do this"))
+            self.assertEqual((error.code, error.hint, error.request), (code, "do this", "x.1"))
             again = pickle.loads(pickle.dumps(error))
-            self.assertEqual((type(again), again.code, str(again)), (kind, code, str(error)))
+            self.assertEqual((type(again), str(again)), (kind, str(error)))
+            self.assertEqual((again.code, again.hint, again.request), (code, "do this", "x.1"))
 
     def test_unknown_code_counts_as_internal(self) -> None:
         body = b'{"error":{"code":"tired","message":"m"}}'
@@ -191,6 +193,7 @@ class Opens(FailureTest):
         head, _, body = seen[0].partition(b"\r\n\r\n")
         self.assertTrue(head.startswith(b"POST /v1/open HTTP/1.1\r\n"))
         self.assertIn(b"upgrade: blobd-fd/1", head)
+        self.assertIn(b"\r\nx-request-id: ", head)
         expected = {"reference": "llama3:8b", "tensors": {"prefix": "blk."}, "component": "model"}
         self.assertEqual(json.loads(body), expected)
 

@@ -20,17 +20,19 @@ UPGRADE = "blobd-fd/1"
 """The protocol that `open` upgrades to."""
 
 
-def query(wire: Wire, path: str) -> object:
+def query(wire: Wire, path: str, request_id: str) -> object:
     """The body of the response to `GET path`, parsed."""
-    wire.send(f"GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n".encode())
+    head = f"GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\nx-request-id: {request_id}\r\n\r\n"
+    wire.send(head.encode())
     return parse_json(_expect_status(wire, 200), "response")
 
 
-def upgrade(wire: Wire, path: str, params: Mapping[str, object]) -> None:
+def upgrade(wire: Wire, path: str, params: Mapping[str, object], request_id: str) -> None:
     """Sends `POST path` and reads the response's head; from then on the connection carries frames."""
     body = json.dumps(params).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: blobd\r\nconnection: upgrade\r\nupgrade: {UPGRADE}\r\n"
+        f"x-request-id: {request_id}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     wire.send(head.encode() + body)

@@ -235,7 +235,8 @@ _KIND_NAMES: Dict[type, str] = {str: "text", int: "number", list: "list", bool: 
 def read_error(value: object) -> DaemonError:
     """The error in a response or a frame."""
     fields = value if isinstance(value, Fields) else Fields("error", value)
-    return daemon_error(fields.text("code"), fields.text("message"), fields.optional_text("hint"))
+    hint, request = fields.optional_text("hint"), fields.optional_text("request")
+    return daemon_error(fields.text("code"), fields.text("message"), hint, request)
 
 
 def read_version(value: object) -> Version:

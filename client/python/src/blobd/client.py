@@ -1,6 +1,6 @@
 """The client: one method per verb.
 
-Every request makes its own connection and nothing is kept between requests, so threads can share a
+Every request makes its own connection and none is kept between requests, so threads can share a
 `Client`, and it stays valid after a restart of the daemon: open the model again then.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, List, Optional, Union
 from urllib.parse import quote
 
 from ._http import query, upgrade
+from ._request_ids import RequestIds
 from ._responses import ModelSummary, Version, as_object, read_models, read_version
 from ._sockets import check_before_connecting, default_sockets, hint
 from ._wire import Wire
@@ -30,11 +31,22 @@ class Client:
     `socket` is the daemon's socket; without it, the one that `BLOBD_SOCKET` names, or else the first
     of `default_sockets` that accepts a connection. `timeout` is how many seconds to wait for the
     daemon to take or send the next bytes; without it, there is no limit.
+
+    `request_prefix` starts the ID of each request, such as the ID of a job in the program's own log; a
+    point and a number follow. The daemon's log and its audit log have these IDs. It has 1 to 43
+    letters, digits, `.`, `-` and `_`; without it, the client chooses random digits.
     """
 
-    def __init__(self, socket: Optional[Path] = None, *, timeout: Optional[float] = None) -> None:
+    def __init__(
+        self,
+        socket: Optional[Path] = None,
+        *,
+        timeout: Optional[float] = None,
+        request_prefix: Optional[str] = None,
+    ) -> None:
         self._socket = None if socket is None else os.fspath(socket)
         self._timeout = timeout
+        self._ids = RequestIds(request_prefix)
 
     def version(self) -> Version:
         """The daemon's version and the store that it serves."""
@@ -71,7 +83,7 @@ class Client:
             params["component"] = component
         wire = self._connect()
         try:
-            upgrade(wire, "/v1/open", params)
+            upgrade(wire, "/v1/open", params, self._ids.next_id())
             return receive(wire, self._digests_of)
         except BaseException:
             wire.close()
@@ -84,7 +96,7 @@ class Client:
     def _query(self, path: str) -> object:
         wire = self._connect()
         try:
-            return query(wire, path)
+            return query(wire, path, self._ids.next_id())
         finally:
             wire.close()
 

@@ -37,15 +37,19 @@ class BlobdError(Exception):
 class DaemonError(BlobdError):
     """The daemon's error response."""
 
-    def __init__(self, code: str, message: str, hint: Optional[str] = None) -> None:
+    def __init__(
+        self, code: str, message: str, hint: Optional[str] = None, request: Optional[str] = None
+    ) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.code = code if code in CODES else "internal"
         self.message = message
         self.hint = hint
+        self.request = request
+        """The ID of the request that failed, under which the daemon's log has it."""
 
-    def __reduce__(self) -> tuple[type[DaemonError], tuple[str, str, Optional[str]]]:
+    def __reduce__(self) -> tuple[type[DaemonError], tuple[str, str, Optional[str], Optional[str]]]:
         # Exceptions are pickled by their arguments.
-        return type(self), (self.code, self.message, self.hint)
+        return type(self), (self.code, self.message, self.hint, self.request)
 
 
 class NotFoundError(DaemonError):
@@ -161,6 +165,6 @@ _CLASS_OF_CODE: Dict[str, Type[DaemonError]] = {
 }
 
 
-def daemon_error(code: str, message: str, hint: Optional[str]) -> DaemonError:
+def daemon_error(code: str, message: str, hint: Optional[str], request: Optional[str]) -> DaemonError:
     """An error response as an exception of the class for its code."""
-    return _CLASS_OF_CODE.get(code, DaemonError)(code, message, hint)
+    return _CLASS_OF_CODE.get(code, DaemonError)(code, message, hint, request)
