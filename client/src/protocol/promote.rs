@@ -69,4 +69,7 @@ pub struct Promoted {
     /// The models that were evicted to make space.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
+    /// What the user should know, such as that its soft quota is exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }

@@ -11,6 +11,7 @@ use super::collect_on_failure::explaining_no_space;
 use super::lost_models::Evictions;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
+use super::soft_quota;
 use crate::requester::Requester;
 
 /// Gets the bytes copied and the bytes to copy; returns false to stop.
@@ -54,6 +55,7 @@ fn promote_model(
         copied_blobs: missing.len() as u64,
         dry_run: params.dry_run,
         evicted: Vec::new(),
+        notes: Vec::new(),
     };
     let is_done = promoted.from.is_none() && missing.is_empty();
     if params.dry_run || is_done {
@@ -66,7 +68,7 @@ fn promote_model(
     copy(&mut ingest, &missing, copied_bytes, report)?;
     let origin = store.origin(model.manifest.digest());
     ingest.commit(&model.reference, &model.manifest, origin.as_deref())?;
-    Ok(Promoted { evicted: evictions.take(), ..promoted })
+    Ok(Promoted { evicted: evictions.take(), notes: soft_quota::notes(store, requester), ..promoted })
 }
 
 fn copy(

@@ -27,17 +27,21 @@ impl Store {
     /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] if it is shorter than `least_size` bytes (a
     /// client that maps it would get SIGBUS), [`StoreError::Io`].
     pub fn open_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
-        match self.open_own_blob(digest, least_size) {
-            Err(missing @ StoreError::MissingBlob { .. }) => {
-                match self.lower.find(|root| blob_in(root, digest, least_size))? {
-                    Some(file) => Ok(file),
-                    None => Err(self
-                        .lower
-                        .problem()
-                        .map_or(missing, |problem| StoreError::Hidden { digest, problem })),
-                }
+        self.find_blob(digest, least_size).map(|(file, _root)| file)
+    }
+
+    /// The same, with the root of the store that has the blob.
+    pub(crate) fn find_blob(&self, digest: Digest, least_size: u64) -> Result<(File, Root), StoreError> {
+        let missing = match self.open_own_blob(digest, least_size) {
+            Err(missing @ StoreError::MissingBlob { .. }) => missing,
+            opened => return opened.map(|file| (file, self.root.clone())),
+        };
+        let in_root = |root: &Root| Ok(blob_in(root, digest, least_size)?.map(|file| (file, root.clone())));
+        match self.lower.find(in_root)? {
+            Some(found) => Ok(found),
+            None => {
+                Err(self.lower.problem().map_or(missing, |problem| StoreError::Hidden { digest, problem }))
             }
-            opened => opened,
         }
     }
 

@@ -12,6 +12,7 @@ use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::stored_file::FilePieces;
 
 use crate::assembler::CHUNK_BYTES;
+use crate::root::Root;
 use crate::{Store, StoreError, StoredFile};
 
 /// Reads a stored file, whether a blob or split. Blobs are opened when needed; the last one stays open.
@@ -19,7 +20,8 @@ use crate::{Store, StoreError, StoredFile};
 pub struct FileReader<'s> {
     store: &'s Store,
     pieces: Cow<'s, FilePieces<Piece>>,
-    open: Option<(Digest, File)>,
+    /// The open blob, and the store that it is in.
+    open: Option<(Digest, File, Root)>,
 }
 
 impl<'s> FileReader<'s> {
@@ -46,7 +48,7 @@ impl<'s> FileReader<'s> {
 
     /// Reads an open file of `size` bytes as if it were this blob.
     pub(crate) fn of_opened(store: &'s Store, blob: Digest, size: u64, file: File) -> Self {
-        Self { open: Some((blob, file)), ..Self::of_blob(store, blob, size) }
+        Self { open: Some((blob, file, store.root.clone())), ..Self::of_blob(store, blob, size) }
     }
 
     /// Reads into `buffer` from `offset` on; returns how many bytes, which are fewer at the end of the file.
@@ -56,14 +58,15 @@ impl<'s> FileReader<'s> {
     pub fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
         let Self { store, pieces, open } = self;
         pieces.read_at(offset, buffer, |blob, offset, bytes| {
-            let file = match open {
-                Some((digest, file)) if *digest == blob => file,
+            let (_, file, root) = match open {
+                Some(open) if open.0 == blob => open,
                 _ => {
                     let end = offset.saturating_add(bytes.len() as u64);
-                    &mut open.insert((blob, store.open_blob(blob, end)?)).1
+                    let (file, root) = store.find_blob(blob, end)?;
+                    open.insert((blob, file, root))
                 }
             };
-            file.read_exact_at(bytes, offset).map_err(store.root.failure("read", &layout::blob(blob)))
+            file.read_exact_at(bytes, offset).map_err(root.failure("read", &layout::blob(blob)))
         })
     }
 
