@@ -24,6 +24,8 @@ pub(crate) struct Reading {
     pub(crate) damaged_blobs: u64,
     pub(crate) checked_bytes: u64,
     pub(crate) index_rebuilds: u64,
+    pub(crate) lost_audit_records: u64,
+    pub(crate) unavailable_lower_stores: usize,
 }
 
 /// The use of one pool of permits.
@@ -54,6 +56,8 @@ pub(super) struct Readings {
     damaged_blobs: IntCounter,
     checked_bytes: IntCounter,
     index_rebuilds: IntCounter,
+    lost_audit_records: IntCounter,
+    unavailable_lower_stores: UintGauge,
     cpu_seconds: Counter,
     resident_bytes: UintGauge,
     virtual_bytes: UintGauge,
@@ -118,6 +122,14 @@ impl Readings {
                 "blobd_index_rebuilds_total",
                 "How often the index was built from the files of the store, or compared with all of them.",
             ))?,
+            lost_audit_records: register.counter((
+                "blobd_audit_records_lost_total",
+                "Records that the audit log lacks because its disk was full, failed or was too slow.",
+            ))?,
+            unavailable_lower_stores: register.gauge((
+                "blobd_lower_stores_unavailable",
+                "Lower stores that could not be used when they were last searched; their models are hidden.",
+            ))?,
             cpu_seconds: register.seconds_counter((
                 "process_cpu_seconds_total",
                 "Total user and system CPU time spent in seconds.",
@@ -143,6 +155,7 @@ impl Readings {
         }
         self.is_writable.set(reading.is_writable.into());
         self.is_index_ready.set(reading.is_index_ready.into());
+        self.unavailable_lower_stores.set(reading.unavailable_lower_stores as u64);
         for (counter, total) in [
             (&self.downloaded_bytes, reading.downloaded_bytes),
             (&self.retries, reading.retries),
@@ -155,6 +168,7 @@ impl Readings {
             (&self.damaged_blobs, reading.damaged_blobs),
             (&self.checked_bytes, reading.checked_bytes),
             (&self.index_rebuilds, reading.index_rebuilds),
+            (&self.lost_audit_records, reading.lost_audit_records),
         ] {
             // A reading that was taken earlier may come later.
             counter.inc_by(total.saturating_sub(counter.get()));

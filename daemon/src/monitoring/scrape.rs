@@ -59,6 +59,8 @@ fn reading(daemon: &Daemon) -> Reading {
         damaged_blobs,
         checked_bytes,
         index_rebuilds,
+        lost_audit_records: daemon.audit.status().dropped,
+        unavailable_lower_stores: daemon.store.unavailable_lower_stores(),
     }
 }
 
@@ -134,7 +136,7 @@ fn sizes(daemon: &Daemon) -> Result<Option<SizeReading>, OpError> {
 }
 
 /// The names of `df`'s rows, as in its JSON, except that `unique` is what only one model needs.
-const KINDS: [(UsageKind, &str); 13] = [
+const KINDS: [(UsageKind, &str); 14] = [
     (UsageKind::Model, "unique"),
     (UsageKind::Shared, "shared"),
     (UsageKind::InUse, "in_use"),
@@ -145,6 +147,7 @@ const KINDS: [(UsageKind, &str); 13] = [
     (UsageKind::Unneeded, "unneeded"),
     (UsageKind::Records, "records"),
     (UsageKind::Index, "index"),
+    (UsageKind::Audit, "audit"),
     (UsageKind::Reserve, "reserve"),
     (UsageKind::Directories, "directories"),
     (UsageKind::Other, "other"),

@@ -179,6 +179,12 @@ impl Store {
         self.lower.stores.iter().map(|store| store.status(&self.lower.upper)).collect()
     }
 
+    /// How many lower stores could not be used when they were last searched. None of them is opened.
+    #[must_use]
+    pub fn unavailable_lower_stores(&self) -> usize {
+        self.lower.stores.iter().filter(|store| lock(&store.seen).problem.is_some()).count()
+    }
+
     /// The directories of the lower stores. None of them is opened.
     #[must_use]
     pub fn lower_paths(&self) -> Vec<Place> {

@@ -7,11 +7,12 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
+use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::{FakeRegistry, Fault};
-use blobd_tests::store_dir::{blob_path, flip_byte};
+use blobd_tests::store_dir::{blob_path, du, flip_byte};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,6 +22,8 @@ use crate::pull::registry_with;
 
 /// Nothing is read in the background; connections are given up soon.
 const CONFIG: &str = "[scrub]\nrate_bytes_per_second = 0\n[transfer]\nstall_timeout_seconds = 1\n";
+/// A lower store, beside the store.
+const LOWER: &str = "lower";
 /// Longer than any test may take.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 /// Few files, so that a user has soon as many connections as it may.
@@ -41,7 +44,9 @@ impl World {
     pub(super) fn new() -> Self {
         let folder = tmpfs_directory();
         let config = folder.path().join("config.toml");
-        fs::write(&config, CONFIG).unwrap();
+        let lower = folder.path().join(LOWER);
+        Blobd::at_root(&lower).line("ls").succeeds();
+        fs::write(&config, format!("lower = [{lower:?}]\n{CONFIG}")).unwrap();
         let variable = format!("BLOBD_CONFIG={}", config.display());
         let daemon = TestDaemon::start_under(&["sh", "-c", OPEN_FILES, "sh", &variable], folder);
         let registry = registry_with(&ModelFile::dense(50));
@@ -51,6 +56,12 @@ impl World {
 
     pub(super) fn samples(&self) -> Samples {
         Samples::read(&self.daemon.socket())
+    }
+
+    /// The sizes by kind add up to what the disk has.
+    pub(super) fn check_disk_bytes(&self) {
+        let sum = || self.samples().sum("blobd_disk_bytes");
+        eventually("the sizes are those on disk", || sum() == du(self.daemon.root()) as f64);
     }
 
     fn line(&self, line: &str) {
@@ -159,7 +170,8 @@ pub(super) fn set_quota(world: &mut World) {
     let usage = world.daemon.client().disk_usage().unwrap();
     let quota = usage.used_bytes + 50_000;
     let space = format!("[space]\nquota = {quota}\nmin_free = 4096\nevict = \"all\"\nhigh_watermark = 100\n");
-    fs::write(&world.config, format!("{CONFIG}{space}")).unwrap();
+    let before = fs::read_to_string(&world.config).unwrap();
+    fs::write(&world.config, before + &space).unwrap();
     let pid = Pid::from_raw(world.daemon.pid().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::HUP).unwrap();
     eventually("the configuration is read", || world.daemon.log().contains("SIGHUP: "));
@@ -173,6 +185,20 @@ pub(super) fn connect_too_often(world: &mut World) {
     let connect = || UnixStream::connect(world.daemon.socket()).ok();
     let held: Vec<_> = (0..200).map(|_| connect()).collect();
     drop(held);
+}
+
+pub(super) fn lose_lower_store(world: &mut World) {
+    let lower = world.daemon.root().with_file_name(LOWER);
+    fs::rename(&lower, lower.with_extension("away")).unwrap();
+    world.line("ls");
+}
+
+/// A directory has the name of the next file.
+pub(super) fn block_audit_log(world: &mut World) {
+    let audit = world.daemon.root().join("audit");
+    fs::create_dir(audit.join("audit-00000002.jsonl")).unwrap();
+    fs::remove_file(audit.join("audit-00000001.jsonl")).unwrap();
+    world.line("gc");
 }
 
 pub(super) fn restart(world: &mut World) {

@@ -30,6 +30,11 @@ impl Samples {
         self.0.get(sample).copied().unwrap_or_default()
     }
 
+    /// The sum of all samples of a metric.
+    pub(super) fn sum(&self, metric: &str) -> f64 {
+        self.0.iter().filter(|(sample, _)| family(sample) == metric).map(|(_, value)| value).sum()
+    }
+
     /// The names of the metrics, without the suffixes of histograms.
     pub(super) fn families(&self) -> BTreeSet<String> {
         let names = self.0.keys().map(|sample| sample.split('{').next().unwrap());

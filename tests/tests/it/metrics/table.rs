@@ -150,6 +150,16 @@ const EVENTS: &[Event] = &[
         moves: &["blobd_connections_refused_total"],
     },
     Event {
+        what: "a lower store is not there any more",
+        happen: events::lose_lower_store,
+        moves: &["blobd_lower_stores_unavailable"],
+    },
+    Event {
+        what: "the audit log cannot be written",
+        happen: events::block_audit_log,
+        moves: &["blobd_audit_records_lost_total"],
+    },
+    Event {
         what: "the daemon is restarted",
         happen: events::restart,
         moves: &["process_start_time_seconds"],
@@ -187,6 +197,7 @@ fn every_metric_has_a_row_and_moves_when_its_event_happens() {
             check_growth(what, moves, &before, &world.samples());
         }
     }
+    world.check_disk_bytes();
     for Steady { sample, least } in STEADY {
         eventually(sample, || world.samples().value(sample) >= *least);
     }
