@@ -43,6 +43,7 @@ mod locking;
 mod log;
 mod lookup;
 mod lost_names;
+mod lower_stores;
 mod malicious_clients;
 mod metrics;
 mod mount;
