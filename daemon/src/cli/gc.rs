@@ -16,7 +16,10 @@ use crate::size::{human_bytes, parse_size};
 
 /// Delete what no model needs
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "Other stores may use this one as a lower store. `gc` knows nothing of them:
+it deletes what they need too, unless a model of this store needs it.
+
+Examples:
   blobd gc --dry-run                           the plan; nothing is deleted
   blobd gc
   blobd gc --plan-eviction                     models that would be evicted to meet the quota

@@ -46,7 +46,7 @@ const HABITS: &[(&str, &str)] = &[
         "load",
         "`blobd import FILE` stores a file of this machine, `blobd warm MODEL` reads a model into memory",
     ),
-    ("logs", "the daemon logs to standard error; with systemd, `journalctl -u blobd` shows it"),
+    ("logs", LOGS),
     (
         "model",
         "commands here have no group: `blobd ls`, `blobd pull NAME`, `blobd rm MODEL`, `blobd show MODEL`",
@@ -71,7 +71,7 @@ const HABITS: &[(&str, &str)] = &[
     ("save", "`blobd export MODEL -o FILE` writes the model's file"),
     ("search", SEARCH),
     ("start", "`blobd serve` runs the daemon; with systemd, `systemctl start blobd`"),
-    ("status", "`blobd doctor` checks the set-up, `blobd ps` shows who has which model open"),
+    ("status", STATUS),
     ("stop", "`blobd release MODEL` ends a model's use; Ctrl-C or `systemctl stop blobd` stops the daemon"),
     (
         "system",
@@ -98,6 +98,10 @@ const HABITS: &[(&str, &str)] = &[
 
 const RUN: &str = "blobd stores models and does not run them; \
                    `blobd exec -- llama-cli -m /blobd/MODEL.gguf` runs a program with a stored model";
+const LOGS: &str = "`blobd log` shows who has changed, opened or been refused what; the daemon's own messages go to \
+                    standard error, and with systemd `journalctl -u blobd` shows them";
+const STATUS: &str = "`blobd health` asks the daemon whether it works, `blobd doctor` checks the set-up, \
+                      `blobd ps` shows who has which model open";
 const CLEAN: &str = "`blobd gc` deletes what no model needs, `blobd rm MODEL` removes models, \
                      `blobd partial rm` drops unfinished downloads";
 const STOP_PULL: &str = "Ctrl-C stops a pull and keeps what has arrived; `blobd partial rm NAME` drops that";

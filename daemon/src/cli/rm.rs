@@ -27,7 +27,10 @@ reported, and the others are removed. Pinned models are never removed. A pattern
 daemon records when models are used. Where records are missing, such as before its first start or after a crash, \
 models count as used. A command without a daemon has no records."
 )]
-#[command(after_help = "Examples:
+#[command(after_help = "Other stores may use this one as a lower store. `rm` knows nothing of them:
+it frees what they need too, unless another model of this store needs it.
+
+Examples:
   blobd rm llama3:8b
   blobd rm --dry-run llama3:8b                 what would be removed, freed and kept
   blobd rm --keep 7d llama3:8b                 `blobd undelete` can restore it for a week
