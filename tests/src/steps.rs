@@ -1,11 +1,13 @@
 //! The operations on a store in tests of crashes and faults, and their expected outcomes.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blobd::ops::{self, OpError, Requester};
 use blobd_client::protocol::edit::{EditParams, KeyChange};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::promote::PromoteParams;
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
@@ -14,6 +16,7 @@ use blobd_store::{Ingest, Store};
 use crate::file_source::{import_file, in_memory, ingest_bytes};
 use crate::pulls;
 use crate::samples::{NAMED, UNNAMED, files, reference};
+use crate::verbs::InProcess;
 use crate::world::{Key, World};
 
 /// One operation on a store. Names and files are given by number.
@@ -41,6 +44,11 @@ pub enum Step {
     Tag {
         source: usize,
         target: usize,
+    },
+    /// Copies a model of a lower store, which [`Self::fill_lower_store`] makes.
+    Promote {
+        file: usize,
+        name: usize,
     },
     /// Removes the key `general.name`, which only one file has.
     Edit {
@@ -92,6 +100,7 @@ impl Step {
                 let params = TagParams { source: reference(source), target: reference(target), force: false };
                 ops::tag(store, Requester::own(), &ops::CallerPolicy::default(), &params).map(|_| ())
             }
+            Self::Promote { name, .. } => promote(store, name),
             Self::Edit { source, target } => edit(store, source, target),
             Self::Remove { name } => remove(store, name, None),
             Self::MoveToTrash { name } => remove(store, name, Some(1 << 20)),
@@ -111,6 +120,19 @@ impl Step {
         done.map_err(|error| error.body())
     }
 
+    /// Makes the lower store in `root` that the step needs, if it needs one. Returns the stores below the one that the
+    /// step is taken on.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn fill_lower_store(self, root: &Path) -> Vec<PathBuf> {
+        let Self::Promote { file, name } = self else { return Vec::new() };
+        let lower = InProcess::open(root);
+        import(&lower.store, file, name).expect("a model in the lower store");
+        vec![root.to_path_buf()]
+    }
+
     /// The expected outcomes.
     #[must_use]
     pub fn outcomes(self, before: &World) -> Outcomes {
@@ -118,7 +140,8 @@ impl Step {
             Self::Import { file, name }
             | Self::Pull { file, name }
             | Self::PullInTwoParts { file, name }
-            | Self::PullTwice { file, name } => set_tag(before, name, file + 1),
+            | Self::PullTwice { file, name }
+            | Self::Promote { file, name } => set_tag(before, name, file + 1),
             Self::Tag { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
                 file => set_tag(before, target, file),
@@ -153,6 +176,7 @@ impl Step {
             | Self::Pull { name, .. }
             | Self::PullInTwoParts { name, .. }
             | Self::PullTwice { name, .. }
+            | Self::Promote { name, .. }
             | Self::Tag { target: name, .. }
             | Self::Edit { target: name, .. }
             | Self::Remove { name }
@@ -232,6 +256,12 @@ fn edit(store: &Arc<Store>, source: usize, target: usize) -> Result<(), OpError>
         dry_run: false,
     };
     ops::edit(store, Requester::own(), &ops::CallerPolicy::default(), &params, &mut |_, _| true).map(|_| ())
+}
+
+fn promote(store: &Arc<Store>, name: usize) -> Result<(), OpError> {
+    let params = PromoteParams { reference: reference(name), dry_run: false };
+    let policy = ops::CallerPolicy::default();
+    ops::promote(store, Requester::own(), &policy, &params, &mut |_, _| true).map(drop)
 }
 
 fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {

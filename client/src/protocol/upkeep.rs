@@ -46,6 +46,18 @@ pub struct Verified {
     pub checked_bytes: u64,
     /// The damaged or missing blobs and recipes that this or an earlier verification found.
     pub corrupt: Vec<CorruptBlob>,
+    /// What could not be verified because a lower store cannot be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<Unavailable>,
+}
+
+/// Blobs that are in a lower store which cannot be used now. Nothing says that they are damaged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unavailable {
+    /// Their number.
+    pub blobs: u64,
+    /// Why the lower store cannot be used.
+    pub reason: String,
 }
 
 /// A blob or a recipe that is damaged or missing.

@@ -14,8 +14,12 @@ pub(super) struct Followed {
 }
 
 /// What a stored model is compared with; `None` if it does not follow a source: it was imported or edited, or is
-/// fixed to a digest, or is a copy, made by `blobd tag`, of a model that has its source's own name.
+/// fixed to a digest, or is a copy, made by `blobd tag`, of a model that has its source's own name, or is in a lower store, which its own
+/// administrator updates.
 pub(super) fn followed(model: &ModelSummary, all: &[ModelSummary]) -> Option<Followed> {
+    if model.store.is_some() {
+        return None;
+    }
     let source = model.origin.as_deref()?.parse::<PullSource>().ok()?.latest()?;
     let (name, own): (Reference, Reference) = (model.name.parse().ok()?, source.name().ok()?);
     let names =

@@ -2,7 +2,7 @@
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::VerifyParams;
-use blobd_client::protocol::upkeep::{CorruptBlob, Verified, VerifyEvent, VerifyProgress};
+use blobd_client::protocol::upkeep::{CorruptBlob, Unavailable, Verified, VerifyEvent, VerifyProgress};
 use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
@@ -50,7 +50,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let finished = batch.result(["models was not verified", "models were not verified"]);
     match verified.corrupt.iter().filter(|blob| !blob.repaired).count() {
-        0 => finished,
+        0 => finished
+            .and_then(|()| verified.unavailable.as_ref().map_or(Ok(()), |left| Err(unavailable(left)))),
         count => Err(damaged(count, params)),
     }
 }
@@ -82,6 +83,10 @@ struct Report<'r> {
 fn sum(verified: &[Verified]) -> Verified {
     let mut sum = Verified::default();
     for one in verified {
+        if let Some(more) = &one.unavailable {
+            let left = sum.unavailable.get_or_insert_with(|| Unavailable { blobs: 0, ..more.clone() });
+            left.blobs = left.blobs.saturating_add(more.blobs);
+        }
         sum.checked_blobs = sum.checked_blobs.saturating_add(one.checked_blobs);
         sum.checked_bytes = sum.checked_bytes.saturating_add(one.checked_bytes);
         for blob in &one.corrupt {
@@ -92,6 +97,14 @@ fn sum(verified: &[Verified]) -> Verified {
         }
     }
     sum
+}
+
+fn unavailable(Unavailable { blobs, reason }: &Unavailable) -> ErrorBody {
+    let blobs = if *blobs == 1 { "1 blob was".to_owned() } else { format!("{blobs} blobs were") };
+    let message = format!("{blobs} not verified, because a lower store is left out: {reason}");
+    ErrorBody::new(ErrorCode::NotFound, message).with_hint(
+        "make the lower store available again, such as by mounting its file system, and verify again",
+    )
 }
 
 fn damaged(count: usize, params: &Params) -> ErrorBody {
@@ -112,7 +125,7 @@ fn damaged(count: usize, params: &Params) -> ErrorBody {
 }
 
 fn render(verified: &Verified) -> String {
-    let Verified { checked_blobs, checked_bytes, corrupt } = verified;
+    let Verified { checked_blobs, checked_bytes, corrupt, unavailable: _ } = verified;
     let noun = if *checked_blobs == 1 { "blob" } else { "blobs" };
     let counted = format!("{checked_blobs} {noun}, {}", human_bytes(*checked_bytes));
     if *checked_blobs == 0 && corrupt.is_empty() {
@@ -175,7 +188,7 @@ mod tests {
 
     #[test]
     fn healthy_store_is_one_line() {
-        let verified = Verified { checked_blobs: 7, checked_bytes: 3 << 30, corrupt: Vec::new() };
+        let verified = Verified { checked_blobs: 7, checked_bytes: 3 << 30, ..Verified::default() };
         assert_eq!(render(&verified), "7 blobs, 3.00 GiB: no damage found\n");
     }
 
@@ -185,7 +198,8 @@ mod tests {
         let models = vec!["a:latest".to_owned(), "b:latest".to_owned()];
         let reason = "is missing".to_owned();
         let blob = CorruptBlob { digest, models, repaired: true, reason, fetched_bytes: Some(2048) };
-        let text = render(&Verified { checked_blobs: 7, checked_bytes: 0, corrupt: vec![blob] });
+        let text =
+            render(&Verified { checked_blobs: 7, checked_bytes: 0, corrupt: vec![blob], unavailable: None });
         for part in [&digest.short(), "a:latest, b:latest", "repaired, 2.00 KiB downloaded", "is missing"] {
             assert!(text.contains(part), "{text}");
         }

@@ -46,6 +46,10 @@ pub enum OpError {
     NothingToRemove,
     #[error("model {name}: is pinned; run `blobd unpin {name}` first")]
     Pinned { name: String },
+    #[error("model {name}: is charged to uid {uid}, who has to promote it")]
+    ChargedToAnother { name: String, uid: u32 },
+    #[error("model {name}: was changed by another command meanwhile; run this one again")]
+    ChangedMeanwhile { name: String },
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
     NotInTrash { name: String },
     #[error(
@@ -151,10 +155,13 @@ impl OpError {
             Self::NotInModel { .. } | Self::NotInTrash { .. } | Self::NoSuchDownload { .. } => {
                 ErrorCode::NotFound
             }
-            Self::Pinned { .. } | Self::DownloadOfAnother { .. } => ErrorCode::Denied,
-            Self::NameTaken { .. } | Self::TargetExists { .. } | Self::DownloadInUse { .. } => {
-                ErrorCode::Busy
+            Self::Pinned { .. } | Self::DownloadOfAnother { .. } | Self::ChargedToAnother { .. } => {
+                ErrorCode::Denied
             }
+            Self::NameTaken { .. }
+            | Self::ChangedMeanwhile { .. }
+            | Self::TargetExists { .. }
+            | Self::DownloadInUse { .. } => ErrorCode::Busy,
             Self::NoSpace { source, .. } => source.code(),
             Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,

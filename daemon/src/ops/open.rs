@@ -106,6 +106,7 @@ fn locate(model: &Model, params: &OpenParams) -> Result<OpenResponse, OpError> {
 }
 
 pub(crate) fn open_blobs(store: &Store, blobs: &[(Digest, u64)]) -> Result<Vec<File>, OpError> {
+    let _held = store.hold_lower_stores();
     let open = |(digest, least_size): &(Digest, u64)| store.open_blob(*digest, *least_size);
     Ok(blobs.iter().map(open).collect::<Result<_, _>>()?)
 }

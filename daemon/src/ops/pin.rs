@@ -8,9 +8,11 @@ use super::OpError;
 
 /// Pins or unpins a model.
 pub fn pin(store: &Store, params: &PinParams) -> Result<Pinned, OpError> {
-    // Prevents a removal between the lookup and the change.
-    let _tags = store.lock_tags();
+    // Before the lock: a look-up in a lower store may take long.
     let reference = store.resolve_for_change(&params.reference)?;
+    // Prevents a removal between the check and the change.
+    let _tags = store.lock_tags();
+    store.check_tag(&reference)?;
     if params.pinned {
         store.pin(&reference)?;
     } else {

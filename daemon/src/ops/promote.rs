@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::promote::{PromoteParams, Promoted};
-use blobd_store::{Ingest, Store, Verb};
-use blobd_store_format::digest::Digest;
+use blobd_store::{FileReader, Ingest, Model, Store, StoreError, Verb};
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::recipe::Recipe;
+use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use super::collect_on_failure::explaining_no_space;
+use super::collect_on_failure::collect_on_failure;
 use super::lost_models::Evictions;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
@@ -17,12 +19,13 @@ use crate::requester::Requester;
 /// Gets the bytes copied and the bytes to copy; returns false to stop.
 type ReportProgress<'r> = dyn FnMut(u64, u64) -> bool + 'r;
 
-/// Copies the blobs of a model that only lower stores have, verified and durable, and sets its tag in the writable
-/// store. Changes no lower store.
+/// Copies the blobs of a model that only lower stores have, verified and durable, checks that its files are rebuilt
+/// from them, and sets its tag in the writable store. Changes no lower store.
 ///
 /// # Errors
-/// [`blobd_store::StoreError::DamagedBlob`] if the bytes of a lower store are wrong; then the tag is not set.
-/// [`OpError::DeniedByPolicy`].
+/// [`blobd_store::StoreError::DamagedBlob`], [`blobd_store::StoreError::Recipe`] if what lower stores have is wrong;
+/// then the tag is not set. [`OpError::DeniedByPolicy`]; [`OpError::ChargedToAnother`];
+/// [`OpError::ChangedMeanwhile`].
 pub fn promote(
     store: &Arc<Store>,
     requester: Requester,
@@ -30,7 +33,7 @@ pub fn promote(
     params: &PromoteParams,
     report: &mut ReportProgress<'_>,
 ) -> Result<Promoted, OpError> {
-    explaining_no_space(store, Leftover::Nothing, promote_model(store, requester, policy, params, report))
+    collect_on_failure(store, Leftover::Nothing, || promote_model(store, requester, policy, params, report))
 }
 
 fn promote_model(
@@ -40,52 +43,148 @@ fn promote_model(
     params: &PromoteParams,
     report: &mut ReportProgress<'_>,
 ) -> Result<Promoted, OpError> {
+    let _held = store.hold_lower_stores();
     let lease = store.leases().grant(format!("promotion of {}", params.reference.short()));
     let model = store.leased_model(&params.reference, &lease)?;
     policy.check_stored(store, &model, None)?;
-    let name = model.reference.short();
-    let from = store.lower_place_of(&model.reference)?.map(|place| place.display().to_string());
     let missing = store.not_own_blobs(model.blob_sizes())?;
-    let copied_bytes = missing.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
-    let promoted = Promoted {
-        name: name.clone(),
-        digest: model.manifest.digest(),
-        from,
-        copied_bytes,
-        copied_blobs: missing.len() as u64,
-        dry_run: params.dry_run,
-        evicted: Vec::new(),
-        notes: Vec::new(),
-    };
+    let promoted = planned(store, &model, &missing, params)?;
+    check_payer(store, requester, &model, &promoted)?;
     let is_done = promoted.from.is_none() && missing.is_empty();
     if params.dry_run || is_done {
         return Ok(promoted);
     }
-    let evictions = Evictions::new(requester, format!("promotion of {name}"));
+    let evictions = Evictions::new(requester, format!("promotion of {}", promoted.name));
     let ingest = evictions.observe(Ingest::begin(store, lease)?).keeping_own_copies();
     let mut ingest = requester.acting(ingest, Verb::Promote);
     ingest.admit_all(missing.iter().map(|(_, size)| *size))?;
-    copy(&mut ingest, &missing, copied_bytes, report)?;
-    let origin = store.origin(model.manifest.digest());
-    ingest.commit(&model.reference, &model.manifest, origin.as_deref())?;
-    Ok(Promoted { evicted: evictions.take(), notes: soft_quota::notes(store, requester), ..promoted })
+    let files = model.files.iter().map(|file| file.descriptor.size).fold(0, u64::saturating_add);
+    let mut progress = Progress { completed: 0, total: promoted.copied_bytes.saturating_add(files), report };
+    copy(&mut ingest, &missing, &mut progress)?;
+    ingest.publish()?;
+    check_files(store, &model, &mut progress)?;
+    commit(store, ingest, &model, promoted.from.is_some())?;
+    let notes = soft_quota::notes(store, requester);
+    Ok(Promoted { evicted: evictions.take(), notes, ..promoted })
+}
+
+fn planned(
+    store: &Store,
+    model: &Model,
+    missing: &[(Digest, u64)],
+    params: &PromoteParams,
+) -> Result<Promoted, OpError> {
+    Ok(Promoted {
+        name: model.reference.short(),
+        digest: model.manifest.digest(),
+        from: store.lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
+        copied_bytes: missing.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)),
+        copied_blobs: missing.len() as u64,
+        dry_run: params.dry_run,
+        evicted: Vec::new(),
+        notes: Vec::new(),
+    })
+}
+
+/// What is copied for a name is charged to the user who brought the name, so nobody else may do it but an
+/// administrator.
+fn check_payer(
+    store: &Store,
+    requester: Requester,
+    model: &Model,
+    promoted: &Promoted,
+) -> Result<(), OpError> {
+    let is_own_name = promoted.from.is_none() && promoted.copied_blobs > 0;
+    let payer = store.account_of(&model.reference, promoted.digest).filter(|_| is_own_name);
+    match payer {
+        Some(payer) if payer.uid != requester.uid() && !requester.may_administer() => {
+            Err(OpError::ChargedToAnother { name: promoted.name.clone(), uid: payer.uid })
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Progress<'p, 'r> {
+    completed: u64,
+    total: u64,
+    report: &'p mut ReportProgress<'r>,
+}
+
+impl Progress<'_, '_> {
+    /// False if the client has gone.
+    fn add(&mut self, bytes: u64) -> bool {
+        self.completed = self.completed.saturating_add(bytes);
+        (self.report)(self.completed, self.total)
+    }
 }
 
 fn copy(
     ingest: &mut Ingest,
     blobs: &[(Digest, u64)],
-    total: u64,
-    report: &mut ReportProgress<'_>,
+    progress: &mut Progress<'_, '_>,
 ) -> Result<(), OpError> {
-    let mut completed = 0u64;
     for (digest, size) in blobs {
-        let mut add = |bytes: u64| {
-            completed = completed.saturating_add(bytes);
-            report(completed, total)
-        };
-        if !ingest.copy_blob(*digest, *size, &mut add)? {
-            return Err(OpError::Internal("the client that asked for this copy has gone".to_owned()));
+        if !ingest.copy_blob(*digest, *size, &mut |bytes| progress.add(bytes))? {
+            return Err(client_has_gone());
         }
     }
     Ok(())
+}
+
+fn client_has_gone() -> OpError {
+    OpError::Internal("the client that asked for this copy has gone".to_owned())
+}
+
+/// Checks that each file is rebuilt from its parts: the recipe of a lower store may be wrong, although its blobs are
+/// right.
+fn check_files(store: &Store, model: &Model, progress: &mut Progress<'_, '_>) -> Result<(), OpError> {
+    for file in &model.files {
+        let Some(recipe) = &file.recipe else { continue };
+        // The recipe of a compressed file rebuilds its content.
+        let expected = recipe.unpacked().map_or(file.descriptor.digest, |unpacked| unpacked.digest);
+        let found = digest_of(store, recipe, progress)?;
+        if found != expected {
+            return Err(StoreError::Recipe {
+                path: store.place_of_recipe(file.descriptor.digest),
+                what: format!("it rebuilds a file of the digest {found}, {expected} expected"),
+            }
+            .into());
+        }
+    }
+    Ok(())
+}
+
+fn digest_of(store: &Store, recipe: &Recipe, progress: &mut Progress<'_, '_>) -> Result<Digest, OpError> {
+    let (mut reader, mut hasher, mut offset) = (FileReader::of_recipe(store, recipe), Hasher::new(), 0);
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let length = reader.read_at(offset, &mut buffer)?;
+        if length == 0 {
+            return Ok(hasher.finish());
+        }
+        hasher.update(buffer.get(..length).unwrap_or_default());
+        offset = offset.saturating_add(length as u64);
+        if !progress.add(length as u64) {
+            return Err(client_has_gone());
+        }
+    }
+}
+
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Sets the tag, unless another model has got the name meanwhile, or the name was removed.
+fn commit(store: &Store, ingest: Ingest, model: &Model, was_below: bool) -> Result<(), OpError> {
+    let digest = model.manifest.digest();
+    let is_unchanged = |present: Option<&Reference>| {
+        let is_same = match present {
+            Some(present) => store.manifest(present)?.digest() == digest,
+            None => was_below,
+        };
+        match is_same {
+            true => Ok(()),
+            false => Err(OpError::ChangedMeanwhile { name: model.reference.short() }),
+        }
+    };
+    let origin = store.origin(digest);
+    ingest.commit_if(&model.reference, &model.manifest, origin.as_deref(), is_unchanged).map(drop)
 }

@@ -255,6 +255,11 @@ impl Incoming<'_> {
         let facts = match self.stored_facts(&descriptor) {
             // It is missing from now on, and is fetched with the file.
             Err(OpError::Damaged { digest, .. }) if self.quarantine_if_damaged(digest)? => return Ok(None),
+            // One in a lower store stays there, and this store gets its own.
+            Err(OpError::Damaged { digest, .. }) if !self.ingest.store().has_own_blob(digest) => {
+                self.ingest.keep_own_copy(digest);
+                return Ok(None);
+            }
             facts => facts?,
         };
         self.sources.add(file.size(), file.size(), 0);

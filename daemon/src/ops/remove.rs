@@ -12,7 +12,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::lost_models::{kept, lost_model};
-use super::select::{Refusals, Selection, select};
+use super::select::{Refusals, Selection, resolve_named, select};
 use super::{LastOpened, OpError, rfc3339};
 use crate::requester::Requester;
 
@@ -46,9 +46,10 @@ pub fn remove(
 
 fn plan(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Result<Removed, OpError> {
     let mut refusals = Refusals::of(params);
+    let named = resolve_named(store, params, &mut refusals)?;
     let (models, spared) = {
         let _tags = store.lock_tags();
-        checked(store, last_opened, params, &mut refusals)?
+        checked(store, last_opened, params, &named, &mut refusals)?
     };
     let mut account = Account::of(store, &models, &[]);
     account.kept.retain(|kept| !kept.by.is_empty());
@@ -138,8 +139,9 @@ fn drop_names(
     mut before: impl FnMut(&Reference) -> Result<(), OpError>,
 ) -> Result<Dropped, OpError> {
     let mut refusals = Refusals::of(params);
+    let named = resolve_named(store, params, &mut refusals)?;
     let _tags = store.lock_tags();
-    let (models, spared) = checked(store, last_opened, params, &mut refusals)?;
+    let (models, spared) = checked(store, last_opened, params, &named, &mut refusals)?;
     let mut each = |models: Vec<Untagged>, step: &mut dyn FnMut(&Reference) -> Result<(), OpError>| {
         let mut done = Vec::new();
         for model in models {
@@ -158,9 +160,10 @@ fn checked(
     store: &Store,
     last_opened: &LastOpened,
     params: &RemoveParams,
+    named: &[Reference],
     refusals: &mut Refusals,
 ) -> Result<(Vec<Untagged>, Vec<Spared>), OpError> {
-    let Selection { references, spared } = select(store, last_opened, params, refusals)?;
+    let Selection { references, spared } = select(store, last_opened, params, named, refusals)?;
     let mut models = Vec::new();
     for reference in &references {
         let model = untagged(store, reference).map_err(OpError::from);

@@ -1,8 +1,9 @@
 //! Repairs damaged blobs, from these sources in this order:
 //!
-//! 1. a copy in quarantine, which can be right if the page cache still has what the disk has lost;
-//! 2. a file that is stored whole beside its recipe;
-//! 3. the registry of a model, which sends only the ranges of the file that contain the blob.
+//! 1. a lower store, whose blob is used where it is;
+//! 2. a copy in quarantine, which can be right if the page cache still has what the disk has lost;
+//! 3. a file that is stored whole beside its recipe;
+//! 4. the registry of a model, which sends only the ranges of the file that contain the blob.
 //!
 //! The bytes are hashed before they are published.
 
@@ -81,8 +82,8 @@ impl<'r> Repair<'r> {
         let status = format!("repairing {}", finding.digest.short());
         send_progress(self.events, VerifyProgress { status, ..VerifyProgress::default() });
         let repaired = match (&finding.damage, need) {
-            (Damage::Lost, Some(need)) => self.replace(survey, finding.digest, need),
-            (Damage::Lost, None) => Err("no model needs it".to_owned()),
+            (Damage::Lost | Damage::Below, Some(need)) => self.replace(survey, finding.digest, need),
+            (Damage::Lost | Damage::Below, None) => Err("no model needs it".to_owned()),
             (Damage::Writable, _) => self.make_read_only(finding.digest).map(|()| None),
             // The reason says what to do.
             _ => return entry,
@@ -99,6 +100,10 @@ impl<'r> Repair<'r> {
 
     /// Publishes the blob again. Returns the bytes received from the network, if any.
     fn replace(&self, survey: &Survey, digest: Digest, need: &Need) -> Result<Option<u64>, Failure> {
+        // A model can use the copy in a lower store.
+        if self.store.has_good_lower_blob(digest) {
+            return Ok(None);
+        }
         if self.take_from_quarantine(digest, need) || self.take_from_whole_file(digest, need) {
             return Ok(None);
         }
@@ -120,6 +125,8 @@ impl<'r> Repair<'r> {
         let lease = self.store.leases().grant(format!("repair of blob {}", digest.short()));
         lease.protect(digest);
         let mut ingest = Ingest::begin(self.store, lease).map_err(failed)?;
+        // That of a lower store is damaged.
+        ingest.keep_own_copy(digest);
         let mut writer = ingest.staging().stage(size);
         fill(&mut writer)?;
         let staged = writer.finish().map_err(failed)?;

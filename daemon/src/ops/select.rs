@@ -50,21 +50,40 @@ struct Age {
     recorded_since: Option<SystemTime>,
 }
 
-/// Selects models. The caller has locked the tags.
+/// The stored names of the models that are named. Called before the tags are locked, because a look-up in a lower
+/// store may take long.
 ///
 /// # Errors
-/// Unless `refusals` records them: [`StoreError::NoSuchModel`] for an unknown name, or if no model matches a pattern;
-/// [`OpError::Pinned`] for the name of a pinned model.
+/// Unless `refusals` records them: [`StoreError::NoSuchModel`] for an unknown name, [`StoreError::InLowerStore`].
+pub(super) fn resolve_named(
+    store: &Store,
+    params: &RemoveParams,
+    refusals: &mut Refusals,
+) -> Result<Vec<Reference>, OpError> {
+    let mut named = Vec::new();
+    for reference in &params.references {
+        let stored = store.resolve_for_change(reference).map_err(OpError::from);
+        named.extend(refusals.note(&reference.short(), stored)?);
+    }
+    Ok(named)
+}
+
+/// Selects models. The caller has locked the tags, and `resolved` the names.
+///
+/// # Errors
+/// Unless `refusals` records them: [`StoreError::NoSuchModel`] for a name that was removed meanwhile, or if no model
+/// matches a pattern; [`OpError::Pinned`] for the name of a pinned model.
 pub(super) fn select(
     store: &Store,
     last_opened: &LastOpened,
     params: &RemoveParams,
+    resolved: &[Reference],
     refusals: &mut Refusals,
 ) -> Result<Selection, OpError> {
     let has_rule = params.unused || params.older_than_seconds.is_some();
     let mut named = BTreeSet::new();
-    for reference in &params.references {
-        named.extend(refusals.note(&reference.short(), resolved(store, reference, has_rule))?);
+    for reference in resolved {
+        named.extend(refusals.note(&reference.short(), checked(store, reference, has_rule))?);
     }
     let mut selection = Selection { references: BTreeSet::new(), spared: Vec::new() };
     for reference in matching(store, params, refusals)?.into_iter().chain(named.clone()) {
@@ -81,13 +100,13 @@ pub(super) fn select(
     Ok(selection)
 }
 
-/// The stored name. Only a rule leaves out a pinned model without an error.
-fn resolved(store: &Store, reference: &Reference, has_rule: bool) -> Result<Reference, OpError> {
-    let stored = store.resolve_for_change(reference)?;
-    if !has_rule && store.is_pinned(&stored) {
+/// A name that still exists. Only a rule leaves out a pinned model without an error.
+fn checked(store: &Store, stored: &Reference, has_rule: bool) -> Result<Reference, OpError> {
+    store.check_tag(stored)?;
+    if !has_rule && store.is_pinned(stored) {
         return Err(OpError::Pinned { name: stored.short() });
     }
-    Ok(stored)
+    Ok(stored.clone())
 }
 
 /// The models that match the patterns, or all if only a rule is given.

@@ -32,6 +32,8 @@ pub(super) enum Damage {
     Lost,
     /// A damaged blob could not be moved to quarantine, and so cannot be replaced.
     NotQuarantined,
+    /// A damaged blob is in a lower store. A copy in the writable store would be used in its place.
+    Below,
     Writable,
     /// A blob cannot be read; whether it is damaged is unknown.
     Unreadable,

@@ -56,9 +56,10 @@ pub fn verify(
     }
     let mut read = Reading::new(store, blobs, events).run()?;
     survey.check_recipes(store, &|_| true)?;
+    let unavailable = read.unavailable.take();
     let candidates = std::mem::take(&mut read.not_good);
     let mut verified =
-        Verified { checked_blobs: read.blobs, checked_bytes: read.bytes, ..Verified::default() };
+        Verified { checked_blobs: read.blobs, checked_bytes: read.bytes, unavailable, ..Verified::default() };
     let repair = params.repair.then(|| Repair::new(store, registry, handle, policy, events));
     let again = |missing| Reading::new(store, missing, events).run();
     confirm(store, candidates, survey.into_findings(), &again, repair.as_ref(), &mut verified)?;
@@ -67,7 +68,7 @@ pub fn verify(
 
 fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
     let (damage, reason) = match verdict {
-        Verdict::Good | Verdict::Unfinished => return None,
+        Verdict::Good | Verdict::Hidden { .. } | Verdict::Unfinished => return None,
         Verdict::Gone if store.is_quarantined(digest) => {
             (Damage::Lost, "was found damaged before and is in quarantine".to_owned())
         }
@@ -79,6 +80,9 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
         }
         Verdict::Unreadable { reason } => {
             (Damage::Unreadable, format!("cannot be read ({reason}); it may be undamaged"))
+        }
+        Verdict::BadBelow { reason, store } => {
+            (Damage::Below, format!("{reason}, in the lower store {store}, which is read-only"))
         }
         Verdict::Bad { reason, quarantined: Ok(()) } => (Damage::Lost, reason),
         Verdict::Bad { reason, quarantined: Err(error) } => {
@@ -139,7 +143,8 @@ fn report(
         let need = needs.get(&finding.digest);
         let is_missing = finding.damage == Damage::Lost
             && matches!(store.blob_size(finding.digest), Ok(None))
-            && !store.is_quarantined(finding.digest);
+            && !store.is_quarantined(finding.digest)
+            && store.lower_problem().is_none();
         if is_missing {
             store.note_missing(finding.digest);
         }

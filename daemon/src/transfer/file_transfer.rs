@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use blobd_registry::ByteStream;
-use blobd_store::{HashedFile, Ingest, StagedBlob, Store, StoreError};
+use blobd_store::{HashedFile, Ingest, StagedBlob, StoreError};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_layout::ArchiveFile;
 use blobd_store_format::recipe::Member;
@@ -129,12 +129,14 @@ impl Transfer<'_> {
     }
 
     /// A downloaded tensor may have the digest of the stored blob that was reused in its place. Then the
-    /// stored blob is damaged, and is moved to quarantine so that the new one replaces it.
-    fn quarantine_damaged(&self, store: &Store, blobs: &[Digest]) -> Result<(), TransferError> {
+    /// stored blob is damaged, and is moved to quarantine so that the new one replaces it. One in a lower store stays
+    /// there, and this store keeps the new one.
+    fn quarantine_damaged(&self, ingest: &mut Ingest, blobs: &[Digest]) -> Result<(), TransferError> {
         let claimed =
             self.refetched.iter().filter(|candidate| blobs.get(candidate.blob) == Some(&candidate.digest));
         for candidate in claimed {
-            if let Some(place) = store.quarantine_if_damaged(candidate.digest)? {
+            ingest.keep_own_copy(candidate.digest);
+            if let Some(place) = ingest.store().quarantine_if_damaged(candidate.digest)? {
                 tracing::warn!("blob {}: damaged, moved to {}", candidate.digest, place.display());
             }
         }
@@ -172,7 +174,7 @@ impl Transfer<'_> {
         let Hashed { file, staged } = hashed;
         let (assembler, digest) = (self.shared.assembler(), file.digest);
         assembler.note_digests(&file.blobs)?;
-        self.quarantine_damaged(ingest.store(), &file.blobs)?;
+        self.quarantine_damaged(ingest, &file.blobs)?;
         for blob in staged {
             ingest.add_blob(blob)?;
         }

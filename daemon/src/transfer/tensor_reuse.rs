@@ -205,6 +205,7 @@ fn compare(
 ) -> Result<Vec<Candidate>, TransferError> {
     let (mut waiting, places) = (Vec::new(), BlobPlaces::of(plan));
     for candidate in candidates {
+        let _held = store.hold_lower_stores();
         let samples = samples(store, (plan, &places), &candidate)?;
         waiting.push((candidate, samples));
     }

@@ -37,7 +37,7 @@ impl Store {
             opened => return opened.map(|file| (file, self.root.clone())),
         };
         let in_root = |root: &Root| Ok(blob_in(root, digest, least_size)?.map(|file| (file, root.clone())));
-        match self.lower.find(in_root)? {
+        match self.lower.find_or_damage(in_root)? {
             Some(found) => Ok(found),
             None => {
                 Err(self.lower.problem().map_or(missing, |problem| StoreError::Hidden { digest, problem }))
@@ -69,7 +69,7 @@ impl Store {
     pub fn read_blob(&self, digest: Digest, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let path = layout::blob(digest);
         match self.root.read_limited(&path, limit)? {
-            None => self.lower.find(|root| root.read_limited(&path, limit)),
+            None => Ok(self.lower.find(|root| root.read_limited(&path, limit))),
             read => Ok(read),
         }
     }
@@ -77,7 +77,7 @@ impl Store {
     /// A blob's length; `None` if neither this store nor a lower one has it as a regular file.
     pub fn blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         match self.own_blob_size(digest)? {
-            None => self.lower_blob_size(digest),
+            None => Ok(self.lower_blob_size(digest)),
             size => Ok(size),
         }
     }
@@ -88,14 +88,36 @@ impl Store {
     }
 
     /// Opens a blob in the first lower store that has it; also returns that store.
-    pub(crate) fn open_lower_blob(&self, digest: Digest) -> Result<Option<(File, Place)>, StoreError> {
+    pub(crate) fn open_lower_blob(&self, digest: Digest) -> Option<(File, Place)> {
         self.lower.find(|root| Ok(blob_in(root, digest, 0)?.map(|file| (file, root.place()))))
     }
 
-    /// The length of a blob in the first lower store that has it.
-    pub(crate) fn lower_blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
-        let size = |status: FileStatus| status.is_file().then(|| status.len());
-        self.lower.find(|root| Ok(root.status(&layout::blob(digest))?.and_then(size)))
+    /// The length of a blob in the first lower store in which it can be opened: a blob that cannot be read is not
+    /// there for anybody.
+    pub(crate) fn lower_blob_size(&self, digest: Digest) -> Option<u64> {
+        self.lower.find(|root| {
+            let Some(file) = blob_in(root, digest, 0)? else { return Ok(None) };
+            let status = FileStatus::of(&file).map_err(root.failure("inspect", &layout::blob(digest)))?;
+            Ok(Some(status.len()))
+        })
+    }
+
+    /// The blob in each lower store that has it.
+    pub(crate) fn lower_blobs(&self, digest: Digest, size: u64) -> Vec<(File, Root)> {
+        let mut blobs = Vec::new();
+        self.lower.each(|root, _| {
+            blobs.extend(blob_in(root, digest, size)?.map(|file| (file, root.clone())));
+            Ok(())
+        });
+        blobs
+    }
+
+    /// Whether a lower store has a blob with the right bytes. Reads all of it.
+    #[must_use]
+    pub fn has_good_lower_blob(&self, digest: Digest) -> bool {
+        self.lower_blobs(digest, 0).into_iter().any(|(mut file, _root)| {
+            crate::quarantine::digest_of(&mut file).is_ok_and(|found| found == digest)
+        })
     }
 
     /// All blobs. Files whose name is no digest are left out.

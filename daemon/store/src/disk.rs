@@ -15,7 +15,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, mkdirat, openat, renameat, unlinkat};
+use rustix::fs::{
+    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, fchmod, mkdirat, openat, renameat, unlinkat,
+};
 
 use super::error::{StoreError, UnexpectedFile};
 pub use super::root::Root;
@@ -75,13 +77,22 @@ pub struct KernelDisk;
 impl Disk for KernelDisk {
     fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
         let (parent, name) = root.parent_of(path)?;
-        Ok(mkdirat(parent, name, Mode::from_raw_mode(0o755))?)
+        mkdirat(&parent, name, Mode::from_raw_mode(0o755))?;
+        // Whatever the umask is: the root's mode says who may enter the store, and it can be shared.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(&parent, name, flags, Mode::empty())?;
+        Ok(fchmod(directory, Mode::from_raw_mode(0o755))?)
     }
 
     fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
         let (parent, name) = root.parent_of(path)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FILE;
-        Ok(File::from(openat(parent, name, flags, Mode::from_raw_mode(mode))?))
+        let file = File::from(openat(parent, name, flags, Mode::from_raw_mode(mode))?);
+        if mode & 0o077 != 0 {
+            // Whatever the umask is.
+            fchmod(&file, Mode::from_raw_mode(mode))?;
+        }
+        Ok(file)
     }
 
     fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {

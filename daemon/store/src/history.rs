@@ -251,7 +251,12 @@ impl Store {
             None if read_history(&self.root, reference).is_some() => None,
             None => Some(self.resolve(reference).map_err(|error| self.with_removed_names(reference, error))?),
         };
-        let present = stored.as_ref().map(|tag| self.tagged_digest(tag)).transpose()?.flatten();
+        let tagged = |tag: &Reference| match self.tagged_digest(tag)? {
+            // In a lower store, whose records are its own.
+            None => Ok::<_, StoreError>(self.manifest(tag).ok().map(|manifest| manifest.digest())),
+            digest => Ok(digest),
+        };
+        let present = stored.as_ref().map(tagged).transpose()?.flatten();
         let name = stored.as_ref().unwrap_or(reference);
         let record = read_history(&self.root, name).unwrap_or_else(|| Record::new(name.clone()));
         let is_stored = stored.is_some();

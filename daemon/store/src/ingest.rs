@@ -63,6 +63,8 @@ pub struct Ingest {
     account: Option<Account>,
     /// Whether blobs that a lower store has are stored too.
     keeps_own_copies: bool,
+    /// Blobs that are stored although a lower store has them.
+    own_copies: BTreeSet<Digest>,
     is_committed: bool,
 }
 
@@ -153,6 +155,7 @@ impl Ingest {
             renamed: None,
             account: None,
             keeps_own_copies: false,
+            own_copies: BTreeSet::new(),
             is_committed: false,
         })
     }
@@ -401,6 +404,9 @@ impl Ingest {
         self.lease.protect(manifest.digest());
         self.lease.protect_all(manifest.digests());
         let store = Arc::clone(&self.store);
+        // Before the lock, because a look-up in a lower store may take long.
+        let source = origin.as_ref().map(|origin| origin.text().to_owned());
+        let source = source.or_else(|| store.origin(manifest.digest()));
         let _tags = store.lock_tags();
         self.check_renamed(manifest)?;
         // A tag whose name changes only in upper and lower case is not another model that has the name.
@@ -410,7 +416,6 @@ impl Ingest {
         self.check_complete(manifest, &borrowed)?;
         let temporary = self.staging.directory().join("tag");
         let (tag, history) = space.map(|space| (space.tag, space.history)).unzip();
-        let source = origin.as_ref().map(|origin| origin.text().to_owned());
         if let Some(origin) = origin {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
@@ -449,7 +454,7 @@ impl Ingest {
             digest: manifest.digest(),
             previous: previous.map(|tag| self.store.tagged_digest(tag)).transpose()?.flatten(),
             renamed: self.renamed.as_ref(),
-            origin: origin.or_else(|| self.store.origin(manifest.digest())),
+            origin,
             account: self.account,
         };
         self.store.record_change(reference, &change, temporary, reservation)

@@ -107,7 +107,7 @@ pub use glance::Glance;
 pub use history::{Account, Actor, HistoryEntry, HistoryRow, NameHistory, Verb};
 pub use ingest::{Committed, Ingest};
 pub use lock_file::{CommandState, LockHolder};
-pub use lower::LowerStatus;
+pub use lower::{HeldLowerStores, LowerStatus};
 pub use make_space::{EvictionObserver, MakeSpace};
 pub use models::{Model, NamedFile, StoredFile};
 pub use origins::FileVersion;
@@ -162,7 +162,7 @@ impl Default for StoreOptions {
 #[derive(Debug)]
 pub struct Store {
     root: Root,
-    lower: lower::LowerStores,
+    lower: Arc<lower::LowerStores>,
     disk: GuardedDisk,
     file_system: FileSystem,
     durability: Durability,
@@ -216,7 +216,7 @@ impl Store {
         let store = Self {
             index: index::StoreIndex::new(root.clone(), file_system),
             summaries: summaries::Summaries::default(),
-            lower: lower::LowerStores::new(&root, options.lower),
+            lower: Arc::new(lower::LowerStores::new(&root, options.lower)),
             root,
             disk,
             file_system,
@@ -241,7 +241,7 @@ impl Store {
         };
         store.announce(None);
         store.sweep_staging();
-        store.lower.inspect();
+        lower::inspect(&store.lower);
         Ok(store)
     }
 

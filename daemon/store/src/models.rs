@@ -15,6 +15,7 @@ use blobd_store_format::stored_file::StoredForm;
 
 use super::leases::Lease;
 use super::node::Node;
+use super::place::Place;
 use super::root::Root;
 use super::{Store, StoreError};
 
@@ -133,6 +134,23 @@ impl StoredFile {
     }
 }
 
+/// A recipe as a store has it.
+enum RecipeFile {
+    None,
+    /// It says that the file is stored whole.
+    Whole,
+    Split(Arc<Recipe>),
+}
+
+impl RecipeFile {
+    fn split(self) -> Option<Arc<Recipe>> {
+        match self {
+            Self::Split(recipe) => Some(recipe),
+            Self::None | Self::Whole => None,
+        }
+    }
+}
+
 impl Store {
     /// Reads a model with all its recipes. Its blobs are not checked.
     ///
@@ -140,6 +158,7 @@ impl Store {
     /// [`StoreError::NoSuchModel`], or a damaged manifest or recipe.
     pub fn model(&self, reference: &Reference) -> Result<Model, StoreError> {
         let reference = self.resolve(reference)?;
+        let _held = self.hold_lower_stores();
         let manifest = self.manifest(&reference)?;
         let files = manifest.files().map(|file| self.stored_file(file)).collect::<Result<_, _>>()?;
         Ok(Model { reference, manifest, files })
@@ -151,7 +170,7 @@ impl Store {
         let mut sum = 0u64;
         for file in manifest.digests() {
             let recipe = match self.root.status(&layout::recipe(file))? {
-                None => self.lower.find(|root| root.status(&layout::recipe(file)))?,
+                None => self.lower.find(|root| root.status(&layout::recipe(file))),
                 recipe => recipe,
             };
             sum = sum.saturating_add(recipe.map_or(0, |status| status.len()));
@@ -184,10 +203,20 @@ impl Store {
     fn checked_size(&self, file: &Descriptor, recipe: Option<Arc<Recipe>>) -> Result<StoredFile, StoreError> {
         // Code that rebuilds a file relies on the manifest's size.
         if let Some(found) = recipe.as_ref().map(|recipe| recipe.size()).filter(|size| *size != file.size) {
-            let path = self.root.full(layout::recipe(file.digest));
+            let path = self.place_of_recipe(file.digest);
             return Err(StoreError::RecipeSize { path, found, expected: file.size });
         }
         Ok(StoredFile { descriptor: file.clone(), recipe })
+    }
+
+    /// Where the recipe of a file is, for messages.
+    #[must_use]
+    pub fn place_of_recipe(&self, file: Digest) -> Place {
+        let path = layout::recipe(file);
+        let below = || self.lower.find(|root| Ok(root.status(&path)?.map(|_| root.full(&path))));
+        let is_own = self.has_own_recipe(file).unwrap_or(true);
+        let place = if is_own { None } else { below() };
+        place.unwrap_or_else(|| self.root.full(&path))
     }
 
     /// Like [`Self::stored_file`], but not from the cache. `None` if the recipe is damaged: a commit of
@@ -206,13 +235,16 @@ impl Store {
         if let Some(recipe) = self.cached_recipe(file)? {
             return Ok(Some(recipe));
         }
-        if let Some(recipe) = self.read_recipe(&self.root, file)? {
-            return Ok(Some(recipe));
+        match self.read_recipe(&self.root, file)? {
+            RecipeFile::Split(recipe) => return Ok(Some(recipe)),
+            // Collections read the same record.
+            RecipeFile::Whole => return Ok(None),
+            RecipeFile::None => {}
         }
-        match self.lower.is_empty() || self.own_blob_size(file)?.is_some() {
-            true => Ok(None),
-            false => self.lower.find(|root| self.read_recipe(root, file)),
+        if self.lower.is_empty() || self.own_blob_size(file)?.is_some() {
+            return Ok(None);
         }
+        self.lower.find_or_damage(|root| self.read_recipe(root, file).map(RecipeFile::split))
     }
 
     /// A cached recipe. One of a lower store is not used any more when this store has the file's blob.
@@ -223,22 +255,26 @@ impl Store {
         Ok((!is_hidden).then_some(recipe))
     }
 
-    /// The recipe of a file in the store at `root`; `None` if there is none, or if it says that the file is stored whole.
-    fn read_recipe(&self, root: &Root, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
+    /// The recipe of a file in the store at `root`.
+    fn read_recipe(&self, root: &Root, file: Digest) -> Result<RecipeFile, StoreError> {
         let reading = self.recipes.begin(file);
         let path = layout::recipe(file);
-        let Some(opened) = root.find_file(&path)? else { return Ok(None) };
-        let permit = self.recipe_permit(file, &opened)?;
+        let Some(opened) = root.find_file(&path)? else { return Ok(RecipeFile::None) };
+        let permit = self.recipe_permit(root, file, &opened)?;
         // The previous holder of the permit may have read the same recipe.
         if let Some(recipe) = permit.as_ref().and_then(|_permit| self.recipes.find(file)) {
-            return Ok(Some(recipe));
+            return Ok(RecipeFile::Split(recipe));
         }
         let recipe = parse_recipe(root, file, opened)?;
-        Ok(if recipe.is_of_whole_file() { None } else { Some(reading.keep(recipe)) })
+        Ok(match recipe.is_of_whole_file() {
+            true => RecipeFile::Whole,
+            false => RecipeFile::Split(reading.keep(recipe)),
+        })
     }
 
     /// Whether every blob of a file exists with its full length.
     pub fn has_file(&self, file: &Descriptor) -> Result<bool, StoreError> {
+        let _held = self.hold_lower_stores();
         let stored = match self.stored_file(file) {
             Err(StoreError::RecipeSize { .. }) => return Ok(false),
             stored => stored?,
@@ -276,7 +312,7 @@ impl Store {
         let cached =
             self.recipes.find(file.digest).filter(|_| self.has_own_recipe(file.digest).unwrap_or_default());
         let recipe = match cached {
-            None => self.read_recipe(&self.root, file.digest)?,
+            None => self.read_recipe(&self.root, file.digest)?.split(),
             cached => cached,
         };
         self.checked_size(file, recipe)
@@ -298,10 +334,14 @@ impl Store {
             return Ok(Some(StoreError::MissingBlob { digest: file.digest }));
         }
         let sizes: BTreeMap<Digest, u64> = stored.blob_sizes().into_iter().collect();
-        check_sizes(&stored, |digest| match self.own_blob_size(digest)? {
+        let checked = check_sizes(&stored, |digest| match self.own_blob_size(digest)? {
             None if borrowed.contains(&digest) => Ok(sizes.get(&digest).copied()),
             size => Ok(size),
-        })
+        })?;
+        Ok(checked.map(|error| match (error, self.lower.problem()) {
+            (StoreError::MissingBlob { digest }, Some(problem)) => StoreError::Hidden { digest, problem },
+            (error, _) => error,
+        }))
     }
 }
 

@@ -79,8 +79,13 @@ impl Store {
     /// The origin of the model with this manifest, if recorded.
     #[must_use]
     pub fn origin(&self, manifest: Digest) -> Option<String> {
-        let of_lower = || self.lower.find(|root| Ok(origin_in(root, manifest))).ok().flatten();
-        origin_in(&self.root, manifest).or_else(of_lower)
+        let of_lower = || self.lower.find(|root| Ok(origin_in(root, manifest)));
+        self.own_origin(manifest).or_else(of_lower)
+    }
+
+    /// The same without the lower stores.
+    pub(super) fn own_origin(&self, manifest: Digest) -> Option<String> {
+        origin_in(&self.root, manifest)
     }
 
     /// The versions of the files at these URLs that models were made of. What is stored of them may be

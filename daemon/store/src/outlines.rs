@@ -21,18 +21,19 @@ impl Store {
     /// [`StoreError::Recipe`], [`StoreError::Io`].
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
         let Some(opened) = self.root.find_file(&layout::recipe(file))? else { return Ok(None) };
-        let _permit = self.recipe_permit(file, &opened)?;
+        let _permit = self.recipe_permit(&self.root, file, &opened)?;
         read_outline(&self.root, file, opened).map(Some)
     }
 
     /// Waits for the permit to read a recipe, see [`super::recipe_cache::RecipeCache::permit`].
     pub(super) fn recipe_permit(
         &self,
+        root: &Root,
         file: Digest,
         opened: &File,
     ) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
         let path = layout::recipe(file);
-        let status = FileStatus::of(opened).map_err(self.root.failure("inspect", &path))?;
+        let status = FileStatus::of(opened).map_err(root.failure("inspect", &path))?;
         Ok(self.recipes.permit(status.len()))
     }
 
@@ -44,7 +45,7 @@ impl Store {
     pub fn find_recipe_file(&self, file: Digest) -> Result<Option<File>, StoreError> {
         let path = layout::recipe(file);
         match self.root.find_file(&path)? {
-            None if self.own_blob_size(file)?.is_none() => self.lower.find(|root| root.find_file(&path)),
+            None if self.own_blob_size(file)?.is_none() => Ok(self.lower.find(|root| root.find_file(&path))),
             own => Ok(own),
         }
     }

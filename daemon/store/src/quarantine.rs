@@ -132,17 +132,20 @@ impl Store {
     #[must_use]
     pub fn damaged(&self) -> BTreeSet<Digest> {
         let known: Vec<_> = lock(&self.damaged.known).keys().copied().collect();
-        let (there, damaged): (BTreeSet<_>, _) = known.into_iter().partition(|digest| self.has_blob(*digest));
+        let (there, damaged): (BTreeSet<_>, _) =
+            known.into_iter().partition(|digest| self.has_own_blob(*digest));
         if !there.is_empty() {
             let _alone = lock(&self.damaged.moving);
-            let there: BTreeSet<_> = there.into_iter().filter(|digest| self.has_blob(*digest)).collect();
+            let there: BTreeSet<_> = there.into_iter().filter(|digest| self.has_own_blob(*digest)).collect();
             lock(&self.damaged.known).retain(|digest, _| !there.contains(digest));
         }
         // A model can use the copy in a lower store.
-        damaged.into_iter().filter(|digest| !matches!(self.lower_blob_size(*digest), Ok(Some(_)))).collect()
+        damaged.into_iter().filter(|digest| self.lower_blob_size(*digest).is_none()).collect()
     }
 
-    fn has_blob(&self, digest: Digest) -> bool {
+    /// Whether this store itself has a blob, of any length.
+    #[must_use]
+    pub fn has_own_blob(&self, digest: Digest) -> bool {
         matches!(self.own_blob_size(digest), Ok(Some(_)))
     }
 
@@ -193,7 +196,7 @@ impl Store {
     }
 }
 
-fn digest_of(file: &mut File) -> io::Result<Digest> {
+pub(super) fn digest_of(file: &mut File) -> io::Result<Digest> {
     let (mut hasher, mut buffer) = (Hasher::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer)? {

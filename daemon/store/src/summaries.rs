@@ -5,7 +5,7 @@
 //! compares these with the current ones, so manual changes are seen. A file that was changed within the last
 //! clock tick is read again, because another change may have happened in the same tick.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -15,8 +15,8 @@ use blobd_store_format::reference::Reference;
 use super::history::{Account, account_in};
 use super::origins::origin_in;
 use super::place::Place;
-use super::root::{FileStatus, Root};
-use super::tags::{manifest_in, visit_tag_files};
+use super::root::{Directory, Entry, FileStatus, Root};
+use super::tags::{manifest_in, visit_readable_tag_files, visit_tag_files};
 use super::{Store, StoreError, lock};
 
 /// A tag and what it points to.
@@ -68,26 +68,33 @@ impl Store {
     pub fn all_summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
         let mut all = self.summaries()?;
         self.lower.each(|root, summaries| {
-            all.extend(summaries.read(root, Some(&root.place()))?);
+            let mut skip = |error| self.lower.note_failure(root, &error);
+            let mut below = summaries.read(root, Some(Lower { place: root.place(), skip: &mut skip }))?;
+            // The first store's stays of those that a look-up cannot tell apart.
+            let above: BTreeSet<String> = all.iter().map(|tag| tag.reference.canonical()).collect();
+            below.retain(|tag| !above.contains(&tag.reference.canonical()));
+            all.extend(below);
             Ok(())
         });
-        // Stable, so of equal names the first store's stays.
         all.sort_by(|a, b| a.reference.cmp(&b.reference));
-        all.dedup_by(|later, earlier| later.reference == earlier.reference);
         Ok(all)
     }
 }
 
+/// A lower store that is read.
+struct Lower<'l> {
+    place: Place,
+    /// Gets the errors of what cannot be read and is left out.
+    skip: &'l mut dyn FnMut(StoreError),
+}
+
 impl Summaries {
     /// Every tag of the store at `root`, which is the lower store `lower` if that is given.
-    pub(super) fn read(
-        &self,
-        root: &Root,
-        lower: Option<&Place>,
-    ) -> Result<Vec<Arc<TagSummary>>, StoreError> {
+    fn read(&self, root: &Root, lower: Option<Lower<'_>>) -> Result<Vec<Arc<TagSummary>>, StoreError> {
         let (mut known, mut found) = (lock(&self.0), Vec::new());
         let mut before = std::mem::take(&mut *known);
-        visit_tag_files(root, &mut |directory, entry, reference| {
+        let place = lower.as_ref().map(|lower| lower.place.clone());
+        let mut visit = |directory: &Directory, entry: &Entry, reference: Option<Reference>| {
             let (Some(reference), Some(status)) = (reference, directory.status(&entry.name)?) else {
                 return Ok(());
             };
@@ -98,13 +105,17 @@ impl Summaries {
                 Some((_, summary)) if summary.origin.is_some() || !summary.has_origin(root) => summary,
                 _ => match summary(root, &reference, status.modified())? {
                     None => return Ok(()),
-                    Some(summary) => Arc::new(TagSummary { lower: lower.cloned(), ..summary }),
+                    Some(summary) => Arc::new(TagSummary { lower: place.clone(), ..summary }),
                 },
             };
             known.extend(stamp.map(|stamp| (reference, (stamp, Arc::clone(&summary)))));
             found.push(summary);
             Ok(())
-        })?;
+        };
+        match lower {
+            None => visit_tag_files(root, &mut visit)?,
+            Some(lower) => visit_readable_tag_files(root, &mut visit, lower.skip)?,
+        }
         found.sort_by(|a, b| a.reference.cmp(&b.reference));
         Ok(found)
     }

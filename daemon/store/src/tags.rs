@@ -52,7 +52,7 @@ impl Store {
     /// [`StoreError::NoSuchModel`], [`StoreError::Manifest`], [`StoreError::Io`].
     pub fn manifest(&self, reference: &Reference) -> Result<Manifest, StoreError> {
         match manifest_in(&self.root, reference)? {
-            None => self.lower.find(|root| manifest_in(root, reference))?,
+            None => self.lower.find_or_damage(|root| manifest_in(root, reference))?,
             found => found,
         }
         .ok_or_else(|| StoreError::no_such_model(reference))
@@ -67,11 +67,14 @@ impl Store {
     pub fn all_tags(&self) -> Result<Vec<Reference>, StoreError> {
         let mut all = self.tags()?.references;
         self.lower.each(|root, _| {
-            all.extend(try_names(root)?);
+            let mut names = Vec::new();
+            let mut skip = |error| self.lower.note_failure(root, &error);
+            visit_readable_tag_files(root, &mut add_name(&mut names), &mut skip)?;
+            names.retain(|name| !all.iter().any(|above| above.same_model(name)));
+            all.extend(names);
             Ok(())
         });
         all.sort();
-        all.dedup();
         Ok(all)
     }
 
@@ -81,7 +84,7 @@ impl Store {
         if self.lower.is_empty() || self.root.status(&path)?.is_some() {
             return Ok(None);
         }
-        self.lower.find(|root| Ok(root.status(&path)?.map(|_file| root.place())))
+        Ok(self.lower.find(|root| Ok(root.status(&path)?.map(|_file| root.place()))))
     }
 
     /// The unparsed content of a tag's file; of a file longer than [`Manifest::MAX_BYTES`], one byte more
@@ -89,6 +92,17 @@ impl Store {
     pub fn raw_manifest(&self, reference: &Reference) -> Result<Vec<u8>, StoreError> {
         let raw = self.root.read_limited(&layout::manifest(reference), Manifest::MAX_BYTES)?;
         raw.ok_or_else(|| StoreError::no_such_model(reference))
+    }
+
+    /// Checks that this store still has a tag.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`].
+    pub fn check_tag(&self, reference: &Reference) -> Result<(), StoreError> {
+        match self.root.status(&layout::manifest(reference))? {
+            Some(_) => Ok(()),
+            None => Err(StoreError::no_such_model(reference)),
+        }
     }
 
     /// When a tag was last set.
@@ -157,7 +171,7 @@ impl Store {
         reference: &Reference,
     ) -> Result<Option<Reference>, StoreError> {
         match self.stored_case(reference)? {
-            None => self.lower.find(|root| case_in(root, reference)),
+            None => Ok(self.lower.find(|root| case_in(root, reference))),
             stored => Ok(stored),
         }
     }
@@ -197,15 +211,31 @@ fn try_names(root: &Root) -> Result<Vec<Reference>, StoreError> {
 }
 
 fn collect_names(root: &Root, names: &mut Vec<Reference>) -> Result<(), StoreError> {
-    visit_tag_files(root, &mut |_, entry, name| {
+    visit_tag_files(root, &mut add_name(names))
+}
+
+fn add_name(
+    names: &mut Vec<Reference>,
+) -> impl FnMut(&Directory, &Entry, Option<Reference>) -> Result<(), StoreError> {
+    |_, entry, name| {
         names.extend(name.filter(|_| !entry.is_dir()));
         Ok(())
-    })
+    }
 }
 
 /// As [`Store::each_tag_file`], for any root.
 pub(super) fn visit_tag_files(root: &Root, visit: &mut VisitTagFile<'_>) -> Result<(), StoreError> {
-    walk(&root.existing_directory(layout::MANIFESTS)?, Path::new(""), 0, visit)
+    walk(&root.existing_directory(layout::MANIFESTS)?, Path::new(""), 0, &mut Visitor { visit, skip: None })
+}
+
+/// The same; directories that cannot be read are left out, with a call of `skip`.
+pub(super) fn visit_readable_tag_files(
+    root: &Root,
+    visit: &mut VisitTagFile<'_>,
+    skip: &mut dyn FnMut(StoreError),
+) -> Result<(), StoreError> {
+    let mut visitor = Visitor { visit, skip: Some(skip) };
+    walk(&root.existing_directory(layout::MANIFESTS)?, Path::new(""), 0, &mut visitor)
 }
 
 /// Directories between `manifests/` and a tag.
@@ -214,21 +244,32 @@ const DEPTH: usize = 3;
 /// Gets a directory, an entry in it, and the tag at that place, if it is one of a tag.
 type VisitTagFile<'v> = dyn FnMut(&Directory, &Entry, Option<Reference>) -> Result<(), StoreError> + 'v;
 
+struct Visitor<'v, 'f> {
+    visit: &'v mut VisitTagFile<'f>,
+    /// Gets the errors of directories that cannot be read. Without it, the first one ends the visit.
+    skip: Option<&'v mut dyn FnMut(StoreError)>,
+}
+
 /// Visits the directory at `place` below `manifests/`. A subdirectory that was just removed with its last tag
 /// counts as empty.
 fn walk(
     directory: &Directory,
     place: &Path,
     depth: usize,
-    visit: &mut VisitTagFile<'_>,
+    visitor: &mut Visitor<'_, '_>,
 ) -> Result<(), StoreError> {
     for entry in directory.entries()? {
         let entry = entry?;
         let place = place.join(&entry.name);
-        if !entry.is_dir() || depth == DEPTH {
-            visit(directory, &entry, reference_of(&place))?;
-        } else if let Some(below) = directory.find_directory(&entry.name)? {
-            walk(&below, &place, depth + 1, visit)?;
+        let visited = match !entry.is_dir() || depth == DEPTH {
+            true => (visitor.visit)(directory, &entry, reference_of(&place)),
+            false => directory
+                .find_directory(&entry.name)
+                .and_then(|below| below.map_or(Ok(()), |below| walk(&below, &place, depth + 1, visitor))),
+        };
+        match (visited, &mut visitor.skip) {
+            (Err(error), Some(skip)) => skip(error),
+            (visited, _) => visited?,
         }
     }
     Ok(())

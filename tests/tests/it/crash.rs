@@ -32,6 +32,15 @@ struct Entry {
     cut: Option<Cut>,
 }
 
+impl Entry {
+    const fn step(&self) -> Option<Step> {
+        match self.action {
+            Action::Take(step) => Some(step),
+            Action::Reopen => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Take(Step),
@@ -93,6 +102,8 @@ struct Machine {
     folder: TempDir,
     durability: Durability,
     omission: Option<Omission>,
+    /// The stores below this one. They are not there when its content is checked.
+    lower: Vec<PathBuf>,
     /// The number of power cuts so far. After each, the store is in another directory.
     life: usize,
     disk: Arc<CrashDisk>,
@@ -101,13 +112,16 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(durability: Durability, omission: Option<Omission>) -> Self {
+    fn new(entries: &[Entry], durability: Durability, omission: Option<Omission>) -> Self {
         let folder = tmpfs_directory();
         let root = folder.path().join("0");
         fs::create_dir(&root).unwrap();
         let disk = Arc::new(CrashDisk::new(&root, &folder.path().join("0-shadow")).without(omission));
         let allowed = Allowed::default();
-        let mut machine = Self { folder, durability, omission, life: 0, disk, verbs: None, allowed };
+        let steps = entries.iter().filter_map(|entry| entry.step());
+        let below = folder.path().join("lower");
+        let lower = steps.flat_map(|step| step.fill_lower_store(&below)).collect();
+        let mut machine = Self { folder, durability, omission, lower, life: 0, disk, verbs: None, allowed };
         machine.reopen();
         machine
     }
@@ -117,7 +131,8 @@ impl Machine {
     }
 
     fn options(&self) -> StoreOptions {
-        StoreOptions { disk: self.disk.clone(), durability: self.durability, ..StoreOptions::default() }
+        let (disk, lower) = (self.disk.clone(), self.lower.clone());
+        StoreOptions { disk, lower, durability: self.durability, ..StoreOptions::default() }
     }
 
     /// Opening may fail only because of a power cut.
@@ -205,7 +220,7 @@ impl Machine {
 }
 
 fn survives(entries: &[Entry], durability: Durability, omission: Option<Omission>) {
-    let mut machine = Machine::new(durability, omission);
+    let mut machine = Machine::new(entries, durability, omission);
     for entry in entries {
         machine.follow(*entry);
     }
@@ -332,6 +347,11 @@ fn pull_needs_the_sync_of_its_blobs_in_every_mode() {
 }
 
 #[test]
+fn promotion_needs_the_sync_of_its_blobs_in_every_mode() {
+    check_sync_is_needed(&[], Step::Promote { file: 0, name: 0 });
+}
+
+#[test]
 fn pull_of_a_file_that_is_not_split_needs_its_sync_in_every_mode() {
     check_sync_is_needed(&[Step::Import { file: EMPTY, name: 1 }], Step::Pull { file: WHOLE, name: 0 });
 }
@@ -362,7 +382,7 @@ fn pull_of_a_related_model_needs_the_sync_of_fetched_blobs_in_every_mode() {
 fn repair_survives(durability: Durability, omission: Option<Omission>, seed: u64) -> bool {
     let file = &files()[LARGE];
     let repaired = || {
-        let mut machine = Machine::new(durability, omission);
+        let mut machine = Machine::new(&[], durability, omission);
         machine.take(Step::Pull { file: LARGE, name: 0 });
         machine.verbs = None;
         let blobs = machine.root().join("blobs");
@@ -483,7 +503,7 @@ fn partly_removed_pin_does_not_come_back() {
 /// the recipe is deleted, and must not come back.
 #[test]
 fn recipe_replaced_by_a_whole_file_does_not_come_back() {
-    let mut machine = Machine::new(Durability::Auto, None);
+    let mut machine = Machine::new(&[], Durability::Auto, None);
     let file = &files()[0];
     machine.take(Step::Import { file: 0, name: 0 });
     let recipe = machine.root().join(format!("recipes/sha256-{}.json", file.digest.to_hex()));

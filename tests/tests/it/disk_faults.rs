@@ -71,7 +71,7 @@ impl Sweep {
 
     /// Runs the step with a fault. Returns whether the fault occurred.
     fn fails(&self, fault: Fault) -> bool {
-        let test_store = TestStore::new(self.durability);
+        let test_store = TestStore::new(self.durability, self.step);
         self.before.iter().for_each(|step| step.take(&test_store.verbs.store).unwrap());
         let before = World::observe(&test_store.verbs.store);
         let reclaimable = test_store.verbs.usage().unwrap().reclaimable_bytes;
@@ -106,10 +106,11 @@ impl Sweep {
 }
 
 impl TestStore {
-    fn new(durability: Durability) -> Self {
+    fn new(durability: Durability, step: Step) -> Self {
         let folder = tmpfs_directory();
         let disk = Arc::new(FaultyDisk::default());
-        let options = StoreOptions { disk: disk.clone(), durability, ..StoreOptions::default() };
+        let lower = step.fill_lower_store(&folder.path().join("lower"));
+        let options = StoreOptions { disk: disk.clone(), durability, lower, ..StoreOptions::default() };
         let verbs = InProcess::open_with(&folder.path().join("store"), &options).unwrap();
         Step::Import { file: 0, name: KEPT }.take(&verbs.store).unwrap();
         Self { folder, disk, verbs }
@@ -293,6 +294,12 @@ fn tag_fails_cleanly_at_every_call() {
 fn edit_fails_cleanly_at_every_call() {
     const BEFORE: &[Step] = &[Step::Import { file: NAMED, name: OTHER }];
     sweep_in_every_mode(BEFORE, Step::Edit { source: OTHER, target: NAME });
+}
+
+/// What is left of a failed promotion does not need the lower store, which is not there when the store is opened again.
+#[test]
+fn promotion_fails_cleanly_at_every_call() {
+    sweep_in_every_mode(&[], Step::Promote { file: STRANGER, name: NAME });
 }
 
 #[test]

@@ -15,8 +15,9 @@ use site::{Site, import_into};
 
 const MODEL: &str = "application/vnd.ollama.image.model";
 
+/// Its tensors are large enough to be compared by samples.
 fn base() -> ModelFile {
-    ModelFile::dense_of(1, 2, 64)
+    ModelFile::dense_of(1, 2, 256)
 }
 
 /// Shares all tensors but one with [`base`].
@@ -140,7 +141,9 @@ fn damage_in_a_lower_store_is_reported_and_left_there() {
     let mut damaged = String::new();
     let site = Site::start(|lower| {
         import_into(lower, &base(), "site");
-        let largest = blobs(lower).into_iter().max_by_key(|name| fs::metadata(lower.join("blobs").join(name)).unwrap().len());
+        let largest = blobs(lower)
+            .into_iter()
+            .max_by_key(|name| fs::metadata(lower.join("blobs").join(name)).unwrap().len());
         damaged = largest.unwrap().replace("sha256-", "sha256:");
         flip_byte(&blob_path(lower, &damaged), 3);
     });
@@ -170,7 +173,8 @@ fn check_hidden(site: &Site) {
     assert!(error.hint.unwrap().contains("mount"));
     site.line("export site -o -").exits_with(3);
     let doctor = site.line("doctor --json").json();
-    let check = doctor["checks"].as_array().unwrap().iter().find(|check| check["name"] == "lower stores").unwrap();
+    let check =
+        doctor["checks"].as_array().unwrap().iter().find(|check| check["name"] == "lower stores").unwrap();
     assert_eq!(check["status"], "warning", "{check}");
     assert!(site.export("own") == ModelFile::dense_of(7, 1, 32).bytes(), "a model that needs it not");
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
+use blobd_client::protocol::upkeep::{Unavailable, VerifyEvent, VerifyProgress};
 use blobd_store::scrub::{Step, Verdict, check_in_pairs};
 use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
@@ -42,10 +42,16 @@ pub(super) struct Read {
     pub(super) blobs: u64,
     pub(super) bytes: u64,
     pub(super) not_good: Vec<(Digest, Verdict)>,
+    /// What lower stores have that cannot be used now.
+    pub(super) unavailable: Option<Unavailable>,
 }
 
 impl Read {
     fn add(&mut self, digest: Digest, bytes: u64, verdict: Verdict) {
+        if let Verdict::Hidden { problem } = verdict {
+            self.add_unavailable(Unavailable { blobs: 1, reason: problem });
+            return;
+        }
         if verdict != Verdict::Gone {
             self.blobs += 1;
             self.bytes = self.bytes.saturating_add(bytes);
@@ -59,12 +65,19 @@ impl Read {
         self.blobs += other.blobs;
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.not_good.append(&mut other.not_good);
+        other.unavailable.into_iter().for_each(|unavailable| self.add_unavailable(unavailable));
+    }
+
+    fn add_unavailable(&mut self, more: Unavailable) {
+        let sum = self.unavailable.get_or_insert_with(|| Unavailable { blobs: 0, ..more.clone() });
+        sum.blobs = sum.blobs.saturating_add(more.blobs);
     }
 }
 
 impl<'r> Reading<'r> {
     /// Missing blobs may be among `blobs`.
     pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyEvent>) -> Self {
+        let _held = store.hold_lower_stores();
         // A blob that cannot be inspected now is a finding when it is read.
         let size = |digest| (digest, store.blob_size(digest).ok().flatten().unwrap_or_default());
         let sizes: BTreeMap<Digest, u64> = blobs.into_iter().map(size).collect();

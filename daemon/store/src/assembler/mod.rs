@@ -86,6 +86,12 @@ pub struct HashedFile {
     literals: Vec<Vec<u8>>,
 }
 
+/// Where bytes of the file are that have arrived, and their offset there.
+enum Source {
+    File(PathBuf, u64),
+    Stored(Digest, u64),
+}
+
 impl Assembler {
     /// Assembles a file by `plan` in the transaction's directory.
     #[must_use]
@@ -182,9 +188,8 @@ impl Assembler {
 
     /// Whatever the file's digest turns out to be, the recipe must rebuild it, so the bytes must be those of the blob.
     fn compare_stored(&self, digest: Digest, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        let (root, path) = (&self.store().root, layout::blob(digest));
         let mut stored = vec![0; bytes.len()];
-        root.open_file(&path)?.read_exact_at(&mut stored, offset).map_err(root.failure("read", &path))?;
+        self.read_stored(digest, offset, &mut stored)?;
         if stored == bytes { Ok(()) } else { Err(StoreError::BlobDiffers { digest }) }
     }
 
@@ -202,14 +207,25 @@ impl Assembler {
         let targets = self.parts(offset, buffer)?.into_iter().map(|part| (part.target, part.bytes.len()));
         let mut done = 0;
         for (target, length) in targets.collect::<Vec<_>>() {
-            let (path, offset_in_source) = self.source(target, offset.saturating_add(done as u64))?;
             let part = buffer.get_mut(done..done + length).unwrap_or_default();
-            let root = &self.store().root;
-            let file = root.open_file(&path)?;
-            file.read_exact_at(part, offset_in_source).map_err(root.failure("read", &path))?;
+            match self.source(target, offset.saturating_add(done as u64))? {
+                Source::Stored(digest, offset) => self.read_stored(digest, offset, part)?,
+                Source::File(path, offset) => {
+                    let root = &self.store().root;
+                    let file = root.open_file(&path)?;
+                    file.read_exact_at(part, offset).map_err(root.failure("read", &path))?;
+                }
+            }
             done += length;
         }
         Ok(())
+    }
+
+    /// Fills `buffer` from a blob of the store, or of a lower one.
+    fn read_stored(&self, digest: Digest, offset: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
+        let end = offset.saturating_add(buffer.len() as u64);
+        let (file, root) = self.store().find_blob(digest, end)?;
+        file.read_exact_at(buffer, offset).map_err(root.failure("read", &layout::blob(digest)))
     }
 
     /// The ranges that have not arrived, in order.
@@ -315,16 +331,16 @@ impl Assembler {
         })
     }
 
-    /// The file and offset to read bytes from that are at `offset_in_file`.
-    fn source(&self, target: Target, offset_in_file: u64) -> Result<(PathBuf, u64), StoreError> {
+    /// Where bytes are that are at `offset_in_file`.
+    fn source(&self, target: Target, offset_in_file: u64) -> Result<Source, StoreError> {
         match (target, &self.partial) {
-            (Target::Blob { blob, offset_in_blob }, _) => {
-                let path = self
-                    .stored_blob(blob)
-                    .map_or_else(|| self.path_of(blob), |digest| Ok(layout::blob(digest)));
-                Ok((path?, offset_in_blob))
+            (Target::Blob { blob, offset_in_blob }, _) => match self.stored_blob(blob) {
+                Some(digest) => Ok(Source::Stored(digest, offset_in_blob)),
+                None => Ok(Source::File(self.path_of(blob)?, offset_in_blob)),
+            },
+            (Target::Literal { .. }, Some(partial)) => {
+                Ok(Source::File(partial.literals_path(), offset_in_file))
             }
-            (Target::Literal { .. }, Some(partial)) => Ok((partial.literals_path(), offset_in_file)),
             (Target::Literal { .. }, None) => Err(self.not_arrived()),
         }
     }

@@ -227,7 +227,7 @@ fn reason_to_keep(
     if leased.contains(&victim.manifest) {
         return Some("open");
     }
-    let can_be_pulled = store.origin(victim.manifest).is_some_and(|origin| is_pullable(&origin));
+    let can_be_pulled = store.own_origin(victim.manifest).is_some_and(|origin| is_pullable(&origin));
     if policy != Eviction::All && !can_be_pulled {
         return Some("cannot be pulled again");
     }

@@ -1,16 +1,20 @@
 //! What a model uses from lower stores.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 
 use super::Ingest;
 use crate::models::Borrowed;
-use crate::reader::FileReader;
+use crate::root::Root;
+use crate::seal::StagedBlob;
 use crate::{Store, StoreError};
 
 impl Ingest {
@@ -20,20 +24,27 @@ impl Ingest {
         self
     }
 
+    /// Has this store keep its own copy of a blob, because that of a lower store is damaged. It is used from then on:
+    /// look-ups begin in this store.
+    pub fn keep_own_copy(&mut self, digest: Digest) {
+        self.own_copies.insert(digest);
+    }
+
     /// Whether a blob need not be stored.
     pub(super) fn is_stored(&self, digest: Digest, size: u64) -> Result<bool, StoreError> {
-        let found = match self.keeps_own_copies {
+        let found = match self.keeps_own_copies || self.own_copies.contains(&digest) {
             true => self.store.own_blob_size(digest)?,
             false => self.store.blob_size(digest)?,
         };
         Ok(found == Some(size))
     }
 
-    /// Copies a blob of `size` bytes from a lower store. `report` gets the number of bytes of each step and returns
-    /// false to stop; the result is false then.
+    /// Copies a blob of `size` bytes from the first lower store that has it undamaged. `report` gets the number of
+    /// bytes of each step and returns false to stop; the result is false then.
     ///
     /// # Errors
-    /// [`StoreError::DamagedBlob`] when its bytes have another digest; then nothing is added.
+    /// [`StoreError::DamagedBlob`] when its bytes have another digest in all lower stores; then nothing is added.
+    /// [`StoreError::Hidden`], [`StoreError::MissingBlob`].
     pub fn copy_blob(
         &mut self,
         digest: Digest,
@@ -41,25 +52,52 @@ impl Ingest {
         report: &mut dyn FnMut(u64) -> bool,
     ) -> Result<bool, StoreError> {
         let store = Arc::clone(&self.store);
-        let mut reader = FileReader::of_blob(&store, digest, size);
+        let mut failure = None;
+        for (file, root) in store.lower_blobs(digest, size) {
+            let copied = self.stage_copy(&file, size, &root, digest, report);
+            match copied {
+                Ok(None) => return Ok(false),
+                Ok(Some(staged)) if staged.digest == digest => return self.add_blob(staged).map(|_| true),
+                Ok(Some(staged)) => {
+                    let found = staged.digest;
+                    self.staging.discard(&staged)?;
+                    tracing::error!(
+                        "{}: its bytes have the digest {found}",
+                        root.full(layout::blob(digest)).display()
+                    );
+                    failure = failure.or(Some(StoreError::DamagedBlob { digest, found }));
+                }
+                Err(error) if error.is_no_space() => return Err(error),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        let missing = || store.open_blob(digest, size).err().unwrap_or(StoreError::MissingBlob { digest });
+        Err(failure.unwrap_or_else(missing))
+    }
+
+    /// Stages the bytes of an open blob of the store at `root`; `None` if `report` stops it.
+    fn stage_copy(
+        &self,
+        file: &File,
+        size: u64,
+        root: &Root,
+        digest: Digest,
+        report: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<StagedBlob>, StoreError> {
         let mut writer = self.staging.stage(size);
         let mut buffer = vec![0; crate::CHUNK_BYTES];
         let mut offset = 0;
         while offset < size {
-            let length = reader.read_at(offset, &mut buffer)?;
-            writer.append(buffer.get(..length).unwrap_or_default())?;
+            let length = buffer.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+            let bytes = buffer.get_mut(..length).unwrap_or_default();
+            file.read_exact_at(bytes, offset).map_err(root.failure("read", &layout::blob(digest)))?;
+            writer.append(bytes)?;
             offset = offset.saturating_add(length as u64);
             if !report(length as u64) {
-                return Ok(false);
+                return Ok(None);
             }
         }
-        let staged = writer.finish()?;
-        if staged.digest != digest {
-            let found = staged.digest;
-            self.staging.discard(&staged)?;
-            return Err(StoreError::DamagedBlob { digest, found });
-        }
-        self.add_blob(staged).map(|_digest| true)
+        writer.finish().map(Some)
     }
 
     /// Adds the recipes of the model's files that only lower stores have. For a file that only they have as a blob,
@@ -69,14 +107,21 @@ impl Ingest {
         if self.store.lower.is_empty() {
             return Ok(());
         }
+        let store = Arc::clone(&self.store);
+        let _held = store.hold_lower_stores();
         for file in manifest.files() {
             if self.recipes.contains_key(&file.digest) || self.store.records(file)? {
                 continue;
             }
-            if let Some(recipe) = self.store.stored_file(file)?.recipe {
+            // A damaged recipe of a lower store is no reason to refuse a model whose file is also a blob there.
+            let recipe = match self.store.stored_file(file) {
+                Err(StoreError::Recipe { .. } | StoreError::RecipeSize { .. }) => None,
+                stored => stored?.recipe,
+            };
+            if let Some(recipe) = recipe {
                 self.add_recipe(Recipe::clone(&recipe));
-            } else if self.store.lower_blob_size(file.digest)? == Some(file.size) {
-                let path = blobd_store_format::layout::recipe(file.digest);
+            } else if self.store.lower_blob_size(file.digest) == Some(file.size) {
+                let path = layout::recipe(file.digest);
                 let whole = Recipe::of_whole_file(file.digest, file.size);
                 let refused =
                     |error| StoreError::Recipe { path: self.store.root.full(path), what: format!("{error}") };
@@ -92,12 +137,13 @@ impl Ingest {
         if self.store.lower.is_empty() {
             return Ok(borrowed);
         }
+        let _held = self.store.hold_lower_stores();
         for file in manifest.files() {
             // A damaged recipe is replaced or refused later.
             let Ok(stored) = self.store.own_stored_file(file) else { continue };
             for (digest, size) in stored.blob_sizes() {
                 if self.store.own_blob_size(digest)?.is_none()
-                    && self.store.lower_blob_size(digest)? == Some(size)
+                    && self.store.lower_blob_size(digest) == Some(size)
                 {
                     borrowed.insert(digest);
                 }

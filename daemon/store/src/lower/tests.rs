@@ -148,7 +148,7 @@ fn commit_that_needs_a_lower_store_which_is_gone_is_refused() {
     let site = store.manifest(&name("site")).unwrap();
     stores.unmount();
     let refused = begin(&store).commit(&name("alias"), &site, None);
-    assert!(matches!(refused, Err(StoreError::MissingBlob { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(StoreError::Hidden { .. })), "{refused:?}");
     assert_eq!(store.tags().unwrap().references, []);
 }
 
@@ -172,6 +172,94 @@ fn store_that_is_its_own_lower_store_is_left_out() {
     let options = StoreOptions { lower: vec![root.clone()], ..StoreOptions::default() };
     let store = Store::open_with(&root, options).unwrap();
     assert!(store.lower_stores().remove(0).state.unwrap_err().contains("the writable store itself"));
+}
+
+/// Whatever is wrong with a lower store, this store goes on.
+#[test]
+fn malformed_lower_store_prevents_no_change_of_this_one() {
+    let stores = Stores::new();
+    for directory in ["blobs", "recipes", "manifests"] {
+        fs::rename(stores.lower().join(directory), stores.lower().join("away")).unwrap();
+        std::os::unix::fs::symlink("/etc", stores.lower().join(directory)).unwrap();
+        let store = stores.open();
+        add(&store, directory, directory.as_bytes(), [b"first", b"mine"]);
+        assert!(is_whole(&store, directory));
+        assert!(store.resolve(&name("absent")).is_err());
+        assert!(store.lower_stores()[0].state.is_err(), "{directory}");
+        drop(store);
+        fs::remove_file(stores.lower().join(directory)).unwrap();
+        fs::rename(stores.lower().join("away"), stores.lower().join(directory)).unwrap();
+    }
+}
+
+/// A blob that can be seen and not opened, as one of mode 0600, is not there.
+#[test]
+fn unreadable_blob_of_a_lower_store_is_stored_again() {
+    let stores = Stores::new();
+    let blob = stores.lower().join(layout::blob(Digest::of(b"first")));
+    fs::remove_file(&blob).unwrap();
+    // Root may read every file, but a directory is no file.
+    fs::create_dir(&blob).unwrap();
+    let store = stores.open();
+    add(&store, "mine", b"config", [b"first", b"mine"]);
+    assert!(store.blobs().unwrap().contains(&Digest::of(b"first")));
+    assert!(is_whole(&store, "mine"));
+}
+
+#[test]
+fn unreadable_part_of_a_lower_store_hides_only_that() {
+    let stores = Stores::new();
+    let lower = Arc::new(Store::open(stores.lower()).unwrap());
+    add(&lower, "other/m:1", b"config", [b"first", b"third"]);
+    drop(lower);
+    let manifest = stores.lower().join(layout::manifest(&name("other/m:1")));
+    fs::remove_file(&manifest).unwrap();
+    std::os::unix::net::UnixListener::bind(&manifest).unwrap();
+    let store = stores.open();
+    let listed = store.all_summaries().unwrap();
+    let usable: Vec<_> =
+        listed.iter().filter(|tag| tag.manifest.is_ok()).map(|tag| tag.reference.short()).collect();
+    assert_eq!(usable, ["site:latest"]);
+    assert!(store.all_tags().unwrap().contains(&name("site")));
+}
+
+#[test]
+fn names_that_differ_in_case_are_one_model() {
+    let stores = Stores::new();
+    let store = stores.open();
+    add(&store, "SITE", b"config", [b"first", b"mine"]);
+    assert_eq!(store.all_tags().unwrap(), [name("SITE")]);
+    assert_eq!(store.all_summaries().unwrap().len(), 1);
+}
+
+#[test]
+fn held_lower_stores_stay_open_until_the_last_operation_ends() {
+    let stores = Stores::new();
+    let store = stores.open();
+    let (first, second) = (store.hold_lower_stores(), store.hold_lower_stores());
+    assert!(is_whole(&store, "site"));
+    stores.unmount();
+    drop(first);
+    assert!(is_whole(&store, "site"), "as programs that have a file open");
+    drop(second);
+    assert!(store.manifest(&name("site")).is_err());
+}
+
+/// A transfer has found that a blob of a lower store is damaged.
+#[test]
+fn own_copy_takes_the_place_of_a_damaged_blob_of_a_lower_store() {
+    let stores = Stores::new();
+    let blob = stores.lower().join(layout::blob(Digest::of(b"first")));
+    fs::remove_file(&blob).unwrap();
+    fs::write(&blob, b"wrong").unwrap();
+    let store = stores.open();
+    let mut ingest = begin(&store);
+    ingest.keep_own_copy(Digest::of(b"first"));
+    ingest.add_bytes(b"first").unwrap();
+    ingest.add_bytes(b"second").unwrap();
+    ingest.commit_blobs().unwrap();
+    assert_eq!(store.blobs().unwrap(), [Digest::of(b"first")]);
+    assert_eq!(store.read_blob(Digest::of(b"first"), 9).unwrap().unwrap(), b"first");
 }
 
 #[test]

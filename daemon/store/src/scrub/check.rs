@@ -21,6 +21,11 @@ pub enum Verdict {
     Good,
     /// There is no blob, or its last name was removed while it was read.
     Gone,
+    /// It is not in this store, and a lower store that may have it cannot be used.
+    Hidden {
+        /// Why.
+        problem: String,
+    },
     /// The gate stopped the check.
     Unfinished,
     /// It was read wrong and then right: it stays. The machine is unreliable.
@@ -38,6 +43,13 @@ pub enum Verdict {
         /// Why.
         reason: String,
     },
+    /// It is in a lower store, and was read wrong twice there.
+    BadBelow {
+        /// The fault.
+        reason: String,
+        /// The directory of the lower store.
+        store: String,
+    },
     /// It was read wrong twice.
     Bad {
         /// The fault.
@@ -52,7 +64,7 @@ impl Verdict {
     #[must_use]
     pub fn damage(&self) -> Option<(&str, bool)> {
         match self {
-            Self::Unreliable { reason } => Some((reason, false)),
+            Self::Unreliable { reason } | Self::BadBelow { reason, .. } => Some((reason, false)),
             Self::Bad { reason, quarantined } => Some((reason, quarantined.is_ok())),
             _ => None,
         }
@@ -243,7 +255,7 @@ fn unreadable(digest: Digest, reason: String) -> Verdict {
     Verdict::Unreadable { reason }
 }
 
-fn is_unlinked(file: &File) -> bool {
+pub(super) fn is_unlinked(file: &File) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
 }

@@ -5,7 +5,7 @@ use std::io;
 
 use blobd_store_format::digest::Digest;
 
-use super::check::Verdict;
+use super::check::{Verdict, is_unlinked};
 use super::fault::Fault;
 use super::read::{DiskReader, Gate};
 use crate::{Store, StoreError};
@@ -14,6 +14,8 @@ use crate::{Store, StoreError};
 enum Read {
     Right,
     Wrong(String),
+    /// The store's own collection has deleted it meanwhile.
+    Gone,
     Unfinished,
 }
 
@@ -25,7 +27,9 @@ impl DiskReader {
         digest: Digest,
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
-        let Some((file, place)) = store.open_lower_blob(digest)? else { return Ok(Verdict::Gone) };
+        let Some((file, place)) = store.open_lower_blob(digest) else {
+            return Ok(store.lower_problem().map_or(Verdict::Gone, |problem| Verdict::Hidden { problem }));
+        };
         let outcome = match self.read_lower(&file, digest, gate) {
             Ok(Read::Wrong(first)) => {
                 self.read_lower(&file, digest, gate).map(|second| (second, Some(first)))
@@ -34,12 +38,12 @@ impl DiskReader {
         };
         match outcome {
             Ok((Read::Unfinished, _)) => Ok(Verdict::Unfinished),
+            Ok((Read::Gone, _)) => Ok(Verdict::Gone),
             Ok((Read::Right, None)) => Ok(Verdict::Good),
             Ok((Read::Right, Some(reason))) => Ok(Verdict::Unreliable { reason }),
             Ok((Read::Wrong(reason), _)) => {
                 tracing::error!("blob {digest} in the lower store {}: {reason}", place.display());
-                let what = format!("it is in the lower store {}, which is read-only", place.display());
-                Ok(Verdict::Bad { reason, quarantined: Err(what) })
+                Ok(Verdict::BadBelow { reason, store: place.display().to_string() })
             }
             Err(error) if Fault::of(&error) == Fault::Shortage => {
                 Err(StoreError::io("read", &digest.to_string())(error))
@@ -55,6 +59,7 @@ impl DiskReader {
         Ok(match self.digest_of(file, gate)? {
             Some((found, _)) if found == digest => Read::Right,
             Some((found, bytes)) => Read::Wrong(format!("its {bytes} bytes have the digest {found}")),
+            None if is_unlinked(file) => Read::Gone,
             None => Read::Unfinished,
         })
     }

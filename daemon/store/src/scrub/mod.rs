@@ -203,12 +203,12 @@ struct Found {
 impl Found {
     fn add(&mut self, digest: Digest, verdict: &Verdict) {
         match verdict {
-            Verdict::Good | Verdict::Gone | Verdict::Unfinished => {}
+            Verdict::Good | Verdict::Gone | Verdict::Hidden { .. } | Verdict::Unfinished => {}
             Verdict::Writable { mode } => tracing::warn!(
                 "blob {digest}: mode {mode:04o}, 0444 expected; `blobd verify --repair` sets it"
             ),
             Verdict::Unreadable { .. } => self.unread += 1,
-            Verdict::Unreliable { .. } | Verdict::Bad { .. } => self.damaged += 1,
+            Verdict::Unreliable { .. } | Verdict::BadBelow { .. } | Verdict::Bad { .. } => self.damaged += 1,
         }
     }
 }

@@ -25,19 +25,34 @@ const NAMES: [&str; 4] = ["a", "b", "me/c:1", "C.example/d/e:f"];
 
 #[derive(Clone, Debug)]
 enum Step {
-    Import { file: usize, name: usize },
-    Tag { source: usize, target: usize },
-    Remove { name: usize },
-    Promote { name: usize },
+    Import {
+        file: usize,
+        name: usize,
+    },
+    Tag {
+        source: usize,
+        target: usize,
+    },
+    Remove {
+        name: usize,
+    },
+    Promote {
+        name: usize,
+    },
     Collect,
     Reopen,
     /// An empty directory takes the place of the lower store, or the other way round.
     Unmount,
     Mount,
     /// By the lower store's own administrator.
-    ImportBelow { file: usize, name: usize },
+    ImportBelow {
+        file: usize,
+        name: usize,
+    },
     /// The same; what the model needs is deleted, whoever uses it above.
-    RemoveBelow { name: usize },
+    RemoveBelow {
+        name: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -106,14 +121,16 @@ impl Pair {
     fn new() -> Self {
         let folder = tmpfs_directory();
         drop(InProcess::open(&folder.path().join("lower")));
-        let mut pair = Self { folder, verbs: None, above: Names::new(), below: Names::new(), is_mounted: true };
+        let mut pair =
+            Self { folder, verbs: None, above: Names::new(), below: Names::new(), is_mounted: true };
         pair.reopen();
         pair
     }
 
     fn reopen(&mut self) {
         drop(self.verbs.take());
-        let options = StoreOptions { lower: vec![self.folder.path().join("lower")], ..StoreOptions::default() };
+        let options =
+            StoreOptions { lower: vec![self.folder.path().join("lower")], ..StoreOptions::default() };
         self.verbs = Some(InProcess::open_with(&self.folder.path().join("upper"), &options).unwrap());
     }
 

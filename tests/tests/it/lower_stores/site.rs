@@ -39,7 +39,8 @@ impl Site {
             true => Kind::Mount,
             false => Kind::Directory,
         };
-        let settings = format!("lower = [{:?}]\n[scrub]\nrate_bytes_per_second = 0\n", lower.to_str().unwrap());
+        let settings =
+            format!("lower = [{:?}]\n[scrub]\nrate_bytes_per_second = 0\n", lower.to_str().unwrap());
         fs::write(&config, settings).unwrap();
         let mount = match kind {
             Kind::Mount => format!("{} && ", mount_command(folder.path())),
@@ -156,7 +157,8 @@ fn make_image(folder: &Path) -> bool {
         let script = format!("{} && test -e {}/store.json", mount_command(folder), lower.display());
         Command::new("unshare").args(["--mount", "sh", "-c", &script]).output()
     };
-    let works = made.is_ok_and(|made| made.status.success()) && mounts().is_ok_and(|run| run.status.success());
+    let works =
+        made.is_ok_and(|made| made.status.success()) && mounts().is_ok_and(|run| run.status.success());
     match works {
         true => {
             fs::remove_dir_all(&lower).unwrap();
