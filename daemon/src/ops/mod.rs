@@ -47,6 +47,7 @@ mod rename;
 mod repair;
 mod residency;
 mod resolve;
+mod reusable;
 mod select;
 mod shards;
 mod sharing;

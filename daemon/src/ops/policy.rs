@@ -56,6 +56,11 @@ impl CallerPolicy {
         Self(Some(Arc::new(Restricted { policy, principal: principal.clone(), cache: Arc::clone(cache) })))
     }
 
+    /// Whether a rule may deny something to the user.
+    pub(super) const fn is_restricted(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Refuses a source by its registry and its names, before any server is contacted.
     pub(super) fn check_source(&self, source: &PullSource, name: Option<&Reference>) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
