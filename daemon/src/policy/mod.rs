@@ -18,7 +18,7 @@ use blobd_client::protocol::policy::PolicyDecision;
 use self::license::OTHER;
 pub(crate) use self::pattern::{NamePattern, Pattern, PatternError};
 pub(crate) use self::subject::{FORMATS, Subject, Terms};
-use self::subject::{Known, ModelName};
+use self::subject::{Host, Known, ModelName};
 pub(crate) use self::terms::TermsBuilder;
 use crate::principal::{Principal, UserNames};
 use crate::user_set::UserSet;
@@ -189,7 +189,7 @@ impl Rule {
     }
 
     fn registry_matches(&self, subject: &Subject) -> bool {
-        let matches = |host: &String| self.registries.iter().any(|pattern| pattern.matches_host(host));
+        let matches = |host: &Host| self.registries.iter().any(|pattern| pattern.matches_host(host));
         self.registries.is_empty() || self.combined(subject.registries.iter(), matches)
     }
 

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::subject::ModelName;
+use blobd_store_format::host;
+
+use super::subject::{Host, ModelName};
 
 /// The longest pattern: longer than any host or name.
 const MAX_BYTES: usize = 400;
@@ -44,18 +46,32 @@ impl Pattern {
         }
     }
 
-    /// A pattern of hosts.
+    /// A pattern of hosts. Without `*` it stands for all spellings of one host.
     pub(crate) fn host(text: &str) -> Result<Self, PatternError> {
-        if text.contains(['/', '@', '+']) { Err(PatternError::Host) } else { Self::parse(text) }
+        if text.contains(['/', '@', '+']) {
+            return Err(PatternError::Host);
+        }
+        let pattern = Self::parse(text)?;
+        if pattern.has('*') {
+            return Ok(pattern);
+        }
+        let spelled = match host::spelled(text) {
+            (name, Some(port)) => format!("{name}:{port}"),
+            (name, None) => name,
+        };
+        Ok(Self { written: pattern.written, parts: vec![spelled] })
     }
 
-    /// A pattern without a port matches a host with any.
-    pub(super) fn matches_host(&self, host: &str) -> bool {
-        let without_port = match host.rsplit_once(':') {
-            Some((name, port)) if !port.contains(']') && !self.has(':') => name,
-            _ => host,
+    /// A pattern without a port matches a host with any. With `*` it also matches the other names of a service.
+    pub(super) fn matches_host(&self, host: &Host) -> bool {
+        let Host { name, port } = host;
+        let is_alike = |name: &str| match port {
+            Some(port) => self.matches(&format!("{name}:{port}")) || self.matches(name),
+            None => self.matches(name),
         };
-        self.matches(host) || self.matches(without_port)
+        // A server may have this name, too.
+        let is_only_local = self.written == Host::LOCAL && port.is_some();
+        !is_only_local && host::names_of(name).any(is_alike)
     }
 
     fn has(&self, character: char) -> bool {
@@ -122,6 +138,8 @@ impl fmt::Display for NamePattern {
 
 #[cfg(test)]
 mod tests {
+    use blobd_store_format::reference::Scheme;
+
     use super::*;
 
     fn matches(pattern: &str, text: &str) -> bool {
@@ -159,10 +177,37 @@ mod tests {
             ("*.example.com", "a.example.com:443", true),
             ("[::1]:80", "[::1]:80", true),
             ("[::1]:80", "[::1]", false),
+            ("[::1]", "[::1]:80", true),
             ("hf.co", "hf.co", true),
+            ("a.example:443", "a.example", true),
+            ("a.example:80", "a.example", false),
+            ("*:443", "a.example", true),
         ] {
-            assert_eq!(Pattern::host(pattern).unwrap().matches_host(host), expected, "{pattern} {host}");
+            let host = Host::of(host, Scheme::Https);
+            assert_eq!(Pattern::host(pattern).unwrap().matches_host(&host), expected, "{pattern} {host:?}");
         }
+    }
+
+    #[test]
+    fn no_spelling_of_a_host_escapes_a_pattern() {
+        for (pattern, hosts) in [
+            ("hf.co", &["hf.co:443", "HuggingFace.co", "huggingface.co:443", "hf.co.", "www.huggingface.co:8080"][..]),
+            ("huggingface.co", &["hf.co", "huggingface.co:443"]),
+            ("*.huggingface.co", &["hf.co"]),
+            ("ollama.com", &["registry.ollama.ai", "ollama.com.:443"]),
+            ("index.docker.io", &["docker.io", "registry-1.docker.io"]),
+            ("R.Example.", &["r.example", "r.example.:5000"]),
+            ("10.0.0.7", &["167772167", "0xa000007:80", "10.7", "[::ffff:10.0.0.7]", "[::ffff:a00:7]:80"]),
+            ("167772167", &["10.0.0.7"]),
+        ] {
+            let pattern = Pattern::host(pattern).unwrap();
+            for host in hosts {
+                assert!(pattern.matches_host(&Host::of(host, Scheme::Https)), "{pattern} {host}");
+            }
+        }
+        let local = Pattern::host("local").unwrap();
+        assert!(local.matches_host(&Host::local()) && !local.matches_host(&Host::of("local", Scheme::Https)));
+        assert!(Pattern::host("*").unwrap().matches_host(&Host::of("local", Scheme::Https)));
     }
 
     #[test]
