@@ -93,6 +93,11 @@ impl Policy {
             && !self.rules.iter().any(|rule| rule.action == Action::Deny && rule.is_for(principal))
     }
 
+    /// Whether a decision about this user depends on the names of models.
+    pub(crate) fn names_matter_to(&self, principal: &Principal) -> bool {
+        self.rules.iter().any(|rule| !rule.names.is_empty() && rule.is_for(principal))
+    }
+
     /// The decision of the first rule that applies.
     pub(crate) fn decide(&self, principal: &Principal, subject: &Subject) -> Decision<'_> {
         let mut may_apply = Vec::new();
@@ -196,7 +201,7 @@ impl Rule {
     /// A rule that allows looks at the names at registries, if there are any: names that users of the store give to a
     /// model allow nothing.
     fn name_matches(&self, subject: &Subject) -> bool {
-        let matches = |name: &ModelName| self.names.iter().any(|pattern| pattern.matches(name));
+        let matches = |name: &ModelName| self.names.iter().any(|pattern| pattern.matches(name, self.action));
         let Subject { source_names, names, .. } = subject;
         match self.action {
             _ if self.names.is_empty() => true,

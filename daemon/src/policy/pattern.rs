@@ -4,6 +4,7 @@ use std::fmt;
 
 use blobd_store_format::host;
 
+use super::Action;
 use super::subject::{Host, ModelName};
 
 /// The longest pattern: longer than any host or name.
@@ -105,6 +106,8 @@ impl fmt::Display for Pattern {
 pub(crate) struct NamePattern {
     written: String,
     pattern: Pattern,
+    /// The part before the `:`, if it has one.
+    repository: Option<Pattern>,
 }
 
 impl NamePattern {
@@ -118,14 +121,18 @@ impl NamePattern {
         } else {
             format!("library/{text}")
         };
-        Ok(Self { written: text.to_owned(), pattern: Pattern::parse(&full)? })
+        let repository = full.split_once(':').map(|(repository, _tag)| Pattern::parse(repository));
+        let repository = repository.transpose()?;
+        Ok(Self { written: text.to_owned(), pattern: Pattern::parse(&full)?, repository })
     }
 
-    pub(crate) fn matches(&self, name: &ModelName) -> bool {
-        if self.pattern.has(':') {
-            self.pattern.matches(&format!("{}:{}", name.repository, name.tag))
-        } else {
-            self.pattern.matches(&name.repository)
+    /// A source that is fixed to a digest may have that under any tag. So a pattern of tags matches it for a rule that
+    /// denies, and not for one that allows.
+    pub(super) fn matches(&self, name: &ModelName, action: Action) -> bool {
+        match (&self.repository, &name.tag) {
+            (None, _) => self.pattern.matches(&name.repository),
+            (Some(_), Some(tag)) => self.pattern.matches(&format!("{}:{tag}", name.repository)),
+            (Some(repository), None) => action == Action::Deny && repository.matches(&name.repository),
         }
     }
 }
@@ -191,7 +198,10 @@ mod tests {
     #[test]
     fn no_spelling_of_a_host_escapes_a_pattern() {
         for (pattern, hosts) in [
-            ("hf.co", &["hf.co:443", "HuggingFace.co", "huggingface.co:443", "hf.co.", "www.huggingface.co:8080"][..]),
+            (
+                "hf.co",
+                &["hf.co:443", "HuggingFace.co", "huggingface.co:443", "hf.co.", "www.huggingface.co:8080"][..],
+            ),
             ("huggingface.co", &["hf.co", "huggingface.co:443"]),
             ("*.huggingface.co", &["hf.co"]),
             ("ollama.com", &["registry.ollama.ai", "ollama.com.:443"]),
@@ -228,10 +238,28 @@ mod tests {
             ("*", "acme/x", true),
         ] {
             assert_eq!(
-                NamePattern::parse(pattern).unwrap().matches(&name(text)),
+                NamePattern::parse(pattern).unwrap().matches(&name(text), Action::Deny),
                 expected,
                 "{pattern} {text}"
             );
+        }
+    }
+
+    #[test]
+    fn digest_lifts_no_rule_about_tags() {
+        let fixed = format!("acme/x:stable@sha256:{}", "0".repeat(64));
+        let name = ModelName::of(&fixed.parse().unwrap());
+        for (pattern, denied, allowed) in [
+            ("acme/x:stable", true, false),
+            ("acme/x:bad*", true, false),
+            ("*:latest", true, false),
+            ("other/x:stable", false, false),
+            ("acme/*", true, true),
+            ("other/*", false, false),
+        ] {
+            let pattern = NamePattern::parse(pattern).unwrap();
+            let found = [Action::Deny, Action::Allow].map(|action| pattern.matches(&name, action));
+            assert_eq!(found, [denied, allowed], "{pattern}");
         }
     }
 

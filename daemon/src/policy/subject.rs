@@ -36,7 +36,8 @@ pub(crate) const FORMATS: [&str; 4] = ["gguf", "safetensors", "dduf", super::OTH
 pub(crate) struct ModelName {
     /// `NAMESPACE/MODEL`.
     pub(super) repository: String,
-    pub(super) tag: String,
+    /// Absent if the name is fixed to a digest: the registry may have that under other tags.
+    pub(super) tag: Option<String>,
 }
 
 impl ModelName {
@@ -46,7 +47,8 @@ impl ModelName {
             namespace => namespace,
         };
         let repository = format!("{namespace}/{}", reference.model());
-        Self { repository, tag: reference.tag().to_owned() }
+        let tag = reference.digest().is_none().then(|| reference.tag().to_owned());
+        Self { repository, tag }
     }
 }
 
@@ -84,6 +86,11 @@ impl Subject {
     pub(crate) fn add_source(&mut self, source: &PullSource) {
         self.registries.insert(Host::of(source.host(), source.scheme()));
         self.source_names.extend(source.name().ok().map(|name| ModelName::of(&name)));
+    }
+
+    /// The files came from the host in a name.
+    pub(crate) fn add_host(&mut self, name: &Reference) {
+        self.registries.insert(Host::of(name.host(), name.scheme()));
     }
 
     /// The files came from a user of this machine.
