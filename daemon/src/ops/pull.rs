@@ -17,6 +17,7 @@ use blobd_store_format::reference::Reference;
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
+use super::origin::of_expiring;
 use super::pinned_name::refuse_unless_movable;
 use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error, transfer_plan};
 use super::relief::Leftover;
@@ -65,8 +66,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         }
     };
     pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
-    // A source that cannot be fetched again is recorded as an import.
-    let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
+    let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
     let before = store.manifest(reference).ok().map(|manifest| manifest.digest());
     let unchanged = model.sources.downloaded_bytes == 0 && before == Some(manifest.digest());
     let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;

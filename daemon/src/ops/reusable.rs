@@ -63,7 +63,11 @@ fn files_of(tag: &TagSummary) -> &[Digest] {
 }
 
 /// The files of a stored model that the user may read; none if the model is denied or damaged.
-fn allowed_files(store: &Store, policy: &CallerPolicy, tag: &TagSummary) -> Result<BTreeSet<Digest>, OpError> {
+fn allowed_files(
+    store: &Store,
+    policy: &CallerPolicy,
+    tag: &TagSummary,
+) -> Result<BTreeSet<Digest>, OpError> {
     let none = BTreeSet::new();
     let model = match store.model(&tag.reference) {
         Ok(model) => model,
