@@ -29,7 +29,8 @@ pub fn spelled(text: &str) -> (String, Option<u16>) {
 /// The same under the name in the text.
 pub(crate) fn unaliased(text: &str) -> (String, Option<u16>) {
     if let Some((address, port)) = bracketed(text) {
-        let name = address.to_ipv4_mapped().map_or_else(|| format!("[{address}]"), |mapped| mapped.to_string());
+        let name =
+            address.to_ipv4_mapped().map_or_else(|| format!("[{address}]"), |mapped| mapped.to_string());
         return (name, port.and_then(|port| port.parse().ok()));
     }
     let (name, port) = match text.rsplit_once(':').map(|(name, port)| (name, port.parse())) {
