@@ -169,7 +169,8 @@ impl Incoming<'_> {
         let taken = take(self);
         if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
             self.ingest.lease().release();
-            self.pull.store.forget_partials(files.iter().map(RemoteFile::identity));
+            let own = files.iter().map(|file| file.of_one_user(self.pull.requester.uid()).identity());
+            self.pull.store.forget_partials(files.iter().map(RemoteFile::identity).chain(own));
         }
         taken
     }
