@@ -78,6 +78,7 @@ fn every_request_that_gives_out_or_brings_a_denied_model_is_refused() {
             "POST /v1/edit" => {
                 "{\"source\":\"acme/m\",\"target\":\"n\",\"keys\":[{\"key\":\"general.name\",\"value\":\"n\"}]}"
             }
+            "POST /v1/promote" => "{\"reference\":\"acme/m\"}",
             "POST /v1/undelete" => "{\"reference\":\"acme/trashed\"}",
             "POST /v1/open" => {
                 denied(&shared, "export acme/m -o - --json");
@@ -199,7 +200,10 @@ fn manifest_that_names_the_files_of_a_denied_model_gives_none_of_them() {
     case.other.add_blob(case.weights.as_slice());
     case.other.add_blob(b"{}".as_slice());
     case.pull(&source, "own").succeeds();
-    assert!(case.other.bytes_served() >= case.weights.len() as u64);
+    // Samples of stored tensors are compared with what the registry has, and the digest proves the rest.
+    let weights = case.manifest.layers()[0].digest.to_string();
+    let fetched = case.other.requests().into_iter().filter(|request| request.path.contains(&weights));
+    assert!(fetched.filter(|request| request.header("range").is_some()).count() > 1);
     assert_eq!(case.blobs(), before);
     let exported = case.shared.daemon.command().line("export own -o -").succeeds();
     assert!(exported.stdout == case.weights);
@@ -277,7 +281,8 @@ fn edited_model_keeps_its_origin_when_another_gets_the_name_of_its_source() {
     };
     let origin = format!("edit mine:latest@{}", model("mine:latest")["digest"].as_str().unwrap());
     assert_eq!(model("edited:latest")["origin"], origin);
-    assert!(command().line("ls").succeeds().text().contains("edit mine:latest\n"));
+    let table = command().line("ls --verbose").succeeds().text().to_owned();
+    assert!(table.contains("edit mine:latest") && !table.contains("edit mine:latest@"), "{table}");
     let path = ModelFile::dense(2).write_to(shared.folder.path(), "m.gguf");
     command().run(["import", path.to_str().unwrap(), "--name", "mine"]).succeeds();
     for conditions in ["registry = \"127.0.0.1\"", "name = \"acme/x\"", "name = \"kept\"", "name = \"mine\""]
