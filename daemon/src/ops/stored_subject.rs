@@ -43,7 +43,7 @@ pub(super) fn add_stored(
                 Some(edited) => next = Some((edited, Some(name))),
                 None => subject.add_source(&PullSource::Registry(name)),
             },
-            None => add_hosts(subject, store, manifest, name)?,
+            None => add_hosts(subject, store, manifest, name.as_ref())?,
         }
     }
     Ok(())
@@ -55,10 +55,10 @@ fn add_hosts(
     subject: &mut Subject,
     store: &Store,
     manifest: Digest,
-    name: Option<Reference>,
+    name: Option<&Reference>,
 ) -> Result<(), OpError> {
     let names = store.names_of(manifest)?;
-    names.iter().chain(&name).for_each(|name| subject.add_host(name));
+    names.iter().chain(name).for_each(|name| subject.add_host(name));
     Ok(())
 }
 
