@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::reference::Scheme;
+
 /// The namespace of a repository that has none, as `localhost:5000/model`. No registry has a namespace of this
 /// name, because names of repositories start with a letter or a digit.
 pub const NO_NAMESPACE: &str = "_";
@@ -13,6 +15,70 @@ pub const DOCKER_HUB: &str = "docker.io";
 pub fn canonical(host: &str) -> &str {
     let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(host));
     alias.map_or(host, |(_, name)| name)
+}
+
+/// The one spelling of a host, under the name that is used for its service, and its port if the text has one: for
+/// comparisons that a different spelling must not escape. In lower case, without a final dot, and with addresses as
+/// they are usually written, whatever form the URL standard (section 3.5, host parsing) takes for the same one.
+#[must_use]
+pub fn spelled(text: &str) -> (String, Option<u16>) {
+    let (name, port) = unaliased(text);
+    (canonical(&name).to_owned(), port)
+}
+
+/// The same under the name in the text.
+pub(crate) fn unaliased(text: &str) -> (String, Option<u16>) {
+    if let Some((address, port)) = bracketed(text) {
+        let name =
+            address.to_ipv4_mapped().map_or_else(|| format!("[{address}]"), |mapped| mapped.to_string());
+        return (name, port.and_then(|port| port.parse().ok()));
+    }
+    let (name, port) = match text.rsplit_once(':').map(|(name, port)| (name, port.parse())) {
+        Some((name, Ok(port))) => (name, Some(port)),
+        _ => (text, None),
+    };
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    (numeric_address(&name).map_or(name, |address| address.to_string()), port)
+}
+
+/// Whether a URL of this scheme and host is one of the service, at the port that it is known by.
+pub(crate) fn is_of(service: &str, scheme: Scheme, text: &str) -> bool {
+    let (name, port) = spelled(text);
+    name == service && port.is_none_or(|port| port == scheme.default_port())
+}
+
+/// All names of the service with this canonical name.
+pub fn names_of(canonical: &str) -> impl Iterator<Item = &str> {
+    let others = ALIASES.iter().filter(move |(_, name)| *name == canonical).map(|(alias, _)| *alias);
+    std::iter::once(canonical).chain(others)
+}
+
+/// The IPv4 address that the URL standard reads in a host: up to four numbers, each decimal, octal or hexadecimal, the
+/// last of which stands for all bytes that remain.
+fn numeric_address(host: &str) -> Option<Ipv4Addr> {
+    let parts: Vec<&str> = host.split('.').collect();
+    let numbers = parts.iter().map(|part| number(part)).collect::<Option<Vec<u32>>>()?;
+    let (last, first) = numbers.split_last().filter(|(_, first)| first.len() < 4)?;
+    let bytes = first.iter().map(|number| u8::try_from(*number).ok()).collect::<Option<Vec<u8>>>()?;
+    let left = u32::try_from(bytes.len()).ok().map(|count| 32_u32.saturating_sub(count.saturating_mul(8)))?;
+    if left < 32 && last.checked_shr(left)? != 0 {
+        return None;
+    }
+    let mut octets = last.to_be_bytes();
+    octets.iter_mut().zip(&bytes).for_each(|(octet, byte)| *octet = *byte);
+    Some(Ipv4Addr::from(octets))
+}
+
+fn number(text: &str) -> Option<u32> {
+    let (digits, radix) = match text.strip_prefix("0x") {
+        Some("") => return Some(0),
+        Some(digits) => (digits, 16),
+        None if text.len() > 1 && text.starts_with('0') => (text, 8),
+        None => (text, 10),
+    };
+    // The standard library would take a sign.
+    let are_digits = digits.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    are_digits.then(|| u32::from_str_radix(digits, radix).ok()).flatten()
 }
 
 /// Whether the host is surely this machine: other names may resolve to any address.
@@ -89,6 +155,36 @@ mod tests {
         ] {
             assert_eq!(canonical(host), name, "{host}");
         }
+    }
+
+    #[test]
+    fn every_spelling_of_a_host_is_one() {
+        for (text, name, port) in [
+            ("HuggingFace.co", "hf.co", None),
+            ("hf.co.", "hf.co", None),
+            ("www.huggingface.co.:443", "hf.co", Some(443)),
+            ("registry-1.docker.io:5000", "docker.io", Some(5000)),
+            ("lan", "lan", None),
+            ("a:b:80", "a:b", Some(80)),
+            ("10.0.0.7:65535", "10.0.0.7", Some(65535)),
+            ("167772167", "10.0.0.7", None),
+            ("0x0A000007:80", "10.0.0.7", Some(80)),
+            ("012.0.0.7.", "10.0.0.7", None),
+            ("10.7", "10.0.0.7", None),
+            ("0xa.0x0.7", "10.0.0.7", None),
+            ("1.2.3.4.5", "1.2.3.4.5", None),
+            ("256.1.1.1", "256.1.1.1", None),
+            ("1.2.3.256", "1.2.3.256", None),
+            ("1.2.256", "1.2.1.0", None),
+            ("4294967296", "4294967296", None),
+            ("09.1.1.1", "09.1.1.1", None),
+            ("[::ffff:10.0.0.7]:80", "10.0.0.7", Some(80)),
+            ("[::FFFF:a00:7]", "10.0.0.7", None),
+            ("[0:0:0:0:0:0:0:1]", "[::1]", None),
+        ] {
+            assert_eq!(spelled(text), (name.to_owned(), port), "{text}");
+        }
+        assert!(names_of("docker.io").eq(["docker.io", "index.docker.io", "registry-1.docker.io"]));
     }
 
     #[test]

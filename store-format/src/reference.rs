@@ -78,6 +78,15 @@ impl Scheme {
         }
     }
 
+    /// The port of a URL without one.
+    #[must_use]
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Self::Https => 443,
+            Self::Http => 80,
+        }
+    }
+
     /// The scheme of a registry that is named without one.
     #[must_use]
     pub fn default_of(host: &str) -> Self {

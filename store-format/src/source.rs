@@ -67,6 +67,16 @@ impl PullSource {
         }
     }
 
+    /// The scheme of the URLs of its host.
+    #[must_use]
+    pub const fn scheme(&self) -> Scheme {
+        match self {
+            Self::Registry(reference) => reference.scheme(),
+            Self::Hub(_) => Scheme::Https,
+            Self::Url(url) => url.scheme(),
+        }
+    }
+
     /// Where a newer version of the model would be: at the same place, but not at a fixed commit. `None` if the
     /// source is fixed to a digest.
     #[must_use]

@@ -63,6 +63,13 @@ impl Mirrors {
         Ok(vec![server])
     }
 
+    /// Whether the server is Hugging Face or a mirror of it.
+    pub(super) fn is_hub(&self, server: &Registry) -> bool {
+        let mirrors = self.by_host.get(HubFile::HOST).map(Vec::as_slice).unwrap_or_default();
+        server.origin().is_https() && server.is_of(HubFile::HOST)
+            || mirrors.iter().any(|mirror| mirror.origin() == server.origin())
+    }
+
     fn is_insecure(&self, host: &str) -> bool {
         self.insecure.iter().any(|listed| listed.eq_ignore_ascii_case(host))
     }

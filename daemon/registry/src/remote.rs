@@ -43,6 +43,8 @@ pub struct RemoteFile {
     unchanged: Option<Digest>,
     /// The servers that are requested last; absent if the order is that of the configuration.
     avoided: Option<Vec<String>>,
+    /// The user whose partial download it is; absent if all users share one.
+    user: Option<u32>,
 }
 
 /// A file at a URL that was pulled earlier.
@@ -136,8 +138,9 @@ impl RemoteFile {
         size: u64,
         digest: Option<Digest>,
     ) -> Self {
-        let (validator, is_lasting, unchanged, avoided) = (None, false, None, None);
-        Self { place, media_type, name, size, digest, validator, is_lasting, unchanged, avoided }
+        let (validator, is_lasting, unchanged) = (None, false, None);
+        let (avoided, user) = (None, None);
+        Self { place, media_type, name, size, digest, validator, is_lasting, unchanged, avoided, user }
     }
 
     pub(super) fn with_validator(self, validator: Option<String>, is_lasting: bool) -> Self {
@@ -158,6 +161,12 @@ impl RemoteFile {
     pub fn avoiding<'s>(&self, servers: impl IntoIterator<Item = &'s Sender>) -> Self {
         let avoided = servers.into_iter().map(|sender| sender.server().to_owned()).collect();
         Self { avoided: Some(avoided), ..self.clone() }
+    }
+
+    /// The same file, whose partial download is not shared with those of other users.
+    #[must_use]
+    pub fn of_one_user(&self, uid: u32) -> Self {
+        Self { user: Some(uid), ..self.clone() }
     }
 
     fn in_order(&self, mut servers: Vec<Registry>) -> Vec<Registry> {
@@ -234,11 +243,18 @@ impl RemoteFile {
         }
     }
 
-    /// Identifies a partial download: the digest, or a hash of address, size and validator.
+    /// Identifies a partial download: the digest, or a hash of address, size and validator, or of the digest and the
+    /// only user.
     #[must_use]
     pub fn identity(&self) -> Digest {
-        let version = || format!("{} {} {}", self.label(), self.size, self.validator().unwrap_or_default());
-        self.digest.unwrap_or_else(|| Digest::of(version().as_bytes()))
+        let text = match (self.digest, self.user) {
+            (Some(digest), None) => return digest,
+            (Some(digest), Some(user)) => format!("{digest} of uid {user}"),
+            (None, _) => {
+                format!("{} {} {}", self.label(), self.size, self.validator().unwrap_or_default())
+            }
+        };
+        Digest::of(text.as_bytes())
     }
 
     /// Whether a partial download can be continued: the digest or the version is known.

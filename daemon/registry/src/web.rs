@@ -55,15 +55,24 @@ impl RegistryClient {
     ) -> Result<Inspected, RegistryError> {
         let response = self.head_of(file, server, known).await?;
         if !response.is_not_modified() {
-            return Inspected::of(&response, file, known);
+            return Inspected::of(&response, file, known, self.is_hub(server));
         }
         // A response without a validator confirms the only one that was sent.
         let validator = response.validator();
         let is_confirmed = |known: &&&KnownFile| validator.as_ref().is_none_or(|it| *it == known.validator);
         match known.iter().filter(|known| is_tag(&known.validator)).find(is_confirmed) {
             Some(known) => Ok(Inspected::unchanged(known)),
-            None => Inspected::of(&self.head_of(file, server, &[]).await?, file, &[]),
+            None => {
+                let response = self.head_of(file, server, &[]).await?;
+                Inspected::of(&response, file, &[], self.is_hub(server))
+            }
         }
+    }
+
+    /// Whether the server is Hugging Face, or configured as a mirror of it: only these know the digests of files. Any
+    /// other could name that of a file that it does not have.
+    fn is_hub(&self, server: &Registry) -> bool {
+        self.shared.mirrors.is_hub(server)
     }
 
     /// Sends a GET of the first bytes and not a HEAD: signed URLs are often valid for one method only.
@@ -99,7 +108,12 @@ struct Inspected {
 }
 
 impl Inspected {
-    fn of(response: &Response, file: &WebFile, known: &[&KnownFile]) -> Result<Self, RegistryError> {
+    fn of(
+        response: &Response,
+        file: &WebFile,
+        known: &[&KnownFile],
+        is_hub: bool,
+    ) -> Result<Self, RegistryError> {
         let size = if response.is_partial() { total(response) } else { response.announced_bytes() };
         let size = size.ok_or_else(|| {
             let host = response.host();
@@ -110,7 +124,8 @@ impl Inspected {
         let is_same =
             |known: &&&KnownFile| known.size == size && validator.as_ref() == Some(&known.validator);
         let unchanged = known.iter().find(is_same).filter(|_| is_lasting).map(|known| known.digest);
-        Ok(Self { size, validator, is_lasting, digest: response.linked, unchanged })
+        let digest = response.linked.filter(|_| is_hub);
+        Ok(Self { size, validator, is_lasting, digest, unchanged })
     }
 
     fn unchanged(known: &KnownFile) -> Self {

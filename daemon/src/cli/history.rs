@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::show;
+use crate::ops::shown_origin;
 use crate::output::{Table, terminal_width};
 use crate::times::{local, relative};
 
@@ -56,7 +57,7 @@ fn row(global: &Global, name: &str, change: &NameChange) -> [String; 6] {
         or_dash(change.verb.clone()),
         change.digest.map_or_else(|| "removed".to_owned(), Digest::short),
         stored(name, change),
-        or_dash(change.origin.clone()),
+        or_dash(change.origin.as_deref().map(shown_origin).map(str::to_owned)),
     ]
 }
 

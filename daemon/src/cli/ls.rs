@@ -13,6 +13,7 @@ use self::template::Template;
 use super::Global;
 use super::connect::{client_error, connect, print_result, show};
 use super::nothing::{NO_MATCH, NO_MODELS};
+use crate::ops::shown_origin;
 use crate::output::{Table, print_message, printable, terminal_width};
 use crate::size::human_bytes;
 use crate::times::{local, relative};
@@ -210,7 +211,7 @@ fn row(global: &Global, model: &ModelSummary) -> [String; 7] {
         Some(damage) if model.size == 0 => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
         Some(damage) => (id, size, damage.clone()),
     };
-    let origin = model.origin.clone().unwrap_or_else(|| "-".to_owned());
+    let origin = shown_origin(model.origin.as_deref().unwrap_or("-")).to_owned();
     let store = model.store.clone().unwrap_or_else(|| "-".to_owned());
     [model.name.clone(), id, size, modified, pin, store, origin]
 }

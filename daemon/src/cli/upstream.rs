@@ -79,7 +79,12 @@ mod tests {
 
     #[test]
     fn other_models_follow_nothing() {
-        for origin in ["import x.gguf", "edit llama3:8b", &format!("llama3:8b@{}", Digest::of(b"m"))] {
+        for origin in [
+            "import x.gguf",
+            "url https://a/x.gguf",
+            "edit llama3:8b",
+            &format!("llama3:8b@{}", Digest::of(b"m")),
+        ] {
             assert_eq!(source_of("m:latest", origin, &[]), None, "{origin}");
         }
         assert_eq!(followed(&model("m:latest", None), &[]), None);

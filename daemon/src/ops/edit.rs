@@ -22,6 +22,7 @@ use self::manifest::{NewLayers, compose_edited};
 use self::weights::{EditedFile, Weights};
 use super::collect_on_failure::collect_on_failure;
 use super::lost_models::{Evictions, displaced};
+use super::origin::of_edit;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
 use super::{OpError, error::refuse_pinned, soft_quota};
@@ -96,7 +97,7 @@ fn edit_model(
     let descriptor = file.add(&mut ingest, digest)?;
     let manifest = compose_edited(&mut ingest, &model, (&weights, &descriptor, &header), &layers)?;
     // The stored name: the source may have been given by its ID.
-    let origin = format!("edit {}", model.reference.short());
+    let origin = of_edit(&model.reference, model.manifest.digest());
     let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());
     let allowed = |present: Option<&Reference>| is_free(store, params, present, &manifest);
     let committed = ingest.commit_if(&params.target, &manifest, origin, allowed)?;

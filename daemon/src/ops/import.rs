@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
+use super::origin::of_import;
 use super::pinned_name::refuse_unless_movable;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
@@ -113,7 +114,7 @@ fn import_file(
         return Err(refused(IngestError::Changed));
     }
     let manifest = compose(&mut ingest, &[Part::model(&ingested)], facts)?;
-    let origin = format!("import {file_name}");
+    let origin = of_import(&file_name);
     let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
     let (new_bytes, reused_bytes, new_blob_count) =
         (committed.new_bytes, committed.reused_bytes, committed.new_blob_count);
@@ -150,10 +151,11 @@ fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpErr
     Err(OpError::NotAFile { name: name.to_owned(), found })
 }
 
-/// The last part of a path, without control characters.
+/// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
+/// nothing of it is used.
 fn display_name(file_name: &str) -> String {
     const MAX_CHARS: usize = 200;
-    let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or(file_name);
+    let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
     last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
 }
 
@@ -193,5 +195,8 @@ mod tests {
     #[test]
     fn names_are_safe_to_print() {
         assert_eq!(display_name("/a/b/\u{1b}[31mred.gguf\n"), "[31mred.gguf");
+        for path in ["https://ollama.com/acme/x/blobs/..", "..", "/", ""] {
+            assert_eq!(display_name(path), "unnamed", "{path}");
+        }
     }
 }

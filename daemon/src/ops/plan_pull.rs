@@ -7,6 +7,7 @@ use blobd_store::{Store, gc};
 
 use super::pull_source::{known_files, layers, model_name, resolve, transfer_plan};
 use super::remote_policy::check_pull;
+use super::reusable::Reusable;
 use super::{LastOpened, OpError, Pull, eviction_plan, measure};
 
 /// Plans what [`super::pull`] would do, and stores nothing. Blocks the calling thread.
@@ -14,7 +15,7 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let Pull { store, registry, handle, params, policy, events, .. } = pull;
     let reference = model_name(params)?;
     policy.check_source(&params.source, Some(&reference))?;
-    let known = known_files(store, registry, &params.source)?;
+    let known = known_files(store, registry, policy, &params.source)?;
     let remote = handle.block_on(resolve(registry, &params.source, &known, events.closed()))?;
     check_pull(pull, &reference, &remote)?;
     let (digest, files) = match remote {
@@ -23,8 +24,9 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     };
     // Protects what is found until it has been compared.
     let lease = store.leases().grant(format!("plan of a pull of {}", reference.short()));
+    let reusable = Reusable::of_files(store, policy, &files)?;
     let planned: Vec<_> =
-        files.iter().map(|file| planned(pull, &lease, file)).collect::<Result<_, OpError>>()?;
+        files.iter().map(|file| planned(pull, &lease, &reusable, file)).collect::<Result<_, OpError>>()?;
     let (files, needs): (Vec<_>, Vec<_>) = planned.into_iter().unzip();
     let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
     let download_bytes = sum(&mut files.iter().map(|file| file.download_bytes));
@@ -70,7 +72,12 @@ fn planned_space(
 }
 
 /// A file, and the disk space that it would take.
-fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<(PlannedFile, u64), OpError> {
+fn planned(
+    pull: Pull<'_>,
+    lease: &Lease,
+    reusable: &Reusable,
+    file: &RemoteFile,
+) -> Result<(PlannedFile, u64), OpError> {
     let store = pull.store;
     let size = file.size();
     let name = file.digest().map_or_else(|| file.label(), |_| file.media_type().component().to_owned());
@@ -84,6 +91,7 @@ fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<(PlannedF
         download_bytes: size,
     };
     if let Some(descriptor) = file.descriptor().or_else(|| file.unchanged())
+        && reusable.contains(descriptor.digest)
         && store.stored_file_now(&descriptor)?.is_some()
         && store.has_file(&descriptor)?
     {

@@ -1,6 +1,6 @@
 //! The policy for one user: finds out what its rules need to know of a model, and refuses what they deny.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blobd_client::protocol::policy::PolicyDecision;
@@ -12,6 +12,7 @@ use blobd_store_format::source::PullSource;
 
 use super::OpError;
 use super::stored_header;
+use super::stored_subject::add_stored;
 use super::texts::MAX_TEXT_BYTES;
 use crate::policy::{Decision, Policy, Subject, Terms, TermsBuilder};
 use crate::principal::Principal;
@@ -56,6 +57,11 @@ impl CallerPolicy {
         Self(Some(Arc::new(Restricted { policy, principal: principal.clone(), cache: Arc::clone(cache) })))
     }
 
+    /// Whether a rule may deny something to the user.
+    pub(super) const fn is_restricted(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Refuses a source by its registry and its names, before any server is contacted.
     pub(super) fn check_source(&self, source: &PullSource, name: Option<&Reference>) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
@@ -73,7 +79,7 @@ impl CallerPolicy {
     ) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
         let mut subject = of_source(source, name);
-        stored.map_or(Ok(()), |manifest| add_stored(&mut subject, store, manifest))?;
+        stored.map_or(Ok(()), |manifest| restricted.add_stored(&mut subject, store, manifest))?;
         if restricted.needs_terms(&subject) {
             subject.terms = terms()?;
         }
@@ -145,6 +151,11 @@ impl Restricted {
         self.policy.decide(&self.principal, subject) == Decision::Undecided
     }
 
+    /// The names of a model are listed only if a rule depends on them.
+    fn add_stored(&self, subject: &mut Subject, store: &Store, manifest: Digest) -> Result<(), OpError> {
+        add_stored(subject, store, manifest, self.policy.names_matter_to(&self.principal))
+    }
+
     fn of_stored(
         &self,
         store: &Store,
@@ -154,7 +165,7 @@ impl Restricted {
         let mut subject = Subject::default();
         subject.add_name(&model.reference);
         new_name.into_iter().for_each(|name| subject.add_name(name));
-        add_stored(&mut subject, store, model.manifest.digest())?;
+        self.add_stored(&mut subject, store, model.manifest.digest())?;
         if self.needs_terms(&subject) {
             subject.terms = self.cached_terms(store, model)?;
         }
@@ -210,38 +221,4 @@ fn of_source(source: &PullSource, name: Option<&Reference>) -> Subject {
     subject.add_source(source);
     name.into_iter().for_each(|name| subject.add_name(name));
     subject
-}
-
-/// How many models made from each other by edits are followed to where the first came from.
-const MAX_EDITS: usize = 32;
-
-/// Adds all names of a stored model, and where it came from; of an edited model also those of its source.
-fn add_stored(subject: &mut Subject, store: &Store, manifest: Digest) -> Result<(), OpError> {
-    let tags = store.all_summaries()?;
-    let (mut next, mut seen) = (Some(manifest), BTreeSet::new());
-    while let Some(manifest) = next.take()
-        && seen.len() < MAX_EDITS
-        && seen.insert(manifest)
-    {
-        let is_it = |digest: Digest| digest == manifest;
-        let named = tags.iter().filter(|tag| tag.manifest.as_ref().is_ok_and(|tag| is_it(tag.digest)));
-        named.for_each(|tag| subject.add_name(&tag.reference));
-        let Some(origin) = store.origin(manifest) else { continue };
-        match (origin.strip_prefix("import "), origin.strip_prefix("edit ")) {
-            // Of a URL that is not recorded as an origin, because it had a query.
-            (Some(file), _) => match file.contains("://").then(|| file.parse()) {
-                Some(Ok(source)) => subject.add_source(&source),
-                _ => subject.add_local(),
-            },
-            (None, Some(source)) => match source.parse::<Reference>() {
-                Ok(source) => match store.resolve(&source).and_then(|source| store.manifest(&source)) {
-                    Ok(source) => next = Some(source.digest()),
-                    Err(_removed) => subject.add_source(&PullSource::Registry(source)),
-                },
-                Err(_malformed) => {}
-            },
-            (None, None) => origin.parse().iter().for_each(|source| subject.add_source(source)),
-        }
-    }
-    Ok(())
 }

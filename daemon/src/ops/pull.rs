@@ -18,10 +18,12 @@ use blobd_store_format::reference::Reference;
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
+use super::origin::of_expiring;
 use super::pinned_name::refuse_unless_movable;
 use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error, transfer_plan};
 use super::relief::Leftover;
 use super::remote_policy::check_pull;
+use super::reusable::{Reusable, separated};
 use super::stored_header::read_header;
 use super::{OpError, shards, soft_quota};
 use crate::permits::Permit;
@@ -40,7 +42,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let reference = &model_name(params)?;
     policy.check_source(&params.source, Some(reference))?;
     pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
-    let known = known_files(store, registry, &params.source)?;
+    let known = known_files(store, registry, policy, &params.source)?;
     let resolved = resolve(registry, &params.source, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     check_pull(pull, reference, &remote)?;
@@ -51,8 +53,9 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
     let ingest = requester.acting(evictions.observe(ingest), Verb::Pull);
     let limit = RateLimit::new(params.limit_rate);
-    let mut model =
-        Incoming { pull, reference, limit, ingest, sources: Sources::default(), corrected: Vec::new() };
+    let sources = Sources::default();
+    let reusable = Reusable::of(store, policy, [])?;
+    let mut model = Incoming { pull, reference, limit, ingest, reusable, sources, corrected: Vec::new() };
     let (manifest, origin) = match remote {
         RemoteModel::Published(manifest) => {
             let files = layers(&params.source, &manifest);
@@ -64,8 +67,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         }
     };
     pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
-    // A source that cannot be fetched again is recorded as an import.
-    let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
+    let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
     let before = store.manifest(reference).ok().map(|manifest| manifest.digest());
     let unchanged = model.sources.downloaded_bytes == 0 && before == Some(manifest.digest());
     let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;
@@ -144,6 +146,8 @@ struct Incoming<'p> {
     reference: &'p Reference,
     limit: RateLimit,
     ingest: Ingest,
+    /// The files that are not downloaded if they are stored.
+    reusable: Reusable,
     sources: Sources,
     /// The files that had a wrong digest at first.
     corrected: Vec<CorrectedFile>,
@@ -166,7 +170,8 @@ impl Incoming<'_> {
         let taken = take(self);
         if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
             self.ingest.lease().release();
-            self.pull.store.forget_partials(files.iter().map(RemoteFile::identity));
+            let own = files.iter().map(|file| file.of_one_user(self.pull.requester.uid()).identity());
+            self.pull.store.forget_partials(files.iter().map(RemoteFile::identity).chain(own));
         }
         taken
     }
@@ -194,6 +199,7 @@ impl Incoming<'_> {
         if let Some(watch) = self.pull.watch {
             watch.expect(files.iter().map(RemoteFile::size).fold(0, u64::saturating_add));
         }
+        self.reusable = Reusable::of_files(self.ingest.store(), self.pull.policy, files)?;
         for file in files {
             self.expect(file)?;
         }
@@ -220,8 +226,10 @@ impl Incoming<'_> {
             !events.is_closed()
         };
         report(0);
-        let (guard, _permit) = self.acquire(file, report)?;
+        let (own, guard, _permit) = self.acquire(file, report)?;
+        let file = own.as_ref().unwrap_or(file);
         // Another pull may have completed it meanwhile.
+        self.reusable = Reusable::of_files(self.ingest.store(), pull.policy, [file])?;
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
@@ -267,9 +275,26 @@ impl Incoming<'_> {
         Ok(Some(Held { file: descriptor, facts }))
     }
 
-    /// Acquires the transfer of a file and a permit to fetch. Holds neither while waiting for the other, which
-    /// prevents deadlocks.
+    /// Acquires the transfer of a file and a permit to fetch. Returns the file too if it must be downloaded separately.
     fn acquire(
+        &self,
+        file: &RemoteFile,
+        report: impl Fn(u64) -> bool,
+    ) -> Result<(Option<RemoteFile>, TransferGuard, Permit), OpError> {
+        let Pull { policy, params, requester, .. } = self.pull;
+        let (guard, permit) = self.acquire_transfer(file, &report)?;
+        // Only now: an unfinished download may be one that was running until the guard was free.
+        let source = (&params.source, requester.uid());
+        let Some(own) = separated(self.ingest.store(), policy, file, source)? else {
+            return Ok((None, guard, permit));
+        };
+        drop((guard, permit));
+        let (guard, permit) = self.acquire_transfer(&own, report)?;
+        Ok((Some(own), guard, permit))
+    }
+
+    /// Holds neither while waiting for the other, which prevents deadlocks.
+    fn acquire_transfer(
         &self,
         file: &RemoteFile,
         report: impl Fn(u64) -> bool,
@@ -368,11 +393,14 @@ impl Incoming<'_> {
         Ok(())
     }
 
-    /// The file's descriptor if all of it is stored. Leased before the check, so that it is not collected
+    /// The file's descriptor if all of it is stored and may be reused. Leased before the check, so that it is not collected
     /// before the commit. The recipe is read from the disk, so that a damaged one is replaced.
     fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
         let Some(file) = file.descriptor().or_else(|| file.unchanged()) else { return Ok(None) };
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
+        if !self.reusable.contains(file.digest) {
+            return Ok(None);
+        }
         lease.protect(file.digest);
         let Some(stored) = store.stored_file_now(&file)? else { return Ok(None) };
         lease.protect_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));

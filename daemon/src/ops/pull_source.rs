@@ -17,6 +17,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::policy::CallerPolicy;
 use super::progress::send_progress;
+use super::reusable::Reusable;
 use super::{OpError, error::refuse_pinned};
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
@@ -84,6 +85,7 @@ impl Pull<'_> {
 pub(super) fn known_files(
     store: &Store,
     registry: &RegistryClient,
+    policy: &CallerPolicy,
     source: &PullSource,
 ) -> Result<Vec<KnownFile>, OpError> {
     // The query of a URL may select a version, and is not recorded.
@@ -93,9 +95,11 @@ pub(super) fn known_files(
     }
     let urls: Vec<_> = registry.shards(url)?.iter().map(ToString::to_string).collect();
     let mut known = Vec::new();
-    for FileVersion { url, validator, size, digest } in store.file_versions(&urls)? {
+    let versions = store.file_versions(&urls)?;
+    let reusable = Reusable::of(store, policy, versions.iter().map(|version| version.digest))?;
+    for FileVersion { url, validator, size, digest } in versions {
         let file = Descriptor { media_type: MediaType::new(MediaType::OLLAMA_MODEL), digest, size };
-        if store.stored_file_now(&file)?.is_some() && store.has_file(&file)? {
+        if reusable.contains(digest) && store.stored_file_now(&file)?.is_some() && store.has_file(&file)? {
             known.push(KnownFile { url, validator, size, digest });
         }
     }

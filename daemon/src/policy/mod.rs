@@ -18,7 +18,7 @@ use blobd_client::protocol::policy::PolicyDecision;
 use self::license::OTHER;
 pub(crate) use self::pattern::{NamePattern, Pattern, PatternError};
 pub(crate) use self::subject::{FORMATS, Subject, Terms};
-use self::subject::{Known, ModelName};
+use self::subject::{Host, Known, ModelName};
 pub(crate) use self::terms::TermsBuilder;
 use crate::principal::{Principal, UserNames};
 use crate::user_set::UserSet;
@@ -91,6 +91,11 @@ impl Policy {
     pub(crate) fn allows_all_to(&self, principal: &Principal) -> bool {
         self.default == Action::Allow
             && !self.rules.iter().any(|rule| rule.action == Action::Deny && rule.is_for(principal))
+    }
+
+    /// Whether a decision about this user depends on the names of models.
+    pub(crate) fn names_matter_to(&self, principal: &Principal) -> bool {
+        self.rules.iter().any(|rule| !rule.names.is_empty() && rule.is_for(principal))
     }
 
     /// The decision of the first rule that applies.
@@ -189,14 +194,14 @@ impl Rule {
     }
 
     fn registry_matches(&self, subject: &Subject) -> bool {
-        let matches = |host: &String| self.registries.iter().any(|pattern| pattern.matches_host(host));
+        let matches = |host: &Host| self.registries.iter().any(|pattern| pattern.matches_host(host));
         self.registries.is_empty() || self.combined(subject.registries.iter(), matches)
     }
 
     /// A rule that allows looks at the names at registries, if there are any: names that users of the store give to a
     /// model allow nothing.
     fn name_matches(&self, subject: &Subject) -> bool {
-        let matches = |name: &ModelName| self.names.iter().any(|pattern| pattern.matches(name));
+        let matches = |name: &ModelName| self.names.iter().any(|pattern| pattern.matches(name, self.action));
         let Subject { source_names, names, .. } = subject;
         match self.action {
             _ if self.names.is_empty() => true,

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::subject::ModelName;
+use blobd_store_format::host;
+
+use super::Action;
+use super::subject::{Host, ModelName};
 
 /// The longest pattern: longer than any host or name.
 const MAX_BYTES: usize = 400;
@@ -44,18 +47,32 @@ impl Pattern {
         }
     }
 
-    /// A pattern of hosts.
+    /// A pattern of hosts. Without `*` it stands for all spellings of one host.
     pub(crate) fn host(text: &str) -> Result<Self, PatternError> {
-        if text.contains(['/', '@', '+']) { Err(PatternError::Host) } else { Self::parse(text) }
+        if text.contains(['/', '@', '+']) {
+            return Err(PatternError::Host);
+        }
+        let pattern = Self::parse(text)?;
+        if pattern.has('*') {
+            return Ok(pattern);
+        }
+        let spelled = match host::spelled(text) {
+            (name, Some(port)) => format!("{name}:{port}"),
+            (name, None) => name,
+        };
+        Ok(Self { written: pattern.written, parts: vec![spelled] })
     }
 
-    /// A pattern without a port matches a host with any.
-    pub(super) fn matches_host(&self, host: &str) -> bool {
-        let without_port = match host.rsplit_once(':') {
-            Some((name, port)) if !port.contains(']') && !self.has(':') => name,
-            _ => host,
+    /// A pattern without a port matches a host with any. With `*` it also matches the other names of a service.
+    pub(super) fn matches_host(&self, host: &Host) -> bool {
+        let Host { name, port } = host;
+        let is_alike = |name: &str| match port {
+            Some(port) => self.matches(&format!("{name}:{port}")) || self.matches(name),
+            None => self.matches(name),
         };
-        self.matches(host) || self.matches(without_port)
+        // A server may have this name, too.
+        let is_only_local = self.written == Host::LOCAL && port.is_some();
+        !is_only_local && host::names_of(name).any(is_alike)
     }
 
     fn has(&self, character: char) -> bool {
@@ -89,6 +106,8 @@ impl fmt::Display for Pattern {
 pub(crate) struct NamePattern {
     written: String,
     pattern: Pattern,
+    /// The part before the `:`, if it has one.
+    repository: Option<Pattern>,
 }
 
 impl NamePattern {
@@ -102,14 +121,18 @@ impl NamePattern {
         } else {
             format!("library/{text}")
         };
-        Ok(Self { written: text.to_owned(), pattern: Pattern::parse(&full)? })
+        let repository = full.split_once(':').map(|(repository, _tag)| Pattern::parse(repository));
+        let repository = repository.transpose()?;
+        Ok(Self { written: text.to_owned(), pattern: Pattern::parse(&full)?, repository })
     }
 
-    pub(crate) fn matches(&self, name: &ModelName) -> bool {
-        if self.pattern.has(':') {
-            self.pattern.matches(&format!("{}:{}", name.repository, name.tag))
-        } else {
-            self.pattern.matches(&name.repository)
+    /// A source that is fixed to a digest may have that under any tag. So a pattern of tags matches it for a rule that
+    /// denies, and not for one that allows.
+    pub(super) fn matches(&self, name: &ModelName, action: Action) -> bool {
+        match (&self.repository, &name.tag) {
+            (None, _) => self.pattern.matches(&name.repository),
+            (Some(_), Some(tag)) => self.pattern.matches(&format!("{}:{tag}", name.repository)),
+            (Some(repository), None) => action == Action::Deny && repository.matches(&name.repository),
         }
     }
 }
@@ -122,6 +145,8 @@ impl fmt::Display for NamePattern {
 
 #[cfg(test)]
 mod tests {
+    use blobd_store_format::reference::Scheme;
+
     use super::*;
 
     fn matches(pattern: &str, text: &str) -> bool {
@@ -159,10 +184,40 @@ mod tests {
             ("*.example.com", "a.example.com:443", true),
             ("[::1]:80", "[::1]:80", true),
             ("[::1]:80", "[::1]", false),
+            ("[::1]", "[::1]:80", true),
             ("hf.co", "hf.co", true),
+            ("a.example:443", "a.example", true),
+            ("a.example:80", "a.example", false),
+            ("*:443", "a.example", true),
         ] {
-            assert_eq!(Pattern::host(pattern).unwrap().matches_host(host), expected, "{pattern} {host}");
+            let host = Host::of(host, Scheme::Https);
+            assert_eq!(Pattern::host(pattern).unwrap().matches_host(&host), expected, "{pattern} {host:?}");
         }
+    }
+
+    #[test]
+    fn no_spelling_of_a_host_escapes_a_pattern() {
+        for (pattern, hosts) in [
+            (
+                "hf.co",
+                &["hf.co:443", "HuggingFace.co", "huggingface.co:443", "hf.co.", "www.huggingface.co:8080"][..],
+            ),
+            ("huggingface.co", &["hf.co", "huggingface.co:443"]),
+            ("*.huggingface.co", &["hf.co"]),
+            ("ollama.com", &["registry.ollama.ai", "ollama.com.:443"]),
+            ("index.docker.io", &["docker.io", "registry-1.docker.io"]),
+            ("R.Example.", &["r.example", "r.example.:5000"]),
+            ("10.0.0.7", &["167772167", "0xa000007:80", "10.7", "[::ffff:10.0.0.7]", "[::ffff:a00:7]:80"]),
+            ("167772167", &["10.0.0.7"]),
+        ] {
+            let pattern = Pattern::host(pattern).unwrap();
+            for host in hosts {
+                assert!(pattern.matches_host(&Host::of(host, Scheme::Https)), "{pattern} {host}");
+            }
+        }
+        let local = Pattern::host("local").unwrap();
+        assert!(local.matches_host(&Host::local()) && !local.matches_host(&Host::of("local", Scheme::Https)));
+        assert!(Pattern::host("*").unwrap().matches_host(&Host::of("local", Scheme::Https)));
     }
 
     #[test]
@@ -183,10 +238,28 @@ mod tests {
             ("*", "acme/x", true),
         ] {
             assert_eq!(
-                NamePattern::parse(pattern).unwrap().matches(&name(text)),
+                NamePattern::parse(pattern).unwrap().matches(&name(text), Action::Deny),
                 expected,
                 "{pattern} {text}"
             );
+        }
+    }
+
+    #[test]
+    fn digest_lifts_no_rule_about_tags() {
+        let fixed = format!("acme/x:stable@sha256:{}", "0".repeat(64));
+        let name = ModelName::of(&fixed.parse().unwrap());
+        for (pattern, denied, allowed) in [
+            ("acme/x:stable", true, false),
+            ("acme/x:bad*", true, false),
+            ("*:latest", true, false),
+            ("other/x:stable", false, false),
+            ("acme/*", true, true),
+            ("other/*", false, false),
+        ] {
+            let pattern = NamePattern::parse(pattern).unwrap();
+            let found = [Action::Deny, Action::Allow].map(|action| pattern.matches(&name, action));
+            assert_eq!(found, [denied, allowed], "{pattern}");
         }
     }
 

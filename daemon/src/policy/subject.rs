@@ -3,11 +3,30 @@
 use std::collections::BTreeSet;
 
 use blobd_store_format::host;
-use blobd_store_format::reference::Reference;
+use blobd_store_format::reference::{Reference, Scheme};
 use blobd_store_format::source::PullSource;
 
-/// The registry of a model that was imported from a file.
-const LOCAL: &str = "local";
+/// Where a model's files came from: a host in its [one spelling](host::spelled) with the port, or this machine.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Host {
+    pub(super) name: String,
+    /// Absent for [`Host::LOCAL`].
+    pub(super) port: Option<u16>,
+}
+
+impl Host {
+    /// The registry of a model that was imported from a file.
+    pub(super) const LOCAL: &str = "local";
+
+    pub(super) fn of(host: &str, scheme: Scheme) -> Self {
+        let (name, port) = host::spelled(host);
+        Self { name, port: port.or_else(|| Some(scheme.default_port())) }
+    }
+
+    pub(super) fn local() -> Self {
+        Self { name: Self::LOCAL.to_owned(), port: None }
+    }
+}
 
 /// The formats of files with weights. Models without such files are [`OTHER`](super::OTHER) too.
 pub(crate) const FORMATS: [&str; 4] = ["gguf", "safetensors", "dduf", super::OTHER];
@@ -17,7 +36,8 @@ pub(crate) const FORMATS: [&str; 4] = ["gguf", "safetensors", "dduf", super::OTH
 pub(crate) struct ModelName {
     /// `NAMESPACE/MODEL`.
     pub(super) repository: String,
-    pub(super) tag: String,
+    /// Absent if the name is fixed to a digest: the registry may have that under other tags.
+    pub(super) tag: Option<String>,
 }
 
 impl ModelName {
@@ -27,7 +47,8 @@ impl ModelName {
             namespace => namespace,
         };
         let repository = format!("{namespace}/{}", reference.model());
-        Self { repository, tag: reference.tag().to_owned() }
+        let tag = reference.digest().is_none().then(|| reference.tag().to_owned());
+        Self { repository, tag }
     }
 }
 
@@ -49,8 +70,7 @@ pub(crate) struct Terms {
 /// A model, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subject {
-    /// Where its files came from: hosts, or [`LOCAL`].
-    pub(crate) registries: BTreeSet<String>,
+    pub(crate) registries: BTreeSet<Host>,
     /// Its names there.
     pub(crate) source_names: BTreeSet<ModelName>,
     /// Its names in the store.
@@ -64,13 +84,18 @@ impl Subject {
     }
 
     pub(crate) fn add_source(&mut self, source: &PullSource) {
-        self.registries.insert(host::canonical(source.host()).to_owned());
+        self.registries.insert(Host::of(source.host(), source.scheme()));
         self.source_names.extend(source.name().ok().map(|name| ModelName::of(&name)));
+    }
+
+    /// The files came from the host in a name.
+    pub(crate) fn add_host(&mut self, name: &Reference) {
+        self.registries.insert(Host::of(name.host(), name.scheme()));
     }
 
     /// The files came from a user of this machine.
     pub(crate) fn add_local(&mut self) {
-        self.registries.insert(LOCAL.to_owned());
+        self.registries.insert(Host::local());
     }
 }
 
@@ -82,7 +107,7 @@ mod tests {
     fn source_has_the_name_that_its_service_is_known_by() {
         let mut subject = Subject::default();
         subject.add_source(&"https://huggingface.co/acme/x/resolve/main/x.gguf".parse().unwrap());
-        assert_eq!(subject.registries, ["hf.co".to_owned()].into());
+        assert_eq!(subject.registries, [Host { name: "hf.co".to_owned(), port: Some(443) }].into());
         assert_eq!(subject.source_names.first().unwrap().repository, "acme/x");
     }
 }

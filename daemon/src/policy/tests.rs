@@ -29,6 +29,10 @@ fn patterns(texts: &[&str]) -> Vec<Pattern> {
     texts.iter().map(|text| Pattern::parse(text).unwrap()).collect()
 }
 
+fn hosts(texts: &[&str]) -> Vec<Pattern> {
+    texts.iter().map(|text| Pattern::host(text).unwrap()).collect()
+}
+
 fn names(texts: &[&str]) -> Vec<NamePattern> {
     texts.iter().map(|text| NamePattern::parse(text).unwrap()).collect()
 }
@@ -97,13 +101,32 @@ fn no_name_lifts_a_rule() {
 
 #[test]
 fn registry_is_that_of_the_origin() {
-    let deny = Rule { registries: patterns(&["*.example.com", "local"]), ..rule(Action::Deny) };
+    let deny = Rule { registries: hosts(&["*.example.com", "local"]), ..rule(Action::Deny) };
     let policy = policy(Action::Allow, vec![deny]);
     assert!(!decided(&policy, 1, &pulled("a.example.com:5000/acme/x", &["mine"])).unwrap().0);
     assert!(decided(&policy, 1, &pulled("acme/x", &["a.example.com:5000/acme/x"])).unwrap().0);
     let mut imported = Subject::default();
     imported.add_local();
     assert!(!decided(&policy, 1, &imported).unwrap().0);
+}
+
+/// All that `blobd pull` accepts for the same host.
+#[test]
+fn no_spelling_of_a_registry_lifts_a_rule() {
+    let deny = Rule { registries: hosts(&["huggingface.co", "10.0.0.7"]), ..rule(Action::Deny) };
+    let policy = policy(Action::Allow, vec![deny]);
+    for source in [
+        "hf.co/acme/x",
+        "huggingface.co:443/acme/x",
+        "hf.co./acme/x",
+        "https://huggingface.co:443/acme/x/resolve/main/x.gguf",
+        "https://hf.co:8443/acme/x/resolve/main/x.gguf",
+        "10.0.0.7/acme/x",
+        "167772167/acme/x",
+        "http://[::ffff:10.0.0.7]:5000/acme/x",
+    ] {
+        assert!(!decided(&policy, 1, &pulled(source, &[])).unwrap().0, "{source}");
+    }
 }
 
 #[test]
@@ -128,7 +151,7 @@ fn license_decides_as_soon_as_it_is_known() {
 #[test]
 fn all_conditions_of_a_rule_must_be_met() {
     let deny = Rule {
-        registries: patterns(&["hf.co"]),
+        registries: hosts(&["hf.co"]),
         names: names(&["acme/*"]),
         formats: patterns(&["gguf"]),
         ..rule(Action::Deny)

@@ -65,7 +65,9 @@ impl Transfers {
             TransferError::Incomplete | TransferError::Unwanted => TransferError::StreamEnded,
             error => error,
         })?;
-        let (digest, size) = (job.file.identity(), job.file.size());
+        // The entry in `partial/` below keeps the file by its digest.
+        let digest = job.file.digest().unwrap_or_else(|| job.file.identity());
+        let size = job.file.size();
         ingest.add_recipe(recipe);
         // The entry in `partial/` keeps the file until the model is complete.
         let partial = PartialFile::open(ingest.store(), digest, size)?;

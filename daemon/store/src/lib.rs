@@ -89,6 +89,7 @@ mod store_dir;
 mod summaries;
 mod surroundings;
 mod sys;
+mod tag_names;
 mod tags;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -169,6 +170,7 @@ pub struct Store {
     space: Space,
     index: Arc<index::StoreIndex>,
     summaries: summaries::Summaries,
+    tag_names: tag_names::TagNames,
     space_maker: OnceLock<Box<dyn MakeSpace>>,
     /// `blobs/`, opened when it is first needed.
     blobs: OnceLock<Directory>,
@@ -216,6 +218,7 @@ impl Store {
         let store = Self {
             index: index::StoreIndex::new(root.clone(), file_system),
             summaries: summaries::Summaries::default(),
+            tag_names: tag_names::TagNames::default(),
             lower: Arc::new(lower::LowerStores::new(&root, options.lower)),
             root,
             disk,

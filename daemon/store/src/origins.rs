@@ -88,6 +88,19 @@ impl Store {
         origin_in(&self.root, manifest)
     }
 
+    /// The same, but a record that cannot be read is an error, and not taken for an absent one: for decisions that must
+    /// not depend on a failure.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn recorded_origin(&self, manifest: Digest) -> Result<Option<String>, StoreError> {
+        let origin = |root: &Root| Ok(try_record_in(root, manifest)?.map(|record| record.origin));
+        match origin(&self.root)? {
+            None => self.lower.find(origin),
+            found => Ok(found),
+        }
+    }
+
     /// The versions of the files at these URLs that models were made of. What is stored of them may be
     /// incomplete.
     pub fn file_versions(&self, urls: &[String]) -> Result<Vec<FileVersion>, StoreError> {
@@ -134,8 +147,14 @@ pub(super) fn origin_in(root: &Root, manifest: Digest) -> Option<String> {
 }
 
 fn record_in(root: &Root, manifest: Digest) -> Option<Origin> {
-    let json = root.read_limited(&layout::origin(manifest), Origin::MAX_BYTES).ok()??;
-    serde_json::from_slice(&json).ok()
+    try_record_in(root, manifest).ok().flatten()
+}
+
+fn try_record_in(root: &Root, manifest: Digest) -> Result<Option<Origin>, StoreError> {
+    let path = layout::origin(manifest);
+    let Some(json) = root.read_limited(&path, Origin::MAX_BYTES)? else { return Ok(None) };
+    let damaged = |error: serde_json::Error| StoreError::io("parse", root.full(&path))(error.into());
+    serde_json::from_slice(&json).map(Some).map_err(damaged)
 }
 
 #[cfg(test)]

@@ -126,6 +126,7 @@ impl Store {
             return Err(StoreError::no_such_model(reference));
         }
         self.note_charges_changed();
+        self.note_tag_changed();
         self.sync_and_prune(&path)
     }
 
@@ -156,6 +157,7 @@ impl Store {
         let Some(directory) = target.parent() else { return Ok(()) };
         self.create_directories(directory)?;
         self.write_record(temporary, &target, manifest.raw(), reservation)?;
+        self.note_tag_changed();
         self.disk().sync_dir(directory)
     }
 

@@ -153,6 +153,36 @@ fn committed_blob_is_read_only_under_its_digest() {
     assert_eq!(store.origin(manifest(&[b"config", b"layer"]).digest()).as_deref(), Some("a test"));
 }
 
+#[test]
+fn names_of_a_manifest_are_those_of_its_tags_now() {
+    let (_folder, store) = new_store();
+    let files: [&[u8]; 2] = [b"config", b"layer"];
+    let digest = manifest(&files).digest();
+    let names = || store.names_of(digest).unwrap();
+    assert_eq!(names(), []);
+    add(&store, "m", &files);
+    add(&store, "n", &files);
+    assert_eq!(names(), [name("m"), name("n")]);
+    add(&store, "n", &[b"config", b"other"]);
+    assert_eq!(names(), [name("m")]);
+    store.remove_tag(&name("m"), ME).unwrap();
+    assert_eq!(names(), []);
+}
+
+#[test]
+fn damaged_record_of_an_origin_is_not_taken_for_an_absent_one() {
+    let (_folder, store) = new_store();
+    add(&store, "m", &[b"config", b"layer"]);
+    let digest = manifest(&[b"config", b"layer"]).digest();
+    assert_eq!(store.recorded_origin(digest).unwrap().as_deref(), Some("a test"));
+    let path = store.path(layout::origin(digest));
+    fs::write(&path, "{").unwrap();
+    assert!(matches!(store.recorded_origin(digest), Err(StoreError::Io { action: "parse", .. })));
+    assert_eq!(store.origin(digest), None);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(store.recorded_origin(digest).unwrap(), None);
+}
+
 /// From eight new blobs on, one `syncfs` replaces one `fsync` each.
 #[test]
 fn many_blobs_are_committed_with_syncfs() {

@@ -6,7 +6,7 @@ use super::{ShardName, SourceError, file_name, is_file_address, tidied};
 use crate::file_type::split_file_type;
 use crate::host;
 use crate::manifest::is_file_name;
-use crate::reference::{Reference, ReferenceError};
+use crate::reference::{Reference, ReferenceError, Scheme};
 
 /// A weights file in a repository at Hugging Face.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +132,12 @@ pub(super) fn hub_page(text: &str) -> Option<Result<Reference, SourceError>> {
 fn split_address(text: &str) -> Option<(&str, Option<&str>, &str)> {
     let (scheme, rest) = text.split_once("://").unwrap_or(("https", text));
     let (host, path) = rest.split_once('/')?;
-    if !["https", "http"].contains(&scheme) || host::canonical(&host.to_ascii_lowercase()) != HubFile::HOST {
+    let scheme = match scheme {
+        "https" => Scheme::Https,
+        "http" => Scheme::Http,
+        _ => return None,
+    };
+    if !host::is_of(HubFile::HOST, scheme, host) {
         return None;
     }
     let path = path.split('#').next().unwrap_or_default();

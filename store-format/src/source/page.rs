@@ -3,7 +3,7 @@
 use super::SourceError;
 use super::hub::hub_page;
 use crate::host;
-use crate::reference::Reference;
+use crate::reference::{Reference, Scheme};
 
 /// The reference that the address of a page means; `None` if the text is no such address.
 pub(super) fn model_page(text: &str) -> Option<Result<Reference, SourceError>> {
@@ -13,7 +13,11 @@ pub(super) fn model_page(text: &str) -> Option<Result<Reference, SourceError>> {
     let (_, rest) = text.split_once("://").filter(|(scheme, _)| *scheme == "https").unwrap_or(("", text));
     let (site, path) = rest.split(['?', '#']).next().unwrap_or_default().split_once('/')?;
     let parts: Vec<&str> = path.trim_end_matches('/').split('/').collect();
-    let name = match (site.to_ascii_lowercase().as_str(), &parts[..]) {
+    let (site, port) = host::unaliased(site);
+    if port.is_some_and(|port| port != Scheme::Https.default_port()) {
+        return None;
+    }
+    let name = match (site.as_str(), &parts[..]) {
         (
             "ollama.com" | "www.ollama.com",
             [user, model] | [user, model, "tags"] | [user, model, "blobs", _],

@@ -34,6 +34,8 @@ fn files_at_hugging_face_are_read_as_people_write_them() {
         ("https://huggingface.co/me/x/resolve/main/b.GGUF?download=true", "main", "b.GGUF", "hf.co/me/x:b"),
         ("huggingface.co/me/x/tree/v1/b.gguf?x#y", "v1", "b.gguf", "hf.co/me/x:b"),
         ("http://www.HuggingFace.co/me/x/blob/main/b.gguf", "main", "b.gguf", "hf.co/me/x:b"),
+        ("https://huggingface.co:443/me/x/resolve/main/b.gguf", "main", "b.gguf", "hf.co/me/x:b"),
+        ("http://HF.co.:80/me/x/b.gguf", "main", "b.gguf", "hf.co/me/x:b"),
         ("https://huggingface.co/me/x?show_file_info=b.gguf", "main", "b.gguf", "hf.co/me/x:b"),
         (
             "hf.co/me/x/Q4_0/x-Q4_0-00001-of-00003.gguf",
@@ -58,6 +60,7 @@ fn pages_of_models_are_references() {
         ("http://hf.co/me/x-GGUF/tree/main", "hf.co/me/x-GGUF:latest"),
         ("https://www.huggingface.co/me/x-GGUF/tree/main/", "hf.co/me/x-GGUF:latest"),
         ("https://ollama.com/library/llama3", "llama3:latest"),
+        ("https://Ollama.com.:443/library/llama3", "llama3:latest"),
         ("https://ollama.com/library/llama3:8b", "llama3:8b"),
         ("ollama.com/library/llama3/tags", "llama3:latest"),
         ("https://ollama.com/me/x:8b/blobs/6a0746a1ec1a", "me/x:8b"),

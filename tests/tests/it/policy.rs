@@ -2,9 +2,12 @@
 
 use std::fs;
 
+use blobd_store_format::manifest::Manifest;
+use blobd_tests::command::Run;
 use blobd_tests::http;
 use blobd_tests::model::ModelFile;
-use blobd_tests::registry::FakeRegistry;
+use blobd_tests::oracle::sha256;
+use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::names;
 use serde_json::{Value as Json, json};
 
@@ -76,6 +79,7 @@ fn every_request_that_gives_out_or_brings_a_denied_model_is_refused() {
             "POST /v1/edit" => {
                 "{\"source\":\"acme/m\",\"target\":\"n\",\"keys\":[{\"key\":\"general.name\",\"value\":\"n\"}]}"
             }
+            "POST /v1/promote" => "{\"reference\":\"acme/m\"}",
             "POST /v1/undelete" => "{\"reference\":\"acme/trashed\"}",
             "POST /v1/open" => {
                 denied(&shared, "export acme/m -o - --json");
@@ -140,6 +144,179 @@ fn another_name_or_an_edit_lifts_no_rule() {
     }
     shared.reload(&denying("registry = \"local\""));
     command().line("export edited -o -").succeeds();
+}
+
+/// A store with a model of the registry `evil`, which a rule denies from now on, and another registry.
+struct Denied {
+    evil: FakeRegistry,
+    other: FakeRegistry,
+    shared: Shared,
+    weights: Vec<u8>,
+    manifest: Manifest,
+}
+
+impl Denied {
+    fn start() -> Self {
+        let [evil, other] = [(); 2].map(|()| FakeRegistry::start().unwrap());
+        let weights = ModelFile::dense_of(1, 2, 256).bytes();
+        let manifest = evil.add_model("acme/x:1", b"{}", &[(MODEL, &weights)]).unwrap();
+        let shared = Shared::start(SOCKET);
+        shared.daemon.command().run(["pull", &evil.name("acme/x:1"), "--name", "mine"]).succeeds();
+        shared.reload(&denying(&format!("registry = \"{}\"", host(&evil))));
+        denied(&shared, "export mine -o - --json");
+        Self { evil, other, shared, weights, manifest }
+    }
+
+    fn pull(&self, source: &str, name: &str) -> Run {
+        self.shared.daemon.command().run(["pull", source, "--name", name, "--json"])
+    }
+
+    fn blobs(&self) -> Vec<String> {
+        let mut blobs = names(&self.shared.daemon.root().join("blobs"));
+        blobs.sort();
+        blobs
+    }
+}
+
+fn fails(run: Run) -> Run {
+    assert_ne!(run.code, 0, "{}", run.stderr);
+    run
+}
+
+fn host(registry: &FakeRegistry) -> String {
+    registry.url().trim_start_matches("http://").to_owned()
+}
+
+#[test]
+fn manifest_that_names_the_files_of_a_denied_model_gives_none_of_them() {
+    let case = Denied::start();
+    let raw = [case.manifest.raw(), b" "].concat();
+    case.other.add_manifest("x/y:1", &raw);
+    let (source, before) = (case.other.name("x/y:1"), case.blobs());
+    fails(case.pull(&source, "stolen"));
+    case.shared.daemon.command().line("export stolen -o -").exits_with(3);
+    // The head of the file is requested.
+    fails(case.shared.daemon.command().run(["pull", &source, "--dry-run", "--json"]));
+    // Whoever has the files may store them, and the store keeps one copy.
+    case.other.add_blob(case.weights.as_slice());
+    case.other.add_blob(b"{}".as_slice());
+    case.pull(&source, "own").succeeds();
+    // Samples of stored tensors are compared with what the registry has, and the digest proves the rest.
+    let weights = case.manifest.layers()[0].digest.to_string();
+    let fetched = case.other.requests().into_iter().filter(|request| request.path.contains(&weights));
+    assert!(fetched.filter(|request| request.header("range").is_some()).count() > 1);
+    assert_eq!(case.blobs(), before);
+    let exported = case.shared.daemon.command().line("export own -o -").succeeds();
+    assert!(exported.stdout == case.weights);
+    denied(&case.shared, "export mine -o - --json");
+    // Now a model with these files may be read.
+    let requests = case.other.requests().len();
+    case.other.add_manifest("x/z:1", &[case.manifest.raw(), b"  "].concat());
+    case.pull(&case.other.name("x/z:1"), "again").succeeds();
+    assert_eq!(case.other.requests().len(), requests + 1, "only the manifest");
+    assert!(case.evil.requests().len() > 1);
+}
+
+#[test]
+fn tensor_of_a_denied_model_cannot_be_named_as_a_layer() {
+    let case = Denied::start();
+    let shown = case.shared.daemon.command().line("show mine --json").succeeds().json();
+    let tensor = &shown["tensors"][0];
+    let (digest, size) = (tensor["digest"].as_str().unwrap(), tensor["size"].as_u64().unwrap());
+    let config = case.other.add_blob(b"{}".as_slice());
+    let raw = json!({ "schemaVersion": 2,
+        "config": { "mediaType": "application/vnd.docker.container.image.v1+json", "digest": config, "size": 2 },
+        "layers": [{ "mediaType": LICENSE, "digest": digest, "size": size }] });
+    case.other.add_manifest("x/y:1", raw.to_string().as_bytes());
+    fails(case.pull(&case.other.name("x/y:1"), "stolen"));
+}
+
+#[test]
+fn digest_in_a_header_of_a_web_server_gives_no_file_of_a_denied_model() {
+    let case = Denied::start();
+    let file = ModelFile::dense(3).bytes();
+    let digest = format!("\"{}\"", sha256(&case.weights));
+    case.other.add_page("/x/y.gguf", &file, &[("X-Linked-ETag", &digest)]);
+    case.pull(&format!("{}/x/y.gguf", case.other.url()), "own").succeeds();
+    assert!(case.shared.daemon.command().line("export own -o -").succeeds().stdout == file);
+}
+
+/// Another user's download has all bytes of a file, but its model is not complete.
+#[test]
+fn unfinished_download_of_a_denied_model_is_not_continued_from_another_source() {
+    if !can_be_others() {
+        return;
+    }
+    let [evil, other] = [(); 2].map(|()| FakeRegistry::start().unwrap());
+    let weights = ModelFile::dense_of(1, 2, 256).bytes();
+    let license = vec![b'x'; 300 << 10];
+    evil.add_model("acme/x:1", b"{}", &[(MODEL, &weights), (LICENSE, &license)]).unwrap();
+    let path = format!("/blobs/sha256:{}", sha256(&license));
+    evil.add_fault(&path, usize::MAX, Fault::Status(410));
+    let shared =
+        Shared::start(&denying(&format!("registry = \"{}\"\nusers = [{}]", host(&evil), STUDENT.uid)));
+    fails(shared.daemon.command().run(["pull", &evil.name("acme/x:1")]));
+    assert!(!names(&shared.daemon.root().join("partial")).is_empty());
+    let own = other.add_model("x/y:1", b"{}", &[(MODEL, &weights)]).unwrap();
+    other.add_fault(&format!("/blobs/{}", own.layers()[0].digest), usize::MAX, Fault::Status(410));
+    let pull = format!("pull {} --json", other.name("x/y:1"));
+    fails(shared.run(STUDENT, &pull));
+    other.clear_faults();
+    shared.run(STUDENT, &pull).succeeds();
+    assert!(other.bytes_served() >= weights.len() as u64);
+}
+
+#[test]
+fn edited_model_keeps_its_origin_when_another_gets_the_name_of_its_source() {
+    let registry = FakeRegistry::start().unwrap();
+    registry.add_model("acme/x:1", b"{}", &[(MODEL, &ModelFile::dense(1).bytes())]).unwrap();
+    let shared = Shared::start(SOCKET);
+    let command = || shared.daemon.command();
+    command().run(["pull", &registry.name("acme/x:1"), "--name", "mine"]).succeeds();
+    command().line("tag mine kept").succeeds();
+    command().line("edit mine edited --set general.name=other").succeeds();
+    let listed = command().line("ls --json").succeeds().json();
+    let model = |name: &str| {
+        let models = listed["models"].as_array().unwrap();
+        models.iter().find(|model| model["name"] == name).unwrap().clone()
+    };
+    let origin = format!("edit mine:latest@{}", model("mine:latest")["digest"].as_str().unwrap());
+    assert_eq!(model("edited:latest")["origin"], origin);
+    let table = command().line("ls --verbose").succeeds().text().to_owned();
+    assert!(table.contains("edit mine:latest") && !table.contains("edit mine:latest@"), "{table}");
+    let path = ModelFile::dense(2).write_to(shared.folder.path(), "m.gguf");
+    command().run(["import", path.to_str().unwrap(), "--name", "mine"]).succeeds();
+    for conditions in ["registry = \"127.0.0.1\"", "name = \"acme/x\"", "name = \"kept\"", "name = \"mine\""]
+    {
+        shared.reload(&denying(conditions));
+        denied(&shared, "export edited -o - --json");
+    }
+    shared.reload(&denying("registry = \"local\""));
+    command().line("export edited -o -").succeeds();
+    // A record of an earlier version has no digest, and the name is followed.
+    let digest = model("edited:latest")["digest"].as_str().unwrap().replace(':', "-");
+    let record = shared.daemon.root().join(format!("origins/{digest}.json"));
+    fs::write(&record, "{\"origin\":\"edit mine:latest\"}").unwrap();
+    denied(&shared, "export edited -o - --json");
+}
+
+#[test]
+fn without_a_record_of_its_origin_a_model_comes_from_the_hosts_in_its_names() {
+    let registry = FakeRegistry::start().unwrap();
+    registry.add_model("acme/x:1", b"{}", &[(MODEL, &ModelFile::dense(1).bytes())]).unwrap();
+    let shared = Shared::start(SOCKET);
+    let name = registry.name("acme/x:1");
+    shared.daemon.command().run(["pull", &name]).succeeds();
+    shared.daemon.command().run(["tag", &name, "copy"]).succeeds();
+    shared.reload(&denying(&format!("registry = \"{}\"", host(&registry))));
+    denied(&shared, "export copy -o - --json");
+    let origins = shared.daemon.root().join("origins");
+    let record = origins.join(&names(&origins)[0]);
+    fs::write(&record, "{").unwrap();
+    let error = fails(shared.daemon.command().line("export copy -o - --json")).error();
+    assert!(error.message.contains("cannot parse"), "{error}");
+    fs::remove_file(&record).unwrap();
+    denied(&shared, "export copy -o - --json");
 }
 
 #[test]

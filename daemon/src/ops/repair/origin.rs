@@ -12,6 +12,7 @@ use blobd_store_format::stored_file::StoredForm;
 
 use super::place::{Place, places};
 use super::{Failure, Repair, Unpublished};
+use crate::ops::origin::Origin;
 use crate::ops::survey::{FileId, Need, Survey, SurveyedModel};
 
 impl Repair<'_> {
@@ -82,15 +83,15 @@ impl Repair<'_> {
         let Some(origin) = self.store.origin(model.manifest) else {
             return Err(format!("the origin of {} is unknown; pull or import it again", model.name));
         };
-        // A source never starts like this.
-        if let Some(file_name) = origin.strip_prefix("import ") {
-            return Err(format!("import {file_name} again"));
-        }
-        if let Some(source) = origin.strip_prefix("edit ") {
-            return Err(format!("repair or pull {source}, or edit it again"));
-        }
-        let unknown = || format!("{origin:?} is not a registry; pull {} again", model.name);
-        let origin = origin.parse().map_err(|_not_a_source| unknown())?;
+        let origin = match Origin::parse(&origin) {
+            Some(Origin::Source(source)) => source,
+            Some(Origin::Import(file_name)) => return Err(format!("import {file_name} again")),
+            Some(Origin::Url(url)) => return Err(format!("pull {url} again, with the query that it had")),
+            Some(Origin::Edit { name, .. }) => {
+                return Err(format!("repair or pull {}, or edit it again", name.short()));
+            }
+            None => return Err(format!("{origin:?} is not a registry; pull {} again", model.name)),
+        };
         let allowed = self.policy.check_source(&origin, model.name.parse().ok().as_ref());
         allowed.map_err(|error| error.to_string())?;
         Ok(origin)

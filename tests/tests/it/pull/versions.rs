@@ -1,6 +1,7 @@
 //! Repeated pulls of files at URLs: their versions at the server are compared before anything is fetched.
 
 use std::fs;
+use std::path::PathBuf;
 
 use blobd_tests::command::{Blobd, Run};
 use blobd_tests::model::ModelFile;
@@ -19,11 +20,12 @@ const NOW: &str = "Tue, 05 Jan 2021 10:00:00 GMT";
 struct Case {
     folder: TempDir,
     registry: FakeRegistry,
+    config: Option<PathBuf>,
 }
 
 impl Case {
     fn with(model: &ModelFile, headers: &[(&'static str, &str)]) -> Self {
-        let case = Self { folder: tmpfs_directory(), registry: FakeRegistry::start().unwrap() };
+        let case = Self { folder: tmpfs_directory(), registry: FakeRegistry::start().unwrap(), config: None };
         case.offer(model, headers);
         case
     }
@@ -33,7 +35,11 @@ impl Case {
     }
 
     fn blobd(&self) -> Blobd {
-        Blobd::at_root(&self.folder.path().join("store"))
+        let blobd = Blobd::at_root(&self.folder.path().join("store"));
+        match &self.config {
+            Some(config) => blobd.configured_by(config),
+            None => blobd,
+        }
     }
 
     fn url(&self) -> String {
@@ -137,9 +143,23 @@ fn file_that_is_not_whole_in_the_store_is_fetched_although_its_version_is_the_sa
 fn hugging_faces_digest_in_a_redirect_is_used() {
     let model = ModelFile::dense(1);
     let digest = format!("\"{}\"", sha256(&model.bytes()));
-    let case = Case::with(&model, &[("X-Linked-ETag", &digest)]);
+    let mut case = Case::with(&model, &[("X-Linked-ETag", &digest)]);
+    let config = case.folder.path().join("config.toml");
+    fs::write(&config, format!("[mirrors]\n\"hf.co\" = \"{}\"\n", case.registry.url())).unwrap();
+    case.config = Some(config);
     case.check_fetched("m", &model);
     case.check_unchanged("n", &model);
+}
+
+/// It could name a file that it does not have.
+#[test]
+fn digest_of_another_server_is_not_used() {
+    let (offered, named) = (ModelFile::dense(1), ModelFile::dense(2));
+    let digest = format!("\"{}\"", sha256(&named.bytes()));
+    let case = Case::with(&named, &[]);
+    case.check_fetched("m", &named);
+    case.offer(&offered, &[("X-Linked-ETag", &digest)]);
+    case.check_fetched("n", &offered);
 }
 
 #[test]
