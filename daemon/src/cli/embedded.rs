@@ -13,6 +13,7 @@ use blobd_store::{CommandState, Store};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use crate::api;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::ops::OpError;
@@ -59,7 +60,8 @@ pub(super) struct EmbeddedServer {
 
 impl EmbeddedServer {
     pub(super) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
-        let metrics = Metrics::new().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+        let metrics =
+            Metrics::new(api::verb_names()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let daemon = Daemon::new(store, &config.registry_policy(), metrics);
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
