@@ -66,6 +66,9 @@ impl EmbeddedServer {
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
         start_audit(&daemon, config)?;
+        // Only root and the user of this process can connect, who have all rights. So `[access]` has no effect, and of
+        // the quotas those that name these users.
+        daemon.set_quotas(config.quotas());
         daemon.set_policy(config.policy());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
