@@ -68,6 +68,8 @@ fn trash_stays_with_its_user_when_another_reuses_the_name() {
 fn use_is_unknown_and_not_waited_for_while_the_index_is_built() {
     let (_folder, store) = new_store();
     add(&store, ANN, "m:a", &[content(1, 20 * KIB)]).unwrap();
+    // Builds the index.
+    assert!(of(&store, ANN) > 0);
     store.note_charges_changed();
     store.set_index_building(true);
     let begun = std::time::Instant::now();
