@@ -3,7 +3,7 @@
 //! Each pool has a share for each user and a total, so that one user cannot use up what the others need.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blobd_client::protocol::MAX_FDS_PER_BATCH;
@@ -18,6 +18,10 @@ use crate::permits::{Limits, Permit, PermitPool};
 /// Requests that read or write the disk or build a response, each on its own thread. A higher number makes
 /// no request faster, and waiting requests need no thread.
 const DISK_WORK: Limits = Limits { per_principal: 6, total: 48 };
+
+/// Checks of health, which have a pool of their own: other work of the user must not look like a disk that does not
+/// respond.
+const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 
 /// Memory in KiB for models, and for responses that clients have not received yet. The largest model, with
 /// 131,072 tensors, takes about 100 MiB while it is parsed; the total keeps the daemon below 256 MiB,
@@ -66,6 +70,7 @@ pub(crate) struct RequestLimits {
     /// Long-lived connections: open models, imports, pulls, verifications.
     pub(crate) lasting: PermitPool,
     pub(crate) disk: PermitPool,
+    pub(crate) health: HealthChecks,
     /// Memory in KiB.
     pub(crate) memory: PermitPool,
     pub(crate) opening: PermitPool,
@@ -95,6 +100,7 @@ impl RequestLimits {
             connections,
             lasting: PermitPool::new(lasting),
             disk: PermitPool::new(DISK_WORK),
+            health: HealthChecks::new(),
             memory: PermitPool::new(MEMORY_KIB),
             opening: PermitPool::new(opening_limits()),
             in_flight: PermitPool::new(in_flight),
@@ -147,6 +153,44 @@ impl RequestLimits {
             ErrorBody::new(ErrorCode::Busy, message)
                 .with_hint("close some, or end leases with `blobd release`; `blobd ps` lists them")
         })
+    }
+}
+
+/// The checks of health in progress.
+#[derive(Debug)]
+pub(crate) struct HealthChecks {
+    turns: PermitPool,
+    /// Those that use the disk now.
+    working: AtomicUsize,
+}
+
+/// A check that uses the disk.
+#[derive(Debug)]
+pub(crate) struct WorkingCheck<'c>(&'c AtomicUsize);
+
+impl HealthChecks {
+    fn new() -> Self {
+        // A few users cannot keep the checks of the others waiting.
+        Self { turns: PermitPool::with_first_for_each(HEALTH_CHECKS), working: AtomicUsize::new(0) }
+    }
+
+    pub(crate) const fn turns(&self) -> &PermitPool {
+        &self.turns
+    }
+
+    pub(crate) fn is_any_working(&self) -> bool {
+        self.working.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn work(&self) -> WorkingCheck<'_> {
+        self.working.fetch_add(1, Ordering::Relaxed);
+        WorkingCheck(&self.working)
+    }
+}
+
+impl Drop for WorkingCheck<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

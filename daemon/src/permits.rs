@@ -9,6 +9,7 @@
 //! work: the first unit of each principal does not depend on the total.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
@@ -28,7 +29,25 @@ pub(crate) struct PermitPool {
     /// The number of units of both semaphores.
     all_units: usize,
     limits: Limits,
+    /// The number of requests that wait for units.
+    waiting: AtomicUsize,
     principals: Mutex<BTreeMap<u32, Share>>,
+}
+
+/// Counts a request that waits, until it is dropped.
+struct Waiting<'p>(&'p AtomicUsize);
+
+impl<'p> Waiting<'p> {
+    fn begin(count: &'p AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The units of one principal.
@@ -82,6 +101,7 @@ impl PermitPool {
             firsts: Arc::new(Semaphore::new(firsts)),
             all_units: total.saturating_add(firsts),
             limits,
+            waiting: AtomicUsize::new(0),
             principals: Mutex::default(),
         }
     }
@@ -96,6 +116,7 @@ impl PermitPool {
     pub(crate) async fn acquire_many(&self, uid: u32, units: u32) -> Permit {
         let units = self.clamp(units);
         let share = self.share_of(uid);
+        let _waiting = Waiting::begin(&self.waiting);
         loop {
             // The semaphores are never closed, so this succeeds at the first try.
             let Ok(own) = Arc::clone(&share.units).acquire_many_owned(units).await else { continue };
@@ -160,6 +181,11 @@ impl PermitPool {
         permit
     }
 
+    /// The number of requests that wait for their share or for the total.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn in_use(&self) -> usize {
         let free = self.total.available_permits() + self.firsts.available_permits();
         self.all_units.saturating_sub(free)
@@ -205,10 +231,13 @@ mod tests {
         let third = pool.acquire(1);
         tokio::pin!(third);
         assert!(timeout(MOMENT, third.as_mut()).await.is_err(), "it waits");
+        assert_eq!((pool.waiting(), pool.in_use(), pool.total()), (1, 2, 8), "the total is not used up");
         assert_eq!(pool.try_acquire(1).unwrap_err(), Exhausted);
         assert!(pool.try_acquire(2).is_ok());
         drop(first);
         let _third = third.await;
+        assert!(timeout(MOMENT, pool.acquire(1)).await.is_err());
+        assert_eq!(pool.waiting(), 0, "who leaves the queue is not counted");
         assert_eq!(pool.in_use(), 2);
     }
 

@@ -84,6 +84,22 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
+    /// All codes of this version.
+    pub const ALL: [Self; 12] = [
+        Self::InvalidRequest,
+        Self::InvalidInput,
+        Self::NotFound,
+        Self::Busy,
+        Self::Corrupt,
+        Self::NoSpace,
+        Self::OverQuota,
+        Self::ReadOnly,
+        Self::Denied,
+        Self::DeniedByPolicy,
+        Self::Upstream,
+        Self::Internal,
+    ];
+
     /// Its name in JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -182,20 +198,7 @@ mod tests {
 
     #[test]
     fn code_has_its_name_in_json() {
-        for code in [
-            ErrorCode::InvalidRequest,
-            ErrorCode::InvalidInput,
-            ErrorCode::NotFound,
-            ErrorCode::Busy,
-            ErrorCode::Corrupt,
-            ErrorCode::NoSpace,
-            ErrorCode::OverQuota,
-            ErrorCode::ReadOnly,
-            ErrorCode::Denied,
-            ErrorCode::DeniedByPolicy,
-            ErrorCode::Upstream,
-            ErrorCode::Internal,
-        ] {
+        for code in ErrorCode::ALL {
             assert_eq!(serde_json::to_value(code).unwrap(), code.name());
         }
     }

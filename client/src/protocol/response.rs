@@ -386,8 +386,7 @@ pub struct PullPlan {
     pub name: String,
     /// The manifest's digest, if the model has a manifest already.
     pub digest: Option<Digest>,
-    /// An estimate of the bytes that a pull would download. Similar tensors count as stored. Headers and
-    /// samples that were downloaded for this plan are downloaded again by the pull.
+    /// An estimate of the bytes that a pull would download, without headers and samples. Similar tensors count as stored.
     pub download_bytes: u64,
     /// Whether the store has space for it now, if necessary after it has evicted models. If not, the pull would fail.
     #[serde(default = "always")]
@@ -408,14 +407,13 @@ const fn always() -> bool {
 pub struct PlannedSpace {
     /// An estimate of the bytes on disk that the pull would take.
     pub needed_bytes: u64,
-    /// The bytes that the store may still take.
+    /// The bytes that may still be stored.
     pub available_bytes: u64,
     /// What limits them.
     pub limit: SpaceLimit,
     /// How many bytes must become free before the pull; 0 if it fits.
     pub missing_bytes: u64,
-    /// If bytes are missing: how many of them `gc` would free, if known. Where models may be evicted, the pull collects
-    /// them itself.
+    /// If bytes are missing: how many of them `gc` would free, if known. If models may be evicted, the pull does that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaimable_bytes: Option<u64>,
     /// If bytes are missing and models may be evicted: how many bytes that would free at most, after a collection.
@@ -435,6 +433,8 @@ pub enum SpaceLimit {
     Disk,
     /// The store's quota.
     Quota,
+    /// What the quota of the user leaves; evictions and collections do not help.
+    UserQuota,
 }
 
 /// One file of a planned pull. The last four sizes are disjoint parts of it.

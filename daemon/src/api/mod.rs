@@ -45,6 +45,7 @@ mod verbs;
 pub(crate) use body::{HttpResponse, json_response, reports_progress};
 use body::{error_response, raw_response, read_json, text_response};
 use verbs::Subject;
+pub(crate) use verbs::names as verb_names;
 
 fn unknown(method: &Method, path: &str) -> ErrorBody {
     let message = format!("{method} {path}: no such request");
@@ -492,8 +493,9 @@ mod tests {
     fn caller() -> (tempfile::TempDir, Caller) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
-        let daemon =
-            Arc::new(Daemon::new(store, &RegistryPolicy::default(), Metrics::new().unwrap()).unwrap());
+        let daemon = Arc::new(
+            Daemon::new(store, &RegistryPolicy::default(), Metrics::new(verbs::names()).unwrap()).unwrap(),
+        );
         let peer = Principal { pid: 1, uid: 1, groups: Groups { primary: 1, supplementary: None } };
         let rights = daemon.access().rights_of(&peer);
         let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();

@@ -63,6 +63,14 @@ const AUDITED: [(&str, &str); 16] = [
     ("/v1/limit", "limit"),
 ];
 
+/// All verbs.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    // Only the parameters tell it from `pin`.
+    let by_parameters = ["unpin"];
+    let of_paths = READING.iter().map(|(_, _, name)| *name).chain(AUDITED.iter().map(|(_, name)| *name));
+    of_paths.chain(by_parameters)
+}
+
 /// The verb of a request; `unknown` if there is none.
 pub(super) fn verb(method: &Method, path: &str) -> Verb {
     if method == Method::POST

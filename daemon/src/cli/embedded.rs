@@ -13,6 +13,7 @@ use blobd_store::{CommandState, Store};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use crate::api;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::ops::OpError;
@@ -59,11 +60,15 @@ pub(super) struct EmbeddedServer {
 
 impl EmbeddedServer {
     pub(super) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
-        let metrics = Metrics::new().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+        let metrics =
+            Metrics::new(api::verb_names()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let daemon = Daemon::new(store, &config.registry_policy(), metrics);
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
         start_audit(&daemon, config)?;
+        // Only root and the user of this process can connect, who have all rights. So `[access]` has no effect, and of
+        // the quotas those that name these users.
+        daemon.set_quotas(config.quotas());
         daemon.set_policy(config.policy());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;

@@ -35,9 +35,13 @@ fn space(plan: &PullPlan) -> String {
     let limit = match limit {
         SpaceLimit::Disk => "on the disk",
         SpaceLimit::Quota => "of the quota",
+        SpaceLimit::UserQuota => "of your quota",
     };
     let [needed, available] = [needed_bytes, available_bytes].map(human_bytes);
     let space = format!("{needed} of space needed, {available} available {limit}");
+    if plan.space.limit == SpaceLimit::UserQuota {
+        return format!("over quota: {space}; remove models of yours, `blobd df --users` shows your use\n");
+    }
     if plan.enough_space {
         let lines =
             plan.space.evicted.iter().map(|model| format!("would evict {}\n", printable(&model.name)));

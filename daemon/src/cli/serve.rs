@@ -17,6 +17,7 @@ use super::embedded::{start_audit, start_error};
 use super::endpoint::{self, Endpoint};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
+use crate::api;
 use crate::config::Config;
 use crate::housekeeping;
 use crate::metrics::Metrics;
@@ -106,7 +107,8 @@ fn audit_error(error: &std::io::Error) -> ErrorBody {
 fn new_daemon(store: Store, config: &Config) -> Result<Daemon, ErrorBody> {
     let policy = config.registry_policy();
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
-    let metrics = Metrics::new().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let metrics =
+        Metrics::new(api::verb_names()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let daemon = Daemon::new(store, &policy, metrics).map_err(|error| start_error(config, error))?;
     let daemon = daemon.with_transfers(config.transfer_policy());
     Ok(if config.is_single_user() { daemon } else { daemon.for_many_users() })

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use blobd_client::protocol::error::ErrorCode;
 use prometheus::{Error, Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 use super::register::Register;
@@ -13,6 +14,9 @@ const OPEN_SECONDS: [f64; 11] = [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02
 /// From a slow line to the fastest disk.
 const BYTES_PER_SECOND: [f64; 9] = [1e5, 1e6, 5e6, 1e7, 5e7, 1e8, 5e8, 1e9, 5e9];
 
+/// How a request can end.
+const RESULTS: [&str; 3] = ["ok", "failed", "cancelled"];
+
 /// What has happened.
 #[derive(Debug)]
 pub(crate) struct Events {
@@ -22,6 +26,7 @@ pub(crate) struct Events {
     open_seconds: Histogram,
     pub(crate) pulls_started: IntCounter,
     pulls_ended: IntCounterVec,
+    pull_errors: IntCounterVec,
     pull_throughput: Histogram,
     import_throughput: Histogram,
     reused_bytes: IntCounterVec,
@@ -48,7 +53,33 @@ pub(crate) struct RequestEnd {
 }
 
 impl Events {
-    pub(super) fn new(register: &mut Register) -> Result<Self, Error> {
+    /// `verbs` are those that requests may have.
+    pub(super) fn new(
+        register: &mut Register,
+        verbs: impl IntoIterator<Item = &'static str>,
+    ) -> Result<Self, Error> {
+        let events = Self::register(register)?;
+        verbs.into_iter().for_each(|verb| events.start_verb(verb));
+        events.start_others();
+        Ok(events)
+    }
+
+    /// Makes the counters of a verb. They begin at 0 and not at the first event: `increase()` does not see how a counter
+    /// appears.
+    fn start_verb(&self, verb: &str) {
+        RESULTS.iter().for_each(|result| drop(self.requests.with_label_values(&[verb, result])));
+    }
+
+    fn start_others(&self) {
+        for code in ErrorCode::ALL {
+            drop(self.request_errors.with_label_values(&[code.name()]));
+            drop(self.pull_errors.with_label_values(&[code.name()]));
+        }
+        RESULTS.iter().for_each(|result| drop(self.pulls_ended.with_label_values(&[result])));
+        ["pull", "import"].iter().for_each(|verb| drop(self.reused_bytes.with_label_values(&[verb])));
+    }
+
+    fn register(register: &mut Register) -> Result<Self, Error> {
         Ok(Self {
             requests: register.counters(
                 ("blobd_requests_total", "Requests that have ended, by verb and result (ok, failed or cancelled)."),
@@ -75,6 +106,10 @@ impl Events {
             pulls_ended: register.counters(
                 ("blobd_pulls_ended_total", "Pulls that have ended, by result (ok, failed or cancelled)."),
                 &["result"],
+            )?,
+            pull_errors: register.counters(
+                ("blobd_pull_errors_total", "Pulls that were refused or have failed, by the error's code."),
+                &["code"],
             )?,
             pull_throughput: register.histogram(
                 ("blobd_pull_throughput_bytes_per_second", "Bytes downloaded per second of each pull that downloaded any."),
@@ -127,6 +162,9 @@ impl Events {
 
     fn pull_ended(&self, result: &str, end: &RequestEnd) {
         self.pulls_ended.with_label_values(&[result]).inc();
+        if result == "failed" {
+            self.pull_errors.with_label_values(&[end.result]).inc();
+        }
         self.reused_bytes.with_label_values(&["pull"]).inc_by(end.reused_bytes);
         observe_rate(&self.pull_throughput, end.bytes, end.duration);
     }

@@ -1,23 +1,27 @@
 //! The metrics of one daemon, in Prometheus's text format. `docs/METRICS.md` describes each.
 //!
-//! [`Events`] is fed where events happen. [`Readings`] and [`Sizes`] are set when the metrics are read. This module
+//! [`Events`] is fed where events happen. [`Readings`], [`Condition`] and [`Sizes`] are set when the metrics are read. This module
 //! knows no other part of the daemon, so that all parts can use it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::{Error, TextEncoder};
 
+mod condition;
 mod events;
 mod process;
 mod readings;
 mod register;
 mod sizes;
 
+pub(crate) use condition::ConditionReading;
 pub(crate) use events::{Events, RequestEnd};
 pub(crate) use readings::{Permits, Reading};
 pub(crate) use sizes::SizeReading;
 
+use condition::Condition;
 use readings::Readings;
 use register::Register;
 use sizes::Sizes;
@@ -28,11 +32,14 @@ pub(crate) struct Metrics {
     /// Locked while it is set and written, so that two responses are not mixed.
     current: Mutex<Current>,
     sizes: Mutex<SizeState>,
+    /// Whether the condition of the store is being read.
+    is_reading: AtomicBool,
 }
 
 struct Current {
     main: Register,
     readings: Readings,
+    condition: Condition,
     sizes: Register,
     size_gauges: Sizes,
 }
@@ -53,15 +60,18 @@ const SHARE_OF_TIME: u32 = 100;
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Metrics {
+    /// `verbs` are those that requests may have.
+    ///
     /// # Errors
     /// Never with the names in this module: a test makes them all.
-    pub(crate) fn new() -> Result<Self, Error> {
+    pub(crate) fn new(verbs: impl IntoIterator<Item = &'static str>) -> Result<Self, Error> {
         let (mut main, mut sizes) = (Register::default(), Register::default());
-        let events = Events::new(&mut main)?;
+        let events = Events::new(&mut main, verbs)?;
         let readings = Readings::new(&mut main)?;
+        let condition = Condition::new(&mut main)?;
         let size_gauges = Sizes::new(&mut sizes)?;
-        let current = Mutex::new(Current { main, readings, sizes, size_gauges });
-        Ok(Self { events, current, sizes: Mutex::default() })
+        let current = Mutex::new(Current { main, readings, condition, sizes, size_gauges });
+        Ok(Self { events, current, sizes: Mutex::default(), is_reading: AtomicBool::new(false) })
     }
 
     /// The text of all metrics. Reads some files of `/proc`, so it blocks briefly.
@@ -76,8 +86,18 @@ impl Metrics {
         Ok(text)
     }
 
-    /// Whether the sizes have to be determined again. If so, [`Self::set_sizes`] has to be called with them.
-    pub(crate) fn begin_sizes(&self, now: Instant) -> bool {
+    /// Sets the condition of the store to what `read` returns, unless it is being read already: a disk that does not
+    /// respond blocks one thread and not one for each request.
+    pub(crate) fn update_condition(&self, read: impl FnOnce() -> ConditionReading) {
+        if !self.is_reading.swap(true, Ordering::Acquire) {
+            let _turn = Turn(&self.is_reading);
+            let reading = read();
+            self.current().condition.set(&reading);
+        }
+    }
+
+    /// Begins to determine the sizes, if it is time to and nobody does.
+    pub(crate) fn begin_sizes(&self, now: Instant) -> Option<SizeCount<'_>> {
         let mut state = self.size_state();
         let is_due = state.last.is_none_or(|(at, cost)| {
             let interval = cost.saturating_mul(SHARE_OF_TIME).max(SHORTEST_INTERVAL);
@@ -85,18 +105,8 @@ impl Metrics {
         });
         let begins = is_due && !state.is_running;
         state.is_running |= begins;
-        begins
-    }
-
-    /// Sets the sizes that were determined since `begun`; `None` if that was not possible.
-    pub(crate) fn set_sizes(&self, begun: Instant, sizes: Option<&SizeReading>) {
-        if let Some(sizes) = sizes {
-            self.current().size_gauges.set(sizes);
-        }
-        let mut state = self.size_state();
-        state.is_running = false;
-        state.is_known |= sizes.is_some();
-        state.last = Some((Instant::now(), begun.elapsed()));
+        // Not `then_some`: a count that does not begin must not be dropped either.
+        begins.then(|| SizeCount { metrics: self, begun: now })
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
@@ -107,6 +117,37 @@ impl Metrics {
     fn size_state(&self) -> MutexGuard<'_, SizeState> {
         // Each change is complete before anything can panic.
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A reading in progress.
+struct Turn<'m>(&'m AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// A count of the sizes in progress. When it is dropped, after a panic too, the next one may begin.
+pub(crate) struct SizeCount<'m> {
+    metrics: &'m Metrics,
+    begun: Instant,
+}
+
+impl SizeCount<'_> {
+    /// Sets the sizes that were determined.
+    pub(crate) fn set(&self, sizes: &SizeReading) {
+        self.metrics.current().size_gauges.set(sizes);
+        self.metrics.size_state().is_known = true;
+    }
+}
+
+impl Drop for SizeCount<'_> {
+    fn drop(&mut self) {
+        let mut state = self.metrics.size_state();
+        state.is_running = false;
+        state.last = Some((Instant::now(), self.begun.elapsed()));
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct Permits {
     /// One of a fixed list.
     pub(crate) pool: &'static str,
     pub(crate) in_use: usize,
+    /// Requests.
+    pub(crate) waiting: usize,
     pub(crate) total: usize,
 }
 
@@ -42,6 +44,7 @@ pub(super) struct Readings {
     sessions: UintGauge,
     running_pulls: UintGauge,
     permits_in_use: UintGauges,
+    permits_waiting: UintGauges,
     permits_limit: UintGauges,
     is_writable: UintGauge,
     is_index_ready: UintGauge,
@@ -79,6 +82,10 @@ impl Readings {
             running_pulls: register.gauge(("blobd_pulls_running", "Pulls in progress, waiting ones included."))?,
             permits_in_use: register.gauges(
                 ("blobd_permits_in_use", "Units that requests hold, by pool; see docs/METRICS.md for the pools."),
+                &["pool"],
+            )?,
+            permits_waiting: register.gauges(
+                ("blobd_permits_waiting", "Requests that wait for units, of their user's share or of all, by pool."),
                 &["pool"],
             )?,
             permits_limit: register.gauges(
@@ -149,8 +156,9 @@ impl Readings {
     pub(super) fn set(&self, reading: &Reading) {
         self.sessions.set(reading.sessions as u64);
         self.running_pulls.set(reading.running_pulls as u64);
-        for Permits { pool, in_use, total } in &reading.permits {
+        for Permits { pool, in_use, waiting, total } in &reading.permits {
             self.permits_in_use.with_label_values(&[pool]).set(*in_use as u64);
+            self.permits_waiting.with_label_values(&[pool]).set(*waiting as u64);
             self.permits_limit.with_label_values(&[pool]).set(*total as u64);
         }
         self.is_writable.set(reading.is_writable.into());

@@ -11,6 +11,19 @@ pub(super) type UintGauge = GenericGauge<AtomicU64>;
 /// The same with labels.
 pub(super) type UintGauges = GenericGaugeVec<AtomicU64>;
 
+/// A gauge of a value that may be unknown. Then it is absent, so that no alert uses an old value.
+#[derive(Debug)]
+pub(super) struct OptionalGauge(UintGauges);
+
+impl OptionalGauge {
+    pub(super) fn set(&self, value: Option<u64>) {
+        match value {
+            Some(value) => self.0.with_label_values(&[] as &[&str]).set(value),
+            None => self.0.reset(),
+        }
+    }
+}
+
 /// The metrics of one kind, and what they are.
 #[derive(Default)]
 pub(super) struct Register {
@@ -84,6 +97,11 @@ impl Register {
         labels: &'static [&'static str],
     ) -> Result<UintGauges, Error> {
         self.add(named, "gauge", labels, UintGauges::new(opts(named), labels)?)
+    }
+
+    /// A gauge that is absent until it is set.
+    pub(super) fn optional_gauge(&mut self, named: Named) -> Result<OptionalGauge, Error> {
+        self.gauges(named, &[]).map(OptionalGauge)
     }
 
     pub(super) fn histogram(&mut self, named: Named, buckets: &[f64]) -> Result<Histogram, Error> {

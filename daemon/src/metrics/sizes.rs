@@ -13,13 +13,8 @@ pub(crate) struct SizeReading {
     pub(crate) stored: u64,
     pub(crate) saved: u64,
     pub(crate) reclaimable: u64,
-    pub(crate) used: u64,
-    pub(crate) quota: u64,
-    pub(crate) free: u64,
-    pub(crate) min_free: u64,
     pub(crate) blobs: u64,
     pub(crate) models: u64,
-    pub(crate) damaged_blobs: u64,
     /// When it was determined, in seconds since 1970.
     pub(crate) seconds: f64,
 }
@@ -31,13 +26,8 @@ pub(super) struct Sizes {
     stored: UintGauge,
     saved: UintGauge,
     reclaimable: UintGauge,
-    used: UintGauge,
-    quota: UintGauge,
-    free: UintGauge,
-    min_free: UintGauge,
     blobs: UintGauge,
     models: UintGauge,
-    damaged_blobs: UintGauge,
     seconds: Gauge,
 }
 
@@ -49,19 +39,8 @@ impl Sizes {
             stored: gauge("blobd_stored_bytes", "Disk space of blobs and recipes.")?,
             saved: gauge("blobd_saved_bytes", "Disk space saved because models share blobs.")?,
             reclaimable: gauge("blobd_reclaimable_bytes", "Disk space that blobd gc would free.")?,
-            used: gauge(
-                "blobd_used_bytes",
-                "Disk space that counts against the quota, work in progress included.",
-            )?,
-            quota: gauge(
-                "blobd_quota_bytes",
-                "The most disk space that the store may use; 0 without a quota.",
-            )?,
-            free: gauge("blobd_free_bytes", "Free space on the file system of the store.")?,
-            min_free: gauge("blobd_min_free_bytes", "Free space that blobd leaves on the file system.")?,
             blobs: gauge("blobd_blobs", "Number of blobs.")?,
             models: gauge("blobd_models", "Number of names of models.")?,
-            damaged_blobs: gauge("blobd_damaged_blobs", "Blobs known to be damaged or missing.")?,
             parts: register.gauges(
                 ("blobd_disk_bytes", "What the store's directory takes on disk, by kind as in blobd df -v."),
                 &["kind"],
@@ -82,13 +61,8 @@ impl Sizes {
             (&self.stored, sizes.stored),
             (&self.saved, sizes.saved),
             (&self.reclaimable, sizes.reclaimable),
-            (&self.used, sizes.used),
-            (&self.quota, sizes.quota),
-            (&self.free, sizes.free),
-            (&self.min_free, sizes.min_free),
             (&self.blobs, sizes.blobs),
             (&self.models, sizes.models),
-            (&self.damaged_blobs, sizes.damaged_blobs),
         ] {
             gauge.set(value);
         }

@@ -3,8 +3,12 @@ use std::collections::BTreeMap;
 use super::register::Described;
 use super::*;
 
+fn metrics() -> Metrics {
+    Metrics::new(["ls", "pull"]).unwrap()
+}
+
 fn described() -> Vec<Described> {
-    let metrics = Metrics::new().unwrap();
+    let metrics = metrics();
     let current = metrics.current();
     [current.main.described(), current.sizes.described()].concat()
 }
@@ -49,7 +53,7 @@ fn names_follow_the_conventions_of_prometheus() {
 
 #[test]
 fn counters_never_decrease() {
-    let metrics = Metrics::new().unwrap();
+    let metrics = metrics();
     let value = |stalls| {
         let text = metrics.text(&Reading { stalls, ..Reading::default() }).unwrap();
         let line = text.lines().find(|line| line.starts_with("blobd_download_stalls_total ")).unwrap();
@@ -60,17 +64,43 @@ fn counters_never_decrease() {
 
 #[test]
 fn sizes_are_absent_until_they_are_known_and_take_a_hundredth_of_the_time() {
-    let metrics = Metrics::new().unwrap();
+    let metrics = metrics();
     let has_sizes = || metrics.text(&Reading::default()).unwrap().contains("blobd_logical_bytes");
     let start = Instant::now();
-    assert!(metrics.begin_sizes(start) && !metrics.begin_sizes(start), "only one at a time");
-    metrics.set_sizes(start, None);
+    let first = metrics.begin_sizes(start).unwrap();
+    assert!(metrics.begin_sizes(start).is_none(), "only one at a time");
+    drop(first);
     assert!(!has_sizes());
-    assert!(!metrics.begin_sizes(Instant::now()), "too early");
-    assert!(metrics.begin_sizes(Instant::now() + SHORTEST_INTERVAL));
-    let ten_seconds_ago = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
-    metrics.set_sizes(ten_seconds_ago, Some(&SizeReading::default()));
+    assert!(metrics.begin_sizes(Instant::now()).is_none(), "too early");
+    let mut count = metrics.begin_sizes(Instant::now() + SHORTEST_INTERVAL).unwrap();
+    count.begun = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
+    count.set(&SizeReading::default());
+    drop(count);
     assert!(has_sizes());
-    assert!(!metrics.begin_sizes(Instant::now() + Duration::from_secs(900)));
-    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(1100)));
+    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(900)).is_none());
+    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(1100)).is_some());
+}
+
+#[test]
+fn panic_during_a_count_prevents_no_later_one() {
+    let metrics = metrics();
+    let panicking = std::panic::AssertUnwindSafe(|| {
+        let _count = metrics.begin_sizes(Instant::now()).unwrap();
+        metrics.update_condition(|| panic!("while it is read"));
+    });
+    std::panic::catch_unwind(panicking).unwrap_err();
+    assert!(metrics.begin_sizes(Instant::now() + SHORTEST_INTERVAL).is_some());
+    metrics.update_condition(|| ConditionReading { free: Some(7), ..ConditionReading::default() });
+    assert!(metrics.text(&Reading::default()).unwrap().contains("blobd_free_bytes 7\n"));
+}
+
+#[test]
+fn condition_that_is_not_known_is_absent() {
+    let metrics = metrics();
+    let has_used = || metrics.text(&Reading::default()).unwrap().contains("blobd_used_bytes");
+    assert!(!has_used());
+    metrics.update_condition(|| ConditionReading { used: Some(0), ..ConditionReading::default() });
+    assert!(has_used());
+    metrics.update_condition(ConditionReading::default);
+    assert!(!has_used());
 }

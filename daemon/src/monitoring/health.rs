@@ -1,28 +1,109 @@
 //! `GET /v1/health`
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blobd_client::protocol::health::{Health, HealthCheck, HealthStatus};
 use tokio::time::timeout;
 
 use crate::ops;
+use crate::permits::Permit;
 use crate::state::Daemon;
 
-/// How long the disk, and other requests of the same user, may delay the checks.
+/// How long a check waits for its turn, and how long the disk may then delay it.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Checks the store, and whether its disk responds. `uid` is the user who asks: each user has a limited number of
-/// checks at a time.
+/// checks at a time, and other work of the user delays none.
 pub(crate) async fn health(daemon: &Arc<Daemon>, uid: u32) -> Health {
-    let checked = timeout(CHECK_LIMIT, daemon.disk_work(uid, |daemon| ops::health(&daemon.store))).await;
-    let failing = |detail| vec![HealthCheck::new("disk", HealthStatus::Failing, detail)].into();
-    match checked {
+    health_within(daemon, uid, CHECK_LIMIT).await
+}
+
+async fn health_within(daemon: &Arc<Daemon>, uid: u32, limit: Duration) -> Health {
+    let waited = format!("{} s", limit.as_secs());
+    let checks = &daemon.limits.health;
+    match timeout(limit, checks.turns().acquire(uid)).await {
+        Ok(turn) => check(daemon, turn, limit).await,
+        Err(_) if checks.is_any_working() => {
+            failing(format!("earlier checks have had no response for {waited}"))
+        }
+        Err(_) => not_checked(&waited),
+    }
+}
+
+async fn check(daemon: &Arc<Daemon>, turn: Permit, limit: Duration) -> Health {
+    let has_begun = Arc::new(AtomicBool::new(false));
+    let begun = Arc::clone(&has_begun);
+    let work = daemon.blocking(move |daemon| {
+        // Returned when the disk has responded, not when nobody waits for it any more.
+        let _turn = turn;
+        let _working = daemon.limits.health.work();
+        begun.store(true, Ordering::Relaxed);
+        ops::health(&daemon.store)
+    });
+    let waited = format!("{} s", limit.as_secs());
+    match timeout(limit, work).await {
         Ok(Ok(Health { mut checks, .. })) => {
             checks.push(HealthCheck::new("disk", HealthStatus::Ok, "responds"));
             checks.into()
         }
         Ok(Err(error)) => failing(error.to_string()),
-        Err(_elapsed) => failing(format!("does not respond within {} s", CHECK_LIMIT.as_secs())),
+        Err(_) if has_begun.load(Ordering::Relaxed) => failing(format!("does not respond within {waited}")),
+        Err(_) => not_checked(&waited),
+    }
+}
+
+fn failing(detail: String) -> Health {
+    vec![HealthCheck::new("disk", HealthStatus::Failing, detail)].into()
+}
+
+/// The daemon has too much other work. That says nothing about the disk.
+fn not_checked(waited: &str) -> Health {
+    let detail = format!("not checked: the daemon is busy, the check has waited for its turn for {waited}");
+    vec![HealthCheck::new("disk", HealthStatus::Degraded, detail)].into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter::repeat_with;
+
+    use blobd_registry::RegistryPolicy;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    const UID: u32 = 7;
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn daemon() -> (tempfile::TempDir, Arc<Daemon>) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = blobd_store::Store::open(folder.path().join("store")).unwrap();
+        let metrics = Metrics::new(["health"]).unwrap();
+        (folder, Arc::new(Daemon::new(store, &RegistryPolicy::default(), metrics).unwrap()))
+    }
+
+    #[tokio::test]
+    async fn other_work_of_the_user_does_not_delay_checks() {
+        let (_folder, daemon) = daemon();
+        let held: Vec<_> =
+            repeat_with(|| daemon.limits.disk.try_acquire(UID)).map_while(Result::ok).collect();
+        assert!(!held.is_empty());
+        let health = health_within(&daemon, UID, Duration::from_secs(60)).await;
+        assert_eq!(health.status, HealthStatus::Ok, "{health:?}");
+    }
+
+    #[tokio::test]
+    async fn check_without_a_turn_says_nothing_about_the_disk() {
+        let (_folder, daemon) = daemon();
+        let turns = daemon.limits.health.turns();
+        let held: Vec<_> = repeat_with(|| turns.try_acquire(UID)).map_while(Result::ok).collect();
+        let health = health_within(&daemon, UID, SHORT).await;
+        assert_eq!(health.status, HealthStatus::Degraded, "{health:?}");
+        assert!(health.checks[0].detail.contains("not checked"), "{health:?}");
+        let _working = daemon.limits.health.work();
+        let health = health_within(&daemon, UID, SHORT).await;
+        assert_eq!(health.status, HealthStatus::Failing, "earlier checks hang: {health:?}");
+        drop(held);
     }
 }

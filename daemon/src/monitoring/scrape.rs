@@ -10,25 +10,44 @@ use blobd_store::StoreEvents;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::metrics::{Permits, Reading, SizeReading};
+use crate::metrics::{ConditionReading, Permits, Reading, SizeReading};
 use crate::ops::{self, OpError};
 use crate::permits::PermitPool;
 use crate::state::{Daemon, WorkLimits};
 
-/// How long a response waits for sizes that are being counted. After that it has the earlier ones.
-const SIZES_WAIT: Duration = Duration::from_millis(500);
+/// How long a response waits for what is read from the disk, and for sizes that are being counted. After that it has
+/// the earlier values.
+const READ_LIMIT: Duration = Duration::from_millis(500);
 
 /// The text of all metrics. Counts the sizes again if it is time to; see [`crate::metrics::Metrics::begin_sizes`].
 pub(crate) async fn scrape(daemon: &Arc<Daemon>) -> Result<String, ErrorBody> {
-    if daemon.metrics.begin_sizes(Instant::now()) {
-        let daemon = Arc::clone(daemon);
-        let counting = spawn_blocking(move || count_sizes(&daemon));
-        let _earlier_sizes_if_it_takes_longer = timeout(SIZES_WAIT, counting).await;
-    }
+    within_limit(daemon, count_sizes).await;
+    // After the sizes: they make the used bytes known.
+    within_limit(daemon, |daemon| daemon.metrics.update_condition(|| condition(daemon))).await;
     let write = |daemon: &Daemon| {
         daemon.metrics.text(&reading(daemon)).map_err(|error| OpError::Internal(error.to_string()))
     };
     daemon.blocking(write).await.map_err(|error| error.body())
+}
+
+/// Has `read` go on in the background if it takes longer.
+async fn within_limit(daemon: &Arc<Daemon>, read: impl FnOnce(&Daemon) + Send + 'static) {
+    let daemon = Arc::clone(daemon);
+    let _earlier_values_if_it_takes_longer = timeout(READ_LIMIT, spawn_blocking(move || read(&daemon))).await;
+}
+
+/// Asks the file system, and counts nothing.
+fn condition(daemon: &Daemon) -> ConditionReading {
+    let status = daemon.store.space_status();
+    let status =
+        status.inspect_err(|error| tracing::debug!("metrics: the free space is unknown: {error}")).ok();
+    ConditionReading {
+        used: status.and_then(|status| status.used_bytes),
+        quota: status.map(|status| status.quota_bytes.unwrap_or_default()),
+        free: status.map(|status| status.free_bytes),
+        min_free: status.map(|status| status.min_free_bytes),
+        damaged_blobs: Some(daemon.store.known_damaged().len() as u64),
+    }
 }
 
 fn reading(daemon: &Daemon) -> Reading {
@@ -77,7 +96,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         verifications,
         fetches: _,
     } = &daemon.work;
-    let pools: [(&'static str, &PermitPool); 13] = [
+    let pools: [(&'static str, &PermitPool); 14] = [
         ("lasting_connections", &limits.lasting),
         ("disk_work", &limits.disk),
         ("memory_kib", &limits.memory),
@@ -91,18 +110,26 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("inspections", inspections),
         ("surveys", surveys),
         ("verifications", verifications),
+        ("health_checks", limits.health.turns()),
     ];
-    pools.map(|(pool, permits)| Permits { pool, in_use: permits.in_use(), total: permits.total() }).into()
+    let permits = |(pool, permits): (_, &PermitPool)| Permits {
+        pool,
+        in_use: permits.in_use(),
+        waiting: permits.waiting(),
+        total: permits.total(),
+    };
+    pools.map(permits).into()
 }
 
 /// Reads the disk, and takes time for a store with many models.
 fn count_sizes(daemon: &Daemon) {
-    let begun = Instant::now();
-    let sizes = sizes(daemon).unwrap_or_else(|error| {
-        tracing::debug!("metrics: the sizes are not counted: {error}");
-        None
-    });
-    daemon.metrics.set_sizes(begun, sizes.as_ref());
+    let Some(count) = daemon.metrics.begin_sizes(Instant::now()) else { return };
+    match sizes(daemon) {
+        Ok(sizes) => sizes.iter().for_each(|sizes| count.set(sizes)),
+        Err(error) => tracing::debug!("metrics: the sizes are not counted: {error}"),
+    }
+    // From now on it is known which damaged blobs a lower store has.
+    let _damaged = daemon.store.damaged();
 }
 
 /// `None` while the index is built.
@@ -110,6 +137,8 @@ fn sizes(daemon: &Daemon) -> Result<Option<SizeReading>, OpError> {
     if daemon.store.catalog_unless_building()?.is_none() {
         return Ok(None);
     }
+    // The ledger keeps the sum, which is then known although the store is damaged.
+    let _used_bytes = daemon.store.used_bytes();
     let usage = ops::usage(&daemon.store, &*daemon.last_opened)?;
     let mut parts: Vec<(&'static str, u64)> = KINDS.iter().map(|(_, name)| (*name, 0)).collect();
     for row in &usage.rows {
@@ -124,13 +153,8 @@ fn sizes(daemon: &Daemon) -> Result<Option<SizeReading>, OpError> {
         stored: usage.physical_bytes,
         saved: usage.saved_bytes,
         reclaimable: usage.reclaimable_bytes,
-        used: usage.used_bytes,
-        quota: usage.quota_bytes.unwrap_or_default(),
-        free: usage.free_bytes,
-        min_free: usage.min_free_bytes,
         blobs: usage.blob_count,
         models: usage.models.len() as u64,
-        damaged_blobs: daemon.store.damaged().len() as u64,
         seconds: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     }))
 }

@@ -1,8 +1,8 @@
 //! `health`: whether the store works. Reads only what takes no time on a disk that responds.
 
 use blobd_client::protocol::health::{Health, HealthCheck, HealthStatus};
-use blobd_store::Store;
 use blobd_store::index::IndexStatus;
+use blobd_store::{SpaceStatus, Store};
 
 use super::OpError;
 use crate::size::human_bytes;
@@ -25,10 +25,11 @@ fn writes(read_only_reason: Option<&str>) -> HealthCheck {
 }
 
 fn space(store: &Store) -> Result<HealthCheck, OpError> {
-    let detail = format!("{} free", human_bytes(store.free_bytes()?));
-    let is_short = store.shortage(1) > 0;
+    // Without a count: the ledger would be locked while it inspects every blob.
+    let SpaceStatus { free_bytes, is_full, .. } = store.space_status()?;
+    let detail = format!("{} free", human_bytes(free_bytes));
     let check = |status, detail| Ok(HealthCheck::new("space", status, detail));
-    match is_short {
+    match is_full {
         false => check(HealthStatus::Ok, detail),
         true => check(HealthStatus::Degraded, format!("{detail}: nothing more can be stored")),
     }
@@ -47,7 +48,7 @@ fn index(status: &IndexStatus) -> HealthCheck {
 
 fn content(store: &Store) -> HealthCheck {
     let check = |status, detail: String| HealthCheck::new("content", status, detail);
-    match store.damaged().len() {
+    match store.known_damaged().len() {
         0 => check(HealthStatus::Ok, "no blob is known to be damaged".to_owned()),
         count => check(HealthStatus::Degraded, format!("damaged or missing blobs: {count}")),
     }

@@ -31,9 +31,9 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
     let download_bytes = sum(&mut files.iter().map(|file| file.download_bytes));
     drop(lease);
-    let space = planned_space(store, last_opened, sum(&mut needs.into_iter()))?;
+    let space = planned_space(pull, last_opened, sum(&mut needs.into_iter()))?;
     let freed_bytes = space.evicted.last().map_or(0, |last| last.freed_bytes);
-    let freed_bytes = match store.can_make_space() {
+    let freed_bytes = match store.can_make_space() && space.limit != SpaceLimit::UserQuota {
         true => freed_bytes.saturating_add(space.reclaimable_bytes.unwrap_or_default()),
         false => 0,
     };
@@ -43,6 +43,25 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
 
 /// What the pull needs on disk, what there is, and what could be freed if that is less.
 fn planned_space(
+    pull: Pull<'_>,
+    last_opened: &LastOpened,
+    needed_bytes: u64,
+) -> Result<PlannedSpace, OpError> {
+    let space = space_of_store(pull.store, last_opened, needed_bytes)?;
+    let requester = pull.requester;
+    // What takes nothing is not refused, however much is charged to the user.
+    let Some(hard_bytes) = requester.quota().hard.filter(|_| needed_bytes > 0) else { return Ok(space) };
+    let left_bytes = pull.store.quota_left(requester.uid(), hard_bytes)?;
+    // A quota that is too small refuses the pull first, before anything is freed.
+    if left_bytes >= needed_bytes.max(space.available_bytes) {
+        return Ok(space);
+    }
+    let missing_bytes = needed_bytes.saturating_sub(left_bytes);
+    let (available_bytes, limit) = (left_bytes, SpaceLimit::UserQuota);
+    Ok(PlannedSpace { needed_bytes, available_bytes, limit, missing_bytes, ..PlannedSpace::default() })
+}
+
+fn space_of_store(
     store: &Store,
     last_opened: &LastOpened,
     needed_bytes: u64,

@@ -9,10 +9,11 @@ use crate::size::human_bytes;
 /// logs that.
 pub(super) fn notes(store: &Store, requester: Requester) -> Vec<String> {
     let Some(soft_bytes) = requester.quota().soft else { return Vec::new() };
-    let (uid, charged) = (requester.uid(), store.charged_bytes(requester.uid()));
-    let charged_bytes = match charged {
-        Ok(charged_bytes) => charged_bytes,
-        // The request has succeeded already.
+    let uid = requester.uid();
+    // The request has succeeded already, so its response does not wait for the index, and an error is only logged.
+    let charged_bytes = match store.charged_bytes_unless_building(uid) {
+        Ok(Some(charged_bytes)) => charged_bytes,
+        Ok(None) => return Vec::new(),
         Err(error) => {
             tracing::warn!(uid, "soft quota: the use is unknown: {error}");
             return Vec::new();

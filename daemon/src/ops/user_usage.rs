@@ -23,7 +23,10 @@ pub(crate) fn user_usage(
     requester: Requester,
 ) -> Result<UserUsage, OpError> {
     let others = store.other_files(store.recheck_sizes()?)?;
-    let charges = store.charges(&others)?;
+    let charges = match requester.may_administer() {
+        true => store.charges(&others),
+        false => store.charges_for(&others, requester.uid()),
+    }?;
     let names = UserNames::read();
     let row = |charge: &UserCharge| {
         let quota = charge.uid.map(quota_of).unwrap_or_default();

@@ -119,7 +119,7 @@ pub use rate::RateLimiter;
 pub use reader::FileReader;
 pub use root::FileStatus;
 pub use seal::StagedBlob;
-pub use space::{AvailableSpace, Eviction, SpacePolicy};
+pub use space::{AvailableSpace, Eviction, SpacePolicy, SpaceStatus};
 pub use staging::Staging;
 pub use store_dir::FORMAT;
 pub use summaries::{ManifestSummary, TagSummary};

@@ -2,7 +2,7 @@
 //! not fit.
 
 use super::gc::LostModel;
-use super::space::{AvailableSpace, Eviction, Space, SpacePolicy};
+use super::space::{AvailableSpace, Eviction, Space, SpacePolicy, SpaceStatus};
 use super::{Store, StoreError};
 
 /// Frees disk space when something does not fit.
@@ -59,6 +59,12 @@ impl Store {
     #[must_use]
     pub fn shortage(&self, bytes: u64) -> u64 {
         self.space().shortage(bytes)
+    }
+
+    /// What is known of the space without counting anything: only the file system is asked. Waits for no lock that is
+    /// held during disk access.
+    pub fn space_status(&self) -> Result<SpaceStatus, StoreError> {
+        self.space.status()
     }
 
     /// The space that no transaction has been promised yet.

@@ -24,6 +24,8 @@ use super::{FileReader, Store, StoreError, lock};
 pub(super) struct DamagedBlobs {
     /// Not held during disk access.
     known: Mutex<BTreeMap<Digest, Fate>>,
+    /// Those that a lower store had in the last [`Store::damaged`].
+    in_lower: Mutex<BTreeSet<Digest>>,
     /// Held while a blob is moved to quarantine, and while the entry of a restored blob is removed.
     moving: Mutex<()>,
 }
@@ -56,7 +58,7 @@ impl DamagedBlobs {
             Vec::new()
         });
         let quarantined = copies.into_iter().map(|(digest, _)| (digest, Fate::Quarantined));
-        Self { known: Mutex::new(quarantined.collect()), moving: Mutex::default() }
+        Self { known: Mutex::new(quarantined.collect()), ..Self::default() }
     }
 }
 
@@ -131,6 +133,25 @@ impl Store {
     /// a blob that was published again is left out.
     #[must_use]
     pub fn damaged(&self) -> BTreeSet<Digest> {
+        // A model can use the copy in a lower store.
+        let is_in_lower = |digest: &Digest| self.lower_blob_size(*digest).is_some();
+        let (in_lower, damaged) = self.damaged_here().into_iter().partition(is_in_lower);
+        *lock(&self.damaged.in_lower) = in_lower;
+        damaged
+    }
+
+    /// The same, but no lower store is searched: whether one has a copy is known from the last [`Self::damaged`]. So a
+    /// lower store that does not respond delays nothing.
+    #[must_use]
+    pub fn known_damaged(&self) -> BTreeSet<Digest> {
+        let mut damaged = self.damaged_here();
+        let in_lower = lock(&self.damaged.in_lower);
+        damaged.retain(|digest| !in_lower.contains(digest));
+        damaged
+    }
+
+    /// The blobs known to be damaged or missing in this store.
+    fn damaged_here(&self) -> BTreeSet<Digest> {
         let known: Vec<_> = lock(&self.damaged.known).keys().copied().collect();
         let (there, damaged): (BTreeSet<_>, _) =
             known.into_iter().partition(|digest| self.has_own_blob(*digest));
@@ -139,8 +160,7 @@ impl Store {
             let there: BTreeSet<_> = there.into_iter().filter(|digest| self.has_own_blob(*digest)).collect();
             lock(&self.damaged.known).retain(|digest, _| !there.contains(digest));
         }
-        // A model can use the copy in a lower store.
-        damaged.into_iter().filter(|digest| self.lower_blob_size(*digest).is_none()).collect()
+        damaged
     }
 
     /// Whether this store itself has a blob, of any length.
@@ -272,6 +292,22 @@ mod tests {
         add_blobs(&store, [b"weights"]);
         assert_eq!(store.quarantine(digest, &seen).unwrap(), None);
         assert!(store.blob_size(digest).unwrap().is_some() && store.damaged().is_empty());
+    }
+
+    #[test]
+    fn lower_stores_are_searched_only_for_the_full_list_of_damage() {
+        let (lower_folder, lower, digest) = store_with(b"weights");
+        drop(lower);
+        let (folder, lower_path) = (tempfile::tempdir().unwrap(), lower_folder.path().join("store"));
+        let options = crate::StoreOptions { lower: vec![lower_path.clone()], ..Default::default() };
+        let store = Store::open_with(folder.path().join("store"), options).unwrap();
+        store.note_missing(digest);
+        assert_eq!(store.known_damaged(), [digest].into(), "not searched for yet");
+        assert!(store.damaged().is_empty() && store.known_damaged().is_empty());
+        fs::rename(&lower_path, lower_path.with_extension("away")).unwrap();
+        assert_eq!((store.known_damaged().len(), store.unavailable_lower_stores()), (0, 0), "not searched");
+        assert_eq!(store.damaged(), [digest].into());
+        assert_eq!(store.known_damaged(), [digest].into());
     }
 
     #[test]

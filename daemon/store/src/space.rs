@@ -7,7 +7,7 @@
 //! because of others in the same store.
 
 use std::path::Path;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use blobd_store_format::layout;
 
@@ -99,12 +99,29 @@ pub struct AvailableSpace {
     pub is_limited_by_quota: bool,
 }
 
+/// The limits, and what is known of their use without counting anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceStatus {
+    /// Free bytes of the file system.
+    pub free_bytes: u64,
+    /// Bytes of them that are to be left free.
+    pub min_free_bytes: u64,
+    /// The quota, if there is one.
+    pub quota_bytes: Option<u64>,
+    /// Bytes that the store uses; `None` until they were counted.
+    pub used_bytes: Option<u64>,
+    /// Whether nothing more can be stored.
+    pub is_full: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Space {
     root: Root,
     limits: RwLock<Limits>,
     block_bytes: u64,
     ledger: Mutex<Ledger>,
+    /// What the ledger said when it was last not locked. Never locked during disk access.
+    known: Mutex<Known>,
     /// Notified when the file system has finished or refused an allocation.
     reserved: Condvar,
 }
@@ -138,13 +155,41 @@ struct Ledger {
     stored: Option<u64>,
     /// Bytes of resumable downloads; `None` until counted again after a change.
     partial: Option<u64>,
+    /// Bytes of resumable downloads and of quarantine at the last count of them.
+    last_partial: u64,
+    last_quarantine: u64,
+}
+
+impl Ledger {
+    /// What it says without a new count.
+    fn known(&self) -> Known {
+        let Self { staged, promised, reserving, stored, partial, last_partial, last_quarantine } = *self;
+        let others = [staged, reserving, last_quarantine, partial.unwrap_or(last_partial)];
+        let used = stored.map(|stored| others.into_iter().fold(stored, u64::saturating_add));
+        Known { used, promised, reserving }
+    }
+}
+
+/// Bytes as in the ledger.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    used: Option<u64>,
+    promised: u64,
+    reserving: u64,
 }
 
 impl Space {
     pub(crate) fn new(root: Root, policy: SpacePolicy) -> Result<Self, StoreError> {
         let limits = RwLock::new(Limits::new(&root, policy)?);
         let block_bytes = root.block_bytes()?;
-        Ok(Self { root, limits, block_bytes, ledger: Mutex::default(), reserved: Condvar::new() })
+        Ok(Self {
+            root,
+            limits,
+            block_bytes,
+            ledger: Mutex::default(),
+            known: Mutex::default(),
+            reserved: Condvar::new(),
+        })
     }
 
     pub(crate) fn policy(&self) -> SpacePolicy {
@@ -296,6 +341,28 @@ impl Space {
         on_disk.max(of_quota)
     }
 
+    /// Counts nothing, and does not wait for the ledger, which is locked while all files are counted.
+    pub(crate) fn status(&self) -> Result<SpaceStatus, StoreError> {
+        let Limits { policy: SpacePolicy { quota_bytes, .. }, min_free_bytes } = self.limits();
+        let Known { used, promised, reserving } = self.known();
+        let free_bytes = self.root.free_bytes()?;
+        let taken = promised.saturating_add(reserving).saturating_add(min_free_bytes);
+        let has_reached = |quota| used.is_some_and(|used| used.saturating_add(promised) >= quota);
+        let is_full = free_bytes <= taken || quota_bytes.is_some_and(has_reached);
+        Ok(SpaceStatus { free_bytes, min_free_bytes, quota_bytes, used_bytes: used, is_full })
+    }
+
+    fn known(&self) -> Known {
+        let now = match self.ledger.try_lock() {
+            Ok(ledger) => Some(ledger.known()),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner().known()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let mut known = lock(&self.known);
+        *known = now.unwrap_or(*known);
+        *known
+    }
+
     /// The space that no transaction has been promised yet.
     pub(crate) fn available(&self) -> Result<AvailableSpace, StoreError> {
         let mut ledger = self.lock();
@@ -349,6 +416,7 @@ impl Space {
         // Quarantine has few files, so they are counted each time.
         let quarantine = self.bytes([layout::QUARANTINE]);
         let partial = *ledger.partial.get_or_insert_with(|| self.bytes([layout::PARTIAL]));
+        (ledger.last_partial, ledger.last_quarantine) = (partial, quarantine);
         let others = [ledger.staged, ledger.reserving, quarantine, partial];
         others.into_iter().fold(stored, u64::saturating_add)
     }
@@ -451,6 +519,26 @@ mod tests {
             // `reserve` allocates nothing here, so the space is free again afterwards.
             space.take(free / 3, 0, reserve).unwrap();
         });
+    }
+
+    #[test]
+    fn status_counts_nothing_and_does_not_wait_for_a_count() {
+        let (folder, space) = space(100);
+        std::fs::create_dir(folder.path().join(layout::BLOBS)).unwrap();
+        std::fs::write(folder.path().join(layout::BLOBS).join("blob"), [7; 5000]).unwrap();
+        let status =
+            |space: &Space| space.status().map(|status| (status.used_bytes, status.is_full)).unwrap();
+        assert_eq!(status(&space), (None, false), "not counted yet");
+        let used = space.used_bytes();
+        assert!(used > 100);
+        assert_eq!(status(&space), (Some(used), true));
+        let counting = space.lock();
+        assert_eq!(status(&space), (Some(used), true), "as it was before the count");
+        drop(counting);
+        space.freed(used);
+        assert_eq!(status(&space), (Some(0), false));
+        space.promise(100).unwrap();
+        assert_eq!(status(&space), (Some(0), true));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Metrics and health: their form, their documents, and that each metric moves when its event happens.
 
+mod alerts;
 mod documents;
 mod events;
 mod health;

@@ -21,6 +21,9 @@ use tempfile::TempDir;
 
 use super::multi_user::can_be_others;
 
+mod commands;
+mod unpaid;
+
 const MODEL: &str = "application/vnd.ollama.image.model";
 const ANN: u32 = 64301;
 const BOB: u32 = 64302;
@@ -62,12 +65,16 @@ impl Shared {
     }
 
     fn run_in_group(&self, uid: u32, gid: u32, words: &[&str]) -> Run {
+        command::run(&mut self.command_in_group(uid, gid, words))
+    }
+
+    fn command_in_group(&self, uid: u32, gid: u32, words: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command.arg(format!("--reuid={uid}")).arg(format!("--regid={uid}"));
         command.arg(format!("--groups={uid},{gid}")).arg("--");
         command.arg(programs::blobd()).args(words);
         self.daemon.command().prepare(&mut command);
-        command::run(&mut command)
+        command
     }
 
     /// A file that every user can read. It is written once.

@@ -45,6 +45,20 @@ impl Store {
     /// What is charged to whom, in the order of the users, no user first. `others` are the files that the catalog does
     /// not count, counted just before.
     pub fn charges(&self, others: &OtherFiles) -> Result<Vec<UserCharge>, StoreError> {
+        self.charges_with_shares(others, None)
+    }
+
+    /// The same with [`UserCharge::unique_bytes`] and [`UserCharge::shared_bytes`] of one user only, which takes less
+    /// time.
+    pub fn charges_for(&self, others: &OtherFiles, uid: u32) -> Result<Vec<UserCharge>, StoreError> {
+        self.charges_with_shares(others, Some(uid))
+    }
+
+    fn charges_with_shares(
+        &self,
+        others: &OtherFiles,
+        only: Option<u32>,
+    ) -> Result<Vec<UserCharge>, StoreError> {
         let claims = self.claims(Scope::All)?;
         let of_others = self.users_of(others)?;
         let mut models: BTreeMap<Option<u32>, u64> = BTreeMap::new();
@@ -52,13 +66,13 @@ impl Store {
             *models.entry(claim.uid).or_default() += 1;
         });
         let catalog = self.catalog()?;
-        let (payers, shares) = (Payers::count(&catalog, &claims), user_shares(&catalog, &claims));
+        let (payers, shares) = (Payers::count(&catalog, &claims), user_shares(&catalog, &claims, only));
         let (blobs, of_users) = (catalog.used_bytes(), payers.charged_to_users());
         drop(catalog);
         let others_of_users = of_others.values().copied().fold(0, u64::saturating_add);
         let of_nobody =
             (blobs.saturating_sub(of_users)).saturating_add(others.total().saturating_sub(others_of_users));
-        let mut users: BTreeSet<Option<u32>> = shares.keys().copied().chain([None]).collect();
+        let mut users: BTreeSet<Option<u32>> = claims.iter().map(|claim| claim.uid).chain([None]).collect();
         users.extend(of_others.keys().map(|uid| Some(*uid)));
         let charge = |uid: Option<u32>| {
             let share = shares.get(&uid).copied().unwrap_or_default();

@@ -11,6 +11,8 @@ use crate::gc::{self, Node, Owner, walk};
 use crate::testing::{begin, new_store};
 use crate::{Actor, Ingest, OtherFiles, Store, StoreError, Verb};
 
+mod unpaid;
+
 const ANN: u32 = 1001;
 const BOB: u32 = 1002;
 const CAROL: u32 = 1003;

@@ -53,7 +53,17 @@ impl Store {
         }
     }
 
-    /// The same if nothing must be counted for it.
+    /// The same; `None` while the index is built: nobody waits for that.
+    pub fn charged_bytes_unless_building(&self, uid: u32) -> Result<Option<u64>, StoreError> {
+        if let Some(bytes) = self.charged_bytes_now(uid) {
+            return Ok(Some(bytes));
+        }
+        // Not in the condition itself: the catalog would stay locked, and the count locks it.
+        let is_complete = self.catalog_unless_building()?.is_some();
+        is_complete.then(|| self.count_charges(uid)).transpose()
+    }
+
+    /// The same as [`Self::charged_bytes`] if nothing must be counted for it.
     pub(super) fn charged_bytes_now(&self, uid: u32) -> Option<u64> {
         let state = lock(&self.totals.state);
         let counted = state.counted.as_ref().filter(|counted| counted.changes == state.changes)?;

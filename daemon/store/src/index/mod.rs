@@ -221,6 +221,14 @@ impl Store {
     }
 }
 
+#[cfg(test)]
+impl Store {
+    /// Has the complete catalog count as being built.
+    pub(crate) fn set_index_building(&self, is_building: bool) {
+        lock(&self.index.state).stage = if is_building { Stage::Building } else { Stage::Ready };
+    }
+}
+
 impl StoreIndex {
     /// Waits until the catalog has been built, or builds it.
     fn built(&self) -> Result<MutexGuard<'_, State>, StoreError> {

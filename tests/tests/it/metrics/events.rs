@@ -38,6 +38,7 @@ pub(super) struct World {
     others: Vec<FakeRegistry>,
     readers: Vec<Reader>,
     pull: Option<Child>,
+    plans: Vec<Child>,
 }
 
 impl World {
@@ -50,8 +51,8 @@ impl World {
         let variable = format!("BLOBD_CONFIG={}", config.display());
         let daemon = TestDaemon::start_under(&["sh", "-c", OPEN_FILES, "sh", &variable], folder);
         let registry = registry_with(&ModelFile::dense(50));
-        let (others, readers) = (Vec::new(), Vec::new());
-        Self { daemon, config, registry, others, readers, pull: None }
+        let (others, readers, plans) = (Vec::new(), Vec::new(), Vec::new());
+        Self { daemon, config, registry, others, readers, pull: None, plans }
     }
 
     pub(super) fn samples(&self) -> Samples {
@@ -113,6 +114,30 @@ pub(super) fn pull(world: &mut World) {
     world.registry.add_fault("/manifests/", 1, Fault::Status(503));
     let name = world.registry.name("library/tiny:latest");
     world.daemon.command().run(["pull", &name]).succeeds();
+}
+
+pub(super) fn pull_absent(world: &mut World) {
+    world.daemon.command().run(["pull", &world.registry.name("library/absent")]).exits_with(3);
+}
+
+/// Their registry sends nothing, so each holds its permit until it gives up or its client does.
+pub(super) fn plan_many_pulls(world: &mut World) {
+    let registry = registry_with(&ModelFile::dense(54));
+    registry.add_fault("/manifests/", usize::MAX, Fault::StallAfter(0, FOR_EVER));
+    let plan = |_| {
+        let mut command = world.daemon.command().command();
+        command.args(["pull", "--dry-run", &registry.name("library/tiny:latest")]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    world.plans = (0..4).map(plan).collect();
+    world.others.push(registry);
+}
+
+pub(super) fn interrupt_plans(world: &mut World) {
+    for mut plan in world.plans.drain(..) {
+        plan.kill().unwrap();
+        plan.wait().unwrap();
+    }
 }
 
 pub(super) fn pull_wrong_bytes(world: &mut World) {

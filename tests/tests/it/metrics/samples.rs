@@ -30,6 +30,11 @@ impl Samples {
         self.0.get(sample).copied().unwrap_or_default()
     }
 
+    /// Whether a sample is present, with any value.
+    pub(super) fn has(&self, sample: &str) -> bool {
+        self.0.contains_key(sample)
+    }
+
     /// The sum of all samples of a metric.
     pub(super) fn sum(&self, metric: &str) -> f64 {
         self.0.iter().filter(|(sample, _)| family(sample) == metric).map(|(_, value)| value).sum()

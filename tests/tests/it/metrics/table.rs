@@ -81,6 +81,21 @@ const EVENTS: &[Event] = &[
         ],
     },
     Event {
+        what: "a model is pulled that its registry does not have",
+        happen: events::pull_absent,
+        moves: &["blobd_pulls_ended_total{result=\"failed\"}", "blobd_pull_errors_total{code=\"not_found\"}"],
+    },
+    Event {
+        what: "a user plans more pulls at a time than one user may",
+        happen: events::plan_many_pulls,
+        moves: &["blobd_permits_waiting{pool=\"pull_plans\"}"],
+    },
+    Event {
+        what: "their clients are interrupted",
+        happen: events::interrupt_plans,
+        moves: &["blobd_permits_waiting{pool=\"pull_plans\"}"],
+    },
+    Event {
         what: "a download has a wrong digest",
         happen: events::pull_wrong_bytes,
         moves: &["blobd_download_digest_mismatches_total"],
