@@ -110,7 +110,7 @@ impl RequestRecord {
     /// Logs what was done, and keeps it for the end of the request.
     pub(crate) fn finished(&self, done: &impl Finished) {
         verb_log::finished(&self.daemon.limits.log, self.daemon.requester(&self.peer), done);
-        self.note_outcome(done.outcome());
+        self.note_outcome(Outcome { has_changed: done.has_changed(), ..done.outcome() });
     }
 
     /// Keeps what was done for the end of the request.
@@ -207,7 +207,8 @@ fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
 fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
     daemon.metrics.events.request_ended(&request_end(ended));
     if ended.verb.is_audited {
-        daemon.audit.record(audit_record(ended));
+        let (record, has_changed) = (audit_record(ended), ended.outcome.is_some_and(|done| done.has_changed));
+        if has_changed { daemon.audit.record(record) } else { daemon.audit.record_limited(record) }
     }
     let EndedRequest { verb, peer, command, subject, outcome, result, duration, .. } = ended;
     let (uid, pid, verb, result) = (peer.uid, peer.pid, verb.name, result.name());

@@ -28,7 +28,7 @@ use crate::request_record::RequestRecord;
 use crate::requester::Requester;
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
-use crate::verb_log::Finished;
+use crate::verb_log::{Finished, NewPullLimit};
 
 mod body;
 mod details;
@@ -157,9 +157,10 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/import" => open::import(caller, request).await,
         "/v1/limit" => {
             let params: LimitParams = caller.params(request).await?;
+            let before = limit(daemon);
             daemon.transfers.limit.set(params.bytes_per_second);
             let limit = limit(daemon);
-            caller.record.finished(&limit);
+            caller.record.finished(&NewPullLimit { limit, before });
             Ok(json_response(&limit))
         }
         "/v1/undelete" => {
