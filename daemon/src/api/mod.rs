@@ -136,7 +136,10 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
             } else if let Some(name) = path.strip_prefix("/v1/manifests/") {
                 manifest(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/heads/") {
-                show::heads(caller, reference(name)?).await
+                let name = reference(name)?;
+                // The policy may refuse it, which has a record.
+                caller.record.note_subject(Some(name.to_string()), None);
+                show::heads(caller, name).await
             } else if let Some(name) = path.strip_prefix("/v1/history/") {
                 let name = reference(name)?;
                 caller.respond(move |daemon| ops::history(&daemon.store, &name)).await
@@ -276,6 +279,7 @@ impl Caller {
     ) -> Result<(P, Option<Permit>), ErrorBody> {
         let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
         self.record.note_subject(params.subject(), params.verb());
+        self.record.note_source(params.source());
         Ok((params, permit))
     }
 
