@@ -51,6 +51,11 @@ impl Filter {
         })
     }
 
+    /// From now on only the records of this user, which administers the store no longer.
+    pub(super) const fn restrict_to(&mut self, uid: u32) {
+        self.own_uid = Some(uid);
+    }
+
     pub(super) const fn since(&self) -> Option<SystemTime> {
         self.since
     }

@@ -6,6 +6,7 @@
 
 mod directory;
 mod filter;
+mod lines;
 mod rate;
 mod reader;
 mod writer;
@@ -24,7 +25,7 @@ use tokio::sync::watch;
 pub(crate) use self::directory::LogDirectory;
 pub(crate) use self::filter::Filter;
 use self::rate::{Admission, RateLimit};
-pub(crate) use self::reader::LogReader;
+pub(crate) use self::reader::{BATCH_MEMORY, Batch, LogReader};
 use self::writer::Writer;
 use crate::principal::UserNames;
 
