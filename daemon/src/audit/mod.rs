@@ -1,8 +1,9 @@
 //! The audit log: one line of JSON for each request that changes the store, gives out descriptors or controls the
-//! daemon, whether it succeeded or not, and for what the daemon does by itself.
+//! daemon, whether it succeeded or not, for each other request that is refused, and for what the daemon does by itself.
 //!
 //! Records go through a bounded queue to one thread, so no request waits for the disk. If the queue or the disk is
-//! full, records are dropped; their number is logged, and is itself a record as soon as writing succeeds again.
+//! full, records are dropped; their number is logged, and is itself a record as soon as writing succeeds again. Records
+//! of what changes nothing are limited, so that they leave room for the others.
 
 mod directory;
 mod filter;
