@@ -28,6 +28,10 @@ const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 /// including its index and its caches.
 const MEMORY_KIB: Limits = Limits { per_principal: 112 << 10, total: 144 << 10 };
 
+/// Requests that follow the audit log. Each takes a connection and a task for as long as its client likes, and is woken
+/// by each record; one user needs few.
+const LOG_FOLLOWERS: Limits = Limits { per_principal: 4, total: 64 };
+
 /// Responses up to this size are not counted: with the maximum number of connections they take a few MiB.
 const UNCOUNTED_BYTES: usize = 4 << 10;
 
@@ -71,6 +75,7 @@ pub(crate) struct RequestLimits {
     pub(crate) lasting: PermitPool,
     pub(crate) disk: PermitPool,
     pub(crate) health: HealthChecks,
+    log_followers: PermitPool,
     /// Memory in KiB.
     pub(crate) memory: PermitPool,
     pub(crate) opening: PermitPool,
@@ -101,6 +106,7 @@ impl RequestLimits {
             lasting: PermitPool::new(lasting),
             disk: PermitPool::new(DISK_WORK),
             health: HealthChecks::new(),
+            log_followers: PermitPool::new(LOG_FOLLOWERS),
             memory: PermitPool::new(MEMORY_KIB),
             opening: PermitPool::new(opening_limits()),
             in_flight: PermitPool::new(in_flight),
@@ -152,6 +158,15 @@ impl RequestLimits {
             let message = format!("uid {uid}: too many open models, pulls and imports at a time");
             ErrorBody::new(ErrorCode::Busy, message)
                 .with_hint("close some, or end leases with `blobd release`; `blobd ps` lists them")
+        })
+    }
+
+    /// One more request of the user that follows the audit log, or [`ErrorCode::Busy`].
+    pub(crate) fn log_follower_for(&self, uid: u32) -> Result<Arc<Permit>, ErrorBody> {
+        self.log_followers.try_acquire(uid).map(Arc::new).map_err(|_exhausted| {
+            let (own, all) = (LOG_FOLLOWERS.per_principal, LOG_FOLLOWERS.total);
+            let message = format!("log: uid {uid} may follow it {own} times at once, all users {all} times");
+            ErrorBody::new(ErrorCode::Busy, message).with_hint("end another `blobd log --follow`")
         })
     }
 }

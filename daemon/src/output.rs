@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
+use blobd_client::protocol::audit::escape_controls;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use serde::Serialize;
 
@@ -64,7 +65,7 @@ impl io::Write for DataOutput {
 /// Writes one JSON document on a line of its own.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
     let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    print(&format!("{json}\n"))
+    print(&format!("{}\n", escape_controls(json)))
 }
 
 /// Writes text to standard error. Unlike `eprint!`, which panics, it ignores a failure: a command must not fail
@@ -137,11 +138,15 @@ pub(crate) fn wrap(text: &str, width: usize, first_indent: &str, indent: &str) -
     lines + &line + "\n"
 }
 
-/// Replaces control characters, which could move the cursor or change colours: names and metadata come from
-/// files and registries.
+/// Replaces control characters, which could move the cursor or change colours, and those that change the direction of
+/// text, which could make one name look like another: names and metadata come from files and registries.
 pub(crate) fn printable(text: &str) -> String {
-    let visible = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    text.chars().map(visible).collect()
+    let is_hidden = |c: char| c.is_control() || changes_direction(c);
+    text.chars().map(|c| if is_hidden(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+const fn changes_direction(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// As many of the names as fit `width`, but at least one, and the number of the others: `a, b and 12 more`.
@@ -292,5 +297,10 @@ mod tests {
     #[test]
     fn escapes_do_not_reach_the_terminal() {
         assert_eq!(printable("a\u{1b}[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+        assert_eq!(printable("\u{7f}\u{9b}1m"), "\u{fffd}\u{fffd}1m");
+        for direction in ["\u{200e}", "\u{200f}", "\u{202a}", "\u{202e}", "\u{2066}", "\u{2069}"] {
+            assert_eq!(printable(direction), "\u{fffd}", "{direction:?}");
+        }
+        assert_eq!(printable("ä\u{200d}中"), "ä\u{200d}中");
     }
 }

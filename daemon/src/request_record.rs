@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request_id::RequestId;
+use serde_json::json;
 use tracing::Span;
 
 use crate::metrics::RequestEnd;
@@ -39,7 +40,10 @@ pub(crate) struct RequestRecord {
 struct State {
     verb: Verb,
     subject: Option<String>,
+    source: Option<String>,
     outcome: Option<Outcome>,
+    /// Whether the client has descriptors, and has not acknowledged all of them yet.
+    is_unacknowledged: bool,
     /// Whether the request ends later than its response begins.
     is_deferred: bool,
     is_ended: bool,
@@ -54,6 +58,8 @@ pub(crate) struct EndedRequest<'r> {
     pub(crate) command: Option<&'r str>,
     /// The model that the client named, as it named it.
     pub(crate) subject: Option<&'r str>,
+    /// What that is made from, if the client named that too.
+    pub(crate) source: Option<&'r str>,
     /// What was done, if anything.
     pub(crate) outcome: Option<&'r Outcome>,
     pub(crate) result: RequestResult<'r>,
@@ -66,16 +72,29 @@ pub(crate) enum RequestResult<'r> {
     Failed(&'r ErrorBody),
     /// The client disconnected first, or the daemon stopped.
     Cancelled,
+    /// The same, but the client has received descriptors, which it can keep.
+    Unacknowledged,
 }
 
 impl RequestResult<'_> {
-    /// `ok`, `cancelled`, or the error's code.
+    /// `ok`, `cancelled`, `unacknowledged`, or the error's code.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Done => "ok",
             Self::Failed(error) => error.code.name(),
             Self::Cancelled => "cancelled",
+            Self::Unacknowledged => "unacknowledged",
         }
+    }
+
+    /// The metrics tell only who has ended the request.
+    const fn metric(self) -> &'static str {
+        if matches!(self, Self::Unacknowledged) { Self::Cancelled.name() } else { self.name() }
+    }
+
+    /// Whether the user was not allowed to do this.
+    const fn is_refusal(self) -> bool {
+        matches!(self, Self::Failed(error) if matches!(error.code, ErrorCode::Denied | ErrorCode::DeniedByPolicy))
     }
 }
 
@@ -84,7 +103,15 @@ impl RequestRecord {
         // At the highest level, so that it is in every line of the log, however little is logged.
         let span = tracing::error_span!("request", %id);
         let command = if verb.is_audited { peer.command() } else { None };
-        let state = State { verb, subject: None, outcome: None, is_deferred: false, is_ended: false };
+        let state = State {
+            verb,
+            subject: None,
+            source: None,
+            outcome: None,
+            is_unacknowledged: false,
+            is_deferred: false,
+            is_ended: false,
+        };
         let (daemon, peer, start) = (Arc::clone(daemon), peer.clone(), Instant::now());
         Arc::new(Self { daemon, id, peer, command, start, span, state: Mutex::new(state) })
     }
@@ -107,15 +134,26 @@ impl RequestRecord {
         }
     }
 
+    /// Notes what the model that the client names is made from.
+    pub(crate) fn note_source(&self, source: Option<String>) {
+        self.state().source = source;
+    }
+
     /// Logs what was done, and keeps it for the end of the request.
     pub(crate) fn finished(&self, done: &impl Finished) {
         verb_log::finished(&self.daemon.limits.log, self.daemon.requester(&self.peer), done);
-        self.note_outcome(done.outcome());
+        self.note_outcome(Outcome { has_changed: done.has_changed(), ..done.outcome() });
     }
 
     /// Keeps what was done for the end of the request.
     pub(crate) fn note_outcome(&self, outcome: Outcome) {
         self.state().outcome = Some(outcome);
+    }
+
+    /// Keeps what the client can use from now on, even if it disconnects without an acknowledgement.
+    pub(crate) fn descriptors_sent(&self, outcome: Outcome) {
+        let mut state = self.state();
+        (state.outcome, state.is_unacknowledged) = (Some(outcome), true);
     }
 
     /// The request does not end when its response begins.
@@ -150,9 +188,10 @@ impl RequestRecord {
         }
     }
 
-    /// Ends a request whose client has disconnected.
+    /// Ends a request whose client has disconnected. Its work may be complete all the same.
     pub(crate) fn cancelled(&self) {
-        self.end(RequestResult::Cancelled);
+        let result = self.state().result_without_client();
+        self.end(result);
     }
 
     /// Only the first call has an effect.
@@ -167,6 +206,7 @@ impl RequestRecord {
             peer: &self.peer,
             command: self.command.as_deref(),
             subject: state.subject.as_deref(),
+            source: state.source.as_deref(),
             outcome: state.outcome.as_ref(),
             result,
             duration: self.start.elapsed(),
@@ -182,9 +222,17 @@ impl RequestRecord {
 
 impl Drop for RequestRecord {
     fn drop(&mut self) {
-        // Work can be complete although its client has disconnected before the response.
-        let is_done = self.state().outcome.is_some();
-        self.end(if is_done { RequestResult::Done } else { RequestResult::Cancelled });
+        self.cancelled();
+    }
+}
+
+impl State {
+    fn result_without_client(&self) -> RequestResult<'static> {
+        match self.outcome {
+            None => RequestResult::Cancelled,
+            Some(_) if self.is_unacknowledged => RequestResult::Unacknowledged,
+            Some(_) => RequestResult::Done,
+        }
     }
 }
 
@@ -194,7 +242,7 @@ fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
     let detail = |name| done.and_then(|done| done.details.get(name)?.as_u64()).unwrap_or_default();
     RequestEnd {
         verb: ended.verb.name,
-        result: ended.result.name(),
+        result: ended.result.metric(),
         duration: ended.duration,
         bytes: done.and_then(|done| done.bytes).unwrap_or_default(),
         reused_bytes: detail("reused_bytes"),
@@ -206,8 +254,9 @@ fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
 /// threads.
 fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
     daemon.metrics.events.request_ended(&request_end(ended));
-    if ended.verb.is_audited {
-        daemon.audit.record(audit_record(ended));
+    if ended.verb.is_audited || ended.result.is_refusal() {
+        let (record, has_changed) = (audit_record(ended), ended.outcome.is_some_and(|done| done.has_changed));
+        if has_changed { daemon.audit.record(record) } else { daemon.audit.record_limited(record) }
     }
     let EndedRequest { verb, peer, command, subject, outcome, result, duration, .. } = ended;
     let (uid, pid, verb, result) = (peer.uid, peer.pid, verb.name, result.name());
@@ -217,19 +266,22 @@ fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
 
 /// The audit log adds the time and the name of the user.
 fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
-    let EndedRequest { id, verb, peer, command, subject, outcome, result, duration } = ended;
+    let EndedRequest { id, verb, peer, command, subject, source, outcome, result, duration } = ended;
     let message = match result {
         RequestResult::Failed(error) => Some(error.message.clone()),
-        RequestResult::Done | RequestResult::Cancelled => None,
+        _ => None,
     };
     let details = outcome.iter().flat_map(|outcome| &outcome.details);
+    let details = details.map(|(name, value)| ((*name).to_owned(), value.clone()));
+    let from = source.map(|source| ("from".to_owned(), json!(source)));
     AuditRecord {
         time: String::new(),
         request: Some(id.to_string()),
         uid: peer.uid,
         user: None,
         pid: (peer.pid > 0).then_some(peer.pid),
-        command: command.map(str::to_owned),
+        // Requests that only read have records only if they are refused.
+        command: command.map(str::to_owned).or_else(|| peer.command().filter(|_| !verb.is_audited)),
         verb: verb.name.to_owned(),
         model: outcome.and_then(|outcome| outcome.model.as_deref()).or(*subject).map(str::to_owned),
         digest: outcome.and_then(|outcome| outcome.digest),
@@ -238,6 +290,62 @@ fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
         message,
         duration_ms: Some(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
         dry_run: outcome.is_some_and(|outcome| outcome.is_dry_run),
-        details: details.map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+        // What was done is more certain than what was asked for.
+        details: from.into_iter().chain(details).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_registry::RegistryPolicy;
+    use blobd_store::Store;
+
+    use super::*;
+    use crate::audit::{LogDirectory, Rotation};
+    use crate::metrics::Metrics;
+    use crate::principal::Groups;
+
+    /// The result in the audit log.
+    fn recorded(is_audited: bool, request: impl FnOnce(&RequestRecord)) -> Option<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("store")).unwrap();
+        let metrics = Metrics::new().unwrap();
+        let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default(), metrics).unwrap());
+        let log = folder.path().join("log");
+        daemon.audit.start(LogDirectory::at(&log), Rotation { max_bytes: 1 << 20, keep: 2 }).unwrap();
+        let peer = Principal { pid: 0, uid: 1, groups: Groups { primary: 1, supplementary: None } };
+        let verb = Verb { name: "open", is_audited };
+        let record = RequestRecord::start(&daemon, &peer, verb, daemon.request_ids.next_id());
+        request(&record);
+        drop(record);
+        daemon.audit.stop();
+        let line = std::fs::read(log.join("audit-00000001.jsonl")).ok()?;
+        Some(AuditRecord::parse(&line).unwrap().result)
+    }
+
+    #[test]
+    fn request_of_a_client_that_has_gone_ends_as_its_work_did() {
+        let result = |request: fn(&RequestRecord)| recorded(true, request).unwrap();
+        let outcome = || Outcome::of("m", None);
+        assert_eq!(result(|_| {}), "cancelled");
+        assert_eq!(result(RequestRecord::cancelled), "cancelled");
+        let complete = |record: &RequestRecord| {
+            record.note_outcome(outcome());
+            record.cancelled();
+        };
+        assert_eq!(recorded(true, complete).unwrap(), "ok");
+        let sent = |record: &RequestRecord| record.descriptors_sent(outcome());
+        assert_eq!(recorded(true, sent).unwrap(), "unacknowledged");
+    }
+
+    #[test]
+    fn request_that_reads_has_a_record_only_if_it_is_refused() {
+        for (code, is_recorded) in
+            [(ErrorCode::Denied, true), (ErrorCode::DeniedByPolicy, true), (ErrorCode::NotFound, false)]
+        {
+            let refuse = |record: &RequestRecord| drop(record.failed(ErrorBody::new(code, "no")));
+            let expected = is_recorded.then(|| code.name().to_owned());
+            assert_eq!(recorded(false, refuse), expected, "{}", code.name());
+        }
     }
 }

@@ -29,10 +29,9 @@ const LIST_WIDTH: usize = 200;
 
 /// The result of a verb that may have changed the store.
 pub(crate) trait Finished {
-    /// Whether something was changed. What any user may repeat without changing anything is logged at a limited rate.
-    fn has_changed(&self) -> bool {
-        true
-    }
+    /// Whether something was changed. Logged, and recorded in the audit log, at a limited rate otherwise: a user may
+    /// repeat it as often as it likes.
+    fn has_changed(&self) -> bool;
 
     /// Writes the lines.
     fn write(&self, requester: Requester);
@@ -54,6 +53,15 @@ pub(crate) struct Outcome {
     pub(crate) details: BTreeMap<&'static str, Value>,
     /// Whether nothing was changed because the client has asked for a dry run.
     pub(crate) is_dry_run: bool,
+    /// Whether the store or the daemon is no longer as it was before.
+    pub(crate) has_changed: bool,
+}
+
+/// A new limit of the rate of all pulls.
+#[derive(Debug)]
+pub(crate) struct NewPullLimit {
+    pub(crate) limit: PullLimit,
+    pub(crate) before: PullLimit,
 }
 
 impl Outcome {
@@ -169,7 +177,7 @@ fn corrected(requester: Requester, model: &str, file: &CorrectedFile) {
 
 impl Finished for PullDone {
     fn has_changed(&self) -> bool {
-        self.downloaded_bytes > 0 || !self.displaced.is_empty()
+        !self.unchanged
     }
 
     fn write(&self, requester: Requester) {
@@ -190,7 +198,7 @@ impl Finished for PullDone {
 
 impl Finished for Imported {
     fn has_changed(&self) -> bool {
-        self.new_bytes > 0 || !self.displaced.is_empty()
+        !self.unchanged
     }
 
     fn write(&self, requester: Requester) {
@@ -210,7 +218,7 @@ impl Finished for Imported {
 
 impl Finished for Edited {
     fn has_changed(&self) -> bool {
-        self.new_bytes > 0 || !self.displaced.is_empty()
+        !self.dry_run && !self.unchanged
     }
 
     fn write(&self, requester: Requester) {
@@ -245,12 +253,18 @@ impl Finished for Promoted {
     }
 
     fn outcome(&self) -> Outcome {
-        let copied_bytes = if self.dry_run { 0 } else { self.copied_bytes };
-        Outcome::of(&self.name, self.digest).with_bytes(copied_bytes).with_lost(&[], &self.evicted)
+        Outcome::of(&self.name, self.digest)
+            .with_bytes(self.copied_bytes)
+            .dry_run_if(self.dry_run)
+            .with_lost(&[], &self.evicted)
     }
 }
 
 impl Finished for Tagged {
+    fn has_changed(&self) -> bool {
+        !self.unchanged
+    }
+
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "tag");
@@ -263,6 +277,10 @@ impl Finished for Tagged {
 }
 
 impl Finished for Renamed {
+    fn has_changed(&self) -> bool {
+        self.from != self.name
+    }
+
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, from = %self.from, digest = %self.digest, "rename");
@@ -277,6 +295,11 @@ impl Finished for Renamed {
 }
 
 impl Finished for Undeleted {
+    /// It is no longer in the trash.
+    fn has_changed(&self) -> bool {
+        true
+    }
+
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "undelete");
@@ -289,6 +312,10 @@ impl Finished for Undeleted {
 }
 
 impl Finished for Removed {
+    fn has_changed(&self) -> bool {
+        !self.dry_run && !self.models.is_empty()
+    }
+
     fn write(&self, requester: Requester) {
         if self.dry_run {
             return;
@@ -338,6 +365,10 @@ impl Finished for DroppedDownloads {
 }
 
 impl Finished for Pinned {
+    fn has_changed(&self) -> bool {
+        !self.unchanged
+    }
+
     fn write(&self, requester: Requester) {
         let (uid, pid, verb) = (requester.uid(), requester.pid(), if self.pinned { "pin" } else { "unpin" });
         tracing::info!(uid, pid, model = %self.name, "{verb}");
@@ -349,6 +380,10 @@ impl Finished for Pinned {
 }
 
 impl Finished for GcReport {
+    fn has_changed(&self) -> bool {
+        !self.dry_run && !self.deleted.is_empty()
+    }
+
     fn write(&self, requester: Requester) {
         if self.dry_run {
             return;
@@ -374,7 +409,11 @@ impl Finished for GcReport {
 }
 
 impl Finished for Verified {
-    /// Only if there is damage: the rest has changed nothing.
+    fn has_changed(&self) -> bool {
+        self.corrupt.iter().any(|blob| blob.repaired)
+    }
+
+    /// Only if there is damage.
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         for blob in &self.corrupt {
@@ -398,14 +437,18 @@ impl Finished for Verified {
     }
 }
 
-impl Finished for PullLimit {
+impl Finished for NewPullLimit {
+    fn has_changed(&self) -> bool {
+        self.limit != self.before
+    }
+
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
-        tracing::info!(uid, pid, bytes_per_second = self.bytes_per_second, "limit");
+        tracing::info!(uid, pid, bytes_per_second = self.limit.bytes_per_second, "limit");
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::default().with("bytes_per_second", self.bytes_per_second)
+        Outcome::default().with("bytes_per_second", self.limit.bytes_per_second)
     }
 }
 
@@ -433,6 +476,10 @@ impl Finished for Released {
 }
 
 impl Finished for Reindexed {
+    fn has_changed(&self) -> bool {
+        self.differences > 0
+    }
+
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, differences = self.differences, "reindex");
@@ -440,5 +487,50 @@ impl Finished for Reindexed {
 
     fn outcome(&self) -> Outcome {
         Outcome::default().with("differences", self.differences)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_client::protocol::upkeep::CorruptBlob;
+
+    use super::*;
+
+    fn promoted(dry_run: bool, copied_blobs: u64) -> Promoted {
+        let (name, digest, from) = ("m".to_owned(), Digest::of(b"m"), None);
+        Promoted { name, digest, from, copied_bytes: 7, copied_blobs, dry_run, evicted: Vec::new() }
+    }
+
+    #[test]
+    fn dry_run_of_a_promotion_is_recorded_as_one() {
+        let plan = promoted(true, 1);
+        assert!(plan.outcome().is_dry_run && !plan.has_changed());
+        assert!(!promoted(false, 1).outcome().is_dry_run);
+        assert!(promoted(false, 1).has_changed() && !promoted(false, 0).has_changed());
+    }
+
+    #[test]
+    fn what_changes_nothing_is_no_change() {
+        assert!(!DroppedDownloads::default().has_changed());
+        assert!(!Reindexed::default().has_changed());
+        let (deleted, kept, lower_stores) = (Vec::new(), Vec::new(), Vec::new());
+        assert!(!GcReport { dry_run: false, deleted, freed_bytes: 0, kept, lower_stores }.has_changed());
+        let limit = |rate| PullLimit { bytes_per_second: rate };
+        assert!(!NewPullLimit { limit: limit(Some(1)), before: limit(Some(1)) }.has_changed());
+        assert!(NewPullLimit { limit: limit(None), before: limit(Some(1)) }.has_changed());
+    }
+
+    #[test]
+    fn verification_that_has_repaired_is_a_change() {
+        let blob = |repaired| CorruptBlob {
+            digest: Digest::of(b"b"),
+            models: Vec::new(),
+            repaired,
+            reason: String::new(),
+            fetched_bytes: None,
+        };
+        let verified = |corrupt| Verified { corrupt, ..Verified::default() };
+        assert!(!verified(vec![blob(false)]).has_changed());
+        assert!(verified(vec![blob(false), blob(true)]).has_changed());
     }
 }

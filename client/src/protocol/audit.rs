@@ -63,8 +63,8 @@ pub struct AuditRecord {
 }
 
 impl AuditRecord {
-    /// The record as a line of the log, at most [`MAX_LINE_BYTES`] long. Control characters are escaped, as JSON
-    /// requires; what follows `?` in a URL, and users and passwords in it, are removed.
+    /// The record as a line of the log, at most [`MAX_LINE_BYTES`] long. All control characters are escaped; what
+    /// follows `?` in a URL, and users and passwords in it, are removed.
     #[must_use]
     pub fn line(&self) -> Vec<u8> {
         let short = |text: &String| without_secrets(text).chars().take(MAX_TEXT_CHARS).collect();
@@ -72,6 +72,7 @@ impl AuditRecord {
             model: self.model.as_ref().map(short),
             message: self.message.as_ref().map(short),
             command: self.command.as_ref().map(short),
+            details: self.details.iter().map(|(name, value)| (name.clone(), short_detail(value))).collect(),
             ..self.clone()
         };
         let line = record.json_line();
@@ -84,7 +85,7 @@ impl AuditRecord {
 
     fn json_line(&self) -> Vec<u8> {
         // Strings and numbers can always be serialised.
-        let mut line = serde_json::to_vec(self).unwrap_or_default();
+        let mut line = escape_controls(serde_json::to_string(self).unwrap_or_default()).into_bytes();
         line.push(b'\n');
         line
     }
@@ -97,6 +98,26 @@ impl AuditRecord {
             return None;
         }
         serde_json::from_slice(line).ok()
+    }
+}
+
+/// JSON with DEL and the C1 control characters escaped too, which JSON does not require: some terminals take U+009B for
+/// the start of an escape sequence.
+#[must_use]
+pub fn escape_controls(json: String) -> String {
+    let is_raw = |c: char| matches!(c, '\u{7f}'..='\u{9f}');
+    // JSON has these in strings only.
+    if !json.contains(is_raw) {
+        return json;
+    }
+    let escaped = |c: char| if is_raw(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    json.chars().map(escaped).collect()
+}
+
+fn short_detail(value: &Value) -> Value {
+    match value {
+        Value::String(text) => without_secrets(text).chars().take(MAX_TEXT_CHARS).collect::<String>().into(),
+        value => value.clone(),
     }
 }
 
@@ -175,9 +196,11 @@ mod tests {
 
     #[test]
     fn line_has_no_line_break_and_no_control_character_inside() {
-        let model = Some("a\nb\u{1b}[31m\u{7f}".to_owned());
+        let model = Some("a\nb\u{1b}[31m\u{7f}\u{80}\u{9b}1m\u{9f}\u{a0}".to_owned());
         let line = AuditRecord { model: model.clone(), ..record() }.line();
-        assert_eq!(line.iter().filter(|byte| **byte < 0x20).count(), 1, "{line:?}");
+        let text = String::from_utf8(line.clone()).unwrap();
+        assert_eq!(text.chars().filter(|c| c.is_control()).count(), 1, "{text:?}");
+        assert!(text.contains(r"\u007f\u0080\u009b1m\u009f"), "{text}");
         assert_eq!(AuditRecord::parse(&line).unwrap().model, model);
     }
 
@@ -189,6 +212,13 @@ mod tests {
         let parsed = AuditRecord::parse(&line).unwrap();
         assert_eq!(parsed.model.unwrap().len(), MAX_TEXT_CHARS);
         assert!(parsed.details.contains_key("omitted_bytes"));
+    }
+
+    #[test]
+    fn details_lose_what_may_be_secret_too() {
+        let details = BTreeMap::from([("from".to_owned(), json!("https://u:p@host/m.gguf?token=x"))]);
+        let line = AuditRecord { details, ..record() }.line();
+        assert_eq!(AuditRecord::parse(&line).unwrap().details["from"], "https://host/m.gguf");
     }
 
     #[test]

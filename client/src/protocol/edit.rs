@@ -90,6 +90,9 @@ pub struct Edited {
     /// The template layer of the manifest, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_layer: Option<TemplateLayer>,
+    /// Whether the name meant the same model before, and nothing was written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
     /// Whether this was a dry run, which writes nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,

@@ -227,6 +227,9 @@ pub struct Tagged {
     pub name: String,
     /// The digest of the manifest.
     pub digest: Digest,
+    /// Whether the name meant the same model before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
     /// The other model that had the name before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<LostModel>,
@@ -475,6 +478,9 @@ pub struct Imported {
     pub tensor_count: u64,
     /// The number of blobs that were written.
     pub new_blob_count: u64,
+    /// Whether the name meant the same model before, and nothing was written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
     /// The other model that had the name before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<LostModel>,

@@ -117,6 +117,9 @@ pub struct Pinned {
     pub name: String,
     /// Whether it is pinned now: neither evicted nor removed.
     pub pinned: bool,
+    /// Whether it was so before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
 }
 
 /// Response to `GET /v1/limit` and `POST /v1/limit`.

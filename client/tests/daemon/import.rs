@@ -34,6 +34,7 @@ fn imported() -> Imported {
         reused_bytes: 0,
         tensor_count: 0,
         new_blob_count: 1,
+        unchanged: false,
         displaced: Vec::new(),
         evicted: Vec::new(),
         notes: Vec::new(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use blobd_client::protocol::audit::escape_controls;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
@@ -126,8 +127,8 @@ pub(super) fn error_response(error: ErrorBody) -> HttpResponse {
 /// One JSON document per line. `events` is closed when the client disconnects.
 pub(super) fn lines_response<E: Serialize + Send + 'static>(mut events: mpsc::Receiver<E>) -> HttpResponse {
     let line = |event: E| {
-        let mut line = serde_json::to_vec(&event).unwrap_or_default();
-        line.push(b'\n');
+        let mut line = escape_controls(serde_json::to_string(&event).unwrap_or_default());
+        line.push('\n');
         Bytes::from(line)
     };
     let next = move |context: &mut Context<'_>| events.poll_recv(context).map(|event| event.map(line));

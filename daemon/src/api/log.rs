@@ -2,61 +2,63 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogEvent, LogParams};
+use blobd_client::protocol::audit::{LogEnd, LogEvent, LogParams};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use serde::{Serialize, Serializer};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::Instrument as _;
 
 use super::Caller;
 use super::body::{HttpResponse, lines_response};
 use crate::access::Right;
-use crate::audit::{Filter, LogDirectory, LogReader};
+use crate::audit::{BATCH_MEMORY, Batch, Filter, LogDirectory, LogReader};
 use crate::ops::OpError;
+use crate::permits::Permit;
+use crate::principal::Principal;
 use crate::state::Daemon;
 
 /// Records without a limit in the request.
 const DEFAULT_LIMIT: u64 = 1000;
-/// The most records of one response, whose places are kept in memory.
+/// The most records of one response.
 const MAX_LIMIT: u64 = 100_000;
-/// Records that may wait for a client.
-const RECORDS_WAITING: usize = 64;
+/// Records that may wait for a client. Their batch is counted until the last of them is sent.
+const RECORDS_WAITING: usize = 8;
+/// The shortest time between two reads of a follower: many records within it are one batch.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A user that does not administer the store gets its own records.
 pub(super) fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, ErrorBody> {
     let own_uid = (!caller.rights.include(Right::Administer)).then_some(caller.peer.uid);
     let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
     let filter = Filter::new(params, own_uid).map_err(invalid)?;
-    let audit = &caller.daemon.audit;
-    let (Some(directory), Some(written)) = (audit.directory(), audit.written()) else { return Err(is_off()) };
-    let limit = params.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT);
-    let reading = Reading {
-        daemon: Arc::clone(&caller.daemon),
-        uid: caller.peer.uid,
-        directory,
-        filter,
-        limit: usize::try_from(limit).unwrap_or(usize::MAX),
-        follow: params.follow.then_some(written),
-        own_only: own_uid.is_some(),
+    let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
+    let (Some(directory), Some(written)) = (daemon.audit.directory(), daemon.audit.written()) else {
+        return Err(is_off());
     };
+    let limit = usize::try_from(params.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT)).unwrap_or(usize::MAX);
+    let follower = params.follow.then(|| daemon.limits.log_follower_for(peer.uid)).transpose()?;
     let lasting = caller.lasting()?;
     let (events, waiting) = mpsc::channel(RECORDS_WAITING);
     let record = Arc::clone(&caller.record);
     record.defer();
+    let stream = LogStream { daemon, peer, events: events.clone(), own_only: own_uid.is_some() };
+    let follow = params.follow.then_some(written);
     let work = async move {
-        let last = match reading.run(&events).await {
-            Ok(Some(end)) => LogEvent::Done(end),
-            // The client has disconnected.
-            Ok(None) => return record.cancelled(),
-            Err(error) => LogEvent::Failed(ErrorResponse { error: record.failed(error.body()) }),
+        let last = match stream.run(Search { directory, filter, limit }, follow).await {
+            Ok(end) => LogEvent::Done(end),
+            Err(Stop::ClientHasGone) => return record.cancelled(),
+            Err(Stop::Failed(error)) => LogEvent::Failed(ErrorResponse { error: record.failed(error) }),
         };
         record.succeeded();
-        let _ = events.send(last).await;
+        let _ = events.send(Counted { event: last, _memory: None }).await;
     };
     tokio::spawn(work.in_current_span());
     let mut response = lines_response(waiting);
-    response.body_mut().hold(lasting);
+    [Some(lasting), follower].into_iter().flatten().for_each(|permit| response.body_mut().hold(permit));
     Ok(response)
 }
 
@@ -65,92 +67,143 @@ fn is_off() -> ErrorBody {
         .with_hint("audit.enabled in the configuration turns it on")
 }
 
-struct Reading {
-    daemon: Arc<Daemon>,
-    uid: u32,
+/// A line of the response, with the permit that counts its batch until the last of its lines is sent.
+struct Counted {
+    event: LogEvent,
+    _memory: Option<Arc<Permit>>,
+}
+
+impl Serialize for Counted {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.event.serialize(serializer)
+    }
+}
+
+/// Which of the latest records are looked for.
+struct Search {
     directory: Arc<LogDirectory>,
     filter: Filter,
     limit: usize,
-    follow: Option<watch::Receiver<()>>,
+}
+
+/// Why a response ends early.
+enum Stop {
+    ClientHasGone,
+    Failed(ErrorBody),
+}
+
+impl From<ErrorBody> for Stop {
+    fn from(error: ErrorBody) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<OpError> for Stop {
+    fn from(error: OpError) -> Self {
+        Self::Failed(error.body())
+    }
+}
+
+struct LogStream {
+    daemon: Arc<Daemon>,
+    peer: Principal,
+    events: Sender<Counted>,
     own_only: bool,
 }
 
-impl Reading {
-    /// Returns `None` if the client disconnects.
-    async fn run(self, events: &Sender<LogEvent>) -> Result<Option<LogEnd>, OpError> {
-        let Self { daemon, uid, directory, filter, limit, follow, own_only } = self;
-        let turn = tokio::select! {
-            turn = daemon.work.surveys.acquire(uid) => turn,
-            () = events.closed() => return Ok(None),
+impl LogStream {
+    async fn run(mut self, search: Search, follow: Option<watch::Receiver<()>>) -> Result<LogEnd, Stop> {
+        let reader = self.find(search).await?;
+        let mut reader = self.send_all(reader, LogReader::next_found).await?;
+        if let Some(written) = follow {
+            reader = self.follow(reader, written).await?;
+        }
+        Ok(LogEnd { unreadable_lines: reader.unreadable_lines, own_only: self.own_only })
+    }
+
+    async fn find(&self, search: Search) -> Result<LogReader, Stop> {
+        let turn = self.unless_gone(self.daemon.work.surveys.acquire(self.peer.uid)).await?;
+        let events = self.events.clone();
+        let find = move |_: &Daemon| {
+            let _turn = turn;
+            let is_wanted = || !events.is_closed();
+            let Search { directory, filter, limit } = search;
+            LogReader::find(directory, filter, limit, &is_wanted).map_err(|error| failed(&error))
         };
-        let find =
-            move |_: &Daemon| LogReader::find(directory, filter, limit).map_err(|error| failed(&error));
-        let mut reader = daemon.blocking(find).await?;
-        drop(turn);
+        self.daemon.blocking(find).await?.ok_or(Stop::ClientHasGone)
+    }
+
+    /// Sends what is written until the client disconnects.
+    async fn follow(
+        &mut self,
+        mut reader: LogReader,
+        mut written: watch::Receiver<()>,
+    ) -> Result<LogReader, Stop> {
         loop {
-            let (returned, records) = step(&daemon, uid, reader, LogReader::next_found).await?;
+            written.mark_unchanged();
+            reader = self.send_all(reader, LogReader::next_written).await?;
+            self.unless_gone(sleep(FOLLOW_INTERVAL)).await?;
+            self.unless_gone(written.changed()).await?.map_err(|_stopped| Stop::ClientHasGone)?;
+        }
+    }
+
+    /// Sends batches until there are no more.
+    async fn send_all(
+        &mut self,
+        mut reader: LogReader,
+        read: fn(&mut LogReader) -> io::Result<Batch>,
+    ) -> Result<LogReader, Stop> {
+        loop {
+            let (returned, may_have_more) = self.send_batch(reader, read).await?;
+            if !may_have_more {
+                return Ok(returned);
+            }
             reader = returned;
-            if records.is_empty() {
-                break;
-            }
-            if !send(events, records).await {
-                return Ok(None);
-            }
-        }
-        match follow {
-            Some(written) => follow_log(&daemon, uid, reader, written, events).await.map(|()| None),
-            None => Ok(Some(LogEnd { unreadable_lines: reader.unreadable_lines, own_only })),
         }
     }
-}
 
-/// Sends what is written until the client disconnects.
-async fn follow_log(
-    daemon: &Arc<Daemon>,
-    uid: u32,
-    mut reader: LogReader,
-    mut written: watch::Receiver<()>,
-    events: &Sender<LogEvent>,
-) -> Result<(), OpError> {
-    loop {
-        written.mark_unchanged();
-        let (returned, (records, may_have_more)) = step(daemon, uid, reader, LogReader::next_written).await?;
-        reader = returned;
-        if !send(events, records).await {
-            return Ok(());
+    /// Reads some records on a thread that may block, and sends them. Returns whether there may be more.
+    async fn send_batch(
+        &mut self,
+        mut reader: LogReader,
+        read: fn(&mut LogReader) -> io::Result<Batch>,
+    ) -> Result<(LogReader, bool), Stop> {
+        let uid = self.peer.uid;
+        let memory = self.unless_gone(self.daemon.limits.memory_for(uid, BATCH_MEMORY)).await??;
+        let memory = memory.map(Arc::new);
+        self.check_rights(&mut reader)?;
+        let work = move |_: &Daemon| {
+            let batch = read(&mut reader).map_err(|error| failed(&error))?;
+            Ok((reader, batch))
+        };
+        let (reader, batch) = self.daemon.disk_work(uid, work).await?;
+        for record in batch.records {
+            let line = Counted { event: LogEvent::Record(Box::new(record)), _memory: memory.clone() };
+            self.events.send(line).await.map_err(|_closed| Stop::ClientHasGone)?;
         }
-        if may_have_more {
-            continue;
+        if self.events.is_closed() { Err(Stop::ClientHasGone) } else { Ok((reader, batch.may_have_more)) }
+    }
+
+    /// The rights may have changed since the request was made.
+    fn check_rights(&mut self, reader: &mut LogReader) -> Result<(), ErrorBody> {
+        let access = self.daemon.access();
+        let rights = access.rights_of(&self.peer);
+        if !rights.include(Right::Read) {
+            return Err(access.refusal(&self.peer, Right::Read, "/v1/log"));
         }
+        if !rights.include(Right::Administer) {
+            self.own_only = true;
+            reader.restrict_to(self.peer.uid);
+        }
+        Ok(())
+    }
+
+    async fn unless_gone<T>(&self, work: impl Future<Output = T>) -> Result<T, Stop> {
         tokio::select! {
-            changed = written.changed() => if changed.is_err() { return Ok(()) },
-            () = events.closed() => return Ok(()),
+            done = work => Ok(done),
+            () = self.events.closed() => Err(Stop::ClientHasGone),
         }
     }
-}
-
-/// Reads some records on a thread that may block.
-async fn step<T: Send + 'static>(
-    daemon: &Arc<Daemon>,
-    uid: u32,
-    mut reader: LogReader,
-    read: impl FnOnce(&mut LogReader) -> io::Result<T> + Send + 'static,
-) -> Result<(LogReader, T), OpError> {
-    let work = move |_: &Daemon| {
-        let records = read(&mut reader).map_err(|error| failed(&error))?;
-        Ok((reader, records))
-    };
-    daemon.disk_work(uid, work).await
-}
-
-/// Returns whether the client is still connected.
-async fn send(events: &Sender<LogEvent>, records: Vec<AuditRecord>) -> bool {
-    for record in records {
-        if events.send(LogEvent::Record(Box::new(record))).await.is_err() {
-            return false;
-        }
-    }
-    !events.is_closed()
 }
 
 fn failed(error: &io::Error) -> OpError {

@@ -28,7 +28,7 @@ use crate::request_record::RequestRecord;
 use crate::requester::Requester;
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
-use crate::verb_log::Finished;
+use crate::verb_log::{Finished, NewPullLimit};
 
 mod body;
 mod details;
@@ -137,7 +137,10 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
             } else if let Some(name) = path.strip_prefix("/v1/manifests/") {
                 manifest(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/heads/") {
-                show::heads(caller, reference(name)?).await
+                let name = reference(name)?;
+                // The policy may refuse it, which has a record.
+                caller.record.note_subject(Some(name.to_string()), None);
+                show::heads(caller, name).await
             } else if let Some(name) = path.strip_prefix("/v1/history/") {
                 let name = reference(name)?;
                 caller.respond(move |daemon| ops::history(&daemon.store, &name)).await
@@ -158,9 +161,10 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/import" => open::import(caller, request).await,
         "/v1/limit" => {
             let params: LimitParams = caller.params(request).await?;
+            let before = limit(daemon);
             daemon.transfers.limit.set(params.bytes_per_second);
             let limit = limit(daemon);
-            caller.record.finished(&limit);
+            caller.record.finished(&NewPullLimit { limit, before });
             Ok(json_response(&limit))
         }
         "/v1/undelete" => {
@@ -276,6 +280,7 @@ impl Caller {
     ) -> Result<(P, Option<Permit>), ErrorBody> {
         let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
         self.record.note_subject(params.subject(), params.verb());
+        self.record.note_source(params.source());
         Ok((params, permit))
     }
 

@@ -1,4 +1,4 @@
-//! Which verb a request is, for the log, the audit log and the metrics; and which model its parameters name.
+//! Which verb a request is, for the log, the audit log and the metrics; and which models its parameters name.
 
 use blobd_client::protocol::audit::LogParams;
 use blobd_client::protocol::edit::EditParams;
@@ -94,15 +94,24 @@ pub(super) trait Subject {
     fn verb(&self) -> Option<&'static str> {
         None
     }
+
+    /// What the model is made from, if that has another name.
+    fn source(&self) -> Option<String> {
+        None
+    }
 }
 
 macro_rules! subjects {
-    ($($params:ty: $subject:expr;)*) => {
+    ($($params:ty: $subject:expr $(, from $source:expr)?;)*) => {
         $(impl Subject for $params {
             fn subject(&self) -> Option<String> {
                 let subject: fn(&Self) -> Option<String> = $subject;
                 subject(self)
             }
+            $(fn source(&self) -> Option<String> {
+                let source: fn(&Self) -> Option<String> = $source;
+                source(self)
+            })?
         })*
     };
 }
@@ -111,12 +120,12 @@ subjects! {
     OpenParams: |params| Some(full_name(&params.reference));
     ImportParams: |params| Some(params.name.as_ref().map_or_else(|| params.file_name.clone(), full_name));
     PullParams: |params| Some(params.source.to_string());
-    EditParams: |params| Some(full_name(&params.target));
+    EditParams: |params| Some(full_name(&params.target)), from |params| Some(full_name(&params.source));
     PromoteParams: |params| Some(full_name(&params.reference));
     RemoveParams: |params| Some(removed(params));
     UndeleteParams: |params| Some(full_name(&params.reference));
-    TagParams: |params| Some(full_name(&params.target));
-    RenameParams: |params| Some(full_name(&params.source));
+    TagParams: |params| Some(full_name(&params.target)), from |params| Some(full_name(&params.source));
+    RenameParams: |params| Some(full_name(&params.target)), from |params| Some(full_name(&params.source));
     VerifyParams: |params| params.reference.as_ref().map(full_name);
     ReleaseParams: |params| params.reference.as_ref().map(full_name);
     RemovePartialsParams: |params| (!params.targets.is_empty()).then(|| params.targets.join(" "));

@@ -6,21 +6,23 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use blobd_store::Store;
 use blobd_store_format::layout;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fsync, mkdir, openat, unlinkat};
 use rustix::io::Errno;
 
+use super::lock;
+
 /// No symbolic link is followed, and no open waits for a pipe's other end.
 const SAFE: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 
-/// The directory of an audit log, which is opened when it is first used.
+/// The directory of an audit log, which is opened when it is first used, and again if it was removed.
 #[derive(Debug)]
 pub(crate) struct LogDirectory {
     place: Place,
-    opened: OnceLock<File>,
+    opened: Mutex<Option<Arc<File>>>,
     path: String,
 }
 
@@ -35,12 +37,12 @@ enum Place {
 impl LogDirectory {
     pub(crate) fn of_store(store: &Arc<Store>) -> Self {
         let path = format!("{}/{}", store.place().display(), layout::AUDIT);
-        Self { place: Place::Store(Arc::downgrade(store)), opened: OnceLock::new(), path }
+        Self { place: Place::Store(Arc::downgrade(store)), opened: Mutex::default(), path }
     }
 
     pub(crate) fn at(path: &Path) -> Self {
         let text = path.display().to_string();
-        Self { place: Place::Path(path.to_path_buf()), opened: OnceLock::new(), path: text }
+        Self { place: Place::Path(path.to_path_buf()), opened: Mutex::default(), path: text }
     }
 
     /// For messages.
@@ -48,9 +50,12 @@ impl LogDirectory {
         &self.path
     }
 
-    fn directory(&self) -> io::Result<&File> {
-        if let Some(opened) = self.opened.get() {
-            return Ok(opened);
+    fn directory(&self) -> io::Result<Arc<File>> {
+        let mut current = lock(&self.opened);
+        if let Some(opened) = &*current
+            && fstat(opened)?.st_nlink > 0
+        {
+            return Ok(Arc::clone(opened));
         }
         let opened = match &self.place {
             Place::Store(store) => {
@@ -59,13 +64,13 @@ impl LogDirectory {
             }
             Place::Path(path) => open(path)?,
         };
-        Ok(self.opened.get_or_init(|| opened))
+        Ok(Arc::clone(current.insert(Arc::new(opened))))
     }
 
     /// The numbers of the files, the oldest first.
     pub(super) fn numbers(&self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
-        for entry in Dir::read_from(self.directory()?)? {
+        for entry in Dir::read_from(&self.directory()?)? {
             numbers.extend(entry?.file_name().to_str().ok().and_then(parse_name));
         }
         numbers.sort_unstable();
@@ -75,13 +80,13 @@ impl LogDirectory {
     /// Opens a file for appending, and creates it if it does not exist.
     pub(super) fn append(&self, number: u64) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | SAFE;
-        let file = openat(self.directory()?, name(number), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = openat(&self.directory()?, name(number), flags, Mode::RUSR | Mode::WUSR)?;
         regular(File::from(file))
     }
 
     /// Opens a file for reading; `None` if it was removed.
     pub(super) fn read(&self, number: u64) -> io::Result<Option<File>> {
-        match openat(self.directory()?, name(number), OFlags::RDONLY | SAFE, Mode::empty()) {
+        match openat(&self.directory()?, name(number), OFlags::RDONLY | SAFE, Mode::empty()) {
             Ok(file) => regular(File::from(file)).map(Some),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
@@ -89,12 +94,12 @@ impl LogDirectory {
     }
 
     pub(super) fn remove(&self, number: u64) -> io::Result<()> {
-        Ok(unlinkat(self.directory()?, name(number), AtFlags::empty())?)
+        Ok(unlinkat(&self.directory()?, name(number), AtFlags::empty())?)
     }
 
     /// Makes the names of the files durable.
     pub(super) fn sync(&self) -> io::Result<()> {
-        Ok(fsync(self.directory()?)?)
+        Ok(fsync(&self.directory()?)?)
     }
 }
 
@@ -147,6 +152,16 @@ mod tests {
         for other in ["audit-1.jsonl", "audit-+0000001.jsonl", "audit-00000001.json", "other"] {
             assert_eq!(parse_name(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn directory_that_was_removed_is_created_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = LogDirectory::at(&folder.path().join("log"));
+        directory.append(1).unwrap();
+        std::fs::remove_dir_all(folder.path().join("log")).unwrap();
+        directory.append(2).unwrap();
+        assert_eq!(directory.numbers().unwrap(), [2]);
     }
 
     #[test]

@@ -51,6 +51,11 @@ impl Filter {
         })
     }
 
+    /// From now on only the records of this user, which administers the store no longer.
+    pub(super) const fn restrict_to(&mut self, uid: u32) {
+        self.own_uid = Some(uid);
+    }
+
     pub(super) const fn since(&self) -> Option<SystemTime> {
         self.since
     }
@@ -86,7 +91,7 @@ impl Model {
         Self { text: text.to_owned(), name, digits: is_hex.then(|| digits.to_ascii_lowercase()) }
     }
 
-    /// Whether it is the record's model, or one that the request has removed or replaced.
+    /// Whether it is the record's model, its source, or one that the request has removed or replaced.
     fn is_in(&self, record: &AuditRecord) -> bool {
         let has_digits = |digest: &str| {
             let hex = digest.strip_prefix("sha256:").unwrap_or(digest);
@@ -97,7 +102,10 @@ impl Model {
             || record.digest.is_some_and(|digest| has_digits(&digest.to_string()))
             || record.details.values().filter_map(Value::as_array).flatten().any(|entry| {
                 let text = |key| entry.get(key).and_then(Value::as_str);
-                text("model").is_some_and(|name| self.is(name)) || text("digest").is_some_and(has_digits)
+                let is_listed = |text: &str| self.is(text) || text.starts_with("sha256:") && has_digits(text);
+                text("model").is_some_and(|name| self.is(name))
+                    || text("digest").is_some_and(has_digits)
+                    || entry.as_str().is_some_and(is_listed)
             })
     }
 
@@ -168,6 +176,25 @@ mod tests {
             Filter::new(&params, None).unwrap().matches(&record)
         };
         assert!(filter("a:b") && !filter("a:c"));
+    }
+
+    #[test]
+    fn model_is_found_among_plain_names_and_digests_and_as_a_source() {
+        let digest = blobd_store_format::digest::Digest::of(b"blob").to_string();
+        let details = |name: &str, value| AuditRecord {
+            model: None,
+            details: [(name.to_owned(), value)].into(),
+            ..record()
+        };
+        let list = details("names", json!(["a:b", digest, "abcdef"]));
+        let source = details("from", json!("registry.ollama.ai/library/a:b"));
+        let is_in = |name: &str, record: &AuditRecord| {
+            let params = LogParams { model: Some(name.to_owned()), ..LogParams::default() };
+            Filter::new(&params, None).unwrap().matches(record)
+        };
+        assert!(is_in("a:b", &list) && is_in(&digest[..20], &list) && is_in("a:b", &source));
+        assert!(!is_in("a:c", &list) && !is_in("a:c", &source));
+        assert!(!is_in("abcd", &list), "the beginning of a name is not that of a digest");
     }
 
     #[test]

@@ -1,17 +1,19 @@
 //! The audit log: one line of JSON for each request that changes the store, gives out descriptors or controls the
-//! daemon, whether it succeeded or not, and for what the daemon does by itself.
+//! daemon, whether it succeeded or not, for each other request that is refused, and for what the daemon does by itself.
 //!
 //! Records go through a bounded queue to one thread, so no request waits for the disk. If the queue or the disk is
-//! full, records are dropped; their number is logged, and is itself a record as soon as writing succeeds again.
+//! full, records are dropped; their number is logged, and is itself a record as soon as writing succeeds again. Records
+//! of what changes nothing are limited, so that they leave room for the others.
 
 mod directory;
 mod filter;
+mod lines;
 mod rate;
 mod reader;
 mod writer;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -23,8 +25,8 @@ use tokio::sync::watch;
 
 pub(crate) use self::directory::LogDirectory;
 pub(crate) use self::filter::Filter;
-use self::rate::RateLimit;
-pub(crate) use self::reader::LogReader;
+use self::rate::{Admission, RateLimit};
+pub(crate) use self::reader::{BATCH_MEMORY, Batch, LogReader};
 use self::writer::Writer;
 use crate::principal::UserNames;
 
@@ -39,6 +41,9 @@ pub(crate) struct Rotation {
 
 /// Records that may wait for the disk; with the longest lines they take 16 MiB.
 const MAX_WAITING: usize = 1024;
+/// Those of them that changed nothing. Users can cause so many that the disk cannot follow; the rest of the queue is
+/// for changes.
+const MAX_LIMITED_WAITING: usize = MAX_WAITING / 2;
 
 /// The audit log of a daemon; off until it is started.
 #[derive(Debug, Default)]
@@ -51,10 +56,18 @@ struct Running {
     directory: Arc<LogDirectory>,
     shared: Arc<Shared>,
     /// `None` after the stop.
-    queue: Mutex<Option<SyncSender<Vec<u8>>>>,
+    queue: Mutex<Option<SyncSender<Waiting>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     limit: RateLimit,
     users: UserNames,
+}
+
+/// A record in the queue.
+#[derive(Debug)]
+struct Waiting {
+    line: Vec<u8>,
+    /// Whether it changed nothing.
+    is_limited: bool,
 }
 
 /// What the writer reports.
@@ -62,6 +75,8 @@ struct Running {
 struct Shared {
     /// Records that could not be written since the start.
     dropped: AtomicU64,
+    /// Records in the queue that changed nothing.
+    limited_waiting: AtomicUsize,
     /// Changes when records were written.
     written: watch::Sender<()>,
     /// The error of the last write, if it failed.
@@ -94,6 +109,7 @@ impl AuditLog {
         let directory = Arc::new(directory);
         let shared = Arc::new(Shared {
             dropped: AtomicU64::new(0),
+            limited_waiting: AtomicUsize::new(0),
             written: watch::Sender::new(()),
             failure: Mutex::default(),
         });
@@ -125,20 +141,22 @@ impl AuditLog {
         }
     }
 
-    /// Adds a record, with the time and the name of its user. Never blocks.
+    /// Adds the record of a change, with the time and the name of its user. Never blocks.
     pub(crate) fn record(&self, record: AuditRecord) {
         let Some(running) = self.running.get() else { return };
-        let Some(omitted) = running.limit.admit(&record) else { return };
+        running.send(Waiting { line: running.line(record), is_limited: false });
+    }
+
+    /// The same for what changed nothing, which its user may repeat as often as it likes: too many are omitted.
+    pub(crate) fn record_limited(&self, record: AuditRecord) {
+        let Some(running) = self.running.get() else { return };
+        let uid = record.uid;
+        let line = running.line(record);
+        let Admission::Admitted { omitted } = running.limit.admit(uid, line.len()) else { return };
         if omitted > 0 {
-            running.send(AuditRecord {
-                uid: record.uid,
-                verb: "audit".to_owned(),
-                result: "omitted".to_owned(),
-                details: [("records".to_owned(), json!(omitted))].into(),
-                ..AuditRecord::default()
-            });
+            running.send(Waiting { line: running.line(omission(uid, omitted)), is_limited: true });
         }
-        running.send(record);
+        running.send(Waiting { line, is_limited: true });
     }
 
     /// What the log consists of; `None` if it is off.
@@ -164,12 +182,37 @@ impl AuditLog {
 }
 
 impl Running {
-    fn send(&self, record: AuditRecord) {
-        let record = AuditRecord { time: now(), user: self.users.name_of(record.uid), ..record };
-        let is_sent = lock(&self.queue).as_ref().is_some_and(|queue| queue.try_send(record.line()).is_ok());
+    fn line(&self, record: AuditRecord) -> Vec<u8> {
+        AuditRecord { time: now(), user: self.users.name_of(record.uid), ..record }.line()
+    }
+
+    fn send(&self, record: Waiting) {
+        let is_limited = record.is_limited;
+        // Counted within the lock, so that it is never more than the queue has.
+        let queue = lock(&self.queue);
+        let waiting = &self.shared.limited_waiting;
+        let has_room = !is_limited || waiting.load(Ordering::Relaxed) < MAX_LIMITED_WAITING;
+        if has_room && is_limited {
+            waiting.fetch_add(1, Ordering::Relaxed);
+        }
+        let is_sent = has_room && queue.as_ref().is_some_and(|queue| queue.try_send(record).is_ok());
+        if has_room && is_limited && !is_sent {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+        }
         if !is_sent {
             self.shared.add_dropped(1);
         }
+    }
+}
+
+/// Says how many records of a user were omitted.
+fn omission(uid: u32, records: u64) -> AuditRecord {
+    AuditRecord {
+        uid,
+        verb: "audit".to_owned(),
+        result: "omitted".to_owned(),
+        details: [("records".to_owned(), json!(records))].into(),
+        ..AuditRecord::default()
     }
 }
 

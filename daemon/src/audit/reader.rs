@@ -1,187 +1,165 @@
 //! Reads the audit log: the latest records that match, and then those that are written.
 
-use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::FileExt as _;
+use std::io;
 use std::sync::Arc;
 
-use blobd_client::protocol::audit::{AuditRecord, MAX_LINE_BYTES};
+use blobd_client::protocol::audit::AuditRecord;
 
 use super::directory::LogDirectory;
 use super::filter::{Filter, time};
+use super::lines::{Line, Lines, LinesBackward};
 
-/// Records that are read at a time; with the longest lines they take 1 MiB.
-const BATCH: usize = 64;
-
-/// Bytes that one step of a reader that follows the log reads.
+/// Records that are read at a time.
+const BATCH_RECORDS: usize = 64;
+/// Bytes of the lines of these records, except for the last one.
+const BATCH_BYTES: u64 = 64 << 10;
+/// Bytes that one step reads, of records that do not match too.
 const MAX_STEP_BYTES: u64 = 4 << 20;
 
-/// Reads the log for one request. Keeps the places of the records, not the records.
+/// The memory that the records of one batch take at most: texts, and lists of short ones.
+pub(crate) const BATCH_MEMORY: usize = 512 << 10;
+
+/// A file's number, and an offset in it.
+type Place = (u64, u64);
+
+/// Reads the log for one request. Keeps only places, so that a client that waits takes no memory.
+#[derive(Debug)]
 pub(crate) struct LogReader {
     directory: Arc<LogDirectory>,
     filter: Filter,
-    /// Records that were found and are not read yet.
-    found: VecDeque<Place>,
-    /// Where the records begin that are not searched yet.
-    end: (u64, u64),
-    /// The file that was read last.
-    open: Option<(u64, File)>,
+    /// Where the records begin that were not read yet.
+    next: Place,
+    /// Where the records end that existed when the reader was made.
+    end: Place,
     /// Lines that are no records.
     pub(crate) unreadable_lines: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    file: u64,
-    offset: u64,
-    length: usize,
+/// Some records.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) records: Vec<AuditRecord>,
+    /// Whether there may be more already. A batch without records is not always the last one.
+    pub(crate) may_have_more: bool,
 }
 
 impl LogReader {
-    /// Finds the latest `limit` records that match. Reads the newest file first, and no more than it needs.
-    pub(crate) fn find(directory: Arc<LogDirectory>, filter: Filter, limit: usize) -> io::Result<Self> {
+    /// Finds the latest `limit` records that match. Reads from the end of the log, and no more than it needs. Returns
+    /// `None` as soon as `is_wanted` does not hold any more.
+    pub(crate) fn find(
+        directory: Arc<LogDirectory>,
+        filter: Filter,
+        limit: usize,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> io::Result<Option<Self>> {
         let numbers = directory.numbers()?;
-        let last = numbers.last().copied().unwrap_or(1);
-        let found = VecDeque::new();
-        let mut reader = Self { directory, filter, found, end: (last, 0), open: None, unreadable_lines: 0 };
+        let end = (numbers.last().copied().unwrap_or(1), 0);
+        let mut reader = Self { directory, filter, next: end, end, unreadable_lines: 0 };
+        let mut search = Search { left: limit, first: None, is_wanted };
         for number in numbers.into_iter().rev() {
-            let is_enough = reader.find_in(number, limit, number == last)?;
-            if is_enough || reader.found.len() >= limit {
+            let Some(may_have_older) = reader.find_in(number, &mut search)? else { return Ok(None) };
+            if !may_have_older {
                 break;
             }
         }
-        Ok(reader)
+        reader.next = search.first.unwrap_or(reader.end);
+        Ok(Some(reader))
     }
 
-    /// Adds the records of one file before those that were found. Returns whether older files have none that match.
-    fn find_in(&mut self, number: u64, limit: usize, is_last: bool) -> io::Result<bool> {
-        let Some(file) = self.directory.read(number)? else { return Ok(false) };
-        let room = limit.saturating_sub(self.found.len());
-        let mut matching = VecDeque::new();
-        let mut first = None;
-        let mut lines = Lines::new(file, 0)?;
-        while let Some(line) = lines.next_line()? {
-            let Some(record) = self.parse(&line) else { continue };
-            first = first.or_else(|| time(&record));
-            if self.filter.matches(&record) {
-                matching.push_back(Place { file: number, offset: line.offset, length: line.bytes.len() });
-                if matching.len() > room {
-                    matching.pop_front();
-                }
+    /// Searches one file from its end. Returns whether older files can have more that is looked for; `None` if nobody
+    /// wants it any more.
+    fn find_in(&mut self, number: u64, search: &mut Search<'_>) -> io::Result<Option<bool>> {
+        let Some(file) = self.directory.read(number)? else { return Ok(Some(true)) };
+        let mut lines = LinesBackward::new(file)?;
+        if number == self.end.0 {
+            self.end.1 = lines.end;
+        }
+        let mut oldest = None;
+        while search.left > 0 {
+            if !(search.is_wanted)() {
+                return Ok(None);
+            }
+            let Some(line) = lines.next_line()? else {
+                let since = self.filter.since();
+                // The clock may have been changed within a file.
+                return Ok(Some(since.zip(oldest).is_none_or(|(since, oldest)| oldest >= since)));
+            };
+            let record = self.parse(&line);
+            oldest = record.as_ref().and_then(time).or(oldest);
+            if record.is_some_and(|record| self.filter.matches(&record)) {
+                search.first = Some((number, line.offset));
+                search.left = search.left.saturating_sub(1);
             }
         }
-        if is_last {
-            self.end = (number, lines.offset);
-        }
-        matching.into_iter().rev().for_each(|place| self.found.push_front(place));
-        Ok(self.filter.since().zip(first).is_some_and(|(since, first)| first < since))
+        Ok(Some(false))
     }
 
     fn parse(&mut self, line: &Line) -> Option<AuditRecord> {
-        let record = AuditRecord::parse(&line.bytes);
-        let is_empty = line.bytes.iter().all(u8::is_ascii_whitespace) && line.is_complete;
-        self.unreadable_lines += u64::from(record.is_none() && !is_empty);
+        let record = line.record();
+        self.unreadable_lines += u64::from(record.is_none() && !line.is_empty());
         record
     }
 
-    /// The next of the records that were found; none at their end.
-    pub(crate) fn next_found(&mut self) -> io::Result<Vec<AuditRecord>> {
-        let mut records = Vec::new();
-        while records.is_empty() && !self.found.is_empty() {
-            for _ in 0..BATCH {
-                let Some(place) = self.found.pop_front() else { break };
-                records.extend(self.read(place)?);
-            }
-        }
-        Ok(records)
+    /// From now on reads only the records of this user.
+    pub(crate) const fn restrict_to(&mut self, uid: u32) {
+        self.filter.restrict_to(uid);
     }
 
-    /// `None` if the file was removed meanwhile.
-    fn read(&mut self, place: Place) -> io::Result<Option<AuditRecord>> {
-        if self.open.as_ref().is_none_or(|(number, _)| *number != place.file) {
-            self.open = self.directory.read(place.file)?.map(|file| (place.file, file));
+    /// The next of the records that were found.
+    pub(crate) fn next_found(&mut self) -> io::Result<Batch> {
+        if self.next >= self.end {
+            return Ok(Batch::default());
         }
-        let Some((_, file)) = &self.open else { return Ok(None) };
-        let mut line = vec![0; place.length];
-        file.read_exact_at(&mut line, place.offset)?;
-        Ok(AuditRecord::parse(&line))
+        let unreadable_lines = self.unreadable_lines;
+        let last = if self.next.0 == self.end.0 { self.end.1 } else { u64::MAX };
+        let batch = self.read(last);
+        // They were counted when the records were found.
+        self.unreadable_lines = unreadable_lines;
+        batch
     }
 
-    /// The records that were written since the last call and match, and whether there may be more of them already.
-    pub(crate) fn next_written(&mut self) -> io::Result<(Vec<AuditRecord>, bool)> {
+    /// The next of the records that were written since.
+    pub(crate) fn next_written(&mut self) -> io::Result<Batch> {
+        self.read(u64::MAX)
+    }
+
+    /// Reads from the next record on, at most up to this offset of its file.
+    fn read(&mut self, end: u64) -> io::Result<Batch> {
         // Listed first: a file is complete when the next one exists.
-        let following = self.directory.numbers()?.into_iter().find(|number| *number > self.end.0);
-        let (number, start) = self.end;
-        let mut records = Vec::new();
+        let following = self.directory.numbers()?.into_iter().find(|number| *number > self.next.0);
+        let (number, start) = self.next;
+        let (mut records, mut bytes) = (Vec::new(), 0);
         if let Some(file) = self.directory.read(number)? {
             let mut lines = Lines::new(file, start)?;
-            while let Some(line) = lines.next_line()? {
-                let record = self.parse(&line);
-                records.extend(record.filter(|record| self.filter.matches(record)));
-                self.end.1 = lines.offset;
-                if records.len() >= BATCH || lines.offset.saturating_sub(start) >= MAX_STEP_BYTES {
-                    return Ok((records, true));
+            while lines.offset < end
+                && let Some(line) = lines.next_line()?
+            {
+                let record = self.parse(&line).filter(|record| self.filter.matches(record));
+                bytes += if record.is_some() { lines.offset.saturating_sub(line.offset) } else { 0 };
+                records.extend(record);
+                self.next.1 = lines.offset;
+                let is_batch = records.len() >= BATCH_RECORDS || bytes >= BATCH_BYTES;
+                if is_batch || lines.offset.saturating_sub(start) >= MAX_STEP_BYTES {
+                    return Ok(Batch { records, may_have_more: true });
                 }
             }
         }
+        if self.next.1 >= end {
+            // What follows in this file was written later.
+            return Ok(Batch { records, may_have_more: false });
+        }
         if let Some(next) = following {
-            self.end = (next, 0);
+            self.next = (next, 0);
         }
-        Ok((records, following.is_some()))
+        Ok(Batch { records, may_have_more: following.is_some() })
     }
 }
 
-/// The lines of a file, up to the last line break.
-struct Lines {
-    file: BufReader<File>,
-    /// Where the next line begins.
-    offset: u64,
-}
-
-struct Line {
-    offset: u64,
-    /// With its line break. Not all of them if it is too long for a record.
-    bytes: Vec<u8>,
-    is_complete: bool,
-}
-
-impl Lines {
-    fn new(mut file: File, offset: u64) -> io::Result<Self> {
-        file.seek(SeekFrom::Start(offset))?;
-        Ok(Self { file: BufReader::with_capacity(128 << 10, file), offset })
-    }
-
-    fn next_line(&mut self) -> io::Result<Option<Line>> {
-        let (mut bytes, offset) = (Vec::new(), self.offset);
-        let limit = u64::try_from(MAX_LINE_BYTES).unwrap_or(u64::MAX);
-        let mut length = (&mut self.file).take(limit).read_until(b'\n', &mut bytes)? as u64;
-        let is_complete = bytes.ends_with(b"\n");
-        if !is_complete && length == limit {
-            let Some(rest) = self.skip_line()? else { return Ok(None) };
-            length = length.saturating_add(rest);
-        } else if !is_complete {
-            return Ok(None);
-        }
-        self.offset = self.offset.saturating_add(length);
-        Ok(Some(Line { offset, bytes, is_complete }))
-    }
-
-    /// The length of the rest of a line; `None` if the file ends before its line break.
-    fn skip_line(&mut self) -> io::Result<Option<u64>> {
-        let mut skipped = 0_u64;
-        loop {
-            let buffered = self.file.fill_buf()?;
-            if buffered.is_empty() {
-                return Ok(None);
-            }
-            let end = buffered.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
-            let length = end.unwrap_or(buffered.len());
-            self.file.consume(length);
-            skipped = skipped.saturating_add(length as u64);
-            if end.is_some() {
-                return Ok(Some(skipped));
-            }
-        }
-    }
+/// The state of a search for the latest records.
+struct Search<'w> {
+    /// How many more are looked for.
+    left: usize,
+    /// The first of those that were found.
+    first: Option<Place>,
+    is_wanted: &'w dyn Fn() -> bool,
 }

@@ -44,24 +44,21 @@ fn write(path: &Path, rotation: Rotation, numbers: impl IntoIterator<Item = u64>
 
 fn reader(path: &Path, params: &LogParams, limit: usize) -> LogReader {
     let filter = Filter::new(params, None).unwrap();
-    LogReader::find(Arc::new(LogDirectory::at(path)), filter, limit).unwrap()
+    LogReader::find(Arc::new(LogDirectory::at(path)), filter, limit, &|| true).unwrap().unwrap()
 }
 
 fn found(reader: &mut LogReader) -> Vec<u64> {
-    let mut numbers = Vec::new();
-    loop {
-        let records = reader.next_found().unwrap();
-        if records.is_empty() {
-            return numbers;
-        }
-        numbers.extend(records.iter().filter_map(|record| record.bytes));
-    }
+    numbers(|| reader.next_found())
 }
 
 fn followed(reader: &mut LogReader) -> Vec<u64> {
+    numbers(|| reader.next_written())
+}
+
+fn numbers(mut next: impl FnMut() -> io::Result<Batch>) -> Vec<u64> {
     let mut numbers = Vec::new();
     loop {
-        let (records, may_have_more) = reader.next_written().unwrap();
+        let Batch { records, may_have_more } = next().unwrap();
         numbers.extend(records.iter().filter_map(|record| record.bytes));
         if !may_have_more {
             return numbers;
@@ -171,7 +168,7 @@ fn records_that_cannot_be_written_are_counted_and_reported_later() {
     log.stop();
     assert_eq!(log.status().failure, None);
     let mut reader = reader(&path, &LogParams::default(), 10);
-    let records = reader.next_found().unwrap();
+    let records = reader.next_found().unwrap().records;
     assert_eq!((records[0].verb.as_str(), records[0].result.as_str()), ("audit", "dropped"));
     assert_eq!((records[0].details["records"].as_u64(), records[1].bytes), (Some(1), Some(2)));
     drop(folder);
@@ -188,4 +185,123 @@ fn files_are_private_and_the_log_ends_with_its_daemon() {
     assert_eq!(log.status().dropped, 1);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&path), mode(&files(&path)[0])), (0o700, 0o600));
+}
+
+/// A log whose writer is blocked, as by a slow disk.
+fn blocked(path: &Path) -> (AuditLog, std::sync::mpsc::Receiver<Waiting>) {
+    let (queue, waiting) = std::sync::mpsc::sync_channel(MAX_WAITING);
+    let shared = Shared {
+        dropped: AtomicU64::new(0),
+        limited_waiting: AtomicUsize::new(0),
+        written: watch::Sender::new(()),
+        failure: Mutex::default(),
+    };
+    let running = Running {
+        directory: Arc::new(LogDirectory::at(path)),
+        shared: Arc::new(shared),
+        queue: Mutex::new(Some(queue)),
+        thread: Mutex::default(),
+        limit: RateLimit::default(),
+        users: UserNames::default(),
+    };
+    let log = AuditLog::default();
+    log.running.set(running).unwrap();
+    (log, waiting)
+}
+
+#[test]
+fn records_that_change_nothing_leave_half_of_the_queue_to_changes() {
+    let (_folder, path) = folder();
+    let (log, waiting) = blocked(&path);
+    let (limited, dropped) = (MAX_LIMITED_WAITING, || log.status().dropped);
+    for uid in 0..limited + 10 {
+        log.record_limited(AuditRecord { uid: uid.try_into().unwrap(), ..record(1) });
+    }
+    assert_eq!(dropped(), 10);
+    for _ in 0..MAX_WAITING - limited {
+        log.record(record(2));
+    }
+    assert_eq!(dropped(), 10, "changes have room");
+    log.record(record(3));
+    assert_eq!(dropped(), 11);
+    // The writer takes some of them.
+    let running = log.running.get().unwrap();
+    let writer = Writer::new(Arc::clone(&running.directory), SMALL, Arc::clone(&running.shared));
+    drop(lock(&running.queue).take());
+    writer.run(&waiting);
+    assert_eq!(running.shared.limited_waiting.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn one_user_cannot_replace_the_log_by_requests_that_change_nothing() {
+    let (_folder, path) = folder();
+    let log = start(&path, Rotation { max_bytes: 1 << 20, keep: 2 });
+    log.record(record(42));
+    for _ in 0..50_000 {
+        log.record_limited(AuditRecord { message: Some("long ".repeat(200)), ..record(0) });
+    }
+    log.record(record(43));
+    log.stop();
+    let changes = found(&mut reader(&path, &LogParams::default(), 100_000));
+    assert_eq!((changes.first(), changes.last()), (Some(&42), Some(&43)));
+}
+
+#[test]
+fn latest_records_are_read_from_the_end_and_only_while_somebody_waits() {
+    let (_folder, path) = folder();
+    fs::create_dir(&path).unwrap();
+    let lines: Vec<u8> = (0..5000).flat_map(|number| record(number).line()).collect();
+    fs::write(path.join("audit-00000001.jsonl"), lines).unwrap();
+    let lines_read = std::cell::Cell::new(0);
+    let find = |limit, most| {
+        lines_read.set(0);
+        let is_wanted = || {
+            lines_read.set(lines_read.get() + 1);
+            lines_read.get() <= most
+        };
+        LogReader::find(Arc::new(LogDirectory::at(&path)), Filter::default(), limit, &is_wanted).unwrap()
+    };
+    assert_eq!(found(&mut find(3, u64::MAX).unwrap()), [4997, 4998, 4999]);
+    assert_eq!(lines_read.get(), 3);
+    assert!(find(5000, 100).is_none());
+    assert_eq!(lines_read.get(), 101);
+}
+
+#[test]
+fn records_written_during_a_search_are_followed_and_not_found() {
+    let (_folder, path) = folder();
+    let rotation = Rotation { keep: 100, ..SMALL };
+    write(&path, rotation, 0..10);
+    let mut reader = reader(&path, &LogParams::default(), 100);
+    // So many that the last file is no longer the one where the search has begun.
+    write(&path, rotation, 10..100);
+    assert_eq!(found(&mut reader), Vec::from_iter(0..10));
+    assert_eq!(followed(&mut reader), Vec::from_iter(10..100));
+}
+
+#[test]
+fn reader_that_is_restricted_reads_the_records_of_one_user() {
+    let (_folder, path) = folder();
+    write(&path, SMALL, 0..3);
+    let mut reader = reader(&path, &LogParams::default(), 100);
+    reader.restrict_to(7);
+    assert!(found(&mut reader).is_empty());
+}
+
+#[test]
+fn directory_that_was_removed_while_it_was_written_is_created_again() {
+    let (_folder, path) = folder();
+    let log = start(&path, SMALL);
+    log.record(record(1));
+    let is_written =
+        || path.exists() && files(&path).first().is_some_and(|file| fs::metadata(file).unwrap().len() > 0);
+    eventually("the record is written", is_written);
+    fs::remove_dir_all(&path).unwrap();
+    log.record(record(2));
+    log.stop();
+    assert_eq!(
+        log.status(),
+        AuditStatus { directory: Some(path.display().to_string()), ..AuditStatus::default() }
+    );
+    assert_eq!(found(&mut reader(&path, &LogParams::default(), 10)), [2]);
 }

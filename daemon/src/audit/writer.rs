@@ -12,7 +12,7 @@ use blobd_client::protocol::audit::AuditRecord;
 use serde_json::json;
 
 use super::directory::LogDirectory;
-use super::{Rotation, Shared, lock, now};
+use super::{Rotation, Shared, Waiting, lock, now};
 
 /// How long a written record may wait until it is durable. A crash of the process loses no written record; a power
 /// cut loses those of this time.
@@ -56,14 +56,14 @@ impl Writer {
     }
 
     /// Writes until all senders are gone.
-    pub(super) fn run(mut self, waiting: &Receiver<Vec<u8>>) {
+    pub(super) fn run(mut self, waiting: &Receiver<Waiting>) {
         loop {
             let received = match self.unsynced_since {
                 Some(since) => waiting.recv_timeout(SYNC_INTERVAL.saturating_sub(since.elapsed())),
                 None => waiting.recv().map_err(RecvTimeoutError::from),
             };
             match received {
-                Ok(first) => self.write(&batch(first, waiting)),
+                Ok(first) => self.write(&batch(&self.shared, first, waiting)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -187,12 +187,17 @@ impl Writer {
 }
 
 /// The lines that are waiting.
-fn batch(first: Vec<u8>, waiting: &Receiver<Vec<u8>>) -> Vec<Vec<u8>> {
-    let mut bytes = first.len();
-    let mut lines = vec![first];
+fn batch(shared: &Shared, first: Waiting, waiting: &Receiver<Waiting>) -> Vec<Vec<u8>> {
+    let taken = |record: Waiting| {
+        shared.limited_waiting.fetch_sub(usize::from(record.is_limited), Ordering::Relaxed);
+        record.line
+    };
+    let mut lines = vec![taken(first)];
+    let mut bytes = lines.iter().map(Vec::len).sum::<usize>();
     while bytes < MAX_BATCH_BYTES
-        && let Ok(line) = waiting.try_recv()
+        && let Ok(record) = waiting.try_recv()
     {
+        let line = taken(record);
         bytes = bytes.saturating_add(line.len());
         lines.push(line);
     }

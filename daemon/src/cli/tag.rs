@@ -34,7 +34,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn render(tagged: &Tagged) -> String {
-    let Tagged { name, digest, displaced, evicted } = tagged;
+    let Tagged { name, digest, displaced, evicted, .. } = tagged;
     let lost = lost_models::displaced(displaced) + &lost_models::evicted(evicted);
     format!("{} {}\n{lost}", printable(name), digest.short())
 }

@@ -36,14 +36,16 @@ impl Default for AuditConfig {
 impl AuditConfig {
     /// Smaller files would be replaced within a few records.
     const MIN_BYTES: u64 = 64 << 10;
+    /// A request for records that few files have reads whole files.
+    const MAX_BYTES: u64 = 1 << 30;
     /// The current file, and one that is complete.
     const MIN_KEEP: usize = 2;
     /// A reader lists all of them.
     const MAX_KEEP: usize = 10_000;
 
     pub(super) fn check(&self) -> Result<(), Refusal> {
-        if self.max_bytes < Self::MIN_BYTES {
-            let what = format!("{} bytes, at least 64 KiB expected", self.max_bytes);
+        if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&self.max_bytes) {
+            let what = format!("{} bytes, 64 KiB to 1 GiB expected", self.max_bytes);
             return Err(Refusal::new("audit.max_bytes", what));
         }
         if !(Self::MIN_KEEP..=Self::MAX_KEEP).contains(&self.keep) {
@@ -59,5 +61,20 @@ impl AuditConfig {
 
     pub(crate) fn log_directory(&self, store: &Arc<Store>) -> LogDirectory {
         self.directory.as_deref().map_or_else(|| LogDirectory::of_store(store), LogDirectory::at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_have_a_smallest_and_a_largest_size() {
+        let check = |max_bytes| AuditConfig { max_bytes, ..AuditConfig::default() }.check();
+        assert!(check(64 << 10).is_ok() && check(1 << 30).is_ok());
+        for bytes in [(64 << 10) - 1, (1 << 30) + 1] {
+            let refusal = format!("{:?}", check(bytes).unwrap_err());
+            assert!(refusal.contains("64 KiB to 1 GiB expected"), "{refusal}");
+        }
     }
 }

@@ -72,6 +72,7 @@ fn edit_model(
         new_bytes: 0,
         changed: changed_keys(&weights.header, &header),
         template_layer: layers.template_change(),
+        unchanged: false,
         dry_run: params.dry_run,
         displaced: Vec::new(),
         evicted: Vec::new(),
@@ -102,6 +103,7 @@ fn edit_model(
     let allowed = |present: Option<&Reference>| is_free(store, params, present, &manifest);
     let committed = ingest.commit_if(&params.target, &manifest, origin, allowed)?;
     edited.new_bytes = committed.new_bytes;
+    edited.unchanged = committed.is_unchanged();
     edited.displaced = displaced(store, committed);
     edited.evicted = evictions.take();
     edited.notes = soft_quota::notes(store, requester);

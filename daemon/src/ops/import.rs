@@ -118,6 +118,7 @@ fn import_file(
     let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
     let (new_bytes, reused_bytes, new_blob_count) =
         (committed.new_bytes, committed.reused_bytes, committed.new_blob_count);
+    let unchanged = committed.is_unchanged();
     Ok(Imported {
         name: reference.short(),
         digest: manifest.digest(),
@@ -127,6 +128,7 @@ fn import_file(
         reused_bytes,
         tensor_count: facts.tensor_count,
         new_blob_count,
+        unchanged,
         displaced: displaced(store, committed),
         evicted: evictions.take(),
         notes: soft_quota::notes(store, requester),

@@ -13,10 +13,13 @@ pub fn pin(store: &Store, params: &PinParams) -> Result<Pinned, OpError> {
     // Prevents a removal between the check and the change.
     let _tags = store.lock_tags();
     store.check_tag(&reference)?;
-    if params.pinned {
+    let was_pinned = if params.pinned {
+        let was_pinned = store.is_pinned(&reference);
         store.pin(&reference)?;
+        was_pinned
     } else {
-        store.unpin(&reference)?;
-    }
-    Ok(Pinned { name: reference.short(), pinned: params.pinned })
+        store.unpin(&reference)?
+    };
+    let unchanged = was_pinned == params.pinned;
+    Ok(Pinned { name: reference.short(), pinned: params.pinned, unchanged })
 }

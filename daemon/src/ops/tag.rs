@@ -42,6 +42,7 @@ fn add_tag(
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
     let ingest = requester.acting(ingest, Verb::Tag);
     let committed = ingest.commit(&params.target, &model.manifest, None)?;
+    let (digest, unchanged) = (model.manifest.digest(), committed.is_unchanged());
     let displaced = displaced(store, committed);
-    Ok(Tagged { name, digest: model.manifest.digest(), displaced, evicted: evictions.take() })
+    Ok(Tagged { name, digest, unchanged, displaced, evicted: evictions.take() })
 }

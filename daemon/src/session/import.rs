@@ -90,7 +90,11 @@ async fn import(
         };
         daemon.blocking(import).await
     };
-    let done = with_progress(stream, progress, &cancelled, work).await?;
+    let done = with_progress(stream, progress, &cancelled, work).await;
+    if cancelled.0.load(Ordering::Relaxed) && done.is_err() {
+        record.cancelled();
+        return Err(SessionError::Closed);
+    }
     stream.send_frame(&result_frame(record, done)).await
 }
 
@@ -116,29 +120,30 @@ async fn received_file(
 /// Additional time for the start of a process on a loaded machine.
 const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Does the work and reports progress to the client; stops when the client disconnects.
+/// Does the work and reports progress to the client; stops when the client disconnects. Returns the result of the work
+/// in any case, because it may be complete before it stops.
 async fn with_progress<T>(
     stream: &FrameStream,
     mut progress: watch::Receiver<(u64, u64)>,
     cancelled: &CancelOnDrop,
     work: impl Future<Output = T>,
-) -> Result<T, SessionError> {
+) -> T {
     tokio::pin!(work);
     let mut ticks = ticks();
     loop {
         tokio::select! {
-            done = &mut work => return Ok(done),
-            () = stream.closed() => {
-                cancelled.0.store(true, Ordering::Relaxed);
-                let _ = work.await;
-                return Err(SessionError::Closed);
-            }
+            done = &mut work => return done,
+            () = stream.closed() => break,
             _ = ticks.tick() => {
                 let (completed, total) = *progress.borrow_and_update();
-                stream.send_frame(&Frame::Progress { completed, total }).await?;
+                if stream.send_frame(&Frame::Progress { completed, total }).await.is_err() {
+                    break;
+                }
             }
         }
     }
+    cancelled.0.store(true, Ordering::Relaxed);
+    work.await
 }
 
 /// Waits for the import's turn. Nothing is received meanwhile, because the descriptor may be in the queue;
@@ -221,4 +226,28 @@ fn refused(refusal: Refusal) -> SessionError {
         Refusal::Files => "several descriptors",
     };
     SessionError::Unexpected { found: found.to_owned(), expected: "one file" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::{ConnectionLimits, Connections};
+    use crate::socket::ClientSocket;
+
+    #[tokio::test]
+    async fn work_that_is_complete_when_its_client_has_gone_has_its_result() {
+        let permit = Connections::new(ConnectionLimits::of_process()).admit(1).unwrap();
+        let (stream, client) = tokio::net::UnixStream::pair().unwrap();
+        drop(client);
+        let stream = FrameStream::new(ClientSocket::new(stream, 1, Some(permit), &Arc::default()), 0);
+        let (cancelled, (_report, progress)) = (CancelOnDrop::default(), watch::channel((0, 0)));
+        let is_cancelled = Arc::clone(&cancelled.0);
+        let work = async {
+            while !is_cancelled.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            "imported"
+        };
+        assert_eq!(with_progress(&stream, progress, &cancelled, work).await, "imported");
+    }
 }

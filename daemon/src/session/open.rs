@@ -11,6 +11,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::frame::Frame;
 use blobd_store::Store;
 use blobd_store::gc;
+use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use prometheus::IntCounter;
 use tokio::time::timeout;
@@ -40,16 +41,13 @@ pub(crate) async fn serve_open(
     let Located { reference: model, manifest, response, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
     let bytes = response.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
-    let outcome = Outcome::of(&model.short(), manifest).with_bytes(bytes).with("blobs", response.blobs.len());
-    let sender = DescriptorSender::new(stream, response, first_files, peer.uid, &daemon.metrics);
+    let outcome = Outcome::of(&model.short(), manifest).with("blobs", response.blobs.len());
+    let noted = Noted { record: Arc::clone(&record), outcome, bytes: 0 };
+    let sender = DescriptorSender::new(stream, response, first_files, peer.uid, &daemon.metrics, noted);
     // Held until the client has received all descriptors: concurrent opens of the model share them.
     let until_sent = (permits, recipes);
-    let opened = || {
-        record.note_outcome(outcome);
-        record.succeeded();
-    };
     let open = Open { daemon: &daemon, peer: &peer, record: &record, model: &model, bytes };
-    let listed = open.hold(sender, until_sent, opened).await;
+    let listed = open.hold(sender, until_sent).await;
     drop(lasting);
     if let Err(error) = &listed {
         record.cancelled();
@@ -90,13 +88,12 @@ struct Open<'o> {
 }
 
 impl Open<'_> {
-    /// Sends the descriptors, calls `opened` when the client has received all of them, and waits for the end of the
+    /// Sends the descriptors, ends the request when the client has received all of them, and waits for the end of the
     /// lease.
     async fn hold(
         &self,
         sender: DescriptorSender,
         until_sent: impl Send,
-        opened: impl FnOnce() + Send,
     ) -> Result<SessionGuard, SessionError> {
         let Self { daemon, peer, model, .. } = self;
         // Listed before the client receives anything, so that `ps` never misses a model in use.
@@ -107,7 +104,7 @@ impl Open<'_> {
         // Only the stream is kept from here on: a session may last for days.
         let stream = self.send_all(sender).await?;
         drop(until_sent);
-        opened();
+        self.record.succeeded();
         tokio::select! {
             () = stream.closed() => {}
             // Rate-limited, because one request may end a thousand leases.
@@ -181,6 +178,24 @@ struct DescriptorSender {
     /// The number sent to all clients.
     all_sent: IntCounter,
     is_acknowledged: bool,
+    noted: Noted,
+}
+
+/// What the record of the request knows: a client that disconnects without an acknowledgement keeps the descriptors
+/// that it has received.
+struct Noted {
+    record: Arc<RequestRecord>,
+    outcome: Outcome,
+    /// The sizes of the blobs whose descriptors were sent.
+    bytes: u64,
+}
+
+impl Noted {
+    fn sent(&mut self, blobs: &[(Digest, u64)], all_sent: u32) {
+        self.bytes = blobs.iter().fold(self.bytes, |sum, (_, size)| sum.saturating_add(*size));
+        let outcome = self.outcome.clone().with_bytes(self.bytes);
+        self.record.descriptors_sent(outcome.with("descriptors", all_sent));
+    }
 }
 
 /// One open gets at most one in this many of the descriptors that its user may still have in flight.
@@ -196,6 +211,7 @@ impl DescriptorSender {
         first_files: Vec<File>,
         uid: u32,
         metrics: &Metrics,
+        noted: Noted,
     ) -> Self {
         Self {
             stream,
@@ -207,6 +223,7 @@ impl DescriptorSender {
             sent: 0,
             all_sent: metrics.events.descriptors_sent.clone(),
             is_acknowledged: true,
+            noted,
         }
     }
 
@@ -292,7 +309,10 @@ impl DescriptorSender {
     }
 
     fn note_sent(&mut self, count: u32) {
+        let first = usize::try_from(self.sent).unwrap_or(usize::MAX);
         self.sent = self.sent.saturating_add(count);
+        let end = usize::try_from(self.sent).unwrap_or(usize::MAX);
+        self.noted.sent(self.response.blobs.get(first..end).unwrap_or_default(), self.sent);
         self.all_sent.inc_by(count.into());
         self.is_acknowledged = false;
         // The kernel has its own references now.

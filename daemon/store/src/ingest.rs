@@ -132,6 +132,16 @@ pub struct Committed {
     pub reused_bytes: u64,
     /// The model that had the name before, if it was another one.
     pub displaced: Option<Displaced>,
+    /// Whether the name is new, or meant another model before.
+    pub tag_changed: bool,
+}
+
+impl Committed {
+    /// Whether the store is as it was before: the name meant this model, and no blob was written.
+    #[must_use]
+    pub const fn is_unchanged(&self) -> bool {
+        !self.tag_changed && self.new_blob_count == 0
+    }
 }
 
 impl Ingest {
@@ -413,6 +423,7 @@ impl Ingest {
         let stored = store.stored_case(reference)?.filter(|tag| Some(tag) != self.renamed.as_ref());
         allowed(stored.as_ref())?;
         let displaced = stored.as_ref().map(|tag| self.displaced(tag, manifest)).transpose()?.flatten();
+        let tag_changed = stored.is_none() || displaced.is_some() || self.renamed.is_some();
         self.check_complete(manifest, &borrowed)?;
         let temporary = self.staging.directory().join("tag");
         let (tag, history) = space.map(|space| (space.tag, space.history)).unzip();
@@ -435,7 +446,7 @@ impl Ingest {
         store.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
         let new_blob_count = self.new.len() as u64;
         let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
-        Ok(Committed { new_bytes, new_blob_count, reused_bytes, displaced })
+        Ok(Committed { new_bytes, new_blob_count, reused_bytes, displaced, tag_changed })
     }
 
     /// Records in the history of the name that it gets this manifest.

@@ -143,7 +143,10 @@ fn only_abandoned_transactions_are_removed_from_staging() {
 fn committed_blob_is_read_only_under_its_digest() {
     let (_folder, store) = new_store();
     let committed = add(&store, "m", &[b"config", b"layer"]);
-    assert_eq!(committed, Committed { new_bytes: 11, new_blob_count: 2, reused_bytes: 0, displaced: None });
+    assert_eq!(
+        committed,
+        Committed { new_bytes: 11, new_blob_count: 2, reused_bytes: 0, displaced: None, tag_changed: true }
+    );
     for bytes in [&b"config"[..], b"layer"] {
         assert_eq!(fs::read(blob_path(&store, bytes)).unwrap(), bytes);
         assert_eq!(fs::metadata(blob_path(&store, bytes)).unwrap().mode() & 0o7777, 0o444);
@@ -276,7 +279,10 @@ fn stored_blob_is_neither_written_nor_replaced() {
     let inode = || fs::metadata(blob_path(&store, b"layer")).unwrap().ino();
     let before = inode();
     let committed = add(&store, "n", &[b"other", b"layer"]);
-    assert_eq!(committed, Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 5, displaced: None });
+    assert_eq!(
+        committed,
+        Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 5, displaced: None, tag_changed: true }
+    );
     assert_eq!(inode(), before, "maps of it stay shared");
 }
 
@@ -288,7 +294,10 @@ fn same_bytes_twice_in_one_ingest_are_one_blob() {
         ingest.add_bytes(b"again").unwrap();
     }
     let committed = ingest.commit(&name("m"), &manifest(&[b"again", b"again"]), None).unwrap();
-    assert_eq!(committed, Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 10, displaced: None });
+    assert_eq!(
+        committed,
+        Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 10, displaced: None, tag_changed: true }
+    );
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(super) const STRANGER: User = User { uid: 64001, groups: &[64001] };
 /// By a supplementary group.
 pub(super) const READER: User = User { uid: 64002, groups: &[64002, READERS, 64150] };
 /// By its number.
-const PULLER: User = User { uid: 64003, groups: &[64003] };
+pub(super) const PULLER: User = User { uid: 64003, groups: &[64003] };
 /// By its primary group.
 pub(super) const ADMIN: User = User { uid: 64004, groups: &[ADMINS] };
 pub(super) const CONFIG: &str =
@@ -112,10 +112,14 @@ impl Shared {
     }
 
     pub(super) fn run(&self, user: User, line: &str) -> Run {
+        command::run(&mut self.command(user, line))
+    }
+
+    pub(super) fn command(&self, user: User, line: &str) -> Command {
         let mut command = user.program(programs::blobd().to_path_buf());
         command.args(line.split_whitespace());
         self.daemon.command().prepare(&mut command);
-        command::run(&mut command)
+        command
     }
 
     /// A small model named `m`.

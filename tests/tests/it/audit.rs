@@ -1,14 +1,20 @@
 //! The audit log: what it has records of, who can read them, and what it survives.
 
+mod full_disk;
+mod readers;
+mod refusals;
 mod requests;
 mod survival;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
+use blobd_tests::wait::DEADLINE;
 use serde_json::Value as Json;
 
 fn import(blobd: &Blobd, folder: &Path, seed: u64, name: &str) {
@@ -26,6 +32,19 @@ fn records(blobd: &Blobd, options: &str) -> Vec<Json> {
 fn results(records: &[Json]) -> Vec<String> {
     let text = |record: &Json, key: &str| record[key].as_str().unwrap().to_owned();
     records.iter().map(|record| format!("{} {}", text(record, "verb"), text(record, "result"))).collect()
+}
+
+/// The same, when the log has these verbs and results: it is written a moment after a request has ended.
+fn eventual_records(blobd: &Blobd, options: &str, expected: &[&str]) -> Vec<Json> {
+    let start = Instant::now();
+    loop {
+        let found = records(blobd, options);
+        if results(&found) == expected {
+            return found;
+        }
+        assert!(start.elapsed() < DEADLINE, "{expected:?} expected: {found:#?}");
+        sleep(Duration::from_millis(5));
+    }
 }
 
 /// The files of a log, the oldest first.

@@ -18,7 +18,7 @@ use blobd_tests::wait::eventually;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 /// A daemon with a model of more tensors than one batch of descriptors holds.
-fn daemon() -> TestDaemon {
+pub(super) fn daemon() -> TestDaemon {
     let daemon = TestDaemon::start();
     let mut file = ModelFile::empty();
     for index in 0..100 {
@@ -47,7 +47,7 @@ fn upgrade(daemon: &TestDaemon, path: &str, body: &str) -> UnixStream {
     stream
 }
 
-fn open(daemon: &TestDaemon) -> UnixStream {
+pub(super) fn open(daemon: &TestDaemon) -> UnixStream {
     upgrade(daemon, "/v1/open", r#"{"reference":"m"}"#)
 }
 
@@ -69,7 +69,7 @@ fn drain(stream: &mut UnixStream) -> Vec<Frame> {
 }
 
 /// Reads until the first batch of descriptors.
-fn read_to_first_batch(stream: &mut UnixStream) {
+pub(super) fn read_to_first_batch(stream: &mut UnixStream) {
     let (mut decoder, mut buffer) = (FrameDecoder::new(), [0; 1]);
     loop {
         stream.read_exact(&mut buffer).unwrap();

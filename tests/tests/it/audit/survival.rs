@@ -9,13 +9,13 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 
-use super::{audit, config, files, import, records, results};
+use super::{audit, config, eventual_records, files, import, records, results};
 
 #[test]
 fn killed_daemon_leaves_a_log_that_can_be_read_and_continued() {
     let mut daemon = TestDaemon::start();
     import(&daemon.command(), daemon.scratch(), 1, "m");
-    eventually("the record is written", || results(&records(&daemon.command(), "")) == ["import ok"]);
+    eventual_records(&daemon.command(), "", &["import ok"]);
     daemon.kill();
     let file = files(&audit(&daemon)).remove(0);
     let mut bytes = fs::read(&file).unwrap();
@@ -23,9 +23,7 @@ fn killed_daemon_leaves_a_log_that_can_be_read_and_continued() {
     fs::write(&file, bytes).unwrap();
     daemon.restart();
     daemon.command().line("rm m").succeeds();
-    eventually("the next record is written", || {
-        results(&records(&daemon.command(), "")) == ["import ok", "rm ok"]
-    });
+    eventual_records(&daemon.command(), "", &["import ok", "rm ok"]);
     let run = daemon.command().line("log").succeeds();
     assert!(run.stderr.contains("1 line of the log is no record"), "{}", run.stderr);
     assert_eq!(files(&audit(&daemon)).len(), 1);
@@ -74,6 +72,7 @@ fn log_is_private_and_in_the_directory_that_the_configuration_names() {
     let config = config(folder.path(), &text);
     let daemon = TestDaemon::start_at(&folder.path().join("store"), Some(&config));
     import(&daemon.command(), folder.path(), 1, "m");
+    eventual_records(&daemon.command(), "", &["import ok"]);
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&directory), mode(&files(&directory)[0])), (0o700, 0o600));
     assert!(!folder.path().join("store/audit").exists());

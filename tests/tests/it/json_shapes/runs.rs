@@ -92,6 +92,8 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("rm", "packed");
     session.line("outdated", "");
     session.ok("pull", ["pull", "--all"]);
+    // The second time nothing changes.
+    session.line("tag", "base alias");
     session.line("tag", "base alias");
     session.line("tag", "moe alias");
     session.line("pin", "alias");
@@ -206,6 +208,7 @@ fn numbers(session: &mut Session, sample: &Sample) {
 fn changing(session: &mut Session, sample: &Sample) {
     let chat = sample.registry.name("me/chat:1");
     session.line("edit --dry-run", "base edited --set general.name=new --unset general.url");
+    session.line("edit", "base edited --set general.name=new --unset general.url");
     session.line("edit", "base edited --set general.name=new --unset general.url");
     session.line("edit", "base edited --set general.name=newer --force");
     session.line("edit", &format!("{chat} c1 --template x"));
