@@ -309,7 +309,7 @@ mod tests {
     fn recorded(is_audited: bool, request: impl FnOnce(&RequestRecord)) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
-        let metrics = Metrics::new().unwrap();
+        let metrics = Metrics::new([]).unwrap();
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default(), metrics).unwrap());
         let log = folder.path().join("log");
         daemon.audit.start(LogDirectory::at(&log), Rotation { max_bytes: 1 << 20, keep: 2 }).unwrap();

@@ -498,7 +498,16 @@ mod tests {
 
     fn promoted(dry_run: bool, copied_blobs: u64) -> Promoted {
         let (name, digest, from) = ("m".to_owned(), Digest::of(b"m"), None);
-        Promoted { name, digest, from, copied_bytes: 7, copied_blobs, dry_run, evicted: Vec::new() }
+        Promoted {
+            name,
+            digest,
+            from,
+            copied_bytes: 7,
+            copied_blobs,
+            dry_run,
+            evicted: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Store {
     pub fn recorded_origin(&self, manifest: Digest) -> Result<Option<String>, StoreError> {
         let origin = |root: &Root| Ok(try_record_in(root, manifest)?.map(|record| record.origin));
         match origin(&self.root)? {
-            None => self.lower.find(origin),
+            None => Ok(self.lower.find(origin)),
             found => Ok(found),
         }
     }

@@ -79,7 +79,6 @@ fn every_request_that_gives_out_or_brings_a_denied_model_is_refused() {
             "POST /v1/edit" => {
                 "{\"source\":\"acme/m\",\"target\":\"n\",\"keys\":[{\"key\":\"general.name\",\"value\":\"n\"}]}"
             }
-            "POST /v1/promote" => "{\"reference\":\"acme/m\"}",
             "POST /v1/undelete" => "{\"reference\":\"acme/trashed\"}",
             "POST /v1/open" => {
                 denied(&shared, "export acme/m -o - --json");
