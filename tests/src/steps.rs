@@ -120,17 +120,23 @@ impl Step {
         done.map_err(|error| error.body())
     }
 
-    /// Makes the lower store in `root` that the step needs, if it needs one. Returns the stores below the one that the
-    /// step is taken on.
+    /// The stores below the one that the step is taken on, if it needs one: that in `root`.
+    #[must_use]
+    pub fn lower_stores(self, root: &Path) -> Vec<PathBuf> {
+        let needs_one = matches!(self, Self::Promote { .. });
+        needs_one.then(|| root.to_path_buf()).into_iter().collect()
+    }
+
+    /// Makes the lower store in `root` that the step needs, if it needs one. What was imported above before uses
+    /// nothing of it.
     ///
     /// # Panics
     /// When it cannot be made.
-    #[must_use]
-    pub fn fill_lower_store(self, root: &Path) -> Vec<PathBuf> {
-        let Self::Promote { file, name } = self else { return Vec::new() };
-        let lower = InProcess::open(root);
-        import(&lower.store, file, name).expect("a model in the lower store");
-        vec![root.to_path_buf()]
+    pub fn fill_lower_store(self, root: &Path) {
+        if let Self::Promote { file, name } = self {
+            let lower = InProcess::open(root);
+            import(&lower.store, file, name).expect("a model in the lower store");
+        }
     }
 
     /// The expected outcomes.

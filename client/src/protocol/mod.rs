@@ -20,6 +20,7 @@ pub mod lower_store;
 pub mod model_tensor;
 pub mod policy;
 pub mod promote;
+pub mod pull_plan;
 pub mod pulls;
 pub mod request;
 pub mod request_id;

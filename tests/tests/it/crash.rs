@@ -118,9 +118,10 @@ impl Machine {
         fs::create_dir(&root).unwrap();
         let disk = Arc::new(CrashDisk::new(&root, &folder.path().join("0-shadow")).without(omission));
         let allowed = Allowed::default();
-        let steps = entries.iter().filter_map(|entry| entry.step());
+        let steps: Vec<Step> = entries.iter().filter_map(Entry::step).collect();
         let below = folder.path().join("lower");
-        let lower = steps.flat_map(|step| step.fill_lower_store(&below)).collect();
+        steps.iter().for_each(|step| step.fill_lower_store(&below));
+        let lower = steps.iter().flat_map(|step| step.lower_stores(&below)).collect();
         let mut machine = Self { folder, durability, omission, lower, life: 0, disk, verbs: None, allowed };
         machine.reopen();
         machine

@@ -109,10 +109,12 @@ impl TestStore {
     fn new(durability: Durability, step: Step) -> Self {
         let folder = tmpfs_directory();
         let disk = Arc::new(FaultyDisk::default());
-        let lower = step.fill_lower_store(&folder.path().join("lower"));
+        let below = folder.path().join("lower");
+        let lower = step.lower_stores(&below);
         let options = StoreOptions { disk: disk.clone(), durability, lower, ..StoreOptions::default() };
         let verbs = InProcess::open_with(&folder.path().join("store"), &options).unwrap();
         Step::Import { file: 0, name: KEPT }.take(&verbs.store).unwrap();
+        step.fill_lower_store(&below);
         Self { folder, disk, verbs }
     }
 

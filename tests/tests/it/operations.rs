@@ -14,9 +14,13 @@ const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
 
 /// The names in the first column of the table with this header.
 fn first_column(head: &str) -> Vec<&'static str> {
-    let rows = OPERATIONS.lines().skip_while(|line| !line.starts_with(head)).skip(2);
-    let rows = rows.take_while(|line| line.starts_with('|'));
-    rows.map(|row| row.split('`').nth(1).expect("a name")).collect()
+    rows(head).map(|row| row.split('`').nth(1).expect("a name")).collect()
+}
+
+/// The rows of the table with this header.
+fn rows(head: &str) -> impl Iterator<Item = &'static str> {
+    let rows = OPERATIONS.lines().skip_while(move |line| !line.starts_with(head)).skip(2);
+    rows.take_while(|line| line.starts_with('|'))
 }
 
 fn check_config(content: &str) {
@@ -40,9 +44,7 @@ fn example_is_a_configuration() {
 fn every_key_of_the_table_exists() {
     let keys = first_column("| key |");
     assert!(keys.len() > 10, "{keys:?}");
-    let rows =
-        OPERATIONS.lines().filter(|line| keys.iter().any(|key| line.starts_with(&format!("| `{key}` |"))));
-    for row in rows {
+    for row in rows("| key |") {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let (key, default) = (cells[1].trim_matches('`'), cells[2].split('`').nth(1));
         let Some(default) = default else { continue };

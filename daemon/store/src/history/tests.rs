@@ -157,7 +157,8 @@ fn restored_model_stays_with_its_user() {
     let digest = set(&store, pull(ANN), "m:a", "one");
     let since = store.account_of(&name("m:a"), digest);
     remove(&store, 0, "m:a");
-    set(&store, Actor { uid: 0, verb: Verb::Undelete }, "m:a", "one");
+    let undelete = Actor { uid: 0, verb: Verb::Undelete };
+    commit(&store, undelete, "m:a", "one", |ingest| ingest.charged_to(since));
     assert_eq!(store.account_of(&name("m:a"), digest), since);
 }
 

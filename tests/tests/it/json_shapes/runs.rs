@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::programs;
 use blobd_tests::reader::Reader;
@@ -35,7 +36,38 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
     damage(session, root);
     evicting(session, sample);
     credentials(session, sample);
+    lower_stores(session, sample);
     explaining(session, sample);
+}
+
+/// Commands without a daemon above two lower stores, one of which is not there.
+fn lower_stores(session: &mut Session, sample: &Sample) {
+    if session.has_daemon {
+        return;
+    }
+    let [below, absent] = ["below", "absent"].map(|name| sample.path(name));
+    let folder = Path::new(&below).with_extension("models");
+    fs::create_dir_all(&folder).unwrap();
+    for seed in [71, 72] {
+        let file = ModelFile::dense_of(seed, 1, 64).write_to(&folder, &format!("below{seed}.gguf"));
+        Blobd::at_root(Path::new(&below)).run(["import", file.to_str().unwrap()]).succeeds();
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let soft = format!("[quotas]\nusers = {{ {uid} = {{ soft = 1 }} }}");
+    let both = sample.config("lower.toml", &format!("lower = [{below:?}, {absent:?}]\n{soft}"));
+    let gone = sample.config("gone.toml", &format!("lower = [{absent:?}]"));
+    let line = |session: &mut Session, form: &str, rest: &str| {
+        session.line(form, &format!("{rest} --config {}", both.display()));
+    };
+    line(session, "ls", "");
+    line(session, "promote --dry-run", "below71");
+    line(session, "promote", "below71");
+    line(session, "promote", "below71");
+    line(session, "tag", "below72 alias72");
+    line(session, "gc --dry-run", "");
+    let config = gone.to_str().unwrap();
+    session.fails_after_output("verify", ["verify", "alias72", "--config", config], "not_found");
+    session.line("rm", "below71 alias72");
 }
 
 fn explaining(session: &mut Session, sample: &Sample) {
@@ -411,6 +443,7 @@ fn credentials(session: &mut Session, sample: &Sample) {
 pub(super) fn with_clients(session: &mut Session, daemon: &TestDaemon) {
     session.ok("limit RATE", ["limit", "20MB"]);
     session.line("limit", "");
+    session.line("health", "--strict");
     session.ok("limit RATE", ["limit", "off"]);
     let reader = Reader::open(&daemon.socket(), "llama");
     session.line("ps", "");

@@ -9,6 +9,7 @@ use std::time::Duration;
 use blobd_store_format::digest::Digest;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::{FakeRegistry, Fault};
@@ -95,7 +96,7 @@ pub(super) fn list(world: &mut World) {
 }
 
 pub(super) fn request_absent(world: &mut World) {
-    world.daemon.command().line("show absent").exits_with(3);
+    assert_eq!(http::get(&world.daemon.socket(), "/v1/models/absent").status, 404);
 }
 
 pub(super) fn import(world: &mut World) {
