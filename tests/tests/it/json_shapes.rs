@@ -26,6 +26,10 @@ use self::session::Session;
 
 /// Shown by no run, with the reason.
 const NOT_SHOWN: &[(&str, &str)] = &[
+    ("PlannedSpace.limit as \"user_quota\"", "needs a user with a hard quota; tested in quotas.rs"),
+    ("Promoted.evicted present", "needs a quota; as of a pull"),
+    ("Promoted.evicted: an element", "as Promoted.evicted present"),
+    ("Healthy as \"failing\"", "needs a disk that fails"),
     ("ModelList.read_only present", "needs a disk that fails"),
     ("ComparedModel.error present", "needs a registry that fails; tested in outdated.rs"),
     ("ComparedModel.status as \"failed\"", "as error"),
@@ -63,7 +67,7 @@ const NAMES_OF_USERS: [&str; 7] = [
     "RunningPull.user as ",
     "NameChange.user present",
     "ChargedUser.user as ",
-    "AuditRecord.user present",
+    "AuditRecord.user ",
 ];
 
 /// Options of single commands that are used in no run, with the reason. Options of all commands need not be used.

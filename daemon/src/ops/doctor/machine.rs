@@ -12,7 +12,12 @@ use crate::ops::rfc3339;
 const IMPROVEMENTS: [(u32, u32, &str, &str); 6] = [
     (5, 14, "", "`warm` reads a model without touching each page (MADV_POPULATE_READ)"),
     (5, 18, "xfs", "maps of models cost a tenth of the page faults (large folios)"),
-    (6, 5, "", "no program that `exec` runs opens a model past its library (memfd_secret; before, with secretmem.enable=1)"),
+    (
+        6,
+        5,
+        "",
+        "no program that `exec` runs opens a model past its library (memfd_secret; before, with secretmem.enable=1)",
+    ),
     (6, 9, "", "`mount` shares memory for files stored whole (FUSE passthrough)"),
     (6, 16, "", "the daemon refuses unexpected descriptors before they arrive (SO_PASSRIGHTS)"),
     (6, 16, "ext4", "maps of models cost a tenth of the page faults (large folios)"),

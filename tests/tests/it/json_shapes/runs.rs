@@ -63,11 +63,13 @@ fn lower_stores(session: &mut Session, sample: &Sample) {
     line(session, "promote --dry-run", "below71");
     line(session, "promote", "below71");
     line(session, "promote", "below71");
+    line(session, "history", "below71");
     line(session, "tag", "below72 alias72");
     line(session, "gc --dry-run", "");
     let config = gone.to_str().unwrap();
     session.fails_after_output("verify", ["verify", "alias72", "--config", config], "not_found");
     session.line("rm", "below71 alias72");
+    session.line("log", "--lines 1000");
 }
 
 fn explaining(session: &mut Session, sample: &Sample) {
@@ -414,8 +416,12 @@ fn damage(session: &mut Session, root: &Path) {
             session.line("ls", "");
             session.line("df", "");
             session.fails_after_output("doctor", ["doctor"], "internal");
-            session.line("health", "");
-            session.fails_after_output("health", ["health", "--strict"], "internal");
+            if session.has_daemon {
+                session.line("health", "");
+                session.fails_after_output("health", ["health", "--strict"], "internal");
+            } else {
+                session.line_fails("not_found", "health");
+            }
         } else {
             session.line(form, model);
         }

@@ -6,10 +6,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "an unknown key",
         command: "blobd ls",
-        run: |place| place.configured("[space]\nquotas = \"1 GiB\"\n", &["ls"]),
+        run: |place| place.configured("[space]\nquotta = \"1 GiB\"\n", &["ls"]),
         code: 2,
         happened: "config.toml:2:1",
-        why: "unknown key \"quotas\"",
+        why: "unknown key \"quotta\"",
         to_do: "did you mean space.quota?",
     },
     Situation {
