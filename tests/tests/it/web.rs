@@ -1,6 +1,7 @@
 //! `blobd web`: the command, its server, and the page in a browser.
 
 mod page;
+mod picture;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;

@@ -24,7 +24,12 @@ const PART_NAMES = {
 
 const treemap = new Treemap(find("treemap"), (detail) => { find("treemap-detail").textContent = detail; });
 
-const sizes = (title, of) => ({ title, number: true, sort: of, text: (row) => bytes(of(row)) });
+const sizes = (title, of) => ({ title, number: true, sort: (row) => of(row) ?? 0, text: (row) => sizeText(of(row)) });
+
+/** A size, or a dash: of a model in a lower store it is not known what it shares. */
+function sizeText(count) {
+  return count === undefined ? "–" : bytes(count);
+}
 
 const tables = {
   parts: new Table(find("parts"), [
@@ -35,8 +40,8 @@ const tables = {
   models: new Table(find("models"), [
     { title: "Model", sort: (model) => model.name, cell: modelName },
     sizes("Size", (model) => model.size),
-    sizes("Unique", (model) => model.unique_bytes ?? 0),
-    sizes("Shared", (model) => model.shared_bytes ?? 0),
+    sizes("Unique", (model) => model.unique_bytes),
+    sizes("Shared", (model) => model.shared_bytes),
     { title: "Shared with", text: (model) => names((model.shared_with ?? []).map((other) => other.name), 2) || "–" },
     { title: "Last opened", short: true, sort: (model) => Date.parse(model.last_opened ?? 0) || 0, text: lastOpened },
   ], { sorted: { column: 2, descending: true }, empty: "No model." }),
@@ -80,6 +85,7 @@ function modelName(model) {
   const marks = [];
   if (model.pinned) marks.push(tag("pinned"));
   if (model.damage) marks.push(tag("damaged"));
+  if (model.store) marks.push(tag(`in ${model.store}`));
   return [model.name, ...marks];
 }
 
@@ -93,14 +99,30 @@ function inMemory(session) {
   return residency ? `${bytes(residency.resident)} (${percent(residency.resident, residency.bytes)})` : "–";
 }
 
-function showDisk(usage, models) {
+function showDisk(usage, { models, lower_stores: lowerStores = [] }) {
   known.usage = usage;
+  // Those of lower stores take no space in this one, so the usage lacks them.
   const shares = new Map(usage.models.map((model) => [model.name, model]));
-  known.models = models.models.map((model) => ({ ...shares.get(model.name), ...model }));
+  known.models = models.map((model) => ({ ...(model.store ? {} : shares.get(model.name)), ...model }));
+  showFigures(usage);
+  showWarnings(lowerStores.filter((store) => store.problem));
+  find("empty").hidden = models.length > 0;
+  find("models-section").hidden = models.length === 0;
+  const parts = diskParts(usage);
+  find("disk-parts").hidden = usage.models.length === 0 && parts.every((part) => part.kind === "other");
+  treemap.show(parts);
+  tables.parts.show(parts);
+  showModels();
+}
+
+function showFigures(usage) {
+  const saved = usage.logical_bytes > 0 ? ` (${percent(usage.saved_bytes, usage.logical_bytes)})` : "";
+  const inLower = known.models.filter((model) => model.store).length;
   const figures = [
     ["On disk", bytes(usage.disk_bytes)], ["Without sharing", bytes(usage.logical_bytes)],
-    ["Saved by sharing", bytes(usage.saved_bytes) + (usage.logical_bytes > 0 ? ` (${percent(usage.saved_bytes, usage.logical_bytes)})` : "")],
-    ["Can be freed", bytes(usage.reclaimable_bytes)], ["Models", String(usage.models.length)],
+    ["Saved by sharing", bytes(usage.saved_bytes) + saved],
+    ["Can be freed", bytes(usage.reclaimable_bytes)], ["Models", String(known.models.length)],
+    ...(inLower > 0 ? [["In lower stores", String(inLower)]] : []),
     ["Quota", usage.quota_bytes ? `${bytes(usage.used_bytes)} of ${bytes(usage.quota_bytes)}` : "none"],
     ["Free on the disk", bytes(usage.free_bytes)],
   ];
@@ -111,14 +133,22 @@ function showDisk(usage, models) {
     group.append(term, definition);
     return group;
   }));
-  const isEmpty = usage.models.length === 0;
-  find("empty").hidden = !isEmpty;
-  find("models-section").hidden = isEmpty;
-  const parts = diskParts(usage);
-  find("disk-parts").hidden = isEmpty && parts.every((part) => part.kind === "other");
-  treemap.show(parts);
-  tables.parts.show(parts);
-  showModels();
+}
+
+/** Says which lower stores cannot be used. */
+function showWarnings(stores) {
+  const texts = stores.map(({ path, problem }) => {
+    const reason = problem.includes(path) ? problem : `${path}: ${problem}`;
+    return `A lower store cannot be used, so its models are not shown: ${reason}`;
+  });
+  const list = find("warnings");
+  // Set only if they differ: each change is read aloud.
+  if ([...list.children].map((line) => line.textContent).join("\n") === texts.join("\n")) return;
+  list.replaceChildren(...texts.map((message) => {
+    const line = document.createElement("p");
+    [line.className, line.textContent] = ["warning", message];
+    return line;
+  }));
 }
 
 function showModels() {

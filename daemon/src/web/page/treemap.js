@@ -2,6 +2,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// The width of a character of the labels, on average; fonts differ.
+const CHARACTER = 7.5;
+
 /** Divides a rectangle among values, the largest first; returns a rectangle for each. */
 export function squarify(values, x, y, width, height) {
   const total = values.reduce((sum, value) => sum + value, 0);
@@ -82,7 +85,7 @@ export class Treemap {
     group.dataset.id = part.id;
     group.append(element("rect", { x, y, width, height, class: part.kind }));
     // Half a number would be a wrong one.
-    const isWhole = part.size.length * 7 <= width - 10;
+    const isWhole = part.size.length * CHARACTER <= width - 10;
     [fitting(part.label, width - 10), isWhole ? part.size : ""].forEach((label, place) => {
       if (!label || height < 20 + 16 * place) return;
       const text = element("text", { x: x + 5, y: y + 15 + 16 * place });
@@ -125,7 +128,7 @@ function element(name, attributes) {
 
 /** As much of a text as fits a width, or nothing if that says little. */
 function fitting(text, width) {
-  const most = Math.floor(width / 7);
+  const most = Math.floor(width / CHARACTER);
   if (text.length <= most) return text;
   return most >= 5 ? `${text.slice(0, most - 1)}…` : "";
 }

@@ -1,21 +1,29 @@
 //! The page in headless Chromium, with stores of 0, 3 and 300 models.
 
-use std::path::PathBuf;
+mod looks;
+mod sections;
+
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fs};
 
 use blobd_store_format::gguf::GgmlType;
 use blobd_tests::browser::Browser;
+use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::Fault;
 
 use super::Web;
+use super::picture::Picture;
 use crate::pull::registry_with;
 
 /// Where pictures are written, if this is set.
 const PICTURES: &str = "BLOBD_PICTURES";
+
+/// Sizes of windows, from a telephone's to a desktop's.
+const WINDOWS: [(u32, u32); 4] = [(360, 740), (400, 800), (800, 1000), (1400, 1000)];
 
 /// A model of tensors of 64 KiB each, whose content their numbers determine.
 fn model(tensors: &[u64]) -> ModelFile {
@@ -30,19 +38,19 @@ fn model_of(tensors: &[u64], size: u64) -> ModelFile {
     file
 }
 
-/// Imports models whose names begin with `names`.
-fn import(daemon: &TestDaemon, models: &[(String, ModelFile)]) {
-    let folder = daemon.scratch().join("files");
+/// Imports models under these names.
+fn import(blobd: &Blobd, scratch: &Path, models: &[(String, ModelFile)]) {
+    let folder = scratch.join("files");
     fs::create_dir_all(&folder).unwrap();
     let mut arguments = vec!["import".into()];
     for (name, model) in models {
         arguments.push(model.write_to(&folder, &format!("{name}.gguf")).into_os_string());
     }
-    daemon.command().run(&arguments).succeeds();
+    blobd.run(&arguments).succeeds();
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Three models of which two share most, and an unneeded tensor.
+/// Three models of which two share most.
 fn three() -> Vec<(String, ModelFile)> {
     [
         ("llama3-8b-q4", &[1, 2, 3, 4, 5, 6][..]),
@@ -72,76 +80,85 @@ impl Visit {
     fn new(browser: &mut Browser, models: &[(String, ModelFile)]) -> Self {
         let daemon = TestDaemon::start();
         if !models.is_empty() {
-            import(&daemon, models);
+            import(&daemon.command(), daemon.scratch(), models);
         }
-        let web = Web::start(&daemon.command());
-        // Ends the page of the store before.
-        browser.open("about:blank");
-        browser.take_requests_and_errors();
-        browser.open(&web.url());
-        browser.wait_for("document.getElementById('figures').children.length > 0");
-        browser.wait_for("document.getElementById('eviction-text').textContent !== ''");
-        browser.wait_for("document.documentElement.dataset.state === 'live'");
+        Self::of(browser, daemon)
+    }
+
+    fn of(browser: &mut Browser, daemon: TestDaemon) -> Self {
+        let web = open_page(browser, &daemon.command());
         Self { daemon, web }
     }
+}
 
-    /// Checks what must hold for every store.
-    fn check(&self, browser: &mut Browser, name: &str) {
-        assert_eq!(
-            browser.evaluate("location.href"),
-            self.web.base.as_str(),
-            "the token is not in the address"
-        );
-        for (width, height) in [(360, 740), (1600, 1000)] {
-            for scheme in ["light", "dark"] {
-                browser.show_in(width, height, scheme);
-                // The treemap follows the size of the window.
-                browser.wait_for(
-                    "document.getElementById('treemap').viewBox?.baseVal?.width === \
-                     document.getElementById('treemap').parentElement.clientWidth || \
-                     !document.getElementById('treemap').checkVisibility()",
-                );
-                let overflow = browser.evaluate("document.documentElement.scrollWidth - innerWidth");
-                assert!(
-                    overflow.as_i64().unwrap() <= 0,
-                    "{name}, {width}: wider than the window by {overflow}"
-                );
-                let faint = browser.evaluate(FAINT_TEXTS);
-                assert_eq!(faint, serde_json::json!([]), "{name}, {width}, {scheme}: texts of low contrast");
-                let picture = browser.screenshot();
-                assert!(
-                    picture.starts_with(b"\x89PNG") && picture.len() > 5000,
-                    "{name}: {} bytes",
-                    picture.len()
-                );
-                keep(&format!("{name}-{width}-{scheme}.png"), &picture);
-            }
-        }
-        self.check_keyboard(browser);
-        let (requests, errors) = browser.take_requests_and_errors();
-        assert_eq!(errors, Vec::<serde_json::Value>::new(), "{name}: the console");
-        assert!(requests.len() > 8, "{requests:?}");
-        let foreign: Vec<_> = requests.iter().filter(|url| !url.starts_with(&self.web.base)).collect();
-        assert!(foreign.is_empty(), "{name}: {foreign:?}");
-    }
+/// Opens the page, and waits until it shows what it knows.
+fn open_page(browser: &mut Browser, blobd: &Blobd) -> Web {
+    let web = Web::start(blobd);
+    // Ends the page of the store before.
+    browser.open("about:blank");
+    browser.take_requests_and_errors();
+    browser.open(&web.url());
+    browser.wait_for("document.getElementById('figures').children.length > 0");
+    browser.wait_for("document.getElementById('eviction-text').textContent !== ''");
+    browser.wait_for("document.documentElement.dataset.state === 'live'");
+    web
+}
 
-    /// Tab reaches every control, and each has a name.
-    fn check_keyboard(&self, browser: &mut Browser) {
-        browser.evaluate(MARK_CONTROLS);
-        let count = browser.evaluate("window.controls.length").as_u64().unwrap();
-        assert!(count >= 6, "{count} controls");
-        browser.evaluate("document.activeElement.blur(), getSelection().removeAllRanges()");
-        for _ in 0..count * 2 + 5 {
-            browser.press("Tab");
-            browser.evaluate("window.reached.add(document.activeElement)");
-        }
-        let missed = browser.evaluate(
-            "window.controls.filter((control) => !window.reached.has(control)).map((control) => control.outerHTML.slice(0, 99))",
-        );
-        assert_eq!(missed, serde_json::json!([]), "not reached by Tab");
-        let nameless = browser.evaluate(NAMELESS);
-        assert_eq!(nameless, serde_json::json!([]), "without a name");
+/// Checks what must hold for every store. Returns the picture of the widest window in the light scheme.
+fn check_page(browser: &mut Browser, web: &Web, name: &str) -> Picture {
+    let address = browser.evaluate("location.href");
+    assert_eq!(address, web.base.as_str(), "the token is not in the address");
+    let [.., picture] = WINDOWS.map(|size| {
+        check_window(browser, name, size, "dark");
+        check_window(browser, name, size, "light")
+    });
+    check_keyboard(browser);
+    let (requests, errors) = browser.take_requests_and_errors();
+    assert_eq!(errors, Vec::<serde_json::Value>::new(), "{name}: the console");
+    assert!(requests.len() > 8, "{requests:?}");
+    let foreign: Vec<_> = requests.iter().filter(|url| !url.starts_with(&web.base)).collect();
+    assert!(foreign.is_empty(), "{name}: {foreign:?}");
+    picture
+}
+
+/// Tab reaches every control, and each has a name.
+fn check_keyboard(browser: &mut Browser) {
+    browser.evaluate(MARK_CONTROLS);
+    let count = browser.evaluate("window.controls.length").as_u64().unwrap();
+    assert!(count >= 6, "{count} controls");
+    browser.evaluate("document.activeElement.blur(), getSelection().removeAllRanges()");
+    for _ in 0..count * 2 + 5 {
+        browser.press("Tab");
+        browser.evaluate("window.reached.add(document.activeElement)");
     }
+    let missed = browser.evaluate(
+        "window.controls.filter((control) => !window.reached.has(control)).map((control) => control.outerHTML.slice(0, 99))",
+    );
+    assert_eq!(missed, serde_json::json!([]), "not reached by Tab");
+    let nameless = browser.evaluate(NAMELESS);
+    assert_eq!(nameless, serde_json::json!([]), "without a name");
+}
+
+/// Checks the page in a window of this size and with these colours.
+fn check_window(browser: &mut Browser, name: &str, size: (u32, u32), scheme: &str) -> Picture {
+    browser.show_in(size.0, size.1, scheme);
+    browser.evaluate("scrollTo(0, 0)");
+    // The treemap follows the size of the window.
+    browser.wait_for(
+        "document.getElementById('treemap').viewBox?.baseVal?.width === \
+         document.getElementById('treemap').parentElement.clientWidth || \
+         !document.getElementById('treemap').checkVisibility()",
+    );
+    let what = format!("{name}-{}-{scheme}", size.0);
+    let overflow = browser.evaluate("document.documentElement.scrollWidth - innerWidth");
+    assert!(overflow.as_i64().unwrap() <= 0, "{what}: wider than the window by {overflow}");
+    let faint = browser.evaluate(FAINT_TEXTS);
+    assert_eq!(faint, serde_json::json!([]), "{what}: texts of low contrast");
+    let picture = browser.screenshot();
+    keep(&format!("{what}.png"), &picture);
+    let picture = Picture::decode(&picture);
+    looks::check_scheme(&picture, scheme, &what);
+    picture
 }
 
 /// Texts with a contrast below 4.5, as WCAG computes it.
@@ -193,25 +210,34 @@ fn keep(name: &str, picture: &[u8]) {
 fn page_works_with_no_three_and_three_hundred_models() {
     let Some(mut browser) = Browser::start() else { return };
     let visit = Visit::new(&mut browser, &[]);
-    empty(&visit, &mut browser);
+    let none = empty(&visit, &mut browser);
     let visit = Visit::new(&mut browser, &three());
-    three_models(visit, &mut browser);
+    let three = three_models(visit, &mut browser);
     let visit = Visit::new(&mut browser, &three_hundred());
-    many_models(&visit, &mut browser);
+    let many = many_models(&visit, &mut browser);
+    for (one, other) in [(&none, &three), (&three, &many), (&many, &none)] {
+        assert!(one.difference(other) > 0.02, "{}", one.difference(other));
+    }
 }
 
-fn empty(visit: &Visit, browser: &mut Browser) {
+fn empty(visit: &Visit, browser: &mut Browser) -> Picture {
     assert_eq!(browser.evaluate("document.getElementById('empty').checkVisibility()"), true);
     assert_eq!(browser.evaluate("document.getElementById('models-section').checkVisibility()"), false);
-    visit.check(browser, "empty");
+    let picture = check_page(browser, &visit.web, "empty");
+    looks::check_steady(browser);
     // What arrives is shown without a reload.
-    import(&visit.daemon, &three()[..1]);
+    import(&visit.daemon.command(), visit.daemon.scratch(), &three()[..1]);
     browser.evaluate("document.getElementById('refresh').click()");
     browser.wait_for("document.querySelector('#models tbody').textContent.includes('llama3-8b-q4')");
     assert_eq!(browser.evaluate("document.getElementById('empty').checkVisibility()"), false);
+    picture
 }
 
-fn three_models(mut visit: Visit, browser: &mut Browser) {
+fn three_models(mut visit: Visit, browser: &mut Browser) -> Picture {
+    looks::check_steady(browser);
+    // What each needs alone, and what two share.
+    looks::check_treemap(browser, 4);
+    looks::check_legend(browser);
     // Its name looks like HTML, and is text.
     fs::write(visit.daemon.root().join("<img src=x onerror=alert(1)>"), vec![1; 100_000]).unwrap();
     let reader = Reader::open(&visit.daemon.socket(), "phi3-mini");
@@ -230,7 +256,7 @@ fn three_models(mut visit: Visit, browser: &mut Browser) {
     browser.wait_for("document.querySelector('#sessions tbody').textContent.includes('%')");
     assert_eq!(browser.evaluate("document.querySelectorAll('img').length"), 0);
     shown_like_df(&visit, browser);
-    visit.check(browser, "three");
+    let picture = check_page(browser, &visit.web, "three");
     sorted_by_keyboard(browser);
     treemap_by_keyboard(browser);
     pull.kill().unwrap();
@@ -242,6 +268,7 @@ fn three_models(mut visit: Visit, browser: &mut Browser) {
     visit.daemon.restart();
     browser.wait_for("document.getElementById('status').textContent === 'live'");
     session_is_of_this_window(&visit, browser);
+    picture
 }
 
 /// The areas of the treemap add up to the disk space, in proportion.
@@ -311,9 +338,11 @@ fn session_is_of_this_window(visit: &Visit, browser: &mut Browser) {
     browser.take_requests_and_errors();
 }
 
-fn many_models(visit: &Visit, browser: &mut Browser) {
+fn many_models(visit: &Visit, browser: &mut Browser) -> Picture {
     assert_eq!(browser.evaluate("document.querySelectorAll('#models tbody tr').length"), 300);
-    visit.check(browser, "many");
+    looks::check_steady(browser);
+    looks::check_treemap(browser, 300);
+    check_page(browser, &visit.web, "many")
 }
 
 /// The pictures in the README: `just pictures`.
@@ -332,16 +361,17 @@ fn pictures_show_a_pull_and_models_that_share() {
     browser.wait_for("document.querySelector('#sessions tbody').textContent.includes('%')");
     // Where a user's store is.
     browser.evaluate("document.getElementById('store').textContent = '~/.local/share/blobd'");
-    let mut sizes = Vec::new();
+    let mut pictures = Vec::new();
     for scheme in ["light", "dark"] {
         browser.show_in(1120, 1100, scheme);
         browser.wait_for("document.getElementById('treemap').viewBox.baseVal.width > 1000");
         let picture = browser.screenshot();
         assert!(picture.len() < 150 << 10, "{} bytes", picture.len());
         keep(&format!("web-{scheme}.png"), &picture);
-        sizes.push(picture);
+        pictures.push(Picture::decode(&picture));
+        looks::check_scheme(&pictures[pictures.len() - 1], scheme, "pictures");
     }
-    assert!(sizes[0] != sizes[1], "the schemes differ");
+    assert!(pictures[0].difference(&pictures[1]) > 0.3, "the schemes differ");
     pull.kill().unwrap();
     pull.wait().unwrap();
     drop(reader);
