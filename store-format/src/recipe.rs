@@ -159,7 +159,7 @@ impl Recipe {
         check_size(recipe.size(), raw.size, raw.unpacked.as_ref())?;
         match raw.unpacked {
             Some(unpacked) => recipe.of_packed(raw.file, raw.size, unpacked.compression),
-            None if raw.whole => recipe.as_whole(),
+            None if raw.whole => recipe.into_whole(),
             None => Ok(recipe),
         }
     }

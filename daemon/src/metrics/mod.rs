@@ -55,7 +55,7 @@ struct SizeState {
 }
 
 /// The sizes are counted over the whole index, so at most this part of the time is spent on that.
-const SHARE_OF_TIME: u32 = 100;
+const SHARE_OF_TIME: u32 = 20;
 /// The shortest time between two countings.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -63,7 +63,7 @@ fn counters_never_decrease() {
 }
 
 #[test]
-fn sizes_are_absent_until_they_are_known_and_take_a_hundredth_of_the_time() {
+fn sizes_are_absent_until_they_are_known_and_take_a_twentieth_of_the_time() {
     let metrics = metrics();
     let has_sizes = || metrics.text(&Reading::default()).unwrap().contains("blobd_logical_bytes");
     let start = Instant::now();
@@ -77,8 +77,8 @@ fn sizes_are_absent_until_they_are_known_and_take_a_hundredth_of_the_time() {
     count.set(&SizeReading::default());
     drop(count);
     assert!(has_sizes());
-    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(900)).is_none());
-    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(1100)).is_some());
+    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(180)).is_none());
+    assert!(metrics.begin_sizes(Instant::now() + Duration::from_secs(220)).is_some());
 }
 
 #[test]

@@ -13,7 +13,7 @@ impl Recipe {
     pub fn of_whole_file(file: Digest, size: u64) -> Result<Self, RecipeError> {
         let whole = Piece::Blob { blob: file, offset: 0, length: size };
         let pieces = if size == 0 { Vec::new() } else { vec![whole] };
-        Self::new(file, pieces, Vec::new())?.as_whole()
+        Self::new(file, pieces, Vec::new())?.into_whole()
     }
 
     /// Whether it is the recipe of a file that is stored whole. A GGUF file without tensors is one blob too, but
@@ -25,7 +25,7 @@ impl Recipe {
 
     /// # Errors
     /// [`RecipeError::Whole`] when it is more than the blob with the file's digest.
-    pub(super) fn as_whole(self) -> Result<Self, RecipeError> {
+    pub(super) fn into_whole(self) -> Result<Self, RecipeError> {
         let is_plain = self.tensors.is_empty() && self.members.is_empty() && self.unpacked.is_none();
         match is_plain && (self.is_one_blob() || self.pieces.is_empty()) {
             true => Ok(Self { is_whole: true, ..self }),
@@ -63,7 +63,7 @@ mod tests {
         let split = Recipe::new(file, piece(file), Vec::new()).unwrap();
         assert!(!split.is_of_whole_file() && !Recipe::parse(&split.to_json()).unwrap().is_of_whole_file());
         let other = Recipe::new(file, piece(Digest::of(b"a tensor")), Vec::new()).unwrap();
-        assert!(matches!(other.as_whole(), Err(RecipeError::Whole)));
+        assert!(matches!(other.into_whole(), Err(RecipeError::Whole)));
     }
 
     #[test]

@@ -449,7 +449,7 @@ fn credentials(session: &mut Session, sample: &Sample) {
 pub(super) fn with_clients(session: &mut Session, daemon: &TestDaemon) {
     session.ok("limit RATE", ["limit", "20MB"]);
     session.line("limit", "");
-    session.line("health", "--strict");
+    session.line("health", "");
     session.ok("limit RATE", ["limit", "off"]);
     let reader = Reader::open(&daemon.socket(), "llama");
     session.line("ps", "");
