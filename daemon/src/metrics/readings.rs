@@ -61,6 +61,11 @@ pub(super) struct Readings {
     index_rebuilds: IntCounter,
     lost_audit_records: IntCounter,
     unavailable_lower_stores: UintGauge,
+    process: ProcessGauges,
+}
+
+#[derive(Debug)]
+struct ProcessGauges {
     cpu_seconds: Counter,
     resident_bytes: UintGauge,
     virtual_bytes: UintGauge,
@@ -137,19 +142,7 @@ impl Readings {
                 "blobd_lower_stores_unavailable",
                 "Lower stores that could not be used when they were last searched; their models are hidden.",
             ))?,
-            cpu_seconds: register.seconds_counter((
-                "process_cpu_seconds_total",
-                "Total user and system CPU time spent in seconds.",
-            ))?,
-            resident_bytes: register
-                .gauge(("process_resident_memory_bytes", "Resident memory size in bytes."))?,
-            virtual_bytes: register.gauge(("process_virtual_memory_bytes", "Virtual memory size in bytes."))?,
-            open_files: register.gauge(("process_open_fds", "Number of open file descriptors."))?,
-            max_files: register.gauge(("process_max_fds", "Maximum number of open file descriptors."))?,
-            start_seconds: register.time_gauge((
-                "process_start_time_seconds",
-                "Start time of the process since unix epoch in seconds.",
-            ))?,
+            process: ProcessGauges::new(register)?,
         })
     }
 
@@ -182,11 +175,32 @@ impl Readings {
             counter.inc_by(total.saturating_sub(counter.get()));
         }
         if let Some(process) = Process::read() {
-            self.set_process(&process);
+            self.process.set(&process);
         }
     }
+}
 
-    fn set_process(&self, process: &Process) {
+impl ProcessGauges {
+    fn new(register: &mut Register) -> Result<Self, Error> {
+        Ok(Self {
+            cpu_seconds: register.seconds_counter((
+                "process_cpu_seconds_total",
+                "Total user and system CPU time spent in seconds.",
+            ))?,
+            resident_bytes: register
+                .gauge(("process_resident_memory_bytes", "Resident memory size in bytes."))?,
+            virtual_bytes: register
+                .gauge(("process_virtual_memory_bytes", "Virtual memory size in bytes."))?,
+            open_files: register.gauge(("process_open_fds", "Number of open file descriptors."))?,
+            max_files: register.gauge(("process_max_fds", "Maximum number of open file descriptors."))?,
+            start_seconds: register.time_gauge((
+                "process_start_time_seconds",
+                "Start time of the process since unix epoch in seconds.",
+            ))?,
+        })
+    }
+
+    fn set(&self, process: &Process) {
         self.cpu_seconds.inc_by((process.cpu_seconds - self.cpu_seconds.get()).max(0.0));
         self.resident_bytes.set(process.resident_bytes);
         self.virtual_bytes.set(process.virtual_bytes);

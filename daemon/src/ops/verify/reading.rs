@@ -49,7 +49,7 @@ pub(super) struct Read {
 impl Read {
     fn add(&mut self, digest: Digest, bytes: u64, verdict: Verdict) {
         if let Verdict::Hidden { problem } = verdict {
-            self.add_unavailable(Unavailable { blobs: 1, reason: problem });
+            self.add_unavailable(1, &problem);
             return;
         }
         if verdict != Verdict::Gone {
@@ -65,12 +65,15 @@ impl Read {
         self.blobs += other.blobs;
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.not_good.append(&mut other.not_good);
-        other.unavailable.into_iter().for_each(|unavailable| self.add_unavailable(unavailable));
+        if let Some(Unavailable { blobs, reason }) = &other.unavailable {
+            self.add_unavailable(*blobs, reason);
+        }
     }
 
-    fn add_unavailable(&mut self, more: Unavailable) {
-        let sum = self.unavailable.get_or_insert_with(|| Unavailable { blobs: 0, ..more.clone() });
-        sum.blobs = sum.blobs.saturating_add(more.blobs);
+    fn add_unavailable(&mut self, blobs: u64, reason: &str) {
+        let first = || Unavailable { blobs: 0, reason: reason.to_owned() };
+        let sum = self.unavailable.get_or_insert_with(first);
+        sum.blobs = sum.blobs.saturating_add(blobs);
     }
 }
 
