@@ -43,9 +43,8 @@ pub(crate) struct Permits {
 pub(super) struct Readings {
     sessions: UintGauge,
     running_pulls: UintGauge,
-    permits_in_use: UintGauges,
-    permits_waiting: UintGauges,
-    permits_limit: UintGauges,
+    permits: PermitGauges,
+    process: ProcessGauges,
     is_writable: UintGauge,
     is_index_ready: UintGauge,
     downloaded_bytes: IntCounter,
@@ -61,17 +60,6 @@ pub(super) struct Readings {
     index_rebuilds: IntCounter,
     lost_audit_records: IntCounter,
     unavailable_lower_stores: UintGauge,
-    process: ProcessGauges,
-}
-
-#[derive(Debug)]
-struct ProcessGauges {
-    cpu_seconds: Counter,
-    resident_bytes: UintGauge,
-    virtual_bytes: UintGauge,
-    open_files: UintGauge,
-    max_files: UintGauge,
-    start_seconds: Gauge,
 }
 
 impl Readings {
@@ -85,18 +73,8 @@ impl Readings {
         Ok(Self {
             sessions: register.gauge(("blobd_sessions", "Models that clients have open."))?,
             running_pulls: register.gauge(("blobd_pulls_running", "Pulls in progress, waiting ones included."))?,
-            permits_in_use: register.gauges(
-                ("blobd_permits_in_use", "Units that requests hold, by pool; see docs/METRICS.md for the pools."),
-                &["pool"],
-            )?,
-            permits_waiting: register.gauges(
-                ("blobd_permits_waiting", "Requests that wait for units, of their user's share or of all, by pool."),
-                &["pool"],
-            )?,
-            permits_limit: register.gauges(
-                ("blobd_permits_limit", "Units above which requests wait, unless their user holds none, by pool."),
-                &["pool"],
-            )?,
+            permits: PermitGauges::new(register)?,
+            process: ProcessGauges::new(register)?,
             is_writable: register
                 .gauge(("blobd_store_writable", "1 if the store can be changed, 0 if it is read-only."))?,
             is_index_ready: register
@@ -142,18 +120,13 @@ impl Readings {
                 "blobd_lower_stores_unavailable",
                 "Lower stores that could not be used when they were last searched; their models are hidden.",
             ))?,
-            process: ProcessGauges::new(register)?,
         })
     }
 
     pub(super) fn set(&self, reading: &Reading) {
         self.sessions.set(reading.sessions as u64);
         self.running_pulls.set(reading.running_pulls as u64);
-        for Permits { pool, in_use, waiting, total } in &reading.permits {
-            self.permits_in_use.with_label_values(&[pool]).set(*in_use as u64);
-            self.permits_waiting.with_label_values(&[pool]).set(*waiting as u64);
-            self.permits_limit.with_label_values(&[pool]).set(*total as u64);
-        }
+        reading.permits.iter().for_each(|permits| self.permits.set(permits));
         self.is_writable.set(reading.is_writable.into());
         self.is_index_ready.set(reading.is_index_ready.into());
         self.unavailable_lower_stores.set(reading.unavailable_lower_stores as u64);
@@ -178,6 +151,51 @@ impl Readings {
             self.process.set(&process);
         }
     }
+}
+
+/// By pool.
+#[derive(Debug)]
+struct PermitGauges {
+    in_use: UintGauges,
+    waiting: UintGauges,
+    limit: UintGauges,
+}
+
+impl PermitGauges {
+    fn new(register: &mut Register) -> Result<Self, Error> {
+        let mut gauges = |name, help| register.gauges((name, help), &["pool"]);
+        Ok(Self {
+            in_use: gauges(
+                "blobd_permits_in_use",
+                "Units that requests hold, by pool; see docs/METRICS.md for the pools.",
+            )?,
+            waiting: gauges(
+                "blobd_permits_waiting",
+                "Requests that wait for units, of their user's share or of all, by pool.",
+            )?,
+            limit: gauges(
+                "blobd_permits_limit",
+                "Units above which requests wait, unless their user holds none, by pool.",
+            )?,
+        })
+    }
+
+    fn set(&self, permits: &Permits) {
+        let Permits { pool, in_use, waiting, total } = *permits;
+        for (gauges, value) in [(&self.in_use, in_use), (&self.waiting, waiting), (&self.limit, total)] {
+            gauges.with_label_values(&[pool]).set(value as u64);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ProcessGauges {
+    cpu_seconds: Counter,
+    resident_bytes: UintGauge,
+    virtual_bytes: UintGauge,
+    open_files: UintGauge,
+    max_files: UintGauge,
+    start_seconds: Gauge,
 }
 
 impl ProcessGauges {

@@ -1,6 +1,7 @@
 //! What happens in the table of metrics.
 
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -9,7 +10,6 @@ use std::time::Duration;
 use blobd_store_format::digest::Digest;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::{FakeRegistry, Fault};
@@ -29,6 +29,11 @@ const LOWER: &str = "lower";
 const FOR_EVER: Duration = Duration::from_secs(3600);
 /// Few files, so that a user has soon as many connections as it may.
 const OPEN_FILES: &str = "ulimit -n 256 && exec env \"$@\"";
+
+/// A model that is larger than what is read of a file first, which is not counted as downloaded.
+fn remote_model(seed: u64) -> ModelFile {
+    ModelFile::dense_of(seed, 4, 512)
+}
 
 /// A daemon, what clients hold of it, and the registries that it has used.
 pub(super) struct World {
@@ -51,7 +56,7 @@ impl World {
         fs::write(&config, format!("lower = [{lower:?}]\n{CONFIG}")).unwrap();
         let variable = format!("BLOBD_CONFIG={}", config.display());
         let daemon = TestDaemon::start_under(&["sh", "-c", OPEN_FILES, "sh", &variable], folder);
-        let registry = registry_with(&ModelFile::dense(50));
+        let registry = registry_with(&remote_model(50));
         let (others, readers, plans) = (Vec::new(), Vec::new(), Vec::new());
         Self { daemon, config, registry, others, readers, pull: None, plans }
     }
@@ -95,16 +100,19 @@ pub(super) fn list(world: &mut World) {
     world.line("ls");
 }
 
-pub(super) fn request_absent(world: &mut World) {
-    assert_eq!(http::get(&world.daemon.socket(), "/v1/models/absent").status, 404);
+pub(super) fn remove_absent(world: &mut World) {
+    world.daemon.command().line("rm absent").exits_with(3);
 }
 
 pub(super) fn import(world: &mut World) {
     world.import("first", &ModelFile::dense(1));
 }
 
+/// Of tensors that are larger than a block: what is saved is rounded.
 pub(super) fn import_similar(world: &mut World) {
-    world.import("similar", &ModelFile::dense(1).with("general.name", "similar"));
+    let model = || ModelFile::dense_of(70, 2, 256);
+    world.import("large", &model());
+    world.import("similar", &model().with("general.name", "similar"));
 }
 
 pub(super) fn open(world: &mut World) {
@@ -142,17 +150,17 @@ pub(super) fn interrupt_plans(world: &mut World) {
 }
 
 pub(super) fn pull_wrong_bytes(world: &mut World) {
-    let model = ModelFile::dense(51);
+    let model = remote_model(51);
     let middle = model.bytes().len() as u64 / 2;
     world.pull_with(&model, "/cdn/", Fault::FlipInFile(middle));
 }
 
 pub(super) fn pull_from_stalling_server(world: &mut World) {
-    world.pull_with(&ModelFile::dense(52), "/cdn/", Fault::StallAfter(5000, FOR_EVER));
+    world.pull_with(&remote_model(52), "/cdn/", Fault::StallAfter(5000, FOR_EVER));
 }
 
 pub(super) fn begin_slow_pull(world: &mut World) {
-    let registry = registry_with(&ModelFile::dense(53));
+    let registry = registry_with(&remote_model(53));
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100, Duration::from_millis(100)));
     let mut command = world.daemon.command().command();
     command.args(["pull", &registry.name("library/tiny:latest")]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -209,8 +217,11 @@ pub(super) fn import_beyond_quota(world: &mut World) {
 
 pub(super) fn connect_too_often(world: &mut World) {
     let connect = || UnixStream::connect(world.daemon.socket()).ok();
-    let held: Vec<_> = (0..200).map(|_| connect()).collect();
-    drop(held);
+    let held: Vec<UnixStream> = (0..200).filter_map(|_| connect()).collect();
+    held.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+    // Closed at once, they would never be open at the same time for a daemon that accepts them later.
+    let is_answered = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok();
+    eventually("a connection is refused", || held.iter().any(is_answered));
 }
 
 pub(super) fn lose_lower_store(world: &mut World) {

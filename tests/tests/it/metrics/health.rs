@@ -39,6 +39,8 @@ fn without_a_daemon_the_exit_code_says_so_and_no_store_is_made() {
     let root = folder.path().join("store");
     Blobd::at_root(&root).line("health").exits_with(3);
     assert!(!root.exists());
+    // Where only the environment names the store, `gc` would create it.
+    Blobd::at_root(&root).run(["--root", root.to_str().unwrap(), "gc"]).exits_with(3);
     let daemon = TestDaemon::start();
     let mut stopped = daemon;
     stopped.stop();

@@ -25,10 +25,10 @@ const EVENTS: &[Event] = &[
         ],
     },
     Event {
-        what: "a model that does not exist is requested",
-        happen: events::request_absent,
+        what: "a model that does not exist is removed",
+        happen: events::remove_absent,
         moves: &[
-            "blobd_requests_total{result=\"failed\",verb=\"show\"}",
+            "blobd_requests_total{result=\"failed\",verb=\"rm\"}",
             "blobd_request_errors_total{code=\"not_found\"}",
         ],
     },
