@@ -113,8 +113,16 @@ fn found(global: &Global, kind: Kind) -> Vec<String> {
     match place(global) {
         None => Vec::new(),
         Some(Place::Daemon(client)) => served(&client, kind).unwrap_or_default(),
-        Some(Place::Store(root)) => stored(&root, kind).unwrap_or_default(),
+        Some(Place::Store(root)) => {
+            let lower = if kind == Kind::Models { lower_stores(global) } else { Vec::new() };
+            let roots = std::iter::once(root).chain(lower);
+            roots.flat_map(|root| stored(&root, kind).unwrap_or_default()).collect()
+        }
     }
+}
+
+fn lower_stores(global: &Global) -> Vec<PathBuf> {
+    load_config(global).map(|config| config.lower).unwrap_or_default()
 }
 
 /// Where the names are.

@@ -6,10 +6,12 @@ mod site;
 use std::fs;
 use std::path::Path;
 
+use blobd_tests::command::Blobd;
 use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::store_dir::{blob_path, check_blobs, flip_byte, names};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::{Value as Json, json};
 use site::{Site, import_into};
 
@@ -232,4 +234,17 @@ fn promoted_model_does_not_need_the_lower_store() {
     check_blobs(&site.upper());
     site.line("rm site mine").succeeds();
     assert_eq!(blobs(&site.upper()), [""; 0]);
+}
+
+#[test]
+fn shells_complete_names_of_lower_stores_without_a_daemon() {
+    let folder = tmpfs_directory();
+    let [upper, lower] = ["upper", "lower"].map(|name| folder.path().join(name));
+    import_into(&upper, &ModelFile::dense(1), "own");
+    import_into(&lower, &ModelFile::dense(2), "site");
+    let config = folder.path().join("config.toml");
+    fs::write(&config, format!("root = {upper:?}\nlower = [{lower:?}]\n")).unwrap();
+    let blobd = Blobd::at_root(&upper).configured_by(&config);
+    let text = blobd.run(["__suggest", "models", "--", "blobd", "promote", ""]).succeeds().text();
+    assert!(text.contains("own") && text.contains("site"), "{text}");
 }
