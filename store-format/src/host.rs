@@ -2,8 +2,6 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::reference::Scheme;
-
 /// The namespace of a repository that has none, as `localhost:5000/model`. No registry has a namespace of this
 /// name, because names of repositories start with a letter or a digit.
 pub const NO_NAMESPACE: &str = "_";
@@ -41,10 +39,10 @@ pub(crate) fn unaliased(text: &str) -> (String, Option<u16>) {
     (numeric_address(&name).map_or(name, |address| address.to_string()), port)
 }
 
-/// Whether a URL of this scheme and host is one of the service, at the port that it is known by.
-pub(crate) fn is_of(service: &str, scheme: Scheme, text: &str) -> bool {
+/// Whether a URL of this host is one of the service, at the default port of the URL's scheme.
+pub(crate) fn is_of(service: &str, default_port: u16, text: &str) -> bool {
     let (name, port) = spelled(text);
-    name == service && port.is_none_or(|port| port == scheme.default_port())
+    name == service && port.is_none_or(|port| port == default_port)
 }
 
 /// All names of the service with this canonical name.

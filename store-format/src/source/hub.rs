@@ -137,7 +137,7 @@ fn split_address(text: &str) -> Option<(&str, Option<&str>, &str)> {
         "http" => Scheme::Http,
         _ => return None,
     };
-    if !host::is_of(HubFile::HOST, scheme, host) {
+    if !host::is_of(HubFile::HOST, scheme.default_port(), host) {
         return None;
     }
     let path = path.split('#').next().unwrap_or_default();
