@@ -43,6 +43,7 @@ deb:
 systemd:
     packaging/build
     cargo build --release --package blobd-tests --bin test-client
+    tests/systemd/newer
     tests/systemd/run
 
 # A model pulled, split, shared, opened and exported, offline
