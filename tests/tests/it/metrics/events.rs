@@ -10,6 +10,7 @@ use std::time::Duration;
 use blobd_store_format::digest::Digest;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::{FakeRegistry, Fault};
@@ -222,6 +223,11 @@ pub(super) fn connect_too_often(world: &mut World) {
     // Closed at once, they would never be open at the same time for a daemon that accepts them later.
     let is_answered = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok();
     eventually("a connection is refused", || held.iter().any(is_answered));
+    drop(held);
+    // The daemon notices a moment later that they are closed.
+    eventually("connections are accepted again", || {
+        http::get(&world.daemon.socket(), "/v1/version").status == 200
+    });
 }
 
 pub(super) fn lose_lower_store(world: &mut World) {
