@@ -78,10 +78,10 @@ impl Store {
         let published = self.published_in_transactions().into_iter().filter(|(user, _)| *user == uid);
         let own: HashSet<Node> = published.flat_map(|(_, nodes)| nodes).collect();
         let claim = Claim { kind: ClaimKind::Ingest, since: 0, uid: Some(uid), roots };
-        let catalog = self.catalog()?;
+        // In the order in which `charged_bytes_now` locks them. The index was complete for the count above.
         let state = lock(&self.totals.state);
-        let counted = state.counted.as_ref();
-        Ok(counted.map_or(0, |counted| counted.payers.unpaid_by_names(&catalog, &claim, &own)))
+        let counted = state.counted.as_ref().zip(self.catalog_now());
+        Ok(counted.map_or(0, |(counted, catalog)| counted.payers.unpaid_by_names(&catalog, &claim, &own)))
     }
 
     /// Counts the sums.
