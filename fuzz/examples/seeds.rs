@@ -49,8 +49,14 @@ fn main() -> Result<()> {
         write("tar", &format!("kind-{}", char::from(kind)), &tar(kind))?;
     }
     for (name, line) in [
-        ("open", r#"{"time":"2026-11-24T10:00:00.500Z","uid":1000,"pid":7,"verb":"open","model":"m:1","result":"ok"}"#),
-        ("denied", r#"{"time":"","uid":0,"verb":"pull","result":"denied","message":"https://u:p@h/a?b","details":{"a":[1]}}"#),
+        (
+            "open",
+            r#"{"time":"2026-11-24T10:00:00.500Z","uid":1000,"pid":7,"verb":"open","model":"m:1","result":"ok"}"#,
+        ),
+        (
+            "denied",
+            r#"{"time":"","uid":0,"verb":"pull","result":"denied","message":"https://u:p@h/a?b","details":{"a":[1]}}"#,
+        ),
         ("torn", r#"{"time":"2026-11-24T10:0"#),
     ] {
         write("audit", name, line.as_bytes())?;
