@@ -179,19 +179,40 @@ pub(crate) fn terminal_width() -> usize {
 /// contains names, is truncated.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
-    rows: Vec<Vec<String>>,
+    rows: Vec<Row>,
     right: Vec<usize>,
+}
+
+#[derive(Clone, Debug)]
+enum Row {
+    Cells(Vec<String>),
+    /// A line of text between the rows.
+    Line(String),
+}
+
+impl Row {
+    fn cells(&self) -> &[String] {
+        match self {
+            Self::Cells(cells) => cells,
+            Self::Line(_) => &[],
+        }
+    }
 }
 
 impl Table {
     /// `right` lists the columns that are aligned to the right.
     pub(crate) fn new(headings: &[&str], right: &[usize]) -> Self {
-        let rows = vec![headings.iter().map(|heading| (*heading).to_owned()).collect()];
-        Self { rows, right: right.to_vec() }
+        let headings = headings.iter().map(|heading| (*heading).to_owned()).collect();
+        Self { rows: vec![Row::Cells(headings)], right: right.to_vec() }
     }
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().map(|cell| printable(&cell)).collect());
+        self.rows.push(Row::Cells(cells.into_iter().map(|cell| printable(&cell)).collect()));
+    }
+
+    /// Adds a line below the last row, whatever the widths of the columns are.
+    pub(crate) fn line(&mut self, line: &str) {
+        self.rows.push(Row::Line(printable(line)));
     }
 
     pub(crate) fn render(&self, width: usize) -> String {
@@ -205,21 +226,28 @@ impl Table {
         }
         let mut text = String::new();
         for row in &self.rows {
-            let mut line = String::new();
-            for (index, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                let is_padded = index + 1 < row.len() || self.right.contains(&index);
-                self.push_cell(&mut line, index, cell, if is_padded { *width } else { usize::MAX });
+            match row {
+                Row::Cells(cells) => text.push_str(self.aligned(cells, &widths).trim_end()),
+                Row::Line(line) => text.push_str(line),
             }
-            text.push_str(line.trim_end());
             text.push('\n');
         }
         text
     }
 
+    fn aligned(&self, cells: &[String], widths: &[usize]) -> String {
+        let mut line = String::new();
+        for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
+            let is_padded = index + 1 < cells.len() || self.right.contains(&index);
+            self.push_cell(&mut line, index, cell, if is_padded { *width } else { usize::MAX });
+        }
+        line
+    }
+
     fn column_widths(&self) -> Vec<usize> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
+        let columns = self.rows.iter().map(|row| row.cells().len()).max().unwrap_or_default();
         let widest = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            let cells = self.rows.iter().filter_map(|row| row.cells().get(column));
             cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
         };
         (0..columns).map(widest).collect()

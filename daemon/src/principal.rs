@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::sync::Arc;
 
+use blobd_client::protocol::space::UserId;
+
 use crate::sys::peer_groups;
 
 /// Who has sent a request. Rights depend on the user and its groups only, not on how they were found out.
@@ -98,6 +100,10 @@ impl UserNames {
 
     pub(crate) fn name_of(&self, uid: u32) -> Option<String> {
         self.0.get(&uid).map(|user| user.name.clone())
+    }
+
+    pub(crate) fn user_id(&self, uid: u32) -> UserId {
+        UserId { uid, user: self.name_of(uid) }
     }
 
     pub(crate) fn primary_group_of(&self, uid: u32) -> Option<u32> {

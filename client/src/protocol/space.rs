@@ -149,6 +149,9 @@ pub struct UsageRow {
     /// With details: how much of a download's file has arrived or was reused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received_bytes: Option<u64>,
+    /// With details: the user who pulls a download, if that is recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<UserId>,
     /// Who uses it, if it is in use; a few paths of other files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<String>,

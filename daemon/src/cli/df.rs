@@ -2,7 +2,7 @@
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::space::{DiskUsage, UsageKind, UsageRow, UserId};
+use blobd_client::protocol::space::{DiskUsage, ModelUsage, SharedWith, UsageKind, UsageRow, UserId};
 use blobd_client::protocol::upkeep::TrashedModel;
 use blobd_store_format::digest::Digest;
 use clap::Args;
@@ -202,12 +202,25 @@ fn models(usage: &DiskUsage) -> Table {
             model.last_opened.as_deref().map_or_else(|| "-".to_owned(), relative),
             model.last_opened_by.as_ref().map_or_else(|| "-".to_owned(), user),
         ]);
+        sharers(model).into_iter().for_each(|line| table.line(&line));
     }
     table
 }
 
 fn user(id: &UserId) -> String {
     id.user.clone().unwrap_or_else(|| id.uid.to_string())
+}
+
+/// The width of the line with the models that a model shares bytes with.
+const SHARED_WIDTH: usize = 78;
+
+/// `  shared with base:8b 4.10 GiB, base:8b-q8 1.20 GiB and 3 more`, the one that shares the most first.
+fn sharers(model: &ModelUsage) -> Option<String> {
+    const LABEL: &str = "  shared with ";
+    let with = |other: &SharedWith| format!("{} {}", other.name, human_bytes(other.bytes));
+    let sharers: Vec<_> = model.shared_with.iter().map(with).collect();
+    let is_shared = !sharers.is_empty();
+    is_shared.then(|| LABEL.to_owned() + &one_line(&sharers, SHARED_WIDTH - LABEL.len()))
 }
 
 /// The most parts that are listed as text: the largest are what matters. JSON has more.
@@ -230,7 +243,7 @@ fn shared_parts(usage: &DiskUsage) -> Table {
 }
 
 fn downloads(usage: &DiskUsage) -> Table {
-    let mut table = Table::new(&["UNFINISHED DOWNLOAD", "RECEIVED", "OF", "ON DISK"], &[1, 2, 3]);
+    let mut table = Table::new(&["UNFINISHED DOWNLOAD", "RECEIVED", "OF", "ON DISK", "BY"], &[1, 2, 3]);
     for row in usage.rows.iter().filter(|row| row.kind == UsageKind::Download) {
         let name = row.name.clone().or_else(|| row.digest.map(Digest::short));
         let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
@@ -239,6 +252,7 @@ fn downloads(usage: &DiskUsage) -> Table {
             size(row.received_bytes),
             size(row.size),
             human_bytes(row.bytes),
+            row.user.as_ref().map_or_else(|| "-".to_owned(), user),
         ]);
     }
     table
@@ -262,7 +276,7 @@ fn quarantine(usage: &DiskUsage) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use blobd_client::protocol::space::{ModelUsage, QuarantinedBlob, SharedPart};
+    use blobd_client::protocol::space::{QuarantinedBlob, SharedPart};
 
     use super::*;
 
@@ -274,6 +288,7 @@ mod tests {
             bytes,
             size: Some(bytes),
             received_bytes: Some(bytes / 3),
+            user: Some(UserId { uid: 1001, user: Some("bob".to_owned()) }),
             by: Vec::new(),
         }
     }
@@ -315,7 +330,7 @@ mod tests {
                 shared_bytes: LARGE,
                 last_opened: Some("2026-11-23T15:30:49Z".to_owned()),
                 last_opened_by: Some(UserId { uid: 1000, user: Some("ann".to_owned()) }),
-                shared_with: Vec::new(),
+                shared_with: vec![SharedWith { name: "hf.co/user/repo:Q8_0".to_owned(), bytes: LARGE }; 30],
             }],
             shared_parts: vec![
                 SharedPart {
@@ -364,8 +379,8 @@ mod tests {
             expires: "2026-11-30T15:30:49Z".to_owned(),
         }];
         let text = details(&Document { usage: usage(), trash });
-        for part in ["ann", "repo:Q4_K_M and 28 more", "5 smaller parts", "341 GiB", "old:latest    5.00 GiB"]
-        {
+        let shared = "  shared with hf.co/user/repo:Q8_0 1023 GiB and 29 more";
+        for part in [shared, "ann", "bob", "repo:Q4_K_M and 28 more", "5 smaller parts", "341 GiB"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(text.contains(&Digest::of(b"damaged").short()), "{text}");

@@ -107,7 +107,16 @@ impl Parts<'_> {
 }
 
 const fn row(kind: UsageKind, bytes: u64) -> UsageRow {
-    UsageRow { kind, name: None, digest: None, bytes, size: None, received_bytes: None, by: Vec::new() }
+    UsageRow {
+        kind,
+        name: None,
+        digest: None,
+        bytes,
+        size: None,
+        received_bytes: None,
+        user: None,
+        by: Vec::new(),
+    }
 }
 
 /// The largest first.

@@ -1,6 +1,6 @@
 //! `df`: reports disk usage.
 
-use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind, UserId};
+use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind};
 use blobd_store::Store;
 use blobd_store::index::ModelShare;
 
@@ -18,7 +18,8 @@ pub fn usage(store: &Store, last_opened: &LastOpened) -> Result<DiskUsage, OpErr
 }
 
 /// Reports disk usage from the catalog. With `detail`, also which models share what, with at most that many names in
-/// each list, and what is in quarantine and how far unfinished downloads are. Sizes on disk are what the file system has allocated.
+/// each list, what is in quarantine, how far unfinished downloads are and whose they are. Sizes on disk are what the
+/// file system has allocated.
 ///
 /// # Errors
 /// [`blobd_store::StoreError`], also for a damaged manifest or recipe, because what it needs is unknown;
@@ -104,7 +105,7 @@ fn row(
         unique_bytes: share.unique_bytes,
         shared_bytes: share.shared_bytes,
         last_opened: opened.map(|opened| rfc3339(opened.at)),
-        last_opened_by: opened_by.map(|uid| UserId { uid, user: users.name_of(uid) }),
+        last_opened_by: opened_by.map(|uid| users.user_id(uid)),
         shared_with: Vec::new(),
     }
 }

@@ -1,4 +1,4 @@
-//! The details of `df`: which models share what, how far unfinished downloads are, and what is in quarantine.
+//! The details of `df`: which models share what, unfinished downloads with their users, and what is in quarantine.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
@@ -10,6 +10,7 @@ use blobd_store_format::digest::Digest;
 
 use super::measure::{Model, counted};
 use super::{OpError, rfc3339};
+use crate::principal::UserNames;
 
 /// The most names in one list.
 pub(super) const MAX_NAMES: usize = 1000;
@@ -31,7 +32,7 @@ pub(super) fn add(
     let names: Vec<String> = models.iter().map(|model| model.reference().short()).collect();
     add_sharers(&parts, &names, limit, usage);
     usage.shared_parts = parts.iter().take(MAX_PARTS).map(|part| named(part, &names, limit)).collect();
-    add_progress(store, usage)?;
+    add_downloads(store, usage)?;
     let quarantined = store.quarantined_blobs()?.into_iter().map(|blob| QuarantinedBlob {
         digest: blob.digest,
         bytes: blob.bytes,
@@ -82,16 +83,17 @@ fn sharers(model: usize, parts: &[&index::SharedPart], names: &[String], most: u
     named.into_iter().take(most).map(|(bytes, name)| SharedWith { name: name.clone(), bytes }).collect()
 }
 
-/// Adds to the rows of downloads how much has arrived.
-fn add_progress(store: &Store, usage: &mut DiskUsage) -> Result<(), OpError> {
+/// Adds to the rows of downloads how much has arrived, and who pulls them.
+fn add_downloads(store: &Store, usage: &mut DiskUsage) -> Result<(), OpError> {
     if usage.rows.iter().all(|row| row.digest.is_none()) {
         return Ok(());
     }
-    let downloads = store.downloads()?;
+    let (users, downloads) = (UserNames::read(), store.downloads()?);
     for row in &mut usage.rows {
         let found = downloads.iter().find(|download| Some(download.partial.file) == row.digest);
         row.size = found.and_then(|download| download.size);
         row.received_bytes = found.map(|download| download.received_bytes);
+        row.user = found.and_then(|download| download.about.as_ref()).map(|about| users.user_id(about.uid));
     }
     Ok(())
 }

@@ -74,6 +74,12 @@ fn df_says_which_models_share_how_much_with_whom() {
     assert!(daemon.client().disk_usage().unwrap().shared_parts.is_empty(), "only in detail");
     let text = daemon.command().line("df -v").succeeds().text();
     assert!(text.contains("a:latest, b:latest, c:latest"), "{text}");
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("MODEL"));
+    let below = lines.find(|line| line.starts_with("c:latest")).and_then(|_| lines.next());
+    assert!(
+        below.is_some_and(|line| line.starts_with("  shared with a:latest 256 KiB, b:latest 256 KiB")),
+        "{text}"
+    );
 }
 
 #[test]
@@ -121,6 +127,7 @@ fn df_lists_downloads_trash_and_quarantine_one_by_one() {
     assert_eq!(download["size"].as_u64(), Some(large.bytes().len() as u64));
     let received = download["received_bytes"].as_u64().unwrap();
     assert!(received > 0 && received < large.bytes().len() as u64, "{download}");
+    assert_eq!(download["user"]["uid"], rustix::process::getuid().as_raw());
     let text = blobd.line("df -v").succeeds().text();
     for part in ["UNFINISHED DOWNLOAD", "IN THE TRASH", "in 7 days", "DAMAGED BLOB", &digest[7..15]] {
         assert!(text.contains(part), "{part}: {text}");
