@@ -147,6 +147,7 @@ fn unlikeness(wanted: &Reference, tag: &Reference) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use blobd_store_format::descriptor::{Descriptor, MediaType};
@@ -154,6 +155,13 @@ mod tests {
 
     use super::*;
     use crate::testing::{begin, new_store};
+
+    /// A model of one file.
+    fn manifest(content: &str) -> Manifest {
+        let (digest, size) = (Digest::of(content.as_bytes()), content.len() as u64);
+        let file = Descriptor { media_type: MediaType::new("text/plain"), digest, size };
+        Manifest::compose(file.clone(), vec![file]).unwrap()
+    }
 
     fn add(store: &Arc<Store>, name: &str, content: &str) -> String {
         let mut ingest = begin(store);
@@ -225,12 +233,17 @@ mod tests {
     #[test]
     fn beginning_of_two_ids_lists_both() {
         let (_folder, store) = new_store();
-        let ids: Vec<String> =
-            (0..600).map(|number| add(&store, &format!("m{number}"), &number.to_string())).collect();
-        let mut beginnings = BTreeSet::new();
-        let twice = ids.iter().map(|id| &id[..4]).find(|start| !beginnings.insert(*start));
-        let twice = twice.expect("of 600 IDs two begin with the same four digits");
-        assert!(matches!(store.resolve(&reference(twice)), Err(StoreError::AmbiguousId { .. })));
+        let mut beginnings = BTreeMap::new();
+        let twice = (0..).map(|number| number.to_string()).find_map(|content| {
+            let start = manifest(&content).digest().to_hex()[..4].to_owned();
+            let other = beginnings.insert(start.clone(), content.clone())?;
+            Some((start, other, content))
+        });
+        let (start, first, second) = twice.unwrap();
+        add(&store, "first", &first);
+        assert_eq!(found(&store, &start), "first:latest");
+        add(&store, "second", &second);
+        assert!(matches!(store.resolve(&reference(&start)), Err(StoreError::AmbiguousId { .. })));
     }
 
     #[test]
