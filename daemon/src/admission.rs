@@ -1,9 +1,10 @@
 //! Limits on the number of connections.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustix::process::{Resource, getrlimit};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// Connections of all users. Each costs a few kilobytes and a descriptor.
 const MAX_CONNECTIONS: usize = 8192;

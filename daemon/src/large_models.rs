@@ -1,10 +1,11 @@
 //! Counts the memory of each large model once, however many requests use it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use blobd_store_format::digest::Digest;
 use tokio::sync::MutexGuard;
+use tracing_mutex::stdsync::Mutex;
 
 use crate::permits::Permit;
 
@@ -58,7 +59,7 @@ impl LargeModels {
         ReadPermit(Some(counted))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Digest, Weak<Counted>>> {
+    fn lock(&self) -> tracing_mutex::stdsync::MutexGuard<'_, BTreeMap<Digest, Weak<Counted>>> {
         // Each change is complete before anything can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

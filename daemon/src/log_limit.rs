@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+
+use tracing_mutex::stdsync::Mutex;
 
 /// Admits one line per user and interval, and counts the others.
 #[derive(Debug)]

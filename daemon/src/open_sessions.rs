@@ -1,13 +1,14 @@
 //! The table of open sessions: which process has which model open.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
 use blobd_client::protocol::response::{SessionList, SessionSummary};
 use blobd_store::index::ModelUse;
 use blobd_store_format::reference::Reference;
 use tokio::sync::{Notify, watch};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::ops::rfc3339;
 use crate::principal::{Principal, UserNames};

@@ -10,9 +10,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+use tracing_mutex::stdsync::Mutex;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {

@@ -1,7 +1,7 @@
 //! What is known of a request, from its start to its end: the one place that the log, the audit log and the metrics
 //! learn about requests from.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::audit::AuditRecord;
@@ -9,6 +9,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request_id::RequestId;
 use serde_json::json;
 use tracing::Span;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::metrics::RequestEnd;
 use crate::principal::Principal;

@@ -1,10 +1,11 @@
 //! The pulls in progress, with how much has arrived and how fast.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::requester::Requester;
 

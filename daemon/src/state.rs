@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::configuration::Configuration;
@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
 use tracing::Span;
+use tracing_mutex::stdsync::{Mutex, RwLock};
 
 use crate::access::{Access, Rights};
 use crate::audit::AuditLog;

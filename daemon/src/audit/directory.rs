@@ -6,12 +6,13 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use blobd_store::Store;
 use blobd_store_format::layout;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fsync, mkdir, openat, unlinkat};
 use rustix::io::Errno;
+use tracing_mutex::stdsync::Mutex;
 
 use super::lock;
 

@@ -15,13 +15,14 @@ mod writer;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use blobd_client::protocol::audit::AuditRecord;
 use serde_json::json;
 use tokio::sync::watch;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 pub(crate) use self::directory::LogDirectory;
 pub(crate) use self::filter::Filter;

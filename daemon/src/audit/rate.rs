@@ -2,8 +2,9 @@
 //! whole log by its own records.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use tracing_mutex::stdsync::Mutex;
 
 use super::lock;
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use blobd_client::client::Client;
@@ -14,6 +14,7 @@ use blobd_client::protocol::response::{ModelSummary, Resolved};
 use blobd_store_format::digest::Digest;
 use clap::Args;
 use serde::Serialize;
+use tracing_mutex::stdsync::Mutex;
 
 use super::Global;
 use super::connect::{client_error, connect, print_result};

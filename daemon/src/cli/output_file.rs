@@ -8,12 +8,13 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, fallocate, linkat, openat, renameat_with,
 };
 use rustix::io::Errno;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// The temporary name of the file, if it has one. Shared with the signal handler, which removes the file.
 #[derive(Clone, Debug, Default)]

@@ -1,10 +1,11 @@
 //! Progress on standard error: bars on a terminal, otherwise a line every ten seconds.
 
 use std::io::{self, IsTerminal as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use self::lines::{Lines, State};
 use self::template::Template;

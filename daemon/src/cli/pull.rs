@@ -1,6 +1,6 @@
 //! `blobd pull`
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
@@ -11,6 +11,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use clap::Args;
 use serde_json::json;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::batch::Batch;
 use super::connect::{Connected, client_error, connect_or_create, print_result};

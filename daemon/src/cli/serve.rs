@@ -2,13 +2,14 @@
 
 mod reload;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store::Store;
 use clap::Args;
 use tokio::signal::unix::SignalKind;
+use tracing_mutex::stdsync::Mutex;
 
 use self::reload::Reloader;
 use super::Global;

@@ -3,11 +3,12 @@
 //! [`Events`] is fed where events happen. [`Readings`], [`Condition`] and [`Sizes`] are set when the metrics are read. This module
 //! knows no other part of the daemon, so that all parts can use it.
 
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::{Error, TextEncoder};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 mod condition;
 mod events;

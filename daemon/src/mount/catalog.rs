@@ -1,7 +1,7 @@
 //! The tree of the daemon's models, requested from the daemon again when it is out of date.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use blobd_client::client::Client;
@@ -12,6 +12,7 @@ use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
+use tracing_mutex::stdsync::{Mutex, RwLock};
 
 use super::tree::{Inodes, MountedModel, Tree};
 

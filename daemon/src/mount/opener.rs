@@ -1,13 +1,14 @@
 //! Opens files. Each model and each file is opened once at the daemon, however many handles there are.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::Mutex;
 
 use super::error::OpenError;
 use super::file::OpenFile;

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread;
+
+use tracing_mutex::stdsync::Mutex;
 
 /// Opening a model takes milliseconds; more threads would only wait for the daemon's disk.
 const THREADS: usize = 4;

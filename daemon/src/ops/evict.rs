@@ -2,7 +2,7 @@
 //! removes any model.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use blobd_client::protocol::lost_model;
@@ -11,6 +11,7 @@ use blobd_store::gc::{self, LostModel};
 use blobd_store::index::ModelUse;
 use blobd_store::{EvictionObserver, MakeSpace, Store, StoreError};
 use blobd_store_format::reference::Reference;
+use tracing_mutex::stdsync::Mutex;
 
 use super::lost_models::lost_model;
 use super::{OpError, rfc3339};

@@ -1,12 +1,13 @@
 //! Reports of models that were removed, evicted or replaced.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::response::{Kept, PullEvent, PullProgress};
 use blobd_store::gc::{self, KeptBytes};
 use blobd_store::{Committed, EvictionObserver, Ingest, Store};
 use tokio::sync::mpsc::Sender;
+use tracing_mutex::stdsync::Mutex;
 
 use super::progress::send_progress;
 use crate::requester::Requester;

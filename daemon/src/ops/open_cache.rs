@@ -2,13 +2,14 @@
 //! one takes about a millisecond for a thousand tensors.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_store::{Model, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::permits::Permit;
 

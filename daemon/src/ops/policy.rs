@@ -1,7 +1,7 @@
 //! The policy for one user: finds out what its rules need to know of a model, and refuses what they deny.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use blobd_client::protocol::policy::PolicyDecision;
 use blobd_store::{FileReader, Model, NamedFile, Store, StoredFile};
@@ -9,6 +9,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
+use tracing_mutex::stdsync::Mutex;
 
 use super::OpError;
 use super::stored_header;

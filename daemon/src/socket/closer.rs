@@ -3,9 +3,11 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// Closing one descriptor takes longer than this only if its user has made it block.
 const STUCK_AFTER: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@
 //! schedule. When all ranges are claimed, a worker without one takes half of what a slow one has left.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
@@ -13,6 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::Instrument as _;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::growth::{Growth, LimitUse, Sample};
 use super::pieces::{Piece, Pieces};

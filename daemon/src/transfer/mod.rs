@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blobd_client::protocol::corrected::CorrectedFile;
@@ -29,6 +29,7 @@ use blobd_store_format::split::SplitPlan;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
+use tracing_mutex::stdsync::{Mutex, RwLock};
 
 use crate::ingest::{announce, recipe_bytes};
 use crate::permits::{Limits, PermitPool};

@@ -1,12 +1,13 @@
 //! A rate limit that transfers share and that can be changed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blobd_store::RateLimiter;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// A rate limit that several transfers share. It can be changed while they run.
 #[derive(Clone, Debug)]

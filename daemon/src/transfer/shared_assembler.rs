@@ -1,10 +1,11 @@
 //! An assembler that one thread writes and others read while bytes arrive.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blobd_registry::Sender;
 use blobd_store::{Assembler, StoreError};
+use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use super::TransferError;
 use super::senders::Senders;

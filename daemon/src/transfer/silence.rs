@@ -1,9 +1,10 @@
 //! How long a transfer has been waiting for its host without receiving a byte, for the user.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// Measures how long nothing has arrived over any connection. Waits for a rate limit or the disk do not count.
 #[derive(Clone, Debug, Default)]

@@ -1,10 +1,11 @@
 //! Single flight: concurrent requests for one file share one transfer.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use super::RateLimit;
 

@@ -4,8 +4,10 @@
 //! request the rest of a range again. Only the time spent waiting for bytes counts: a rate limit or a slow
 //! disk does not make a connection slow.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
+
+use tracing_mutex::stdsync::Mutex;
 
 /// A connection is measured over this time.
 const WINDOW: Duration = Duration::from_secs(3);

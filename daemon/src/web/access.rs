@@ -9,9 +9,10 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Read as _};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use hyper::header::{HeaderMap, HeaderName};
+use tracing_mutex::stdsync::Mutex;
 
 use crate::loopback::Foreign;
 

@@ -2,9 +2,9 @@
 //! collected yet, such as those of a removed model that is still open, or of a failed transaction.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::Mutex;
 
 use super::{Store, lock};
 

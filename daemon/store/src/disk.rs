@@ -13,11 +13,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, fchmod, mkdirat, openat, renameat, unlinkat,
 };
+use tracing_mutex::stdsync::Mutex;
 
 use super::error::{StoreError, UnexpectedFile};
 pub use super::root::Root;

@@ -5,10 +5,11 @@
 //! before the collection is over.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::{Condvar, Mutex};
 
 use super::{Store, lock};
 

@@ -11,9 +11,10 @@
 //! been committed under it that the mark phase did not see.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use super::lock;
 

@@ -41,9 +41,10 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
 
 use blobd_store_format::layout;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 mod accounting;
 mod assembler;

@@ -9,10 +9,11 @@
 //! it), so collections read that store alone.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blobd_store_format::layout;
+use tracing_mutex::stdsync::Mutex;
 
 use super::filesystem::FileSystem;
 use super::place::Place;

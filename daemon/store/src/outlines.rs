@@ -4,12 +4,12 @@
 //! are being opened.
 
 use std::fs::File;
-use std::sync::MutexGuard;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::outline::RecipeOutline;
 use blobd_store_format::recipe::Recipe;
+use tracing_mutex::stdsync::MutexGuard;
 
 use super::root::{FileStatus, Root};
 use super::{Store, StoreError};

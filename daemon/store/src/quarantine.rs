@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
+use tracing_mutex::stdsync::Mutex;
 
 use super::node::Node;
 use super::place::Place;

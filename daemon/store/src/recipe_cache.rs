@@ -1,10 +1,11 @@
 //! A cache of parsed recipes.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::Recipe;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::lock;
 

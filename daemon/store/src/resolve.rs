@@ -165,10 +165,8 @@ mod tests {
 
     fn add(store: &Arc<Store>, name: &str, content: &str) -> String {
         let mut ingest = begin(store);
-        let digest = ingest.add_bytes(content.as_bytes()).unwrap();
-        let file =
-            Descriptor { media_type: MediaType::new("text/plain"), digest, size: content.len() as u64 };
-        let manifest = Manifest::compose(file.clone(), vec![file]).unwrap();
+        ingest.add_bytes(content.as_bytes()).unwrap();
+        let manifest = manifest(content);
         ingest.commit(&reference(name), &manifest, None).unwrap();
         manifest.digest().to_hex()
     }

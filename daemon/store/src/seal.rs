@@ -14,9 +14,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::Mutex;
 
 use super::disk::GuardedDisk;
 use super::filesystem::Durability;

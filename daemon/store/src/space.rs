@@ -7,9 +7,10 @@
 //! because of others in the same store.
 
 use std::path::Path;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 use blobd_store_format::layout;
+use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::root::Root;
 use super::{StoreError, lock};

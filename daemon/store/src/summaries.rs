@@ -6,11 +6,12 @@
 //! clock tick is read again, because another change may have happened in the same tick.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use tracing_mutex::stdsync::Mutex;
 
 use super::history::{Account, account_in};
 use super::origins::origin_in;

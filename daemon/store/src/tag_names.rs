@@ -4,12 +4,13 @@
 //! [`MAX_AGE`]: manual changes and those of lower stores are seen then.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use tracing_mutex::stdsync::Mutex;
 
 use super::{Store, StoreError, lock};
 

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use rustix::fs::FileType;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::node::Node;
 use super::root::Entry;

@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
@@ -17,6 +16,7 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
+use tracing_mutex::stdsync::Mutex;
 
 use super::history::Account;
 use super::root::Root;

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use blobd_store::scrub::{Step, Verdict, check_in_pairs};
 use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
+use tracing_mutex::stdsync::Mutex;
 
 use crate::ops::OpError;
 use crate::ops::progress::send_progress;

@@ -6,10 +6,10 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
+use tracing_mutex::stdsync::Mutex;
 
 use crate::direct::set_direct;
 use crate::disk::GuardedDisk;

@@ -13,12 +13,13 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, RecipeError};
 use blobd_store_format::split::{BlobContent, Part, SplitPlan, Target};
+use tracing_mutex::stdsync::Mutex;
 
 use super::reservation::Reservation;
 use super::seal::StagedBlob;

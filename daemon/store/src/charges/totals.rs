@@ -5,7 +5,8 @@
 //! of a user with a quota is admitted next. A removal reads every manifest itself, so that count adds little to it.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Mutex;
+
+use tracing_mutex::stdsync::Mutex;
 
 use super::claims::Scope;
 use crate::gc::Node;

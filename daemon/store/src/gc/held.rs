@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::thread;
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
 use rustix::io::Errno;
+use tracing_mutex::stdsync::{Condvar, Mutex};
 
 use crate::{Store, StoreError};
 

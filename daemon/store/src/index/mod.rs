@@ -27,10 +27,10 @@
 //! | `writer` | the thread that loads the database and writes to it |
 
 use std::ops::Deref;
-use std::sync::MutexGuard;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
+use tracing_mutex::stdsync::MutexGuard;
 
 use crate::node::Node;
 use crate::{Store, StoreError, lock};

@@ -1,11 +1,12 @@
 //! The state shared by the threads of the index, and how it is updated from disk.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use super::catalog::Catalog;
 use super::facts::{BlobFacts, RecipeFacts};

@@ -1,8 +1,10 @@
 //! Decides when the scrubber may read its next chunk.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+
+use tracing_mutex::stdsync::{Condvar, Mutex};
 
 use super::{ScrubPolicy, Step};
 use crate::RateLimiter;
