@@ -222,7 +222,7 @@ impl Daemon {
     /// Whether a verification runs, or imports and pulls keep the disk busy. Very slow or blocked ones do
     /// not count.
     pub(crate) fn is_busy(&self) -> bool {
-        let moved = self.transfers.received_bytes().saturating_add(self.activity.imported());
+        let moved = self.registry().received_bytes().saturating_add(self.activity.imported());
         self.activity.is_active(moved, Instant::now()) || self.work.verifications.in_use() > 0
     }
 

@@ -1,4 +1,4 @@
-//! How often something has gone wrong with requests, for the daemon's metrics.
+//! What has been received, and how often something has gone wrong with requests, for the daemon's metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,6 +10,14 @@ pub(crate) struct Counts {
     retries: AtomicU64,
     stalls: AtomicU64,
     wrong_files: AtomicU64,
+    received_bytes: AtomicU64,
+}
+
+impl Counts {
+    /// Records bytes of a file.
+    pub(crate) fn note_received(&self, bytes: usize) {
+        self.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
 }
 
 /// The counts at one moment.
@@ -31,10 +39,17 @@ impl RegistryClient {
     /// How often something has gone wrong, for this client and those that it has continued.
     #[must_use]
     pub fn troubles(&self) -> Troubles {
-        let Counts { retries, stalls, wrong_files } = &*self.counts;
+        let Counts { retries, stalls, wrong_files, received_bytes: _ } = &*self.counts;
         let [retries, stalls, wrong_files] =
             [retries, stalls, wrong_files].map(|count| count.load(Ordering::Relaxed));
         Troubles { retries, stalls, wrong_files }
+    }
+
+    /// Bytes of files that have arrived over the network, for this client and those that it has continued. Bytes that
+    /// were not wanted or had to be downloaded again count each time.
+    #[must_use]
+    pub fn received_bytes(&self) -> u64 {
+        self.counts.received_bytes.load(Ordering::Relaxed)
     }
 
     /// Records a failed request, and whether it is repeated.

@@ -376,7 +376,7 @@ impl RegistryClient {
                 target = target.with(IF_RANGE, validator);
             }
         }
-        let limits = &self.shared.limits;
+        let (limits, counts) = (&self.shared.limits, &self.counts);
         let response = match timeout(limits.silence, self.shared.get(&target)).await {
             Ok(response) => response?,
             Err(_elapsed) => {
@@ -392,7 +392,7 @@ impl RegistryClient {
                 server.name(),
                 (file.subject(), file.size),
                 None,
-                limits,
+                (limits, counts),
             );
             // A web page or a wrong length explains more than a changed version.
             return stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream));
@@ -401,7 +401,7 @@ impl RegistryClient {
         let expected = content_range(range, file.size);
         check_part(&response, file, &expected)?;
         let part = (file.subject(), range.end - range.start);
-        ByteStream::open(response.into_body(), server.name(), part, Some(expected), limits)
+        ByteStream::open(response.into_body(), server.name(), part, Some(expected), (limits, counts))
     }
 }
 

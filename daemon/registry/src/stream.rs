@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Limits;
 use super::connect_failure::innermost;
+use super::counts::Counts;
 use super::error::RegistryError;
 
 /// The bytes of a file or of a part of it, as they arrive. They are counted and not hashed: the caller must
@@ -29,6 +30,7 @@ pub struct ByteStream {
     content_range: Option<String>,
     sender: Arc<Sender>,
     stall: StallTimer,
+    counts: Arc<Counts>,
 }
 
 /// Who sent bytes: a registry, a mirror of it, or a host to which it redirected.
@@ -68,12 +70,12 @@ impl ByteStream {
         server: &str,
         (subject, length): (String, u64),
         content_range: Option<String>,
-        limits: &Limits,
+        (limits, counts): (&Limits, &Arc<Counts>),
     ) -> Result<Self, RegistryError> {
         let announced = body.incoming.size_hint().exact();
-        let (wanted, stall) = (0..length, StallTimer::new(limits));
+        let (wanted, stall, counts) = (0..length, StallTimer::new(limits), Arc::clone(counts));
         let sender = Arc::new(Sender::new(server.to_owned(), body.host.clone()));
-        let stream = Self { body, subject, length, wanted, content_range, sender, stall };
+        let stream = Self { body, subject, length, wanted, content_range, sender, stall, counts };
         match announced.filter(|announced| *announced != length) {
             Some(announced) => Err(stream.length_differs(announced)),
             None => Ok(stream),
@@ -129,7 +131,9 @@ impl ByteStream {
             return Err(RegistryError::Stalled { host, seconds });
         };
         let bytes = received?;
-        self.stall.received(bytes.as_ref().map_or(0, Bytes::len));
+        let length = bytes.as_ref().map_or(0, Bytes::len);
+        self.stall.received(length);
+        self.counts.note_received(length);
         let received = self.body.received;
         let is_right = if bytes.is_none() { received == self.length } else { received <= self.length };
         if is_right { Ok(bytes) } else { Err(self.length_differs(received)) }

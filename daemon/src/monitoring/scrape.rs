@@ -60,14 +60,15 @@ fn reading(daemon: &Daemon) -> Reading {
         checked_bytes,
         index_rebuilds,
     } = daemon.store.events();
-    let Troubles { retries, stalls, wrong_files } = daemon.registry().troubles();
+    let registry = daemon.registry();
+    let Troubles { retries, stalls, wrong_files } = registry.troubles();
     Reading {
         sessions: daemon.sessions.count(),
         running_pulls: daemon.running_pulls.count(),
         permits: permits(daemon),
         is_writable: daemon.store.read_only_reason().is_none(),
         is_index_ready: daemon.store.catalog_now().is_some(),
-        downloaded_bytes: daemon.transfers.received_bytes(),
+        downloaded_bytes: registry.received_bytes(),
         retries,
         stalls,
         wrong_files,

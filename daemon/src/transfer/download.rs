@@ -1,8 +1,6 @@
 //! A file as it is downloaded from its first byte to its last, for readers that block.
 
 use std::io::{self, BufRead, Read};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use blobd_registry::ByteStream;
 use blobd_store_format::digest::{Digest, Hasher};
@@ -20,7 +18,6 @@ pub(super) struct Download<'j> {
     chunk: Bytes,
     hasher: Hasher,
     arrived_bytes: u64,
-    received_by_all: Arc<AtomicU64>,
     failure: Option<TransferError>,
     /// The user's connection to the host.
     _connection: Permit,
@@ -42,7 +39,6 @@ impl<'j> Download<'j> {
             chunk: Bytes::new(),
             hasher: Hasher::new(),
             arrived_bytes: 0,
-            received_by_all: Arc::clone(&transfers.received),
             failure: None,
             _connection: connection,
         })
@@ -76,7 +72,6 @@ impl<'j> Download<'j> {
             let count = self.chunk.len() as u64;
             self.hasher.update(&self.chunk);
             self.arrived_bytes = self.arrived_bytes.saturating_add(count);
-            self.received_by_all.fetch_add(count, Ordering::Relaxed);
             self.guard.note(self.arrived_bytes, 0);
             if !(self.job.report)(self.arrived_bytes) {
                 return Err(TransferError::Unwanted);

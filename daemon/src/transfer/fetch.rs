@@ -39,8 +39,6 @@ pub(super) struct Fetch {
     changed: Notify,
     stopped: Notify,
     received: AtomicU64,
-    /// The bytes received by all transfers.
-    received_by_all: Arc<AtomicU64>,
     /// How long nothing has arrived over any connection.
     silence: Silence,
     workers: AtomicUsize,
@@ -70,7 +68,6 @@ impl Fetch {
             changed: Notify::new(),
             stopped: Notify::new(),
             received: AtomicU64::new(0),
-            received_by_all: Arc::clone(&transfers.received),
             silence: job.silence.clone(),
             workers: AtomicUsize::new(0),
             speeds: Speeds::default(),
@@ -389,9 +386,7 @@ impl Fetch {
 
     /// Counts received bytes, and waits as the rate limits require.
     async fn count(&self, bytes: usize) {
-        for sum in [&self.received, &*self.received_by_all] {
-            sum.fetch_add(bytes as u64, Ordering::Relaxed);
-        }
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
         if bytes > 0 {
             self.silence.interrupt();
         }

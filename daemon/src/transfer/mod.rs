@@ -12,7 +12,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -82,8 +81,6 @@ pub struct Transfers {
     /// The rate limit of all transfers together.
     pub(crate) limit: RateLimit,
     single_flight: SingleFlight,
-    /// Bytes downloaded since the start.
-    received: Arc<AtomicU64>,
     /// The permits for connections to each host.
     hosts: Arc<Mutex<BTreeMap<String, Arc<PermitPool>>>>,
 }
@@ -268,11 +265,6 @@ impl Transfers {
     pub(crate) fn waiting_status(&self, host: &str, what: &str, silence: Duration) -> Option<String> {
         let is_long = silence >= self.policy().silence_reported;
         is_long.then(|| format!("waiting for {host}: no {what} for {} s", silence.as_secs()))
-    }
-
-    /// Bytes downloaded since the daemon started.
-    pub(crate) fn received_bytes(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
     }
 
     /// The rate limits of a pull with the limit `own`.

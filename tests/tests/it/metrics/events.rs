@@ -31,7 +31,7 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 /// Few files, so that a user has soon as many connections as it may.
 const OPEN_FILES: &str = "ulimit -n 256 && exec env \"$@\"";
 
-/// A model that is larger than what is read of a file first, which is not counted as downloaded.
+/// A model that is larger than what is read of a file first.
 fn remote_model(seed: u64) -> ModelFile {
     ModelFile::dense_of(seed, 4, 512)
 }
@@ -123,7 +123,11 @@ pub(super) fn open(world: &mut World) {
 pub(super) fn pull(world: &mut World) {
     world.registry.add_fault("/manifests/", 1, Fault::Status(503));
     let name = world.registry.name("library/tiny:latest");
+    let downloaded = || world.samples().value("blobd_downloaded_bytes_total");
+    let before = downloaded();
     world.daemon.command().run(["pull", &name]).succeeds();
+    let size = remote_model(50).bytes().len() as f64;
+    assert!(downloaded() - before >= size, "{before} {}, the file has {size}", downloaded());
 }
 
 pub(super) fn pull_absent(world: &mut World) {
