@@ -72,6 +72,11 @@ fn files(path: &Path) -> Vec<PathBuf> {
     files
 }
 
+fn wait_until_written(path: &Path) {
+    let has_bytes = || files(path).first().is_some_and(|file| fs::metadata(file).unwrap().len() > 0);
+    eventually("the record is written", || path.exists() && has_bytes());
+}
+
 fn eventually(what: &str, is_true: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !is_true() {
@@ -145,9 +150,7 @@ fn log_that_was_removed_while_it_was_written_begins_a_new_file() {
     let (_folder, path) = folder();
     let log = start(&path, SMALL);
     log.record(record(1));
-    let is_written =
-        || path.exists() && files(&path).first().is_some_and(|file| fs::metadata(file).unwrap().len() > 0);
-    eventually("the record is written", is_written);
+    wait_until_written(&path);
     fs::remove_file(files(&path).remove(0)).unwrap();
     log.record(record(2));
     log.stop();
@@ -293,9 +296,7 @@ fn directory_that_was_removed_while_it_was_written_is_created_again() {
     let (_folder, path) = folder();
     let log = start(&path, SMALL);
     log.record(record(1));
-    let is_written =
-        || path.exists() && files(&path).first().is_some_and(|file| fs::metadata(file).unwrap().len() > 0);
-    eventually("the record is written", is_written);
+    wait_until_written(&path);
     fs::remove_dir_all(&path).unwrap();
     log.record(record(2));
     log.stop();

@@ -63,6 +63,19 @@ fn counters_never_decrease() {
 }
 
 #[test]
+fn gauges_of_the_condition_say_whether_the_store_can_be_changed_and_the_index_is_complete() {
+    let metrics = metrics();
+    for works in [true, false, true] {
+        let reading = Reading { is_writable: works, is_index_ready: works, ..Reading::default() };
+        let text = metrics.text(&reading).unwrap();
+        for name in ["blobd_store_writable", "blobd_index_ready"] {
+            let expected = format!("{name} {}", u8::from(works));
+            assert!(text.lines().any(|line| line == expected), "{expected}: {text}");
+        }
+    }
+}
+
+#[test]
 fn sizes_are_absent_until_they_are_known_and_take_a_twentieth_of_the_time() {
     let metrics = metrics();
     let has_sizes = || metrics.text(&Reading::default()).unwrap().contains("blobd_logical_bytes");

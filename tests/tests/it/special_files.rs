@@ -10,6 +10,7 @@ use std::process::Command;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_tests::command::{Blobd, run};
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{names, snapshot};
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -299,6 +300,8 @@ fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
     assert_eq!(content(), before);
     let daemon = TestDaemon::start_at_under(&wrapper, &root, None);
     assert_eq!(daemon.client().models().unwrap().models.len(), 2);
+    let metrics = http::get(&daemon.socket(), "/v1/metrics").body;
+    assert!(metrics.lines().any(|line| line == "blobd_store_writable 0"), "{metrics}");
     assert!(daemon.command().line("export m -o -").succeeds().stdout == ModelFile::dense(1).bytes());
 }
 

@@ -313,6 +313,17 @@ fn index_with_a_symlink_is_replaced_and_the_target_not_written() {
 }
 
 #[test]
+fn catalog_that_is_being_built_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path().join("store")).unwrap();
+    drop(store.catalog().unwrap());
+    store.set_index_building(true);
+    assert!(store.catalog_now().is_none() && store.catalog_unless_building().unwrap().is_none());
+    store.set_index_building(false);
+    assert!(store.catalog_now().is_some());
+}
+
+#[test]
 fn index_is_not_locked_while_the_disk_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();

@@ -181,7 +181,9 @@ const EVENTS: &[Event] = &[
     },
 ];
 
-/// A metric that has the same value as long as a daemon works, or that changes by itself.
+/// A metric that has the same value as long as a daemon works, or that changes by itself. That
+/// `blobd_store_writable` and `blobd_index_ready` become 0 is tested on a read-only mount (`special_files.rs`) and by
+/// unit tests.
 struct Steady {
     sample: &'static str,
     /// The least value that it has.
