@@ -46,7 +46,7 @@ pub struct AuditRecord {
     /// The bytes that were downloaded, written, freed, verified or opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// `ok`, `cancelled`, or the code of the error.
+    /// `ok`, `cancelled`, `unacknowledged`, or the code of the error; of the verb `audit`, `dropped` or `omitted`.
     pub result: String,
     /// The message of the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -19,11 +19,11 @@ use crate::times::{local, parse_period};
   blobd log                                    the latest 50 records
   blobd log --follow                           and those that are written from now on
   blobd log --model llama3:8b --since 7d       what happened to a model within a week
-  blobd log --user ann --failed -v             what a user was refused, with the reasons
+  blobd log --user ann --failed -v             what failed or was refused, with the reasons
   blobd log -n 100000 --json | jq -r .verb     for programs: one JSON object per line
 
-Users who do not administer the store see their own records only. The records are files in the
-store, unless audit.directory in the configuration names another place.")]
+Users who do not administer the store see only their own records. The records are in the directory
+audit/ of the store, unless audit.directory in the configuration names another one.")]
 pub(super) struct Params {
     /// Continue with the records that are written from now on; needs a daemon
     #[arg(short, long)]
@@ -43,7 +43,7 @@ pub(super) struct Params {
     /// Only what failed or was refused
     #[arg(long)]
     failed: bool,
-    /// The most records, the latest ones
+    /// Print at most this number of records, the latest ones
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=100_000))]
     lines: u64,
 }
@@ -99,7 +99,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 fn remarks(records: u64, end: &LogEnd) -> String {
     let mut text = String::new();
     if records == 0 {
-        let whose = if end.own_only { " of this user" } else { "" };
+        let whose = if end.own_only { " of your own; only administrators see others" } else { "" };
         text.push_str(&format!("blobd: no such records{whose}\n"));
     }
     match end.unreadable_lines {

@@ -26,12 +26,12 @@ is one row, `shared`. Parts that take no space are left out; --json has all, in 
 Examples:
   blobd df
   blobd df -v                                  who shares what, and who opened what last
-  blobd df --users                             who pays for what, and the quotas
+  blobd df --users                             what is charged to each user, and the quotas
   blobd df --json | jq .saved_bytes
   blobd df --json | jq -r '.rows[] | [.bytes, .kind, .name] | @tsv'"
 )]
 pub(super) struct Params {
-    /// Show what is charged to each user, and the quotas; administrators see all users, others themselves
+    /// Show what is charged to each user, and the quotas; only administrators see other users
     #[arg(long)]
     users: bool,
 }

@@ -16,8 +16,8 @@ use crate::size::{human_bytes, parse_size};
 
 /// Delete what no model needs
 #[derive(Debug, Args)]
-#[command(after_help = "Other stores may use this one as a lower store. `gc` knows nothing of them:
-it deletes what they need too, unless a model of this store needs it.
+#[command(after_help = "Other stores may use this one as a lower store. `gc` does not know what they need:
+it deletes everything that no model of this store needs.
 
 Examples:
   blobd gc --dry-run                           the plan; nothing is deleted

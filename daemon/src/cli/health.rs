@@ -11,7 +11,7 @@ use crate::output::printable;
 /// Ask the daemon whether it works
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The exit code is 0 if the daemon works, also if it is degraded, 1 if it is failing, and 3 if no
+    after_help = "The exit code is 0 if the daemon works, even if it is degraded, 1 if it is failing, and 3 if no
 daemon is running. `blobd doctor` says what to do.
 
 Examples:

@@ -19,8 +19,8 @@ use crate::times::{local, relative};
   blobd history -v llama3:8b                   with exact times
   blobd history old-name                       also of a name that was removed
 
-STORED says whether that version can still be used: `yes` under this name, the other name that it
-has, `trash`, or `no`.")]
+STORED says whether that version is still stored: `yes` under this name, another name under which
+it is stored, `trash`, or `no`.")]
 pub(super) struct Params {
     /// The name
     #[arg(value_name = "REF")]

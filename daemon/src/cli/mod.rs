@@ -111,7 +111,7 @@ pub struct Global {
     /// The configuration file [env: BLOBD_CONFIG]
     #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
     config: Option<PathBuf>,
-    /// Print one JSON document instead of text; `pull` prints one object per line
+    /// Print one JSON document instead of text; `pull` and `log` print one object per line
     #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
     /// Print only results and errors: no progress, no reports of what was done, no hints

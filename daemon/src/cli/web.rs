@@ -21,8 +21,8 @@ use crate::web::{Relay, Secret, WebServer};
 /// Show the disk, the models, pulls and sessions on a page in the browser
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Only this machine can load the page, and only the first program that opens the link. The page
-changes nothing, and shows what the other commands show to this user. Ctrl-C ends it.
+    after_help = "The page can be opened only on this machine, and the link works once. The page changes
+nothing, and shows what the other commands show to this user. Ctrl-C ends it.
 
 From another machine, with a port of your choice:
   ssh -L 8642:127.0.0.1:8642 HOST blobd web --no-open --port 8642
