@@ -380,7 +380,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`], as every verb.
     pub fn gc(&self, params: &GcParams) -> Result<GcReport, ClientError> {
-        self.post("/v1/gc", params)
+        if params.dry_run { self.query("/v1/gc") } else { self.post("/v1/gc", params) }
     }
 
     /// Compares the daemon's index with the disk and repairs it.

@@ -81,10 +81,10 @@ impl Access {
         }
     }
 
-    /// The error of a request that needs a right that its user does not have.
-    pub(crate) fn refusal(&self, principal: &Principal, right: Right, request: &str) -> ErrorBody {
+    /// The error of a request that needs a right that its user does not have. `what` is its command.
+    pub(crate) fn refusal(&self, principal: &Principal, right: Right, what: &str) -> ErrorBody {
         let (who, right) = (self.users.describe(principal.uid), right.name());
-        let message = format!("{request}: {who} does not have the right \"{right}\"");
+        let message = format!("{what}: {who} does not have the right \"{right}\"");
         let file = self
             .file
             .as_ref()
@@ -119,11 +119,11 @@ mod tests {
     fn refusal_names_user_right_and_key() {
         let file = Some("/etc/blobd/config.toml".into());
         let access = Access { users: names().users, file, ..Access::default() };
-        let error = access.refusal(&principal(70001, 1, None), Right::Administer, "/v1/gc");
+        let error = access.refusal(&principal(70001, 1, None), Right::Administer, "gc");
         assert_eq!(error.code, ErrorCode::Denied);
-        assert_eq!(error.message, "/v1/gc: user ann (uid 70001) does not have the right \"admin\"");
+        assert_eq!(error.message, "gc: user ann (uid 70001) does not have the right \"admin\"");
         assert!(error.hint.unwrap().contains("access.admin in /etc/blobd/config.toml"));
-        let error = access.refusal(&principal(7, 1, None), Right::Read, "/v1/df");
-        assert!(error.message.starts_with("/v1/df: uid 7 does"), "{error}");
+        let error = access.refusal(&principal(7, 1, None), Right::Read, "df");
+        assert!(error.message.starts_with("df: uid 7 does"), "{error}");
     }
 }

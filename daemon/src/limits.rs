@@ -75,7 +75,8 @@ pub(crate) struct RequestLimits {
     pub(crate) lasting: PermitPool,
     pub(crate) disk: PermitPool,
     pub(crate) health: HealthChecks,
-    log_followers: PermitPool,
+    /// Requests that follow the audit log.
+    pub(crate) log_followers: PermitPool,
     /// Memory in KiB.
     pub(crate) memory: PermitPool,
     pub(crate) opening: PermitPool,

@@ -121,6 +121,11 @@ impl RequestRecord {
         &self.id
     }
 
+    /// The command that sends such requests.
+    pub(crate) fn verb(&self) -> &'static str {
+        self.state().verb.name
+    }
+
     /// Contains all lines of the log that the request causes.
     pub(crate) const fn span(&self) -> &Span {
         &self.span

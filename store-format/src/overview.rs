@@ -88,11 +88,12 @@ impl ModelOverview {
         self.types.iter().fold(0, |sum, share| sum.saturating_add(share.bytes))
     }
 
-    /// The bits of all tensors divided by their elements; `None` without elements.
+    /// The bits of all tensors divided by their elements; `None` without elements, or if no tensor's size is known.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a quotient for display")]
     pub fn bits_per_weight(&self) -> Option<f64> {
-        (self.parameters > 0).then(|| self.tensor_bytes() as f64 * 8.0 / self.parameters as f64)
+        let bytes = self.tensor_bytes();
+        (self.parameters > 0 && bytes > 0).then(|| bytes as f64 * 8.0 / self.parameters as f64)
     }
 
     fn read_metadata(&mut self, metadata: &Metadata<'_>) {

@@ -36,6 +36,7 @@ mod events;
 mod log;
 mod observe;
 mod open;
+mod refused;
 mod release;
 mod right;
 mod show;
@@ -97,8 +98,10 @@ struct Caller {
 
 async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    if let Some(right) = right::needed(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))? {
-        caller.require(right, uri.path())?;
+    let right = right::needed(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))?;
+    if let Some(right) = right.filter(|right| !caller.rights.include(*right)) {
+        refused::note_subject(caller, uri.path(), request).await;
+        return Err(caller.refusal(right, None));
     }
     match method {
         Method::GET => get(caller, &uri).await,
@@ -124,6 +127,7 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             caller.survey(plan).await
         }
+        "/v1/gc" => caller.survey(|daemon| ops::gc(&daemon.store, GcParams { dry_run: true })).await,
         "/v1/health" => Ok(json_response(&monitoring::health(daemon, caller.peer.uid).await)),
         "/v1/metrics" => {
             let text = monitoring::scrape(daemon).await?;
@@ -192,7 +196,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/verify" => {
             let params: VerifyParams = caller.params(request).await?;
             if params.repair {
-                caller.require(Right::Pull, &format!("{path}, repair"))?;
+                caller.require(Right::Pull, "--repair")?;
             }
             events::verify(caller, params)
         }
@@ -201,7 +205,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/promote" => events::promote(caller, caller.params(request).await?),
         "/v1/pull" => {
             let params: PullParams = caller.params(request).await?;
-            caller.require_to_force(params.force, path)?;
+            caller.require_to_force(params.force)?;
             events::pull(caller, params)
         }
         "/v1/pull/plan" => {
@@ -293,16 +297,20 @@ impl Caller {
         self.daemon.policy_for(&self.peer)
     }
 
-    fn require(&self, right: Right, request: &str) -> Result<(), ErrorBody> {
-        if self.rights.include(right) {
-            return Ok(());
-        }
-        Err(self.daemon.access().refusal(&self.peer, right, request))
+    /// For a request that needs the right because of an option.
+    fn require(&self, right: Right, option: &str) -> Result<(), ErrorBody> {
+        if self.rights.include(right) { Ok(()) } else { Err(self.refusal(right, Some(option))) }
+    }
+
+    fn refusal(&self, right: Right, option: Option<&str>) -> ErrorBody {
+        let verb = self.record.verb();
+        let what = option.map_or_else(|| verb.to_owned(), |option| format!("{verb} {option}"));
+        self.daemon.access().refusal(&self.peer, right, &what)
     }
 
     /// Only administrators may take the name of a pinned model, because only they may pin and unpin.
-    fn require_to_force(&self, force: bool, path: &str) -> Result<(), ErrorBody> {
-        if force { self.require(Right::Administer, &format!("{path}, force")) } else { Ok(()) }
+    fn require_to_force(&self, force: bool) -> Result<(), ErrorBody> {
+        if force { self.require(Right::Administer, "--force") } else { Ok(()) }
     }
 
     fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {

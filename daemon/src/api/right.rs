@@ -46,6 +46,7 @@ const ROUTES: &[Route] = &[
     get("/v1/trash", Right::Read),
     get("/v1/doctor", Right::Read),
     get("/v1/eviction", Right::Read),
+    get("/v1/gc", Right::Read),
     get("/v1/limit", Right::Read),
     get("/v1/config", Right::Read),
     get("/v1/metrics", Right::Read),
@@ -136,7 +137,7 @@ mod tests {
         for (method, path) in [
             (Method::DELETE, "/v1/models"),
             (Method::POST, "/v1/models"),
-            (Method::GET, "/v1/gc"),
+            (Method::GET, "/v1/tag"),
             (Method::GET, "/v1/model"),
             (Method::GET, "/"),
             (Method::HEAD, "/v1/df"),

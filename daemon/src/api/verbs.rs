@@ -14,7 +14,7 @@ use hyper::Method;
 use crate::request_record::Verb;
 
 /// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
-const READING: [(&str, &str, &str); 25] = [
+const READING: [(&str, &str, &str); 26] = [
     ("GET", "/v1/version", "version"),
     ("GET", "/v1/access", "access"),
     ("GET", "/v1/models", "ls"),
@@ -30,6 +30,7 @@ const READING: [(&str, &str, &str); 25] = [
     ("GET", "/v1/trash", "trash"),
     ("GET", "/v1/doctor", "doctor"),
     ("GET", "/v1/eviction", "eviction"),
+    ("GET", "/v1/gc", "gc plan"),
     ("GET", "/v1/limit", "limit show"),
     ("GET", "/v1/config", "config"),
     ("GET", "/v1/health", "health"),
@@ -117,17 +118,17 @@ macro_rules! subjects {
 }
 
 subjects! {
-    OpenParams: |params| Some(full_name(&params.reference));
-    ImportParams: |params| Some(params.name.as_ref().map_or_else(|| params.file_name.clone(), full_name));
+    OpenParams: |params| Some(short_name(&params.reference));
+    ImportParams: |params| Some(params.name.as_ref().map_or_else(|| params.file_name.clone(), short_name));
     PullParams: |params| Some(params.source.to_string());
-    EditParams: |params| Some(full_name(&params.target)), from |params| Some(full_name(&params.source));
-    PromoteParams: |params| Some(full_name(&params.reference));
+    EditParams: |params| Some(short_name(&params.target)), from |params| Some(short_name(&params.source));
+    PromoteParams: |params| Some(short_name(&params.reference));
     RemoveParams: |params| Some(removed(params));
-    UndeleteParams: |params| Some(full_name(&params.reference));
-    TagParams: |params| Some(full_name(&params.target)), from |params| Some(full_name(&params.source));
-    RenameParams: |params| Some(full_name(&params.target)), from |params| Some(full_name(&params.source));
-    VerifyParams: |params| params.reference.as_ref().map(full_name);
-    ReleaseParams: |params| params.reference.as_ref().map(full_name);
+    UndeleteParams: |params| Some(short_name(&params.reference));
+    TagParams: |params| Some(short_name(&params.target)), from |params| Some(short_name(&params.source));
+    RenameParams: |params| Some(short_name(&params.target)), from |params| Some(short_name(&params.source));
+    VerifyParams: |params| params.reference.as_ref().map(short_name);
+    ReleaseParams: |params| params.reference.as_ref().map(short_name);
     RemovePartialsParams: |params| (!params.targets.is_empty()).then(|| params.targets.join(" "));
 }
 
@@ -137,7 +138,7 @@ impl Subject for LogParams {}
 
 impl Subject for PinParams {
     fn subject(&self) -> Option<String> {
-        Some(full_name(&self.reference))
+        Some(short_name(&self.reference))
     }
 
     fn verb(&self) -> Option<&'static str> {
@@ -145,12 +146,12 @@ impl Subject for PinParams {
     }
 }
 
-/// The full name, but an ID as it is.
-fn full_name(reference: &Reference) -> String {
-    if reference.id_prefix().is_some() { reference.as_requested() } else { reference.to_string() }
+/// As the records of what was done have it, but an ID as it is.
+fn short_name(reference: &Reference) -> String {
+    if reference.id_prefix().is_some() { reference.as_requested() } else { reference.short() }
 }
 
 fn removed(params: &RemoveParams) -> String {
-    let names = params.references.iter().map(full_name);
+    let names = params.references.iter().map(short_name);
     names.chain(params.patterns.iter().cloned()).collect::<Vec<_>>().join(" ")
 }

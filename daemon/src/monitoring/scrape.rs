@@ -97,7 +97,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         verifications,
         fetches: _,
     } = &daemon.work;
-    let pools: [(&'static str, &PermitPool); 14] = [
+    let pools: [(&'static str, &PermitPool); 15] = [
         ("lasting_connections", &limits.lasting),
         ("disk_work", &limits.disk),
         ("memory_kib", &limits.memory),
@@ -112,6 +112,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("surveys", surveys),
         ("verifications", verifications),
         ("health_checks", limits.health.turns()),
+        ("log_followers", &limits.log_followers),
     ];
     let permits = |(pool, permits): (_, &PermitPool)| Permits {
         pool,

@@ -59,7 +59,7 @@ fn unknown_requests_are_refused_with_an_error() {
         ("GET", "/v2/models"),
         ("DELETE", "/v1/models"),
         ("POST", "/v1/models"),
-        ("GET", "/v1/gc"),
+        ("GET", "/v1/tag"),
         ("OPTIONS", "*"),
         ("BREW", "/coffee"),
         ("GET", "/v1/models/../../etc/passwd"),

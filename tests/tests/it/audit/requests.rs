@@ -67,6 +67,7 @@ fn record_says_who_did_what_to_which_model_with_what_result() {
         "undelete e",
         "rm e",
         "gc --dry-run",
+        "promote m --dry-run",
         "gc",
         "verify",
         "reindex",
@@ -88,7 +89,7 @@ fn record_says_who_did_what_to_which_model_with_what_result() {
         "rm ok",
         "undelete ok",
         "rm ok",
-        "gc ok",
+        "promote ok",
         "gc ok",
         "verify ok",
         "reindex ok",
@@ -106,7 +107,7 @@ fn record_says_who_did_what_to_which_model_with_what_result() {
     assert!(imported["digest"].as_str().unwrap().starts_with("sha256:"), "{imported}");
     assert!(humantime_has_milliseconds(imported["time"].as_str().unwrap()), "{imported}");
     assert_eq!(all[9]["dry_run"], true);
-    assert_eq!(all[15]["model"], "registry.ollama.ai/library/absent:latest");
+    assert_eq!(all[15]["model"], "absent:latest");
     assert!(all[15]["message"].as_str().unwrap().contains("absent"));
     assert_eq!(all[16]["pid"], reader.pid());
     assert!(all[16]["bytes"].as_u64().unwrap() > 0, "{}", all[16]);
@@ -157,11 +158,10 @@ fn source_of_a_new_name_is_recorded_and_found() {
     blobd.line("tag absent x").exits_with(3);
     let expected = ["import ok", "tag ok", "edit ok", "rename ok", "tag not_found"];
     let all = eventual_records(&blobd, "", &expected);
-    let full = |name: &str| format!("registry.ollama.ai/library/{name}:latest");
     let from = |record: &Json| record["details"]["from"].as_str().unwrap_or_default().to_owned();
     assert_eq!(
         all.iter().map(from).collect::<Vec<_>>(),
-        ["", &full("m"), &full("m"), "t:latest", &full("absent")]
+        ["", "m:latest", "m:latest", "t:latest", "absent:latest"]
     );
     assert_eq!(results(&records(&blobd, "--model m")), ["import ok", "tag ok", "edit ok"]);
     assert_eq!(results(&records(&blobd, "--model absent")), ["tag not_found"]);
