@@ -45,8 +45,8 @@ mod verbs;
 
 pub(crate) use body::{HttpResponse, json_response, reports_progress};
 use body::{error_response, raw_response, read_json, text_response};
-use verbs::Subject;
 pub(crate) use verbs::names as verb_names;
+use verbs::{Subject, short_name};
 
 fn unknown(method: &Method, path: &str) -> ErrorBody {
     let message = format!("{method} {path}: no such request");
@@ -143,7 +143,7 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
             } else if let Some(name) = path.strip_prefix("/v1/heads/") {
                 let name = reference(name)?;
                 // The policy may refuse it, which has a record.
-                caller.record.note_subject(Some(name.to_string()), None);
+                caller.record.note_subject(Some(short_name(&name)), None);
                 show::heads(caller, name).await
             } else if let Some(name) = path.strip_prefix("/v1/history/") {
                 let name = reference(name)?;

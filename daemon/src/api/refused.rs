@@ -12,11 +12,18 @@ use hyper::Request;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 
-use super::Caller;
-use super::verbs::Subject;
+use super::verbs::{Subject, short_name};
+use super::{Caller, reference};
 
-/// Notes the model that the parameters name. Malformed ones name none.
+/// The requests whose paths end with the name of a model.
+const OF_MODELS: [&str; 5] = ["/v1/models/", "/v1/manifests/", "/v1/heads/", "/v1/history/", "/v1/sharing/"];
+
+/// Notes the model that the path or the parameters name. Malformed ones name none.
 pub(super) async fn note_subject(caller: &Caller, path: &str, request: Request<Incoming>) {
+    if let Some(name) = OF_MODELS.iter().find_map(|start| path.strip_prefix(start)) {
+        let name = reference(name).ok();
+        return caller.record.note_subject(name.as_ref().map(short_name), None);
+    }
     let _malformed = match path {
         "/v1/open" => note::<OpenParams>(caller, request).await,
         "/v1/import" => note::<ImportParams>(caller, request).await,

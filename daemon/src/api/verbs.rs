@@ -9,8 +9,10 @@ use blobd_client::protocol::request::{
 };
 use blobd_client::protocol::space::RemovePartialsParams;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use hyper::Method;
 
+use crate::ops::imported_name;
 use crate::request_record::Verb;
 
 /// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
@@ -119,8 +121,8 @@ macro_rules! subjects {
 
 subjects! {
     OpenParams: |params| Some(short_name(&params.reference));
-    ImportParams: |params| Some(params.name.as_ref().map_or_else(|| params.file_name.clone(), short_name));
-    PullParams: |params| Some(params.source.to_string());
+    ImportParams: |params| Some(imported(params));
+    PullParams: |params| Some(pulled(params));
     EditParams: |params| Some(short_name(&params.target)), from |params| Some(short_name(&params.source));
     PromoteParams: |params| Some(short_name(&params.reference));
     RemoveParams: |params| Some(removed(params));
@@ -147,8 +149,21 @@ impl Subject for PinParams {
 }
 
 /// As the records of what was done have it, but an ID as it is.
-fn short_name(reference: &Reference) -> String {
+pub(super) fn short_name(reference: &Reference) -> String {
     if reference.id_prefix().is_some() { reference.as_requested() } else { reference.short() }
+}
+
+/// The name that the model is to get, or the file's if no name can be made from that.
+fn imported(params: &ImportParams) -> String {
+    imported_name(params).map_or_else(|_no_name| params.file_name.clone(), |name| short_name(&name))
+}
+
+/// What is to be pulled: the name, or the URL.
+fn pulled(params: &PullParams) -> String {
+    match &params.source {
+        PullSource::Registry(reference) => short_name(reference),
+        url => url.to_string(),
+    }
 }
 
 fn removed(params: &RemoveParams) -> String {

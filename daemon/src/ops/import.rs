@@ -86,7 +86,7 @@ fn import_file(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
     let file_name = display_name(&params.file_name);
-    let reference = params.name.clone().map_or_else(|| name_from_file(&file_name), Ok)?;
+    let reference = imported_name(params)?;
     refuse_pinned(&reference)?;
     policy.check_import(&file_name, &reference, None)?;
     let before = inspect(source, &file_name)?;
@@ -156,6 +156,14 @@ fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpErr
 /// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
 /// nothing of it is used.
 fn display_name(file_name: &str) -> String {
+/// The name that the model gets: the one that was asked for, or one made from the file's.
+///
+/// # Errors
+/// [`OpError::Name`] if no name can be made from the file's.
+pub(crate) fn imported_name(params: &ImportParams) -> Result<Reference, OpError> {
+    params.name.clone().map_or_else(|| name_from_file(&display_name(&params.file_name)), Ok)
+}
+
     const MAX_CHARS: usize = 200;
     let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
     last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()

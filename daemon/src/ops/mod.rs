@@ -75,6 +75,7 @@ pub use heads::heads;
 pub use health::health;
 pub use history::history;
 pub(crate) use import::client_has_gone;
+pub(crate) use import::{client_has_gone, imported_name};
 pub use import::{FileFacts, ImportSource, import};
 pub use inspect::inspect;
 pub use list::list;
