@@ -43,7 +43,8 @@ impl Requester {
 
     /// A transaction by which the requester changes a name, within the quota.
     pub(crate) fn acting(self, ingest: Ingest, verb: Verb) -> Ingest {
-        ingest.on_behalf_of(self.doing(verb)).within_quota(self.quota.hard)
+        let ingest = ingest.on_behalf_of(self.doing(verb)).within_quota(self.quota.hard);
+        ingest.may_move_names_of_others(self.may_administer)
     }
 
     pub(crate) const fn uid(self) -> u32 {

@@ -40,7 +40,9 @@ fn space(plan: &PullPlan) -> String {
     let [needed, available] = [needed_bytes, available_bytes].map(human_bytes);
     let space = format!("{needed} of space needed, {available} available {limit}");
     if plan.space.limit == SpaceLimit::UserQuota {
-        return format!("over quota: {space}; remove models of yours, `blobd df --users` shows your use\n");
+        return format!(
+            "over quota: {space}; `blobd df --users` shows your use, and administrators can remove models\n"
+        );
     }
     if plan.enough_space {
         let lines =

@@ -25,6 +25,7 @@ use super::lost_models::{Evictions, displaced};
 use super::origin::of_edit;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
+use super::taken_name::{MayTake, refuse_unless_movable};
 use super::{OpError, error::refuse_pinned, soft_quota};
 use crate::metadata_json::Abridger;
 use crate::requester::Requester;
@@ -84,7 +85,7 @@ fn edit_model(
         return Ok(edited);
     }
     let moves_pinned = params.force && requester.may_administer();
-    let known = known_digest(store, params, moves_pinned, &file)?;
+    let known = known_digest(store, requester, params, &file)?;
     let digest = match known {
         Some(digest) => digest,
         None => weights.hash_with(store, &file, report)?,
@@ -104,7 +105,7 @@ fn edit_model(
     let committed = ingest.commit_if(&params.target, &manifest, origin, allowed)?;
     edited.new_bytes = committed.new_bytes;
     edited.unchanged = committed.is_unchanged();
-    edited.displaced = displaced(store, committed);
+    edited.displaced = displaced(store, requester, committed);
     edited.evicted = evictions.take();
     edited.notes = soft_quota::notes(store, requester);
     edited.digest = Some(manifest.digest());
@@ -134,8 +135,8 @@ fn changed_keys(before: &Header, edited: &EditedHeader) -> Vec<ChangedKey> {
 /// target is another model, before the tensors are read.
 fn known_digest(
     store: &Store,
+    requester: Requester,
     params: &EditParams,
-    moves_pinned: bool,
     file: &EditedFile,
 ) -> Result<Option<Digest>, OpError> {
     if let Some(unchanged) = file.unchanged() {
@@ -150,8 +151,9 @@ fn known_digest(
     let same = recipes.into_iter().find(|recipe| file.is_stored_as(recipe)).map(|recipe| recipe.file());
     match same {
         None if !params.force => Err(OpError::TargetExists { name: params.target.short() }),
-        None if !moves_pinned && store.is_pinned(&present.reference) => {
-            Err(StoreError::Pinned { name: present.reference.short() }.into())
+        None => {
+            let may_take = MayTake::with_force(requester, params.force && requester.may_administer());
+            refuse_unless_movable(store, requester, &present.reference, may_take, |_| false).map(|()| None)
         }
         same => Ok(same),
     }

@@ -246,6 +246,7 @@ fn store_hint(error: &StoreError) -> Option<String> {
                  `blobd unpin {name}` ends the protection"
             ));
         }
+        StoreError::NameOfAnother { .. } => "give the model another name",
         StoreError::NoSuchModel { similar, .. } if !similar.is_empty() => {
             return Some(match similar.as_slice() {
                 [only] => format!("did you mean {only}?"),
@@ -282,7 +283,9 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Io { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } | StoreError::Hidden { .. } => ErrorCode::NotFound,
-        StoreError::Pinned { .. } | StoreError::InLowerStore { .. } => ErrorCode::Denied,
+        StoreError::Pinned { .. } | StoreError::NameOfAnother { .. } | StoreError::InLowerStore { .. } => {
+            ErrorCode::Denied
+        }
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::AmbiguousId { .. } => {
             ErrorCode::InvalidRequest
         }

@@ -18,9 +18,9 @@ use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::origin::of_import;
-use super::pinned_name::refuse_unless_movable;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
+use super::taken_name::{MayTake, refuse_unless_movable};
 use super::{OpError, error::refuse_pinned, soft_quota};
 use crate::ingest::{FileSource, IngestError, begin_file};
 use crate::requester::Requester;
@@ -92,7 +92,8 @@ fn import_file(
     let before = inspect(source, &file_name)?;
     let size = before.size;
     // Before the file is read. A file of the same size may be the same one.
-    refuse_unless_movable(store, &reference, params.force, |present| {
+    let may_take = MayTake::with_force(requester, params.force);
+    refuse_unless_movable(store, requester, &reference, may_take, |present| {
         present.layers().iter().any(|file| file.size == size)
     })?;
     let cause = format!("import of {file_name}");
@@ -129,7 +130,7 @@ fn import_file(
         tensor_count: facts.tensor_count,
         new_blob_count,
         unchanged,
-        displaced: displaced(store, committed),
+        displaced: displaced(store, requester, committed),
         evicted: evictions.take(),
         notes: soft_quota::notes(store, requester),
     })
@@ -155,7 +156,6 @@ fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpErr
 
 /// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
 /// nothing of it is used.
-fn display_name(file_name: &str) -> String {
 /// The name that the model gets: the one that was asked for, or one made from the file's.
 ///
 /// # Errors
@@ -164,6 +164,7 @@ pub(crate) fn imported_name(params: &ImportParams) -> Result<Reference, OpError>
     params.name.clone().map_or_else(|| name_from_file(&display_name(&params.file_name)), Ok)
 }
 
+fn display_name(file_name: &str) -> String {
     const MAX_CHARS: usize = 200;
     let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
     last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()

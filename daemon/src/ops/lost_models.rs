@@ -1,10 +1,11 @@
 //! Reports of models that were removed, evicted or replaced.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::response::{Kept, PullEvent, PullProgress};
-use blobd_store::gc::{self, KeptBytes};
+use blobd_store::gc::{self, GcPlan, KeptBytes, Node};
 use blobd_store::{Committed, EvictionObserver, Ingest, Store};
 use tokio::sync::mpsc::Sender;
 use tracing_mutex::stdsync::Mutex;
@@ -14,10 +15,28 @@ use crate::requester::Requester;
 use crate::verb_log;
 
 /// The model that the commit has displaced, if any. Empty or one.
-pub(super) fn displaced(store: &Store, committed: Committed) -> Vec<LostModel> {
-    let untagged = committed.displaced.map(|displaced| displaced.untagged(store));
-    let untagged = Vec::from_iter(untagged);
-    gc::Account::of(store, &untagged, &[]).models.into_iter().map(lost_model).collect()
+///
+/// If the requester has a quota, what only that model needed is deleted at once, or else charged to the requester until it
+/// is: otherwise new versions of one name could fill the disk. Without a quota it stays until the next collection.
+pub(super) fn displaced(store: &Store, requester: Requester, committed: Committed) -> Vec<LostModel> {
+    let Some(displaced) = committed.displaced else { return Vec::new() };
+    let untagged = [displaced.untagged(store)];
+    let deleted = match requester.quota().hard {
+        Some(_) => collect_displaced(store, requester.uid(), &untagged[0].nodes),
+        None => GcPlan::default(),
+    };
+    let account = gc::Account::of(store, &untagged, &deleted.deletions);
+    account.models.into_iter().map(lost_model).collect()
+}
+
+fn collect_displaced(store: &Store, uid: u32, nodes: &BTreeSet<Node>) -> GcPlan {
+    store.charge_displaced(uid, nodes.iter().copied());
+    let digests: BTreeSet<_> = nodes.iter().map(|node| node.digest()).collect();
+    gc::collect_from(store, digests.clone()).unwrap_or_else(|error| {
+        tracing::warn!("{error}; what the name kept before stays, and is charged to uid {uid}");
+        store.condemn(digests);
+        GcPlan::default()
+    })
 }
 
 pub(super) fn lost_model(model: gc::LostModel) -> LostModel {

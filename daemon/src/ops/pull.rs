@@ -19,12 +19,12 @@ use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::origin::of_expiring;
-use super::pinned_name::refuse_unless_movable;
 use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error, transfer_plan};
 use super::relief::Leftover;
 use super::remote_policy::check_pull;
 use super::reusable::{Reusable, separated};
 use super::stored_header::read_header;
+use super::taken_name::{MayTake, refuse_unless_movable};
 use super::{OpError, shards, soft_quota};
 use crate::permits::Permit;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
@@ -46,12 +46,16 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let resolved = resolve(registry, &params.source, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     check_pull(pull, reference, &remote)?;
-    refuse_unless_movable(store, reference, params.force, |present| may_be(present, &remote))?;
+    let may_take = MayTake::with_force(requester, params.force);
+    // The name of the source itself means what the source has, whoever pulls it.
+    let may_take = MayTake { of_others: may_take.of_others || params.name.is_none(), ..may_take };
+    refuse_unless_movable(store, requester, reference, may_take, |present| may_be(present, &remote))?;
     let cause = format!("pull of {}", reference.short());
     let evictions = Evictions::of_pull(requester, cause.clone(), events);
     store.make_reserve();
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
     let ingest = requester.acting(evictions.observe(ingest), Verb::Pull);
+    let ingest = ingest.may_move_names_of_others(may_take.of_others);
     let limit = RateLimit::new(params.limit_rate);
     let sources = Sources::default();
     let reusable = Reusable::of(store, policy, [])?;
@@ -82,7 +86,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         already_stored_bytes,
         unchanged,
         corrected: model.corrected,
-        displaced: displaced(store, committed),
+        displaced: displaced(store, requester, committed),
         evicted: evictions.take(),
         notes: soft_quota::notes(store, requester),
     })

@@ -52,6 +52,6 @@ fn rename_model(
     let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
     let ingest = requester.acting(ingest, Verb::Rename);
     let committed = ingest.renaming(source).commit_if(&params.target, &model.manifest, None, is_free)?;
-    let displaced = displaced(store, committed);
+    let displaced = displaced(store, requester, committed);
     Ok(Renamed { from, name, digest, displaced, evicted: evictions.take() })
 }

@@ -43,6 +43,6 @@ fn add_tag(
     let ingest = requester.acting(ingest, Verb::Tag);
     let committed = ingest.commit(&params.target, &model.manifest, None)?;
     let (digest, unchanged) = (model.manifest.digest(), committed.is_unchanged());
-    let displaced = displaced(store, committed);
+    let displaced = displaced(store, requester, committed);
     Ok(Tagged { name, digest, unchanged, displaced, evicted: evictions.take() })
 }

@@ -51,7 +51,7 @@ fn restore(
     let committed = ingest.restore_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
-    let displaced = displaced(store, committed);
+    let displaced = displaced(store, requester, committed);
     Ok(Undeleted { name: reference.short(), digest: manifest.digest(), displaced })
 }
 

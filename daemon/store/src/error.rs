@@ -244,6 +244,16 @@ pub enum StoreError {
         /// The name.
         name: String,
     },
+    /// Another model has the name, which another user has added.
+    #[error(
+        "model {name}: uid {uid} has added it, so only that user and administrators give the name to another model"
+    )]
+    NameOfAnother {
+        /// The name.
+        name: String,
+        /// The user who has added it.
+        uid: u32,
+    },
     /// No model has that name.
     #[error("model {name}: not in the store")]
     NoSuchModel {

@@ -53,6 +53,7 @@ pub struct Ingest {
     partials: BTreeSet<Digest>,
     /// Whether the commit may move a pinned tag to another manifest.
     moves_pinned: bool,
+    moves_names_of_others: bool,
     /// The versions of the files at their servers, which the commit records with the origin.
     versions: Vec<FileVersion>,
     /// On whose behalf the commit sets the tag.
@@ -160,6 +161,7 @@ impl Ingest {
             reused_bytes: 0,
             partials: BTreeSet::new(),
             moves_pinned: false,
+            moves_names_of_others: true,
             versions: Vec::new(),
             actor: Actor::daemon(Verb::Import),
             renamed: None,
@@ -176,6 +178,12 @@ impl Ingest {
         self
     }
 
+    /// Allows the commit to give a name that another user has added to another model; the default.
+    pub const fn may_move_names_of_others(mut self, allowed: bool) -> Self {
+        self.moves_names_of_others = allowed;
+        self
+    }
+
     /// Sets on whose behalf the transaction runs, for the history of the name and for the user's account. The default
     /// is the daemon's own user.
     pub fn on_behalf_of(mut self, actor: Actor) -> Self {
@@ -187,6 +195,8 @@ impl Ingest {
     /// Refuses to take more space when this many bytes are charged to the user.
     pub fn within_quota(self, limit_bytes: Option<u64>) -> Self {
         self.store.set_limit_of_transaction(self.staging.transaction(), limit_bytes);
+        // The manifest and the history of the name have a block each, or little more.
+        (0..2).for_each(|_| self.expect_recipe(1));
         self
     }
 
@@ -358,7 +368,7 @@ impl Ingest {
     ///
     /// # Errors
     /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] if the model would be
-    /// incomplete; [`StoreError::Pinned`] if another model has the name and is pinned.
+    /// incomplete; [`StoreError::Pinned`] and [`StoreError::NameOfAnother`] if another model has the name.
     pub fn commit(
         self,
         reference: &Reference,
@@ -381,8 +391,9 @@ impl Ingest {
         let origin = origin
             .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone()))
             .transpose()?;
-        let tag = self.staging.reserve_record(manifest.raw().len() as u64)?;
-        let history = self.staging.reserve_record(self.store.history_length(reference)?)?;
+        let reserve = |length| self.staging.reserve_space(length, || Ok(()));
+        let tag = reserve(manifest.raw().len() as u64)?;
+        let history = reserve(self.store.history_length(reference)?)?;
         self.commit_records(reference, manifest, origin, Some(NameSpace { tag, history }), allowed)
     }
 
@@ -409,6 +420,7 @@ impl Ingest {
         self.publish_blobs()?;
         self.record_borrowed(manifest)?;
         self.publish_recipes()?;
+        self.store.end_reservation(self.staging.transaction());
         self.claim_quota(&manifest.digests())?;
         let borrowed = self.borrowed(manifest)?;
         self.lease.protect(manifest.digest());
@@ -493,6 +505,10 @@ impl Ingest {
         }
         if self.store.is_pinned(tag) && !self.moves_pinned {
             return Err(StoreError::Pinned { name: tag.short() });
+        }
+        let account = self.store.account_of(tag, Digest::of(&raw)).filter(|_| !self.moves_names_of_others);
+        if let Some(Account { uid, .. }) = account.filter(|account| account.uid != self.actor.uid) {
+            return Err(StoreError::NameOfAnother { name: tag.short(), uid });
         }
         Ok(Some(Displaced { reference: tag.clone(), raw_manifest: raw }))
     }

@@ -188,6 +188,7 @@ pub struct Store {
     future_records: trash::FutureRecords,
     transactions: Transactions,
     totals: charges::Totals,
+    displaced: charges::DisplacedData,
     /// Whether this process has found or requested the reserve.
     wants_reserve: AtomicBool,
     /// `None` if the store cannot be written to and has no lock file.
@@ -239,6 +240,7 @@ impl Store {
             future_records: trash::FutureRecords::default(),
             transactions: Transactions::default(),
             totals: charges::Totals::default(),
+            displaced: charges::DisplacedData::default(),
             wants_reserve: AtomicBool::new(false),
             lock: opened.lock,
             essential: opened.essential,

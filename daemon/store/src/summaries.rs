@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::Mutex;
 
@@ -33,6 +34,8 @@ pub struct TagSummary {
     pub origin: Option<String>,
     /// Whom the model is charged to, if recorded.
     pub account: Option<Account>,
+    /// What its manifest and the history of its name take on disk.
+    pub record_bytes: u64,
     /// The lower store that it is in; `None` if it is in the store itself.
     pub lower: Option<Place>,
 }
@@ -142,7 +145,14 @@ fn summary(
     };
     let origin = manifest.as_ref().ok().and_then(|manifest| origin_in(root, manifest.digest));
     let account = manifest.as_ref().ok().and_then(|manifest| account_in(root, reference, manifest.digest));
-    Ok(Some(TagSummary { reference: reference.clone(), modified, manifest, origin, account, lower: None }))
+    let (reference, record_bytes) = (reference.clone(), record_bytes(root, reference)?);
+    Ok(Some(TagSummary { reference, modified, manifest, origin, account, record_bytes, lower: None }))
+}
+
+/// What a tag's manifest and the history of its name take on disk.
+pub(super) fn record_bytes(root: &Root, reference: &Reference) -> Result<u64, StoreError> {
+    let (manifest, history) = (layout::manifest(reference), layout::history(reference));
+    Ok(root.allocated_bytes(&manifest)?.saturating_add(root.allocated_bytes(&history)?))
 }
 
 impl TagSummary {

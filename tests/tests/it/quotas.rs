@@ -12,6 +12,7 @@ use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
+use blobd_tests::reader::Reader;
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::store_dir::{check_blobs, du};
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -177,6 +178,84 @@ fn soft_quota_adds_a_note_and_a_line_of_the_log() {
     assert!(bob["imported"][0].get("notes").is_none(), "{bob}");
 }
 
+/// The data of a model must be gone or charged to somebody when its name means another one.
+#[test]
+fn new_versions_of_one_name_cannot_exceed_the_quota() {
+    if !can_be_others() {
+        return;
+    }
+    let shared = Shared::start("");
+    shared.import(ANN, 1, "m").succeeds();
+    let one = shared.own(ANN).charged_bytes;
+    shared.set_quotas(&hard(ANN, one * 5 / 2));
+    for seed in 2..6 {
+        let imported = shared.import(ANN, seed, "m").succeeds().json();
+        assert!(imported["imported"][0]["displaced"][0]["freed_bytes"].as_u64().unwrap() > 0, "{imported}");
+        let usage = shared.daemon.client().disk_usage().unwrap();
+        assert_eq!((usage.reclaimable_bytes, shared.own(ANN).charged_bytes), (0, one));
+    }
+    // What is open cannot be deleted, and stays charged.
+    let reader = Reader::open(&shared.daemon.socket(), "m");
+    shared.import(ANN, 6, "m").succeeds();
+    assert!(shared.own(ANN).charged_bytes > one * 3 / 2, "{:?}", shared.own(ANN));
+    is_over_quota(shared.import(ANN, 7, "m"), ANN);
+    drop(reader);
+    eventually("it is deleted", || shared.own(ANN).charged_bytes == one);
+    shared.import(ANN, 7, "m").succeeds();
+    shared.all();
+}
+
+#[test]
+fn names_are_charged_even_if_their_data_is_stored() {
+    if !can_be_others() {
+        return;
+    }
+    let shared = Shared::start("");
+    shared.import(ANN, 1, "m").succeeds();
+    let one = shared.own(ANN).charged_bytes;
+    shared.import(ANN, 1, "n").succeeds();
+    let name = shared.own(ANN).charged_bytes - one;
+    assert!((1..one / 10).contains(&name), "{name}");
+    shared.set_quotas(&hard(ANN, one + 3 * name));
+    let run = (2..9).map(|number| shared.import(ANN, 1, &format!("n{number}"))).find(|run| run.code != 0);
+    is_over_quota(run.expect("names have no end"), ANN);
+    assert!(shared.own(ANN).charged_bytes <= one + 3 * name);
+    shared.all();
+}
+
+#[test]
+fn name_that_another_user_has_added_is_given_to_another_model_only_by_administrators() {
+    if !can_be_others() {
+        return;
+    }
+    let shared = Shared::start("");
+    shared.import(ANN, 1, "ann/m").succeeds();
+    let file = shared.file(2);
+    for words in [
+        &["import", &file, "--name", "ann/m", "--json"][..],
+        &["import", &file, "--name", "ANN/M", "--json", "--force"],
+        &["edit", "ann/m", "ann/m", "--set", "a=b", "--force", "--json"],
+    ] {
+        let error = shared.run(BOB, words).exits_with(7).error();
+        assert_eq!(error.code.name(), "denied", "{error}");
+    }
+    let registry = FakeRegistry::start().unwrap();
+    let publish = |seed| {
+        let bytes = ModelFile::dense_of(seed, 2, 128).bytes();
+        registry.add_model("library/m:latest", b"{}", &[(MODEL, &bytes)]).unwrap();
+    };
+    publish(3);
+    let source = registry.name("library/m");
+    shared.run(BOB, &["pull", &source, "--name", "ann/m", "--json"]).exits_with(7);
+    // The same model, and a newer version of what a registry has under that name, take nothing away.
+    shared.import(BOB, 1, "ann/m").succeeds();
+    shared.run(ANN, &["pull", &source, "--json"]).succeeds();
+    publish(4);
+    shared.run(BOB, &["pull", &source, "--json"]).succeeds();
+    shared.daemon.command().run(["import", &file, "--name", "ann/m"]).succeeds();
+    shared.all();
+}
+
 #[test]
 fn quotas_are_by_user_by_group_and_by_default() {
     if !can_be_others() {
@@ -214,7 +293,8 @@ const COMMON: std::ops::Range<u64> = 10..14;
 /// One user's part of a round: an import of a model of its own, one that others import too, and a pull.
 fn work(shared: &Shared, user: u64, round: u64, names: &[String]) {
     let uid = ANN + u32::try_from(user).unwrap();
-    let own = shared.import(uid, 1000 + round * USERS + user, &format!("own{user}-{round}"));
+    // A new version of the same name every other round.
+    let own = shared.import(uid, 1000 + round * USERS + user, &format!("own{user}-{}", round / 2));
     let common = shared.import(uid, COMMON.start + (user + round) % 4, &format!("common{user}-{round}"));
     let pulled = shared.run(uid, &["pull", &names[usize::try_from((user + round) % 3).unwrap()], "--json"]);
     for run in [own, common, pulled] {

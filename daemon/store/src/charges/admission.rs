@@ -14,6 +14,7 @@ use blobd_store_format::reference::Reference;
 
 use crate::gc::Node;
 use crate::index::{Claim, ClaimKind};
+use crate::summaries::record_bytes;
 use crate::transactions::{Held, Transaction};
 use crate::{Store, StoreError};
 
@@ -172,18 +173,26 @@ impl Store {
         is_new: bool,
     ) {
         let account = self.account_of(name, manifest.digest()).filter(|_| is_new);
+        let record_bytes = account.and_then(|_| record_bytes(&self.root, name).ok());
         let mut transactions = self.transactions.lock();
-        match account {
-            Some(account) => {
+        match account.zip(record_bytes) {
+            Some((account, record_bytes)) => {
                 let files: Vec<Digest> = manifest.digests().into_iter().collect();
                 let time = std::time::UNIX_EPOCH;
-                self.note_claim(&Claim::of_files(ClaimKind::Tag, Some(account), time, &files));
+                self.note_claim(&Claim::of_files(ClaimKind::Tag, Some(account), time, &files), record_bytes);
             }
             None => self.note_charges_changed(),
         }
         if let Some(state) = transactions.get_mut(transaction) {
             state.held = Held::default();
             state.published.clear();
+        }
+    }
+
+    /// All files of a transaction are written: it counts as what they have taken, and no longer as what was reserved.
+    pub(crate) fn end_reservation(&self, transaction: &str) {
+        if let Some(state) = self.transactions.lock().get_mut(transaction) {
+            state.held.reserved = 0;
         }
     }
 

@@ -59,6 +59,7 @@ impl Store {
         if let Err(error) = walked {
             tracing::debug!("charges: what follows is charged to no user: {error}");
         }
+        claims.extend(self.claims_of_displaced());
         if scope == Scope::All {
             claims.extend(self.claims_of_transactions());
         }
@@ -104,6 +105,9 @@ impl Store {
         }
         for (record, uid) in self.users_of_trash() {
             add(uid, others.trash.get(&record).copied().unwrap_or_default());
+        }
+        for tag in self.summaries()? {
+            add(tag.account.map(|account| account.uid), tag.record_bytes);
         }
         Ok(users)
     }

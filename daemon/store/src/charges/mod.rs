@@ -3,12 +3,14 @@
 //! There is no ledger on disk: charges are computed from what keeps data ([`crate::gc::walk`]) and from the histories
 //! of names, which say who brought each name. A blob is charged to the user whose name keeps it and is the oldest.
 //! When that name goes, the next one pays. What only a model in the trash, an unfinished download or a transaction
-//! keeps is charged to its user. Everything else is charged to no user: records, the index, what nothing needs, and
-//! names of earlier versions, which did not record who set them.
+//! keeps is charged to its user. The manifest and the history of a name are charged to the user who brought the name.
+//! Everything else is charged to no user: other records, directories, the index, what nothing needs, and names of earlier
+//! versions, which did not record who set them.
 //!
 //! | file | responsibility |
 //! |---|---|
 //! | `claims` | lists what keeps data, with the users |
+//! | `displaced` | what users have replaced by other models, until it is deleted |
 //! | `totals` | the sums by user in memory, updated with each change |
 //! | `admission` | compares what a user's transactions will take with the user's quota |
 
@@ -19,11 +21,13 @@ use crate::{OtherFiles, Store, StoreError};
 
 mod admission;
 mod claims;
+mod displaced;
 #[cfg(test)]
 mod tests;
 mod totals;
 
 use claims::Scope;
+pub(crate) use displaced::DisplacedData;
 pub(crate) use totals::Totals;
 
 /// What is charged to one user, or to none.

@@ -81,8 +81,14 @@ fn on_disk(store: &Store, sizes: &[usize]) -> u64 {
     sizes.iter().map(|size| store.size_on_disk(*size as u64)).sum()
 }
 
-/// The same by the definition, without the catalog.
+/// What the manifest and the history of a name take.
+fn records(store: &Store) -> u64 {
+    on_disk(store, &[1, 1])
+}
+
+/// The same as [`charged`] by the definition, without the catalog.
 fn expected(store: &Store) -> BTreeMap<Option<u32>, u64> {
+    let (mut sums, mut seen): (BTreeMap<Option<u32>, u64>, BTreeSet<Node>) = Default::default();
     let mut claims = Vec::new();
     walk(store, SystemTime::now(), &mut |owned| {
         let reference = match &owned.owner {
@@ -92,13 +98,17 @@ fn expected(store: &Store) -> BTreeMap<Option<u32>, u64> {
         };
         if let (Some((kind, reference)), Some(manifest)) = (reference, owned.manifest) {
             let account = store.account_of(&reference, manifest).unwrap();
+            if kind == 0 {
+                for record in [layout::manifest(&reference), layout::history(&reference)] {
+                    *sums.entry(Some(account.uid)).or_default() += store.root.allocated_bytes(&record)?;
+                }
+            }
             claims.push((kind, account.since, account.uid, owned.nodes(store)?));
         }
         Ok(())
     })
     .unwrap();
     claims.sort();
-    let (mut sums, mut seen): (BTreeMap<Option<u32>, u64>, BTreeSet<Node>) = Default::default();
     for (_, _, uid, nodes) in claims {
         for node in nodes.into_iter().filter(|node| seen.insert(*node)) {
             *sums.entry(Some(uid)).or_default() += node.bytes_on_disk(store).unwrap().unwrap_or_default();
@@ -149,12 +159,12 @@ fn shared_data_is_charged_to_its_first_user_and_then_to_who_keeps_it() {
     add(&store, ANN, "m:ann", &[own, shared.clone()]).unwrap();
     add(&store, BOB, "m:bob", &[other, shared]).unwrap();
     check(&store);
-    assert_eq!(of(&store, ANN), on_disk(&store, &[5 * KIB, 20 * KIB]));
-    assert_eq!(of(&store, BOB), on_disk(&store, &[9 * KIB]));
+    assert_eq!(of(&store, ANN), on_disk(&store, &[5 * KIB, 20 * KIB]) + records(&store));
+    assert_eq!(of(&store, BOB), on_disk(&store, &[9 * KIB]) + records(&store));
     remove(&store, "m:ann");
     check(&store);
     assert_eq!(of(&store, ANN), 0);
-    assert_eq!(of(&store, BOB), on_disk(&store, &[9 * KIB, 20 * KIB]));
+    assert_eq!(of(&store, BOB), on_disk(&store, &[9 * KIB, 20 * KIB]) + records(&store));
 }
 
 #[test]
@@ -203,23 +213,24 @@ fn published_blobs_of_a_transaction_are_charged_to_its_user() {
 #[test]
 fn transaction_beyond_the_limit_is_refused_before_it_writes() {
     let (_folder, store) = new_store();
-    let limit = on_disk(&store, &[100 * KIB]);
+    let limit = on_disk(&store, &[100 * KIB]) + 3 * records(&store);
     let limited = || ingest(&store, ANN, Verb::Pull).within_quota(Some(limit));
     add_with(limited(), "m:a", &[content(1, 60 * KIB)]).unwrap();
     let error = add_with(limited(), "m:b", &[content(2, 60 * KIB)]).unwrap_err();
-    let (used_bytes, needed_bytes) = (on_disk(&store, &[60 * KIB]), on_disk(&store, &[60 * KIB]));
+    let needed_bytes = on_disk(&store, &[60 * KIB]);
+    let used_bytes = needed_bytes + records(&store);
     let StoreError::OverQuota { uid, needed_bytes: needed, used_bytes: used, limit_bytes } = error else {
         panic!("{error}")
     };
     assert_eq!((uid, needed, used, limit_bytes), (ANN, needed_bytes, used_bytes, limit));
-    // What is stored already costs nothing, and others have their own limits.
+    // Of what is stored already only the new name costs something, and others have their own limits.
     add_with(limited(), "m:c", &[content(1, 60 * KIB)]).unwrap();
     add_with(ingest(&store, BOB, Verb::Pull).within_quota(Some(limit)), "m:d", &[content(2, 60 * KIB)])
         .unwrap();
     add_with(limited(), "m:e", &[content(3, 40 * KIB)]).unwrap();
     assert_eq!(of(&store, ANN), limit, "all of it can be used");
     remove(&store, "m:a");
-    assert_eq!(of(&store, ANN), limit, "the other name keeps it");
+    assert_eq!(of(&store, ANN), limit - records(&store), "the other name keeps it");
     remove(&store, "m:c");
     add_with(limited(), "m:f", &[content(4, 60 * KIB)]).unwrap();
     check(&store);
@@ -245,9 +256,40 @@ fn bytes_that_move_to_a_user_may_exceed_the_limit_and_stop_only_growth() {
     add(&store, BOB, "m:bob", &[content(1, 50 * KIB)]).unwrap();
     add_with(ingest(&store, ANN, Verb::Tag).within_quota(limit), "m:ann", &[content(1, 50 * KIB)]).unwrap();
     remove(&store, "m:bob");
-    assert_eq!(of(&store, ANN), on_disk(&store, &[50 * KIB]));
+    assert_eq!(of(&store, ANN), on_disk(&store, &[50 * KIB]) + records(&store));
     let more = add_with(ingest(&store, ANN, Verb::Pull).within_quota(limit), "m:x", &[content(2, KIB)]);
     assert!(matches!(more, Err(StoreError::OverQuota { .. })), "{more:?}");
+}
+
+#[test]
+fn what_a_user_replaces_stays_charged_to_the_user_until_it_is_deleted() {
+    let (_folder, store) = new_store();
+    add(&store, ANN, "m:a", &[content(1, 50 * KIB)]).unwrap();
+    let before = store.manifest(&name("m:a")).unwrap();
+    add(&store, ANN, "m:a", &[content(2, 20 * KIB)]).unwrap();
+    let own = on_disk(&store, &[20 * KIB]) + records(&store);
+    assert_eq!(of(&store, ANN), own, "without a quota it is left to the next collection");
+    store.charge_displaced(ANN, before.digests().into_iter().map(Node::Blob));
+    assert_eq!(of(&store, ANN), own + on_disk(&store, &[50 * KIB]));
+    assert_eq!(store.charged_bytes(ANN).unwrap(), of(&store, ANN));
+    // Another name that needs it pays for it.
+    add(&store, BOB, "m:b", &[content(1, 50 * KIB)]).unwrap();
+    assert_eq!(of(&store, ANN), own);
+    remove(&store, "m:b");
+    assert_eq!((of(&store, ANN), of(&store, BOB)), (own, 0));
+    check(&store);
+}
+
+#[test]
+fn new_name_of_data_that_was_stored_and_unpaid_is_counted_once() {
+    let (_folder, store) = new_store();
+    let limit = on_disk(&store, &[100 * KIB]) + 2 * records(&store);
+    let limited = || ingest(&store, ANN, Verb::Import).within_quota(Some(limit));
+    add_with(limited(), "m:a", &[content(1, 60 * KIB)]).unwrap();
+    add_with(limited(), "m:a", &[content(2, 20 * KIB)]).unwrap();
+    // Nothing needs the first content now, and it fits beside the second.
+    add_with(limited(), "m:b", &[content(1, 60 * KIB)]).unwrap();
+    check(&store);
 }
 
 /// Any sequence of changes leaves the charges as their definition says, and their sum is what the disk has.

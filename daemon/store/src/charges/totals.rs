@@ -34,7 +34,7 @@ struct Counted {
     /// The number of changes that it includes.
     changes: u64,
     payers: Payers,
-    /// Bytes on disk of unfinished downloads and of records in the trash.
+    /// Bytes on disk of unfinished downloads, of records in the trash and of those of names.
     others: BTreeMap<u32, u64>,
 }
 
@@ -115,6 +115,9 @@ impl Store {
         for (record, uid) in self.users_of_trash() {
             add(uid, self.trashed_bytes(record)?);
         }
+        for tag in self.summaries()? {
+            add(tag.account.map(|account| account.uid), tag.record_bytes);
+        }
         Ok(others)
     }
 
@@ -123,8 +126,8 @@ impl Store {
         lock(&self.totals.state).changes += 1;
     }
 
-    /// A name was set that did not exist before.
-    pub(super) fn note_claim(&self, claim: &Claim) {
+    /// A name was set that did not exist before, whose records take `record_bytes`.
+    pub(super) fn note_claim(&self, claim: &Claim, record_bytes: u64) {
         let mut state = lock(&self.totals.state);
         let before = state.changes;
         state.changes += 1;
@@ -135,6 +138,10 @@ impl Store {
             && counted.payers.add_latest(&catalog, claim)
         {
             counted.changes = after;
+            if let Some(uid) = claim.uid {
+                let sum = counted.others.entry(uid).or_default();
+                *sum = sum.saturating_add(record_bytes);
+            }
         }
     }
 }

@@ -18,6 +18,8 @@ pub enum ClaimKind {
     Download,
     /// A transaction in progress.
     Ingest,
+    /// A name that means another model now.
+    Displaced,
 }
 
 /// What one owner keeps, and whom that is charged to. Of several claims to the same data the first in order pays: of
