@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::SessionList;
-use blobd_store_format::reference::Reference;
 
 use super::Caller;
 use super::body::HttpResponse;
@@ -44,24 +43,22 @@ pub(super) async fn sessions(caller: &Caller, query: Option<&str>) -> Result<Htt
 /// The most models whose residency one request determines: a large one takes some hundred milliseconds.
 const MAX_RESIDENCIES: usize = 64;
 
-/// A model that was removed meanwhile, or is damaged, has no residency.
+/// By manifest, because the name may be another model's since it was opened. A model that no name has any more, or that
+/// is damaged, has no residency.
 fn with_residency(daemon: &Daemon) -> SessionList {
-    let mut list = daemon.sessions.list();
     let mut models = BTreeMap::new();
-    for session in &mut list.sessions {
+    let sessions = daemon.sessions.models().into_iter().map(|(model, manifest, mut session)| {
         let is_one_too_many = models.len() >= MAX_RESIDENCIES;
-        let of_model = || {
-            if is_one_too_many {
-                return None;
-            }
-            let reference: Reference = session.model.parse().ok()?;
-            ops::residency(&daemon.store, &reference).ok()
+        let of_model = || match is_one_too_many {
+            true => None,
+            false => ops::residency(&daemon.store, &model, manifest).ok().flatten(),
         };
-        let residency = *models.entry(session.model.clone()).or_insert_with(of_model);
+        let residency = *models.entry(manifest).or_insert_with(of_model);
         session.model_bytes = residency.map(|residency| residency.bytes);
         session.resident_bytes = residency.map(|residency| residency.resident_bytes);
-    }
-    list
+        session
+    });
+    SessionList { sessions: sessions.collect() }
 }
 
 pub(super) async fn pulls(caller: &Caller) -> Result<HttpResponse, ErrorBody> {

@@ -99,7 +99,8 @@ fn row(
     last_opened: &LastOpened,
     users: &UserNames,
 ) -> ModelUsage {
-    let opened = last_opened(model.reference()).or_else(|| store.last_use(model.manifest().digest));
+    let manifest = model.manifest().digest;
+    let opened = last_opened(model.reference(), manifest).or_else(|| store.last_use(manifest));
     let opened_by = opened.and_then(|opened| opened.uid);
     ModelUsage {
         name: model.reference().short(),
@@ -147,10 +148,10 @@ mod tests {
         let (config, weights) = (file(b"{}"), file(&[7; 1 << 20]));
         let manifest = Manifest::compose(config, vec![weights.clone()]).unwrap();
         ingest.commit(&"m".parse().unwrap(), &manifest, None).unwrap();
-        assert_eq!(usage(&store, &|_| None).unwrap().saved_bytes, 0);
+        assert_eq!(usage(&store, &|_, _| None).unwrap().saved_bytes, 0);
         std::fs::remove_file(folder.path().join("store").join(layout::blob(weights.digest))).unwrap();
         store.reindex().unwrap();
-        let usage = usage(&store, &|_| None).unwrap();
+        let usage = usage(&store, &|_, _| None).unwrap();
         assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, (1 << 20) + 2));
     }
 }
