@@ -7,8 +7,10 @@ use blobd_client::protocol::response::SessionList;
 
 use super::Caller;
 use super::body::HttpResponse;
-use crate::access::Right;
+use crate::access::{Access, Right};
 use crate::ops::{self, OpError};
+use crate::principal::Principal;
+use crate::quotas::{Quotas, UserQuota};
 use crate::state::Daemon;
 
 /// `detail=N` adds which models share what, with at most N names in each list.
@@ -19,16 +21,19 @@ pub(super) async fn usage(caller: &Caller, query: Option<&str>) -> Result<HttpRe
 
 /// Administrators see all users, others themselves.
 pub(super) async fn user_usage(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
-    let requester = caller.requester();
+    let (requester, peer) = (caller.requester(), caller.peer.clone());
     let usage = move |daemon: &Daemon| {
         let (access, quotas) = (daemon.access(), daemon.quotas());
-        let quota_of = |uid| {
-            let user = quotas.absent(uid);
-            quotas.of(&user, access.rights_of(&user).include(Right::Administer))
-        };
+        let quota_of = |uid| quota_of(uid, &peer, &access, &quotas);
         ops::user_usage(&daemon.store, &quota_of, requester)
     };
     caller.survey(usage).await
+}
+
+/// The caller has the groups of its process, by which requests are admitted; others those of the system's files.
+fn quota_of(uid: u32, caller: &Principal, access: &Access, quotas: &Quotas) -> UserQuota {
+    let user = if uid == caller.uid { caller.clone() } else { quotas.absent(uid) };
+    quotas.of(&user, access.rights_of(&user).include(Right::Administer))
 }
 
 /// `residency=true` adds how much of each model is in memory.
@@ -76,4 +81,27 @@ pub(super) fn number(query: Option<&str>, key: &str) -> Result<Option<u64>, Erro
 fn wrong_query(query: &str, expected: &str) -> ErrorBody {
     let message = format!("{query:?}: not a query of this request, {expected} expected");
     ErrorBody::new(ErrorCode::InvalidRequest, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::principal::Groups;
+    use crate::user_set::{Member, NameOrNumber, Names, UserSet};
+
+    /// A directory service gives groups to processes that `/etc/group` does not list.
+    #[test]
+    fn quota_of_the_caller_is_by_the_groups_of_its_process() {
+        let group = UserSet::new(&[Member::Group(NameOrNumber::Number(80001))], &Names::default());
+        let hard = |hard| UserQuota { soft: None, hard: Some(hard) };
+        let quotas =
+            Quotas { default: hard(1), groups: vec![(group.clone(), hard(20))], ..Quotas::default() };
+        let groups = Groups { primary: 70001, supplementary: Some([80001].into()) };
+        let caller = Principal { pid: 1, uid: 70001, groups };
+        let of = |uid, access: &Access| quota_of(uid, &caller, access, &quotas);
+        assert_eq!(of(70001, &Access::default()), hard(20));
+        assert_eq!(of(70002, &Access::default()), hard(1));
+        let access = Access { administer: group, ..Access::default() };
+        assert_eq!(of(70001, &access), UserQuota::default(), "an administrator by that group");
+    }
 }
