@@ -143,7 +143,7 @@ fn known_digest(
     }
     let Some(target) = store.stored_case(&params.target)? else { return Ok(None) };
     let present: Model = match store.model(&target) {
-        Err(StoreError::NoSuchModel { .. }) => return Ok(None),
+        Err(error) if error.is_no_such_model() => return Ok(None),
         present => present?,
     };
     let recipes = present.files.iter().filter_map(|file| file.recipe.as_ref());
