@@ -47,10 +47,8 @@ impl Reloader {
             Ok(0) => tracing::info!("SIGHUP: the configuration has not changed"),
             Ok(1) => tracing::info!("SIGHUP: the configuration was reloaded: 1 change"),
             Ok(changes) => tracing::info!("SIGHUP: the configuration was reloaded: {changes} changes"),
-            Err(error) => {
-                let hint = error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"));
-                tracing::error!("SIGHUP: the configuration stays as it is: {error}{hint}");
-            }
+            // With its hint.
+            Err(error) => tracing::error!("SIGHUP: the configuration stays as it is: {error}"),
         }
     }
 
@@ -60,10 +58,9 @@ impl Reloader {
         read.passed_socket.clone_from(&self.config.passed_socket);
         let running = self.daemon.configuration();
         let found = read.settings(&effective::given(&self.global, &read)?);
-        report_changes(&running, &found);
-        let changes = differences(&running, &found).count();
         self.apply(read.with_fixed_of(&self.config))?;
-        Ok(changes)
+        report_changes(&running, &found);
+        Ok(differences(&running, &found).count())
     }
 
     /// What can fail comes first.
