@@ -5,13 +5,15 @@ use std::path::Path;
 use blobd_client::client::Client;
 use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin};
 use blobd_client::protocol::error::ErrorBody;
+use blobd_registry::RegistryClient;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::connect::{client_error, load_config, print_result};
+use super::connect::{client_error, load_config, print_result, root};
+use super::embedded::{registry_policy, start_error};
 use super::{Global, effective};
-use crate::config::differences;
+use crate::config::{Config, ConfigError, differences};
 use crate::output::printable;
 
 /// Check the configuration, and show every setting
@@ -62,11 +64,20 @@ struct Running {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let ConfigCommand::Show(ShowParams {}) = params.command;
     let config = load_config(global)?;
+    check_as_daemon(global, &config)?;
     let configuration = config.settings(&effective::given(global, &config)?);
     let socket = configuration.settings.iter().find(|setting| setting.key == "socket");
     let socket = socket.and_then(|setting| setting.value.as_str()).unwrap_or_default();
     let daemon = running(Path::new(socket), &configuration)?;
     print_result(global, &Shown { configuration, daemon }, render)
+}
+
+/// Refuses what a daemon with this configuration would refuse at its start: `systemctl reload` runs this command first.
+fn check_as_daemon(global: &Global, config: &Config) -> Result<(), ErrorBody> {
+    if let Ok(root) = root(global, config) {
+        config.check_root(&root).map_err(ConfigError::body)?;
+    }
+    RegistryClient::new(&registry_policy(config)).map(drop).map_err(|error| start_error(config, error))
 }
 
 fn running(socket: &Path, configuration: &Configuration) -> Result<Option<Running>, ErrorBody> {

@@ -184,7 +184,14 @@ impl Connected {
 }
 
 pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
-    Config::load(global.config.as_deref()).map_err(ConfigError::body)
+    let config = Config::load(global.config.as_deref()).map_err(ConfigError::body)?;
+    // A store that a command names may be a lower store of the user's own one: it is left out then.
+    if global.root.is_none()
+        && let Ok(root) = root(global, &config)
+    {
+        config.check_root(&root).map_err(ConfigError::body)?;
+    }
+    Ok(config)
 }
 
 pub(crate) fn client_error(error: ClientError) -> ErrorBody {
@@ -246,7 +253,7 @@ fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> 
 /// Uses the store through this process, or through the process that has it open.
 fn embedded(root: &Path, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
     // Models of lower stores can be used without a store of one's own, which is then created.
-    if absent == WhenAbsent::Refuse && config.lower.is_empty() {
+    if absent == WhenAbsent::Refuse && config.lower_paths().is_empty() {
         refuse_absent_store(root)?;
     }
     match find(root, config)? {

@@ -5,10 +5,12 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::string::FromUtf8Error;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use toml::de::{DeTable, DeValue};
 
+use super::registries::without_passwords;
 use super::{KEYS, RULE_KEYS};
 
 /// Why a configuration file is refused.
@@ -50,6 +52,22 @@ impl ConfigError {
         Self { place: path.display().to_string(), what, hint: hint.map(str::to_owned) }
     }
 
+    /// An error at a place `FILE:LINE:COLUMN`.
+    pub(super) fn at(place: &str, what: String) -> Self {
+        Self { place: place.to_owned(), what, hint: None }
+    }
+
+    pub(super) fn not_utf8(path: &Path, error: &FromUtf8Error) -> Self {
+        let (content, offset) = (error.as_bytes(), error.utf8_error().valid_up_to());
+        let text = String::from_utf8_lossy(content.get(..offset).unwrap_or_default());
+        let byte = content.get(offset).copied().unwrap_or_default();
+        Self {
+            place: place(path, &text, offset),
+            what: format!("byte {byte:#04x}, text in UTF-8 expected"),
+            hint: Some("save the file in the encoding UTF-8".to_owned()),
+        }
+    }
+
     /// The home directory is not known, and so neither is the directory `what`.
     pub(super) fn no_home(what: &str, option: &str) -> Self {
         let home = std::env::var_os("HOME").unwrap_or_default();
@@ -67,7 +85,7 @@ impl ConfigError {
             return Self { place: place(path, text, span.start), what, hint };
         }
         let key = key_at(text, &span).map_or_else(String::new, |key| format!("{key}: "));
-        let what = format!("{key}{}", in_plain_words(&message));
+        let what = without_passwords(&format!("{key}{}", in_plain_words(&message)));
         Self { place: place(path, text, span.start), what, hint: None }
     }
 
@@ -95,7 +113,7 @@ impl fmt::Display for ConfigError {
 }
 
 /// `FILE:LINE:COLUMN`.
-fn place(path: &Path, text: &str, offset: usize) -> String {
+pub(super) fn place(path: &Path, text: &str, offset: usize) -> String {
     let (line, column) = position(text, offset);
     format!("{}:{line}:{column}", path.display())
 }
@@ -175,6 +193,8 @@ fn name_of(known: &str) -> &str {
 struct Entry {
     /// With its section.
     key: String,
+    /// The section with a dot at its end; empty outside of sections.
+    section: String,
     start: usize,
     /// Of its value.
     end: usize,
@@ -190,11 +210,15 @@ pub(super) fn line(text: &str, offset: usize) -> usize {
     position(text, offset).0
 }
 
-/// The innermost key whose value is there.
+/// The innermost key whose value is there; of what is wrong with a key itself, the section that it is in.
 fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
     let entries = entries(text).into_iter();
     let around = entries.filter(|entry| entry.start <= span.start && span.end <= entry.end);
-    around.max_by_key(|entry| entry.start).map(|entry| entry.key)
+    let innermost = around.max_by_key(|entry| entry.start)?;
+    Some(match innermost.start == span.start {
+        true => innermost.section.trim_end_matches('.').to_owned(),
+        false => innermost.key,
+    })
 }
 
 /// All keys of the file; none if it is not TOML. Not recursive: the nesting comes from the file.
@@ -213,7 +237,8 @@ fn entries(text: &str) -> Vec<Entry> {
                 }
                 _ => {}
             }
-            entries.push(Entry { key: name, start: key.span().start, end: value.span().end });
+            let section = section.clone();
+            entries.push(Entry { key: name, section, start: key.span().start, end: value.span().end });
         }
     }
     entries

@@ -7,10 +7,10 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::RegistryClient;
 use blobd_store::scrub::{Scrubber, Verdict};
 
-use super::super::connect::load_config;
-use super::super::embedded::start_error;
+use super::super::connect::{load_config, root};
+use super::super::embedded::{registry_policy, start_error};
 use super::super::{Global, effective};
-use crate::config::{Config, differences};
+use crate::config::{Config, ConfigError, differences};
 use crate::state::Daemon;
 use crate::verb_log;
 
@@ -57,6 +57,7 @@ impl Reloader {
         let mut read = load_config(&self.global)?;
         read.passed_socket.clone_from(&self.config.passed_socket);
         let running = self.daemon.configuration();
+        read.check_root(&root(&self.global, &read)?).map_err(ConfigError::body)?;
         let found = read.settings(&effective::given(&self.global, &read)?);
         self.apply(read.with_fixed_of(&self.config))?;
         report_changes(&running, &found);
@@ -65,9 +66,8 @@ impl Reloader {
 
     /// What can fail comes first.
     fn apply(&mut self, config: Config) -> Result<(), ErrorBody> {
-        let policy = config.registry_policy();
-        let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
-        let registry = RegistryClient::new(&policy).map_err(|error| start_error(&config, error))?;
+        let registry =
+            RegistryClient::new(&registry_policy(&config)).map_err(|error| start_error(&config, error))?;
         let settings = config.settings(&effective::given(&self.global, &config)?);
         let daemon = Arc::clone(&self.daemon);
         let refused = |error| ErrorBody::new(ErrorCode::Internal, error);
