@@ -81,7 +81,10 @@ impl ConfigError {
         let span = error.span().unwrap_or_default();
         if message.starts_with("unknown field") {
             let key = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']);
-            let (what, hint) = (format!("unknown key {key:?}"), Some(hint_for(key)));
+            let allowed = allowed_keys(&message);
+            let section = section_at(text, span.start);
+            let (what, hint) =
+                (without_passwords(&format!("unknown key {key:?}")), Some(hint_for(key, &section, &allowed)));
             return Self { place: place(path, text, span.start), what, hint };
         }
         let key = key_at(text, &span).map_or_else(String::new, |key| format!("{key}: "));
@@ -168,19 +171,38 @@ fn in_plain_words(message: &str) -> String {
     format!("{found}, {expected} expected")
 }
 
-/// The known key that is most similar to an unknown one.
-fn hint_for(key: &str) -> String {
-    let distance = |known: &str| strsim::levenshtein(&key.to_lowercase(), name_of(known));
-    let known = KEYS.into_iter().chain(RULE_KEYS);
-    let near = known.filter(|known| distance(known) <= 1 + key.len() / 4);
-    let nearest = near.min_by_key(|known| distance(known));
-    match nearest.map(|known| (known, known.rsplit_once('.'))) {
+/// The keys that serde lists after `expected`: those that are allowed where the unknown one is.
+fn allowed_keys(message: &str) -> Vec<&str> {
+    let expected = message.split_once(", expected ").map_or("", |(_, expected)| expected);
+    expected.split('`').skip(1).step_by(2).collect()
+}
+
+/// The section with a dot at its end; empty outside of sections.
+fn section_at(text: &str, start: usize) -> String {
+    let entry = entries(text).into_iter().find(|entry| entry.start == start);
+    entry.map_or_else(String::new, |entry| entry.section)
+}
+
+/// The place where a key belongs, or the most similar one of the keys that are allowed where it is.
+fn hint_for(key: &str, section: &str, allowed: &[&str]) -> String {
+    let known = || KEYS.into_iter().chain(RULE_KEYS);
+    if let Some(known) = known().find(|known| name_of(known) == key && !known.starts_with('[')) {
+        return match known.rsplit_once('.') {
+            Some((section, _)) => format!("{known} belongs to the section [{section}]"),
+            None => format!("{known} must come before the first section"),
+        };
+    }
+    let here = allowed.iter().map(|name| match KEYS.contains(&format!("[{name}]").as_str()) {
+        true if section.is_empty() => format!("[{name}]"),
+        _ => format!("{section}{name}"),
+    });
+    // Outside of sections, the line of the section may be missing.
+    let elsewhere = known().filter(|_| section.is_empty()).map(str::to_owned);
+    let distance = |known: &String| strsim::levenshtein(&key.to_lowercase(), name_of(known));
+    let near = here.chain(elsewhere).filter(|known| distance(known) <= 1 + key.len() / 4);
+    match near.min_by_key(distance) {
+        Some(near) => format!("did you mean {near}?"),
         None => "docs/OPERATIONS.md lists all keys".to_owned(),
-        Some((known, None)) if known == key => format!("{known} must come before the first section"),
-        Some((known, Some((section, name)))) if name == key => {
-            format!("{known} belongs to the section [{section}]")
-        }
-        Some((known, _)) => format!("did you mean {known}?"),
     }
 }
 
@@ -265,6 +287,13 @@ mod tests {
             ("[space]\nroot = \"/x\"", "c.toml:2:1: unknown key \"root\"", "root must come before the first"),
             ("[transfer]\nzzz = 1", "c.toml:2:1: unknown key \"zzz\"", "lists all keys"),
             ("[scub]\nrate = 1", "c.toml:1:2: unknown key \"scub\"", "did you mean [scrub]?"),
+            (
+                "[quotas.users]\n0 = { hrad = 1 }",
+                "c.toml:2:7: unknown key \"hrad\"",
+                "mean quotas.users.0.hard?",
+            ),
+            ("[quotas.default]\nsfot = 1", "c.toml:2:1: unknown key \"sfot\"", "mean quotas.default.soft?"),
+            ("[access]\nraed = []", "c.toml:2:1: unknown key \"raed\"", "did you mean access.read?"),
         ] {
             let (found, found_hint) = error(text);
             assert_eq!(found, message, "{text}");

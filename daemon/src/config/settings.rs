@@ -169,11 +169,20 @@ pub(super) fn optional_size(bytes: Option<u64>) -> Value {
     bytes.map_or(Value::Null, size)
 }
 
-/// In the largest unit that leaves no fraction.
 fn size(bytes: u64) -> Value {
+    in_whole_units(bytes).map_or_else(|| json!(bytes), |text| json!(text))
+}
+
+/// The same for errors.
+pub(super) fn size_text(bytes: u64) -> String {
+    in_whole_units(bytes).unwrap_or_else(|| format!("{bytes} bytes"))
+}
+
+/// In the largest unit that leaves no fraction, if there is one.
+fn in_whole_units(bytes: u64) -> Option<String> {
     const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     let unit = UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
-    unit.map_or_else(|| json!(bytes), |(name, unit)| json!(format!("{} {name}", bytes / unit)))
+    unit.map(|(name, unit)| format!("{} {name}", bytes / unit))
 }
 
 fn days(seconds: u64) -> Value {
