@@ -242,6 +242,21 @@ fn config_show_refuses_what_the_daemon_refuses() {
     }
 }
 
+/// As a user of the system's daemon does.
+#[test]
+fn config_show_names_the_file_that_the_daemon_reads() {
+    let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
+    let own = configured.daemon.scratch().join("own.toml");
+    fs::write(&own, "[space]\nquota = \"4 GiB\"\n").unwrap();
+    let blobd = Blobd::at_socket(&configured.daemon.socket()).configured_by(&own);
+    let text = blobd.line("config show").succeeds().text();
+    let file = configured.config.display();
+    assert!(text.contains(&format!("reads another file, {file}, and uses:")), "{text}");
+    assert!(text.contains("space.quota = \"3 GiB\": change it there and send it SIGHUP"), "{text}");
+    let shown = blobd.line("config show --json").succeeds().json();
+    assert_eq!(shown["daemon"]["file"], file.to_string());
+}
+
 #[test]
 fn settings_of_the_socket_wait_for_a_restart() {
     let mut configured = Configured::start("");
