@@ -9,7 +9,9 @@ mod metrics;
 mod paths;
 mod policy;
 mod quotas;
+mod registries;
 mod settings;
+mod stores;
 mod values;
 
 use std::collections::BTreeMap;
@@ -27,7 +29,9 @@ use self::metrics::MetricsConfig;
 pub(crate) use self::paths::{default_config, default_root};
 use self::policy::PolicyConfig;
 use self::quotas::QuotasConfig;
+use self::registries::{Host, Mirrors};
 pub(crate) use self::settings::{Given, differences, mode, path};
+use self::stores::PlacedPath;
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
 use blobd_store::scrub::ScrubPolicy;
@@ -111,8 +115,7 @@ pub(crate) struct Config {
     #[serde(deserialize_with = "values::path")]
     pub root: Option<PathBuf>,
     /// Read-only stores in which is looked for what the store lacks, in this order.
-    #[serde(deserialize_with = "values::paths")]
-    pub lower: Vec<PathBuf>,
+    lower: Vec<PlacedPath>,
     #[serde(deserialize_with = "values::path")]
     pub socket: Option<PathBuf>,
     /// The group whose members may connect.
@@ -122,12 +125,11 @@ pub(crate) struct Config {
     #[serde(deserialize_with = "values::mode")]
     pub socket_mode: Option<u32>,
     /// For a registry's host, the base URLs to use instead, in this order.
-    pub mirrors: BTreeMap<String, OneOrMore>,
+    mirrors: BTreeMap<Host, Mirrors>,
     /// Registries, as `HOST:PORT`, that are used over plain HTTP.
-    pub insecure_registries: Vec<String>,
+    insecure_registries: Vec<Host>,
     /// PEM files with certificate authorities to trust in addition to the system's.
-    #[serde(deserialize_with = "values::paths")]
-    pub ca_files: Vec<PathBuf>,
+    ca_files: Vec<PlacedPath>,
     /// How the content of new blobs is made durable: `auto`, `fsync` or `syncfs`.
     pub durability: Durability,
     /// Whether only the daemon's own user, who can change blobs anyway, is expected as a client. Default:
@@ -169,22 +171,6 @@ pub(crate) struct SocketOfUnit {
 pub(crate) enum SocketGroup {
     Name(String),
     Number(u32),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "a URL or a list of URLs expected")]
-pub(crate) enum OneOrMore {
-    One(String),
-    Many(Vec<String>),
-}
-
-impl OneOrMore {
-    fn to_vec(&self) -> Vec<String> {
-        match self {
-            Self::One(only) => vec![only.clone()],
-            Self::Many(all) => all.clone(),
-        }
-    }
 }
 
 /// The section `[scrub]`: verification in the background. `docs/STORE-FORMAT.md` describes what happens to
@@ -316,8 +302,11 @@ impl Config {
         let Some(path) = named.map(Path::to_path_buf).or_else(paths::default_config) else {
             return Ok(Self::default());
         };
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Self::parse(&path, &text),
+        match std::fs::read(&path) {
+            Ok(content) => match String::from_utf8(content) {
+                Ok(text) => Self::parse(&path, &text),
+                Err(error) => Err(ConfigError::not_utf8(&path, &error)),
+            },
             Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
                 Ok(Self { location: Some(path), ..Self::default() })
             }
@@ -327,20 +316,29 @@ impl Config {
 
     /// `text` is the content of the file.
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let config: Self = toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
-        let checked = config.space.check().and_then(|()| config.transfer.check());
-        let checked = checked.and_then(|()| config.credentials.check()).and_then(|()| config.audit.check());
-        let checked = checked.and_then(|()| config.access.check(Names::read));
-        let checked = checked.and_then(|()| config.policy.check(Names::read));
-        match checked.and_then(|()| config.quotas.check(Names::read)) {
-            Ok(()) => {
-                let mut policy = config.policy;
-                policy.note_lines(|offset| error::line(text, offset));
-                let (location, lines) = (Some(path.to_path_buf()), error::lines(text));
-                Ok(Self { location, was_read: true, lines, policy, ..config })
-            }
-            Err(refusal) => Err(ConfigError::of_refusal(path, text, &refusal)),
+        let mut config: Self =
+            toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
+        config.check(Names::read).map_err(|refusal| ConfigError::of_refusal(path, text, &refusal))?;
+        config.policy.note_lines(|offset| error::line(text, offset));
+        for placed in config.lower.iter_mut().chain(&mut config.ca_files) {
+            placed.note_place(|offset| error::place(path, text, offset));
         }
+        let (location, lines) = (Some(path.to_path_buf()), error::lines(text));
+        Ok(Self { location, was_read: true, lines, ..config })
+    }
+
+    /// What the type of one value cannot say: values that do not agree with each other, and names of users and
+    /// groups.
+    fn check(&self, names: impl Fn() -> Names + Copy) -> Result<(), Refusal> {
+        self.space.check()?;
+        self.transfer.check()?;
+        self.credentials.check()?;
+        self.audit.check()?;
+        stores::check_lower(&self.lower)?;
+        members::check_socket_group(self.socket_group.as_ref(), names)?;
+        self.access.check(names)?;
+        self.policy.check(names)?;
+        self.quotas.check(names)
     }
 
     /// Who has which rights. Reads the names of users and groups.
@@ -362,7 +360,7 @@ impl Config {
         StoreOptions {
             durability: self.durability,
             space: self.space.policy(),
-            lower: self.lower.clone(),
+            lower: self.lower_paths(),
             ..StoreOptions::default()
         }
     }
@@ -393,14 +391,20 @@ impl Config {
     }
 
     pub(crate) fn registry_policy(&self) -> RegistryPolicy {
+        let mirrors = self.mirrors.iter().map(|(host, bases)| (host.as_str().to_owned(), bases.to_vec()));
         RegistryPolicy {
-            mirrors: self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.to_vec())).collect(),
-            insecure: self.insecure_registries.clone(),
-            ca_files: self.ca_files.clone(),
+            mirrors: mirrors.collect(),
+            insecure: self.insecure_registries.iter().map(|host| host.as_str().to_owned()).collect(),
+            ca_files: stores::paths(&self.ca_files),
             credentials: self.credentials.policy(self.location.as_deref()),
             retry: RetryPolicy::default(),
             stall_timeout: self.transfer.stall_timeout(),
         }
+    }
+
+    /// The hosts that have mirrors or are contacted over plain HTTP.
+    pub(crate) fn registry_hosts(&self) -> impl Iterator<Item = &str> {
+        self.mirrors.keys().chain(&self.insecure_registries).map(Host::as_str)
     }
 
     /// The file of `blobd login`.
@@ -543,5 +547,24 @@ mod tests {
         assert_eq!(policy.insecure, ["lan:5000"]);
         std::fs::write(&path, "[mirrors]\n\"hf.co\" = 1\n").unwrap();
         assert!(Config::load(Some(&path)).unwrap_err().to_string().contains("a URL or a list"));
+    }
+
+    #[test]
+    fn file_that_is_not_utf8_is_named_with_the_place_of_its_first_wrong_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, b"# \xc3\xbc\nroot = \"/m\xf6dels\"\n").unwrap();
+        let error = Config::load(Some(&path)).unwrap_err().body();
+        let expected = format!("{}:2:11: byte 0xf6, text in UTF-8 expected", path.display());
+        assert_eq!(error.message, expected);
+        assert_eq!(error.hint.as_deref(), Some("save the file in the encoding UTF-8"));
+    }
+
+    #[test]
+    fn group_of_the_socket_that_does_not_exist_is_named_with_its_place_and_a_hint() {
+        let error = Config::parse(Path::new("c"), "\nsocket_group = \"no-such-group\"").unwrap_err().body();
+        assert_eq!(error.message, "c:2:1: socket_group: \"no-such-group\", a group in /etc/group expected");
+        assert!(error.hint.unwrap().contains("`groupadd no-such-group`"));
+        Config::parse(Path::new("c"), "socket_group = 64999").unwrap();
     }
 }

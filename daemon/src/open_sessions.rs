@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use blobd_client::protocol::response::{SessionList, SessionSummary};
 use blobd_store::index::ModelUse;
+use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use tokio::sync::{Notify, watch};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
@@ -22,7 +23,8 @@ pub(crate) struct Sessions(Arc<Mutex<Table>>);
 struct Table {
     next_id: u64,
     open: BTreeMap<u64, OpenSession>,
-    last_opened: BTreeMap<Reference, ModelUse>,
+    /// With the manifest that the name had: another model may have the name since.
+    last_opened: BTreeMap<Reference, (Digest, ModelUse)>,
 }
 
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ struct OpenSession {
     peer: Principal,
     command: Option<String>,
     model: Reference,
+    /// The digest of its manifest.
+    manifest: Digest,
     since: SystemTime,
     bytes: u64,
     /// Notified to end the session.
@@ -63,15 +67,21 @@ impl Ending {
 
 impl Sessions {
     /// Records that a peer has opened a model whose blobs have `bytes` in total.
-    pub(crate) fn begin(&self, peer: &Principal, model: Reference, bytes: u64) -> SessionGuard {
+    pub(crate) fn begin(
+        &self,
+        peer: &Principal,
+        model: Reference,
+        manifest: Digest,
+        bytes: u64,
+    ) -> SessionGuard {
         let (since, command) = (SystemTime::now(), peer.command());
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
-        table.note_opened(model.clone(), ModelUse { at: since, uid: Some(peer.uid) });
+        table.note_opened(model.clone(), manifest, ModelUse { at: since, uid: Some(peer.uid) });
         let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
-        let session =
-            OpenSession { peer: peer.clone(), command, model, since, bytes, stop: Arc::clone(&stop), ended };
+        let (peer, of_session) = (peer.clone(), Arc::clone(&stop));
+        let session = OpenSession { peer, command, model, manifest, since, bytes, stop: of_session, ended };
         table.open.insert(id, session);
         SessionGuard { sessions: self.clone(), id, stop, _ending: ending }
     }
@@ -95,25 +105,36 @@ impl Sessions {
         SessionList { sessions: summaries(&open) }
     }
 
+    /// The same, each with the name and the manifest of its model.
+    pub(crate) fn models(&self) -> Vec<(Reference, Digest, SessionSummary)> {
+        let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
+        let summaries = summaries(&open);
+        let models = open.into_iter().map(|session| (session.model, session.manifest));
+        models.zip(summaries).map(|((model, manifest), summary)| (model, manifest, summary)).collect()
+    }
+
     /// Forgets the times of models that no longer exist.
     pub(crate) fn keep_opened(&self, exists: impl Fn(&Reference) -> bool) {
         self.lock().last_opened.retain(|model, _| exists(model));
     }
 
     /// Updates the open sessions and the time of last use of a model that was renamed.
-    pub(crate) fn rename(&self, old: &Reference, new: &Reference) {
+    /// Sessions of a model that had the name before keep it.
+    pub(crate) fn rename(&self, old: &Reference, new: &Reference, manifest: Digest) {
         let mut table = self.lock();
-        let named = table.open.values_mut().filter(|session| session.model.same_model(old));
-        named.for_each(|session| session.model = new.clone());
+        let is_it =
+            |session: &&mut OpenSession| session.model.same_model(old) && session.manifest == manifest;
+        table.open.values_mut().filter(is_it).for_each(|session| session.model = new.clone());
         let name = table.last_opened.keys().find(|model| model.same_model(old)).cloned();
         if let Some(opened) = name.and_then(|name| table.last_opened.remove(&name)) {
             table.last_opened.insert(new.clone(), opened);
         }
     }
 
-    /// When a model was last opened since the daemon started, and by whom.
-    pub(crate) fn last_opened(&self, model: &Reference) -> Option<ModelUse> {
-        self.lock().last_opened.get(model).copied()
+    /// When a model was last opened by this name since the daemon started, and by whom.
+    pub(crate) fn last_opened(&self, model: &Reference, manifest: Digest) -> Option<ModelUse> {
+        let opened = self.lock().last_opened.get(model).copied();
+        opened.filter(|(of, _)| *of == manifest).map(|(_, opened)| opened)
     }
 
     /// How many models are open.
@@ -132,10 +153,10 @@ impl Table {
     /// last use with an accuracy of an hour.
     const MAX_OPENED: usize = 4096;
 
-    fn note_opened(&mut self, model: Reference, opened: ModelUse) {
-        self.last_opened.insert(model, opened);
+    fn note_opened(&mut self, model: Reference, manifest: Digest, opened: ModelUse) {
+        self.last_opened.insert(model, (manifest, opened));
         if self.last_opened.len() > Self::MAX_OPENED {
-            let oldest = self.last_opened.iter().min_by_key(|(_, opened)| opened.at);
+            let oldest = self.last_opened.iter().min_by_key(|(_, (_, opened))| opened.at);
             if let Some(oldest) = oldest.map(|(model, _)| model.clone()) {
                 self.last_opened.remove(&oldest);
             }
@@ -215,8 +236,8 @@ mod tests {
     async fn caller_ends_sessions_of_its_own_user_and_an_administrator_those_of_all() {
         let own = rustix::process::geteuid().as_raw();
         let (sessions, model) = (Sessions::default(), "m".parse::<Reference>().unwrap());
-        let first = sessions.begin(&peer(7, own + 1), model.clone(), 1);
-        let second = sessions.begin(&peer(8, own + 2), model.clone(), 1);
+        let first = sessions.begin(&peer(7, own + 1), model.clone(), Digest::of(b"m"), 1);
+        let second = sessions.begin(&peer(8, own + 2), model.clone(), Digest::of(b"m"), 1);
         let of_model = SessionSelector::Model(model);
         let mut ending = sessions.end(&of_model, caller(own + 1));
         assert_eq!((ending.sessions.len(), ending.sessions[0].pid, ending.denied), (1, 7, 1));
@@ -233,17 +254,33 @@ mod tests {
     }
 
     #[test]
+    fn another_model_with_the_name_is_neither_opened_nor_renamed_by_sessions_of_the_first() {
+        let (sessions, name) = (Sessions::default(), "m".parse::<Reference>().unwrap());
+        let (first, second) = (Digest::of(b"first"), Digest::of(b"second"));
+        let guard = sessions.begin(&peer(7, 8), name.clone(), first, 1);
+        assert!(sessions.last_opened(&name, first).is_some());
+        assert!(sessions.last_opened(&name, second).is_none());
+        let renamed: Reference = "n".parse().unwrap();
+        sessions.rename(&name, &renamed, second);
+        assert_eq!(sessions.list().sessions[0].model, "m:latest");
+        sessions.rename(&name, &renamed, first);
+        assert_eq!(sessions.list().sessions[0].model, "n:latest");
+        drop(guard);
+    }
+
+    #[test]
     fn times_of_removed_models_and_the_oldest_of_too_many_are_forgotten() {
         let sessions = Sessions::default();
         let model = |number: usize| format!("m{number}").parse::<Reference>().unwrap();
+        let digest = Digest::of(b"m");
         for number in 0..=Table::MAX_OPENED {
             let when = SystemTime::UNIX_EPOCH + Duration::from_secs(1 + number as u64);
-            sessions.lock().note_opened(model(number), ModelUse { at: when, uid: Some(7) });
+            sessions.lock().note_opened(model(number), digest, ModelUse { at: when, uid: Some(7) });
         }
         assert_eq!(sessions.lock().last_opened.len(), Table::MAX_OPENED);
-        assert!(sessions.last_opened(&model(0)).is_none(), "the oldest");
+        assert!(sessions.last_opened(&model(0), digest).is_none(), "the oldest");
         sessions.keep_opened(|kept| *kept == model(7));
-        assert!(sessions.last_opened(&model(7)).is_some());
+        assert!(sessions.last_opened(&model(7), digest).is_some());
         assert_eq!(sessions.lock().last_opened.len(), 1);
     }
 }

@@ -189,7 +189,8 @@ impl Daemon {
     ) -> Result<Self, RegistryError> {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
-        let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened(model));
+        let last_opened: Arc<LastOpened> =
+            Arc::new(move |model: &Reference, manifest| opened.last_opened(model, manifest));
         let audit = Arc::new(AuditLog::default());
         let evictor = Evictor::new(&store, Arc::clone(&last_opened), evictions_to(&audit));
         store.set_space_maker(Box::new(evictor));

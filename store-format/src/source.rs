@@ -9,6 +9,7 @@ mod hub;
 mod page;
 mod shard;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -208,7 +209,7 @@ impl Serialize for PullSource {
 
 impl<'de> Deserialize<'de> for PullSource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        let text = Cow::<'de, str>::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
     }
 }
@@ -231,7 +232,7 @@ pub enum SourceError {
     /// The URL is not a host, a path and a file name.
     #[error("source: {found:?}: https://HOST[:PORT]/PATH/FILE.gguf expected")]
     Url {
-        /// The URL without its query.
+        /// The URL without its query, its user and its password.
         found: String,
     },
     /// The text is above the length limit.
@@ -260,8 +261,10 @@ fn file_url(text: &str) -> Option<Result<FileUrl, SourceError>> {
     if !is_file_address(path) {
         return None;
     }
-    let refused =
-        || SourceError::Url { found: format!("{}://{place}", scheme.as_str()).chars().take(200).collect() };
+    let refused = || {
+        let found = format!("{}://{place}", scheme.as_str());
+        SourceError::Url { found: without_userinfo(&found).chars().take(200).collect() }
+    };
     let is_printable = |query: &str| query.bytes().all(|byte| byte.is_ascii_graphic());
     if !is_host(host) || !query.is_none_or(is_printable) {
         return Some(Err(refused()));
@@ -280,6 +283,18 @@ fn check_path(path: &str) -> Result<(), SourceError> {
         return Ok(());
     }
     Err(SourceError::Url { found: path.chars().take(200).collect() })
+}
+
+/// A URL, or a host with a port, without the user and the password in it, for errors. All before the last `@` counts
+/// as these: a password that is not encoded may have any character.
+#[must_use]
+pub fn without_userinfo(text: &str) -> Cow<'_, str> {
+    let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+    match rest.rsplit_once('@') {
+        None => Cow::Borrowed(text),
+        Some((_, host)) if scheme.is_empty() => Cow::Owned(format!("…@{host}")),
+        Some((_, host)) => Cow::Owned(format!("{scheme}://…@{host}")),
+    }
 }
 
 /// Whether a reference may have this host: no user.

@@ -273,7 +273,7 @@ fn promote(store: &Arc<Store>, name: usize) -> Result<(), OpError> {
 fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {
     ops::remove(
         store,
-        &|_| None,
+        &|_, _| None,
         Requester::own(),
         &RemoveParams { references: vec![reference(name)], keep_seconds, ..RemoveParams::default() },
     )

@@ -13,6 +13,9 @@ pub struct PolicyDecision {
     /// The reason that the rule gives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What the denial depends on, such as `license unknown`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<String>,
     /// Where the rule is: `FILE:LINE`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,

@@ -183,7 +183,7 @@ pub enum RegistryError {
     Mirror {
         /// The host that it is a mirror of.
         host: String,
-        /// The configured URL.
+        /// The configured URL without the user and the password in it.
         base: String,
     },
     /// All mirrors of a host failed. The message is that of the error that says most.

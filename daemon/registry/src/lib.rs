@@ -116,6 +116,12 @@ pub struct RegistryPolicy {
 }
 
 impl RegistryPolicy {
+    /// Whether this can be the base URL of a mirror: `http` or `https`, a host, and perhaps a port and a path.
+    #[must_use]
+    pub fn is_base_url(text: &str) -> bool {
+        origin::Registry::at(text).is_some()
+    }
+
     /// The same for a daemon that serves several users: only blobd's own credentials. All users can read what
     /// the daemon pulls, so it must not use the other credentials of the user it runs as.
     #[must_use]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use blobd_store_format::host;
 use blobd_store_format::reference::{Reference, Scheme};
-use blobd_store_format::source::{FileUrl, HubFile};
+use blobd_store_format::source::{FileUrl, HubFile, without_userinfo};
 
 use super::RegistryPolicy;
 use super::error::RegistryError;
@@ -20,7 +20,10 @@ impl Mirrors {
     pub(super) fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
         let mut by_host: BTreeMap<String, Vec<Registry>> = BTreeMap::new();
         for (host, bases) in &policy.mirrors {
-            let unusable = |base: &str| RegistryError::Mirror { host: host.clone(), base: base.to_owned() };
+            let unusable = |base: &str| RegistryError::Mirror {
+                host: host.clone(),
+                base: without_userinfo(base).into_owned(),
+            };
             let servers = bases.iter().map(|base| Registry::at(base).ok_or_else(|| unusable(base)));
             let servers: Vec<Registry> = servers.collect::<Result<_, _>>()?;
             if servers.is_empty() {

@@ -14,6 +14,7 @@ use tracing::Instrument as _;
 
 use super::Caller;
 use super::body::{HttpResponse, lines_response};
+use super::verbs;
 use crate::access::Right;
 use crate::audit::{BATCH_MEMORY, Batch, Filter, LogDirectory, LogReader};
 use crate::ops::OpError;
@@ -34,6 +35,7 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, ErrorBody> {
     let own_uid = (!caller.rights.include(Right::Administer)).then_some(caller.peer.uid);
     let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
+    params.verb.as_deref().map_or(Ok(()), check_verb)?;
     let filter = Filter::new(params, own_uid).map_err(invalid)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let (Some(directory), Some(written)) = (daemon.audit.directory(), daemon.audit.written()) else {
@@ -60,6 +62,21 @@ pub(super) fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, E
     let mut response = lines_response(waiting);
     [Some(lasting), follower].into_iter().flatten().for_each(|permit| response.body_mut().hold(permit));
     Ok(response)
+}
+
+/// Refuses a verb that no record can have.
+fn check_verb(verb: &str) -> Result<(), ErrorBody> {
+    if verbs::recorded().any(|known| known == verb) {
+        return Ok(());
+    }
+    let message = format!("log: verb {verb:?}, a verb such as pull, rm or evict expected");
+    let distance = |known: &&str| strsim::osa_distance(verb, known);
+    let near = verbs::recorded().filter(|known| distance(known) <= 1 + verb.len() / 4).min_by_key(distance);
+    let hint = match near {
+        Some(near) => format!("did you mean {near}?"),
+        None => "docs/OPERATIONS.md lists the verbs that are recorded".to_owned(),
+    };
+    Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint))
 }
 
 fn is_off() -> ErrorBody {

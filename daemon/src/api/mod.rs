@@ -239,7 +239,7 @@ async fn rename(caller: &Caller, request: Request<Incoming>) -> Result<HttpRespo
         let renamed = ops::rename(store, requester, &policy, params)?;
         // The source may have been given by its ID.
         if let Ok(old) = renamed.from.parse() {
-            sessions.rename(&old, &params.target);
+            sessions.rename(&old, &params.target, renamed.digest);
         }
         Ok(renamed)
     };

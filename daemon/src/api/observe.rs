@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::SessionList;
-use blobd_store_format::reference::Reference;
 
 use super::Caller;
 use super::body::HttpResponse;
-use crate::access::Right;
+use crate::access::{Access, Right};
 use crate::ops::{self, OpError};
+use crate::principal::Principal;
+use crate::quotas::{Quotas, UserQuota};
 use crate::state::Daemon;
 
 /// `detail=N` adds which models share what, with at most N names in each list.
@@ -20,16 +21,19 @@ pub(super) async fn usage(caller: &Caller, query: Option<&str>) -> Result<HttpRe
 
 /// Administrators see all users, others themselves.
 pub(super) async fn user_usage(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
-    let requester = caller.requester();
+    let (requester, peer) = (caller.requester(), caller.peer.clone());
     let usage = move |daemon: &Daemon| {
         let (access, quotas) = (daemon.access(), daemon.quotas());
-        let quota_of = |uid| {
-            let user = quotas.absent(uid);
-            quotas.of(&user, access.rights_of(&user).include(Right::Administer))
-        };
+        let quota_of = |uid| quota_of(uid, &peer, &access, &quotas);
         ops::user_usage(&daemon.store, &quota_of, requester)
     };
     caller.survey(usage).await
+}
+
+/// The caller has the groups of its process, by which requests are admitted; others those of the system's files.
+fn quota_of(uid: u32, caller: &Principal, access: &Access, quotas: &Quotas) -> UserQuota {
+    let user = if uid == caller.uid { caller.clone() } else { quotas.absent(uid) };
+    quotas.of(&user, access.rights_of(&user).include(Right::Administer))
 }
 
 /// `residency=true` adds how much of each model is in memory.
@@ -44,24 +48,22 @@ pub(super) async fn sessions(caller: &Caller, query: Option<&str>) -> Result<Htt
 /// The most models whose residency one request determines: a large one takes some hundred milliseconds.
 const MAX_RESIDENCIES: usize = 64;
 
-/// A model that was removed meanwhile, or is damaged, has no residency.
+/// By manifest, because the name may be another model's since it was opened. A model that no name has any more, or that
+/// is damaged, has no residency.
 fn with_residency(daemon: &Daemon) -> SessionList {
-    let mut list = daemon.sessions.list();
     let mut models = BTreeMap::new();
-    for session in &mut list.sessions {
+    let sessions = daemon.sessions.models().into_iter().map(|(model, manifest, mut session)| {
         let is_one_too_many = models.len() >= MAX_RESIDENCIES;
-        let of_model = || {
-            if is_one_too_many {
-                return None;
-            }
-            let reference: Reference = session.model.parse().ok()?;
-            ops::residency(&daemon.store, &reference).ok()
+        let of_model = || match is_one_too_many {
+            true => None,
+            false => ops::residency(&daemon.store, &model, manifest).ok().flatten(),
         };
-        let residency = *models.entry(session.model.clone()).or_insert_with(of_model);
+        let residency = *models.entry(manifest).or_insert_with(of_model);
         session.model_bytes = residency.map(|residency| residency.bytes);
         session.resident_bytes = residency.map(|residency| residency.resident_bytes);
-    }
-    list
+        session
+    });
+    SessionList { sessions: sessions.collect() }
 }
 
 pub(super) async fn pulls(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
@@ -79,4 +81,27 @@ pub(super) fn number(query: Option<&str>, key: &str) -> Result<Option<u64>, Erro
 fn wrong_query(query: &str, expected: &str) -> ErrorBody {
     let message = format!("{query:?}: not a query of this request, {expected} expected");
     ErrorBody::new(ErrorCode::InvalidRequest, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::principal::Groups;
+    use crate::user_set::{Member, NameOrNumber, Names, UserSet};
+
+    /// A directory service gives groups to processes that `/etc/group` does not list.
+    #[test]
+    fn quota_of_the_caller_is_by_the_groups_of_its_process() {
+        let group = UserSet::new(&[Member::Group(NameOrNumber::Number(80001))], &Names::default());
+        let hard = |hard| UserQuota { soft: None, hard: Some(hard) };
+        let quotas =
+            Quotas { default: hard(1), groups: vec![(group.clone(), hard(20))], ..Quotas::default() };
+        let groups = Groups { primary: 70001, supplementary: Some([80001].into()) };
+        let caller = Principal { pid: 1, uid: 70001, groups };
+        let of = |uid, access: &Access| quota_of(uid, &caller, access, &quotas);
+        assert_eq!(of(70001, &Access::default()), hard(20));
+        assert_eq!(of(70002, &Access::default()), hard(1));
+        let access = Access { administer: group, ..Access::default() };
+        assert_eq!(of(70001, &access), UserQuota::default(), "an administrator by that group");
+    }
 }

@@ -66,6 +66,14 @@ const AUDITED: [(&str, &str); 16] = [
     ("/v1/limit", "limit"),
 ];
 
+/// The verbs of records about what the daemon does by itself.
+const OF_DAEMON: [&str; 3] = ["evict", "scrub", "audit"];
+
+/// The verbs that a record of the audit log can have.
+pub(super) fn recorded() -> impl Iterator<Item = &'static str> {
+    names().chain(OF_DAEMON)
+}
+
 /// All verbs.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     // Only the parameters tell it from `pin`.

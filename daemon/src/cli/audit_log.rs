@@ -10,6 +10,7 @@ use clap::Args;
 use super::Global;
 use super::connect::{client_error, connect};
 use crate::output::{print, print_json, print_message, printable, terminal_width};
+use crate::principal::UserNames;
 use crate::size::human_bytes;
 use crate::times::{local, parse_period};
 
@@ -60,6 +61,12 @@ fn since(text: &str) -> Result<SystemTime, String> {
 }
 
 impl Params {
+    /// The user in the request if it is a name that `/etc/passwd` does not list. Records may still have it.
+    fn unknown_user(&self) -> Option<&str> {
+        let user = self.user.as_deref().filter(|user| user.parse::<u32>().is_err())?;
+        UserNames::read().uid_of(user).is_none().then_some(user)
+    }
+
     fn request(&self) -> LogParams {
         LogParams {
             user: self.user.clone(),
@@ -91,14 +98,18 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     printed?;
     let end = shown.map_err(client_error)?;
     if !global.hides_reports() {
-        print_message(&remarks(records, &end));
+        print_message(&remarks(records, &end, params.unknown_user()));
     }
     Ok(())
 }
 
-fn remarks(records: u64, end: &LogEnd) -> String {
+/// `unknown_user` is the user in the request if nobody has that name.
+fn remarks(records: u64, end: &LogEnd, unknown_user: Option<&str>) -> String {
     let mut text = String::new();
     if records == 0 {
+        if let Some(user) = unknown_user {
+            text.push_str(&format!("blobd: no user named {} in /etc/passwd\n", printable(user)));
+        }
         let whose = if end.own_only { " of your own; only administrators see others" } else { "" };
         text.push_str(&format!("blobd: no such records{whose}\n"));
     }

@@ -5,13 +5,15 @@ use std::path::Path;
 use blobd_client::client::Client;
 use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin};
 use blobd_client::protocol::error::ErrorBody;
+use blobd_registry::RegistryClient;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::connect::{client_error, load_config, print_result};
+use super::connect::{client_error, load_config, print_result, root};
+use super::embedded::{registry_policy, start_error};
 use super::{Global, effective};
-use crate::config::differences;
+use crate::config::{Config, ConfigError, differences};
 use crate::output::printable;
 
 /// Check the configuration, and show every setting
@@ -55,6 +57,9 @@ struct Shown {
 #[derive(Debug, Serialize)]
 struct Running {
     socket: String,
+    /// The configuration file that it has read; `None` if there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
     /// What the daemon uses instead.
     differences: Vec<Setting>,
 }
@@ -62,6 +67,7 @@ struct Running {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let ConfigCommand::Show(ShowParams {}) = params.command;
     let config = load_config(global)?;
+    check_as_daemon(global, &config)?;
     let configuration = config.settings(&effective::given(global, &config)?);
     let socket = configuration.settings.iter().find(|setting| setting.key == "socket");
     let socket = socket.and_then(|setting| setting.value.as_str()).unwrap_or_default();
@@ -69,11 +75,19 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     print_result(global, &Shown { configuration, daemon }, render)
 }
 
+/// Refuses what a daemon with this configuration would refuse at its start: `systemctl reload` runs this command first.
+fn check_as_daemon(global: &Global, config: &Config) -> Result<(), ErrorBody> {
+    if let Ok(root) = root(global, config) {
+        config.check_root(&root).map_err(ConfigError::body)?;
+    }
+    RegistryClient::new(&registry_policy(config)).map(drop).map_err(|error| start_error(config, error))
+}
+
 fn running(socket: &Path, configuration: &Configuration) -> Result<Option<Running>, ErrorBody> {
     let Ok(client) = Client::connect(socket) else { return Ok(None) };
     let used = client.configuration().map_err(client_error)?;
     let differences = differences(&used, configuration).map(|(used, _found)| used.clone()).collect();
-    Ok(Some(Running { socket: socket.display().to_string(), differences }))
+    Ok(Some(Running { socket: socket.display().to_string(), file: used.file, differences }))
 }
 
 fn render(shown: &Shown) -> String {
@@ -88,7 +102,7 @@ fn render(shown: &Shown) -> String {
         text.push_str(&format!("{key:width$}  {value}  ({place})\n"));
     }
     if let Some(daemon) = &shown.daemon {
-        text.push_str(&format!("\n{}", render_daemon(daemon)));
+        text.push_str(&format!("\n{}", render_daemon(daemon, file.as_deref())));
     }
     text
 }
@@ -124,21 +138,67 @@ fn in_words(value: &Value) -> String {
     }
 }
 
-fn render_daemon(Running { socket, differences }: &Running) -> String {
+/// The daemon's own file, if that is another one than `shown`, which this command has read.
+fn other_file<'f>(daemon: Option<&'f str>, shown: Option<&str>) -> Option<&'f str> {
+    let canonical = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
+    daemon.filter(|file| shown.is_none_or(|shown| canonical(file) != canonical(shown)))
+}
+
+fn render_daemon(Running { socket, file, differences }: &Running, shown: Option<&str>) -> String {
     let socket = printable(socket);
     if differences.is_empty() {
         return format!("the daemon at {socket} uses these settings\n");
     }
-    let mut text = format!("the daemon at {socket} still uses:\n");
+    let other = other_file(file.as_deref(), shown);
+    let mut text = match other {
+        Some(file) => format!("the daemon at {socket} reads another file, {}, and uses:\n", printable(file)),
+        None => format!("the daemon at {socket} still uses:\n"),
+    };
     for Setting { key, value, origin, place, applied_by } in differences {
         let how = match (origin, place, applied_by) {
             (SettingOrigin::Option | SettingOrigin::Environment, Some(place), _) => {
                 format!("given by {} when it was started", printable(place))
             }
+            (_, _, AppliedBy::Restart) if other.is_some() => "change it there and restart it".to_owned(),
+            _ if other.is_some() => "change it there and send it SIGHUP".to_owned(),
             (_, _, AppliedBy::Restart) => "restart it to change this".to_owned(),
             _ => "send it SIGHUP to change this".to_owned(),
         };
         text.push_str(&format!("  {key} = {}: {how}\n", printable(&in_words(value))));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn file_of_the_daemon_is_named_if_it_is_another_one() {
+        let setting = |key: &str, applied_by| Setting {
+            key: key.to_owned(),
+            value: json!(1),
+            origin: SettingOrigin::File,
+            place: Some("/etc/blobd/config.toml:3".to_owned()),
+            applied_by,
+        };
+        let daemon = Running {
+            socket: "/run/blobd/blobd.sock".to_owned(),
+            file: Some("/etc/blobd/config.toml".to_owned()),
+            differences: vec![
+                setting("space.quota", AppliedBy::Reload),
+                setting("durability", AppliedBy::Restart),
+            ],
+        };
+        let same = render_daemon(&daemon, Some("/etc/blobd/./config.toml"));
+        assert!(same.contains("space.quota = 1: send it SIGHUP to change this"), "{same}");
+        for shown in [None, Some("/home/ann/.config/blobd/config.toml")] {
+            let other = render_daemon(&daemon, shown);
+            assert!(other.contains("reads another file, /etc/blobd/config.toml, and uses:"), "{other}");
+            assert!(other.contains("space.quota = 1: change it there and send it SIGHUP\n"), "{other}");
+            assert!(other.contains("durability = 1: change it there and restart it\n"), "{other}");
+        }
+    }
 }

@@ -184,7 +184,14 @@ impl Connected {
 }
 
 pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
-    Config::load(global.config.as_deref()).map_err(ConfigError::body)
+    let config = Config::load(global.config.as_deref()).map_err(ConfigError::body)?;
+    // A store that a command names may be a lower store of the user's own one: it is left out then.
+    if global.root.is_none()
+        && let Ok(root) = root(global, &config)
+    {
+        config.check_root(&root).map_err(ConfigError::body)?;
+    }
+    Ok(config)
 }
 
 pub(crate) fn client_error(error: ClientError) -> ErrorBody {
@@ -194,7 +201,33 @@ pub(crate) fn client_error(error: ClientError) -> ErrorBody {
         ClientError::Connect { socket, reason, hint: Some(hint) } => {
             ErrorBody::new(code, format!("{socket}: cannot connect: {reason}")).with_hint(hint)
         }
-        error => ErrorBody::new(error.code(), error),
+        ClientError::NotRunning { socket } => {
+            ErrorBody::new(code, format!("{socket}: nothing listens there")).with_hint(NOT_RUNNING_HINT)
+        }
+        error => ErrorBody::new(code, without_program(&error.to_string())),
+    }
+}
+
+/// The command line prints the name of the program in front of each message.
+fn without_program(message: &str) -> String {
+    match message.strip_prefix("blobd daemon: ") {
+        Some(rest) => format!("daemon: {rest}"),
+        None => message.strip_prefix("blobd: ").unwrap_or(message).to_owned(),
+    }
+}
+
+const NOT_RUNNING_HINT: &str =
+    "start the daemon there with `blobd serve`, or name another socket with --socket or BLOBD_SOCKET";
+
+/// Refuses a socket that the user has named and on which nothing listens, as not found: commands that only ask the
+/// daemon end with another exit code without one.
+pub(super) fn refuse_silent_socket(global: &Global) -> Result<(), ErrorBody> {
+    let Some(socket) = &global.socket else { return Ok(()) };
+    match Client::connect(socket) {
+        Err(error @ ClientError::NotRunning { .. }) => {
+            Err(ErrorBody { code: ErrorCode::NotFound, ..client_error(error) })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -220,7 +253,7 @@ fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> 
 /// Uses the store through this process, or through the process that has it open.
 fn embedded(root: &Path, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
     // Models of lower stores can be used without a store of one's own, which is then created.
-    if absent == WhenAbsent::Refuse && config.lower.is_empty() {
+    if absent == WhenAbsent::Refuse && config.lower_paths().is_empty() {
         refuse_absent_store(root)?;
     }
     match find(root, config)? {
@@ -236,4 +269,19 @@ fn embedded(root: &Path, config: &Config, absent: WhenAbsent) -> Result<Connecte
 pub(crate) fn root(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
     let named = global.root.clone().or_else(|| config.root.clone());
     named.map_or_else(|| default_root().map_err(ConfigError::body), Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_do_not_repeat_the_name_of_the_program() {
+        let message = |error| client_error(error).message;
+        assert!(message(ClientError::Closed).starts_with("daemon: closed the connection"));
+        assert!(message(ClientError::ServerEnded).starts_with("the process that had the store open"));
+        let silent = client_error(ClientError::NotRunning { socket: "/run/x.sock".to_owned() });
+        assert_eq!(silent.message, "/run/x.sock: nothing listens there");
+        assert!(silent.hint.unwrap().contains("`blobd serve`"));
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_registry::RegistryError;
+use blobd_registry::{RegistryError, RegistryPolicy};
 use blobd_store::{CommandState, Store};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -28,14 +28,26 @@ const REQUESTS_LIMIT: Duration = Duration::from_secs(30);
 /// not stop in time ends with the process, as after a kill.
 const WORK_LIMIT: Duration = Duration::from_secs(1);
 
-/// Why the parts of a daemon cannot be set up. A wrong mirror is in the configuration file.
+/// Why the parts of a daemon cannot be set up.
 pub(super) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
-    let file = config.location.as_ref().filter(|_| matches!(error, RegistryError::Mirror { .. }));
-    let body = OpError::from(error).body();
-    match file {
-        Some(file) => ErrorBody::new(body.code, format!("{}: {}", file.display(), body.message)),
-        None => body,
+    const HINT: &str =
+        "name PEM files with certificates that the daemon's user can read, or leave out ca_files";
+    match &error {
+        RegistryError::Certificates { path, reason } => match config.place_of_ca_file(path) {
+            Some(place) => {
+                let message = format!("{place}: {}: {reason}", path.display());
+                ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(HINT)
+            }
+            None => OpError::from(error).body(),
+        },
+        _ => OpError::from(error).body(),
     }
+}
+
+/// The clients of registries that a daemon with this configuration has.
+pub(super) fn registry_policy(config: &Config) -> RegistryPolicy {
+    let policy = config.registry_policy();
+    if config.is_single_user() { policy } else { policy.for_many_users() }
 }
 
 /// Starts the audit log, unless it is off or the store is read-only.

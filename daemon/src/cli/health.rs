@@ -5,7 +5,7 @@ use blobd_client::protocol::health::{Health, HealthStatus};
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect_for_checks, load_config, print_result};
+use super::connect::{client_error, connect_for_checks, load_config, print_result, refuse_silent_socket};
 use crate::output::printable;
 
 /// Ask the daemon whether it works
@@ -27,6 +27,7 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    refuse_silent_socket(global)?;
     let connected = connect_for_checks(global, &load_config(global)?)?;
     if connected.is_embedded() {
         let error = ErrorBody::new(ErrorCode::NotFound, "health: no daemon is running");

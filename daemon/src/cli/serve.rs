@@ -14,12 +14,12 @@ use tracing_mutex::stdsync::Mutex;
 use self::reload::Reloader;
 use super::Global;
 use super::connect::{load_config, root};
-use super::embedded::{start_audit, start_error};
+use super::embedded::{registry_policy, start_audit, start_error};
 use super::endpoint::{self, Endpoint};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
 use crate::api;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::housekeeping;
 use crate::metrics::Metrics;
 use crate::monitoring::MetricsServer;
@@ -56,6 +56,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     raise_descriptor_limit();
     let mut config = load_config(global)?;
     let root = root(global, &config)?;
+    config.check_root(&root).map_err(ConfigError::body)?;
     let endpoint = Endpoint::find(global, &mut config, passed)?;
     let daemon = {
         let _time = notifier.starting(&format!("opening the store {}", root.display()));
@@ -106,8 +107,7 @@ fn audit_error(error: &std::io::Error) -> ErrorBody {
 }
 
 fn new_daemon(store: Store, config: &Config) -> Result<Daemon, ErrorBody> {
-    let policy = config.registry_policy();
-    let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
+    let policy = registry_policy(config);
     let metrics =
         Metrics::new(api::verb_names()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let daemon = Daemon::new(store, &policy, metrics).map_err(|error| start_error(config, error))?;

@@ -122,7 +122,7 @@ fn found(global: &Global, kind: Kind) -> Vec<String> {
 }
 
 fn lower_stores(global: &Global) -> Vec<PathBuf> {
-    load_config(global).map(|config| config.lower).unwrap_or_default()
+    load_config(global).map(|config| config.lower_paths()).unwrap_or_default()
 }
 
 /// Where the names are.

@@ -1,8 +1,10 @@
 //! Errors of the argument parser in the form of all other errors: `blobd: …`, a hint, or JSON.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::source::without_userinfo;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory as _, Error};
 
@@ -131,11 +133,19 @@ fn invalid_value(error: &Error) -> (String, Option<String>) {
 
 fn refused_value(error: &Error) -> String {
     let (argument, value) = (text(error, ContextKind::InvalidArg), text(error, ContextKind::InvalidValue));
-    let quoted = format!("{value:?}");
+    let quoted = format!("{:?}", without_secrets(&value));
     let reason = std::error::Error::source(error).map_or_else(|| "refused".to_owned(), ToString::to_string);
     match reason.contains(&quoted) {
         true => format!("{argument}: {reason}"),
         false => format!("{argument}: {quoted}: {reason}"),
+    }
+}
+
+/// A URL without its user, its password and its query.
+fn without_secrets(value: &str) -> Cow<'_, str> {
+    match value.contains("://") {
+        true => without_userinfo(value.split('?').next().unwrap_or_default()),
+        false => Cow::Borrowed(value),
     }
 }
 
@@ -214,6 +224,11 @@ mod tests {
             assert_eq!(found, message, "{line}");
             assert!(advice.contains(hint), "{line}: {advice}");
         }
+        let (message, _) = error("pull http://me:s3cret@h.example/a/m:latest");
+        assert!(
+            message.contains("\"http://…@h.example/a/m:latest\"") && !message.contains("s3cret"),
+            "{message}"
+        );
         let (message, hint) = error("--quiet rm a..b/c/d/e/f");
         assert_eq!(hint, "`blobd rm --help` explains it");
         assert!(message.starts_with("[REF|PATTERN]...: \"a..b/c/d/e/f\": reference: "), "{message}");

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, RegistryHost, Secret};
+use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, Secret};
+use blobd_store_format::source::without_userinfo;
 use serde::Deserialize;
 
+use super::registries::is_host;
 use super::{Refusal, paths, values};
 
 /// How credentials of registries are found, and to which hosts they may be sent. `docs/SECURITY.md` describes
@@ -66,7 +68,7 @@ impl CredentialsConfig {
         let has_port =
             |host: &str| host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         if let Some(host) = self.insecure_hosts.iter().find(|host| !is_host(host) || !has_port(host)) {
-            let what = format!("{host:?}, HOST:PORT expected");
+            let what = format!("{:?}, HOST:PORT expected", without_userinfo(host));
             return Err(Refusal::new("credentials.insecure_hosts", what));
         }
         let mut services = self.token_services.iter().flat_map(|(registry, service)| [registry, service]);
@@ -75,17 +77,15 @@ impl CredentialsConfig {
         let in_key_hosts = self.ollama_key_hosts.iter().find(|host| !is_host(host));
         match in_key_hosts.map(|host| ("credentials.ollama_key_hosts", host)).or(in_services) {
             None => Ok(()),
-            Some((key, host)) => Err(Refusal::new(key, format!("{host:?}, HOST or HOST:PORT expected"))),
+            Some((key, host)) => {
+                Err(Refusal::new(key, format!("{:?}, HOST or HOST:PORT expected", without_userinfo(host))))
+            }
         }
     }
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
-}
-
-fn is_host(text: &str) -> bool {
-    !text.contains('/') && text.parse::<RegistryHost>().is_ok()
 }
 
 #[cfg(test)]

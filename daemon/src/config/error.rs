@@ -5,10 +5,12 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::string::FromUtf8Error;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use toml::de::{DeTable, DeValue};
 
+use super::registries::without_passwords;
 use super::{KEYS, RULE_KEYS};
 
 /// Why a configuration file is refused.
@@ -50,6 +52,22 @@ impl ConfigError {
         Self { place: path.display().to_string(), what, hint: hint.map(str::to_owned) }
     }
 
+    /// An error at a place `FILE:LINE:COLUMN`.
+    pub(super) fn at(place: &str, what: String) -> Self {
+        Self { place: place.to_owned(), what, hint: None }
+    }
+
+    pub(super) fn not_utf8(path: &Path, error: &FromUtf8Error) -> Self {
+        let (content, offset) = (error.as_bytes(), error.utf8_error().valid_up_to());
+        let text = String::from_utf8_lossy(content.get(..offset).unwrap_or_default());
+        let byte = content.get(offset).copied().unwrap_or_default();
+        Self {
+            place: place(path, &text, offset),
+            what: format!("byte {byte:#04x}, text in UTF-8 expected"),
+            hint: Some("save the file in the encoding UTF-8".to_owned()),
+        }
+    }
+
     /// The home directory is not known, and so neither is the directory `what`.
     pub(super) fn no_home(what: &str, option: &str) -> Self {
         let home = std::env::var_os("HOME").unwrap_or_default();
@@ -63,11 +81,14 @@ impl ConfigError {
         let span = error.span().unwrap_or_default();
         if message.starts_with("unknown field") {
             let key = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']);
-            let (what, hint) = (format!("unknown key {key:?}"), Some(hint_for(key)));
+            let allowed = allowed_keys(&message);
+            let section = section_at(text, span.start);
+            let (what, hint) =
+                (without_passwords(&format!("unknown key {key:?}")), Some(hint_for(key, &section, &allowed)));
             return Self { place: place(path, text, span.start), what, hint };
         }
         let key = key_at(text, &span).map_or_else(String::new, |key| format!("{key}: "));
-        let what = format!("{key}{}", in_plain_words(&message));
+        let what = without_passwords(&format!("{key}{}", in_plain_words(&message)));
         Self { place: place(path, text, span.start), what, hint: None }
     }
 
@@ -95,7 +116,7 @@ impl fmt::Display for ConfigError {
 }
 
 /// `FILE:LINE:COLUMN`.
-fn place(path: &Path, text: &str, offset: usize) -> String {
+pub(super) fn place(path: &Path, text: &str, offset: usize) -> String {
     let (line, column) = position(text, offset);
     format!("{}:{line}:{column}", path.display())
 }
@@ -150,19 +171,38 @@ fn in_plain_words(message: &str) -> String {
     format!("{found}, {expected} expected")
 }
 
-/// The known key that is most similar to an unknown one.
-fn hint_for(key: &str) -> String {
-    let distance = |known: &str| strsim::levenshtein(&key.to_lowercase(), name_of(known));
-    let known = KEYS.into_iter().chain(RULE_KEYS);
-    let near = known.filter(|known| distance(known) <= 1 + key.len() / 4);
-    let nearest = near.min_by_key(|known| distance(known));
-    match nearest.map(|known| (known, known.rsplit_once('.'))) {
+/// The keys that serde lists after `expected`: those that are allowed where the unknown one is.
+fn allowed_keys(message: &str) -> Vec<&str> {
+    let expected = message.split_once(", expected ").map_or("", |(_, expected)| expected);
+    expected.split('`').skip(1).step_by(2).collect()
+}
+
+/// The section with a dot at its end; empty outside of sections.
+fn section_at(text: &str, start: usize) -> String {
+    let entry = entries(text).into_iter().find(|entry| entry.start == start);
+    entry.map_or_else(String::new, |entry| entry.section)
+}
+
+/// The place where a key belongs, or the most similar one of the keys that are allowed where it is.
+fn hint_for(key: &str, section: &str, allowed: &[&str]) -> String {
+    let known = || KEYS.into_iter().chain(RULE_KEYS);
+    if let Some(known) = known().find(|known| name_of(known) == key && !known.starts_with('[')) {
+        return match known.rsplit_once('.') {
+            Some((section, _)) => format!("{known} belongs to the section [{section}]"),
+            None => format!("{known} must come before the first section"),
+        };
+    }
+    let here = allowed.iter().map(|name| match KEYS.contains(&format!("[{name}]").as_str()) {
+        true if section.is_empty() => format!("[{name}]"),
+        _ => format!("{section}{name}"),
+    });
+    // Outside of sections, the line of the section may be missing.
+    let elsewhere = known().filter(|_| section.is_empty()).map(str::to_owned);
+    let distance = |known: &String| strsim::levenshtein(&key.to_lowercase(), name_of(known));
+    let near = here.chain(elsewhere).filter(|known| distance(known) <= 1 + key.len() / 4);
+    match near.min_by_key(distance) {
+        Some(near) => format!("did you mean {near}?"),
         None => "docs/OPERATIONS.md lists all keys".to_owned(),
-        Some((known, None)) if known == key => format!("{known} must come before the first section"),
-        Some((known, Some((section, name)))) if name == key => {
-            format!("{known} belongs to the section [{section}]")
-        }
-        Some((known, _)) => format!("did you mean {known}?"),
     }
 }
 
@@ -175,6 +215,8 @@ fn name_of(known: &str) -> &str {
 struct Entry {
     /// With its section.
     key: String,
+    /// The section with a dot at its end; empty outside of sections.
+    section: String,
     start: usize,
     /// Of its value.
     end: usize,
@@ -190,11 +232,15 @@ pub(super) fn line(text: &str, offset: usize) -> usize {
     position(text, offset).0
 }
 
-/// The innermost key whose value is there.
+/// The innermost key whose value is there; of what is wrong with a key itself, the section that it is in.
 fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
     let entries = entries(text).into_iter();
     let around = entries.filter(|entry| entry.start <= span.start && span.end <= entry.end);
-    around.max_by_key(|entry| entry.start).map(|entry| entry.key)
+    let innermost = around.max_by_key(|entry| entry.start)?;
+    Some(match innermost.start == span.start {
+        true => innermost.section.trim_end_matches('.').to_owned(),
+        false => innermost.key,
+    })
 }
 
 /// All keys of the file; none if it is not TOML. Not recursive: the nesting comes from the file.
@@ -213,7 +259,8 @@ fn entries(text: &str) -> Vec<Entry> {
                 }
                 _ => {}
             }
-            entries.push(Entry { key: name, start: key.span().start, end: value.span().end });
+            let section = section.clone();
+            entries.push(Entry { key: name, section, start: key.span().start, end: value.span().end });
         }
     }
     entries
@@ -240,6 +287,13 @@ mod tests {
             ("[space]\nroot = \"/x\"", "c.toml:2:1: unknown key \"root\"", "root must come before the first"),
             ("[transfer]\nzzz = 1", "c.toml:2:1: unknown key \"zzz\"", "lists all keys"),
             ("[scub]\nrate = 1", "c.toml:1:2: unknown key \"scub\"", "did you mean [scrub]?"),
+            (
+                "[quotas.users]\n0 = { hrad = 1 }",
+                "c.toml:2:7: unknown key \"hrad\"",
+                "mean quotas.users.0.hard?",
+            ),
+            ("[quotas.default]\nsfot = 1", "c.toml:2:1: unknown key \"sfot\"", "mean quotas.default.soft?"),
+            ("[access]\nraed = []", "c.toml:2:1: unknown key \"raed\"", "did you mean access.read?"),
         ] {
             let (found, found_hint) = error(text);
             assert_eq!(found, message, "{text}");

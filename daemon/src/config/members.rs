@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use toml::Spanned;
 
-use super::{Refusal, values};
+use super::{Refusal, SocketGroup, values};
 use crate::user_set::{Member, NameOrNumber, Names};
 
 /// The group whose members administer by default, if there is such a group.
@@ -65,6 +65,20 @@ pub(super) fn check_names<'n>(
         }
     }
     Ok(())
+}
+
+/// Refuses a group that does not exist.
+pub(super) fn check_socket_group(
+    group: Option<&SocketGroup>,
+    names: impl Fn() -> Names,
+) -> Result<(), Refusal> {
+    let Some(SocketGroup::Name(name)) = group else { return Ok(()) };
+    if names().groups.gid_of(name).is_some() {
+        return Ok(());
+    }
+    let what = format!("{name:?}, a group in /etc/group expected");
+    let hint = format!("create it with `groupadd {name}`, or give its number if /etc/group does not list it");
+    Err(Refusal { hint: Some(hint), ..Refusal::new("socket_group", what) })
 }
 
 pub(super) fn members(listed: &[Named]) -> Vec<Member> {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::members::{Named, check_names};
-use super::settings::optional_size;
+use super::settings::{optional_size, size_text};
 use super::{Refusal, values};
 use crate::quotas::{Quotas, UserQuota};
 use crate::user_set::{Member, NameOrNumber, Names, UserSet};
@@ -54,6 +54,7 @@ impl Limits {
             return Ok(());
         }
         let whose = of.map_or_else(String::new, |named| format!("{}: ", named.member()));
+        let (soft, hard) = (size_text(soft), size_text(hard));
         let what = format!("{whose}soft {soft}, hard {hard}, the soft one not above the hard one expected");
         Err(Refusal { start: of.map(Named::start), ..Refusal::new(key, what) })
     }
@@ -191,9 +192,12 @@ mod tests {
             ("[quotas.users]\n\"a b\" = {}", "\"a b\", a user or a uid expected"),
             (
                 "[quotas.users.0]\nsoft = 2\nhard = 1",
-                "c:1:15: quotas.users: 0: soft 2, hard 1, the soft one not above",
+                "c:1:15: quotas.users: 0: soft 2 bytes, hard 1 bytes, the soft one not above",
             ),
-            ("[quotas.default]\nsoft = 2\nhard = 1", "quotas.default: soft 2, hard 1"),
+            (
+                "[quotas.default]\nsoft = \"5 GiB\"\nhard = \"1 GiB\"",
+                "quotas.default: soft 5 GiB, hard 1 GiB,",
+            ),
         ] {
             let error = Config::parse(Path::new("c"), text).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");

@@ -8,7 +8,7 @@ use blobd_registry::DEFAULT_STALL_TIMEOUT;
 use blobd_registry::credentials::CredentialFile;
 use serde_json::{Value, json};
 
-use super::{Config, KEYS, OneOrMore, SocketGroup};
+use super::{Config, KEYS, SocketGroup};
 
 /// Keys whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
 /// users rely on what it knows of them.
@@ -69,17 +69,20 @@ impl Config {
         let Self { space, scrub, audit, credentials, .. } = self;
         let (limits, transfer) = (space.policy(), self.transfer_policy());
         let stall_timeout = self.transfer.stall_timeout().unwrap_or(DEFAULT_STALL_TIMEOUT);
-        let mirrors = self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.value()));
+        let mirrors = self.mirrors.iter().map(|(host, bases)| (host.as_str().to_owned(), bases.value()));
         let credential_file = credentials.file(self.location.as_deref());
         let mut values = BTreeMap::from([
             ("root", optional_path(self.root.as_deref())),
-            ("lower", self.lower.iter().map(|store| path(store)).collect()),
+            ("lower", self.lower.iter().map(|store| path(store.path())).collect()),
             ("socket", optional_path(self.socket.as_deref())),
             ("socket_group", self.socket_group.as_ref().map_or(Value::Null, SocketGroup::value)),
             ("socket_mode", self.socket_mode.map_or(Value::Null, mode)),
             ("mirrors", mirrors.collect()),
-            ("insecure_registries", json!(self.insecure_registries)),
-            ("ca_files", self.ca_files.iter().map(|file| path(file)).collect()),
+            (
+                "insecure_registries",
+                self.insecure_registries.iter().map(|host| json!(host.as_str())).collect(),
+            ),
+            ("ca_files", self.ca_files.iter().map(|file| path(file.path())).collect()),
             ("durability", json!(self.durability.name())),
             ("single_user", json!(self.is_single_user())),
             ("space.quota", optional_size(limits.quota_bytes)),
@@ -142,15 +145,6 @@ pub(crate) fn mode(mode: u32) -> Value {
     json!(format!("{mode:04o}"))
 }
 
-impl OneOrMore {
-    fn value(&self) -> Value {
-        match self {
-            Self::One(only) => json!(only),
-            Self::Many(all) => json!(all),
-        }
-    }
-}
-
 /// The settings whose values differ, as pairs of `old` and `new`.
 pub(crate) fn differences<'s>(
     old: &'s Configuration,
@@ -175,11 +169,20 @@ pub(super) fn optional_size(bytes: Option<u64>) -> Value {
     bytes.map_or(Value::Null, size)
 }
 
-/// In the largest unit that leaves no fraction.
 fn size(bytes: u64) -> Value {
+    in_whole_units(bytes).map_or_else(|| json!(bytes), |text| json!(text))
+}
+
+/// The same for errors.
+pub(super) fn size_text(bytes: u64) -> String {
+    in_whole_units(bytes).unwrap_or_else(|| format!("{bytes} bytes"))
+}
+
+/// In the largest unit that leaves no fraction, if there is one.
+fn in_whole_units(bytes: u64) -> Option<String> {
     const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     let unit = UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
-    unit.map_or_else(|| json!(bytes), |(name, unit)| json!(format!("{} {name}", bytes / unit)))
+    unit.map(|(name, unit)| format!("{} {name}", bytes / unit))
 }
 
 fn days(seconds: u64) -> Value {

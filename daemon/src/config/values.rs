@@ -1,19 +1,20 @@
 //! Reads the values of the configuration file. What is expected is said in the user's terms.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
 use super::SocketGroup;
 use crate::size::{parse_rate, parse_size};
 use crate::user_set::{Member, NameOrNumber};
 
 /// A value that is written as text or as a whole number.
-trait Value: Sized {
+pub(super) trait Value: Sized {
     const EXPECTED: &'static str;
 
     /// The value of this text; `None` if it is not one.
@@ -22,6 +23,11 @@ trait Value: Sized {
     /// The value of this number; `None` if it is not one.
     fn of_number(_number: u64) -> Option<Self> {
         None
+    }
+
+    /// A text that is not one, as an error names it: without passwords.
+    fn shown(text: &str) -> Cow<'_, str> {
+        Cow::Borrowed(text)
     }
 }
 
@@ -45,12 +51,16 @@ impl<T: Value> Visitor<'_> for Reader<T> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        T::of_text(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        T::of_text(text).ok_or_else(|| E::invalid_value(Unexpected::Str(&T::shown(text)), &self))
     }
 }
 
-fn read<'de, T: Value, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+pub(super) fn read<'de, T: Value, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     deserializer.deserialize_any(Reader(PhantomData))
+}
+
+pub(super) fn of_text<T: Value, E: Error>(text: &str) -> Result<T, E> {
+    Reader(PhantomData).visit_str(text)
 }
 
 struct Size(u64);
@@ -161,12 +171,7 @@ pub(super) fn optional_percent<'de, D: Deserializer<'de>>(deserializer: D) -> Re
     percent(deserializer).map(Some)
 }
 
-/// A path of the configuration file. A relative one would mean another file in each directory in which a command
-/// is started.
-#[derive(serde::Deserialize)]
-#[serde(transparent)]
-struct AbsolutePath(#[serde(deserialize_with = "read")] PathBuf);
-
+/// A relative path would mean another file in each directory in which a command is started.
 impl Value for PathBuf {
     const EXPECTED: &'static str = "an absolute path such as \"/srv/models\"";
 
@@ -177,11 +182,6 @@ impl Value for PathBuf {
 
 pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
     read(deserializer).map(Some)
-}
-
-pub(super) fn paths<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
-    let paths = Vec::<AbsolutePath>::deserialize(deserializer)?;
-    Ok(paths.into_iter().map(|AbsolutePath(path)| path).collect())
 }
 
 struct Mode(u32);

@@ -42,7 +42,10 @@ impl Sizes {
             blobs: gauge("blobd_blobs", "Number of blobs.")?,
             models: gauge("blobd_models", "Number of names of models.")?,
             parts: register.gauges(
-                ("blobd_disk_bytes", "What the store's directory takes on disk, by kind as in blobd df -v."),
+                (
+                    "blobd_disk_bytes",
+                    "What the store's directory takes on disk, by kind as in the rows of blobd df.",
+                ),
                 &["kind"],
             )?,
             seconds: register.time_gauge((

@@ -9,7 +9,7 @@ mod weights;
 use std::sync::Arc;
 
 use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange};
-use blobd_store::{Ingest, Model, Store, StoreError, Verb};
+use blobd_store::{Ingest, Model, Store, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MetadataValue;
 use blobd_store_format::gguf::Header;
@@ -144,7 +144,7 @@ fn known_digest(
     }
     let Some(target) = store.stored_case(&params.target)? else { return Ok(None) };
     let present: Model = match store.model(&target) {
-        Err(StoreError::NoSuchModel { .. }) => return Ok(None),
+        Err(error) if error.is_no_such_model() => return Ok(None),
         present => present?,
     };
     let recipes = present.files.iter().filter_map(|file| file.recipe.as_ref());

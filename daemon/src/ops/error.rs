@@ -247,10 +247,16 @@ fn store_hint(error: &StoreError) -> Option<String> {
             ));
         }
         StoreError::NameOfAnother { .. } => "give the model another name",
-        StoreError::NoSuchModel { similar, .. } if !similar.is_empty() => {
-            return Some(match similar.as_slice() {
-                [only] => format!("did you mean {only}?"),
-                several => format!("similar names in the store: {}", several.join(", ")),
+        StoreError::NoSuchModel { similar, .. } => return similar_names(similar),
+        StoreError::MayBeHidden { similar, store, .. } => {
+            let hidden = format!(
+                "it may be in the lower store {}, which is not available: make it available again, such as by \
+                 mounting its file system",
+                store.display()
+            );
+            return Some(match similar_names(similar) {
+                Some(similar) => format!("{hidden}; {similar}"),
+                None => hidden,
             });
         }
         StoreError::Hidden { .. } => {
@@ -269,6 +275,14 @@ fn store_hint(error: &StoreError) -> Option<String> {
     Some(hint.to_owned())
 }
 
+fn similar_names(similar: &[String]) -> Option<String> {
+    match similar {
+        [] => None,
+        [only] => Some(format!("did you mean {only}?")),
+        several => Some(format!("similar names in the store: {}", several.join(", "))),
+    }
+}
+
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         error if error.is_no_space() => ErrorCode::NoSpace,
@@ -282,7 +296,9 @@ fn store_code(error: &StoreError) -> ErrorCode {
         }
         StoreError::Io { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
-        StoreError::NoSuchModel { .. } | StoreError::Hidden { .. } => ErrorCode::NotFound,
+        StoreError::NoSuchModel { .. } | StoreError::MayBeHidden { .. } | StoreError::Hidden { .. } => {
+            ErrorCode::NotFound
+        }
         StoreError::Pinned { .. } | StoreError::NameOfAnother { .. } | StoreError::InLowerStore { .. } => {
             ErrorCode::Denied
         }

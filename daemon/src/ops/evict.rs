@@ -10,6 +10,7 @@ use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
 use blobd_store::gc::{self, LostModel};
 use blobd_store::index::ModelUse;
 use blobd_store::{EvictionObserver, MakeSpace, Store, StoreError};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::Mutex;
 
@@ -19,7 +20,7 @@ use crate::requester::Requester;
 use crate::verb_log;
 
 /// Returns when and by whom a model was last opened, if known.
-pub type LastOpened = dyn Fn(&Reference) -> Option<ModelUse> + Send + Sync;
+pub type LastOpened = dyn Fn(&Reference, Digest) -> Option<ModelUse> + Send + Sync;
 
 /// Records what is evicted, and for what: `space` or `quota`.
 pub type EvictionReport = dyn Fn(&str, &lost_model::LostModel) + Send + Sync;
@@ -131,7 +132,11 @@ fn evict(
     goals: &[u64],
     report: &dyn Fn(&LostModel),
 ) -> Result<u64, StoreError> {
-    gc::evict(store, &gc::plan_eviction(store, goals, &|model| Some(last_opened(model)?.at))?, report)
+    gc::evict(
+        store,
+        &gc::plan_eviction(store, goals, &|model, manifest| Some(last_opened(model, manifest)?.at))?,
+        report,
+    )
 }
 
 /// Plans how to free `bytes`, by default down to the low watermark: unneeded files first, then models.
@@ -143,7 +148,7 @@ pub fn eviction_plan(
     let needed_bytes = bytes.unwrap_or_else(|| excess(store, 0));
     let garbage_bytes = if needed_bytes == 0 { 0 } else { gc::plan(store)?.freed_bytes() };
     let goal = needed_bytes.saturating_sub(garbage_bytes);
-    let plan = gc::plan_eviction(store, &[goal], &|model| Some(last_opened(model)?.at))?;
+    let plan = gc::plan_eviction(store, &[goal], &|model, manifest| Some(last_opened(model, manifest)?.at))?;
     let evicted = plan.victims.iter().map(|victim| Eviction {
         name: victim.reference.short(),
         freed_bytes: victim.freed_bytes,

@@ -129,11 +129,12 @@ impl CallerPolicy {
 
     /// The decision about a stored model.
     pub(crate) fn decision(&self, store: &Store, reference: &Reference) -> Result<PolicyDecision, OpError> {
-        let allowed = PolicyDecision { allowed: true, rule: None, reason: None, place: None };
+        let allowed = PolicyDecision { allowed: true, rule: None, reason: None, found: None, place: None };
         let Some(restricted) = &self.0 else { return Ok(allowed) };
         let subject = restricted.of_stored(store, &store.model(reference)?, None)?;
         let Restricted { policy, principal, .. } = &**restricted;
-        Ok(policy.described(&policy.decide(principal, &subject)).unwrap_or(allowed))
+        let decision = policy.decide(principal, &subject);
+        Ok(policy.described(principal, &subject, &decision).unwrap_or(allowed))
     }
 }
 
@@ -142,7 +143,7 @@ impl Restricted {
         match self.policy.decide(&self.principal, subject) {
             Decision::Allowed(_) | Decision::Undecided => Ok(()),
             Decision::Denied(rule) => {
-                let refusal = self.policy.refusal(&self.principal, what, rule);
+                let refusal = self.policy.refusal(&self.principal, what, subject, rule);
                 Err(OpError::DeniedByPolicy { message: refusal.message, hint: refusal.hint })
             }
         }

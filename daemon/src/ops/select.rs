@@ -151,7 +151,7 @@ fn reason_to_keep(
     }
     let age = Age {
         named: store.modified(reference)?,
-        opened: [last_opened(reference), store.last_use(manifest)]
+        opened: [last_opened(reference, manifest), store.last_use(manifest)]
             .into_iter()
             .flatten()
             .map(|last| last.at)

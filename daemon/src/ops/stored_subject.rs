@@ -66,7 +66,7 @@ fn add_hosts(
 fn named(store: &Store, name: &Reference) -> Result<Option<Digest>, StoreError> {
     match store.resolve(name).and_then(|name| store.manifest(&name)) {
         Ok(manifest) => Ok(Some(manifest.digest())),
-        Err(StoreError::NoSuchModel { .. }) => Ok(None),
+        Err(error) if error.is_no_such_model() => Ok(None),
         Err(error) => Err(error),
     }
 }

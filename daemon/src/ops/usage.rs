@@ -1,8 +1,8 @@
 //! `df`: reports disk usage.
 
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind};
-use blobd_store::Store;
 use blobd_store::index::ModelShare;
+use blobd_store::{Eviction, Store};
 
 use super::disk_rows::Parts;
 use super::measure::{Model, Totals, may_collect, measure, unneeded};
@@ -48,6 +48,8 @@ pub fn usage_in_detail(
         rows.iter().filter(|row| kinds.contains(&row.kind)).map(|row| row.bytes).fold(0, u64::saturating_add)
     };
     let policy = store.space_policy();
+    // Without eviction nothing happens at the watermarks.
+    let evicting = Some(policy).filter(|policy| policy.eviction != Eviction::Never);
     let mut usage = DiskUsage {
         logical_bytes,
         physical_bytes,
@@ -60,8 +62,8 @@ pub fn usage_in_detail(
         reserve_bytes: store.reserve_bytes().unwrap_or_default(),
         quota_bytes: policy.quota_bytes,
         used_bytes: store.used_bytes(),
-        high_watermark_bytes: policy.high_bytes(),
-        low_watermark_bytes: policy.low_bytes(),
+        high_watermark_bytes: evicting.and_then(|policy| policy.high_bytes()),
+        low_watermark_bytes: evicting.and_then(|policy| policy.low_bytes()),
         min_free_bytes: store.min_free_bytes(),
         free_bytes: store.free_bytes()?,
         blob_count,
@@ -97,7 +99,8 @@ fn row(
     last_opened: &LastOpened,
     users: &UserNames,
 ) -> ModelUsage {
-    let opened = last_opened(model.reference()).or_else(|| store.last_use(model.manifest().digest));
+    let manifest = model.manifest().digest;
+    let opened = last_opened(model.reference(), manifest).or_else(|| store.last_use(manifest));
     let opened_by = opened.and_then(|opened| opened.uid);
     ModelUsage {
         name: model.reference().short(),
@@ -112,12 +115,26 @@ fn row(
 
 #[cfg(test)]
 mod tests {
+    use blobd_store::SpacePolicy;
     use blobd_store::testing::{begin, new_store};
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::layout;
     use blobd_store_format::manifest::Manifest;
 
     use super::*;
+
+    #[test]
+    fn watermarks_are_reported_only_with_eviction() {
+        let (_folder, store) = new_store();
+        let watermarks = |eviction| {
+            let quota_bytes = Some(100 << 20);
+            store.set_space_policy(SpacePolicy { quota_bytes, eviction, ..SpacePolicy::default() }).unwrap();
+            let usage = usage(&store, &|_, _| None).unwrap();
+            (usage.quota_bytes, usage.high_watermark_bytes, usage.low_watermark_bytes)
+        };
+        assert_eq!(watermarks(Eviction::Never), (Some(100 << 20), None, None));
+        assert_eq!(watermarks(Eviction::Pullable), (Some(100 << 20), Some(95 << 20), Some(85 << 20)));
+    }
 
     #[test]
     fn missing_blob_does_not_count_as_saved() {
@@ -131,10 +148,10 @@ mod tests {
         let (config, weights) = (file(b"{}"), file(&[7; 1 << 20]));
         let manifest = Manifest::compose(config, vec![weights.clone()]).unwrap();
         ingest.commit(&"m".parse().unwrap(), &manifest, None).unwrap();
-        assert_eq!(usage(&store, &|_| None).unwrap().saved_bytes, 0);
+        assert_eq!(usage(&store, &|_, _| None).unwrap().saved_bytes, 0);
         std::fs::remove_file(folder.path().join("store").join(layout::blob(weights.digest))).unwrap();
         store.reindex().unwrap();
-        let usage = usage(&store, &|_| None).unwrap();
+        let usage = usage(&store, &|_, _| None).unwrap();
         assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, (1 << 20) + 2));
     }
 }

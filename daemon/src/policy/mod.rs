@@ -6,6 +6,7 @@
 //! A model can have several names, licenses and formats. A rule that denies applies if any of them matches, and a rule
 //! that allows only if all do: neither another name nor another file lifts a rule.
 
+mod found;
 mod license;
 mod pattern;
 mod subject;
@@ -123,41 +124,72 @@ impl Policy {
         }
     }
 
-    /// The decision as the protocol describes it; `None` if it is not made yet.
-    pub(crate) fn described(&self, decision: &Decision<'_>) -> Option<PolicyDecision> {
+    /// The decision about a model as the protocol describes it; `None` if it is not made yet.
+    pub(crate) fn described(
+        &self,
+        principal: &Principal,
+        subject: &Subject,
+        decision: &Decision<'_>,
+    ) -> Option<PolicyDecision> {
         let (allowed, rule) = match decision {
             Decision::Allowed(rule) => (true, rule),
             Decision::Denied(rule) => (false, rule),
             Decision::Undecided => return None,
         };
+        let found = if allowed { None } else { self.found(principal, subject, *rule) };
         Some(PolicyDecision {
             allowed,
             rule: rule.map(|(number, _)| number as u64),
             reason: rule.and_then(|(_, rule)| rule.reason.clone()),
+            found,
             place: rule.and_then(|(_, rule)| self.place(rule)),
         })
     }
 
+    /// What a denial depends on: what the rule matches, or what no rule allows.
+    fn found(
+        &self,
+        principal: &Principal,
+        subject: &Subject,
+        rule: Option<(usize, &Rule)>,
+    ) -> Option<String> {
+        let of_user = || self.rules.iter().filter(|rule| rule.is_for(principal)).collect::<Vec<_>>();
+        match rule {
+            Some((_, rule)) => rule.found(subject),
+            None => found::compared(&of_user(), subject),
+        }
+    }
+
     /// The error of a request for a model that is denied. `what` names the model or the file.
-    pub(crate) fn refusal(&self, principal: &Principal, what: &str, rule: Option<(usize, &Rule)>) -> Refusal {
+    pub(crate) fn refusal(
+        &self,
+        principal: &Principal,
+        what: &str,
+        subject: &Subject,
+        rule: Option<(usize, &Rule)>,
+    ) -> Refusal {
         let who = self.users.describe(principal.uid);
-        let (message, hint) = match rule {
+        let found = self.found(principal, subject, rule);
+        let found = found.map_or_else(String::new, |found| format!("; found: {found}"));
+        match rule {
             Some((number, rule)) => {
                 let reason = rule.reason.as_deref().unwrap_or("no reason is given");
                 let place = self.place(rule).unwrap_or_else(|| "the daemon's configuration".to_owned());
-                let message = format!("{what}: denied to {who} by rule {number} of the policy: {reason}");
-                (message, format!("the rule is in {place}; use another model, or ask an administrator"))
+                let message =
+                    format!("{what}: denied to {who} by rule {number} of the policy: {reason}{found}");
+                let hint = format!("the rule is in {place}; use another model, or ask an administrator");
+                Refusal { message, hint }
             }
             None => {
                 let file = self.file.as_ref().map(|file| file.display().to_string());
                 let file = file.unwrap_or_else(|| "the daemon's configuration".to_owned());
-                let message =
-                    format!("{what}: denied to {who} by the policy, which allows only what a rule allows");
+                let message = format!(
+                    "{what}: denied to {who} by the policy, which allows only what a rule allows{found}"
+                );
                 let hint = "use another model, or ask an administrator for a rule that allows it";
-                (message, format!("policy.default in {file} is \"deny\"; {hint}"))
+                Refusal { message, hint: format!("policy.default in {file} is \"deny\"; {hint}") }
             }
-        };
-        Refusal { message, hint }
+        }
     }
 
     /// `/etc/blobd/config.toml:12`.

@@ -163,13 +163,45 @@ fn all_conditions_of_a_rule_must_be_met() {
     assert_eq!(decided(&policy, 1, &licensed(pulled("hf.co/acme/x", &[]), &["mit"])), Some((false, 1)));
 }
 
+/// The error about an imported model of an unknown license.
+fn refused(policy: &Policy, rule: Option<(usize, &Rule)>) -> Refusal {
+    let mut subject = licensed(Subject::default(), &["unknown"]);
+    subject.add_local();
+    subject.add_name(&"x".parse().unwrap());
+    policy.refusal(&user(70001), "model x:latest", &subject, rule)
+}
+
 #[test]
 fn refusal_names_the_rule_its_reason_and_its_place() {
     let policy = policy(Action::Deny, vec![rule(Action::Deny)]);
-    let refusal = policy.refusal(&user(70001), "model x:latest", Some((1, &policy.rules[0])));
+    let refusal = refused(&policy, Some((1, &policy.rules[0])));
     let message = "model x:latest: denied to uid 70001 by rule 1 of the policy: not reviewed";
     assert_eq!(refusal.message, message);
     assert!(refusal.hint.starts_with("the rule is in /c.toml:7; "), "{}", refusal.hint);
-    let refusal = policy.refusal(&user(70001), "model x:latest", None);
+    let refusal = refused(&policy, None);
     assert!(refusal.hint.starts_with("policy.default in /c.toml is \"deny\""), "{}", refusal.hint);
+}
+
+#[test]
+fn refusal_says_what_the_conditions_found() {
+    let found = |denying: Rule| {
+        let policy = policy(Action::Allow, vec![denying]);
+        let message = refused(&policy, Some((1, &policy.rules[0]))).message;
+        message.split_once("; found: ").map(|(_, found)| found.to_owned())
+    };
+    let licenses = patterns(&["cc-*", "unknown"]);
+    assert_eq!(found(Rule { licenses, ..rule(Action::Deny) }).as_deref(), Some("license unknown"));
+    let (registries, formats) = (hosts(&["local"]), patterns(&["gguf"]));
+    assert_eq!(
+        found(Rule { registries, formats, ..rule(Action::Deny) }).as_deref(),
+        Some("registry local, format gguf")
+    );
+    assert_eq!(
+        found(Rule { names: names(&["x"]), ..rule(Action::Deny) }).as_deref(),
+        Some("name library/x:latest")
+    );
+    let allowing = Rule { licenses: patterns(&["mit"]), ..rule(Action::Allow) };
+    let policy = policy(Action::Deny, vec![allowing]);
+    let message = refused(&policy, None).message;
+    assert!(message.ends_with("which allows only what a rule allows; found: license unknown"), "{message}");
 }

@@ -46,7 +46,7 @@ pub(crate) async fn serve_open(
     let sender = DescriptorSender::new(stream, response, first_files, peer.uid, &daemon.metrics, noted);
     // Held until the client has received all descriptors: concurrent opens of the model share them.
     let until_sent = (permits, recipes);
-    let open = Open { daemon: &daemon, peer: &peer, record: &record, model: &model, bytes };
+    let open = Open { daemon: &daemon, peer: &peer, record: &record, model: &model, manifest, bytes };
     let listed = open.hold(sender, until_sent).await;
     drop(lasting);
     if let Err(error) = &listed {
@@ -83,6 +83,7 @@ struct Open<'o> {
     peer: &'o Principal,
     record: &'o RequestRecord,
     model: &'o Reference,
+    manifest: Digest,
     /// The sizes of the blobs.
     bytes: u64,
 }
@@ -97,7 +98,7 @@ impl Open<'_> {
     ) -> Result<SessionGuard, SessionError> {
         let Self { daemon, peer, model, .. } = self;
         // Listed before the client receives anything, so that `ps` never misses a model in use.
-        let listed = daemon.sessions.begin(peer, (*model).clone(), self.bytes);
+        let listed = daemon.sessions.begin(peer, (*model).clone(), self.manifest, self.bytes);
         for part in &sender.response.frames {
             sender.stream.send(part, &[]).await?;
         }

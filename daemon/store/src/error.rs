@@ -262,6 +262,18 @@ pub enum StoreError {
         /// Names of stored models that may have been meant.
         similar: Vec<String>,
     },
+    /// No model has that name, but it may be in a lower store which cannot be used now.
+    #[error("model {name}: not in the store, and the lower store {} is left out: {problem}", store.display())]
+    MayBeHidden {
+        /// The name.
+        name: String,
+        /// Names of stored models that may have been meant.
+        similar: Vec<String>,
+        /// The lower store.
+        store: Place,
+        /// Why it cannot be used.
+        problem: String,
+    },
     /// A blob is missing that may be in a lower store which cannot be used now.
     #[error("blob {digest}: not in this store, and a lower store is left out: {problem}")]
     Hidden {
@@ -291,6 +303,12 @@ pub enum StoreError {
 impl StoreError {
     pub(crate) fn no_such_model(reference: &Reference) -> Self {
         Self::NoSuchModel { name: reference.short(), similar: Vec::new() }
+    }
+
+    /// Whether no model has the name that was looked up.
+    #[must_use]
+    pub const fn is_no_such_model(&self) -> bool {
+        matches!(self, Self::NoSuchModel { .. } | Self::MayBeHidden { .. })
     }
 
     pub(crate) fn wrong_recipe(path: Place, found: Digest) -> Self {

@@ -377,14 +377,20 @@ impl Store {
 
     /// Adds names that only have a history to those that the error suggests.
     fn with_removed_names(&self, wanted: &Reference, error: StoreError) -> StoreError {
-        let StoreError::NoSuchModel { name, similar } = error else { return error };
-        if !similar.is_empty() {
-            return StoreError::NoSuchModel { name, similar };
+        if !matches!(&error, StoreError::NoSuchModel { similar, .. } | StoreError::MayBeHidden { similar, .. } if similar.is_empty())
+        {
+            return error;
         }
         let recorded = self.root.parsed_names(layout::HISTORY, layout::parse_recipe_name);
         let names: Vec<_> =
             recorded.into_iter().flatten().filter_map(|file| self.recorded_name(file)).collect();
-        StoreError::NoSuchModel { name, similar: super::resolve::similar(wanted, &names) }
+        let similar = super::resolve::similar(wanted, &names);
+        match error {
+            StoreError::MayBeHidden { name, store, problem, .. } => {
+                StoreError::MayBeHidden { name, similar, store, problem }
+            }
+            _ => StoreError::NoSuchModel { name: wanted.short(), similar },
+        }
     }
 
     fn recorded_name(&self, file: Digest) -> Option<Reference> {

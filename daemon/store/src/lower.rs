@@ -156,6 +156,11 @@ impl LowerStores {
         self.stores.iter().find_map(LowerStore::problem)
     }
 
+    /// The first store with a [`Self::problem`], and that.
+    pub(super) fn left_out(&self) -> Option<(Place, String)> {
+        self.stores.iter().find_map(|store| Some((store.path.as_path().into(), store.problem()?)))
+    }
+
     /// Calls `visit` with every store that can be used, and the summaries of its tags. A failure is logged.
     pub(super) fn each(&self, mut visit: impl FnMut(&Root, &Summaries) -> Result<(), StoreError>) {
         for store in &self.stores {

@@ -19,7 +19,7 @@ impl Store {
     /// one that the model has; or the model whose ID, the digest of its manifest, begins with these digits.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchModel`] with similar names, or [`StoreError::AmbiguousId`].
+    /// [`StoreError::NoSuchModel`] or [`StoreError::MayBeHidden`] with similar names, or [`StoreError::AmbiguousId`].
     pub fn resolve(&self, reference: &Reference) -> Result<Reference, StoreError> {
         self.resolve_for(reference, Purpose::Read)
     }
@@ -34,12 +34,22 @@ impl Store {
     }
 
     fn resolve_for(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
-        let found = self.resolve_anywhere(reference, purpose)?;
+        let found = self.resolve_anywhere(reference, purpose).map_err(|error| self.or_hidden(error))?;
         match self.lower_place_of(&found)? {
             Some(store) if purpose == Purpose::Change => {
                 Err(StoreError::InLowerStore { name: found.short(), store })
             }
             _ => Ok(found),
+        }
+    }
+
+    /// Says that a model which was not found may be in a lower store that cannot be used.
+    fn or_hidden(&self, error: StoreError) -> StoreError {
+        match (error, self.lower.left_out()) {
+            (StoreError::NoSuchModel { name, similar }, Some((store, problem))) => {
+                StoreError::MayBeHidden { name, similar, store, problem }
+            }
+            (error, _) => error,
         }
     }
 

@@ -100,6 +100,16 @@ fn queries_are_sent_but_not_shown_and_not_written_down() {
 }
 
 #[test]
+fn refused_url_is_shown_without_its_user_and_password() {
+    for text in ["https://me:s3cret@e.com/x.gguf", "https://me:s3/cret@e.com/x.gguf?s3cret"] {
+        let error = text.parse::<PullSource>().unwrap_err().to_string();
+        assert_eq!(error, "source: \"https://…@e.com/x.gguf\": https://HOST[:PORT]/PATH/FILE.gguf expected");
+    }
+    assert_eq!(without_userinfo("me:s3cret@e.com:1"), "…@e.com:1");
+    assert_eq!(without_userinfo("https://e.com"), "https://e.com");
+}
+
+#[test]
 fn addresses_that_lead_elsewhere_are_refused() {
     for text in [
         "hf.co/me/../x/y.gguf",

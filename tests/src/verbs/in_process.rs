@@ -91,7 +91,7 @@ impl Verbs for InProcess {
     }
 
     fn usage(&self) -> Result<DiskUsage, ErrorBody> {
-        ops::usage(&self.store, &|_| None).map_err(|error| error.body())
+        ops::usage(&self.store, &|_, _| None).map_err(|error| error.body())
     }
 
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
@@ -114,19 +114,19 @@ impl Verbs for InProcess {
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         let params = RemoveParams { references, ..RemoveParams::default() };
-        ops::remove(&self.store, &|_| None, Requester::own(), &params).map_err(|error| error.body())
+        ops::remove(&self.store, &|_, _| None, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn plan_removal(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         let params = RemoveParams { references, dry_run: true, ..RemoveParams::default() };
-        ops::remove(&self.store, &|_| None, Requester::own(), &params).map_err(|error| error.body())
+        ops::remove(&self.store, &|_, _| None, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         let params = RemoveParams { references, keep_seconds: Some(keep_seconds), ..RemoveParams::default() };
-        ops::remove(&self.store, &|_| None, Requester::own(), &params).map_err(|error| error.body())
+        ops::remove(&self.store, &|_, _| None, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
@@ -150,7 +150,7 @@ impl Verbs for InProcess {
     }
 
     fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody> {
-        ops::eviction_plan(&self.store, &|_| None, bytes).map_err(|error| error.body())
+        ops::eviction_plan(&self.store, &|_, _| None, bytes).map_err(|error| error.body())
     }
 
     fn doctor(&self) -> Result<DoctorReport, ErrorBody> {

@@ -20,7 +20,10 @@ fn configuration_errors_are_one_line_with_place_and_hint() {
     let place = config.display();
     for (text, message) in [
         ("\n[space\n", format!("blobd: {place}:2:7: ")),
-        ("[mirrors]\n\"x\" = \"ftp://y\"", format!("blobd: {place}: mirror of x: \"ftp://y\": http://HOST")),
+        (
+            "[mirrors]\n\"x\" = \"ftp://y\"",
+            format!("blobd: {place}:2:7: mirrors.x: \"ftp://y\", a URL such as "),
+        ),
         ("root = \"models\"", format!("blobd: {place}:1:8: root: \"models\", an absolute path")),
         ("[space]\nquota = -5", format!("blobd: {place}:2:9: space.quota: -5, a size such as ")),
         (
@@ -189,8 +192,69 @@ fn file_with_an_error_changes_nothing() {
     assert!(log.contains("the configuration stays as it is: ") && log.contains("config.toml:2:9"), "{log}");
     let log = configured.reload("[mirrors]\n\"x\" = \"ftp://y\"\n[space]\nquota = 1\n");
     assert!(log.contains("the configuration stays as it is: "), "{log}");
+    fs::write(&configured.config, "[space]\nquota = 1\n").unwrap();
     let (_, used) = configured.setting("space.quota");
     assert_eq!(used, Some("3 GiB".into()));
+}
+
+/// Neither the password nor a change that was not made.
+#[test]
+fn refused_file_is_logged_without_its_password_and_without_changes() {
+    let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
+    let wrong = "[mirrors]\n\"mir.example\" = \"https://user:s3cret@127.0.0.1:1/x\"\n[space]\nquota = 1\n";
+    let log = configured.reload(wrong);
+    let error = "config.toml:2:17: mirrors.mir.example: \"https://…@127.0.0.1:1/x\", a URL such as";
+    assert!(log.contains("the configuration stays as it is: ") && log.contains(error), "{log}");
+    assert!(!log.contains("s3cret") && !log.contains(" before, "), "{log}");
+    let blobd = Blobd::at_socket(&configured.daemon.socket()).configured_by(&configured.config);
+    let run = blobd.line("config show").exits_with(2);
+    assert!(run.stderr.contains(error) && !run.stderr.contains("s3cret"), "{}", run.stderr);
+    // What only the start of the daemon finds.
+    let log = configured.reload("ca_files = [\"/nonexistent/ca.pem\"]\n[space]\nquota = 1\n");
+    assert!(log.contains("config.toml:1:13: ca_files: /nonexistent/ca.pem: "), "{log}");
+    assert!(!log.contains(" before, "), "{log}");
+    assert_eq!(log.matches("name PEM files").count(), 1, "the hint once: {log}");
+}
+
+/// `systemctl reload` runs it first.
+#[test]
+fn config_show_refuses_what_the_daemon_refuses() {
+    let folder = tmpfs_directory();
+    let (config, root) = (folder.path().join("config.toml"), folder.path().join("store"));
+    fs::write(folder.path().join("empty.pem"), "no certificate").unwrap();
+    let blobd = Blobd::at_root(&root).configured_by(&config);
+    let (place, directory) = (config.display(), folder.path().display());
+    for (text, message) in [
+        ("[mirrors]\nx = \"http://u@y\"".to_owned(), "2:5: mirrors.x: \"http://…@y\"".to_owned()),
+        ("socket_group = \"no-such\"".to_owned(), "1:1: socket_group: \"no-such\"".to_owned()),
+        ("insecure_registries = [\"http://x\"]".to_owned(), "1:24: insecure_registries".to_owned()),
+        (format!("ca_files = [\"{directory}/no.pem\"]"), format!("1:13: ca_files: {directory}/no.pem: ")),
+        (format!("ca_files = [\"{directory}/empty.pem\"]"), "1:13: ca_files: ".to_owned()),
+        (format!("lower = [\"/a\", \"{}\"]", root.display()), "1:16: lower: ".to_owned()),
+    ] {
+        fs::write(&config, &text).unwrap();
+        let (shown, served) = (blobd.line("config show"), blobd.line("serve"));
+        for run in [shown, served] {
+            let stderr = &run.stderr;
+            assert_eq!(run.code, 2, "{text}: {stderr}");
+            assert!(stderr.contains(&format!("{place}:{message}")), "{text}: {stderr}");
+        }
+    }
+}
+
+/// As a user of the system's daemon does.
+#[test]
+fn config_show_names_the_file_that_the_daemon_reads() {
+    let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
+    let own = configured.daemon.scratch().join("own.toml");
+    fs::write(&own, "[space]\nquota = \"4 GiB\"\n").unwrap();
+    let blobd = Blobd::at_socket(&configured.daemon.socket()).configured_by(&own);
+    let text = blobd.line("config show").succeeds().text();
+    let file = configured.config.display();
+    assert!(text.contains(&format!("reads another file, {file}, and uses:")), "{text}");
+    assert!(text.contains("space.quota = \"3 GiB\": change it there and send it SIGHUP"), "{text}");
+    let shown = blobd.line("config show --json").succeeds().json();
+    assert_eq!(shown["daemon"]["file"], file.to_string());
 }
 
 #[test]

@@ -173,7 +173,10 @@ fn check_hidden(site: &Site) {
     let error = site.line("export mine -o - --json").exits_with(3).error();
     assert!(error.message.contains("a lower store is left out"), "{error}");
     assert!(error.hint.unwrap().contains("mount"));
-    site.line("export site -o -").exits_with(3);
+    let error = site.line("export site -o - --json").exits_with(3).error();
+    let directory = site.lower().display().to_string();
+    assert!(error.message.starts_with("model site:latest: not in the store, and the lower store"), "{error}");
+    assert!(error.hint.unwrap().contains(&format!("the lower store {directory}, which is not available")));
     let doctor = site.line("doctor --json").json();
     let check =
         doctor["checks"].as_array().unwrap().iter().find(|check| check["name"] == "lower stores").unwrap();

@@ -101,6 +101,28 @@ fn df_says_who_opened_a_model_last() {
     assert_eq!(opened_by(&daemon), Some(before), "kept across a restart");
 }
 
+/// A model stays open after its name was given to another one.
+#[test]
+fn open_model_is_not_mistaken_for_another_one_that_has_its_name_now() {
+    let daemon = TestDaemon::start();
+    import(&daemon, &model(&[1]), "e");
+    let reader = Reader::open(&daemon.socket(), "e");
+    let blobd = daemon.command();
+    let session = || blobd.line("ps --json").succeeds().json()["sessions"][0].clone();
+    let before = session()["model_bytes"].clone();
+    assert!(before.as_u64().is_some_and(|bytes| bytes > 256 << 10), "{before}");
+    blobd.line("tag e other").succeeds();
+    import(&daemon, &model(&[2, 3, 4]), "e");
+    assert_eq!(session()["model_bytes"], before, "by the other name of the model");
+    let usage = detailed(&daemon, 1);
+    assert_eq!((&of(&usage, "e:latest").last_opened, &of(&usage, "e:latest").last_opened_by), (&None, &None));
+    blobd.line("rm other").succeeds();
+    assert_eq!(session()["model_bytes"], Json::Null);
+    let text = blobd.line("ps").succeeds().text();
+    assert!(text.contains("e:latest"), "{text}");
+    drop(reader);
+}
+
 #[test]
 fn df_lists_downloads_trash_and_quarantine_one_by_one() {
     let daemon = TestDaemon::start();

@@ -116,7 +116,7 @@ fn show_tells_the_decision_and_its_rule() {
     let place = format!("{}:4", shared.config.display());
     assert_eq!(
         denied["policy"],
-        json!({ "allowed": false, "rule": 1, "reason": "not reviewed", "place": place })
+        json!({ "allowed": false, "rule": 1, "reason": "not reviewed", "found": "name acme/m:latest", "place": place })
     );
     assert_eq!(denied["metadata"], json!({}));
     assert!(show("show acme/m").text().contains("denied by rule 1"));

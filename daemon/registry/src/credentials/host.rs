@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use blobd_store_format::host;
+use blobd_store_format::source::without_userinfo;
 
 use super::CredentialError;
 use crate::origin::{Origin, Registry};
@@ -46,7 +47,7 @@ impl FromStr for RegistryHost {
         let registry = Registry::at(&format!("https://{host}"));
         registry
             .map(|registry| Self::of(registry.origin()))
-            .ok_or_else(|| CredentialError::Host { found: text.to_owned() })
+            .ok_or_else(|| CredentialError::Host { found: without_userinfo(text).into_owned() })
     }
 }
 

@@ -225,7 +225,7 @@ pub enum CredentialError {
     /// Not a host.
     #[error("host {found:?}: HOST or HOST:PORT expected")]
     Host {
-        /// The text found.
+        /// The text found, without a user and a password.
         found: String,
     },
     /// The connection is not encrypted.

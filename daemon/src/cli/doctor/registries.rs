@@ -39,7 +39,7 @@ fn sources(client: &Client, config: &Config) -> BTreeMap<String, PullSource> {
     let models = client.models().map(|list| list.models).unwrap_or_default();
     let origins = models.iter().filter_map(|model| model.origin.as_deref()?.parse::<PullSource>().ok());
     let mut sources: BTreeMap<_, _> = origins.map(|source| (source.host().to_owned(), source)).collect();
-    let configured = config.mirrors.keys().chain(&config.insecure_registries).map(String::as_str);
+    let configured = config.registry_hosts();
     for host in configured.chain([DEFAULT_REGISTRY]) {
         // No registry has this model: that it says so is a response.
         if let Ok(source) = format!("{host}/library/blobd-doctor").parse() {

@@ -7,10 +7,10 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::RegistryClient;
 use blobd_store::scrub::{Scrubber, Verdict};
 
-use super::super::connect::load_config;
-use super::super::embedded::start_error;
+use super::super::connect::{load_config, root};
+use super::super::embedded::{registry_policy, start_error};
 use super::super::{Global, effective};
-use crate::config::{Config, differences};
+use crate::config::{Config, ConfigError, differences};
 use crate::state::Daemon;
 use crate::verb_log;
 
@@ -47,10 +47,8 @@ impl Reloader {
             Ok(0) => tracing::info!("SIGHUP: the configuration has not changed"),
             Ok(1) => tracing::info!("SIGHUP: the configuration was reloaded: 1 change"),
             Ok(changes) => tracing::info!("SIGHUP: the configuration was reloaded: {changes} changes"),
-            Err(error) => {
-                let hint = error.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"));
-                tracing::error!("SIGHUP: the configuration stays as it is: {error}{hint}");
-            }
+            // With its hint.
+            Err(error) => tracing::error!("SIGHUP: the configuration stays as it is: {error}"),
         }
     }
 
@@ -59,18 +57,17 @@ impl Reloader {
         let mut read = load_config(&self.global)?;
         read.passed_socket.clone_from(&self.config.passed_socket);
         let running = self.daemon.configuration();
+        read.check_root(&root(&self.global, &read)?).map_err(ConfigError::body)?;
         let found = read.settings(&effective::given(&self.global, &read)?);
-        report_changes(&running, &found);
-        let changes = differences(&running, &found).count();
         self.apply(read.with_fixed_of(&self.config))?;
-        Ok(changes)
+        report_changes(&running, &found);
+        Ok(differences(&running, &found).count())
     }
 
     /// What can fail comes first.
     fn apply(&mut self, config: Config) -> Result<(), ErrorBody> {
-        let policy = config.registry_policy();
-        let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
-        let registry = RegistryClient::new(&policy).map_err(|error| start_error(&config, error))?;
+        let registry =
+            RegistryClient::new(&registry_policy(&config)).map_err(|error| start_error(&config, error))?;
         let settings = config.settings(&effective::given(&self.global, &config)?);
         let daemon = Arc::clone(&self.daemon);
         let refused = |error| ErrorBody::new(ErrorCode::Internal, error);

@@ -77,14 +77,15 @@ fn place(place: &Place) -> Option<String> {
 
 /// The decision of a rule, or a denial; `None` if the model is allowed by default.
 fn policy(decision: &PolicyDecision) -> Option<String> {
-    let PolicyDecision { allowed, rule, reason, place } = decision;
+    let PolicyDecision { allowed, rule, reason, found, place } = decision;
     let word = if *allowed { "allowed" } else { "denied" };
+    let found = found.as_ref().map_or_else(String::new, |found| format!("; found: {}", printable(found)));
     let Some(rule) = rule else {
-        return (!allowed).then(|| "denied: no rule allows it".to_owned());
+        return (!allowed).then(|| format!("denied: no rule allows it{found}"));
     };
     let place = place.as_ref().map_or_else(String::new, |place| format!(" ({})", printable(place)));
     let reason = reason.as_ref().map_or_else(String::new, |reason| format!(": {}", printable(reason)));
-    Some(format!("{word} by rule {rule}{place}{reason}"))
+    Some(format!("{word} by rule {rule}{place}{reason}{found}"))
 }
 
 fn parameters(parameters: u64) -> String {

@@ -94,8 +94,11 @@ function lastOpened(model) {
   return model.last_opened_by ? `${when} by ${user(model.last_opened_by)}` : when;
 }
 
+// By session: sessions with the same name may have different models open.
+const sessionId = ({ pid, since, model }) => `${pid} ${since} ${model}`;
+
 function inMemory(session) {
-  const residency = known.residency.get(session.model);
+  const residency = known.residency.get(sessionId(session));
   return residency ? `${bytes(residency.resident)} (${percent(residency.resident, residency.bytes)})` : "–";
 }
 
@@ -210,7 +213,7 @@ function showSessions({ sessions }) {
 
 function noteResidency({ sessions }) {
   const told = sessions.filter((session) => session.resident_bytes !== undefined);
-  known.residency = new Map(told.map((session) => [session.model, { bytes: session.model_bytes, resident: session.resident_bytes }]));
+  known.residency = new Map(told.map((session) => [sessionId(session), { bytes: session.model_bytes, resident: session.resident_bytes }]));
   showSessions({ sessions });
 }
 

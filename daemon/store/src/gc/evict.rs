@@ -77,15 +77,15 @@ impl Users {
 }
 
 /// Plans to free as many bytes as the first of `goals` that can be reached; plans nothing if none can.
-/// Unneeded data is not counted: the caller has collected it before. `last_used` returns when a model was
-/// last opened.
+/// Unneeded data is not counted: the caller has collected it before. `last_used` returns when the model
+/// with a name and a manifest was last opened.
 ///
 /// # Errors
 /// As for [`super::plan`].
 pub fn plan_eviction(
     store: &Store,
     goals: &[u64],
-    last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
+    last_used: &dyn Fn(&Reference, Digest) -> Option<SystemTime>,
 ) -> Result<EvictionPlan, StoreError> {
     // A collection at the same time would make files disappear, which would look like damage.
     let _guard = store.lock_collections();
@@ -119,7 +119,7 @@ pub fn plan_eviction(
 pub fn evictable_bytes(store: &Store) -> Result<u64, StoreError> {
     let _guard = store.lock_collections();
     let mut users = Users::default();
-    let candidates = candidates(store, &mut users, &|_model| None)?;
+    let candidates = candidates(store, &mut users, &|_model, _manifest| None)?;
     let (leased, mut counted) = (store.leases().leased(), users.counted);
     let mut freed = 0u64;
     for candidate in candidates {
@@ -185,7 +185,7 @@ fn evict_one(store: &Store, victim: &Victim) -> Result<Option<Untagged>, StoreEr
 fn candidates(
     store: &Store,
     users: &mut Users,
-    last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
+    last_used: &dyn Fn(&Reference, Digest) -> Option<SystemTime>,
 ) -> Result<Vec<Candidate>, StoreError> {
     let mut candidates = Vec::new();
     walk(store, SystemTime::now(), &mut |owned| {
@@ -198,7 +198,7 @@ fn candidates(
             modified => modified?,
         };
         let needs = users.add(owned.nodes(store)?);
-        let opened = last_used(&reference).or_else(|| store.last_use(manifest).map(|last| last.at));
+        let opened = last_used(&reference, manifest).or_else(|| store.last_use(manifest).map(|last| last.at));
         let last_used = opened.map_or(modified, |opened| opened.max(modified));
         candidates
             .push(Candidate { victim: Victim { reference, manifest, last_used, freed_bytes: 0 }, needs });

@@ -40,6 +40,22 @@ fn every_request_that_is_refused_for_want_of_a_right_has_a_record() {
     assert_eq!(messages, refused);
 }
 
+#[test]
+fn verb_or_user_that_does_not_exist_is_said() {
+    let daemon = TestDaemon::start();
+    let blobd = daemon.command();
+    let error = blobd.line("log --verb rmm --json").exits_with(2).error();
+    assert_eq!(error.message, "log: verb \"rmm\", a verb such as pull, rm or evict expected");
+    assert_eq!(error.hint.as_deref(), Some("did you mean rm?"));
+    for verb in ["evict", "scrub", "audit", "partial rm", "df users", "unpin", "unknown"] {
+        blobd.run(["log", "--verb", verb]).succeeds();
+    }
+    let notes = blobd.line("log --user no-such-user").succeeds().stderr;
+    assert_eq!(notes, "blobd: no user named no-such-user in /etc/passwd\nblobd: no such records\n");
+    let notes = blobd.line("log --user 64999").succeeds().stderr;
+    assert_eq!(notes, "blobd: no such records\n", "a number needs no name");
+}
+
 /// The test above cannot tell which requests have a record when they succeed.
 #[test]
 fn requests_that_read_have_no_record() {

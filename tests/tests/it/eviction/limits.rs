@@ -180,8 +180,8 @@ fn no_model_is_evicted_while_collections_refuse() {
     for damage in DAMAGES {
         let (folder, store) = full_store();
         let named = damage(&root_in(&folder));
-        let evicted = ops::evict_excess(&store, &|_| None, &|_, _| ()).map(drop).unwrap_err();
-        let planned = ops::eviction_plan(&store, &|_| None, None).map(drop).unwrap_err();
+        let evicted = ops::evict_excess(&store, &|_, _| None, &|_, _| ()).map(drop).unwrap_err();
+        let planned = ops::eviction_plan(&store, &|_, _| None, None).map(drop).unwrap_err();
         for error in [evicted.to_string(), planned.to_string()] {
             assert!(error.contains(&named), "{error}: {named}");
         }
@@ -193,7 +193,7 @@ fn no_model_is_evicted_while_collections_refuse() {
 fn plan_evicts_no_model_if_collections_refuse_by_then() {
     for damage in DAMAGES {
         let (folder, store) = full_store();
-        let plan = gc::plan_eviction(&store, &[1], &|_| None).unwrap();
+        let plan = gc::plan_eviction(&store, &[1], &|_, _| None).unwrap();
         assert_eq!(plan.victims.len(), 1);
         let named = damage(&root_in(&folder));
         let error = gc::evict(&store, &plan, &|_| ()).unwrap_err().to_string();
@@ -219,7 +219,7 @@ fn garbage_is_deleted_before_any_model() {
     assert!(plan.needed_bytes > 0 && plan.garbage_bytes >= plan.needed_bytes, "{plan:?}");
     assert_eq!((plan.evicted.len(), plan.freed_bytes), (0, plan.garbage_bytes));
     assert_eq!(verbs.eviction_plan(Some(plan.garbage_bytes + 1)).unwrap().evicted.len(), 1);
-    assert_eq!(ops::evict_excess(&store, &|_| None, &|_, _| ()).unwrap(), plan.garbage_bytes);
+    assert_eq!(ops::evict_excess(&store, &|_, _| None, &|_, _| ()).unwrap(), plan.garbage_bytes);
     assert_eq!(models(&store), ["m3", "m4"]);
 }
 
@@ -231,10 +231,14 @@ fn plan_for_the_low_watermark_is_executed_as_printed() {
     let plan = verbs.eviction_plan(None).unwrap();
     let evicted: Vec<_> = plan.evicted.iter().map(|model| model.name.as_str()).collect();
     assert_eq!(evicted, ["m1:latest", "m2:latest"]);
-    assert_eq!(ops::evict_excess(&store, &|_| None, &|_, _| ()).unwrap(), plan.freed_bytes);
+    assert_eq!(ops::evict_excess(&store, &|_, _| None, &|_, _| ()).unwrap(), plan.freed_bytes);
     // Each has a block for its manifest and one for its origin beside what the plan counts.
     assert_eq!(store.used_bytes(), plan.used_bytes - plan.freed_bytes - 2 * 2 * 4096);
     assert!(store.used_bytes() <= store.space_policy().low_bytes().unwrap());
     assert_eq!(models(&store), ["m3", "m4"]);
-    assert_eq!(ops::evict_excess(&store, &|_| None, &|_, _| ()).unwrap(), 0, "it is below the watermark now");
+    assert_eq!(
+        ops::evict_excess(&store, &|_, _| None, &|_, _| ()).unwrap(),
+        0,
+        "it is below the watermark now"
+    );
 }

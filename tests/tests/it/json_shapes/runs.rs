@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use blobd_tests::command::{self, Blobd, Run};
@@ -91,6 +91,14 @@ fn configuration(session: &mut Session, sample: &Sample) {
     session.line("config show", "");
     session.line("config show", &format!("--config {}", config.display()));
     session.line("config show", "--socket /nonexistent/s");
+    let (root, socket) = (sample.path("bare"), sample.path("bare.sock"));
+    let mut serve = Blobd::at_root(root.as_ref()).command();
+    serve.env_remove("BLOBD_CONFIG").args(["serve", "--socket", &socket]).stderr(Stdio::null());
+    let mut without_file = serve.spawn().unwrap();
+    eventually("the daemon listens", || Path::new(&socket).exists());
+    session.line("config show", &format!("--socket {socket}"));
+    without_file.kill().unwrap();
+    without_file.wait().unwrap();
 }
 
 fn empty_store(session: &mut Session) {

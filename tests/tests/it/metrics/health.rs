@@ -47,3 +47,19 @@ fn without_a_daemon_the_exit_code_says_so_and_no_store_is_made() {
     let run = stopped.embedded().line("health").exits_with(3);
     assert!(run.stderr.contains("no daemon is running"), "{}", run.stderr);
 }
+
+#[test]
+fn socket_on_which_nothing_listens_has_the_exit_code_of_no_daemon() {
+    let folder = tmpfs_directory();
+    let socket = folder.path().join("absent.sock");
+    let by_variable = Blobd::at_socket(&socket).line("health").exits_with(3);
+    let expected = format!("blobd: {}: nothing listens there\n", socket.display());
+    assert!(by_variable.stderr.starts_with(&expected), "{}", by_variable.stderr);
+    assert!(by_variable.stderr.contains("hint: start the daemon there"), "{}", by_variable.stderr);
+    let named = ["--socket", socket.to_str().unwrap(), "health", "--quiet"];
+    Blobd::at_root(&folder.path().join("store")).run(named).exits_with(3);
+    let mut killed = TestDaemon::start();
+    killed.kill();
+    Blobd::at_socket(&killed.socket()).line("health").exits_with(3);
+    Blobd::at_socket(&killed.socket()).line("ls").exits_with(1);
+}

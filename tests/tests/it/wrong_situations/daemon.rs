@@ -14,8 +14,8 @@ pub(super) const SITUATIONS: &[Situation] = &[
         run: |place| place.run_by(&Blobd::at_socket(&place.path("wrong.sock")), &["ls"]),
         code: 1,
         happened: "wrong.sock",
-        why: "nothing listens on",
-        to_do: "start it with `blobd serve`",
+        why: "nothing listens there",
+        to_do: "start the daemon there with `blobd serve`",
     },
     Situation {
         did: "the socket of a daemon that was killed",
@@ -26,9 +26,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
             place.run_by(&Blobd::at_socket(&daemon.socket()), &["ls"])
         },
         code: 1,
-        happened: "blobd daemon",
-        why: "nothing listens on",
-        to_do: "start it with `blobd serve`",
+        happened: "blobd.sock",
+        why: "nothing listens there",
+        to_do: "start the daemon there with `blobd serve`",
     },
     Situation {
         did: "a second daemon on the same store",

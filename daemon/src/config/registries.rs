@@ -1,0 +1,188 @@
+//! Hosts of registries, and the base URLs of their mirrors.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use blobd_registry::RegistryPolicy;
+use blobd_registry::credentials::RegistryHost;
+use blobd_store_format::source::without_userinfo;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::{Value as Json, json};
+
+use super::values::{self, Value};
+
+/// A registry's host as names of models have it, with at most a port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Host(#[serde(deserialize_with = "host")] String);
+
+fn host<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    values::read(deserializer).map(|HostText(text)| text)
+}
+
+struct HostText(String);
+
+impl Value for HostText {
+    const EXPECTED: &'static str = "a host such as \"registry.example.org\" or \"10.0.0.7:5000\"";
+
+    fn of_text(text: &str) -> Option<Self> {
+        is_host(text).then(|| Self(text.to_owned()))
+    }
+
+    fn shown(text: &str) -> Cow<'_, str> {
+        without_userinfo(text)
+    }
+}
+
+impl Host {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+pub(super) fn is_host(text: &str) -> bool {
+    !text.contains('/') && text.parse::<RegistryHost>().is_ok()
+}
+
+/// The base URL of a mirror. It names no user: passwords belong into the file of `blobd login`, which others cannot
+/// read.
+struct MirrorUrl(String);
+
+impl Value for MirrorUrl {
+    const EXPECTED: &'static str =
+        "a URL such as \"https://mirror.example.org\" without a user, a query or a fragment";
+
+    fn of_text(text: &str) -> Option<Self> {
+        RegistryPolicy::is_base_url(text).then(|| Self(text.to_owned()))
+    }
+
+    fn shown(text: &str) -> Cow<'_, str> {
+        without_userinfo(text)
+    }
+}
+
+/// The base URLs of a host's mirrors, in their order; at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Mirrors {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Mirrors {
+    pub(super) fn to_vec(&self) -> Vec<String> {
+        match self {
+            Self::One(only) => vec![only.clone()],
+            Self::Many(all) => all.clone(),
+        }
+    }
+
+    pub(super) fn value(&self) -> Json {
+        match self {
+            Self::One(only) => json!(only),
+            Self::Many(all) => json!(all),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Mirrors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(MirrorsReader)
+    }
+}
+
+struct MirrorsReader;
+
+impl<'de> Visitor<'de> for MirrorsReader {
+    type Value = Mirrors;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a URL or a list of URLs")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Mirrors, E> {
+        values::of_text(text).map(|MirrorUrl(url)| Mirrors::One(url))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Mirrors, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(transparent)]
+        struct Listed(#[serde(deserialize_with = "url")] String);
+
+        let mut urls = Vec::new();
+        while let Some(Listed(url)) = list.next_element()? {
+            urls.push(url);
+        }
+        match urls.is_empty() {
+            true => Err(A::Error::custom("an empty list, at least one URL expected")),
+            false => Ok(Mirrors::Many(urls)),
+        }
+    }
+}
+
+fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    values::read(deserializer).map(|MirrorUrl(url)| url)
+}
+
+/// The text without the users and passwords in its URLs.
+pub(super) fn without_passwords(text: &str) -> String {
+    let shown = |word| if str::contains(word, "://") { without_userinfo(word) } else { Cow::Borrowed(word) };
+    text.split(' ').map(shown).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::Config;
+
+    fn error(text: &str) -> String {
+        Config::parse(Path::new("c"), text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn wrong_hosts_and_mirrors_are_named_with_their_place() {
+        let (host, url) = ("a host such as \"registry.example.org\"", "a URL such as \"https://mirror");
+        for (text, message) in [
+            (
+                "insecure_registries = [\"lan:5000\", \"http://x/y\"]",
+                format!("c:1:36: insecure_registries: \"http://x/y\", {host}"),
+            ),
+            ("insecure_registries = [5]", format!("c:1:24: insecure_registries: 5, {host}")),
+            ("[mirrors]\n\"bad host\" = \"http://m\"", format!("c:2:1: mirrors: \"bad host\", {host}")),
+            ("[mirrors]\nx = \"ftp://y\"", format!("c:2:5: mirrors.x: \"ftp://y\", {url}")),
+            (
+                "[mirrors]\nx = [\"http://m\", \"http://m?q\"]",
+                format!("c:2:18: mirrors.x: \"http://m?q\", {url}"),
+            ),
+            ("[mirrors]\nx = []", "c:2:5: mirrors.x: an empty list, at least one URL expected".to_owned()),
+            ("[mirrors]\nx = 1", "c:2:5: mirrors.x: 1, a URL or a list of URLs expected".to_owned()),
+        ] {
+            let found = error(text);
+            assert!(found.starts_with(&message), "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn no_error_has_a_password() {
+        for (text, part) in [
+            (
+                "[mirrors]\nx = \"https://me:s3cret@m.example/p\"",
+                "c:2:5: mirrors.x: \"https://…@m.example/p\"",
+            ),
+            ("[mirrors]\nx = [\"https://me:s3/cret@m\"]", "\"https://…@m\""),
+            ("[mirrors]\n\"me:s3cret@x\" = \"http://m\"", "\"…@x\""),
+            ("insecure_registries = [\"me:s3cret@x:1\"]", "\"…@x:1\""),
+            ("ca_files = [\"https://me:s3cret@x/ca.pem\"]", "\"https://…@x/ca.pem\""),
+            ("[credentials]\ninsecure_hosts = [\"me:s3cret@x:1\"]", "\"…@x:1\""),
+            ("[credentials]\nollama_key_hosts = [\"https://me:s3cret@x\"]", "\"https://…@x\""),
+            ("[credentials.token_services]\nx = \"me:s3cret@x\"", "\"…@x\""),
+        ] {
+            let found = error(text);
+            assert!(
+                found.contains(part) && !found.contains("s3") && !found.contains("cret"),
+                "{text}: {found}"
+            );
+        }
+    }
+}
