@@ -534,7 +534,8 @@ mod tests {
         assert!(used > 100);
         assert_eq!(status(&space), (Some(used), true));
         let counting = space.lock();
-        assert_eq!(status(&space), (Some(used), true), "as it was before the count");
+        let of_another_thread = std::thread::scope(|scope| scope.spawn(|| status(&space)).join().unwrap());
+        assert_eq!(of_another_thread, (Some(used), true), "as it was before the count");
         drop(counting);
         space.freed(used);
         assert_eq!(status(&space), (Some(0), false));
