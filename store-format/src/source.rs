@@ -297,9 +297,11 @@ pub fn without_userinfo(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether a reference may have this host: no user.
+/// Whether a reference may have this host: no user. What follows a colon must be a port.
 fn is_host(text: &str) -> bool {
-    Reference::from_parts(text, Reference::DEFAULT_NAMESPACE, "x", "x").is_ok()
+    let port = text.rsplit_once(':').filter(|_| !text.ends_with(']')).map(|(_, port)| port.parse::<u16>());
+    port.is_none_or(|port| port.is_ok())
+        && Reference::from_parts(text, Reference::DEFAULT_NAMESPACE, "x", "x").is_ok()
 }
 
 /// Whether the last part of a path is a file name, not a model with a tag.
