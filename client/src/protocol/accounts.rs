@@ -26,7 +26,7 @@ pub struct ChargedUser {
     pub unique_bytes: u64,
     /// The bytes on disk that other users' models and downloads keep too, whoever pays for them.
     pub shared_bytes: u64,
-    /// The number of names that the user has brought.
+    /// The number of names that the user has added.
     pub models: u64,
     /// The limits; `null` if the user has none.
     pub quota: Option<UserLimits>,

@@ -112,7 +112,7 @@ fn admit(
     content: &mut Content<'_>,
 ) -> Result<BTreeMap<usize, Digest>, IngestError> {
     let sizes = plan.blobs().iter().map(|blob| blob.size);
-    ingest.expect_recipe(recipe_bytes(plan));
+    ingest.expect_record(recipe_bytes(plan));
     if ingest.admit_now(sizes.clone())? {
         announce(ingest, plan, sizes);
         return Ok(BTreeMap::new());

@@ -86,7 +86,7 @@ fn planned(
     })
 }
 
-/// What is copied for a name is charged to the user who brought the name, so nobody else may do it but an
+/// What is copied for a name is charged to the user who added the name, so nobody else may do it but an
 /// administrator.
 fn check_payer(
     store: &Store,

@@ -226,7 +226,7 @@ impl<'s> ArchiveStream<'s> {
         self.literal_bytes = self.literal_bytes.saturating_add(plan.literal_bytes());
         let sizes = plan.blobs().iter().map(|blob| blob.size);
         announce(self.ingest, &plan, sizes.clone());
-        self.ingest.expect_recipe(recipe_bytes(&plan));
+        self.ingest.expect_record(recipe_bytes(&plan));
         self.ingest.admit(sizes)?;
         let assembler = Assembler::new(self.ingest.staging(), plan);
         let mut source = Part { start, taken: 0, content: &mut self.content, requested: VecDeque::new() };

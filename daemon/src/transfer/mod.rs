@@ -498,7 +498,7 @@ fn admit(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreError> {
     let blobs = assembler.plan().blobs().iter().enumerate();
     let new = blobs.filter(|(blob, _)| assembler.is_untouched(*blob)).map(|(_, planned)| planned.size);
     announce(ingest, assembler.plan(), new.clone());
-    ingest.expect_recipe(recipe_bytes(assembler.plan()));
+    ingest.expect_record(recipe_bytes(assembler.plan()));
     ingest.admit(new)
 }
 

@@ -85,7 +85,7 @@ fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whom a name is charged to. A renamed or restored model stays with the user who brought it.
+/// Whom a name is charged to. A renamed or restored model stays with the user who added it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
     /// Since when, in nanoseconds since 1970.

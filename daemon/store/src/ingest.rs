@@ -196,7 +196,8 @@ impl Ingest {
     pub fn within_quota(self, limit_bytes: Option<u64>) -> Self {
         self.store.set_limit_of_transaction(self.staging.transaction(), limit_bytes);
         // The manifest and the history of the name have a block each, or little more.
-        (0..2).for_each(|_| self.expect_recipe(1));
+        self.expect_record(1);
+        self.expect_record(1);
         self
     }
 
@@ -260,9 +261,10 @@ impl Ingest {
         self.staging.clone()
     }
 
-    /// Has later reservations of the user's quota include a recipe of about this length.
-    pub fn expect_recipe(&self, length: u64) {
-        self.store.expect_recipe(self.staging.transaction(), self.store.space().on_disk(length));
+    /// Has later reservations of the user's quota include a small file of about this length that is written at the end,
+    /// such as a recipe.
+    pub fn expect_record(&self, length: u64) {
+        self.store.expect_record(self.staging.transaction(), self.store.space().on_disk(length));
     }
 
     /// Reserves of the user's quota what files of these lengths take at least: those whose length no stored blob has.

@@ -42,8 +42,8 @@ pub(super) struct Held {
     pub(super) reserved: u64,
     /// The bytes that its files have taken.
     pub(super) taken: u64,
-    /// An estimate for recipes, which are written at the end.
-    pub(super) recipes: u64,
+    /// An estimate for recipes, the manifest and the history of the name, which are written at the end.
+    pub(super) records: u64,
     /// Stored bytes that no name pays for yet, and that the name will.
     pub(super) claimed: u64,
 }

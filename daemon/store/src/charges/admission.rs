@@ -42,14 +42,14 @@ impl Store {
         }
         self.within_quota(transaction, |held| {
             let files = held.taken.saturating_add(bytes);
-            held.reserved = held.reserved.max(files.saturating_add(held.recipes));
+            held.reserved = held.reserved.max(files.saturating_add(held.records));
         })
     }
 
-    /// Has later reservations include a recipe of about `bytes`.
-    pub(crate) fn expect_recipe(&self, transaction: &str, bytes: u64) {
+    /// Has later reservations include a small file of about `bytes` that is written at the end.
+    pub(crate) fn expect_record(&self, transaction: &str, bytes: u64) {
         if let Some(state) = self.transactions.lock().get_mut(transaction) {
-            state.held.recipes = state.held.recipes.saturating_add(bytes);
+            state.held.records = state.held.records.saturating_add(bytes);
         }
     }
 

@@ -1,9 +1,9 @@
 //! Whom the store's bytes on disk are charged to.
 //!
 //! There is no ledger on disk: charges are computed from what keeps data ([`crate::gc::walk`]) and from the histories
-//! of names, which say who brought each name. A blob is charged to the user whose name keeps it and is the oldest.
+//! of names, which say who added each name. A blob is charged to the user whose name keeps it and is the oldest.
 //! When that name goes, the next one pays. What only a model in the trash, an unfinished download or a transaction
-//! keeps is charged to its user. The manifest and the history of a name are charged to the user who brought the name.
+//! keeps is charged to its user. The manifest and the history of a name are charged to the user who added the name.
 //! Everything else is charged to no user: other records, directories, the index, what nothing needs, and names of earlier
 //! versions, which did not record who set them.
 //!
