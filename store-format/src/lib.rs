@@ -43,6 +43,7 @@
 
 pub mod archive;
 pub mod content_type;
+pub mod derived_name;
 pub mod descriptor;
 pub mod digest;
 pub mod estimate;
