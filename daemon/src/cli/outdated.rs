@@ -78,8 +78,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     let is_wanted =
         |model: &&ModelSummary| params.filter.as_ref().is_none_or(|text| model.name.contains(text.as_str()));
     let wanted: Vec<_> = listed.iter().filter(is_wanted).collect();
-    let followed: Vec<_> =
-        wanted.iter().filter_map(|model| Some((*model, followed(model, &listed)?))).collect();
+    let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, followed(model)?))).collect();
     let report = Report { models: compare_all(&connected.client, &followed) };
     print_result(global, &report, |report| match report.models.is_empty() {
         true => nothing_to_compare(listed.len(), wanted.len()),
