@@ -268,6 +268,7 @@ fn a_hundred_thousand_names_take_no_quadratic_time() {
     check_alive(&daemon, before);
     import(&daemon, "names without bytes", &tensors(100_000).with_data(&[])).succeeds();
     assert_eq!(daemon.client().open(&"case".parse().unwrap()).unwrap().tensors().len(), 100_000);
+    daemon.command().line("rm case").succeeds();
     import(&daemon, "keys", &keys(100_000).with_data(&[])).succeeds();
     assert_eq!(daemon.client().open(&"case".parse().unwrap()).unwrap().tensors().len(), 0);
 }

@@ -82,7 +82,7 @@ fn big_endian_export_has_swapped_numbers_and_comes_back() {
     }
     let path = daemon.scratch().join("big.gguf");
     fs::write(&path, big).unwrap();
-    daemon.command().run(["import", path.to_str().unwrap(), "--name", "m"]).succeeds();
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", "m", "--force"]).succeeds();
     assert!(export(&daemon.command(), &["--endian", "little"]) == model.bytes());
 }
 

@@ -298,7 +298,7 @@ fn damaged_tensor_is_fetched_again_from_where_the_file_was() {
     registry.add_page("/m/y.gguf", &ModelFile::dense(2).bytes(), &[("ETag", "\"1\"")]);
     let commands = Commands::with_hub(&registry);
     for source in ["hf.co/me/x/x.gguf".to_owned(), format!("{}/m/y.gguf", registry.url())] {
-        commands.run(&["pull", &source, "--name", "m"]).succeeds();
+        commands.run(&["pull", &source, "--name", "m", "--force"]).succeeds();
         let shown = commands.run(&["show", "m"]).json();
         let tensor = shown["tensors"]
             .as_array()
