@@ -37,7 +37,7 @@ use crate::size::{human_bytes, parse_rate};
 
 Ctrl-C stops the pull with exit code 130. What was downloaded is kept, and the same command resumes.")]
 pub(super) struct Params {
-    /// [host/][namespace/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
+    /// [host/][path/…/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
     #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "REF")]
     sources: Vec<PullSource>,
     /// Pull the newest version of every model that was pulled and is not pinned

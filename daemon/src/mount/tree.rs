@@ -199,7 +199,13 @@ impl Builder<'_> {
         }
     }
 
-    fn add_layer(&mut self, directory: &[&str], name: &str, model: &MountedModel, layer: &Descriptor) {
+    fn add_layer(
+        &mut self,
+        directory: &[impl AsRef<str>],
+        name: &str,
+        model: &MountedModel,
+        layer: &Descriptor,
+    ) {
         let source = LayerSource {
             reference: model.reference.clone(),
             manifest: model.manifest.digest(),
@@ -211,7 +217,7 @@ impl Builder<'_> {
     }
 
     /// Adds a name for a file if the name is free. A file with the same content gets the name as a link.
-    fn add(&mut self, directory: &[&str], name: &str, digest: Digest, file: File) {
+    fn add(&mut self, directory: &[impl AsRef<str>], name: &str, digest: Digest, file: File) {
         let inode = self.inodes.number(&digest.to_string());
         let parent = self.directory(directory, file.modified);
         let size = match self.nodes.get(&inode) {
@@ -233,16 +239,16 @@ impl Builder<'_> {
     }
 
     /// The inode of the directory with this path, which is created if it is missing.
-    fn directory(&mut self, path: &[&str], modified: SystemTime) -> u64 {
+    fn directory(&mut self, path: &[impl AsRef<str>], modified: SystemTime) -> u64 {
         let mut inode = Tree::ROOT;
         let mut whole = String::from("directory");
         self.touch(inode, modified);
-        for name in path {
+        for name in path.iter().map(AsRef::as_ref) {
             whole.push('/');
             whole.push_str(name);
             let child = self.inodes.number(&whole);
             if let Some(Node::Directory(parent)) = self.nodes.get_mut(&inode) {
-                parent.entries.insert((*name).into(), Entry { inode: child, is_directory: true });
+                parent.entries.insert(name.into(), Entry { inode: child, is_directory: true });
             }
             self.nodes.entry(child).or_insert_with(|| Node::Directory(Directory::new(inode)));
             self.touch(child, modified);
