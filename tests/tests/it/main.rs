@@ -54,6 +54,7 @@ mod open;
 mod operations;
 mod outdated;
 mod owner;
+mod patterns;
 mod policy;
 mod protocol_violations;
 mod pull;
