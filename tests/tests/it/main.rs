@@ -46,6 +46,7 @@ mod lost_names;
 mod lower_stores;
 mod malicious_clients;
 mod metrics;
+mod mixed_up;
 mod mount;
 mod multi_user;
 mod no_space;
