@@ -17,6 +17,16 @@ pub(super) struct NamedFile<'m> {
     pub(super) file: &'m Descriptor,
 }
 
+impl NamedFile<'_> {
+    /// A name that no model and no other file has: `8b+model.gguf`, as in paths of `blobd exec`. No tag has a `+`.
+    pub(super) fn other_name(&self) -> String {
+        let (component, name) = (self.file.media_type.component().replace('/', "-"), self.name.as_str());
+        let end = FileFormat::split_name(name).map_or(name.len(), |(stem, _format)| stem.len());
+        let (stem, extension) = name.split_at_checked(end).unwrap_or((name, ""));
+        format!("{stem}+{component}{extension}")
+    }
+}
+
 /// The directory of a model's files: `llama3`, `me/llama3`, `hf.co/me/llama3`. Omits the default host and
 /// namespace, as a reference does.
 pub(super) fn directory(reference: &Reference) -> Vec<&str> {

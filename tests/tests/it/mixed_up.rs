@@ -10,7 +10,7 @@ use blobd_tests::temp_dirs::tmpfs_directory;
 #[test]
 fn file_is_not_asked_of_a_registry() {
     let daemon = TestDaemon::start();
-    ModelFile::dense(1).write_to(daemon.scratch(), "x.gguf");
+    let _path = ModelFile::dense(1).write_to(daemon.scratch(), "x.gguf");
     let run = |line: &[&str]| -> Run {
         let mut command = daemon.command().command();
         command::run(command.args(line).current_dir(daemon.scratch()))
