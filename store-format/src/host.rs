@@ -100,17 +100,12 @@ pub(crate) fn default_namespace(host: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether the first of two parts of a name is a host. A namespace has neither a dot nor a colon. A host with a
-/// dot and without a port counts only if it is known, so that a path is not taken for a host.
+/// Whether the first of two parts of a name is a host, as programs for containers decide too: it has a dot or a port.
 pub(crate) fn is_evident(text: &str) -> bool {
     let has_port = text.rsplit_once(':').is_some_and(|(_, port)| {
         !port.is_empty() && port.len() <= MAX_PORT_DIGITS && port.bytes().all(|digit| digit.is_ascii_digit())
     });
-    let is_known = || {
-        ALIASES.iter().any(|(alias, name)| [alias, name].iter().any(|host| host.eq_ignore_ascii_case(text)))
-    };
-    let is_address = || text.contains('.') && is_loopback(text);
-    has_port || bracketed(text).is_some() || is_known() || is_address()
+    has_port || text.contains('.') || bracketed(text).is_some()
 }
 
 /// Whether the text is an IPv6 address in brackets, perhaps with a port.
@@ -197,10 +192,20 @@ mod tests {
 
     #[test]
     fn hosts_are_told_from_namespaces() {
-        for host in ["localhost:5000", "lan:80", "127.0.0.1", "[::1]", "docker.io", "Ollama.com", "hf.co"] {
+        for host in [
+            "localhost:5000",
+            "lan:80",
+            "127.0.0.1",
+            "[::1]",
+            "docker.io",
+            "Ollama.com",
+            "hf.co",
+            "123456789012.dkr.ecr.eu-central-1.amazonaws.com",
+            "models.azurecr.io",
+        ] {
             assert!(is_evident(host), "{host}");
         }
-        for namespace in ["me", "localhost", "models.d", "a:b", "a:", "lan:123456", ""] {
+        for namespace in ["me", "localhost", "a:b", "a:", "lan:123456", ""] {
             assert!(!is_evident(namespace), "{namespace}");
         }
     }

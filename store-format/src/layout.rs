@@ -3,7 +3,7 @@
 //! Every path is relative to the root and made from checked parts ([`Digest`], [`Reference`]),
 //! so none leads out of the store. `docs/STORE-FORMAT.md` describes the whole tree.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::digest::Digest;
 use crate::reference::Reference;
@@ -42,6 +42,9 @@ pub const LOCK_FILE: &str = "lock";
 pub const COMMAND_SOCKET: &str = "command.sock";
 /// Space that is released when the disk is full, so that removing still works.
 pub const RESERVE_FILE: &str = "reserve";
+
+/// Between the parts of a namespace in its directory.
+const NAMESPACE_SEPARATOR: &str = "+";
 
 /// The file name of a digest's blob: `sha256-` and 64 hexadecimal digits, as in Ollama's store.
 #[must_use]
@@ -82,7 +85,31 @@ pub fn history(reference: &Reference) -> PathBuf {
 /// `manifests/<host>/<namespace>/<model>/<tag>`.
 #[must_use]
 pub fn manifest(reference: &Reference) -> PathBuf {
-    [MANIFESTS, reference.host(), reference.namespace(), reference.model(), reference.tag()].iter().collect()
+    Path::new(MANIFESTS).join(tag_place(reference))
+}
+
+/// The directory of a namespace. Several parts are one directory, `a+b` for `a/b`: with a directory each, the tag `c`
+/// of the repository `a/b` and the repository `a/b/c` would have the same path. No part contains a `+`.
+#[must_use]
+pub fn namespace_directory(reference: &Reference) -> String {
+    reference.namespace().replace('/', NAMESPACE_SEPARATOR)
+}
+
+/// `<host>/<namespace>/<model>/<tag>`, of which no two models have the same, even if case is ignored.
+fn tag_place(reference: &Reference) -> PathBuf {
+    let namespace = namespace_directory(reference);
+    [reference.host(), &namespace, reference.model(), reference.tag()].iter().collect()
+}
+
+/// The name of the model whose tag is at this place below [`MANIFESTS`].
+#[must_use]
+pub fn parse_tag_place(place: &Path) -> Option<Reference> {
+    let mut parts = place.iter().map(|part| part.to_str());
+    let mut next = || parts.next().flatten();
+    let (host, namespace, model, tag) = (next()?, next()?, next()?, next()?);
+    let namespace = namespace.replace(NAMESPACE_SEPARATOR, "/");
+    let reference = Reference::from_parts(host, &namespace, model, tag).ok()?;
+    parts.next().is_none().then_some(reference)
 }
 
 /// `quarantine/sha256-….<seconds>`: a blob that was quarantined at this Unix time.
@@ -100,7 +127,7 @@ pub fn partial(file: Digest) -> PathBuf {
 /// `pins/<host>/<namespace>/<model>/<tag>`.
 #[must_use]
 pub fn pin(reference: &Reference) -> PathBuf {
-    [PINS, reference.host(), reference.namespace(), reference.model(), reference.tag()].iter().collect()
+    Path::new(PINS).join(tag_place(reference))
 }
 
 /// `trash/sha256-….json`, named by the digest of the record itself.
@@ -132,6 +159,8 @@ pub fn parse_quarantined_name(name: &str) -> Option<(Digest, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -169,7 +198,65 @@ mod tests {
 
     #[test]
     fn manifest_path_has_the_four_parts_of_the_name() {
-        let reference: Reference = "llama3:8b".parse().unwrap();
-        assert_eq!(manifest(&reference).to_str(), Some("manifests/registry.ollama.ai/library/llama3/8b"));
+        for (name, path) in [
+            ("llama3:8b", "manifests/registry.ollama.ai/library/llama3/8b"),
+            ("localhost:5000/m:1", "manifests/localhost:5000/_/m/1"),
+            ("ghcr.io/owner/repo/model:1", "manifests/ghcr.io/owner+repo/model/1"),
+            ("ghcr.io/owner/repo:model", "manifests/ghcr.io/owner/repo/model"),
+        ] {
+            let reference: Reference = name.parse().unwrap();
+            assert_eq!(manifest(&reference).to_str(), Some(path));
+            assert_eq!(pin(&reference).strip_prefix(PINS), manifest(&reference).strip_prefix(MANIFESTS));
+        }
+    }
+
+    #[test]
+    fn only_places_of_tags_are_names() {
+        for place in
+            ["", "a", "a/b/c", "a/b/c/d/e", "a/+b/c/d", "a/b+/c/d", "a/b++c/d/e", "a+b/c/d/e", "a/b/c+d/e"]
+        {
+            assert_eq!(parse_tag_place(Path::new(place)), None, "{place}");
+        }
+    }
+
+    /// Names of few different parts, so that many pairs are alike: in all but case, or in all but a separator.
+    fn alike_name() -> impl Strategy<Value = Reference> {
+        let part =
+            prop::sample::select(vec!["a", "A", "b", "_", "a.b", "a_b", "a-b", "ab", "_a", "b.", "a..B"]);
+        let path = prop::collection::vec(part.clone(), 1..5).prop_map(|parts| parts.join("/"));
+        let host = prop::sample::select(vec![
+            "",
+            "h/",
+            "H/",
+            "h:80/",
+            "hf.co/",
+            "HuggingFace.co/",
+            "a.b/",
+            "[::1]/",
+        ]);
+        let tag = prop::sample::select(vec!["", ":latest", ":a", ":A", ":b", ":a.b"]);
+        let text = (host, path, tag).prop_map(|(host, path, tag)| format!("{host}{path}{tag}"));
+        text.prop_filter_map("not a name", |text| text.parse().ok())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        #[test]
+        fn two_names_have_one_path_without_case_only_if_they_are_one_model(a in alike_name(), b in alike_name()) {
+            let folded = |reference: &Reference| manifest(reference).to_str().map(str::to_ascii_lowercase);
+            prop_assert_eq!(folded(&a) == folded(&b), a.same_model(&b), "{} {}", a, b);
+            prop_assert_eq!(history(&a) == history(&b), a.same_model(&b), "{} {}", a, b);
+            // Nor is the path of a file that of a directory.
+            prop_assert_eq!(manifest(&a).components().count(), 5);
+        }
+
+        #[test]
+        fn place_of_a_tag_reads_back_as_its_name(name in alike_name()) {
+            let place = manifest(&name);
+            let found = parse_tag_place(place.strip_prefix(MANIFESTS).unwrap());
+            prop_assert!(found.as_ref().is_some_and(|found| found.same_model(&name)), "{found:?}");
+            prop_assert_eq!(found.map(|found| manifest(&found)), Some(place));
+        }
     }
 }

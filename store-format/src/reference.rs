@@ -1,8 +1,9 @@
 //! References: the names of models.
 //!
-//! The form is Ollama's, `[scheme://][host/][namespace/]model[:tag]`, and an optional
-//! `@sha256:…` that pins the manifest. It is parsed from the right: the last `:` after the last
-//! `/` splits off the tag, then `/` splits off the model and the namespace; the rest is the host.
+//! The form is `[scheme://][host/][path/…/]model[:tag]`, and an optional `@sha256:…` that pins the manifest. It is
+//! OCI's, and also allows what Ollama and Hugging Face allow. The last `:` after the last `/` splits off the tag, the
+//! last part is the model, and the parts between it and the host are the namespace. The first of three or more parts
+//! is a host, so that `a/b/c` means the same everywhere; of two, if it has a dot, a colon or a scheme.
 //! A text with a host may omit the namespace: `docker.io/smollm2` is `docker.io/ai/smollm2`, and
 //! `localhost:5000/m` is the repository `m`. A parsed reference has the [canonical](host::canonical) host.
 
@@ -10,12 +11,15 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::digest::{Digest, DigestError};
+use crate::digest::Digest;
 use crate::host;
+
+mod syntax;
+
+pub use self::syntax::ReferenceError;
 
 /// A model's full name: host, namespace, model, tag, and the scheme for its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,17 +106,13 @@ impl Reference {
     /// The tag of a name without one.
     pub const DEFAULT_TAG: &str = "latest";
 
-    /// Makes a reference from four parts, each checked. The host is kept as it is.
+    /// Makes a reference from four parts, each checked. The host is kept as it is. The namespace may have several
+    /// parts with `/` between them.
     ///
     /// # Errors
     /// [`ReferenceError`] when a part is empty, too long or has an invalid character.
     pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, ReferenceError> {
-        if !host::is_bracketed_address(host) {
-            HOST.check(host)?;
-        }
-        NAMESPACE.check(namespace)?;
-        MODEL.check(model)?;
-        TAG.check(tag)?;
+        syntax::check_parts(host, namespace, model, tag)?;
         Ok(Self {
             host: host.to_owned(),
             namespace: namespace.to_owned(),
@@ -130,7 +130,8 @@ impl Reference {
         &self.host
     }
 
-    /// The namespace: a user or organisation. [`host::NO_NAMESPACE`] if the repository has none.
+    /// The namespace: a user or organisation, or several parts with `/` between them. [`host::NO_NAMESPACE`] if the
+    /// repository has none.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -174,7 +175,7 @@ impl Reference {
     /// # Errors
     /// [`ReferenceError`] when `tag` is not a tag.
     pub fn with_tag(&self, tag: &str) -> Result<Self, ReferenceError> {
-        TAG.check(tag)?;
+        syntax::check_tag(tag)?;
         Ok(Self { tag: tag.to_owned(), tag_omitted: TagOmitted(false), ..self.clone() })
     }
 
@@ -204,14 +205,21 @@ impl Reference {
     #[must_use]
     pub fn short(&self) -> String {
         let Self { host, namespace, model, tag, .. } = self;
-        match (host == Self::DEFAULT_HOST, namespace == Self::DEFAULT_NAMESPACE) {
-            (true, true) => format!("{model}:{tag}"),
-            (true, false) => format!("{namespace}/{model}:{tag}"),
-            (false, _) if namespace == host::NO_NAMESPACE && host::is_evident(host) => {
-                format!("{host}/{model}:{tag}")
-            }
-            (false, _) => format!("{host}/{namespace}/{model}:{tag}"),
+        let may_omit_namespace =
+            host::is_evident(host) && host::default_namespace(host) == Some(host::NO_NAMESPACE);
+        match (self.omits_host(), namespace.as_str()) {
+            (true, Self::DEFAULT_NAMESPACE) => format!("{model}:{tag}"),
+            (true, namespace) => format!("{namespace}/{model}:{tag}"),
+            (false, host::NO_NAMESPACE) if may_omit_namespace => format!("{host}/{model}:{tag}"),
+            (false, namespace) => format!("{host}/{namespace}/{model}:{tag}"),
         }
+    }
+
+    /// Whether the short form has no host: it is the default, and the namespace is not taken for one without it.
+    #[must_use]
+    pub fn omits_host(&self) -> bool {
+        let namespace = self.namespace.as_str();
+        self.host == Self::DEFAULT_HOST && !namespace.contains('/') && !host::is_evident(namespace)
     }
 
     /// Whether the tag was left out, so that [`Self::DEFAULT_TAG`] is only assumed.
@@ -259,30 +267,6 @@ impl fmt::Display for Reference {
     }
 }
 
-impl FromStr for Reference {
-    type Err = ReferenceError;
-
-    fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        if text.len() > MAX_LENGTH {
-            return Err(ReferenceError::TooLong { length: text.len() });
-        }
-        let (name, digest) = match text.split_once('@') {
-            Some((name, digest)) => (name, Some(digest.parse()?)),
-            None => (text, None),
-        };
-        let (scheme, name) = split_scheme(name)?;
-        let (path, tag) = match name.rsplit_once(':') {
-            Some((path, tag)) if !tag.contains('/') => (path, tag),
-            _ => (name, ""),
-        };
-        let tag_omitted = TagOmitted(path.len() == name.len());
-        let tag = if tag_omitted.0 { Self::DEFAULT_TAG } else { tag };
-        let (host, namespace, model) = split_path(path, scheme.is_some())?;
-        let parsed = Self::from_parts(host, namespace, model, tag)?;
-        Ok(Self { scheme: scheme.unwrap_or(parsed.scheme), digest, tag_omitted, ..parsed })
-    }
-}
-
 impl Serialize for Reference {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.as_requested())
@@ -296,265 +280,5 @@ impl<'de> Deserialize<'de> for Reference {
     }
 }
 
-/// Why a text is not a reference.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReferenceError {
-    /// One of the four parts is not well-formed.
-    #[error(
-        "reference: {part} {found:?}: 1 to {max_length} letters, digits or {extra:?} expected, \
-         the first a letter, a digit or '_'"
-    )]
-    Part {
-        /// Which part.
-        part: &'static str,
-        /// The text found.
-        found: String,
-        /// The greatest length in bytes.
-        max_length: usize,
-        /// The characters allowed besides letters and digits.
-        extra: &'static str,
-    },
-    /// The scheme is neither `http` nor `https`.
-    #[error("reference: scheme {found:?}: http or https expected")]
-    Scheme {
-        /// The scheme found.
-        found: String,
-    },
-    /// A scheme without a host.
-    #[error("reference: {found:?} after a scheme: host/namespace/model expected")]
-    SchemeWithoutHost {
-        /// The text after `://`.
-        found: String,
-    },
-    /// A host whose models all have a namespace, and a name without one.
-    #[error("reference: {found:?}: {host}/USER/MODEL expected")]
-    NoNamespace {
-        /// The host.
-        host: String,
-        /// The text without scheme and tag.
-        found: String,
-    },
-    /// The text after `@` is not a digest.
-    #[error("reference: {0}")]
-    Digest(#[from] DigestError),
-    /// Longer than all parts together may be.
-    #[error("reference: {length} bytes, at most {MAX_LENGTH} allowed")]
-    TooLong {
-        /// The length in bytes.
-        length: usize,
-    },
-}
-
-/// The syntax of one part of a name. The first character cannot be `.`, so that no part is `..` and no
-/// path leads out of `manifests/`.
-struct PartRule {
-    part: &'static str,
-    extra: &'static str,
-    max_length: usize,
-}
-
-impl PartRule {
-    fn check(&self, text: &str) -> Result<(), ReferenceError> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || self.extra.contains(c);
-        let first = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-        if first && text.len() <= self.max_length && text.chars().all(allowed) {
-            return Ok(());
-        }
-        let found = text.chars().take(100).collect();
-        Err(ReferenceError::Part { part: self.part, found, max_length: self.max_length, extra: self.extra })
-    }
-}
-
-/// Ollama allows 350 bytes, but a file name ends at 255 and a host name at 253.
-const HOST: PartRule = PartRule { part: "host", extra: "_-.:", max_length: 253 };
-const NAMESPACE: PartRule = PartRule { part: "namespace", extra: "_-", max_length: 80 };
-const MODEL: PartRule = PartRule { part: "model", extra: "_-.", max_length: 80 };
-const TAG: PartRule = PartRule { part: "tag", extra: "_-.", max_length: 80 };
-/// The sum of all parts at their longest, with scheme, digest and separators.
-const MAX_LENGTH: usize = 253 + 3 * 80 + 8 + 72 + 4;
-
-/// Splits `[host/][namespace/]model` and fills in what is omitted. After a scheme the first part is a host.
-fn split_path(path: &str, has_scheme: bool) -> Result<(&str, &str, &str), ReferenceError> {
-    let mut from_right = path.rsplitn(3, '/');
-    let model = from_right.next().unwrap_or_default();
-    match (from_right.next(), from_right.next()) {
-        (Some(namespace), Some(host)) => Ok((host::canonical(host), namespace, model)),
-        (Some(host), None) if has_scheme || host::is_evident(host) => {
-            let no_namespace =
-                || ReferenceError::NoNamespace { host: host.to_owned(), found: path.to_owned() };
-            let namespace = host::default_namespace(host).ok_or_else(no_namespace)?;
-            Ok((host::canonical(host), namespace, model))
-        }
-        (None, _) if has_scheme => Err(ReferenceError::SchemeWithoutHost { found: path.to_owned() }),
-        (namespace, _) => {
-            Ok((Reference::DEFAULT_HOST, namespace.unwrap_or(Reference::DEFAULT_NAMESPACE), model))
-        }
-    }
-}
-
-fn split_scheme(name: &str) -> Result<(Option<Scheme>, &str), ReferenceError> {
-    match name.split_once("://") {
-        None => Ok((None, name)),
-        Some(("https", rest)) => Ok((Some(Scheme::Https), rest)),
-        Some(("http", rest)) => Ok((Some(Scheme::Http), rest)),
-        Some((scheme, _)) => Err(ReferenceError::Scheme { found: scheme.to_owned() }),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn defaults_fill_omitted_parts() {
-        for (text, full, short) in [
-            ("llama3", "registry.ollama.ai/library/llama3:latest", "llama3:latest"),
-            ("llama3:8b", "registry.ollama.ai/library/llama3:8b", "llama3:8b"),
-            ("me/llama3", "registry.ollama.ai/me/llama3:latest", "me/llama3:latest"),
-            ("hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M"),
-            ("localhost:5000/a/b", "http://localhost:5000/a/b:latest", "localhost:5000/a/b:latest"),
-            ("https://localhost/a/b", "https://localhost/a/b:latest", "localhost/a/b:latest"),
-            ("localhost:5000/x:y", "http://localhost:5000/_/x:y", "localhost:5000/x:y"),
-            ("127.0.0.1:5000/x", "http://127.0.0.1:5000/_/x:latest", "127.0.0.1:5000/x:latest"),
-            ("[::1]:5000/x", "http://[::1]:5000/_/x:latest", "[::1]:5000/x:latest"),
-            ("[::1]/a/b", "http://[::1]/a/b:latest", "[::1]/a/b:latest"),
-            ("lan:5000/x", "lan:5000/_/x:latest", "lan:5000/x:latest"),
-            ("https://registry.example/x", "registry.example/_/x:latest", "registry.example/_/x:latest"),
-            ("huggingface.co/a/b:c", "hf.co/a/b:c", "hf.co/a/b:c"),
-            ("https://www.HuggingFace.co/a/b", "hf.co/a/b:latest", "hf.co/a/b:latest"),
-            ("ollama.com/library/llama3:8b", "registry.ollama.ai/library/llama3:8b", "llama3:8b"),
-            ("ollama.com/llama3", "registry.ollama.ai/library/llama3:latest", "llama3:latest"),
-            ("localhost/x", "registry.ollama.ai/localhost/x:latest", "localhost/x:latest"),
-            ("https://hf.co/a/b:c", "hf.co/a/b:c", "hf.co/a/b:c"),
-            ("docker.io/smollm2", "docker.io/ai/smollm2:latest", "docker.io/ai/smollm2:latest"),
-            ("https://index.docker.io/x:y", "docker.io/ai/x:y", "docker.io/ai/x:y"),
-            ("docker.io/library/x", "docker.io/library/x:latest", "docker.io/library/x:latest"),
-            ("http://127.0.0.1:1/a/b:c", "http://127.0.0.1:1/a/b:c", "127.0.0.1:1/a/b:c"),
-        ] {
-            let reference: Reference = text.parse().unwrap();
-            assert_eq!(reference.to_string(), full);
-            assert_eq!(reference.short(), short);
-        }
-    }
-
-    #[test]
-    fn tag_that_was_left_out_is_left_out_of_requests_and_is_no_difference() {
-        let (short, full): (Reference, Reference) = ("me/m".parse().unwrap(), "me/m:latest".parse().unwrap());
-        assert_eq!(short, full);
-        assert!(short.omits_tag() && !full.omits_tag());
-        assert_eq!(short.as_requested(), "registry.ollama.ai/me/m");
-        assert_eq!(full.as_requested(), "registry.ollama.ai/me/m:latest");
-        let again: Reference = serde_json::from_str(&serde_json::to_string(&short).unwrap()).unwrap();
-        assert!(again.omits_tag());
-        assert!(!short.with_tag("latest").unwrap().omits_tag());
-    }
-
-    #[test]
-    fn id_is_four_or_more_hexadecimal_digits_in_place_of_a_name() {
-        let id = |text: &str| text.parse::<Reference>().unwrap().id_prefix();
-        assert_eq!(id("A80c"), Some("a80c".to_owned()));
-        assert_eq!(id("sha256:a80c4f"), Some("a80c4f".to_owned()));
-        for text in ["a80", "a80c:latest", "me/a80c", "llama", "sha256:xyz", "other:a80c", "hf.co/a/a80c"] {
-            assert_eq!(id(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn digest_pins_a_name() {
-        let digest = Digest::of(b"manifest");
-        let reference: Reference = format!("llama3:8b@{digest}").parse().unwrap();
-        assert_eq!(reference.digest(), Some(digest));
-        assert_eq!(reference.to_string().parse(), Ok(reference));
-    }
-
-    #[test]
-    fn hostile_and_malformed_names_are_refused() {
-        for text in [
-            "",
-            ":",
-            "/",
-            "a:",
-            ":b",
-            "a/",
-            "/a",
-            "a//b",
-            "..",
-            "../a",
-            "a/../b",
-            "a/..",
-            "a:..",
-            "a:.hidden",
-            "-a",
-            ".a",
-            "a b",
-            "a\0",
-            "a\n",
-            "ä",
-            "a/b/c/d",
-            "host/name:space/model:tag",
-            "ftp://a/b/c",
-            "http://model",
-            "hf.co/model",
-            "[::1/a/b",
-            "[::g]/a/b",
-            "[::1]:65536/a/b",
-            "[::1]x/a/b",
-            "models.d/file",
-            "a@",
-            "a@sha256:00",
-            "a@b@c",
-            "a:b:c",
-        ] {
-            assert!(text.parse::<Reference>().is_err(), "{text:?} was accepted");
-        }
-        assert!("a".repeat(81).parse::<Reference>().is_err());
-        assert!("a".repeat(1 << 20).parse::<Reference>().is_err());
-    }
-
-    #[test]
-    fn repository_may_lack_a_namespace() {
-        let repository = |text: &str| text.parse::<Reference>().unwrap().repository();
-        assert_eq!(repository("localhost:5000/x"), "x");
-        assert_eq!(repository("http://host/x"), "x");
-        assert_eq!(repository("localhost:5000/a/x"), "a/x");
-        assert_eq!(repository("x"), "library/x");
-    }
-
-    #[test]
-    fn names_of_one_service_name_the_same_model() {
-        let stored = Reference::from_parts("huggingface.co", "me", "x", "Q4_0").unwrap();
-        let named: Reference = "huggingface.co/me/x:Q4_0".parse().unwrap();
-        assert_eq!(named.host(), "hf.co");
-        assert!(named.same_model(&stored) && stored.same_model(&named));
-    }
-
-    #[test]
-    fn names_are_compared_without_case() {
-        let [a, b]: [Reference; 2] = ["LLaMA3:8B", "llama3:8b"].map(|text| text.parse().unwrap());
-        assert_ne!(a, b);
-        assert!(a.same_model(&b));
-        assert!(!a.same_model(&b.with_tag("70b").unwrap()));
-    }
-
-    proptest! {
-        #[test]
-        fn text_form_reads_back(
-            host in "[a-z0-9_][a-zA-Z0-9_.:-]{0,40}", namespace in "[a-z0-9_][a-zA-Z0-9_-]{0,20}",
-            model in "[a-z0-9_][a-zA-Z0-9_.-]{0,20}", tag in "[a-z0-9_][a-zA-Z0-9_.-]{0,20}",
-        ) {
-            let reference = Reference::from_parts(&host, &namespace, &model, &tag).unwrap();
-            prop_assert_eq!(reference.to_string().parse(), Ok(reference.clone()));
-            prop_assert_eq!(reference.short().parse(), Ok(reference));
-        }
-
-        #[test]
-        fn any_text_is_refused_or_reads_back(text in "\\PC{0,60}") {
-            if let Ok(reference) = text.parse::<Reference>() {
-                prop_assert_eq!(reference.to_string().parse(), Ok(reference));
-            }
-        }
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 pub struct Terminal {
     /// The command's side, for its standard input, output or error.
     pub slave: OwnedFd,
+    master: OwnedFd,
     reader: JoinHandle<String>,
 }
 
@@ -33,7 +34,16 @@ impl Terminal {
         let slave = slave.expect("its other side");
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&slave, size).expect("its size");
-        Self { slave, reader: thread::spawn(move || read(master)) }
+        let read_from = master.try_clone().expect("a descriptor");
+        Self { slave, master, reader: thread::spawn(move || read(read_from)) }
+    }
+
+    /// Types this, for a command that reads the terminal now or later.
+    ///
+    /// # Panics
+    /// When the terminal is gone.
+    pub fn type_in(&self, text: &str) {
+        rustix::io::write(&self.master, text.as_bytes()).expect("the terminal is there");
     }
 
     /// Another descriptor of the command's side.

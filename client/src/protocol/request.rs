@@ -1,5 +1,6 @@
 //! The bodies of requests.
 
+use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use serde::{Deserialize, Serialize};
@@ -120,9 +121,9 @@ pub struct RemoveParams {
     /// The names to drop; blobs that only they need are freed.
     #[serde(default)]
     pub references: Vec<Reference>,
-    /// Patterns of names, in which `*` stands for any text and `?` for any character.
+    /// Patterns of names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub patterns: Vec<String>,
+    pub patterns: Vec<NamePattern>,
     /// Only models that were last used longer ago than so many seconds; of all models, if neither names nor patterns
     /// are given.
     #[serde(default, skip_serializing_if = "Option::is_none")]

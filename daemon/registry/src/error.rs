@@ -52,7 +52,9 @@ pub enum RegistryError {
         /// The name of the model with the tag `latest`, if the registry has that.
         latest: Option<String>,
         /// The web page that lists the model's tags, if the registry has such pages.
-        page: Option<String>,
+        page: Option<Box<str>>,
+        /// The name of the model at Hugging Face, where it may have been copied without the host.
+        hub: Option<Box<str>>,
     },
     /// The registry requires other credentials.
     #[error("{subject}: denied by {host}; {advice}")]
@@ -297,8 +299,11 @@ impl RegistryError {
             Self::NoSuchTag { latest: Some(_), page: None, .. } => {
                 Some("the registry does not list its tags; without a tag, latest is pulled".to_owned())
             }
-            Self::NoSuchTag { page: Some(page), .. } => {
-                Some(format!("is the name right? if there is such a model, {page} lists its tags"))
+            Self::NoSuchTag { page: Some(page), hub, .. } => {
+                let hub = hub
+                    .as_ref()
+                    .map_or_else(String::new, |hub| format!("; at Hugging Face its name would be {hub}"));
+                Some(format!("is the name right? if there is such a model, {page} lists its tags{hub}"))
             }
             _ => None,
         }

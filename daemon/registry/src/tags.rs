@@ -1,6 +1,7 @@
 //! The tags of a repository, for the error about a wrong tag.
 
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::HubFile;
 use serde::Deserialize;
 
 use super::RegistryClient;
@@ -25,7 +26,13 @@ impl RegistryClient {
             }
             _ => {
                 let latest = self.latest(registry, reference).await;
-                RegistryError::NoSuchTag { subject, host, latest, page: tags_page(reference) }
+                RegistryError::NoSuchTag {
+                    subject,
+                    host,
+                    latest,
+                    page: tags_page(reference).map(String::into_boxed_str),
+                    hub: hub_name(reference).map(String::into_boxed_str),
+                }
             }
         }
     }
@@ -63,6 +70,20 @@ fn tags_page(reference: &Reference) -> Option<String> {
     is_ollama.then(|| format!("https://ollama.com/{}/tags", reference.repository()))
 }
 
+/// What a name without a host would be at Hugging Face, whose pages show it without the host. Unless the repository
+/// is called so there, a name without a namespace has none.
+fn hub_name(reference: &Reference) -> Option<String> {
+    let is_ollama = reference.host() == Reference::DEFAULT_HOST;
+    let tag = if reference.omits_tag() { String::new() } else { format!(":{}", reference.tag()) };
+    let has_hub_form = reference.model().to_ascii_lowercase().ends_with("-gguf");
+    let user = match reference.namespace() {
+        Reference::DEFAULT_NAMESPACE if has_hub_form => "USER",
+        Reference::DEFAULT_NAMESPACE => return None,
+        user => user,
+    };
+    is_ollama.then(|| format!("{}/{user}/{}{tag}", HubFile::HOST, reference.model()))
+}
+
 const MAX_TAGS: usize = 1000;
 const MAX_LIST_BYTES: u64 = 1 << 20;
 const MAX_NEAREST: usize = 5;
@@ -96,6 +117,17 @@ mod tests {
         assert_eq!(page("llama3:9b").as_deref(), Some("https://ollama.com/library/llama3/tags"));
         assert_eq!(page("me/mine:x").as_deref(), Some("https://ollama.com/me/mine/tags"));
         assert_eq!(page("localhost:5000/library/llama3:9b"), None);
+    }
+
+    #[test]
+    fn name_without_a_host_may_be_one_of_hugging_face() {
+        let hub = |name: &str| hub_name(&name.parse().unwrap());
+        assert_eq!(hub("Qwen/Qwen3-0.6B-GGUF").as_deref(), Some("hf.co/Qwen/Qwen3-0.6B-GGUF"));
+        assert_eq!(hub("Qwen/Qwen3-0.6B-GGUF:Q4_K_M").as_deref(), Some("hf.co/Qwen/Qwen3-0.6B-GGUF:Q4_K_M"));
+        assert_eq!(hub("me/mine").as_deref(), Some("hf.co/me/mine"));
+        assert_eq!(hub("Qwen3-0.6B-GGUF:Q8_0").as_deref(), Some("hf.co/USER/Qwen3-0.6B-GGUF:Q8_0"));
+        assert_eq!(hub("llama3:9b"), None);
+        assert_eq!(hub("localhost:5000/me/mine"), None);
     }
 
     #[test]

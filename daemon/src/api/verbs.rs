@@ -176,5 +176,5 @@ fn pulled(params: &PullParams) -> String {
 
 fn removed(params: &RemoveParams) -> String {
     let names = params.references.iter().map(short_name);
-    names.chain(params.patterns.iter().cloned()).collect::<Vec<_>>().join(" ")
+    names.chain(params.patterns.iter().map(ToString::to_string)).collect::<Vec<_>>().join(" ")
 }

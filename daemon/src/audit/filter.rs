@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use blobd_client::protocol::audit::{AuditRecord, LogParams};
+use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use serde_json::Value;
 
@@ -24,10 +25,16 @@ pub(crate) struct Filter {
 #[derive(Clone, Debug)]
 struct Model {
     text: String,
-    /// The full name, if it is one.
-    name: Option<String>,
+    /// The name or pattern of names, if it is one.
+    name: Option<ModelName>,
     /// The first digits of a digest, in lower case, if it can be that.
     digits: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+enum ModelName {
+    Name(Reference),
+    Pattern(NamePattern),
 }
 
 impl Filter {
@@ -87,7 +94,10 @@ impl Model {
         const MIN_DIGITS: usize = 4;
         let digits = text.strip_prefix("sha256:").unwrap_or(text);
         let is_hex = digits.len() >= MIN_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let name = text.parse().ok().map(|reference: Reference| reference.to_string());
+        let name = match NamePattern::is_pattern(text) {
+            true => text.parse().ok().map(ModelName::Pattern),
+            false => text.parse().ok().map(ModelName::Name),
+        };
         Self { text: text.to_owned(), name, digits: is_hex.then(|| digits.to_ascii_lowercase()) }
     }
 
@@ -110,10 +120,12 @@ impl Model {
     }
 
     fn is(&self, name: &str) -> bool {
-        name == self.text
-            || self.name.as_ref().is_some_and(|full| {
-                name.parse().is_ok_and(|reference: Reference| reference.to_string() == *full)
-            })
+        let is_meant = |found: Reference| match &self.name {
+            Some(ModelName::Name(name)) => name.same_model(&found),
+            Some(ModelName::Pattern(pattern)) => pattern.matches(&found),
+            None => false,
+        };
+        name == self.text || name.parse().is_ok_and(is_meant)
     }
 }
 
@@ -159,12 +171,17 @@ mod tests {
         let model =
             |model: &str| matches(&LogParams { model: Some(model.to_owned()), ..LogParams::default() });
         let digest = record().digest.unwrap();
-        for name in
-            ["llama3:8b", "registry.ollama.ai/library/llama3:8b", &digest.to_string(), &digest.short()]
-        {
+        for name in [
+            "llama3:8b",
+            "LLAMA3:8B",
+            "llama*",
+            "registry.ollama.ai/library/llama3:8b",
+            &digest.to_string(),
+            &digest.short(),
+        ] {
             assert!(model(name), "{name}");
         }
-        assert!(!model("llama3") && !model("llama") && !model("0000"));
+        assert!(!model("llama3") && !model("llama") && !model("qwen*") && !model("0000"));
     }
 
     #[test]

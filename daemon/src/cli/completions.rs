@@ -109,11 +109,11 @@ fn places(blobd: &Command) -> Vec<Place> {
 fn kinds(command: &Command, argument: &Arg) -> Option<(Vec<Kind>, bool)> {
     let name = argument.get_value_names()?.first()?.as_str();
     Some(match (command.get_name(), name) {
-        ("undelete", "REF") => (vec![Kind::Trash], false),
+        ("undelete", "REF|PATTERN") => (vec![Kind::Trash], false),
         ("help" | "man", "COMMAND") => (vec![Kind::Commands], false),
         (_, "REF" | "REF|PATTERN" | "SRC" | "OLD" | "A" | "B") => (vec![Kind::Models], false),
         (_, "REF|PATH") => (vec![Kind::Models], true),
-        (_, "PID|REF") => (vec![Kind::Models, Kind::Processes], false),
+        (_, "PID|REF|PATTERN") => (vec![Kind::Models, Kind::Processes], false),
         (_, "REF|ID") => (vec![Kind::Downloads], false),
         _ => return None,
     })

@@ -2,13 +2,13 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::model_diff::diff_tensors;
-use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use self::report::Report;
 use self::side::Side;
 use super::Global;
 use super::connect::{connect, note_name, print_result};
+use super::model_name::{ModelName, only};
 
 mod contents;
 mod render;
@@ -27,10 +27,10 @@ Examples:
 pub(super) struct Params {
     /// The first model
     #[arg(value_name = "A")]
-    a: Reference,
+    a: ModelName,
     /// The second model
     #[arg(value_name = "B")]
-    b: Reference,
+    b: ModelName,
     /// Compute the relative error of each tensor that differs: the root mean square of the differences, relative to
     /// that of A
     #[arg(long)]
@@ -39,7 +39,8 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let (a, b) = (Side::read(&connected, &params.a)?, Side::read(&connected, &params.b)?);
+    let read = |model| Side::read(&connected, &only(global, &connected.client, model)?);
+    let (a, b) = (read(&params.a)?, read(&params.b)?);
     for side in [&a, &b] {
         note_name(global, &side.reference, &side.details.name);
     }

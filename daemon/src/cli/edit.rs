@@ -13,6 +13,7 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::connect::{client_error, connect, print_report, print_result};
+use super::model_name::{ModelName, only, parse_new_name};
 use super::progress::Bar;
 use super::{Global, file_error, lost_models, usage};
 use crate::output::{Table, printable, terminal_width};
@@ -34,9 +35,9 @@ and new keys are appended. The other layers of the model, such as its license, a
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "SRC")]
-    source: Reference,
+    source: ModelName,
     /// The name of the new model
-    #[arg(value_name = "DST")]
+    #[arg(value_name = "DST", value_parser = parse_new_name)]
     target: Reference,
     /// Set a metadata key. Without a type (uint8 … float64, bool, string, array<…>), the key keeps its type. A
     /// value that starts with @ is the name of a file with the value; arrays are JSON
@@ -60,10 +61,18 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = request(params)?;
+    let (keys, template_layer) = changes(params)?;
     let mut bar: Option<Bar> = None;
     let quiet = global.hides_progress();
     let connected = connect(global)?;
+    let request = EditParams {
+        source: only(global, &connected.client, &params.source)?,
+        target: params.target.clone(),
+        keys,
+        template_layer,
+        force: params.force,
+        dry_run: params.dry_run,
+    };
     let edited = connected.client.edit(&request, |event| {
         if let EditEvent::Progress(EditProgress { total: Some(total), completed: Some(completed), .. }) =
             event
@@ -79,7 +88,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.dry_run { print_result(global, &edited, render) } else { print_report(global, &edited, render) }
 }
 
-fn request(params: &Params) -> Result<EditParams, ErrorBody> {
+/// The keys to change, and the new template layer.
+fn changes(params: &Params) -> Result<(Vec<KeyChange>, Option<String>), ErrorBody> {
     let mut keys = params.set.iter().map(|setting| key_setting(setting)).collect::<Result<Vec<_>, _>>()?;
     if let Some(template) = &params.template {
         let (value, value_type) = (Some(text_of(template)?), Some("string".to_owned()));
@@ -90,14 +100,7 @@ fn request(params: &Params) -> Result<EditParams, ErrorBody> {
     if keys.is_empty() && template_layer.is_none() {
         return Err(usage("no change: give --set, --unset, --template or --template-layer"));
     }
-    Ok(EditParams {
-        source: params.source.clone(),
-        target: params.target.clone(),
-        keys,
-        template_layer,
-        force: params.force,
-        dry_run: params.dry_run,
-    })
+    Ok((keys, template_layer))
 }
 
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";

@@ -20,6 +20,7 @@ use self::rewrite::{RewriteArgs, Rewriting};
 use super::connect::{client_error, connect, note_name};
 use super::file_name::file_name;
 use super::interrupt::on_end;
+use super::model_name::{ModelName, only};
 use super::output_file::{Existing, TemporaryName};
 use super::progress::{Bar, Progress};
 use super::target::{Target, refuse_terminal, write_error};
@@ -44,7 +45,7 @@ mod rewrite;
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
-    reference: Reference,
+    model: ModelName,
     /// The file or directory to write to; - for standard output
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
@@ -75,8 +76,9 @@ struct Exported {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let model = open(&connected.client, params)?;
-    note_name(global, &params.reference, model.name());
+    let reference = only(global, &connected.client, &params.model)?;
+    let model = open(&connected.client, params, &reference)?;
+    note_name(global, &reference, model.name());
     let to_stdout = params.output.as_deref() == Some(Path::new("-"));
     let has_weights = model.layers().iter().any(|layer| layer.media_type.holds_tensors());
     if let Some(output) = params.output.as_deref().filter(|_| has_weights && !params.force) {
@@ -96,9 +98,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if global.json { print_json(&serde_json::json!({ "exported": exported })) } else { Ok(()) }
 }
 
-fn open(client: &Client, params: &Params) -> Result<OpenModel, ErrorBody> {
+fn open(client: &Client, params: &Params, reference: &Reference) -> Result<OpenModel, ErrorBody> {
     let request = OpenParams {
-        reference: params.reference.clone(),
+        reference: reference.clone(),
         tensors: TensorSelection::None,
         component: Some(params.component.clone()),
         files: FileSelection::All,
@@ -204,7 +206,7 @@ fn output_path(
     count: usize,
 ) -> Result<PathBuf, ErrorBody> {
     // The stored name: the user may have given an ID.
-    let reference = model.name().parse().unwrap_or_else(|_malformed| params.reference.clone());
+    let reference = model.name().parse().map_err(usage)?;
     let name = file_name(&reference, layer, index, count);
     match &params.output {
         None => Ok(name.into()),

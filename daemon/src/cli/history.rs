@@ -3,11 +3,11 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::history::{NameChange, NameHistory};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
-use super::connect::show;
+use super::connect::{client_error, connect, print_result};
+use super::model_name::{ModelName, only};
 use crate::ops::shown_origin;
 use crate::output::{Table, terminal_width};
 use crate::times::{local, relative};
@@ -24,11 +24,15 @@ it is stored, `trash`, or `no`.")]
 pub(super) struct Params {
     /// The name
     #[arg(value_name = "REF")]
-    reference: Reference,
+    model: ModelName,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    show(global, |client| client.history(&params.reference), |history| render(global, history))
+    let connected = connect(global)?;
+    let client = &connected.client;
+    let name = only(global, client, &params.model)?;
+    let history = client.history(&name).map_err(client_error)?;
+    print_result(global, &history, |history| render(global, history))
 }
 
 fn render(global: &Global, history: &NameHistory) -> String {

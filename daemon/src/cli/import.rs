@@ -1,6 +1,7 @@
 //! `blobd import`
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -12,8 +13,10 @@ use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
+use super::advice::instead_of_import;
 use super::batch::Batch;
 use super::connect::{client_error, connect_or_create};
+use super::model_name::parse_new_name;
 use super::progress::Progress;
 use super::{Global, file_error, lost_models, usage};
 use crate::output::print_text;
@@ -30,7 +33,7 @@ pub(super) struct Params {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// The model's name; derived from the file name, and made distinct, if omitted
-    #[arg(long, value_name = "REF")]
+    #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
     /// Replace another model that has the name, also a pinned one; that model goes to the trash
     #[arg(long)]
@@ -89,7 +92,16 @@ fn open(path: &Path) -> Result<File, ErrorBody> {
         .read(true)
         .custom_flags(nonblocking)
         .open(path)
-        .map_err(|error| file_error(&path.display().to_string(), &error))
+        .map_err(|error| not_opened(path, &error))
+}
+
+/// If there is no such file, a model of a registry may have been meant.
+fn not_opened(path: &Path, error: &io::Error) -> ErrorBody {
+    let body = file_error(&path.display().to_string(), error);
+    match instead_of_import(path).filter(|_| error.kind() == io::ErrorKind::NotFound) {
+        Some(hint) => body.with_hint(hint),
+        None => body,
+    }
 }
 
 fn sums(imported: &[Imported]) -> String {

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{ModelList, ModelSummary};
+use blobd_store_format::name_pattern::NamePattern;
 use clap::{Args, ValueEnum};
 
 use self::facts::Facts;
@@ -12,6 +13,7 @@ use self::filter::Filter;
 use self::template::Template;
 use super::Global;
 use super::connect::{client_error, connect, print_result, show};
+use super::model_name::is_any;
 use super::nothing::{NO_MATCH, NO_MODELS};
 use crate::ops::shown_origin;
 use crate::output::{Table, print_message, printable, terminal_width};
@@ -26,7 +28,8 @@ mod template;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd ls
-  blobd ls llama                               models whose name contains llama
+  blobd ls llama                               models whose name contains llama, in any case
+  blobd ls 'llama*' 'hf.co/*:q4*'              models with such names
   blobd ls --sort size                         the largest first
   blobd ls --filter older=30d --filter pinned=false
   blobd ls --filter name='hf.co/*' --filter quantization=Q4_K_M
@@ -35,14 +38,15 @@ mod template;
   blobd ls --trash                             models that `blobd undelete` can restore
   blobd ls --json | jq -r '.models[].name'
 
-Keys of --filter: name, origin (a part, or a pattern with *), architecture or family, quantization,
+Patterns are as for `blobd rm`: * is any text, ? one character, [a-c] one of these.
+Keys of --filter: name, origin (a part, or a pattern), architecture or family, quantization,
 pinned, damaged (true or false), older and newer (than a time such as 30d, by MODIFIED).
 Fields of --format: name, id, digest, size, bytes, modified, age, used, pinned, origin,
 architecture, quantization. {{.Name}} is understood as {name}, \\t is a tab.")]
 pub(super) struct Params {
-    /// List only models whose name contains this text
-    #[arg(value_name = "TEXT")]
-    text: Option<String>,
+    /// List only models whose name contains one of these texts or matches one of these patterns
+    #[arg(value_name = "TEXT|PATTERN", value_parser = NamePattern::search)]
+    names: Vec<NamePattern>,
     /// List the models in the trash
     #[arg(long, conflicts_with_all = ["sort", "filters", "format"])]
     trash: bool,
@@ -92,7 +96,7 @@ impl Params {
             let cheap = self.filters.iter().filter(|filter| !filter.needs_header());
             let cheap: Vec<&Filter> = cheap.collect();
             let wanted = |model: &&ModelSummary| {
-                self.has_text(&model.name)
+                is_any(&self.names, &model.name)
                     && cheap.iter().all(|filter| filter.matches(model, &Facts::default()))
             };
             facts.read_headers(client, list.models.iter().filter(wanted));
@@ -101,11 +105,7 @@ impl Params {
     }
 
     fn is_listed(&self, model: &ModelSummary, facts: &Facts) -> bool {
-        self.has_text(&model.name) && self.filters.iter().all(|filter| filter.matches(model, facts))
-    }
-
-    fn has_text(&self, name: &str) -> bool {
-        self.text.as_ref().is_none_or(|text| name.contains(text.as_str()))
+        is_any(&self.names, &model.name) && self.filters.iter().all(|filter| filter.matches(model, facts))
     }
 
     /// The list is sorted by name already, which also orders equal models. RFC 3339 sorts as text.
@@ -137,7 +137,7 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
             print_message(&format!("blobd: a lower store is left out: {}\n", printable(problem)));
         }
     }
-    let has_selected = params.text.is_some() || !params.filters.is_empty();
+    let has_selected = !params.names.is_empty() || !params.filters.is_empty();
     if list.models.is_empty() {
         return (if has_selected { NO_MATCH } else { NO_MODELS }).to_owned();
     }
@@ -168,7 +168,7 @@ fn total(models: &[ModelSummary]) -> String {
 fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let models = |client: &Client| {
         let mut list = client.trash()?;
-        list.models.retain(|model| params.has_text(&model.name));
+        list.models.retain(|model| is_any(&params.names, &model.name));
         if params.reverse {
             list.models.reverse();
         }
@@ -180,7 +180,7 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         }
         if list.models.is_empty() {
             let is_empty = "the trash is empty; `blobd rm --keep 7d MODEL` moves a model there\n";
-            return (if params.text.is_some() { NO_MATCH } else { is_empty }).to_owned();
+            return (if params.names.is_empty() { is_empty } else { NO_MATCH }).to_owned();
         }
         let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
         for model in &list.models {

@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::client_file;
 use crate::output::{output_written, print, print_message, print_message_unbroken, printable};
 
+mod advice;
 mod audit_log;
 mod batch;
 mod completions;
@@ -45,6 +46,7 @@ mod logout;
 mod lost_models;
 mod ls;
 mod man;
+mod model_name;
 mod model_source;
 mod mount;
 mod nothing;
@@ -88,7 +90,8 @@ mod web;
   blobd help pull                      explain a command
 
 REF is the name of a model, such as llama3:8b or hf.co/user/repo:Q4_K_M, or the ID of a stored one,
-as `blobd ls` prints it, or at least the first four digits of that ID.
+as `blobd ls` prints it, or at least the first four digits of that ID. The name of a stored model may be
+a pattern: * is any text, ? one character, [a-c] one of these. Case does not matter.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
 6 no space, 7 denied, 130 stopped by Ctrl-C during a pull.")]
@@ -314,8 +317,8 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Df(params) => df::run(global, &params),
         Command::Rm(params) => rm::run(global, &params),
         Command::Undelete(params) => undelete::run(global, &params),
-        Command::Pin(params) => pin::run(global, &params.references, true),
-        Command::Unpin(params) => pin::run(global, &params.references, false),
+        Command::Pin(params) => pin::run(global, &params.models, true),
+        Command::Unpin(params) => pin::run(global, &params.models, false),
         Command::Tag(params) => tag::run(global, &params),
         Command::Rename(params) => rename::run(global, &params),
         Command::Promote(params) => promote::run(global, &params),

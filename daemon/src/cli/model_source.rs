@@ -15,11 +15,14 @@ use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileFormat, HeaderReader, Progress};
 use blobd_store_format::gguf::Header;
+use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, ShardName};
 use clap::Args;
 
+use super::advice::{Refused, parse_source};
 use super::connect::{Connected, client_error, connect, note_name};
+use super::model_name::{ModelName, only};
 use super::{Global, file_error, usage};
 
 /// Names the model that a command describes.
@@ -70,9 +73,18 @@ impl ModelArgs {
         if let Some(path) = self.path() {
             return Ok((describe_files(&path)?, None));
         }
-        let source: PullSource = self.model.parse().map_err(usage)?;
-        let reference = source.name().map_err(usage)?;
+        let parsed = parse_source(&self.model);
+        if let Err(refused) = parsed.clone()
+            && !NamePattern::is_pattern(&self.model)
+        {
+            return Err(refused.body());
+        }
         let connected = connect(global)?;
+        let source = match parsed {
+            Ok(source) => source,
+            Err(_pattern) => PullSource::Registry(only(global, &connected.client, &self.name()?)?),
+        };
+        let reference = source.name().map_err(usage)?;
         let model = match describe_stored(&connected.client, &reference) {
             Err(error) if error.code == ErrorCode::NotFound && !self.stored => {
                 // Without a tag, one of the stored tags was meant more likely than another one at the registry.
@@ -98,7 +110,8 @@ impl ModelArgs {
         denied: ErrorBody,
     ) -> Result<(DescribedModel, Option<Connected>), ErrorBody> {
         let connected = connect(global)?;
-        let details = match connected.client.model(&self.reference()?).map_err(client_error) {
+        let reference = only(global, &connected.client, &self.name()?)?;
+        let details = match connected.client.model(&reference).map_err(client_error) {
             Err(error) if error.code == ErrorCode::NotFound => return Err(denied),
             details => details?,
         };
@@ -116,8 +129,8 @@ impl ModelArgs {
     }
 
     /// The name of a model in the store.
-    pub(super) fn reference(&self) -> Result<Reference, ErrorBody> {
-        self.model.parse().map_err(usage)
+    pub(super) fn name(&self) -> Result<ModelName, ErrorBody> {
+        self.model.parse().map_err(Refused::body)
     }
 
     /// The path, if the text can only be a path, or is that of an existing file.

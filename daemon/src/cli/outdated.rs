@@ -12,12 +12,14 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{ModelSummary, Resolved};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::name_pattern::NamePattern;
 use clap::Args;
 use serde::Serialize;
 use tracing_mutex::stdsync::Mutex;
 
 use super::Global;
 use super::connect::{client_error, connect, print_result};
+use super::model_name::is_any;
 use super::upstream::{Followed, followed, nothing_to_compare};
 use crate::output::{Table, printable, terminal_width};
 use crate::times::relative;
@@ -34,9 +36,9 @@ Only manifests and lists of files are requested. Models that were imported or ed
 to a digest, have no source to compare with. A copy made by `blobd tag` is not compared either.
 The exit code is 1 if a model is outdated or could not be compared.")]
 pub(super) struct Params {
-    /// Compare only models whose name contains this text
-    #[arg(value_name = "TEXT")]
-    filter: Option<String>,
+    /// Compare only models whose name contains one of these texts or matches one of these patterns
+    #[arg(value_name = "TEXT|PATTERN", value_parser = NamePattern::search)]
+    names: Vec<NamePattern>,
 }
 
 /// How a model compares with its source.
@@ -75,8 +77,7 @@ struct Report {
 pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBody> {
     let connected = connect(global)?;
     let listed = connected.client.models().map_err(client_error)?.models;
-    let is_wanted =
-        |model: &&ModelSummary| params.filter.as_ref().is_none_or(|text| model.name.contains(text.as_str()));
+    let is_wanted = |model: &&ModelSummary| is_any(&params.names, &model.name);
     let wanted: Vec<_> = listed.iter().filter(is_wanted).collect();
     let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, followed(model)?))).collect();
     let report = Report { models: compare_all(&connected.client, &followed) };

@@ -2,23 +2,24 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::PinParams;
-use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
 use super::batch::Batch;
 use super::connect::{client_error, connect};
+use super::model_name::{ModelName, expand};
 use crate::output::{print, printable};
 
 /// Keep models from being evicted or removed
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd pin llama3:8b
+  blobd pin 'hf.co/*:Q8_0'                     all models with such names
   blobd ls --json | jq '.models[] | select(.pinned)'")]
 pub(super) struct PinArgs {
-    /// The models
-    #[arg(required = true, value_name = "REF")]
-    pub(super) references: Vec<Reference>,
+    /// The models, by name or by pattern
+    #[arg(required = true, value_name = "REF|PATTERN")]
+    pub(super) models: Vec<ModelName>,
 }
 
 /// Allow pinned models to be evicted and removed again; removes nothing
@@ -26,18 +27,18 @@ pub(super) struct PinArgs {
 #[command(after_help = "Examples:
   blobd unpin llama3:8b")]
 pub(super) struct UnpinArgs {
-    /// The models
-    #[arg(required = true, value_name = "REF")]
-    pub(super) references: Vec<Reference>,
+    /// The models, by name or by pattern
+    #[arg(required = true, value_name = "REF|PATTERN")]
+    pub(super) models: Vec<ModelName>,
 }
 
-pub(super) fn run(global: &Global, references: &[Reference], pinned: bool) -> Result<(), ErrorBody> {
+pub(super) fn run(global: &Global, models: &[ModelName], pinned: bool) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let mut batch = Batch::new(global, references.len());
-    for reference in references {
-        let request = PinParams { reference: reference.clone(), pinned };
-        let done = connected.client.pin(&request).map_err(client_error);
-        if let Some(done) = batch.add(&reference.short(), done)
+    let models = expand(&connected.client, models)?;
+    let mut batch = Batch::new(global, models.len());
+    for model in models {
+        let pin = |reference| connected.client.pin(&PinParams { reference, pinned }).map_err(client_error);
+        if let Some(done) = batch.add(&model.label, model.reference.and_then(pin))
             && !global.hides_reports()
         {
             let state = if done.pinned { "pinned" } else { "not pinned" };

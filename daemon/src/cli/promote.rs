@@ -2,10 +2,10 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::promote::{PromoteEvent, PromoteParams, PromoteProgress, Promoted};
-use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::connect::{client_error, connect, print_report, print_result};
+use super::model_name::{ModelName, only};
 use super::progress::Bar;
 use super::{Global, lost_models};
 use crate::output::printable;
@@ -22,17 +22,19 @@ verified. The lower store keeps its copy.")]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
-    reference: Reference,
+    model: ModelName,
     /// Print how much would be copied, and copy nothing
     #[arg(long)]
     dry_run: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = PromoteParams { reference: params.reference.clone(), dry_run: params.dry_run };
     let mut bar: Option<Bar> = None;
     let quiet = global.hides_progress();
     let connected = connect(global)?;
+    let reference = only(global, &connected.client, &params.model)?;
+    let label = reference.short();
+    let request = PromoteParams { reference, dry_run: params.dry_run };
     let promoted = connected.client.promote(&request, |event| {
         if let PromoteEvent::Progress(PromoteProgress {
             total: Some(total),
@@ -40,7 +42,6 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             ..
         }) = event
         {
-            let label = params.reference.short();
             bar.get_or_insert_with(|| Bar::new(&label, total, quiet)).set(completed, total);
         }
     });

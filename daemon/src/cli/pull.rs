@@ -13,9 +13,11 @@ use clap::Args;
 use serde_json::json;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
+use super::advice::{instead_of_pull, parse_source};
 use super::batch::Batch;
 use super::connect::{Connected, client_error, connect_or_create, print_result};
 use super::interrupt::on_interrupt;
+use super::model_name::parse_new_name;
 use super::progress::{Bar, Progress};
 use super::upstream::{Followed, followed, nothing_to_compare};
 use super::{Global, corrected, lost_models, pull_plan, usage};
@@ -37,14 +39,14 @@ use crate::size::{human_bytes, parse_rate};
 
 Ctrl-C stops the pull with exit code 130. What was downloaded is kept, and the same command resumes.")]
 pub(super) struct Params {
-    /// [host/][namespace/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
-    #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "REF")]
+    /// [host/][path/…/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
+    #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "REF", value_parser = parse_source)]
     sources: Vec<PullSource>,
     /// Pull the newest version of every model that was pulled and is not pinned
     #[arg(long, conflicts_with = "name")]
     all: bool,
     /// Store the model under this name instead
-    #[arg(long, value_name = "REF")]
+    #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
     /// Download at most this many bytes per second, such as 20MB
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
@@ -93,7 +95,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             // The summary of a successful pull has them.
             print_text(&lost_models::evicted(&evicted))?;
         }
-        let done = done.map_err(|error| pull_error(error, lock(&screen).received));
+        let done = done.map_err(|error| pull_error(error, lock(&screen).received, &request.source));
         if let Some(done) = batch.add(&request.source, done)
             && !global.hides_reports()
         {
@@ -137,14 +139,23 @@ fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<
     print_result(global, &plan, pull_plan::render)
 }
 
-/// Adds a hint whether the pull can be resumed: most downloaded data is kept if the daemon or the registry fails.
-fn pull_error(error: ClientError, received: Received) -> ErrorBody {
+/// Adds a hint whether the pull can be resumed: most downloaded data is kept if the daemon or the registry fails. If
+/// there is no such model, a file may have been meant.
+fn pull_error(error: ClientError, received: Received, source: &PullSource) -> ErrorBody {
     let is_closed = matches!(error, ClientError::Closed);
     let body = client_error(error);
     match body.hint {
         None if is_closed => body.with_hint(format!("when the daemon runs again, {}", received.next_time())),
         None if received != Received::Nothing && body.code == ErrorCode::Upstream => {
             body.with_hint(received.next_time())
+        }
+        _ if received == Received::Nothing
+            && matches!(body.code, ErrorCode::NotFound | ErrorCode::Upstream) =>
+        {
+            match instead_of_pull(source) {
+                Some(hint) => body.with_hint(hint),
+                None => body,
+            }
         }
         _ => body,
     }

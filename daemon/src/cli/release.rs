@@ -1,12 +1,15 @@
 //! `blobd release`
 
+use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::ReleaseParams;
-use blobd_store_format::reference::{Reference, ReferenceError};
+use blobd_client::protocol::response::Released;
 use clap::Args;
 
 use super::Global;
-use super::connect::report;
+use super::advice::Refused;
+use super::connect::{client_error, connect, print_report};
+use super::model_name::{ModelName, expand_among, names};
 use super::ps::row;
 use crate::output::{Table, terminal_width};
 
@@ -24,46 +27,59 @@ Examples:
   blobd release 4711 --json | jq '.released[].model'"
 )]
 pub(super) struct Params {
-    /// A process, as `blobd ps` lists it, or a model
-    #[arg(value_name = "PID|REF")]
+    /// A process, as `blobd ps` lists it, or a model, by name or by pattern
+    #[arg(value_name = "PID|REF|PATTERN")]
     target: Target,
 }
 
 #[derive(Clone, Debug)]
 enum Target {
     Process(i32),
-    Model(Reference),
+    Model(ModelName),
 }
 
 impl std::str::FromStr for Target {
-    type Err = String;
+    type Err = Refused;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Refused> {
+        let text = text.trim();
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             let pid = text.parse().ok().filter(|pid| *pid > 0);
-            return pid
-                .map(Self::Process)
-                .ok_or_else(|| "not a process id; a number from 1 to 2147483647 expected".to_owned());
+            let refused = || Refused::new(&"not a process id: expected a number from 1 to 2147483647");
+            return pid.map(Self::Process).ok_or_else(refused);
         }
-        text.parse().map(Self::Model).map_err(|error: ReferenceError| error.to_string())
+        text.parse().map(Self::Model)
     }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = match &params.target {
-        Target::Process(pid) => ReleaseParams { pid: Some(*pid), reference: None },
-        Target::Model(model) => ReleaseParams { pid: None, reference: Some(model.clone()) },
+    let connected = connect(global)?;
+    let client = &connected.client;
+    let requests = match &params.target {
+        Target::Process(pid) => vec![ReleaseParams { pid: Some(*pid), reference: None }],
+        Target::Model(model) => of_models(client, model)?,
     };
-    report(
-        global,
-        |client| client.release(&request),
-        |released| {
-            let headings = ["ENDED LEASE OF", "PID", "USER", "COMMAND", "SINCE", "BYTES"];
-            let mut table = Table::new(&headings, &[1, 5]);
-            released.released.iter().for_each(|session| table.row(row(session)));
-            table.render(terminal_width())
-        },
-    )
+    let mut released = Released { released: Vec::new() };
+    for request in requests {
+        released.released.extend(client.release(&request).map_err(client_error)?.released);
+    }
+    print_report(global, &released, |released| {
+        let headings = ["ENDED LEASE OF", "PID", "USER", "COMMAND", "SINCE", "BYTES"];
+        let mut table = Table::new(&headings, &[1, 5]);
+        released.released.iter().for_each(|session| table.row(row(session)));
+        table.render(terminal_width())
+    })
+}
+
+/// A request for each model. A pattern is compared with the models that are open, which may have been removed.
+fn of_models(client: &Client, model: &ModelName) -> Result<Vec<ReleaseParams>, ErrorBody> {
+    let open = || {
+        let sessions = client.sessions().map_err(client_error)?.sessions;
+        Ok(names(sessions.iter().map(|session| session.model.as_str())))
+    };
+    let named = expand_among(std::slice::from_ref(model), open)?;
+    let request = |reference| ReleaseParams { pid: None, reference: Some(reference) };
+    named.into_iter().map(|named| named.reference.map(request)).collect()
 }
 
 #[cfg(test)]

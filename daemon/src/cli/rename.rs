@@ -6,7 +6,8 @@ use blobd_client::protocol::response::Renamed;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::connect::report;
+use super::connect::{client_error, connect, print_report};
+use super::model_name::{ModelName, only, parse_new_name};
 use super::{Global, lost_models};
 use crate::output::printable;
 
@@ -20,9 +21,9 @@ use crate::output::printable;
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "OLD")]
-    source: Reference,
+    source: ModelName,
     /// Its new name
-    #[arg(value_name = "NEW")]
+    #[arg(value_name = "NEW", value_parser = parse_new_name)]
     target: Reference,
     /// Replace another model that has the new name, also a pinned one; that model goes to the trash
     #[arg(long)]
@@ -30,9 +31,12 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let (source, target) = (params.source.clone(), params.target.clone());
-    let request = RenameParams { source, target, force: params.force };
-    report(global, |client| client.rename(&request), render)
+    let connected = connect(global)?;
+    let client = &connected.client;
+    let (source, target) = (only(global, client, &params.source)?, params.target.clone());
+    let renamed =
+        client.rename(&RenameParams { source, target, force: params.force }).map_err(client_error)?;
+    print_report(global, &renamed, render)
 }
 
 fn render(renamed: &Renamed) -> String {

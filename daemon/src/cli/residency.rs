@@ -10,11 +10,11 @@ use blobd_client::protocol::request::OpenParams;
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::residency::Residency;
 use blobd_store_format::expert::separate_expert;
-use blobd_store_format::reference::Reference;
 use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect, note_name};
+use super::model_name::{ModelName, only};
 use crate::output::{Table, print, print_json, terminal_width};
 use crate::size::human_bytes;
 
@@ -58,10 +58,11 @@ pub(super) fn share(residency: Residency) -> String {
 }
 
 /// Shows how much is in memory of each stack of experts, of the other tensors, and of all files.
-pub(super) fn show(global: &Global, reference: &Reference) -> Result<(), ErrorBody> {
+pub(super) fn show(global: &Global, model: &ModelName) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
+    let reference = only(global, &connected.client, model)?;
     let model = connected.client.open_with(&OpenParams::new(reference.clone())).map_err(client_error)?;
-    note_name(global, reference, model.name());
+    note_name(global, &reference, model.name());
     let all = of_model(&model).map_err(model_error)?.ok_or_else(denied)?;
     let groups = groups(&model).map_err(model_error)?;
     let Residency { bytes, resident_bytes } = all;

@@ -1,20 +1,22 @@
 //! `blobd rm`
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
+use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
+use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::Removed;
 use blobd_client::protocol::upkeep::Spared;
-use blobd_store_format::reference::{Reference, ReferenceError};
 use clap::Args;
 
 use super::batch;
-use super::connect::{client_error, connect, print_report, report};
-use super::{Global, lost_models};
-use crate::output::one_line;
+use super::connect::{client_error, connect, print_report};
+use super::model_name::ModelName;
+use super::prompt::{self, Echo};
+use super::{Global, lost_models, usage};
+use crate::output::{one_line, print_message};
 use crate::size::human_bytes;
 use crate::times::parse_period;
 
@@ -34,14 +36,14 @@ Examples:
   blobd rm llama3:8b
   blobd rm --dry-run llama3:8b                 what would be removed, freed and kept
   blobd rm --keep 7d llama3:8b                 `blobd undelete` can restore it for a week
-  blobd rm 'llama3:*' 'hf.co/*:Q8_0'           all models with such names
+  blobd rm 'llama3:*' 'hf.co/*:Q8_0'           all models with such names; asks on a terminal
   blobd rm --older-than 30d --dry-run          all models that were not used for 30 days
   blobd rm --unused --older-than 7d            all that were never opened and are older than a week
   blobd rm llama3:8b llama3:70b --json | jq .freed_bytes")]
 pub(super) struct Params {
-    /// The models, by name or by pattern; * stands for any text, ? for one character
+    /// The models, by name or by pattern; * stands for any text, ? for one character, [a-c] for one of these
     #[arg(required_unless_present_any = ["older_than", "unused"], value_name = "REF|PATTERN")]
-    models: Vec<Target>,
+    models: Vec<ModelName>,
     /// Only models that were last used longer ago (30d, 12h); one that was never opened counts from when it got
     /// its name
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
@@ -55,25 +57,9 @@ pub(super) struct Params {
     /// Only show what would be removed and freed
     #[arg(long)]
     dry_run: bool,
-}
-
-/// A model's name, or a pattern of names.
-#[derive(Clone, Debug)]
-enum Target {
-    Name(Reference),
-    Pattern(String),
-}
-
-impl FromStr for Target {
-    type Err = ReferenceError;
-
-    fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        if text.contains(['*', '?']) {
-            Ok(Self::Pattern(text.to_owned()))
-        } else {
-            text.parse().map(Self::Name)
-        }
-    }
+    /// Remove what patterns, --older-than and --unused select without asking on a terminal
+    #[arg(short, long)]
+    yes: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -86,22 +72,51 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     };
     for model in params.models.clone() {
         match model {
-            Target::Name(name) => request.references.push(name),
-            Target::Pattern(pattern) => request.patterns.push(pattern),
+            ModelName::Name(name) => request.references.push(name),
+            ModelName::Pattern(pattern) => request.patterns.push(pattern),
         }
     }
     let count = params.models.len();
-    if count <= 1 {
-        return report(global, |client| client.remove(&request), summary);
+    request.go_on = count > 1;
+    let connected = connect(global)?;
+    let client = &connected.client;
+    let is_selected = !request.patterns.is_empty() || params.older_than.is_some() || params.unused;
+    if is_selected && !params.dry_run && !params.yes && io::stdin().is_terminal() {
+        request = confirmed(client, request)?;
     }
-    request.go_on = true;
-    let removed = connect(global)?.client.remove(&request).map_err(client_error)?;
+    let removed = client.remove(&request).map_err(client_error)?;
+    if count <= 1 {
+        return print_report(global, &removed, summary);
+    }
     let errors: Vec<ErrorBody> = removed.failed.iter().map(|failed| failed.error.clone()).collect();
     if !global.json {
         batch::report_each(global, &errors);
     }
     print_report(global, &removed, summary)?;
     batch::result(count, errors, ["models was not removed", "models were not removed"])
+}
+
+/// Shows what would be removed, and asks. Only that is removed then: a model that matches meanwhile was not shown.
+fn confirmed(client: &Client, request: RemoveParams) -> Result<RemoveParams, ErrorBody> {
+    let planned = client.remove(&RemoveParams { dry_run: true, ..request.clone() }).map_err(client_error)?;
+    if planned.models.is_empty() {
+        return Ok(request);
+    }
+    print_message(&summary(&planned));
+    let count = planned.models.len();
+    let models = if count == 1 { "this model".to_owned() } else { format!("these {count} models") };
+    let answer = prompt::ask(&format!("Remove {models}? [y/N] "), Echo::On)?;
+    if !matches!(answer.to_ascii_lowercase().as_str(), "y" | "yes") {
+        return Err(usage("rm: not confirmed: nothing was removed"));
+    }
+    let shown = planned.models.iter().filter_map(|model| model.name.parse().ok());
+    // Names that are refused are reported once more.
+    let refused = request
+        .references
+        .iter()
+        .filter(|name| planned.failed.iter().any(|failed| failed.name == name.short()));
+    let references = shown.chain(refused.cloned()).collect();
+    Ok(RemoveParams { references, patterns: Vec::new(), ..request })
 }
 
 fn summary(removed: &Removed) -> String {

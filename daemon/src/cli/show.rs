@@ -76,10 +76,10 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.residency {
-        return residency::show(global, &params.model.reference()?);
+        return residency::show(global, &params.model.name()?);
     }
     if params.hash.is_given() {
-        return hash::show(global, &params.model.reference()?, &params.hash);
+        return hash::show(global, &params.model.name()?, &params.hash);
     }
     let described = match params.model.describe(global) {
         Err(error) if error.code == ErrorCode::DeniedByPolicy && params.shows_overview() => {

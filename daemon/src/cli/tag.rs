@@ -6,7 +6,8 @@ use blobd_client::protocol::response::Tagged;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::connect::report;
+use super::connect::{client_error, connect, print_report};
+use super::model_name::{ModelName, only, parse_new_name};
 use super::{Global, lost_models};
 use crate::output::printable;
 
@@ -18,9 +19,9 @@ use crate::output::printable;
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "SRC")]
-    source: Reference,
+    source: ModelName,
     /// The new name
-    #[arg(value_name = "DST")]
+    #[arg(value_name = "DST", value_parser = parse_new_name)]
     target: Reference,
     /// Replace another model that has the name, also a pinned one; that model goes to the trash
     #[arg(long)]
@@ -28,9 +29,11 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let (source, target) = (params.source.clone(), params.target.clone());
-    let request = TagParams { source, target, force: params.force };
-    report(global, |client| client.tag(&request), render)
+    let connected = connect(global)?;
+    let client = &connected.client;
+    let (source, target) = (only(global, client, &params.source)?, params.target.clone());
+    let tagged = client.tag(&TagParams { source, target, force: params.force }).map_err(client_error)?;
+    print_report(global, &tagged, render)
 }
 
 fn render(tagged: &Tagged) -> String {

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::quant;
-use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use self::source::StoredTensor;
 use super::connect::{connect, print_result};
+use super::model_name::{ModelName, only};
 use super::output_file::Existing;
 use super::target::refuse_terminal;
 use super::{Global, usage};
@@ -40,7 +40,7 @@ Examples:
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
-    reference: Reference,
+    model: ModelName,
     /// The tensor's name, as `blobd show --tensors` lists it
     #[arg(value_name = "NAME")]
     name: String,
@@ -72,7 +72,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return Err(usage("-o: only --dump and --npy write a file"));
     }
     let connected = connect(global)?;
-    let tensor = StoredTensor::open(&connected.client, &params.reference, &params.name)?;
+    let reference = only(global, &connected.client, &params.model)?;
+    let tensor = StoredTensor::open(&connected.client, &reference, &params.name)?;
     let tensor = match params.expert {
         Some(number) => tensor.expert(number)?,
         None => tensor,

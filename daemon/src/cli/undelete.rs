@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::batch::Batch;
 use super::connect::{client_error, connect};
+use super::model_name::{ModelName, expand_among, names, parse_new_name};
 use super::{Global, lost_models, usage};
 use crate::output::{print, printable};
 
@@ -18,11 +19,11 @@ use crate::output::{print, printable};
   blobd undelete llama3:8b --force             in place of it
   blobd ls --trash                             list the models in the trash")]
 pub(super) struct Params {
-    /// The models, by the names that they had before
-    #[arg(required = true, value_name = "REF")]
-    references: Vec<Reference>,
+    /// The models, by the names that they had before, or by pattern
+    #[arg(required = true, value_name = "REF|PATTERN")]
+    models: Vec<ModelName>,
     /// Restore the model under this name
-    #[arg(long, value_name = "REF")]
+    #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
     /// Replace another model that has the name now, also a pinned one; that model goes to the trash
     #[arg(long)]
@@ -30,16 +31,22 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    if params.name.is_some() && params.references.len() > 1 {
+    let connected = connect(global)?;
+    let trash = || {
+        let trash = connected.client.trash().map_err(client_error)?.models;
+        Ok(names(trash.iter().map(|model| model.name.as_str())))
+    };
+    let models = expand_among(&params.models, trash)?;
+    if params.name.is_some() && models.len() > 1 {
         return Err(usage("--name: names one model, but several are given"));
     }
-    let connected = connect(global)?;
-    let mut batch = Batch::new(global, params.references.len());
-    for reference in &params.references {
-        let request =
-            UndeleteParams { reference: reference.clone(), name: params.name.clone(), force: params.force };
-        let done = connected.client.undelete(&request).map_err(client_error);
-        if let Some(done) = batch.add(&reference.short(), done)
+    let mut batch = Batch::new(global, models.len());
+    for model in models {
+        let undelete = |reference| {
+            let request = UndeleteParams { reference, name: params.name.clone(), force: params.force };
+            connected.client.undelete(&request).map_err(client_error)
+        };
+        if let Some(done) = batch.add(&model.label, model.reference.and_then(undelete))
             && !global.hides_reports()
         {
             let lost = lost_models::displaced(&done.displaced);

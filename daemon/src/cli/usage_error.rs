@@ -8,6 +8,7 @@ use blobd_store_format::source::without_userinfo;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory as _, Error};
 
+use super::advice::Refused;
 use super::habits::{advice, nearest};
 use super::{Cli, Global};
 
@@ -24,7 +25,7 @@ pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
             (format!("{}: a command is missing", usage.command), Some(usage.commands()))
         }
         ErrorKind::InvalidValue => invalid_value(error),
-        ErrorKind::ValueValidation => (refused_value(error), None),
+        ErrorKind::ValueValidation => (refused_value(error), advised(error)),
         ErrorKind::ArgumentConflict => (conflict(error), None),
         ErrorKind::NoEquals => {
             (format!("{}: = expected before the value", text(error, ContextKind::InvalidArg)), None)
@@ -141,6 +142,11 @@ fn refused_value(error: &Error) -> String {
     }
 }
 
+/// What the refused value is instead, if that is known.
+fn advised(error: &Error) -> Option<String> {
+    std::error::Error::source(error)?.downcast_ref::<Refused>()?.hint.clone()
+}
+
 /// A URL without its user, its password and its query.
 fn without_secrets(value: &str) -> Cow<'_, str> {
     match value.contains("://") {
@@ -229,9 +235,9 @@ mod tests {
             message.contains("\"http://…@h.example/a/m:latest\"") && !message.contains("s3cret"),
             "{message}"
         );
-        let (message, hint) = error("--quiet rm a..b/c/d/e/f");
+        let (message, hint) = error("--quiet rm a/..b/c");
         assert_eq!(hint, "`blobd rm --help` explains it");
-        assert!(message.starts_with("[REF|PATTERN]...: \"a..b/c/d/e/f\": reference: "), "{message}");
+        assert!(message.starts_with("[REF|PATTERN]...: \"a/..b/c\": reference: "), "{message}");
     }
 
     #[test]
@@ -240,7 +246,7 @@ mod tests {
             "nope",
             "show",
             "ls --x",
-            "ls a b",
+            "history a b",
             "pull --limit-rate x y",
             "gc --plan-eviction=x",
             "show a --tensors=x",

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::Global;
 use super::batch::{Batch, Failed};
 use super::connect::{Connected, client_error, connect, print_result};
+use super::model_name::{ModelName, expand};
 use super::progress::{Bar, Progress};
 use crate::output::{Table, one_line, terminal_width};
 use crate::size::human_bytes;
@@ -27,9 +28,9 @@ damage was found and not repaired."
   blobd verify --repair                        downloads only the tensors that are damaged
   blobd verify --json | jq -r '.corrupt[].digest'")]
 pub(super) struct Params {
-    /// The models to verify; the whole store if omitted
-    #[arg(value_name = "REF")]
-    references: Vec<Reference>,
+    /// The models to verify, by name or by pattern; the whole store if omitted
+    #[arg(value_name = "REF|PATTERN")]
+    models: Vec<ModelName>,
     /// Repair damaged blobs, from the store itself or from the registry that they came from
     #[arg(long)]
     repair: bool,
@@ -37,22 +38,27 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let mut batch = Batch::new(global, params.references.len());
-    if params.references.is_empty() {
+    let models = expand(&connected.client, &params.models)?;
+    let mut batch = Batch::new(global, models.len());
+    if models.is_empty() {
         batch.add(&"store", verify(global, params, &connected, None));
     }
-    for reference in &params.references {
-        batch.add(&reference.short(), verify(global, params, &connected, Some(reference)));
+    let mut labels = Vec::new();
+    let count = models.len();
+    for model in models {
+        let verify = |reference| verify(global, params, &connected, Some(reference));
+        batch.add(&model.label, model.reference.and_then(verify));
+        labels.push(model.label);
     }
     let verified = sum(batch.done());
-    if params.references.len() > 1 || !batch.done().is_empty() {
+    if count > 1 || !batch.done().is_empty() {
         print_result(global, &Report { verified: &verified, failed: batch.failed() }, |_| render(&verified))?;
     }
     let finished = batch.result(["models was not verified", "models were not verified"]);
     match verified.corrupt.iter().filter(|blob| !blob.repaired).count() {
         0 => finished
             .and_then(|()| verified.unavailable.as_ref().map_or(Ok(()), |left| Err(unavailable(left)))),
-        count => Err(damaged(count, params)),
+        count => Err(damaged(count, &labels, params.repair)),
     }
 }
 
@@ -60,9 +66,9 @@ fn verify(
     global: &Global,
     params: &Params,
     connected: &Connected,
-    reference: Option<&Reference>,
+    reference: Option<Reference>,
 ) -> Result<Verified, ErrorBody> {
-    let request = VerifyParams { reference: reference.cloned(), repair: params.repair };
+    let request = VerifyParams { reference, repair: params.repair };
     let progress = Progress::new(global.hides_progress());
     let mut screen = Screen { progress, status: String::new(), bar: None };
     let verified = connected.client.verify(&request, |event| screen.show(&event));
@@ -107,19 +113,18 @@ fn unavailable(Unavailable { blobs, reason }: &Unavailable) -> ErrorBody {
     )
 }
 
-fn damaged(count: usize, params: &Params) -> ErrorBody {
-    let names: Vec<String> = params.references.iter().map(Reference::short).collect();
-    let subject = match &*names {
+fn damaged(count: usize, names: &[String], is_repaired: bool) -> ErrorBody {
+    let subject = match names {
         [] => "store".to_owned(),
         [name] => format!("model {name}"),
         names => format!("models {}", names.join(", ")),
     };
     let blobs = if count == 1 { "blob or recipe is" } else { "blobs or recipes are" };
     let what = format!("{subject}: {count} {blobs} damaged");
-    if params.repair {
+    if is_repaired {
         return ErrorBody::new(ErrorCode::Corrupt, format!("{what} and could not be repaired"));
     }
-    let words = ["blobd verify --repair".to_owned()].into_iter().chain(names);
+    let words = ["blobd verify --repair".to_owned()].into_iter().chain(names.iter().cloned());
     let hint = format!("run `{}`", words.collect::<Vec<_>>().join(" "));
     ErrorBody::new(ErrorCode::Corrupt, what).with_hint(hint)
 }

@@ -7,7 +7,6 @@ use blobd_client::model::{BlobSlice, OpenModel};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::OpenParams;
 use blobd_client::residency::{MemoryLock, Prefetch, Residency};
-use blobd_store_format::reference::Reference;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -16,6 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::Global;
 use super::connect::{client_error, connect, note_name, print_report};
 use super::interrupt::{Signals, first_of, listen_for_end};
+use super::model_name::{ModelName, only};
 use super::progress::Bar;
 use super::residency::{blobs, model_error};
 use crate::output::print_message;
@@ -36,7 +36,7 @@ Examples:
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
-    reference: Reference,
+    model: ModelName,
     /// Read only this part: model, projector, adapter, or a prefix of layer names that ends in a slash
     #[arg(long, value_name = "NAME")]
     component: Option<String>,
@@ -68,9 +68,10 @@ struct Warmed {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let component = params.component.clone();
-    let request = OpenParams { component, ..OpenParams::new(params.reference.clone()) };
+    let reference = only(global, &connected.client, &params.model)?;
+    let request = OpenParams { component, ..OpenParams::new(reference.clone()) };
     let model = connected.client.open_with(&request).map_err(client_error)?;
-    note_name(global, &params.reference, model.name());
+    note_name(global, &reference, model.name());
     let pieces = pieces(&blobs(&model).map_err(model_error)?);
     let mut locker = Locker { left: params.lock.unwrap_or_default(), ..Locker::default() };
     let warmed = warm(&model, &pieces, &mut locker, global.hides_progress())?;

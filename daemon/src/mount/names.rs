@@ -17,22 +17,32 @@ pub(super) struct NamedFile<'m> {
     pub(super) file: &'m Descriptor,
 }
 
+impl NamedFile<'_> {
+    /// A name that no model and no other file has: `8b+model.gguf`, as in paths of `blobd exec`. No tag has a `+`.
+    pub(super) fn other_name(&self) -> String {
+        let (component, name) = (self.file.media_type.component().replace('/', "-"), self.name.as_str());
+        let end = FileFormat::split_name(name).map_or(name.len(), |(stem, _format)| stem.len());
+        let (stem, extension) = name.split_at_checked(end).unwrap_or((name, ""));
+        format!("{stem}+{component}{extension}")
+    }
+}
+
 /// The directory of a model's files: `llama3`, `me/llama3`, `hf.co/me/llama3`. Omits the default host and
 /// namespace, as a reference does.
 pub(super) fn directory(reference: &Reference) -> Vec<&str> {
-    let (host, namespace) = (reference.host(), reference.namespace());
-    let from = match (host == Reference::DEFAULT_HOST, namespace == Reference::DEFAULT_NAMESPACE) {
-        (true, true) => 2,
-        (true, false) => 1,
-        (false, _) => 0,
-    };
-    [host, namespace, reference.model()].into_iter().skip(from).collect()
+    let namespace = reference.namespace();
+    let host = (!reference.omits_host()).then(|| reference.host());
+    let is_default = host.is_none() && namespace == Reference::DEFAULT_NAMESPACE;
+    let namespace = namespace.split('/').filter(|_| !is_default);
+    host.into_iter().chain(namespace).chain([reference.model()]).collect()
 }
 
-/// The directory in which Ollama expects a model's manifest.
-pub(super) fn ollama_directory(reference: &Reference) -> Vec<&str> {
-    let parts = [reference.host(), reference.namespace(), reference.model()];
-    OLLAMA_MANIFESTS.into_iter().chain(parts).collect()
+/// The directory in which Ollama expects a model's manifest. Of a namespace of several parts, which Ollama does not
+/// have, it is that of the store.
+pub(super) fn ollama_directory(reference: &Reference) -> Vec<String> {
+    let namespace = layout::namespace_directory(reference);
+    let parts = [reference.host(), &namespace, reference.model()];
+    OLLAMA_MANIFESTS.into_iter().chain(parts).map(str::to_owned).collect()
 }
 
 /// The weights: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, so that engines find the other shards.
@@ -119,11 +129,16 @@ mod tests {
             ("me/llama3:8b", "me/llama3"),
             ("hf.co/me/llama3:8b", "hf.co/me/llama3"),
             ("localhost:5000/library/llama3", "localhost:5000/library/llama3"),
+            ("ghcr.io/owner/repo/llama3", "ghcr.io/owner/repo/llama3"),
+            ("registry.ollama.ai/owner/repo/llama3", "registry.ollama.ai/owner/repo/llama3"),
+            ("registry.ollama.ai/my.models/llama3", "registry.ollama.ai/my.models/llama3"),
         ] {
             assert_eq!(directory(&reference.parse().unwrap()).join("/"), expected);
         }
         let ollama = ollama_directory(&"llama3:8b".parse().unwrap()).join("/");
         assert_eq!(ollama, "ollama/manifests/registry.ollama.ai/library/llama3");
+        let ollama = ollama_directory(&"ghcr.io/owner/repo/llama3".parse().unwrap()).join("/");
+        assert_eq!(ollama, "ollama/manifests/ghcr.io/owner+repo/llama3");
     }
 
     #[test]

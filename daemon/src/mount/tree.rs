@@ -113,7 +113,8 @@ impl Tree {
     /// The root's inode in FUSE.
     pub(crate) const ROOT: u64 = 1;
 
-    /// If a file and a directory would have the same name, the directory gets it; of two files, the first.
+    /// If a file and a directory would have the same name, the directory gets it; of two files, the first. The other
+    /// file has its [other name](names::NamedFile::other_name).
     pub(crate) fn build(models: &[MountedModel], inodes: &mut Inodes) -> Self {
         let mut builder = Builder { nodes: HashMap::new(), inodes };
         builder.nodes.insert(Self::ROOT, Node::Directory(Directory::new(Self::ROOT)));
@@ -136,7 +137,10 @@ impl Tree {
         for find in [names::weights, names::companions] {
             for model in models {
                 for named in find(model.reference.tag(), &model.contents) {
-                    builder.add_layer(&names::directory(&model.reference), &named.name, model, named.file);
+                    let directory = names::directory(&model.reference);
+                    if !builder.add_layer(&directory, &named.name, model, named.file) {
+                        builder.add_layer(&directory, &named.other_name(), model, named.file);
+                    }
                 }
             }
         }
@@ -199,7 +203,13 @@ impl Builder<'_> {
         }
     }
 
-    fn add_layer(&mut self, directory: &[&str], name: &str, model: &MountedModel, layer: &Descriptor) {
+    fn add_layer(
+        &mut self,
+        directory: &[impl AsRef<str>],
+        name: &str,
+        model: &MountedModel,
+        layer: &Descriptor,
+    ) -> bool {
         let source = LayerSource {
             reference: model.reference.clone(),
             manifest: model.manifest.digest(),
@@ -207,42 +217,44 @@ impl Builder<'_> {
         };
         let content = Content::Layer(layer.digest, vec![source]);
         let file = File { size: layer.size, modified: model.modified, links: 0, content };
-        self.add(directory, name, layer.digest, file);
+        self.add(directory, name, layer.digest, file)
     }
 
-    /// Adds a name for a file if the name is free. A file with the same content gets the name as a link.
-    fn add(&mut self, directory: &[&str], name: &str, digest: Digest, file: File) {
+    /// Adds a name for a file if the name is free, and returns whether it was. A file with the same content gets the
+    /// name as a link.
+    fn add(&mut self, directory: &[impl AsRef<str>], name: &str, digest: Digest, file: File) -> bool {
         let inode = self.inodes.number(&digest.to_string());
         let parent = self.directory(directory, file.modified);
         let size = match self.nodes.get(&inode) {
             Some(Node::File(known)) => known.size,
-            Some(Node::Directory(_)) => return,
+            Some(Node::Directory(_)) => return false,
             None => file.size,
         };
-        let Some(Node::Directory(parent)) = self.nodes.get_mut(&parent) else { return };
+        let Some(Node::Directory(parent)) = self.nodes.get_mut(&parent) else { return false };
         let is_taken = parent.entries.get(name).is_some_and(|entry| entry.inode != inode);
         // Two manifests that give a layer different sizes cannot both be correct.
         if is_taken || size != file.size {
-            return;
+            return false;
         }
         let is_new = parent.entries.insert(name.into(), Entry { inode, is_directory: false }).is_none();
         match self.nodes.entry(inode).or_insert_with(|| Node::File(file.clone())) {
             Node::File(known) => known.merge(file, is_new),
             Node::Directory(_) => {}
         }
+        true
     }
 
     /// The inode of the directory with this path, which is created if it is missing.
-    fn directory(&mut self, path: &[&str], modified: SystemTime) -> u64 {
+    fn directory(&mut self, path: &[impl AsRef<str>], modified: SystemTime) -> u64 {
         let mut inode = Tree::ROOT;
         let mut whole = String::from("directory");
         self.touch(inode, modified);
-        for name in path {
+        for name in path.iter().map(AsRef::as_ref) {
             whole.push('/');
             whole.push_str(name);
             let child = self.inodes.number(&whole);
             if let Some(Node::Directory(parent)) = self.nodes.get_mut(&inode) {
-                parent.entries.insert((*name).into(), Entry { inode: child, is_directory: true });
+                parent.entries.insert(name.into(), Entry { inode: child, is_directory: true });
             }
             self.nodes.entry(child).or_insert_with(|| Node::Directory(Directory::new(inode)));
             self.touch(child, modified);

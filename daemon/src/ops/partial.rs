@@ -10,6 +10,7 @@ use blobd_client::protocol::space::{
 use blobd_store::gc::{self, Node};
 use blobd_store::{DownloadSummary, Store, StoreError};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 
 use super::measure::{Model, measure};
@@ -114,17 +115,21 @@ fn select<'s>(
     Ok((0..summaries.len()).filter(is_selected).filter_map(|place| summaries.get(place)).collect())
 }
 
-/// Whether a target is the name or the source of a download, or the start of its digest.
+/// Whether a target is the name or the source of a download, a pattern of its name, or the start of its digest.
 fn is_meant(summary: &DownloadSummary, target: &str) -> bool {
     /// As many as make an accidental match unlikely.
     const LEAST_DIGITS: usize = 6;
     let hex = target.strip_prefix("sha256:").or_else(|| target.strip_prefix("sha256-")).unwrap_or(target);
-    let is_id = hex.len() >= LEAST_DIGITS && summary.partial.file.to_hex().starts_with(hex);
-    let reference = |text: &str| text.parse::<Reference>().ok();
-    let is_named = summary.about.as_ref().is_some_and(|about| {
-        about.source == target
-            || reference(target).is_some_and(|wanted| Some(wanted) == reference(&about.name))
-    });
+    let is_id =
+        hex.len() >= LEAST_DIGITS && summary.partial.file.to_hex().starts_with(&hex.to_ascii_lowercase());
+    let is_meant = |name: Reference| match NamePattern::is_pattern(target) {
+        true => target.parse().is_ok_and(|pattern: NamePattern| pattern.matches(&name)),
+        false => target.parse().is_ok_and(|wanted: Reference| wanted.same_model(&name)),
+    };
+    let is_named = summary
+        .about
+        .as_ref()
+        .is_some_and(|about| about.source == target || about.name.parse().is_ok_and(is_meant));
     is_id || is_named
 }
 

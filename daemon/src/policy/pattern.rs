@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use blobd_store_format::glob::Glob;
 use blobd_store_format::host;
 
 use super::Action;
@@ -14,8 +15,7 @@ const MAX_BYTES: usize = 400;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern {
     written: String,
-    /// In lower case, split at each `*`.
-    parts: Vec<String>,
+    glob: Glob,
 }
 
 /// Why a pattern is refused: what is expected instead.
@@ -40,10 +40,7 @@ impl Pattern {
             "" => Err(PatternError::Empty),
             _ if text.len() > MAX_BYTES => Err(PatternError::TooLong),
             _ if !text.chars().all(is_allowed) => Err(PatternError::Character),
-            _ => {
-                let parts = text.to_ascii_lowercase().split('*').map(str::to_owned).collect();
-                Ok(Self { written: text.to_owned(), parts })
-            }
+            _ => Ok(Self { written: text.to_owned(), glob: Glob::with_stars(text) }),
         }
     }
 
@@ -60,7 +57,7 @@ impl Pattern {
             (name, Some(port)) => format!("{name}:{port}"),
             (name, None) => name,
         };
-        Ok(Self { written: pattern.written, parts: vec![spelled] })
+        Ok(Self { written: pattern.written, glob: Glob::literal(&spelled) })
     }
 
     /// A pattern without a port matches a host with any. With `*` it also matches the other names of a service.
@@ -80,18 +77,7 @@ impl Pattern {
     }
 
     pub(crate) fn matches(&self, text: &str) -> bool {
-        let text = text.to_ascii_lowercase();
-        let Some((first, rest)) = self.parts.split_first() else { return false };
-        let Some(mut text) = text.strip_prefix(first.as_str()) else { return false };
-        let Some((last, middle)) = rest.split_last() else { return text.is_empty() };
-        // The first occurrence of each part leaves the most text for the parts after it.
-        for part in middle {
-            match text.find(part.as_str()).and_then(|at| text.get(at.saturating_add(part.len())..)) {
-                Some(after) => text = after,
-                None => return false,
-            }
-        }
-        text.ends_with(last.as_str())
+        self.glob.matches(text)
     }
 }
 
@@ -230,6 +216,10 @@ mod tests {
             ("*llama*", "acme/llama3", true),
             ("acme/*", "acme/x:1", true),
             ("acme/*", "hf.co/acme/x", true),
+            ("acme/*", "ghcr.io/acme/sub/x", true),
+            ("acme/sub/x", "ghcr.io/acme/sub/x", true),
+            ("sub/x", "ghcr.io/acme/sub/x", false),
+            ("*/x", "ghcr.io/acme/sub/x", true),
             ("ACME/x", "acme/X", true),
             ("acme/x:latest", "acme/x", true),
             ("acme/x:q4*", "acme/x:Q4_K_M", true),

@@ -192,8 +192,8 @@ fn result_frame(record: &RequestRecord, done: Result<Imported, OpError>) -> Fram
 
 /// The most evicted models, and names of what needs their bytes, in the last frame. With the longest names they
 /// take less than [`MAX_FRAME_BYTES`](blobd_client::protocol::frame::MAX_FRAME_BYTES). The log has all.
-const MAX_LOST_MODELS: usize = 400;
-const MAX_KEEPERS: usize = 1000;
+const MAX_LOST_MODELS: usize = 300;
+const MAX_KEEPERS: usize = 800;
 
 /// Shortens the lists of a result that would not fit a frame.
 fn in_one_frame(mut imported: Imported) -> Imported {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 
 use super::{Store, StoreError};
@@ -104,6 +105,15 @@ impl Store {
                 Err(StoreError::AmbiguousId { id: id.to_owned(), names: few(named.collect()) })
             }
         }
+    }
+}
+
+impl StoreError {
+    /// No name in `tags` matches a pattern.
+    #[must_use]
+    pub fn no_match(pattern: &NamePattern, tags: &[Reference]) -> Self {
+        let similar = pattern.similar_name().map(|wanted| similar(&wanted, tags)).unwrap_or_default();
+        Self::NoSuchModel { name: pattern.to_string(), similar }
     }
 }
 

@@ -273,7 +273,7 @@ fn walk(
         let entry = entry?;
         let place = place.join(&entry.name);
         let visited = match !entry.is_dir() || depth == DEPTH {
-            true => (visitor.visit)(directory, &entry, reference_of(&place)),
+            true => (visitor.visit)(directory, &entry, layout::parse_tag_place(&place)),
             false => directory
                 .find_directory(&entry.name)
                 .and_then(|below| below.map_or(Ok(()), |below| walk(&below, &place, depth + 1, visitor))),
@@ -284,12 +284,4 @@ fn walk(
         }
     }
     Ok(())
-}
-
-/// The tag at a place below `manifests/`.
-fn reference_of(place: &Path) -> Option<Reference> {
-    let mut parts = place.iter().map(|part| part.to_str());
-    let mut next = || parts.next().flatten();
-    let reference = Reference::from_parts(next()?, next()?, next()?, next()?).ok()?;
-    parts.next().is_none().then_some(reference)
 }

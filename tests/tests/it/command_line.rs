@@ -26,7 +26,7 @@ fn usage_errors_are_json_with_a_code_and_a_hint_wherever_the_option_stands() {
         "--json ls --nope",
         "show --json",
         "tag a --json",
-        "rm --json a..b/c/d/e/f",
+        "rm --json a/..b/c",
         "pull x --limit-rate much --json",
         "gc --dry-run --plan-eviction --json",
         "ls --sort colour --json",

@@ -40,6 +40,7 @@ fn mounted_file_is_the_original() {
         ),
         ("hf.co/me/tail:Q8_0", ModelFile { end: End::Trailing(vec![7; 100_001]), ..ModelFile::dense(2) }),
         ("bare:1", ModelFile { end: End::Bare, reversed: true, ..ModelFile::dense(3) }),
+        ("ghcr.io/owner/repo.x/model:1", ModelFile::dense(4)),
     ];
     for (name, model) in &models {
         import(&daemon, model, name);
@@ -51,7 +52,7 @@ fn mounted_file_is_the_original() {
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!((metadata.len(), metadata.mode()), (model.bytes().len() as u64, 0o100_444));
     }
-    assert_eq!(names(&mount.path("")), ["bare", "hf.co", "llama3", "me", "ollama"]);
+    assert_eq!(names(&mount.path("")), ["bare", "ghcr.io", "hf.co", "llama3", "me", "ollama"]);
     assert_eq!(names(&mount.path("llama3")), ["8b.gguf"]);
 }
 

@@ -4,6 +4,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use blobd_client::protocol::response::ModelSummary;
+use blobd_store_format::glob::Glob;
+use blobd_store_format::name_pattern::NamePattern;
 
 use super::facts::Facts;
 use crate::times::{age, parse_period};
@@ -11,10 +13,10 @@ use crate::times::{age, parse_period};
 /// A condition that a listed model meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
-    Name(String),
-    Origin(String),
-    Architecture(String),
-    Quantization(String),
+    Name(NamePattern),
+    Origin(Glob),
+    Architecture(Glob),
+    Quantization(Glob),
     Pinned(bool),
     Damaged(bool),
     Older(Duration),
@@ -26,12 +28,12 @@ impl FromStr for Filter {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or("KEY=VALUE expected, such as name=llama")?;
-        let pattern = value.to_ascii_lowercase();
         match key {
-            "name" => Ok(Self::Name(pattern)),
-            "origin" => Ok(Self::Origin(pattern)),
-            "architecture" | "family" => Ok(Self::Architecture(pattern)),
-            "quantization" => Ok(Self::Quantization(pattern)),
+            "name" => NamePattern::search(value).map(Self::Name).map_err(|error| error.to_string()),
+            "origin" if value.contains(['*', '?', '[']) => Ok(Self::Origin(Glob::new(value))),
+            "origin" => Ok(Self::Origin(Glob::containing(value))),
+            "architecture" | "family" => Ok(Self::Architecture(Glob::new(value))),
+            "quantization" => Ok(Self::Quantization(Glob::new(value))),
             "pinned" => truth(key, value).map(Self::Pinned),
             "damaged" => truth(key, value).map(Self::Damaged),
             "older" => duration(key, value).map(Self::Older),
@@ -59,10 +61,10 @@ impl Filter {
     }
 
     pub(super) fn matches(&self, model: &ModelSummary, facts: &Facts) -> bool {
-        let is = |pattern: &str, text: Option<&str>| text.is_some_and(|text| wildcard(pattern, &lower(text)));
+        let is = |pattern: &Glob, text: Option<&str>| text.is_some_and(|text| pattern.matches(text));
         match self {
-            Self::Name(pattern) => contains(pattern, &model.name),
-            Self::Origin(pattern) => model.origin.as_ref().is_some_and(|origin| contains(pattern, origin)),
+            Self::Name(pattern) => model.name.parse().is_ok_and(|name| pattern.matches(&name)),
+            Self::Origin(pattern) => is(pattern, model.origin.as_deref()),
             Self::Architecture(pattern) => is(pattern, facts.architecture(&model.name)),
             Self::Quantization(pattern) => is(pattern, facts.quantization(&model.name)),
             Self::Pinned(pinned) => model.pinned == *pinned,
@@ -73,29 +75,6 @@ impl Filter {
     }
 }
 
-fn lower(text: &str) -> String {
-    text.to_ascii_lowercase()
-}
-
-/// A pattern with `*` is compared with the whole text, one without it with any part.
-fn contains(pattern: &str, text: &str) -> bool {
-    if pattern.contains('*') { wildcard(pattern, &lower(text)) } else { lower(text).contains(pattern) }
-}
-
-/// Whether the text is the pattern with each `*` replaced by some characters, or none. Each part between two
-/// `*` is taken where it first occurs, which leaves the most text for the others.
-fn wildcard(pattern: &str, text: &str) -> bool {
-    let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(mut text) = text.strip_prefix(first) else { return false };
-    let mut parts = rest.split('*');
-    let last = parts.next_back().unwrap_or_default();
-    for part in parts {
-        let Some((_, after)) = text.split_once(part) else { return false };
-        text = after;
-    }
-    text.ends_with(last)
-}
-
 #[cfg(test)]
 mod tests {
     use blobd_store_format::digest::Digest;
@@ -103,29 +82,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn star_stands_for_any_characters() {
-        for (pattern, text, matches) in [
-            ("a", "a", true),
-            ("a", "ab", false),
-            ("*", "", true),
-            ("a*", "abc", true),
-            ("*c", "abc", true),
-            ("a*c", "abc", true),
-            ("a*b*c", "aXbYc", true),
-            ("a*b*c", "aXcYb", false),
-            ("a**c", "ac", true),
-            ("ab*ba", "aba", false),
-            ("*b*", "abc", true),
-            ("*x*", "abc", false),
-        ] {
-            assert_eq!(wildcard(pattern, text), matches, "{pattern} {text}");
-        }
-    }
-
-    #[test]
     fn conditions_are_read_and_wrong_ones_are_explained() {
-        assert_eq!("name=Llama".parse(), Ok(Filter::Name("llama".to_owned())));
-        assert_eq!("family=llama".parse(), Ok(Filter::Architecture("llama".to_owned())));
+        assert_eq!("name=Llama".parse(), Ok(Filter::Name(NamePattern::search("Llama").unwrap())));
+        assert_eq!("family=llama".parse(), Ok(Filter::Architecture(Glob::new("llama"))));
         assert_eq!("older=2d".parse(), Ok(Filter::Older(Duration::from_secs(2 * 86400))));
         for (text, part) in [
             ("llama", "KEY=VALUE"),
@@ -151,14 +110,28 @@ mod tests {
             store: None,
         };
         let matches = |text: &str| text.parse::<Filter>().unwrap().matches(&model, &Facts::default());
-        for text in
-            ["name=llama", "name=hf.co/*", "origin=hf.co", "pinned=true", "damaged=false", "older=30d"]
-        {
+        for text in [
+            "name=llama",
+            "name=hf.co/*",
+            "name=me/*",
+            "name=ME/LLAMA*",
+            "origin=hf.co",
+            "origin=*/ME/*",
+            "pinned=true",
+            "damaged=false",
+            "older=30d",
+        ] {
             assert!(matches(text), "{text}");
         }
-        for text in
-            ["name=qwen", "name=me/*", "pinned=false", "newer=30d", "architecture=llama", "damaged=true"]
-        {
+        for text in [
+            "name=qwen",
+            "name=my/*",
+            "origin=me/*",
+            "pinned=false",
+            "newer=30d",
+            "architecture=llama",
+            "damaged=true",
+        ] {
             assert!(!matches(text), "{text}");
         }
     }

@@ -20,6 +20,7 @@ use self::check::{Comparison, Manifest};
 use self::hashes::{Algorithm, Hashes};
 use crate::cli::connect::{client_error, connect, note_name};
 use crate::cli::file_name::file_name;
+use crate::cli::model_name::{ModelName, only};
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
 use crate::cli::{Global, file_error};
@@ -75,13 +76,14 @@ struct Report {
     missing: Vec<String>,
 }
 
-pub(super) fn show(global: &Global, reference: &Reference, args: &HashArgs) -> Result<(), ErrorBody> {
+pub(super) fn show(global: &Global, model: &ModelName, args: &HashArgs) -> Result<(), ErrorBody> {
     let manifest = args.check.as_deref().map(read_manifest).transpose()?;
     let algorithms = match (&manifest, args.hash.is_empty()) {
         (Some(manifest), true) => manifest.algorithms(),
         _ => hashes::expanded(&args.hash),
     };
     let connected = connect(global)?;
+    let reference = &only(global, &connected.client, model)?;
     let request = OpenParams {
         reference: reference.clone(),
         tensors: TensorSelection::None,

@@ -119,7 +119,7 @@ fn directory_has_its_name_before_a_file() {
     let tree = build(&models);
     assert!(find(&tree, "foo/8b.gguf/latest.gguf").is_some());
     assert!(find(&tree, "foo/8b.gguf").is_some_and(|(_, node)| matches!(node, Node::Directory(_))));
-    assert_eq!(paths(&tree).iter().filter(|path| path.starts_with("foo")).count(), 1);
+    assert_eq!(file(&tree, "foo/8b+model.gguf").1.size, 1000, "the file has its other name");
 }
 
 #[test]
@@ -127,6 +127,36 @@ fn weights_have_their_name_before_companions() {
     let layers = [(MediaType::OLLAMA_MODEL, "w", 1), (MediaType::OLLAMA_PROJECTOR, "p", 2)];
     let tree = build(&[listed("a:8b", 1, &layers), model("a:8b-projector", "other")]);
     assert_eq!(file(&tree, "a/8b-projector.gguf").1.size, 1000);
+    assert_eq!(file(&tree, "a/8b-projector+projector.gguf").1.size, 2);
+}
+
+/// The path of each repository is a prefix of the next one's, and the tags are what follows there.
+#[test]
+fn every_file_of_names_with_many_parts_is_reachable() {
+    let names = [
+        ("h/a/b:c", "h/a/b/c.gguf"),
+        ("h/a/b/c:d", "h/a/b/c/d.gguf"),
+        ("h/a/b:d.gguf", "h/a/b/d.gguf.gguf"),
+        ("h/a/b/c.gguf:d", "h/a/b/c.gguf/d.gguf"),
+        ("h/a/b/c.gguf/e:d", "h/a/b/c.gguf/e/d.gguf"),
+        ("a/b:c", "a/b/c.gguf"),
+        ("h:c", "h/c.gguf"),
+        ("registry.ollama.ai/a/b/c:d", "registry.ollama.ai/a/b/c/d.gguf"),
+    ];
+    let models: Vec<MountedModel> = names
+        .iter()
+        .zip(1..)
+        .map(|((name, _), size)| listed(name, 1, &[(MediaType::OLLAMA_MODEL, name, size)]))
+        .collect();
+    let tree = build(&models);
+    for ((name, path), size) in names.iter().zip(1..) {
+        let path = if *name == "h/a/b:c" { "h/a/b/c+model.gguf" } else { path };
+        assert_eq!(file(&tree, path).1.size, size, "{path}");
+    }
+    let is_weights = |path: &&String| path.ends_with(".gguf") && !path.starts_with("ollama");
+    assert_eq!(paths(&tree).iter().filter(is_weights).count(), names.len());
+    let is_manifest = |path: &&String| path.starts_with("ollama/manifests");
+    assert_eq!(paths(&tree).iter().filter(is_manifest).count(), names.len());
 }
 
 #[test]

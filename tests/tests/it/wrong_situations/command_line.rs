@@ -54,7 +54,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
         run: |place| place.run(&["pull", "my model"]),
         code: 2,
         happened: "reference: model \"my model\"",
-        why: "1 to 80 letters, digits or \"_-.\" expected, the first a letter, a digit or '_'",
+        why: "expected 1 to 255 letters, digits or \"_-.\", the first a letter, a digit or '_'",
         to_do: "`blobd pull --help` explains it",
     },
     Situation {
