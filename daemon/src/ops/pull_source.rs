@@ -19,6 +19,7 @@ use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::reusable::Reusable;
 use super::{OpError, error::refuse_pinned};
+use crate::ingest::IngestError;
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
 use crate::running_pulls::PullWatch;
@@ -169,7 +170,9 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
     match error {
         TransferError::Registry(error) => error.into(),
         TransferError::Store(error) => error.into(),
-        TransferError::Format(error) => OpError::Ingest { name, source: error.into() },
+        TransferError::Format(error) => {
+            OpError::Ingest { name, source: IngestError::DownloadedFormat(error) }
+        }
         TransferError::Recipe(error) => OpError::Ingest { name, source: error.into() },
         TransferError::Archive(_)
         | TransferError::ArchiveHeaders { .. }

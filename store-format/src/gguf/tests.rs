@@ -189,18 +189,16 @@ fn file_of_the_magic_alone_is_refused() {
 #[test]
 fn wrong_magic_is_refused_at_the_fourth_byte() {
     let text = |magic: &[u8]| Raw(magic.to_vec()).refused().to_string();
-    assert_eq!(text(b"\x80\x02}q"), r#"gguf: starts with "\x80\x02}q", not with "GGUF""#);
-    assert!(text(b"FUGG").ends_with("(its bytes are swapped)"));
-    assert!(text(b"PK\x03\x04").contains("zip"));
-    for old in [b"lmgg", b"fmgg", b"tjgg", b"algg", b"ggml", b"ggjt"] {
-        assert!(text(old).contains("convert the original model again"), "{}", text(old));
-    }
+    assert_eq!(
+        text(b"\x80\x02}q"),
+        r#"gguf: wrong format: expected "GGUF" at the start, found "\x80\x02}q""#
+    );
 }
 
 #[test]
 fn version_1_is_refused_with_a_hint() {
     let error = Raw(b"GGUF".to_vec()).u32(1).refused().to_string();
-    assert!(error.contains("version 1") && error.contains("current llama.cpp"), "{error}");
+    assert_eq!(error, "gguf: version: expected 2 or 3, found 1");
     assert_eq!(Raw(b"GGUF".to_vec()).u32(1 << 24).refused(), GgufError::OldVersion { found: 1 });
 }
 
