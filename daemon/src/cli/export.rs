@@ -36,11 +36,11 @@ mod outputs;
 mod plan;
 mod rewrite;
 
-/// Write a model's original file, bit for bit, or another GGUF file with the same tensors
+/// Write a model's original files, bit for bit, or other GGUF files with the same tensors
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd export llama3:8b                       writes llama3-8b.gguf
-  blobd export llama3:8b -o /models/           into a directory
+  blobd export llama3:8b -o /models/           into a directory, which is made if it is missing
   blobd export llama3:8b -o - | sha256sum
   blobd export llama3:8b -o old.gguf --force   replaces a file with other content
   blobd export llama3:8b --component template -o -
@@ -51,7 +51,8 @@ pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
     reference: Reference,
-    /// The file or directory to write to; - for standard output
+    /// The file or directory to write to; - for standard output. In a directory, each file has its own path from
+    /// the model's manifest, or a name made from the model's
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// The part to export: model, projector, adapter, template, params, license, config

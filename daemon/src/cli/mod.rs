@@ -65,6 +65,8 @@ mod residency;
 mod rm;
 mod serve;
 mod show;
+#[cfg(test)]
+mod shown_commands;
 mod source_file;
 mod store_access;
 mod suggest;

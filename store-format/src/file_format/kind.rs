@@ -179,7 +179,7 @@ static KINDS: [FileKind; 28] = [
     FileKind {
         name: "a Xet pointer",
         extension: None,
-        advice: "the file itself was not downloaded: run `git xet checkout` in its repository, or download the file with \
+        advice: "the file itself was not downloaded: fetch it with the program that made the pointer, or download it with \
                  its link",
         advice_for_downloads: "the address is that of the pointer: use that of the file, which at hf.co has /resolve/ in \
                                place of /raw/",

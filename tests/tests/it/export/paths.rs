@@ -168,6 +168,13 @@ fn every_command_works_on_a_model_that_names_a_file_twice() {
         assert!(fs::metadata(&target).unwrap().len() >= gguf.len() as u64 / 2);
     }
     assert!(daemon.command().line("export plain:1 -o -").succeeds().stdout == gguf);
+    let path = folder.path().join("single.gguf");
+    fs::write(&path, &gguf).unwrap();
+    daemon.command().run(["import", text(&path), "--name", "single"]).succeeds();
+    let shown = |name: &str| daemon.command().run(["show", name, "--json"]).succeeds().json();
+    let (twice, once) = (shown("plain:1"), shown("single"));
+    assert_eq!(twice["parameters"], once["parameters"]);
+    assert_eq!(twice["tensors"].as_array().unwrap().len(), once["tensors"].as_array().unwrap().len());
     for line in [
         "show plain:1",
         "show plain:1 --tensors",
