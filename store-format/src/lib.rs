@@ -50,6 +50,7 @@ pub mod estimate;
 pub mod expert;
 pub mod file_format;
 pub mod file_layout;
+pub mod file_paths;
 pub mod file_type;
 mod float;
 mod float8;

@@ -65,7 +65,7 @@ pub enum OpError {
     /// No valid recipe can be made.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    #[error("{name}: {found}, a regular file expected")]
+    #[error("{name}: wrong kind of file: expected a regular file, found {found}")]
     NotAFile { name: String, found: &'static str },
     /// The files of a sharded model are not exactly its shards.
     #[error("model {model}: {what}; only its publisher can correct this")]
@@ -194,12 +194,11 @@ impl OpError {
                  larger quota in [quotas] of the daemon's configuration"
             }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
-            (Self::Ingest { .. }, ErrorCode::InvalidInput) => {
-                "if it is a model, it is damaged or incomplete: copy or download it again"
-            }
+            (Self::Ingest { source, .. }, ErrorCode::InvalidInput) => source.advice()?,
             (Self::NotAFile { found: "a directory", .. }, _) => {
                 "name the files in it: `import` takes several"
             }
+            (Self::NotAFile { .. }, _) => "write its content to a file first, and import that",
             (Self::NoSuchDownload { .. }, _) => "`blobd partial ls` lists them",
             (Self::DownloadInUse { .. }, _) => "wait for the pull, or stop it first",
             (Self::DownloadOfAnother { .. }, _) => {

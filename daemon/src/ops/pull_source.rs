@@ -19,6 +19,7 @@ use super::name_change::TargetName;
 use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::reusable::Reusable;
+use crate::ingest::IngestError;
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
 use crate::running_pulls::PullWatch;
@@ -171,7 +172,9 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
     match error {
         TransferError::Registry(error) => error.into(),
         TransferError::Store(error) => error.into(),
-        TransferError::Format(error) => OpError::Ingest { name, source: error.into() },
+        TransferError::Format(error) => {
+            OpError::Ingest { name, source: IngestError::DownloadedFormat(error) }
+        }
         TransferError::Recipe(error) => OpError::Ingest { name, source: error.into() },
         TransferError::Archive(_)
         | TransferError::ArchiveHeaders { .. }
