@@ -20,6 +20,7 @@ use super::mirrors::first_of;
 use super::origin::{ESCAPED, Registry};
 use super::remote::{RemoteFile, RemoteModel, WebFile};
 use super::request::{Response, Target};
+use super::server_reason::ServerReason;
 use super::{RegistryClient, redirect, tags::nearest};
 
 struct Listed {
@@ -70,11 +71,16 @@ impl RegistryClient {
             .and_then(|path| with_shards(&listed.files, path).ok());
         let Some(chosen) = chosen else {
             if listed.files.is_empty() {
-                return Err(error);
+                let hint = format!(
+                    "{} has no model file that blobd knows: pull a GGUF variant",
+                    address(&repository)
+                );
+                return Err(error.explained(hint));
             }
             let nearest = nearest(reference.tag(), &tags(&listed.files));
             let (subject, host) = (format!("model {reference}"), host.to_owned());
-            return Err(RegistryError::NoSuchName { subject, host, nearest });
+            let reason = error.reason();
+            return Err(RegistryError::NoSuchName { subject, host, reason, nearest });
         };
         self.hub_pull(&repository, &listed, &chosen, projector(&listed.files).as_ref())
     }
@@ -159,7 +165,7 @@ impl Api<'_> {
             Ok(Some(commit)) => Ok(commit),
             Ok(None) => {
                 let subject = format!("{}, revision {revision}", self.address);
-                Err(RegistryError::NotFound { subject, host })
+                Err(RegistryError::NotFound { subject, host, reason: ServerReason::default() })
             }
             Err(what) => Err(list_refused(host, &what)),
         }
@@ -200,12 +206,17 @@ fn lacking(file: &HubFile, listed: &Listed, lack: Lack) -> RegistryError {
     match lack {
         Lack::Shard(path) => {
             let subject = format!("{}/{path}, a shard of the same model", address(file.repository()));
-            RegistryError::NotFound { subject, host }
+            RegistryError::NotFound { subject, host, reason: ServerReason::default() }
         }
         Lack::File => {
             let paths: Vec<String> = listed.files.iter().map(|file| file.path.clone()).collect();
             let nearest = nearest(file.path(), &paths);
-            RegistryError::NoSuchName { subject: file.to_string(), host, nearest }
+            RegistryError::NoSuchName {
+                subject: file.to_string(),
+                host,
+                reason: ServerReason::default(),
+                nearest,
+            }
         }
     }
 }

@@ -47,15 +47,18 @@ mod connect_failure;
 mod counts;
 pub mod credentials;
 mod error;
+mod hint;
 mod huggingface;
 mod listing;
 mod mirrors;
 mod origin;
 mod redirect;
+mod refusal;
 mod remote;
 mod request;
 mod resolve;
 mod retry;
+mod server_reason;
 mod stream;
 mod tags;
 #[cfg(test)]
@@ -88,6 +91,7 @@ use self::origin::Registry;
 pub use self::remote::{KnownFile, RemoteFile, RemoteModel};
 use self::request::{Response, Target};
 pub use self::retry::{Retry, RetryPolicy};
+pub use self::server_reason::ServerReason;
 pub use self::stream::{ByteStream, Sender};
 use self::token_cache::TokenCache;
 use self::transport::Transport;
@@ -258,8 +262,8 @@ impl RegistryClient {
         let index = ManifestIndex::parse(raw).map_err(malformed)?;
         let chosen = index.model().map_err(malformed)?.digest;
         let response = match self.get_manifest(registry, reference, &chosen.to_string()).await {
-            Err(RegistryError::NotFound { host, .. }) => {
-                return Err(RegistryError::BlobMissing { digest: chosen, host });
+            Err(RegistryError::NotFound { host, reason, .. }) => {
+                return Err(RegistryError::BlobMissing { digest: chosen, host, reason });
             }
             response => response?,
         };
@@ -328,6 +332,8 @@ struct Limits {
     head: Duration,
     /// For the whole body of a manifest or a token.
     document: Duration,
+    /// For the body of a refusal, of which what has arrived is quoted then.
+    refusal: Duration,
     /// For the next byte of a file, or the head of the response with it.
     silence: Duration,
     /// For the bytes of a blob while fewer than `slowest_bytes` arrive.
@@ -344,6 +350,8 @@ impl Default for Limits {
             head: Duration::from_secs(30),
             // 4 MiB at 70 KB/s. With the stall limit alone, a server could send one byte a second for weeks.
             document: Duration::from_secs(60),
+            // A sentence arrives with the head of the response.
+            refusal: Duration::from_secs(2),
             silence: DEFAULT_STALL_TIMEOUT,
             // Ollama waits as long.
             stall: Duration::from_secs(30),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Limits;
 use super::connect_failure::innermost;
@@ -178,6 +178,18 @@ impl ResponseBody {
             }
         }
         Err(RegistryError::TooLong { host: self.host, what, max_bytes })
+    }
+
+    /// The first bytes of the body: at most `max_bytes`, and those that arrive in time before an error.
+    pub(super) async fn beginning(mut self, max_bytes: u64, time_limit: Duration) -> Vec<u8> {
+        let (mut beginning, end) = (Vec::new(), Instant::now() + time_limit);
+        while self.received < max_bytes
+            && let Ok(Ok(Some(bytes))) = timeout_at(end, self.next()).await
+        {
+            beginning.extend_from_slice(&bytes);
+        }
+        beginning.truncate(as_index(max_bytes));
+        beginning
     }
 
     /// Counts before any check, so that a caller that continues after an error gets it again.

@@ -17,15 +17,15 @@ impl RegistryClient {
         reference: &Reference,
         error: RegistryError,
     ) -> RegistryError {
-        let RegistryError::NotFound { subject, host } = error else { return error };
+        let RegistryError::NotFound { subject, host, reason } = error else { return error };
         match self.tags(registry, reference).await {
             Ok(tags) if !tags.is_empty() => {
                 let nearest = nearest(reference.tag(), &tags);
-                RegistryError::NoSuchName { subject, host, nearest }
+                RegistryError::NoSuchName { subject, host, reason, nearest }
             }
             _ => {
                 let latest = self.latest(registry, reference).await;
-                RegistryError::NoSuchTag { subject, host, latest, page: tags_page(reference) }
+                RegistryError::NoSuchTag { subject, host, reason, latest, page: tags_page(reference) }
             }
         }
     }

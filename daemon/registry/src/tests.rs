@@ -25,7 +25,16 @@ const WEIGHTS: &[u8] = b"GGUF and so on";
 /// No test reaches these limits; tests of a limit shorten it.
 fn limits() -> Limits {
     let long = Duration::from_secs(20);
-    Limits { connect: long, head: long, document: long, silence: long, stall: long, slowest_bytes: 64 }
+    let refusal = Duration::from_millis(200);
+    Limits {
+        connect: long,
+        head: long,
+        document: long,
+        refusal,
+        silence: long,
+        stall: long,
+        slowest_bytes: 64,
+    }
 }
 
 fn client_with(limits: Limits) -> RegistryClient {

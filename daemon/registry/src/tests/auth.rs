@@ -92,7 +92,7 @@ async fn unusable_token_responses_end_the_pull() {
     ];
     for reply in replies {
         let error = client().manifest(&tiny(&guarded(reply).await)).await.unwrap_err();
-        assert!(error.to_string().contains("token service refused"), "{error}");
+        assert!(error.to_string().contains("token service "), "{error}");
     }
     let flood = guarded(|| Reply::ThenFlood(head("Connection: close\r\n"))).await;
     let error = client().manifest(&tiny(&flood)).await.unwrap_err();

@@ -91,7 +91,7 @@ async fn most_relevant_error_of_several_mirrors_is_reported_and_the_others_are_i
         (&[Empty, Tags], NotFound, TAGS, Some(LACKS)),
         (&[Denied, Tags], NotFound, TAGS, Some("denies it")),
         (&[Plain, Tags], NotFound, TAGS, Some("does not speak TLS")),
-        (&[Broken, Down, Tags], NotFound, TAGS, Some("status 503; 127.")),
+        (&[Broken, Down, Tags], NotFound, TAGS, Some("status 503 (Service Unavailable); 127.")),
         // A mirror that lacks it says nothing about the others.
         (&[Empty, Down], Upstream, DOWN, Some(LACKS)),
         (&[Down, Empty], Upstream, DOWN, Some(LACKS)),
