@@ -132,8 +132,7 @@ impl Shared {
             }
         }
         let no_token = || realm_refused(target, "no usable token in its response");
-        let document =
-            response.uncompressed()?.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
+        let document = response.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
         Authorization::from_response(&document, advice).map(Outcome::Authorized).ok_or_else(no_token)
     }
 

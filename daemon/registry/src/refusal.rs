@@ -6,6 +6,7 @@ use hyper::header::RETRY_AFTER;
 use hyper::{HeaderMap, StatusCode};
 
 use super::Limits;
+use super::content_encoding;
 use super::error::{Advice, RegistryError};
 use super::request::{Response, Target};
 use super::server_reason::{Secrets, ServerReason};
@@ -46,6 +47,8 @@ impl Response {
         let secrets = Secrets::new(self.authorization.as_ref(), &self.url);
         let (status, headers) = (self.response.status(), self.headers().clone());
         let body = self.into_body().beginning(MAX_REFUSAL_BYTES, limits.refusal).await;
+        // The beginning of a body that is cut off is enough.
+        let body = content_encoding::unpacked(body, MAX_REFUSAL_BYTES).content;
         ServerReason::of(status, &headers, &body, &secrets)
     }
 }

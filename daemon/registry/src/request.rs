@@ -9,13 +9,14 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
-    LAST_MODIFIED, RANGE,
+    AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED,
+    RANGE,
 };
 use hyper::{HeaderMap, StatusCode};
 use url::Url;
 
 use super::address_scope::AddressScope;
+use super::content_encoding::{self, ContentEncoding, Unpacked};
 use super::credentials::RegistryHost;
 use super::error::{Advice, RegistryError};
 use super::origin::{Origin, Registry, host_of};
@@ -77,6 +78,14 @@ impl<'a> Target<'a> {
     /// The same request for another URL, if it has the same origin.
     pub(super) fn moved(self, url: Url) -> Option<Self> {
         (Origin::of(&url).as_ref() == Some(self.origin)).then_some(Self { url, ..self })
+    }
+
+    /// The same request for the whole file.
+    pub(super) fn without_range(mut self) -> Self {
+        for name in [RANGE, IF_RANGE] {
+            self.headers.remove(name);
+        }
+        self
     }
 
     pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
@@ -172,25 +181,37 @@ impl Response {
         ResponseBody::new(self.host(), self.response.into_body())
     }
 
-    /// The whole body, if it has at most `max_bytes` and arrives within `time_limit`.
+    /// The whole body, decompressed, if it has at most `max_bytes` and arrives within `time_limit`.
     pub(super) async fn document(
         self,
         what: &'static str,
         max_bytes: u64,
         time_limit: Duration,
     ) -> Result<Vec<u8>, RegistryError> {
-        let host = self.host();
-        match tokio::time::timeout(time_limit, self.into_body().read(what, max_bytes)).await {
-            Ok(document) => document,
-            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
+        let (host, encoding) = (self.host(), ContentEncoding::of(self.headers()));
+        let received = match tokio::time::timeout(time_limit, self.into_body().read(what, max_bytes)).await {
+            Ok(document) => document?,
+            Err(_elapsed) => return Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
+        };
+        let Unpacked { content, is_complete } = content_encoding::unpacked(received, max_bytes);
+        // All documents are JSON. One that is not may be encoded in a way that blobd cannot decode.
+        let is_json = matches!(content.trim_ascii_start().first(), Some(b'{' | b'['));
+        if content.len() as u64 > max_bytes {
+            Err(RegistryError::TooLong { host, what, max_bytes })
+        } else if !is_complete {
+            Err(RegistryError::unusable(host, format!("compressed {what} is damaged or cut off")))
+        } else if is_json || encoding.is_none() {
+            Ok(content)
+        } else {
+            Err(RegistryError::unusable(host, format!("{encoding}: expected none, gzip or zstd")))
         }
     }
 
     /// Turns an HTTP error status into an error.
     async fn checked(self, target: &Target<'_>, limits: &Limits) -> Result<Self, RegistryError> {
         match self.response.status() {
-            StatusCode::OK => self.uncompressed(),
-            StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => self.uncompressed(),
+            StatusCode::OK => Ok(self),
+            StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => Ok(self),
             StatusCode::NOT_MODIFIED if target.headers.contains_key(IF_NONE_MATCH) => Ok(self),
             _ => Err(self.refused(target, limits).await),
         }
@@ -203,19 +224,6 @@ impl Response {
 
     pub(super) fn is_gated(&self) -> bool {
         self.headers().get("x-error-code").is_some_and(|code| code.as_bytes() == b"GatedRepo")
-    }
-
-    /// A compressed body was not requested, and its size has no limit.
-    pub(super) fn uncompressed(self) -> Result<Self, RegistryError> {
-        let is_identity = |value: &&HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
-        match self.headers().get_all(CONTENT_ENCODING).iter().find(|value| !is_identity(value)) {
-            None => Ok(self),
-            Some(value) => {
-                let found: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
-                let what = format!("content encoding {found:?}, none expected");
-                Err(RegistryError::unusable(self.host(), what))
-            }
-        }
     }
 }
 

@@ -10,11 +10,14 @@ mod remote;
 mod server;
 mod transport;
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use hyper_util::client::proxy::matcher::Matcher;
 
 use self::server::Server;
@@ -77,6 +80,12 @@ fn layer(server: &Server) -> RemoteFile {
 fn manifest_json() -> String {
     let layer = serde_json::to_string(&weights()).unwrap();
     format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layer}]}}"#)
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 /// Fetches [`WEIGHTS`] to the end.

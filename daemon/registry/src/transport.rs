@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
-use hyper::header::{HeaderMap, HeaderValue, USER_AGENT};
+use hyper::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, USER_AGENT};
 use hyper::{Method, Response, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -59,7 +59,7 @@ type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 pub(super) struct Request<'u> {
     pub(super) method: Method,
     pub(super) url: &'u Url,
-    /// Without `User-Agent`, which is the same for all requests.
+    /// Without `User-Agent` and `Accept-Encoding`, which are the same for all requests.
     pub(super) headers: HeaderMap,
     pub(super) body: RequestBody,
 }
@@ -116,6 +116,7 @@ impl Transport {
         }
         let Ok(uri) = Uri::try_from(url.as_str()) else { return Err(RegistryError::Host { host }) };
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let mut sent = hyper::Request::new(body);
         (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri.clone(), headers);
         match tokio::time::timeout(self.limits.head, self.client(reach).await.request(sent)).await {

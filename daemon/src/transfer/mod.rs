@@ -35,7 +35,6 @@ use crate::permits::{Limits, PermitPool};
 
 mod archive;
 mod archive_stream;
-mod decoder;
 mod download;
 mod error;
 mod fetch;
