@@ -75,11 +75,6 @@ impl<'a> Target<'a> {
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
     }
 
-    /// The same request for another URL, if it has the same origin.
-    pub(super) fn moved(self, url: Url) -> Option<Self> {
-        (Origin::of(&url).as_ref() == Some(self.origin)).then_some(Self { url, ..self })
-    }
-
     /// The same request for the whole file.
     pub(super) fn without_range(mut self) -> Self {
         for name in [RANGE, IF_RANGE] {

@@ -3,9 +3,11 @@
 mod auth;
 mod blob;
 mod credentials;
+mod listing;
 mod manifest;
 mod mirrors;
 mod range;
+mod refusals;
 mod remote;
 mod server;
 mod transport;

@@ -73,7 +73,7 @@ fn own_sentence_of(object: &Map<String, Value>) -> Option<String> {
     match (kind, sentence) {
         // `invalid_token` and `Not Found` say less than the sentence.
         (Some(kind), Some(sentence)) if kind.split_whitespace().count() > 2 && !sentence.contains(kind) => {
-            Some(format!("{kind}: {sentence}"))
+            Some(format!("{}: {sentence}", kind.trim_end_matches(['.', ':', ' '])))
         }
         (_, Some(sentence)) => Some(sentence.to_owned()),
         (Some(kind), None) => Some(kind.to_owned()),
@@ -133,7 +133,7 @@ mod tests {
             (r#"{"detail":"Invalid revision"}"#, "Invalid revision"),
             (r#"{"detail":[{"loc":["q"],"msg":"field required","type":"missing"}]}"#, "field required"),
             (
-                r#"{"type":"about:blank","title":"Your account is frozen","status":403,"detail":"Pay the bill of May."}"#,
+                r#"{"type":"about:blank","title":"Your account is frozen.","status":403,"detail":"Pay the bill of May."}"#,
                 "Your account is frozen: Pay the bill of May.",
             ),
             (
