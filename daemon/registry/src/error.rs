@@ -10,6 +10,7 @@ use hyper::StatusCode;
 use super::connect_failure::ConnectFailure;
 use super::credentials::CredentialError;
 use super::origin::InvalidHost;
+use super::proxy::ProxyFault;
 use super::server_reason::ServerReason;
 
 /// Why a request to a registry failed, or its response cannot be used.
@@ -220,6 +221,9 @@ pub enum RegistryError {
         /// What the other servers answered, each with its host.
         others: Vec<String>,
     },
+    /// The environment names the proxy for this request in a way that is not understood.
+    #[error(transparent)]
+    Proxy(ProxyFault),
     /// The certificate authorities could not be set up.
     #[error("certificate authorities {}: {reason}", path.display())]
     Certificates {
@@ -307,9 +311,11 @@ impl RegistryError {
             Self::NotFound { .. } | Self::NoSuchName { .. } | Self::NoSuchTag { .. } => FailureKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
             Self::UnusableModel { .. } => FailureKind::UnusableModel,
-            Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } | Self::PlainHttp { .. } => {
-                FailureKind::InvalidRequest
-            }
+            Self::Host { .. }
+            | Self::Mirror { .. }
+            | Self::Certificates { .. }
+            | Self::PlainHttp { .. }
+            | Self::Proxy(_) => FailureKind::InvalidRequest,
             Self::BlobMissing { .. }
             | Self::Unreachable { .. }
             | Self::Broken { .. }
@@ -403,7 +409,7 @@ impl RegistryError {
     pub(super) fn may_be_elsewhere(&self) -> bool {
         use ConnectFailure::{ForbiddenAddress, Proxy};
         match self {
-            Self::Unreachable { reason, .. } => !matches!(reason, ForbiddenAddress(_) | Proxy(_)),
+            Self::Unreachable { reason, .. } => !matches!(reason, ForbiddenAddress(_) | Proxy { .. }),
             Self::Credentials(_) => false,
             _ => match self.kind() {
                 FailureKind::NotFound | FailureKind::Denied | FailureKind::Upstream => true,

@@ -44,6 +44,7 @@ mod address_scope;
 mod auth;
 mod challenge;
 mod connect_failure;
+mod connector;
 mod content_encoding;
 mod counts;
 pub mod credentials;
@@ -55,6 +56,7 @@ mod listing;
 mod mirrors;
 mod origin;
 mod part;
+mod proxy;
 mod redirect;
 mod refusal;
 mod remote;
@@ -81,7 +83,6 @@ use blobd_store_format::index::{IndexError, ManifestIndex};
 use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
 use hyper::header::{ACCEPT, HeaderValue};
-use hyper_util::client::proxy::matcher::Matcher;
 
 pub use self::address_scope::AddressScope;
 pub use self::connect_failure::ConnectFailure;
@@ -92,6 +93,7 @@ pub use self::decoder::Decoder;
 pub use self::error::{Advice, FailureKind, RegistryError};
 use self::mirrors::{Mirrors, first_of};
 use self::origin::Registry;
+pub use self::proxy::{Proxies, ProxyFault};
 pub use self::remote::{KnownFile, RemoteFile, RemoteModel};
 use self::request::{Response, Target};
 pub use self::retry::{Retry, RetryPolicy};
@@ -159,17 +161,18 @@ impl RegistryClient {
     /// Makes a client without connecting. Reads the certificate files, so it blocks for some milliseconds:
     /// call it at start-up, not on an async worker.
     ///
-    /// Uses `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` from the environment; plain HTTP never uses a proxy.
+    /// Uses the proxies that the environment names ([`Proxies`]). One that is not understood is an error of each request
+    /// that would use it.
     ///
     /// # Errors
     /// [`RegistryError::Mirror`] and [`RegistryError::Certificates`] when the policy is unusable.
     pub fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
         let limits = Limits::default();
         let limits = Limits { silence: policy.stall_timeout.unwrap_or(limits.silence), ..limits };
-        Self::with_limits(policy, limits, Matcher::from_env())
+        Self::with_limits(policy, limits, Proxies::from_environment())
     }
 
-    fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Matcher) -> Result<Self, RegistryError> {
+    fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Proxies) -> Result<Self, RegistryError> {
         let shared = Shared {
             mirrors: Arc::new(Mirrors::new(policy)?),
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,

@@ -6,6 +6,7 @@ mod credentials;
 mod listing;
 mod manifest;
 mod mirrors;
+mod proxies;
 mod range;
 mod refusals;
 mod remote;
@@ -20,10 +21,9 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use hyper_util::client::proxy::matcher::Matcher;
 
 use self::server::Server;
-use super::{Limits, RegistryClient, RegistryError, RegistryPolicy, RemoteFile, RetryPolicy};
+use super::{Limits, Proxies, RegistryClient, RegistryError, RegistryPolicy, RemoteFile, RetryPolicy};
 
 const WEIGHTS: &[u8] = b"GGUF and so on";
 
@@ -49,7 +49,7 @@ fn client_with(limits: Limits) -> RegistryClient {
         ..RetryPolicy::default()
     };
     let policy = RegistryPolicy { retry, ..RegistryPolicy::default() };
-    RegistryClient::with_limits(&policy, limits, Matcher::builder().build()).unwrap()
+    RegistryClient::with_limits(&policy, limits, Proxies::default()).unwrap()
 }
 
 fn client() -> RegistryClient {

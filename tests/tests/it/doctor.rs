@@ -42,6 +42,21 @@ fn doctor_without_a_store_says_so_and_creates_nothing() {
 }
 
 #[test]
+fn doctor_reports_a_proxy_that_is_not_understood_without_its_password() {
+    let folder = tmpfs_directory();
+    let mut command = Blobd::at_root(&folder.path().join("store")).command();
+    command
+        .args(["doctor", "--json"])
+        .env("ALL_PROXY", "gopher://me:secret@h")
+        .env("HTTPS_PROXY", "http://h");
+    let run = command::run(&mut command).succeeds();
+    let found = check(&run, "environment");
+    assert_eq!(found["status"], "warning");
+    let detail = found["detail"].as_str().unwrap();
+    assert!(detail.starts_with("ALL_PROXY: not understood: ") && !run.stdout.contains("secret"), "{detail}");
+}
+
+#[test]
 fn doctor_with_a_wrong_configuration_reports_its_line_and_checks_the_rest() {
     let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");

@@ -19,7 +19,7 @@ async fn listed(
     let mirror = Server::start(move |seen, _| Reply::Whole(tree(seen))).await;
     let mirrors = [("hf.co".to_owned(), vec![mirror.url("/cache")])].into();
     let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
-    let client = RegistryClient::with_limits(&policy, limits(), Matcher::builder().build()).unwrap();
+    let client = RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap();
     let source = format!("https://huggingface.co/u/r/blob/{COMMIT}/{path}").parse().unwrap();
     let RemoteModel::Files { files, .. } = client.resolve(&source).await? else { unreachable!() };
     assert!(

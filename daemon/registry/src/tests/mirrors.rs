@@ -76,7 +76,7 @@ async fn failure(mirrors: &[Mirror]) -> RegistryError {
 fn client_of(mirrors: std::collections::BTreeMap<String, Vec<String>>) -> RegistryClient {
     let retry = RetryPolicy { backoff: Duration::from_millis(1), ..RetryPolicy::default() };
     let policy = RegistryPolicy { mirrors, retry, ..RegistryPolicy::default() };
-    RegistryClient::with_limits(&policy, limits(), Matcher::builder().build()).unwrap()
+    RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap()
 }
 
 #[tokio::test]

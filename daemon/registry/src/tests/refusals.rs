@@ -145,7 +145,7 @@ impl Case {
         };
         let policy =
             RegistryPolicy { mirrors: mirrors.into(), credentials, retry, ..RegistryPolicy::default() };
-        let client = RegistryClient::with_limits(&policy, limits(), Matcher::builder().build()).unwrap();
+        let client = RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap();
         let source = match self.asked {
             Asked::Manifest | Asked::ManifestWithToken | Asked::Token => {
                 return client.manifest(&tiny(server)).await.unwrap_err();
