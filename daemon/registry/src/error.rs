@@ -40,7 +40,7 @@ pub enum RegistryError {
         reason: ServerReason,
     },
     /// There is no such tag or file in a repository that has others.
-    #[error("{subject}: not found at {host}{reason}; the nearest names are {nearest}")]
+    #[error("{subject}: not found at {host}{reason}{}", nearest_names(.nearest))]
     NoSuchName {
         /// The request.
         subject: String,
@@ -249,6 +249,10 @@ pub enum FailureKind {
     Upstream,
 }
 
+fn nearest_names(names: &str) -> String {
+    if names.is_empty() { String::new() } else { format!("; the nearest names are {names}") }
+}
+
 /// When to try again. Rounded up: a moment too early is refused again.
 pub(super) fn later(wait: Option<&Duration>) -> String {
     let Some(seconds) = wait.map(Duration::as_secs) else { return "later".to_owned() };
@@ -363,7 +367,8 @@ impl RegistryError {
             | Self::NoSuchTag { host, reason, .. }
             | Self::BlobMissing { host, reason, .. } => format!("{host} does not have it{reason}"),
             Self::NoSuchName { host, reason, nearest, .. } => {
-                format!("{host} does not have it{reason}, but {nearest}")
+                let others = if nearest.is_empty() { String::new() } else { format!(", but {nearest}") };
+                format!("{host} does not have it{reason}{others}")
             }
             Self::Denied { host, reason, advice, .. } => format!("{host} denies it{reason}, {advice}"),
             other => other.to_string(),
@@ -381,6 +386,12 @@ impl RegistryError {
             Self::Status { status, .. } => *status >= 500 && *status != 501 || *status == 408,
             _ => self.is_no_response(),
         }
+    }
+
+    /// Whether a response had begun, and another request for the same file might get a better one.
+    #[must_use]
+    pub fn is_of_body(&self) -> bool {
+        matches!(self.main(), Self::Broken { .. } | Self::SizeDiffers { .. } | Self::RangeDiffers { .. })
     }
 
     /// Whether the server was reachable, as far as known, and sent no response.

@@ -1,7 +1,7 @@
 //! Which part of a file a response to a range request has.
 //!
-//! Servers answer such requests in many ways. A part is accepted where it is certain which one it is; otherwise the
-//! file is requested again without a range.
+//! Servers answer such requests in many ways. A part is accepted where it is certain which one it is. If a server does
+//! not say it, the file is requested again without a range.
 
 use std::ops::Range;
 
@@ -17,7 +17,9 @@ pub(super) enum Content {
     Whole,
     /// The requested part.
     Requested,
-    /// Something else, or perhaps something else: what was found.
+    /// Another part, which another request may not get: what was found.
+    Other(String),
+    /// It is not certain which part, and that is the habit of the server: what was found.
     Unclear(String),
 }
 
@@ -47,7 +49,8 @@ impl Content {
             (_, Named::Nothing) if is_checked && announced == Some(size) => Self::Whole,
             (_, Named::Nothing) => Self::Unclear("a part without Content-Range".to_owned()),
             (_, Named::Several) => Self::Unclear("several parts".to_owned()),
-            (_, Named::Part(_) | Named::Malformed) => Self::Unclear(printed(response)),
+            (_, Named::Part(_)) => Self::Other(printed(response)),
+            (_, Named::Malformed) => Self::Unclear(printed(response)),
         }
     }
 }

@@ -47,6 +47,8 @@ pub struct RemoteFile {
     avoided: Option<Vec<String>>,
     /// The user whose partial download it is; absent if all users share one.
     user: Option<u32>,
+    /// Whether no ranges are requested.
+    is_whole_only: bool,
 }
 
 /// A file at a URL that was pulled earlier.
@@ -141,8 +143,20 @@ impl RemoteFile {
         digest: Option<Digest>,
     ) -> Self {
         let (validator, is_lasting, unchanged) = (None, false, None);
-        let (avoided, user) = (None, None);
-        Self { place, media_type, name, size, digest, validator, is_lasting, unchanged, avoided, user }
+        let (avoided, user, is_whole_only) = (None, None, false);
+        Self {
+            place,
+            media_type,
+            name,
+            size,
+            digest,
+            validator,
+            is_lasting,
+            unchanged,
+            avoided,
+            user,
+            is_whole_only,
+        }
     }
 
     pub(super) fn with_validator(self, validator: Option<String>, is_lasting: bool) -> Self {
@@ -169,6 +183,12 @@ impl RemoteFile {
     #[must_use]
     pub fn of_one_user(&self, uid: u32) -> Self {
         Self { user: Some(uid), ..self.clone() }
+    }
+
+    /// The same file, of which [`RegistryClient::open_part`] requests all instead of a range.
+    #[must_use]
+    pub fn without_ranges(&self) -> Self {
+        Self { is_whole_only: true, ..self.clone() }
     }
 
     fn in_order(&self, mut servers: Vec<Registry>) -> Vec<Registry> {
@@ -295,6 +315,10 @@ impl RemoteFile {
         }
     }
 
+    fn contains(&self, range: &Range<u64>) -> bool {
+        range.start < range.end && range.end <= self.size
+    }
+
     fn range_differs(&self, host: String, found: String, range: &Range<u64>) -> RegistryError {
         let (subject, expected) = (self.subject(), content_range(range, self.size));
         RegistryError::RangeDiffers { subject, host, found, expected }
@@ -339,7 +363,14 @@ impl RegistryClient {
         file: &RemoteFile,
         range: Range<u64>,
     ) -> Result<ByteStream, RegistryError> {
-        let part = self.retried(|| self.open_part(file, range.clone())).await?;
+        let part = match self.retried(|| self.open_part(file, range.clone())).await {
+            // The server has sent another part each time.
+            Err(error @ RegistryError::RangeDiffers { .. }) if file.contains(&range) => {
+                let whole = self.open_part(&file.without_ranges(), range.clone()).await;
+                whole.map_err(|other| more_telling(error, other))?
+            }
+            part => part?,
+        };
         Ok(part.only(range))
     }
 
@@ -351,7 +382,7 @@ impl RegistryClient {
     /// the range is empty or not inside the file; [`RegistryError::Unusable`] when the version has
     /// changed.
     pub async fn open_part(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream, RegistryError> {
-        self.open_at_any(file, Some(range)).await
+        self.open_at_any(file, Some(range).filter(|_| !file.is_whole_only)).await
     }
 
     async fn open_at_any(
@@ -389,6 +420,7 @@ impl RegistryClient {
             Ok(response) => match Content::of(&response, range, file.size, file.digest.is_some()) {
                 Content::Whole => return self.whole(file, server, response),
                 Content::Requested => return self.part(file, server, response, range),
+                Content::Other(found) => return Err(file.range_differs(response.host(), found, range)),
                 Content::Unclear(found) => file.range_differs(response.host(), found, range),
             },
             // Some servers refuse a range that is inside the file, because they support none.
@@ -397,9 +429,8 @@ impl RegistryClient {
         };
         tracing::debug!("{unclear}; requested again without a range");
         match self.requested(server, &target.without_range()).await {
-            // A part was not requested, so this says less than the first error.
-            Err(RegistryError::Status { status: 206, .. }) => Err(unclear),
-            response => self.whole(file, server, response?),
+            Ok(response) => self.whole(file, server, response),
+            Err(error) => Err(more_telling(unclear, error)),
         }
     }
 
@@ -458,6 +489,15 @@ impl RegistryClient {
     }
 }
 
+/// Of the errors of a request with a range and one without. A part in response to the second says less than the first
+/// error: it was not requested.
+fn more_telling(of_range: RegistryError, of_whole: RegistryError) -> RegistryError {
+    match of_whole.main() {
+        RegistryError::Status { status: 206, .. } => of_range,
+        _ => of_whole,
+    }
+}
+
 /// The range must not be empty and must be inside the file.
 fn range_header(
     file: &RemoteFile,
@@ -465,8 +505,7 @@ fn range_header(
     range: &Range<u64>,
 ) -> Result<HeaderValue, RegistryError> {
     let header = || HeaderValue::try_from(format!("bytes={}-{}", range.start, range.end - 1)).ok();
-    let is_inside = range.start < range.end && range.end <= file.size;
-    is_inside.then(header).flatten().ok_or_else(|| {
+    file.contains(range).then(header).flatten().ok_or_else(|| {
         let found = format!("a file of {} bytes", file.size);
         file.range_differs(server.origin().host().to_owned(), found, range)
     })

@@ -56,6 +56,7 @@ mod speed;
 mod start;
 mod tensor_reuse;
 mod two_copies;
+mod way;
 
 pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};

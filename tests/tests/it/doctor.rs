@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use blobd_tests::command::{Blobd, Run};
+use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::FakeRegistry;
@@ -53,7 +53,10 @@ fn doctor_reports_a_proxy_that_is_not_understood_without_its_password() {
     let found = check(&run, "environment");
     assert_eq!(found["status"], "warning");
     let detail = found["detail"].as_str().unwrap();
-    assert!(detail.starts_with("ALL_PROXY: not understood: ") && !run.stdout.contains("secret"), "{detail}");
+    assert!(
+        detail.starts_with("ALL_PROXY: not understood: ") && !run.json().to_string().contains("secret"),
+        "{detail}"
+    );
 }
 
 #[test]
