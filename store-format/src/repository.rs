@@ -4,17 +4,16 @@
 //! that means several models is refused. `docs/FORMATS.md` lists them. The list of files is untrusted: the work and
 //! the memory grow with its length only.
 
-mod components;
 mod file_set;
 mod refusal;
 mod sidecars;
 mod tag;
 
-pub use self::components::{Components, Draft, Projector};
 use self::file_set::{FileSet, file_sets};
 pub use self::refusal::Refusal;
 use self::sidecars::{Kind, choose_draft, choose_projector};
 use self::tag::{Tag, parts_of_name};
+use crate::source::{Components, Draft, Projector};
 
 /// The default quantisations, in this order, if the tag is left out.
 const DEFAULT_TAGS: [&str; 2] = ["Q4_K_M", "Q8_0"];

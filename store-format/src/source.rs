@@ -5,9 +5,11 @@
 //! of a known [`FileFormat`] and no `:`, so a full [`Reference`] is never mistaken for one. The address of
 //! a model's page on a known web site is a reference too.
 
+mod components;
 mod escapes;
 mod hub;
 mod page;
+mod pulled;
 mod shard;
 
 use std::borrow::Cow;
@@ -16,10 +18,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use self::components::{Components, Draft, Projector};
 use self::escapes::{escaped, normalized, unescaped};
 pub use self::hub::HubFile;
 use self::hub::hub_file;
 use self::page::model_page;
+pub use self::pulled::PulledSource;
 pub use self::shard::ShardName;
 use crate::file_format::FileFormat;
 use crate::host;

@@ -1,7 +1,7 @@
 //! The bodies of requests.
 
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{Components, PullSource};
 use serde::{Deserialize, Serialize};
 
 /// Body of `POST /v1/open`.
@@ -93,6 +93,9 @@ pub struct PullParams {
     /// The model's name in the store; the name of its source if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
+    /// What is pulled with the weights of a model at Hugging Face.
+    #[serde(default, skip_serializing_if = "Components::are_default")]
+    pub components: Components,
     /// The maximum rate of the download in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
@@ -105,7 +108,13 @@ impl PullParams {
     /// Requests a model from its registry, under the registry's name for it.
     #[must_use]
     pub const fn of(reference: Reference) -> Self {
-        Self { source: PullSource::Registry(reference), name: None, limit_rate: None, force: false }
+        Self::of_source(PullSource::Registry(reference))
+    }
+
+    /// Requests a source with the components that belong to it, under the name that it has.
+    #[must_use]
+    pub const fn of_source(source: PullSource) -> Self {
+        Self { source, name: None, components: Components::DEFAULT, limit_rate: None, force: false }
     }
 }
 

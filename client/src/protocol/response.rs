@@ -11,6 +11,7 @@ use blobd_store_format::recipe::Experts;
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
 
+pub use super::chosen::{ChosenFile, ChosenFiles};
 use super::corrected::CorrectedFile;
 use super::error::ErrorBody;
 pub use super::lost_model::Kept;
@@ -369,6 +370,9 @@ pub struct PullDone {
     /// Whether the name meant the same model before, and nothing was downloaded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
+    /// The files that were chosen, if the model is some files of a repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<ChosenFiles>,
     /// The files whose first download had a wrong digest, and whose second download was right.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub corrected: Vec<CorrectedFile>,

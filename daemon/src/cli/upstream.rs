@@ -2,7 +2,7 @@
 
 use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{Components, PullSource, PulledSource};
 
 use super::nothing::{NO_MATCH, NO_MODELS};
 
@@ -11,6 +11,8 @@ use super::nothing::{NO_MATCH, NO_MODELS};
 pub(super) struct Followed {
     pub(super) name: Reference,
     pub(super) source: PullSource,
+    /// What was chosen when it was pulled.
+    pub(super) components: Components,
 }
 
 /// What a stored model is compared with; `None` if it does not follow a source: it was imported or edited, or is
@@ -20,12 +22,13 @@ pub(super) fn followed(model: &ModelSummary, all: &[ModelSummary]) -> Option<Fol
     if model.store.is_some() {
         return None;
     }
-    let source = model.origin.as_deref()?.parse::<PullSource>().ok()?.latest()?;
+    let PulledSource { source, components } = model.origin.as_deref()?.parse().ok()?;
+    let source = source.latest()?;
     let (name, own): (Reference, Reference) = (model.name.parse().ok()?, source.name().ok()?);
     let names =
         |other: &ModelSummary| other.name.parse::<Reference>().is_ok_and(|name| name.same_model(&own));
     let is_copy = !name.same_model(&own) && all.iter().any(names);
-    (!is_copy).then_some(Followed { name, source })
+    (!is_copy).then_some(Followed { name, source, components })
 }
 
 /// Why no model is compared with its source, of `listed` models in the store and `wanted` ones that were asked for.
@@ -47,6 +50,7 @@ pub(super) fn nothing_to_compare(listed: usize, wanted: usize) -> String {
 #[cfg(test)]
 mod tests {
     use blobd_store_format::digest::Digest;
+    use blobd_store_format::source::{Draft, Projector};
 
     use super::*;
 
@@ -75,6 +79,14 @@ mod tests {
         assert_eq!(source_of("mine:8b", tag, &[model("llama3:8b", Some(tag))]), None, "a copy");
         let commit = "https://huggingface.co/me/x/resolve/0123456789abcdef0123456789abcdef01234567/x.gguf";
         assert_eq!(source_of("hf.co/me/x:x", commit, &[]).as_deref(), Some("hf.co/me/x/x.gguf"));
+    }
+
+    #[test]
+    fn models_follow_their_sources_with_the_components_that_were_chosen() {
+        let model = model("hf.co/me/x:Q8_0", Some("hf.co/me/x:Q8_0 --no-projector --no-draft"));
+        let Followed { source, components, .. } = followed(&model, &[]).unwrap();
+        assert_eq!(source.to_string(), "hf.co/me/x:Q8_0");
+        assert_eq!(components, Components { projector: Projector::None, draft: Draft::None });
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{PullSource, PulledSource};
 
 const IMPORT: &str = "import ";
 const URL: &str = "url ";
@@ -43,7 +43,8 @@ impl Origin {
                 };
                 Some(Self::Edit { name: name.parse().ok()?, manifest })
             }
-            None => text.parse().ok().map(Self::Source),
+            // A repair finds components by their digests, whatever was chosen.
+            None => text.parse().ok().map(|pulled: PulledSource| Self::Source(pulled.source)),
         }
     }
 }
@@ -86,6 +87,8 @@ mod tests {
         let without: PullSource = "https://e.com/a/x.gguf".parse().unwrap();
         assert_eq!(Origin::parse(&of_expiring(&url)), Some(Origin::Url(without.clone())));
         assert_eq!(Origin::parse("https://e.com/a/x.gguf"), Some(Origin::Source(without)));
+        let hub: PullSource = "hf.co/me/x:Q4_K_M".parse().unwrap();
+        assert_eq!(Origin::parse("hf.co/me/x:Q4_K_M --no-projector"), Some(Origin::Source(hub)));
         assert_eq!(Origin::parse("what is this"), None);
         assert_eq!(shown("llama3:8b@sha256:0"), "llama3:8b@sha256:0");
     }

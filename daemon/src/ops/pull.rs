@@ -14,12 +14,15 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PulledSource;
 
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::origin::of_expiring;
-use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error, transfer_plan};
+use super::pull_source::{
+    Pull, chosen_files, known_files, layers, model_name, resolve, transfer_error, transfer_plan,
+};
 use super::relief::Leftover;
 use super::remote_policy::check_pull;
 use super::reusable::{Reusable, separated};
@@ -43,8 +46,12 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     policy.check_source(&params.source, Some(reference))?;
     pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let known = known_files(store, registry, policy, &params.source)?;
-    let resolved = resolve(registry, &params.source, &known, events.closed());
+    let resolved = resolve(registry, params, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
+    let chosen = chosen_files(&remote);
+    if let Some(chosen) = &chosen {
+        pull.send(PullProgress { status: chosen.to_string(), ..PullProgress::default() });
+    }
     check_pull(pull, reference, &remote)?;
     let may_take = MayTake::with_force(requester, params.force);
     // The name of the source itself means what the source has, whoever pulls it.
@@ -61,16 +68,17 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let reusable = Reusable::of(store, policy, [])?;
     let mut model = Incoming { pull, reference, limit, ingest, reusable, sources, corrected: Vec::new() };
     let (manifest, origin) = match remote {
-        RemoteModel::Published(manifest) => {
-            let files = layers(&params.source, &manifest);
+        RemoteModel::Published(published) => {
+            let files = layers(&params.source, &published);
             model.forgetting_invalid(&files, |model| model.take_published(&files))?;
-            (manifest, params.source.origin())
+            (published.manifest, params.source.origin())
         }
-        RemoteModel::Files { files, origin } => {
+        RemoteModel::Files { files, origin, .. } => {
             (model.forgetting_invalid(&files, |model| model.take_files(&files))?, origin)
         }
     };
     pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
+    let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
     let before = store.manifest(reference).ok().map(|manifest| manifest.digest());
     let unchanged = model.sources.downloaded_bytes == 0 && before == Some(manifest.digest());
@@ -85,6 +93,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         reused_bytes,
         already_stored_bytes,
         unchanged,
+        chosen,
         corrected: model.corrected,
         displaced: displaced(store, requester, committed),
         evicted: evictions.take(),
@@ -96,7 +105,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
 /// are compared.
 fn may_be(present: &Manifest, remote: &RemoteModel) -> bool {
     match remote {
-        RemoteModel::Published(manifest) => present.digest() == manifest.digest(),
+        RemoteModel::Published(published) => present.digest() == published.manifest.digest(),
         RemoteModel::Files { files, .. } => {
             let is_present =
                 |file: &RemoteFile| present.layers().iter().any(|layer| layer.size == file.size());

@@ -253,6 +253,30 @@ fn escapes_that_hide_something_or_mean_nothing_are_refused() {
 }
 
 #[test]
+fn chosen_components_are_recorded_with_the_source() {
+    let named = |name: &str| Projector::Named(name.to_owned());
+    for (text, projector, draft) in [
+        ("hf.co/me/x:Q4_K_M", Projector::Nearest, Draft::Nearest),
+        ("hf.co/me/x:Q4_K_M --no-projector", Projector::None, Draft::Nearest),
+        ("hf.co/me/x:Q4_K_M --no-projector --no-draft", Projector::None, Draft::None),
+        ("hf.co/me/x/a.gguf --projector my%20mmproj.gguf --no-draft", named("my mmproj.gguf"), Draft::None),
+        (
+            "https://huggingface.co/me/x/resolve/v1/a.gguf --projector --no-draft",
+            named("--no-draft"),
+            Draft::Nearest,
+        ),
+    ] {
+        let pulled: PulledSource = text.parse().unwrap();
+        assert_eq!(pulled.components, Components { projector, draft }, "{text}");
+        assert_eq!(pulled.to_string(), text);
+    }
+    let earlier: PulledSource = "hf.co/me/x/my -- model.gguf".parse().unwrap();
+    assert_eq!(earlier.source, source("hf.co/me/x/my%20--%20model.gguf"));
+    assert!("import x --no-draft".parse::<PulledSource>().is_err());
+    assert!("hf.co/me/x:Q4_K_M --force".parse::<PulledSource>().is_err());
+}
+
+#[test]
 fn shards_are_known_by_their_names() {
     let shard = ShardName::of("a/x-00002-of-00003.gguf").unwrap();
     assert_eq!(shard.number(), 2);

@@ -15,10 +15,13 @@ pub struct Components {
 }
 
 impl Components {
+    /// What belongs to the model.
+    pub const DEFAULT: Self = Self { projector: Projector::Nearest, draft: Draft::Nearest };
+
     /// Whether nothing but the default is asked for.
     #[must_use]
     pub fn are_default(&self) -> bool {
-        *self == Self::default()
+        *self == Self::DEFAULT
     }
 }
 
