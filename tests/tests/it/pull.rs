@@ -7,6 +7,7 @@ mod files;
 mod interactive;
 mod manifests;
 mod partial;
+mod repositories;
 mod second_attempt;
 mod servers;
 mod slow_hosts;

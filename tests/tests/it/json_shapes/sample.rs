@@ -72,6 +72,9 @@ impl Sample {
         for (number, shard) in ModelFile::dense(3).shards(2).iter().enumerate() {
             self.registry.add_page(&format!("/big-{:05}-of-00002.gguf", number + 1), &shard.bytes(), &[]);
         }
+        let seeing: [(&str, &[u8]); 3] =
+            [("seeing-Q4_K_M.gguf", &chat), ("mmproj-F16.gguf", &projector), ("mtp-seeing.gguf", &draft)];
+        self.registry.add_repository("me/seeing", &"0".repeat(40), &seeing);
         self.registry.add_page("/files/tiny.gguf", &ModelFile::dense(4).bytes(), &[]);
         let tagged = ModelFile::dense(12).bytes();
         self.registry.add_page("/files/tagged.gguf", &tagged, &[("ETag", "\"1\"")]);
