@@ -69,7 +69,7 @@ pub enum FileSelection {
     All,
 }
 
-/// Body of `POST /v1/import`; the file's descriptor follows in a frame.
+/// Body of `POST /v1/import`; the descriptors of the file and of its sidecars follow in a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
@@ -81,6 +81,35 @@ pub struct ImportParams {
     /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+    /// The files that are stored as components of the same model, in the order of their descriptors; at most
+    /// [`MAX_SIDECARS`](Self::MAX_SIDECARS).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sidecars: Vec<Sidecar>,
+}
+
+impl ImportParams {
+    /// The most sidecars of one import; a model has one of each kind, or the shards of a draft.
+    pub const MAX_SIDECARS: usize = 15;
+}
+
+/// A file that belongs to an imported one and becomes a component of the same model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sidecar {
+    /// What it is.
+    pub component: SidecarComponent,
+    /// Its name, without a folder.
+    pub file_name: String,
+}
+
+/// What a sidecar is in its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SidecarComponent {
+    /// The projector of a multimodal model.
+    Projector,
+    /// A model for speculative decoding.
+    Draft,
 }
 
 /// Body of `POST /v1/pull`.

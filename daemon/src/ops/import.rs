@@ -8,18 +8,19 @@ use std::sync::Arc;
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store::{Ingest, Store, StoreError, Verb};
-use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_format::{FileFormat, ModelHeader};
 use blobd_store_format::file_type::split_file_type;
 use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::collect_on_failure::collect_on_failure;
-use super::compose::{Part, compose};
+use super::compose::compose;
 use super::lost_models::{Evictions, displaced};
 use super::origin::of_import;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
+use super::sidecars::{Sidecars, parts_of};
 use super::taken_name::{MayTake, refuse_unless_movable};
 use super::{OpError, error::refuse_pinned, soft_quota};
 use crate::ingest::{FileSource, IngestError, begin_file};
@@ -29,6 +30,14 @@ use crate::requester::Requester;
 pub trait ImportSource: FileSource {
     /// Returns the file's current metadata.
     fn inspect(&mut self) -> io::Result<FileFacts>;
+
+    /// From now on, this source is another of the files that it was made of: 0 is the model's, then come its sidecars.
+    ///
+    /// # Errors
+    /// When it has no such file.
+    fn select(&mut self, number: usize) -> io::Result<()> {
+        if number == 0 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
 }
 
 /// A file's metadata.
@@ -91,6 +100,7 @@ fn import_file(
     policy.check_import(&file_name, &reference, None)?;
     let before = inspect(source, &file_name)?;
     let size = before.size;
+    let sidecars = Sidecars::inspect(source, &params.sidecars)?;
     // Before the file is read. A file of the same size may be the same one.
     let may_take = MayTake::with_force(requester, params.force);
     refuse_unless_movable(store, requester, &reference, may_take, |present| {
@@ -101,7 +111,8 @@ fn import_file(
     store.make_reserve();
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
     let mut ingest = requester.acting(evictions.observe(ingest), Verb::Import);
-    ingest.staging().expect(size);
+    ingest.staging().expect(size.saturating_add(sidecars.size()));
+    let progress = &mut |read, _| progress(read, size.saturating_add(sidecars.size()));
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
     let begun = begin_file(source, size, progress).map_err(refused)?;
     policy.check_import(&file_name, &reference, Some(begun.header()))?;
@@ -110,11 +121,10 @@ fn import_file(
     if let Some(shard) = facts.shard {
         return Err(refused(IngestError::Shard { count: shard.count }));
     }
-    let after = inspect(source, &file_name)?;
-    if (after.size, after.modified) != (before.size, before.modified) {
-        return Err(refused(IngestError::Changed));
-    }
-    let manifest = compose(&mut ingest, &[Part::model(&ingested)], facts)?;
+    refuse_changed(source, &file_name, before)?;
+    let check = |file: &str, header: &dyn ModelHeader| policy.check_import(file, &reference, Some(header));
+    let added = sidecars.ingest(&mut ingest, source, (size, progress), check)?;
+    let manifest = compose(&mut ingest, &parts_of(&ingested, &file_name, &added), facts)?;
     let origin = of_import(&file_name);
     let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
     let (new_bytes, reused_bytes, new_blob_count) =
@@ -129,11 +139,25 @@ fn import_file(
         reused_bytes,
         tensor_count: facts.tensor_count,
         new_blob_count,
+        sidecars: added,
         unchanged,
         displaced: displaced(store, requester, committed),
         evicted: evictions.take(),
         notes: soft_quota::notes(store, requester),
     })
+}
+
+/// Refuses a file that is not as it was before it was read.
+pub(super) fn refuse_changed(
+    source: &mut dyn ImportSource,
+    name: &str,
+    before: FileFacts,
+) -> Result<(), OpError> {
+    let after = inspect(source, name)?;
+    if (after.size, after.modified) == (before.size, before.modified) {
+        return Ok(());
+    }
+    Err(OpError::Ingest { name: name.to_owned(), source: IngestError::Changed })
 }
 
 /// The error of an import whose client has disconnected.
@@ -142,7 +166,7 @@ pub(crate) fn client_has_gone() -> io::Error {
 }
 
 /// Inspects the file and refuses anything but a regular file, which could block or never end.
-fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
+pub(super) fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
     let facts = source.inspect().map_err(StoreError::io("inspect", name))?;
     let found = match facts.kind() {
         FileType::RegularFile => return Ok(facts),
@@ -164,7 +188,7 @@ pub(crate) fn imported_name(params: &ImportParams) -> Result<Reference, OpError>
     params.name.clone().map_or_else(|| name_from_file(&display_name(&params.file_name)), Ok)
 }
 
-fn display_name(file_name: &str) -> String {
+pub(super) fn display_name(file_name: &str) -> String {
     const MAX_CHARS: usize = 200;
     let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
     last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()

@@ -122,6 +122,8 @@ fn adding(session: &mut Session, sample: &Sample) {
         let path = sample.path(&format!("{name}.gguf"));
         session.ok("import", ["import", &path, "--name", name]);
     }
+    session.ok("import", ["import", &sample.path("seeing/seeing.gguf"), "--with-sidecars"]);
+    session.line("rm", "seeing");
     let url = sample.registry.url();
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/me/chat:1")]);
     session.ok("pull", ["pull", &format!("{url}/me/chat:1")]);

@@ -31,6 +31,10 @@ impl Sample {
         for (name, model) in files() {
             let _path = model.write_to(sample.folder.path(), &format!("{name}.gguf"));
         }
+        fs::create_dir(sample.path("seeing")).unwrap();
+        for (name, model) in [("seeing", chat()), ("mmproj-F16", projector())] {
+            let _path = model.write_to(&sample.folder.path().join("seeing"), &format!("{name}.gguf"));
+        }
         fs::write(sample.path("broken.gguf"), b"GGUF and nothing else").unwrap();
         let raw = RawGguf::new().key(b"k\xff", id::U32, 1_u32.to_le_bytes()).with_data(&[]);
         fs::write(sample.path("raw.gguf"), raw).unwrap();
