@@ -507,20 +507,33 @@ impl Client {
         &self,
         params: &ImportParams,
         file: impl AsFd,
+        on_progress: impl FnMut(u64, u64),
+    ) -> Result<Imported, ClientError> {
+        self.import_files(params, &[file.as_fd()], on_progress)
+    }
+
+    /// The same with the file's sidecars, which follow it in the order of [`ImportParams::sidecars`].
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    pub fn import_files(
+        &self,
+        params: &ImportParams,
+        files: &[BorrowedFd<'_>],
         mut on_progress: impl FnMut(u64, u64),
     ) -> Result<Imported, ClientError> {
-        let file = file.as_fd();
-        self.repeated(Repeat::Always, || self.import_once(params, file, &mut on_progress))
+        self.repeated(Repeat::Always, || self.import_once(params, files, &mut on_progress))
     }
 
     fn import_once(
         &self,
         params: &ImportParams,
-        file: BorrowedFd<'_>,
+        files: &[BorrowedFd<'_>],
         on_progress: &mut impl FnMut(u64, u64),
     ) -> Result<Imported, ClientError> {
         let mut connection = self.send(Request::upgrade("/v1/import", params)?)?.into_connection()?;
-        match connection.send(&Frame::Fds { first: 0, count: 1 }, &[file]) {
+        let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
+        match connection.send(&Frame::Fds { first: 0, count }, files) {
             // The daemon may close early after an error, which can still be received.
             Err(ConnectionError::Closed { .. }) => {}
             sent => sent?,

@@ -44,6 +44,8 @@ impl MediaType {
     pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
     /// A GGUF file with an image encoder.
     pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
+    /// A GGUF file with a model for speculative decoding.
+    pub const OLLAMA_DRAFT: &str = "application/vnd.ollama.image.draft";
 
     /// CNCF ModelPack's GGUF file, used for one in an archive.
     pub const PACK_GGUF: &str = "application/vnd.cncf.model.weight.v1.gguf";

@@ -50,6 +50,27 @@ fn is_quantization(text: &str) -> bool {
     names.into_iter().any(|name| name.eq_ignore_ascii_case(text))
 }
 
+/// The bits per weight of a quantisation, from its name; `None` for a text that is not the name of one.
+///
+/// Unlike [`split_file_type`], this knows a quantisation by its form: forks of llama.cpp and publishers name new ones
+/// (`IQ4_KSS`, `Q6_K_P`, `TQ1_0`, `MXFP4_MOE`).
+#[must_use]
+pub fn quantization_bits(text: &str) -> Option<u32> {
+    let text = text.to_ascii_uppercase();
+    let families = ["IQ", "TQ", "Q", "MXFP", "NVFP", "BF", "FP", "F"];
+    let rest = families.iter().find_map(|family| text.strip_prefix(family))?;
+    let length = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let (bits, mix) = rest.split_at_checked(length)?;
+    let bits = bits.parse().ok().filter(|bits| (1..=64).contains(bits))?;
+    let parts = || mix.split('_').skip(1);
+    let is_word =
+        |part: &str| (1..=4).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let is_mix = mix.starts_with('_') && parts().all(is_word);
+    // Not `Q33` or `F1`, which mean something else.
+    let is_usual = if text.contains('F') { [4, 6, 8, 16, 32, 64].contains(&bits) } else { bits < 10 };
+    (is_usual && (is_mix || mix.is_empty())).then_some(bits)
+}
+
 /// Quantisations in names of files that have no file type of their own: `llama-quantize`'s short forms,
 /// mixes with larger embeddings (`_L`, `_XL`), layouts for ARM that llama.cpp removed, other spellings.
 const OTHER_NAMES: [&str; 22] = [
@@ -146,6 +167,44 @@ mod tests {
             ("m-CLOUD-Q4_0", "m-CLOUD", "Q4_0"),
         ] {
             assert_eq!(split_file_type(stem), Some((model, quantization)), "{stem}");
+        }
+    }
+
+    #[test]
+    fn bits_of_quantizations_are_known_by_their_form() {
+        for (text, bits) in [
+            ("Q4_K_M", 4),
+            ("q8_0", 8),
+            ("IQ1_S", 1),
+            ("IQ4_KSS", 4),
+            ("Q4_0_4_4", 4),
+            ("Q8_0_L", 8),
+            ("TQ2_0", 2),
+            ("bf16", 16),
+            ("FP8", 8),
+            ("MXFP4_MOE", 4),
+            ("NVFP4", 4),
+            // Microsoft's names.
+            ("q4", 4),
+        ] {
+            assert_eq!(quantization_bits(text), Some(bits), "{text}");
+        }
+        for text in [
+            "",
+            "Q",
+            "Q10",
+            "F1",
+            "K_M",
+            "0",
+            "8b",
+            "Qwen3",
+            "Q4_",
+            "F99",
+            "Q4_K-M",
+            "Compact",
+            "Q99999999999_0",
+        ] {
+            assert_eq!(quantization_bits(text), None, "{text}");
         }
     }
 

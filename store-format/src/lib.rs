@@ -73,6 +73,7 @@ pub mod quant;
 pub mod reach;
 pub mod recipe;
 pub mod reference;
+pub mod repository;
 pub mod safetensors;
 pub mod size;
 pub mod source;

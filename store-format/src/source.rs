@@ -5,8 +5,11 @@
 //! of a known [`FileFormat`] and no `:`, so a full [`Reference`] is never mistaken for one. The address of
 //! a model's page on a known web site is a reference too.
 
+mod components;
+mod escapes;
 mod hub;
 mod page;
+mod pulled;
 mod shard;
 
 use std::borrow::Cow;
@@ -15,9 +18,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use self::components::{Components, Draft, Projector};
+use self::escapes::{escaped, normalized, unescaped};
 pub use self::hub::HubFile;
 use self::hub::hub_file;
 use self::page::model_page;
+pub use self::pulled::PulledSource;
 pub use self::shard::ShardName;
 use crate::derived_name::{DerivedName, IdPart, part, with_folders};
 use crate::file_format::FileFormat;
@@ -40,7 +46,7 @@ pub enum PullSource {
 pub struct FileUrl {
     scheme: Scheme,
     host: String,
-    /// With the leading `/`, percent-encoded as the user wrote it.
+    /// With the leading `/`, with escapes where they are needed.
     path: String,
     /// The part after `?`, which may contain a secret signature.
     query: Option<String>,
@@ -73,10 +79,10 @@ impl PullSource {
 
     /// The name of the file at the address; `None` for a model in a registry.
     #[must_use]
-    pub fn file_name(&self) -> Option<&str> {
+    pub fn file_name(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Registry(_) => None,
-            Self::Hub(file) => Some(file_name(file.path())),
+            Self::Hub(file) => Some(Cow::Borrowed(file_name(file.path()))),
             Self::Url(url) => Some(url.file_name()),
         }
     }
@@ -145,10 +151,11 @@ impl FileUrl {
         }
     }
 
-    /// The file's name.
+    /// The file's name, without escapes.
     #[must_use]
-    pub fn file_name(&self) -> &str {
-        file_name(&self.path)
+    pub fn file_name(&self) -> Cow<'_, str> {
+        let name = file_name(&self.path);
+        unescaped(name).unwrap_or(Cow::Borrowed(name))
     }
 
     /// The same URL with another file name.
@@ -157,14 +164,16 @@ impl FileUrl {
     /// [`SourceError`] when `name` is not a file name.
     pub fn with_file_name(&self, name: &str) -> Result<Self, SourceError> {
         let (directory, _) = self.path.rsplit_once('/').unwrap_or_default();
-        let path = format!("{directory}/{name}");
+        // A `/` in a file's name was an escape.
+        let path = format!("{directory}/{}", escaped(name).replace('/', "%2F"));
         check_path(&path)?;
         Ok(Self { path, ..self.clone() })
     }
 
     /// `host/folder/stem:latest`; the others have more of the folders.
     fn names(&self) -> Result<DerivedName, ReferenceError> {
-        let mut folders: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
+        let path = unescaped(&self.path).unwrap_or(Cow::Borrowed(&self.path));
+        let mut folders: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let stem = ShardName::stem_of(folders.pop().unwrap_or_default());
         let name = |folders: &str| {
             let namespace = part(folders).replace('.', "-");
@@ -269,6 +278,14 @@ pub enum SourceError {
         /// The URL without its query, its user and its password.
         found: String,
     },
+    /// An escape in an address that is not one, or that hides a character which no address may have.
+    #[error("source: {found:?}: percent-escapes of UTF-8 text, such as %20, expected, found {escape:?}")]
+    Escape {
+        /// The escape, or the beginning of one.
+        escape: String,
+        /// The path with it.
+        found: String,
+    },
     /// The text is above the length limit.
     #[error("source: {length} bytes, at most {MAX_LENGTH} allowed")]
     TooLong {
@@ -303,17 +320,20 @@ fn file_url(text: &str) -> Option<Result<FileUrl, SourceError>> {
     if !is_host(host) || !query.is_none_or(is_printable) {
         return Some(Err(refused()));
     }
-    let url =
-        FileUrl { scheme, host: host.to_owned(), path: path.to_owned(), query: query.map(str::to_owned) };
-    Some(check_path(path).map(|()| url))
+    let url = |path: String| {
+        check_path(&path)?;
+        Ok(FileUrl { scheme, host: host.to_owned(), path, query: query.map(str::to_owned) })
+    };
+    Some(normalized(path).and_then(url))
 }
 
+/// Checks a path in its usual form: no part may lead elsewhere, with or without escapes.
 fn check_path(path: &str) -> Result<(), SourceError> {
-    let relative = path.strip_prefix('/').unwrap_or(path);
-    let is_url_text =
-        relative.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\^`{|}?#".contains(&byte));
-    let parts_are_plain = relative.split('/').all(|part| !matches!(part, "" | "." | ".."));
-    if is_url_text && parts_are_plain && is_weights(path) {
+    let text = unescaped(path)?;
+    let parts_are_plain = |text: &str| {
+        text.strip_prefix('/').unwrap_or(text).split('/').all(|part| !matches!(part, "" | "." | ".."))
+    };
+    if parts_are_plain(path) && parts_are_plain(&text) && !text.contains('\\') && is_weights(&text) {
         return Ok(());
     }
     Err(SourceError::Url { found: path.chars().take(200).collect() })
@@ -340,7 +360,13 @@ fn is_host(text: &str) -> bool {
 
 /// Whether the last part of a path is a file name, not a model with a tag.
 fn is_file_address(path: &str) -> bool {
-    is_weights(path) && !file_name(path).contains([':', '@'])
+    names_weights(path) && !file_name(path).contains([':', '@'])
+}
+
+/// Whether a path with escapes has the extension of weights. One with a wrong escape is looked at as it is, so that it
+/// is refused for that.
+fn names_weights(path: &str) -> bool {
+    unescaped(path).map_or_else(|_refused| is_weights(path), |text| is_weights(&text))
 }
 
 fn is_weights(path: &str) -> bool {

@@ -118,7 +118,7 @@ impl PullSource {
     fn pull(&self, store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
         let (events, _heard) = mpsc::channel(EVENTS_WAITING);
         let source = self.registry.name(&model(file)).parse().unwrap();
-        let params = PullParams { source, name: Some(name.clone()), limit_rate: None, force: true };
+        let params = PullParams { name: Some(name.clone()), force: true, ..PullParams::of_source(source) };
         let pull = ops::Pull {
             watch: None,
             store,

@@ -250,8 +250,12 @@ fn undelete(before: &World, name: usize) -> Outcomes {
 
 fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
     let opened = in_memory(&files()[file].bytes);
-    let params =
-        ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: true };
+    let params = ImportParams {
+        file_name: "model.gguf".to_owned(),
+        name: Some(reference(name)),
+        force: true,
+        sidecars: Vec::new(),
+    };
     import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
 }
 

@@ -6,6 +6,7 @@
 pub mod access;
 pub mod accounts;
 pub mod audit;
+pub mod chosen;
 pub mod configuration;
 pub mod connection;
 pub mod corrected;

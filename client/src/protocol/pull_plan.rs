@@ -3,6 +3,7 @@
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::chosen::ChosenFiles;
 use super::upkeep::Eviction;
 
 /// Response to `POST /v1/pull/plan`: what a pull would download and reuse.
@@ -20,6 +21,9 @@ pub struct PullPlan {
     /// How much space that is.
     #[serde(default)]
     pub space: PlannedSpace,
+    /// The files that were chosen, if the model is some files of a repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<ChosenFiles>,
     /// The files, in the order in which they would be pulled.
     pub files: Vec<PlannedFile>,
 }

@@ -2,7 +2,7 @@
 
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{Components, PullSource};
 use serde::{Deserialize, Serialize};
 
 /// Body of `POST /v1/open`.
@@ -70,7 +70,7 @@ pub enum FileSelection {
     All,
 }
 
-/// Body of `POST /v1/import`; the file's descriptor follows in a frame.
+/// Body of `POST /v1/import`; the descriptors of the file and of its sidecars follow in a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
@@ -84,6 +84,35 @@ pub struct ImportParams {
     /// administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+    /// The files that are stored as components of the same model, in the order of their descriptors; at most
+    /// [`MAX_SIDECARS`](Self::MAX_SIDECARS).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sidecars: Vec<Sidecar>,
+}
+
+impl ImportParams {
+    /// The most sidecars of one import; a model has one of each kind, or the shards of a draft.
+    pub const MAX_SIDECARS: usize = 15;
+}
+
+/// A file that belongs to an imported one and becomes a component of the same model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sidecar {
+    /// What it is.
+    pub component: SidecarComponent,
+    /// Its name, without a folder.
+    pub file_name: String,
+}
+
+/// What a sidecar is in its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SidecarComponent {
+    /// The projector of a multimodal model.
+    Projector,
+    /// A model for speculative decoding.
+    Draft,
 }
 
 /// Body of `POST /v1/pull`.
@@ -97,6 +126,9 @@ pub struct PullParams {
     /// made distinct from those of other models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
+    /// What is pulled with the weights of a model at Hugging Face.
+    #[serde(default, skip_serializing_if = "Components::are_default")]
+    pub components: Components,
     /// The maximum rate of the download in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
@@ -110,7 +142,13 @@ impl PullParams {
     /// Requests a model from its registry, under the registry's name for it.
     #[must_use]
     pub const fn of(reference: Reference) -> Self {
-        Self { source: PullSource::Registry(reference), name: None, limit_rate: None, force: false }
+        Self::of_source(PullSource::Registry(reference))
+    }
+
+    /// Requests a source with the components that belong to it, under the name that it has.
+    #[must_use]
+    pub const fn of_source(source: PullSource) -> Self {
+        Self { source, name: None, components: Components::DEFAULT, limit_rate: None, force: false }
     }
 }
 

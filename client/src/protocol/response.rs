@@ -11,6 +11,7 @@ use blobd_store_format::recipe::Experts;
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
 
+pub use super::chosen::{ChosenFile, ChosenFiles};
 use super::corrected::CorrectedFile;
 use super::error::ErrorBody;
 pub use super::lost_model::Kept;
@@ -20,6 +21,7 @@ use super::model_tensor::ModelTensor;
 use super::policy::PolicyDecision;
 pub use super::pull_plan::{PlannedFile, PlannedSpace, PullPlan, SpaceLimit};
 pub use super::pulls::{RunningPull, RunningPulls};
+use super::request::SidecarComponent;
 pub use super::space::{DiskUsage, ModelUsage, SharedWith};
 use super::upkeep::Spared;
 
@@ -373,6 +375,9 @@ pub struct PullDone {
     /// Whether the name meant the same model before, and nothing was downloaded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
+    /// The files that were chosen, if the model is some files of a repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<ChosenFiles>,
     /// The files whose first download had a wrong digest, and whose second download was right.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub corrected: Vec<CorrectedFile>,
@@ -406,6 +411,9 @@ pub struct Imported {
     pub tensor_count: u64,
     /// The number of blobs that were written.
     pub new_blob_count: u64,
+    /// The sidecars that are components of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sidecars: Vec<ImportedSidecar>,
     /// Whether the name meant the same model before, and nothing was written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
@@ -418,6 +426,19 @@ pub struct Imported {
     /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+}
+
+/// A file that was stored as a component of an imported model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportedSidecar {
+    /// What it is in the model.
+    pub component: SidecarComponent,
+    /// Its name.
+    pub file_name: String,
+    /// Its digest.
+    pub digest: Digest,
+    /// Its size.
+    pub size: u64,
 }
 
 /// First frame of the response to an open: the model, and how many tensors and descriptors follow.

@@ -17,7 +17,8 @@ fn import(
 ) -> (Result<Imported, ClientError>, Vec<(u64, u64)>) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"GGUF").unwrap();
-    let params = ImportParams { file_name: "tiny.gguf".to_owned(), name: None, force: false };
+    let params =
+        ImportParams { file_name: "tiny.gguf".to_owned(), name: None, force: false, sidecars: Vec::new() };
     let mut progress = Vec::new();
     let result =
         client_of(response).import(&params, &file, |completed, total| progress.push((completed, total)));
@@ -34,6 +35,7 @@ fn imported() -> Imported {
         reused_bytes: 0,
         tensor_count: 0,
         new_blob_count: 1,
+        sidecars: Vec::new(),
         unchanged: false,
         displaced: Vec::new(),
         evicted: Vec::new(),

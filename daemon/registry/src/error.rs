@@ -67,6 +67,46 @@ pub enum RegistryError {
         /// The name of the model at Hugging Face, where it may have been copied without the host.
         hub: Option<Box<str>>,
     },
+    /// A tag means several models of a repository.
+    #[error("{subject}: means several models at {host}: {}", few(candidates))]
+    Ambiguous {
+        /// The request.
+        subject: String,
+        /// The host that listed them.
+        host: String,
+        /// The path of each.
+        candidates: Vec<String>,
+        /// The address of the first.
+        example: String,
+    },
+    /// A repository has no model in a format that can be stored.
+    #[error("{subject}: no GGUF file with a model at {host}, of {others} GGUF files")]
+    NoModel {
+        /// The request.
+        subject: String,
+        /// The host that responded.
+        host: String,
+        /// How many files for other purposes there are.
+        others: usize,
+    },
+    /// Shards of a model are not where the others are.
+    #[error("{subject}: {} at {host}: {}", shards_missing(*count, missing), few(missing.iter().map(|(_, path)| path)))]
+    MissingShards {
+        /// The request.
+        subject: String,
+        /// The host that has the others.
+        host: String,
+        /// How many shards the model has.
+        count: usize,
+        /// The numbers, from 1, and names of those that are missing.
+        missing: Vec<(usize, String)>,
+    },
+    /// A projector or a draft is to be chosen where there is no list of files.
+    #[error("{subject}: projector and draft can be chosen only of repositories at Hugging Face")]
+    NoChoice {
+        /// The request.
+        subject: String,
+    },
     /// The registry requires other credentials.
     #[error("{subject}: denied by {host}{reason}; {advice}")]
     Denied {
@@ -279,6 +319,25 @@ fn refusal(status: u16, reason: &ServerReason) -> String {
     }
 }
 
+/// A few of many names, and how many more there are.
+fn few(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    const MAX: usize = 8;
+    let names: Vec<_> = names.into_iter().collect();
+    let first: Vec<&str> = names.iter().take(MAX).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(MAX) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+fn shards_missing(count: usize, missing: &[(usize, String)]) -> String {
+    let numbers = few(missing.iter().map(|(number, _)| number.to_string()));
+    match missing.len() {
+        1 => format!("shard {numbers} of {count} is missing"),
+        _ => format!("shards {numbers} of {count} are missing"),
+    }
+}
+
 /// Many servers that expect TLS respond 400 to a request without it.
 fn tls_hint(status: u16, reason: &ServerReason, is_plain_http: bool) -> &'static str {
     let may_be_meant = |sentence: &str| ["HTTPS", "TLS", "SSL"].iter().any(|word| sentence.contains(word));
@@ -314,14 +373,20 @@ impl RegistryError {
     pub fn kind(&self) -> FailureKind {
         match self {
             Self::AllFailed { error, .. } | Self::Explained { error, .. } => error.kind(),
-            Self::NotFound { .. } | Self::NoSuchName { .. } | Self::NoSuchTag { .. } => FailureKind::NotFound,
+            Self::NotFound { .. }
+            | Self::NoSuchName { .. }
+            | Self::NoSuchTag { .. }
+            | Self::NoModel { .. }
+            | Self::MissingShards { .. } => FailureKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
             Self::UnusableModel { .. } => FailureKind::UnusableModel,
             Self::Host { .. }
             | Self::Mirror { .. }
             | Self::Certificates { .. }
             | Self::PlainHttp { .. }
-            | Self::Proxy(_) => FailureKind::InvalidRequest,
+            | Self::Proxy(_)
+            | Self::Ambiguous { .. }
+            | Self::NoChoice { .. } => FailureKind::InvalidRequest,
             Self::BlobMissing { .. }
             | Self::Unreachable { .. }
             | Self::Broken { .. }

@@ -15,6 +15,14 @@ impl RegistryError {
                 Some(error.hint().map_or_else(|| rest.clone(), |own| format!("{own}; {rest}")))
             }
             Self::Explained { hint, .. } => Some(hint.clone()),
+            Self::Ambiguous { example, .. } => {
+                Some(format!("name one of them: {example}, or a tag with more of its name"))
+            }
+            Self::NoModel { .. } => Some(
+                "a projector, a draft or an importance matrix is pulled by its link: hf.co/USER/REPO/FILE.gguf"
+                    .to_owned(),
+            ),
+            Self::MissingShards { .. } => Some("only its publisher can add them".to_owned()),
             Self::NoSuchTag { latest: Some(_), page: Some(page), .. } => {
                 Some(format!("{page} lists the tags of this model"))
             }

@@ -1,120 +1,29 @@
 //! Hugging Face's own API: the files of a repository and their digests.
 //!
 //! Hugging Face's registry API has no sharded models and no files without a quantisation in their names; this
-//! one has all files. Files are requested at a commit, so that they are the listed ones.
+//! one has all files.
 
-use blobd_store_format::descriptor::MediaType;
-use blobd_store_format::host;
-use blobd_store_format::reference::Reference;
 use blobd_store_format::source::HubFile;
 use hyper::HeaderMap;
 use hyper::header::LINK;
-use percent_encoding::{AsciiSet, utf8_percent_encode};
 
 use super::error::RegistryError;
-use super::listing::{
-    Lack, TreeFile, is_commit, parse_refs, parse_tree, path_of_tag, projector, tags, with_shards,
-};
+use super::listing::{TreeFile, is_commit, parse_refs, parse_tree};
 use super::mirrors::first_of;
-use super::origin::{ESCAPED, Registry};
-use super::remote::{RemoteFile, RemoteModel, WebFile};
+use super::origin::Registry;
 use super::request::{Response, Target};
 use super::server_reason::ServerReason;
-use super::{RegistryClient, redirect, tags::nearest};
+use super::{RegistryClient, redirect};
 
-struct Listed {
-    commit: String,
-    files: Vec<TreeFile>,
+/// The weight files of a repository at one commit.
+pub(super) struct Listed {
+    pub(super) commit: String,
+    pub(super) files: Vec<TreeFile>,
 }
 
 impl RegistryClient {
-    /// The model of a file, including the other shards.
-    pub(super) async fn hub_model(&self, file: &HubFile) -> Result<RemoteModel, RegistryError> {
-        let listed = self.list(file.repository(), file.revision()).await?;
-        let chosen = with_shards(&listed.files, file.path()).map_err(|lack| lacking(file, &listed, lack))?;
-        self.hub_pull(file.repository(), &listed, &chosen, None)
-    }
-
-    /// The same files and the projector, without an origin: for a repair.
-    pub(super) async fn hub_files(&self, file: &HubFile) -> Result<Vec<RemoteFile>, RegistryError> {
-        let listed = self.list(file.repository(), file.revision()).await?;
-        let mut chosen =
-            with_shards(&listed.files, file.path()).map_err(|lack| lacking(file, &listed, lack))?;
-        chosen.extend(projector(&listed.files));
-        chosen.into_iter().map(|chosen| self.hub_remote(file.repository(), &listed.commit, &chosen)).collect()
-    }
-
-    /// Finds a model by its quantisation after the registry API failed with `error`: the model may be
-    /// sharded. Otherwise the error names the tags that exist.
-    pub(super) async fn hub_model_of_tag(
-        &self,
-        reference: &Reference,
-        error: RegistryError,
-    ) -> Result<RemoteModel, RegistryError> {
-        let host = reference.host();
-        let is_hub = host::canonical(host).eq_ignore_ascii_case(HubFile::HOST);
-        let knows_no_tag = matches!(
-            error.main(),
-            RegistryError::Status { status: 400, .. }
-                | RegistryError::NotFound { .. }
-                | RegistryError::NoSuchName { .. }
-                | RegistryError::NoSuchTag { .. }
-        );
-        if !is_hub || !knows_no_tag || reference.digest().is_some() {
-            return Err(error);
-        }
-        let repository = reference.repository();
-        // If the list fails too, the first error explains more.
-        let Ok(listed) = self.list(&repository, HubFile::DEFAULT_REVISION).await else { return Err(error) };
-        let chosen = path_of_tag(&listed.files, reference.tag())
-            .and_then(|path| with_shards(&listed.files, path).ok());
-        let Some(chosen) = chosen else {
-            if listed.files.is_empty() {
-                let hint = format!(
-                    "{} has no model file that blobd knows: pull a GGUF variant",
-                    address(&repository)
-                );
-                return Err(error.explained(hint));
-            }
-            let nearest = nearest(reference.tag(), &tags(&listed.files));
-            let (subject, host) = (format!("model {reference}"), host.to_owned());
-            let reason = error.reason();
-            return Err(RegistryError::NoSuchName { subject, host, reason, nearest });
-        };
-        self.hub_pull(&repository, &listed, &chosen, projector(&listed.files).as_ref())
-    }
-
-    fn hub_pull(
-        &self,
-        repository: &str,
-        listed: &Listed,
-        chosen: &[TreeFile],
-        projector: Option<&TreeFile>,
-    ) -> Result<RemoteModel, RegistryError> {
-        let first = chosen.first().map(|file| file.path.as_str()).unwrap_or_default();
-        let origin = HubFile::new(repository, Some(&listed.commit), first).ok().map(|file| file.to_string());
-        let files = chosen.iter().chain(projector);
-        let files = files.map(|file| self.hub_remote(repository, &listed.commit, file));
-        Ok(RemoteModel::Files { files: files.collect::<Result<_, _>>()?, origin })
-    }
-
-    fn hub_remote(
-        &self,
-        repository: &str,
-        commit: &str,
-        file: &TreeFile,
-    ) -> Result<RemoteFile, RegistryError> {
-        let servers = self.shared.mirrors.of_hub()?;
-        let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
-        let address = format!("{}/{repository}/{}", HubFile::HOST, file.path);
-        let is_projector = file.path.to_ascii_lowercase().contains("mmproj");
-        let media_type = if is_projector { MediaType::OLLAMA_PROJECTOR } else { MediaType::OLLAMA_MODEL };
-        let name = file.path.rsplit('/').next().unwrap_or_default();
-        let web = WebFile::new(&servers, path, repository, address);
-        Ok(RemoteFile::web(web, media_type, name, file.size, file.digest))
-    }
-
-    async fn list(&self, repository: &str, revision: &str) -> Result<Listed, RegistryError> {
+    /// Lists the weight files of a repository at the commit that a branch, tag or commit means.
+    pub(super) async fn list(&self, repository: &str, revision: &str) -> Result<Listed, RegistryError> {
         let servers = &self.shared.mirrors.of_hub()?;
         let list = |server| async move {
             let api = Api { client: self, server, repository, address: address(repository) };
@@ -214,28 +123,9 @@ const MAX_PAGE_BYTES: u64 = 4 << 20;
 /// At a thousand files each.
 const MAX_PAGES: usize = 16;
 
-fn address(repository: &str) -> String {
+/// The name of a repository in messages.
+pub(super) fn address(repository: &str) -> String {
     format!("{}/{repository}", HubFile::HOST)
-}
-
-fn lacking(file: &HubFile, listed: &Listed, lack: Lack) -> RegistryError {
-    let host = HubFile::HOST.to_owned();
-    match lack {
-        Lack::Shard(path) => {
-            let subject = format!("{}/{path}, a shard of the same model", address(file.repository()));
-            RegistryError::NotFound { subject, host, reason: ServerReason::default() }
-        }
-        Lack::File => {
-            let paths: Vec<String> = listed.files.iter().map(|file| file.path.clone()).collect();
-            let nearest = nearest(file.path(), &paths);
-            RegistryError::NoSuchName {
-                subject: file.to_string(),
-                host,
-                reason: ServerReason::default(),
-                nearest,
-            }
-        }
-    }
 }
 
 /// The target of the link to the next page (RFC 8288).
@@ -262,11 +152,6 @@ fn is_next(parameter: &str) -> bool {
     let value = value.trim().trim_matches(['"', '\'']);
     name.trim().eq_ignore_ascii_case("rel")
         && value.split_ascii_whitespace().any(|relation| relation.eq_ignore_ascii_case("next"))
-}
-
-fn encoded(path: &str) -> String {
-    const PATH: &AsciiSet = &ESCAPED.remove(b'/');
-    utf8_percent_encode(path, PATH).to_string()
 }
 
 #[cfg(test)]

@@ -1,14 +1,10 @@
-//! Hugging Face's lists of a repository's files, and which files make a model.
+//! Hugging Face's lists of a repository's files.
 //!
 //! The lists contain paths, sizes and digests from a server: every entry is checked, and a bad one is skipped.
 
-use std::collections::BTreeMap;
-
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
-use blobd_store_format::file_type::split_file_type;
 use blobd_store_format::manifest::is_file_name;
-use blobd_store_format::source::ShardName;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -79,55 +75,6 @@ pub(super) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The file `path`, or all shards of the model if it is a shard.
-pub(super) fn with_shards(files: &[TreeFile], path: &str) -> Result<Vec<TreeFile>, Lack> {
-    let by_path: BTreeMap<&str, &TreeFile> = files.iter().map(|file| (file.path.as_str(), file)).collect();
-    let paths = ShardName::of(path).map_or_else(|| vec![path.to_owned()], |shard| shard.all());
-    let is_there = by_path.contains_key(path);
-    let find = |path: String| match by_path.get(path.as_str()) {
-        Some(file) => Ok((*file).clone()),
-        None if is_there => Err(Lack::Shard(path)),
-        None => Err(Lack::File),
-    };
-    paths.into_iter().map(find).collect()
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Lack {
-    File,
-    /// The file exists, but this shard of the same model does not.
-    Shard(String),
-}
-
-/// The file, or the first shard, for a tag: a file name with or without extension, or the quantisation at the
-/// end of a name. `latest` follows Hugging Face's rule.
-pub(super) fn path_of_tag<'f>(files: &'f [TreeFile], tag: &str) -> Option<&'f str> {
-    let heads: Vec<&str> = heads(files).collect();
-    let with_end = |end: &str| heads.iter().copied().find(|path| ends_in(path, end));
-    if tag.eq_ignore_ascii_case("latest") {
-        return with_end("Q4_K_M").or_else(|| with_end("Q4_0")).or_else(|| heads.first().copied());
-    }
-    with_end(tag)
-}
-
-/// The tags that [`path_of_tag`] finds.
-pub(super) fn tags(files: &[TreeFile]) -> Vec<String> {
-    let tag = |path| {
-        let stem = ShardName::stem_of(file_name(path));
-        split_file_type(stem).map_or(stem, |(_model, file_type)| file_type).to_owned()
-    };
-    heads(files).map(tag).collect()
-}
-
-/// The projector of a repository that has exactly one; several cannot be told apart.
-pub(super) fn projector(files: &[TreeFile]) -> Option<TreeFile> {
-    let mut projectors = files.iter().filter(|file| is_projector(&file.path));
-    match (projectors.next(), projectors.next()) {
-        (Some(only), None) => Some(only.clone()),
-        _ => None,
-    }
-}
-
 /// A page has at most a thousand entries by default.
 const MAX_ENTRIES: usize = 20_000;
 
@@ -161,30 +108,6 @@ impl RawEntry {
         }
         Ok(TreeFile { path, size, digest: Some(digest) })
     }
-}
-
-/// One path for each model, that of the first shard. Projectors are not models.
-fn heads(files: &[TreeFile]) -> impl Iterator<Item = &str> {
-    let is_head =
-        |path: &&str| !is_projector(path) && ShardName::of(path).is_none_or(|shard| shard.number() == 1);
-    files.iter().map(|file| file.path.as_str()).filter(is_head)
-}
-
-fn is_projector(path: &str) -> bool {
-    file_name(path).to_ascii_lowercase().contains("mmproj")
-}
-
-fn file_name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
-}
-
-/// Whether a file name ends in a tag. The tag must not begin in the middle of a word.
-fn ends_in(path: &str, tag: &str) -> bool {
-    let tag = tag.to_ascii_lowercase();
-    let name = file_name(path).to_ascii_lowercase();
-    let stem = ShardName::stem_of(&name);
-    let before = stem.strip_suffix(tag.as_str());
-    name == tag || before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
 }
 
 #[cfg(test)]
@@ -265,47 +188,6 @@ mod tests {
         assert_eq!(parse_tree(b"[]"), Ok(Vec::new()));
         let many = Json::from(vec![json!({ "type": "file", "path": "x" }); 20_001]).to_string();
         assert!(parse_tree(many.as_bytes()).is_err());
-    }
-
-    #[test]
-    fn shards_are_found_from_any_of_them() {
-        let tree =
-            files(&["x-00001-of-00002.gguf", "x-00002-of-00002.gguf", "y-00001-of-00002.gguf", "z.gguf"]);
-        let found = |path: &str| {
-            with_shards(&tree, path)
-                .map(|files| files.iter().map(|file| file.path.clone()).collect::<Vec<_>>())
-        };
-        assert_eq!(
-            found("x-00002-of-00002.gguf").unwrap(),
-            ["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"]
-        );
-        assert_eq!(found("z.gguf").unwrap(), ["z.gguf"]);
-        assert_eq!(found("y-00001-of-00002.gguf"), Err(Lack::Shard("y-00002-of-00002.gguf".into())));
-        assert_eq!(found("absent.gguf"), Err(Lack::File));
-    }
-
-    #[test]
-    fn tags_are_found_at_the_end_of_names() {
-        let tree = files(&[
-            "Q4_0/m-Q4_0-00001-of-00002.gguf",
-            "Q4_0/m-Q4_0-00002-of-00002.gguf",
-            "m-IQ3_M.gguf",
-            "m-UD-Q4_K_XL.gguf",
-            "mmproj-F16.gguf",
-        ]);
-        for (tag, path) in [
-            ("q4_0", Some("Q4_0/m-Q4_0-00001-of-00002.gguf")),
-            ("latest", Some("Q4_0/m-Q4_0-00001-of-00002.gguf")),
-            ("m-IQ3_M.gguf", Some("m-IQ3_M.gguf")),
-            ("UD-Q4_K_XL", Some("m-UD-Q4_K_XL.gguf")),
-            ("3_M", None),
-            ("F16", None),
-            ("", None),
-        ] {
-            assert_eq!(path_of_tag(&tree, tag), path, "{tag}");
-        }
-        assert_eq!(tags(&tree), ["Q4_0", "IQ3_M", "UD-Q4_K_XL"]);
-        assert_eq!(projector(&tree).unwrap().path, "mmproj-F16.gguf");
     }
 
     #[test]

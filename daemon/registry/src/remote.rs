@@ -21,14 +21,60 @@ use super::{ByteStream, RegistryClient, RegistryError, Sender};
 #[derive(Debug)]
 pub enum RemoteModel {
     /// A model that has a manifest.
-    Published(Manifest),
+    Published(PublishedModel),
     /// Files without a manifest: one file or the shards of one model, and its projector if it has one.
     Files {
         /// The files, shards in order.
         files: Vec<RemoteFile>,
         /// Where the same files can be pulled again; absent if no permanent address is known.
         origin: Option<String>,
+        /// What was chosen, if the files are some of a repository's.
+        chosen: Option<Chosen>,
     },
+}
+
+/// A model that has a manifest.
+#[derive(Debug)]
+pub struct PublishedModel {
+    /// The manifest; if a repository has components that its registry does not name, with these added.
+    pub manifest: Manifest,
+    /// The files in the manifest that are requested from the repository and not from the registry.
+    pub elsewhere: Vec<RemoteFile>,
+    /// What was chosen, if the model is some files of a repository.
+    pub chosen: Option<Chosen>,
+}
+
+impl From<Manifest> for PublishedModel {
+    fn from(manifest: Manifest) -> Self {
+        Self { manifest, elsewhere: Vec::new(), chosen: None }
+    }
+}
+
+impl PublishedModel {
+    /// Where a file of the manifest is requested; `upstream` is the model at its registry.
+    #[must_use]
+    pub fn remote(&self, upstream: &Reference, file: &Descriptor) -> RemoteFile {
+        let elsewhere = self.elsewhere.iter().find(|known| known.digest == Some(file.digest));
+        elsewhere.map_or_else(|| RemoteFile::layer(upstream, file), Clone::clone)
+    }
+}
+
+/// The files that were chosen of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The files, the weights first.
+    pub files: Vec<ChosenFile>,
+    /// How many files of weights the repository has.
+    pub listed: usize,
+}
+
+/// A file that was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenFile {
+    /// Its type, which says what it is in the model.
+    pub media_type: MediaType,
+    /// Its path in the repository.
+    pub path: String,
 }
 
 /// One file at a server. [`RegistryClient::open`] and [`RegistryClient::open_part`] return its bytes.

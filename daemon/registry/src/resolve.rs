@@ -1,38 +1,44 @@
 //! Resolves a source to a manifest or to files.
 
 use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{Components, HubFile, PullSource};
 
+use super::hub_model::is_at_hub;
 use super::remote::{KnownFile, RemoteFile, RemoteModel};
 use super::{RegistryClient, RegistryError, ServerReason};
 
 impl RegistryClient {
-    /// The manifest of `source`, or its files if it has none.
+    /// The manifest of `source`, or its files if it has none, with the components that belong to it.
     ///
     /// # Errors
     /// [`RegistryError`] when the source does not exist or its server fails.
     pub async fn resolve(&self, source: &PullSource) -> Result<RemoteModel, RegistryError> {
-        self.resolve_known(source, &[]).await
+        self.resolve_known(source, &Components::default(), &[]).await
     }
 
-    /// The same. For a URL, files that are `known` are compared with their version then
+    /// The same with chosen components. For a URL, files that are `known` are compared with their version then
     /// ([`RemoteFile::unchanged`]).
     ///
     /// # Errors
-    /// As for [`Self::resolve`].
+    /// As for [`Self::resolve`]; [`RegistryError::NoChoice`] when the source has no files to choose from.
     pub async fn resolve_known(
         &self,
         source: &PullSource,
+        components: &Components,
         known: &[KnownFile],
     ) -> Result<RemoteModel, RegistryError> {
         match source {
-            PullSource::Registry(reference) => match self.manifest(reference).await {
-                Ok(manifest) => Ok(RemoteModel::Published(manifest)),
-                Err(error) => self.hub_model_of_tag(reference, error).await,
-            },
-            PullSource::Hub(file) => self.hub_model(file).await,
+            PullSource::Hub(file) => self.hub_model(file, components).await,
+            PullSource::Registry(reference) if is_at_hub(reference) && reference.digest().is_none() => {
+                self.hub_model_of_tag(reference, components).await
+            }
+            _ if !components.are_default() => Err(RegistryError::NoChoice { subject: source.to_string() }),
+            PullSource::Registry(reference) => {
+                Ok(RemoteModel::Published(self.manifest(reference).await?.into()))
+            }
             PullSource::Url(url) => {
-                Ok(RemoteModel::Files { files: self.web_files(url, known).await?, origin: source.origin() })
+                let (files, origin) = (self.web_files(url, known).await?, source.origin());
+                Ok(RemoteModel::Files { files, origin, chosen: None })
             }
         }
     }
@@ -42,15 +48,24 @@ impl RegistryClient {
     /// # Errors
     /// [`RegistryError`] as for [`Self::resolve`], and when the origin has other files now.
     pub async fn locate(&self, origin: &PullSource, file: &Descriptor) -> Result<RemoteFile, RegistryError> {
-        let files = match origin {
-            PullSource::Registry(reference) => return Ok(RemoteFile::layer(reference, file)),
-            PullSource::Hub(hub) => self.hub_files(hub).await?,
-            PullSource::Url(url) => self.web_files(url, &[]).await?,
+        let found = match origin {
+            PullSource::Registry(reference) => {
+                // A component of a model at the hub may be in the repository only.
+                let is_component = matches!(file.media_type.component(), "projector" | "draft");
+                let found = match is_component && is_at_hub(reference) {
+                    true => self.hub_file(&reference.repository(), HubFile::DEFAULT_REVISION, file).await,
+                    false => Ok(None),
+                };
+                return Ok(found.ok().flatten().unwrap_or_else(|| RemoteFile::layer(reference, file)));
+            }
+            PullSource::Hub(hub) => self.hub_file(hub.repository(), hub.revision(), file).await?,
+            PullSource::Url(url) => {
+                let is_it = |found: &RemoteFile| {
+                    found.size() == file.size && found.digest().is_none_or(|digest| digest == file.digest)
+                };
+                self.web_files(url, &[]).await?.into_iter().find(is_it)
+            }
         };
-        let is_it = |found: &RemoteFile| {
-            found.size() == file.size && found.digest().is_none_or(|digest| digest == file.digest)
-        };
-        let found = files.into_iter().find(is_it);
         found.map(|found| found.with_digest(file.digest)).ok_or_else(|| RegistryError::NotFound {
             subject: format!("{origin} with digest {}", file.digest),
             host: "its server".to_owned(),

@@ -11,7 +11,7 @@ use super::origin::Registry;
 use super::part::total;
 use super::remote::{KnownFile, RemoteFile, WebFile};
 use super::request::{Response, is_tag};
-use super::{RegistryClient, RegistryError};
+use super::{FailureKind, RegistryClient, RegistryError};
 
 impl RegistryClient {
     /// The file at a URL, or all shards of the model if the file is a shard. Files that are `known` are
@@ -22,17 +22,33 @@ impl RegistryClient {
         known: &[KnownFile],
     ) -> Result<Vec<RemoteFile>, RegistryError> {
         let servers = self.shared.mirrors.of_url(url)?;
-        let mut files = Vec::new();
-        for url in &self.shards(url)? {
+        let (mut files, mut missing) = (Vec::new(), Vec::new());
+        let shards = self.shards(url)?;
+        for (number, url) in (1..).zip(&shards) {
             let file = WebFile::new(&servers, url.path_and_query(), url.host(), url.to_string());
             let known: Vec<_> = known.iter().filter(|known| known.url == file.address()).collect();
             let inspect = |server| self.inspect(&file, server, &known);
-            let found = self.retried(|| first_of(&servers, url.host(), inspect)).await?;
+            let found = match self.retried(|| first_of(&servers, url.host(), inspect)).await {
+                Err(error) if shards.len() > 1 && error.kind() == FailureKind::NotFound => {
+                    missing.push(((number, url.file_name().into_owned()), error));
+                    continue;
+                }
+                found => found?,
+            };
             let Inspected { size, validator, is_lasting, digest, unchanged } = found;
-            let remote = RemoteFile::web(file, MediaType::OLLAMA_MODEL, url.file_name(), size, digest);
+            let remote = RemoteFile::web(file, MediaType::OLLAMA_MODEL, &url.file_name(), size, digest);
             files.push(remote.with_validator(validator, is_lasting).with_unchanged(unchanged));
         }
-        Ok(files)
+        match missing.pop() {
+            None => Ok(files),
+            // Nothing of the model is there.
+            Some((_, error)) if files.is_empty() => Err(error),
+            Some((last, _)) => {
+                let (subject, host) = (url.to_string(), url.host().to_owned());
+                let missing = missing.into_iter().map(|(shard, _)| shard).chain([last]).collect();
+                Err(RegistryError::MissingShards { subject, host, count: shards.len(), missing })
+            }
+        }
     }
 
     /// The URLs of the files that `web_files` requests.
@@ -40,7 +56,7 @@ impl RegistryClient {
     /// # Errors
     /// [`RegistryError::Unusable`] if a name is refused.
     pub fn shards(&self, url: &FileUrl) -> Result<Vec<FileUrl>, RegistryError> {
-        let urls = match ShardName::of(url.file_name()) {
+        let urls = match ShardName::of(&url.file_name()) {
             Some(shard) => shard.all().iter().map(|name| url.with_file_name(name)).collect(),
             None => Ok(vec![url.clone()]),
         };

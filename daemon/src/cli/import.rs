@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -16,10 +17,11 @@ use clap::Args;
 use super::advice::instead_of_import;
 use super::batch::Batch;
 use super::connect::{client_error, connect_or_create};
+use super::local_sidecars::{self, LocalSidecar, with_sidecars};
 use super::model_name::parse_new_name;
 use super::progress::Progress;
 use super::{Global, file_error, lost_models, usage};
-use crate::output::print_text;
+use crate::output::{print_text, printable};
 use crate::size::human_bytes;
 
 /// Store GGUF files of this machine as models
@@ -27,7 +29,8 @@ use crate::size::human_bytes;
 #[command(after_help = "Examples:
   blobd import llama-3-8b-Q4_K_M.gguf               becomes llama-3-8b:Q4_K_M
   blobd import model.gguf --name my/model:v1
-  blobd import *.gguf                               stores what they share once")]
+  blobd import *.gguf                               stores what they share once
+  blobd import gemma-Q4_K_M.gguf --with-sidecars    with mmproj-F16.gguf in the same folder")]
 pub(super) struct Params {
     /// The files
     #[arg(required = true, value_name = "PATH")]
@@ -38,38 +41,59 @@ pub(super) struct Params {
     /// Replace another model that has the name, also a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
+    /// Store the projector and the draft that are in the file's folder and belong to it in the same model
+    #[arg(long)]
+    with_sidecars: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    if params.name.is_some() && params.paths.len() > 1 {
+    let files = with_sidecars(&params.paths, params.with_sidecars);
+    if params.name.is_some() && files.len() > 1 {
         return Err(usage("--name: names one model, but several files are given"));
     }
     let connected = connect_or_create(global)?;
     let progress = Progress::new(global.hides_progress());
-    let mut batch = Batch::new(global, params.paths.len());
-    for path in &params.paths {
-        let imported = import(&progress, params, &connected.client, path);
+    let mut batch = Batch::new(global, files.len());
+    for (path, sidecars) in &files {
+        let imported = import(&progress, params, &connected.client, (path, sidecars));
         if let Some(imported) = batch.add(&path.display(), imported)
             && !global.hides_reports()
         {
             print_text(&summary(imported))?;
         }
     }
-    if params.paths.len() > 1 && !batch.done().is_empty() && !global.hides_reports() {
+    if files.len() > 1 && !batch.done().is_empty() && !global.hides_reports() {
         print_text(&sums(batch.done()))?;
     }
     batch.finish("imported", ["files was not imported", "files were not imported"])
 }
 
-fn import(progress: &Progress, params: &Params, client: &Client, path: &Path) -> Result<Imported, ErrorBody> {
+fn import(
+    progress: &Progress,
+    params: &Params,
+    client: &Client,
+    (path, sidecars): (&Path, &[LocalSidecar]),
+) -> Result<Imported, ErrorBody> {
+    let taken = if params.with_sidecars { sidecars } else { &[] };
     let file = open(path)?;
+    let opened = taken.iter().map(|sidecar| open(&sidecar.path)).collect::<Result<Vec<_>, _>>()?;
     let shown = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let bar = progress.bar(&shown, 0);
     let file_name = with_folders(path);
-    let request = ImportParams { file_name, name: params.name.clone(), force: params.force };
-    let imported = client.import(&request, &file, |completed, total| bar.set(completed, total));
+    let request = ImportParams {
+        file_name,
+        name: params.name.clone(),
+        force: params.force,
+        sidecars: taken.iter().map(LocalSidecar::request).collect(),
+    };
+    let files: Vec<_> = std::iter::once(&file).chain(&opened).map(File::as_fd).collect();
+    let imported = client.import_files(&request, &files, |completed, total| bar.set(completed, total));
     bar.clear();
-    imported.map_err(client_error)
+    let mut imported = imported.map_err(client_error)?;
+    if !params.with_sidecars {
+        imported.notes.extend(local_sidecars::note(sidecars));
+    }
+    Ok(imported)
 }
 
 /// The file's name with the folders that may distinguish its model from that of another file of the same name.
@@ -116,5 +140,7 @@ fn summary(done: &Imported) -> String {
     let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
     let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
     let (notes, digest) = (lost_models::notes(&done.notes), digest.short());
+    let sidecars = done.sidecars.iter().map(|sidecar| format!("with {}\n", printable(&sidecar.file_name)));
+    let lost = sidecars.collect::<String>() + &lost;
     format!("{name} {digest}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n{lost}{notes}")
 }

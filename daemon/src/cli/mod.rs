@@ -40,6 +40,7 @@ mod history;
 mod import;
 mod interrupt;
 mod limit;
+mod local_sidecars;
 mod log;
 mod login;
 mod logout;

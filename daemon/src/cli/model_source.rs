@@ -199,7 +199,7 @@ fn describe_remote(
     missing: ErrorBody,
 ) -> Result<DescribedModel, ErrorBody> {
     let is_named = matches!(source, PullSource::Registry(_));
-    let params = PullParams { source, name: None, limit_rate: None, force: false };
+    let params = PullParams::of_source(source);
     let remote = match client.inspect(&params).map_err(client_error) {
         Err(error) if is_named && matches!(error.code, ErrorCode::Upstream | ErrorCode::NotFound) => {
             let message = format!("{}; not at its registry either: {}", missing.message, error.message);

@@ -108,7 +108,8 @@ fn compare_all(client: &Client, followed: &[(&ModelSummary, Followed)]) -> Vec<C
 }
 
 fn compare(client: &Client, model: &ModelSummary, followed: &Followed) -> Compared {
-    let request = PullParams { source: followed.source.clone(), name: None, limit_rate: None, force: false };
+    let components = followed.components.clone();
+    let request = PullParams { components, ..PullParams::of_source(followed.source.clone()) };
     let (status, remote, error) = match client.resolve(&request) {
         Ok(Resolved { digest: Some(remote), .. }) => {
             (if remote == model.digest { Status::Current } else { Status::Outdated }, Some(remote), None)

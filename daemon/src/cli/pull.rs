@@ -8,7 +8,7 @@ use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{Components, Draft, Projector, PullSource};
 use clap::Args;
 use serde_json::json;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
@@ -19,6 +19,7 @@ use super::connect::{Connected, client_error, connect_or_create, print_result};
 use super::interrupt::on_interrupt;
 use super::model_name::parse_new_name;
 use super::progress::{Bar, Progress};
+use super::pull_plan::chosen_line;
 use super::upstream::{Followed, followed, nothing_to_compare};
 use super::{Global, corrected, lost_models, pull_plan, usage};
 use crate::output::{print, print_json, print_message, print_text};
@@ -32,6 +33,7 @@ use crate::size::{human_bytes, parse_rate};
   blobd pull llama3:8b-instruct-q4_K_S --dry-run
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
+  blobd pull hf.co/ggml-org/gemma-3-4b-it-GGUF --projector F16
   blobd pull docker.io/smollm2                   a model of Docker Model Runner, in docker.io/ai
   blobd pull https://example.org/models/tiny.gguf --name tiny
   blobd pull --all                               update all models that `blobd outdated` compares
@@ -51,6 +53,15 @@ pub(super) struct Params {
     /// Download at most this many bytes per second, such as 20MB
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     limit_rate: Option<u64>,
+    /// Pull no projector with a model of a repository at Hugging Face
+    #[arg(long, conflicts_with_all = ["projector", "all"])]
+    no_projector: bool,
+    /// Pull this projector of the repository: the name of its file, or its quantization such as BF16
+    #[arg(long, value_name = "NAME", conflicts_with = "all")]
+    projector: Option<String>,
+    /// Pull no model for speculative decoding with a model of a repository at Hugging Face
+    #[arg(long, conflicts_with = "all")]
+    no_draft: bool,
     /// Show what would be downloaded and reused, and whether there is space for it
     #[arg(long)]
     dry_run: bool,
@@ -67,7 +78,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let requests = if params.all {
         followed_models(global, params, &connected)?
     } else {
-        params.sources.iter().map(|source| params.request(source, params.name.clone())).collect()
+        let components = params.components();
+        let request = |source| params.request(source, params.name.clone(), components.clone());
+        params.sources.iter().map(request).collect()
     };
     if params.dry_run {
         let mut batch = Batch::<()>::of_lines(global, requests.len());
@@ -107,8 +120,18 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 impl Params {
-    fn request(&self, source: &PullSource, name: Option<Reference>) -> PullParams {
-        PullParams { source: source.clone(), name, limit_rate: self.limit_rate, force: self.force }
+    fn request(&self, source: &PullSource, name: Option<Reference>, components: Components) -> PullParams {
+        let (source, limit_rate, force) = (source.clone(), self.limit_rate, self.force);
+        PullParams { source, name, components, limit_rate, force }
+    }
+
+    fn components(&self) -> Components {
+        let projector = match &self.projector {
+            Some(name) => Projector::Named(name.clone()),
+            None if self.no_projector => Projector::None,
+            None => Projector::Nearest,
+        };
+        Components { projector, draft: if self.no_draft { Draft::None } else { Draft::Nearest } }
     }
 }
 
@@ -124,9 +147,9 @@ fn followed_models(
     if followed.is_empty() && !global.hides_reports() {
         print_text(&nothing_to_compare(models.len(), models.len()))?;
     }
-    for (model, Followed { name, source }) in followed {
+    for (model, Followed { name, source, components }) in followed {
         if !model.pinned || params.force {
-            requests.push(params.request(&source, Some(name)));
+            requests.push(params.request(&source, Some(name), components));
         } else if !global.hides_reports() {
             print(&format!("{}: pinned, not updated\n", model.name))?;
         }
@@ -188,8 +211,9 @@ impl Received {
 
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, size, .. } = done;
+    let chosen = chosen_line(done.chosen.as_ref());
     if done.unchanged {
-        return format!("{name} {}: unchanged, nothing downloaded\n", digest.short());
+        return format!("{name} {}: unchanged, nothing downloaded\n{chosen}", digest.short());
     }
     let parts = [
         (done.downloaded_bytes, "downloaded"),
@@ -208,7 +232,7 @@ fn summary(done: &PullDone) -> String {
     let corrected = corrected::render(&done.corrected);
     let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
     let notes = lost_models::notes(&done.notes);
-    format!("{name} {}: {}{sources}\n{corrected}{lost}{notes}", digest.short(), human_bytes(*size))
+    format!("{name} {}: {}{sources}\n{chosen}{corrected}{lost}{notes}", digest.short(), human_bytes(*size))
 }
 
 /// How a status starts while nothing is received.

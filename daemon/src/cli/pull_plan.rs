@@ -1,6 +1,6 @@
 //! `blobd pull --dry-run`
 
-use blobd_client::protocol::response::{PlannedSpace, PullPlan, SpaceLimit};
+use blobd_client::protocol::response::{ChosenFiles, PlannedSpace, PullPlan, SpaceLimit};
 
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
@@ -23,7 +23,12 @@ pub(super) fn render(plan: &PullPlan) -> String {
             "similar: tensors of stored models that match in all samples; the file's digest is checked\n",
         );
     }
-    text + &space(plan)
+    text + &chosen_line(plan.chosen.as_ref()) + &space(plan)
+}
+
+/// The files that were chosen of a repository.
+pub(super) fn chosen_line(chosen: Option<&ChosenFiles>) -> String {
+    chosen.map_or_else(String::new, |chosen| format!("{}\n", printable(&chosen.to_string())))
 }
 
 /// Nothing if the pull fits as it is.
@@ -85,6 +90,7 @@ mod tests {
             download_bytes: 1 << 20,
             enough_space: true,
             space: PlannedSpace::default(),
+            chosen: None,
             files: vec![file],
         };
         let text = render(&plan);
@@ -108,6 +114,7 @@ mod tests {
             download_bytes: 8 << 20,
             enough_space: false,
             space,
+            chosen: None,
             files: Vec::new(),
         };
         let text = render(&plan);

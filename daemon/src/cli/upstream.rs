@@ -2,7 +2,7 @@
 
 use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{Components, PullSource, PulledSource};
 
 use super::nothing::{NO_MATCH, NO_MODELS};
 
@@ -11,6 +11,8 @@ use super::nothing::{NO_MATCH, NO_MODELS};
 pub(super) struct Followed {
     pub(super) name: Reference,
     pub(super) source: PullSource,
+    /// What was chosen when it was pulled.
+    pub(super) components: Components,
 }
 
 /// What a stored model is compared with; `None` if it follows no source, or is in a lower store, which its own
@@ -19,8 +21,8 @@ pub(super) fn followed(model: &ModelSummary) -> Option<Followed> {
     if model.store.is_some() {
         return None;
     }
-    let source = model.follows.as_deref()?.parse::<PullSource>().ok()?.latest()?;
-    Some(Followed { name: model.name.parse().ok()?, source })
+    let PulledSource { source, components } = model.follows.as_deref()?.parse().ok()?;
+    Some(Followed { name: model.name.parse().ok()?, source: source.latest()?, components })
 }
 
 /// Why no model is compared with its source, of `listed` models in the store and `wanted` ones that were asked for.

@@ -57,13 +57,15 @@ pub(crate) struct ClientFile {
     to_empty: Sender<EmptySlot>,
     /// The slots that the process fills, in this order.
     lent: VecDeque<EmptySlot>,
+    /// The file that is read, of those that the client has sent.
+    selected: u8,
     cancelled: Arc<AtomicBool>,
     _process: Process,
 }
 
 impl ClientFile {
-    /// Starts a process that receives a descriptor from the client on `connection`. Nothing else may
-    /// receive from it until [`Self::receive_file`] returns. When `cancelled` is set, each wait ends soon.
+    /// Starts a process that receives descriptors from the client on `connection`. Nothing else may
+    /// receive from it until [`Self::receive_files`] returns. When `cancelled` is set, each wait ends soon.
     pub(crate) fn start(connection: OwnedFd, permit: Permit, cancelled: Arc<AtomicBool>) -> io::Result<Self> {
         let (notes, their_notes) = UnixStream::pair()?;
         notes.set_read_timeout(Some(POLL_INTERVAL))?;
@@ -78,13 +80,14 @@ impl ClientFile {
         command.stdin(connection).stdout(memory).stderr(OwnedFd::from(their_notes));
         let child = command.spawn()?;
         let process = Process(Some((child, permit)));
-        Ok(Self { notes, empty, to_empty, lent: VecDeque::new(), cancelled, _process: process })
+        Ok(Self { notes, empty, to_empty, lent: VecDeque::new(), selected: 0, cancelled, _process: process })
     }
 
-    /// Waits until the process has the descriptor. After that only the daemon uses the connection.
-    pub(crate) fn receive_file(&mut self, limit: Duration) -> io::Result<Result<(), Refusal>> {
+    /// Waits until the process has the descriptors of `count` files. After that only the daemon uses the connection.
+    pub(crate) fn receive_files(&mut self, count: usize, limit: Duration) -> io::Result<Result<(), Refusal>> {
         match self.note(Some(Instant::now() + limit))? {
-            Note::Received => Ok(Ok(())),
+            Note::Received(received) if usize::from(received) == count => Ok(Ok(())),
+            Note::Received(_) => Ok(Err(Refusal::Files)),
             Note::Refused(refusal) => Ok(Err(refusal)),
             note => Err(unexpected(note)),
         }
@@ -131,7 +134,7 @@ impl FileSource for ClientFile {
     fn request(&mut self, range: Range<u64>) -> io::Result<()> {
         let slot = self.empty.recv().map_err(io::Error::other)?;
         let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        self.send(Request::Read { slot: slot.0, offset: range.start, length })?;
+        self.send(Request::Read { file: self.selected, slot: slot.0, offset: range.start, length })?;
         self.lent.push_back(slot);
         Ok(())
     }
@@ -149,8 +152,13 @@ impl FileSource for ClientFile {
 }
 
 impl ImportSource for ClientFile {
+    fn select(&mut self, number: usize) -> io::Result<()> {
+        self.selected = u8::try_from(number).map_err(io::Error::other)?;
+        Ok(())
+    }
+
     fn inspect(&mut self) -> io::Result<FileFacts> {
-        self.send(Request::Inspect)?;
+        self.send(Request::Inspect { file: self.selected })?;
         match self.note(None)? {
             Note::Facts(facts) => Ok(facts),
             Note::Failed(errno) => Err(io::Error::from_raw_os_error(errno)),

@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::FileFacts;
 
-/// The longest note has three numbers of 20 digits and one of 10.
+/// The longest message has three numbers of 20 digits and one of 10.
 pub(super) const RECORD_BYTES: usize = 128;
 
 /// A request of the daemon. Each request has one note as its response, in the order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// The metadata of the file.
-    Inspect,
-    /// The bytes of the file from `offset` on, in a slot of the shared memory.
-    Read { slot: usize, offset: u64, length: usize },
+    /// The metadata of a file.
+    Inspect { file: u8 },
+    /// The bytes of a file from `offset` on, in a slot of the shared memory.
+    Read { file: u8, slot: usize, offset: u64, length: usize },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Note {
-    /// The client has sent a file, and the process has closed the connection.
-    Received,
+    /// The client has sent so many files, and the process has closed the connection.
+    Received(u8),
     /// The client has not sent a file.
     Refused(Refusal),
     /// The metadata of the file.
@@ -67,11 +67,11 @@ mod tests {
         let longest = FileFacts { mode: u32::MAX, size: u64::MAX, modified: (i64::MIN, i64::MIN) };
         let refused = Note::Refused(Refusal::NoFile);
         let read = Note::Read(usize::MAX);
-        for note in [Note::Received, refused, Note::Facts(longest), read, Note::Failed(i32::MIN)] {
+        for note in [Note::Received(u8::MAX), refused, Note::Facts(longest), read, Note::Failed(i32::MIN)] {
             assert_eq!(decode(&encode(&note).unwrap()), Some(note));
         }
-        let read = Request::Read { slot: usize::MAX, offset: u64::MAX, length: usize::MAX };
-        for request in [Request::Inspect, read] {
+        let read = Request::Read { file: u8::MAX, slot: usize::MAX, offset: u64::MAX, length: usize::MAX };
+        for request in [Request::Inspect { file: u8::MAX }, read] {
             assert_eq!(decode(&encode(&request).unwrap()), Some(request));
         }
         assert_eq!(decode::<Note>(&[b'x'; RECORD_BYTES]), None);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::connection::receive_message;
 use blobd_client::protocol::frame::{Frame, FrameDecoder};
+use blobd_client::protocol::request::ImportParams;
 use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE};
 use rustix::io::Errno;
 
@@ -33,11 +34,11 @@ fn serve(connection: OwnedFd, memory: &File, mut notes: &UnixStream) -> io::Resu
     let received = receive(&connection, notes);
     // An open duplicate would hide from the client that the daemon has closed the connection.
     drop(connection);
-    let file = match received {
-        Ok(file) => file,
+    let files = match received {
+        Ok(files) => files,
         Err(refusal) => return notes.write_all(&encode(&Note::Refused(refusal))?),
     };
-    notes.write_all(&encode(&Note::Received)?)?;
+    notes.write_all(&encode(&Note::Received(u8::try_from(files.len()).unwrap_or(u8::MAX)))?)?;
     notes.set_read_timeout(None)?;
     let mut slots = map_shared(memory, CHUNKS_IN_USE, CHUNK_BYTES)?;
     let mut record = [0; RECORD_BYTES];
@@ -45,15 +46,20 @@ fn serve(connection: OwnedFd, memory: &File, mut notes: &UnixStream) -> io::Resu
         notes.read_exact(&mut record)?;
         let Some(request) = decode(&record) else { return Err(ErrorKind::InvalidData.into()) };
         let note = match request {
-            Request::Inspect => FileFacts::of(&file).map(Note::Facts),
-            Request::Read { slot, offset, length } => {
+            Request::Inspect { file } => numbered(&files, file).and_then(FileFacts::of).map(Note::Facts),
+            Request::Read { file, slot, offset, length } => {
                 let slot = slots.get_mut(slot).and_then(|slot| slot.get_mut(..length));
-                read(&file, offset, slot.unwrap_or_default()).map(Note::Read)
+                let read = |file| read(file, offset, slot.unwrap_or_default());
+                numbered(&files, file).and_then(read).map(Note::Read)
             }
         };
         let note = note.unwrap_or_else(|error| Note::Failed(errno(&error)));
         notes.write_all(&encode(&note)?)?;
     }
+}
+
+fn numbered(files: &[File], number: u8) -> io::Result<&File> {
+    files.get(usize::from(number)).ok_or_else(|| ErrorKind::InvalidInput.into())
 }
 
 /// Fills the buffer, unless the file ends earlier. Uses its own offset, because the client's descriptor
@@ -75,8 +81,8 @@ fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error())
 }
 
-/// The first frame must have exactly one descriptor attached.
-fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<File, Refusal> {
+/// The first frame must have as many descriptors attached as it says: that of the file and those of its sidecars.
+fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<Vec<File>, Refusal> {
     let (mut decoder, mut fds) = (FrameDecoder::new(), VecDeque::new());
     let started = Instant::now();
     let mut buffer = [0; 1024];
@@ -91,13 +97,19 @@ fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<File, Refusal> {
             break frame;
         }
     };
-    if !matches!(frame, Frame::Fds { first: 0, count: 1 }) || decoder.is_inside_frame() {
+    let count = match frame {
+        Frame::Fds { first: 0, count } if !decoder.is_inside_frame() => {
+            usize::try_from(count).unwrap_or(usize::MAX)
+        }
+        _ => return Err(Refusal::Frame),
+    };
+    if !(1..=ImportParams::MAX_SIDECARS + 1).contains(&count) {
         return Err(Refusal::Frame);
     }
-    match (fds.pop_front(), fds.is_empty()) {
-        (None, _) => Err(Refusal::NoFile),
-        (Some(_), false) => Err(Refusal::Files),
-        (Some(fd), true) => Ok(File::from(fd)),
+    match fds.len() {
+        0 => Err(Refusal::NoFile),
+        received if received != count => Err(Refusal::Files),
+        _ => Ok(fds.into_iter().map(File::from).collect()),
     }
 }
 

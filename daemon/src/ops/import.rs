@@ -9,17 +9,19 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store::{Store, StoreError, Verb};
 use blobd_store_format::derived_name::DerivedName;
+use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::OpError;
 use super::collect_on_failure::collect_on_failure;
-use super::compose::{Part, compose};
+use super::compose::compose;
 use super::name_change::{NameChange, TargetName};
 use super::origin::of_import;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
+use super::sidecars::{Sidecars, parts_of};
 use crate::ingest::{FileSource, IngestError, begin_file};
 use crate::requester::Requester;
 
@@ -27,6 +29,14 @@ use crate::requester::Requester;
 pub trait ImportSource: FileSource {
     /// Returns the file's current metadata.
     fn inspect(&mut self) -> io::Result<FileFacts>;
+
+    /// From now on, this source is another of the files that it was made of: 0 is the model's, then come its sidecars.
+    ///
+    /// # Errors
+    /// When it has no such file.
+    fn select(&mut self, number: usize) -> io::Result<()> {
+        if number == 0 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
 }
 
 /// A file's metadata.
@@ -88,13 +98,15 @@ fn import_file(
     policy.check_import(&file_name, target.preferred(), None)?;
     let before = inspect(source, &file_name)?;
     let size = before.size;
+    let sidecars = Sidecars::inspect(source, &params.sidecars)?;
     let change = NameChange::new(store, requester, Verb::Import, format!("import of {file_name}"));
     let change = change.replacing(params.force);
     // Before the file is read. A file of the same size may be the same one.
     change.check(&target, |present| present.layers().iter().any(|file| file.size == size))?;
     store.make_reserve();
     let mut ingest = change.begin(change.lease())?;
-    ingest.staging().expect(size);
+    ingest.staging().expect(size.saturating_add(sidecars.size()));
+    let progress = &mut |read, _| progress(read, size.saturating_add(sidecars.size()));
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
     let begun = begin_file(source, size, progress).map_err(refused)?;
     policy.check_import(&file_name, target.preferred(), Some(begun.header()))?;
@@ -103,11 +115,11 @@ fn import_file(
     if let Some(shard) = facts.shard {
         return Err(refused(IngestError::Shard { count: shard.count }));
     }
-    let after = inspect(source, &file_name)?;
-    if (after.size, after.modified) != (before.size, before.modified) {
-        return Err(refused(IngestError::Changed));
-    }
-    let manifest = compose(&mut ingest, &[Part::model(&ingested)], facts)?;
+    refuse_changed(source, &file_name, before)?;
+    let check =
+        |file: &str, header: &dyn ModelHeader| policy.check_import(file, target.preferred(), Some(header));
+    let added = sidecars.ingest(&mut ingest, source, (size, progress), check)?;
+    let manifest = compose(&mut ingest, &parts_of(&ingested, &file_name, &added), facts)?;
     let is_allowed = |name: &Reference| policy.check_import(&file_name, name, None).is_ok();
     let named = change.commit(ingest, target, &manifest, Some(&of_import(&file_name)), is_allowed)?;
     Ok(Imported {
@@ -119,11 +131,25 @@ fn import_file(
         reused_bytes: named.reused_bytes,
         tensor_count: facts.tensor_count,
         new_blob_count: named.new_blob_count,
+        sidecars: added,
         unchanged: named.unchanged,
         displaced: named.displaced,
         evicted: named.evicted,
         notes: named.notes,
     })
+}
+
+/// Refuses a file that is not as it was before it was read.
+pub(super) fn refuse_changed(
+    source: &mut dyn ImportSource,
+    name: &str,
+    before: FileFacts,
+) -> Result<(), OpError> {
+    let after = inspect(source, name)?;
+    if (after.size, after.modified) == (before.size, before.modified) {
+        return Ok(());
+    }
+    Err(OpError::Ingest { name: name.to_owned(), source: IngestError::Changed })
 }
 
 /// The error of an import whose client has disconnected.
@@ -132,7 +158,7 @@ pub(crate) fn client_has_gone() -> io::Error {
 }
 
 /// Inspects the file and refuses anything but a regular file, which could block or never end.
-fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
+pub(super) fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
     let facts = source.inspect().map_err(StoreError::io("inspect", name))?;
     let found = match facts.kind() {
         FileType::RegularFile => return Ok(facts),
@@ -164,7 +190,7 @@ pub(crate) fn imported_name(params: &ImportParams) -> Option<Reference> {
 
 /// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
 /// nothing of it is used.
-fn display_name(file_name: &str) -> String {
+pub(super) fn display_name(file_name: &str) -> String {
     const MAX_CHARS: usize = 200;
     let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
     last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()

@@ -18,11 +18,11 @@ pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
     let name = target_name(params)?.preferred().short();
     policy.check_source(&params.source, None)?;
     let origin = params.source.to_string();
-    let remote = handle.block_on(resolve(registry, &params.source, &[], events.closed()))?;
+    let remote = handle.block_on(resolve(registry, params, &[], events.closed()))?;
     let files = remote_heads(pull, &remote)?;
     check_heads(pull, &remote, &files)?;
     let digest = match &remote {
-        RemoteModel::Published(manifest) => Some(manifest.digest()),
+        RemoteModel::Published(published) => Some(published.manifest.digest()),
         RemoteModel::Files { .. } => None,
     };
     Ok(ModelHeads { name, digest, origin: Some(origin), files })

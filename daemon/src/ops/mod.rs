@@ -53,6 +53,7 @@ mod select;
 mod shards;
 mod sharing;
 mod show;
+mod sidecars;
 mod soft_quota;
 mod stored_header;
 mod stored_subject;

@@ -3,9 +3,11 @@
 //! The forms are those of `docs/STORE-FORMAT.md`. A source has no space, so no other form can be taken for one, and
 //! what a client calls a file it imports follows `import `, whatever it is.
 
+use std::borrow::Cow;
+
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{PullSource, PulledSource};
 
 const IMPORT: &str = "import ";
 const URL: &str = "url ";
@@ -43,16 +45,17 @@ impl Origin {
                 };
                 Some(Self::Edit { name: name.parse().ok()?, manifest })
             }
-            None => text.parse().ok().map(Self::Source),
+            // A repair finds components by their digests, whatever was chosen.
+            None => text.parse().ok().map(|pulled: PulledSource| Self::Source(pulled.source)),
         }
     }
 }
 
 impl Origin {
     /// The name of the one file that the model came from, if it came from one.
-    pub(super) fn file_name(&self) -> Option<&str> {
+    pub(super) fn file_name(&self) -> Option<Cow<'_, str>> {
         match self {
-            Self::Import(file) => Some(file),
+            Self::Import(file) => Some(Cow::Borrowed(file)),
             Self::Url(source) | Self::Source(source) => source.file_name(),
             Self::Edit { .. } => None,
         }
@@ -97,6 +100,8 @@ mod tests {
         let without: PullSource = "https://e.com/a/x.gguf".parse().unwrap();
         assert_eq!(Origin::parse(&of_expiring(&url)), Some(Origin::Url(without.clone())));
         assert_eq!(Origin::parse("https://e.com/a/x.gguf"), Some(Origin::Source(without)));
+        let hub: PullSource = "hf.co/me/x:Q4_K_M".parse().unwrap();
+        assert_eq!(Origin::parse("hf.co/me/x:Q4_K_M --no-projector"), Some(Origin::Source(hub)));
         assert_eq!(Origin::parse("what is this"), None);
         assert_eq!(shown("llama3:8b@sha256:0"), "llama3:8b@sha256:0");
     }

@@ -5,7 +5,7 @@ use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{Store, gc};
 
-use super::pull_source::{known_files, layers, resolve, target_name, transfer_plan};
+use super::pull_source::{chosen_files, known_files, layers, resolve, target_name, transfer_plan};
 use super::remote_policy::check_pull;
 use super::reusable::Reusable;
 use super::{LastOpened, OpError, Pull, eviction_plan, measure};
@@ -17,10 +17,13 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;
     let known = known_files(store, registry, policy, &params.source)?;
-    let remote = handle.block_on(resolve(registry, &params.source, &known, events.closed()))?;
+    let remote = handle.block_on(resolve(registry, params, &known, events.closed()))?;
     check_pull(pull, reference, &remote)?;
+    let chosen = chosen_files(&remote);
     let (digest, files) = match remote {
-        RemoteModel::Published(manifest) => (Some(manifest.digest()), layers(&params.source, &manifest)),
+        RemoteModel::Published(published) => {
+            (Some(published.manifest.digest()), layers(&params.source, &published))
+        }
         RemoteModel::Files { files, .. } => (None, files),
     };
     // Protects what is found until it has been compared.
@@ -39,7 +42,7 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
         false => 0,
     };
     let enough_space = freed_bytes >= space.missing_bytes;
-    Ok(PullPlan { name: reference.short(), digest, download_bytes, enough_space, space, files })
+    Ok(PullPlan { name: reference.short(), digest, download_bytes, enough_space, space, chosen, files })
 }
 
 /// What the pull needs on disk, what there is, and what could be freed if that is less.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, NamedFile, StoreError, StoredFile, Verb};
@@ -14,12 +15,15 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PulledSource;
 
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
 use super::name_change::NameChange;
 use super::origin::of_expiring;
-use super::pull_source::{Pull, known_files, layers, resolve, target_name, transfer_error, transfer_plan};
+use super::pull_source::{
+    Pull, chosen_files, known_files, layers, resolve, target_name, transfer_error, transfer_plan,
+};
 use super::relief::Leftover;
 use super::remote_policy::check_pull;
 use super::reusable::{Reusable, separated};
@@ -43,8 +47,12 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     policy.check_source(&params.source, Some(reference))?;
     pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let known = known_files(store, registry, policy, &params.source)?;
-    let resolved = resolve(registry, &params.source, &known, events.closed());
+    let resolved = resolve(registry, params, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
+    let chosen = chosen_files(&remote);
+    if let Some(chosen) = &chosen {
+        pull.send(PullProgress { status: chosen.to_string(), ..PullProgress::default() });
+    }
     check_pull(pull, reference, &remote)?;
     let change = NameChange::new(store, requester, Verb::Pull, format!("pull of {}", reference.short()));
     let change = change.replacing(params.force).updating_from(&params.source, params.name.is_none());
@@ -57,21 +65,19 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let reusable = Reusable::of(store, policy, [])?;
     let mut model = Incoming { pull, reference, limit, ingest, reusable, sources, corrected: Vec::new() };
     let (manifest, origin) = match remote {
-        RemoteModel::Published(manifest) => {
-            let files = layers(&params.source, &manifest);
+        RemoteModel::Published(published) => {
+            let files = layers(&params.source, &published);
             model.forgetting_invalid(&files, |model| model.take_published(&files))?;
-            (manifest, params.source.origin())
+            (published.manifest, params.source.origin())
         }
-        RemoteModel::Files { files, origin } => {
+        RemoteModel::Files { files, origin, .. } => {
             (model.forgetting_invalid(&files, |model| model.take_files(&files))?, origin)
         }
     };
     pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
+    let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
-    let name_origin = NameOrigin {
-        origin: Some(origin.clone()),
-        source: params.source.latest().and_then(|source| source.origin()),
-    };
+    let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
     let Incoming { ingest, sources, corrected, .. } = model;
     let ingest = ingest.with_name_origin(name_origin);
     let is_allowed = |name: &Reference| policy.check_source(&params.source, Some(name)).is_ok();
@@ -86,6 +92,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         reused_bytes,
         already_stored_bytes,
         unchanged: downloaded_bytes == 0 && !named.tag_changed,
+        chosen,
         corrected,
         displaced: named.displaced,
         evicted: named.evicted,
@@ -93,11 +100,18 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     })
 }
 
+/// The source that the name follows from now on, with the components that were asked for. None if it is fixed to a
+/// digest, or has a query, which may expire and is not recorded.
+fn followed_source(params: &PullParams) -> Option<String> {
+    let source = params.source.latest()?.origin()?;
+    Some(PulledSource::record(&source, &params.components))
+}
+
 /// Whether a model may be the remote one. That is certain only with its manifest; of files without one, the sizes
 /// are compared.
 fn may_be(present: &Manifest, remote: &RemoteModel) -> bool {
     match remote {
-        RemoteModel::Published(manifest) => present.digest() == manifest.digest(),
+        RemoteModel::Published(published) => present.digest() == published.manifest.digest(),
         RemoteModel::Files { files, .. } => {
             let is_present =
                 |file: &RemoteFile| present.layers().iter().any(|layer| layer.size == file.size());

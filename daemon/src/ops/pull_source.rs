@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::{PullEvent, PullProgress};
-use blobd_registry::{KnownFile, RegistryClient, RemoteFile, RemoteModel};
+use blobd_client::protocol::response::{ChosenFile, ChosenFiles, PullEvent, PullProgress};
+use blobd_registry::{Chosen, KnownFile, PublishedModel, RegistryClient, RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{FileVersion, Store};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
@@ -110,15 +110,15 @@ pub(super) fn known_files(
 /// Resolves a source to a remote model, until `client_gone` completes.
 pub(super) async fn resolve(
     registry: &RegistryClient,
-    source: &PullSource,
+    params: &PullParams,
     known: &[KnownFile],
     client_gone: impl Future<Output = ()>,
 ) -> Result<RemoteModel, OpError> {
     tokio::select! {
-        remote = registry.resolve_known(source, known) => Ok(remote?),
+        remote = registry.resolve_known(&params.source, &params.components, known) => Ok(remote?),
         () = client_gone => {
             let unwanted = Box::new(TransferError::Unwanted);
-            Err(OpError::Interrupted { name: source.to_string(), source: unwanted })
+            Err(OpError::Interrupted { name: params.source.to_string(), source: unwanted })
         }
     }
 }
@@ -139,10 +139,21 @@ pub(crate) fn pulled_name(params: &PullParams) -> String {
     target_name(params).map_or_else(|_unnamed| params.source.to_string(), |name| name.preferred().short())
 }
 
-pub(super) fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
+pub(super) fn layers(source: &PullSource, published: &PublishedModel) -> Vec<RemoteFile> {
     // Only registries publish manifests.
     let PullSource::Registry(upstream) = source else { return Vec::new() };
-    files_in_order(manifest).into_iter().map(|file| RemoteFile::layer(upstream, file)).collect()
+    files_in_order(&published.manifest).into_iter().map(|file| published.remote(upstream, file)).collect()
+}
+
+/// The files that were chosen of a repository, for the client.
+pub(super) fn chosen_files(remote: &RemoteModel) -> Option<ChosenFiles> {
+    let (RemoteModel::Published(PublishedModel { chosen, .. }) | RemoteModel::Files { chosen, .. }) = remote;
+    let Chosen { files, listed } = chosen.as_ref()?;
+    let files = files.iter().map(|file| ChosenFile {
+        component: file.media_type.component().to_owned(),
+        path: file.path.clone(),
+    });
+    Some(ChosenFiles { files: files.collect(), listed: *listed as u64 })
 }
 
 /// Layers first, the configuration last, without duplicates.

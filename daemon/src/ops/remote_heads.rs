@@ -1,12 +1,11 @@
 //! The headers and short texts of a model at its registry.
 
 use blobd_client::protocol::heads::{Content, FileHead};
-use blobd_registry::{RemoteFile, RemoteModel};
+use blobd_registry::{PublishedModel, RemoteFile, RemoteModel};
 use blobd_store_format::archive::member_type;
 use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES, ModelHeader};
 use blobd_store_format::file_layout::ArchiveFile;
-use blobd_store_format::manifest::Manifest;
 use blobd_store_format::source::PullSource;
 
 use super::OpError;
@@ -27,7 +26,7 @@ const MAX_HEADERS_BYTES: u64 = MAX_HEADER_BYTES;
 /// [`OpError`] when a server fails, or a header is invalid.
 pub(super) fn remote_heads(pull: Pull<'_>, remote: &RemoteModel) -> Result<Vec<FileHead>, OpError> {
     let files = match remote {
-        RemoteModel::Published(manifest) => published_files(&pull.params.source, manifest),
+        RemoteModel::Published(published) => published_files(&pull.params.source, published),
         RemoteModel::Files { files, .. } => named_files(files),
     };
     let headers = files.iter().filter(|(file, _)| holds_header(file)).count() as u64;
@@ -44,12 +43,13 @@ pub(super) fn remote_heads(pull: Pull<'_>, remote: &RemoteModel) -> Result<Vec<F
 }
 
 /// The files of a manifest with their names, the configuration first.
-fn published_files(source: &PullSource, manifest: &Manifest) -> Vec<(RemoteFile, Option<String>)> {
+fn published_files(source: &PullSource, published: &PublishedModel) -> Vec<(RemoteFile, Option<String>)> {
     // Only registries publish manifests.
     let PullSource::Registry(upstream) = source else { return Vec::new() };
     let file = |(file, name): (&Descriptor, Option<&str>)| {
-        (RemoteFile::layer(upstream, file), name.map(str::to_owned))
+        (published.remote(upstream, file), name.map(str::to_owned))
     };
+    let manifest = &published.manifest;
     manifest.files().zip(manifest.names()).map(file).collect()
 }
 

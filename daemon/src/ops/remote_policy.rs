@@ -36,7 +36,7 @@ pub(super) fn check_heads(pull: Pull<'_>, remote: &RemoteModel, heads: &[FileHea
 
 const fn published(remote: &RemoteModel) -> Option<&Manifest> {
     match remote {
-        RemoteModel::Published(manifest) => Some(manifest),
+        RemoteModel::Published(published) => Some(&published.manifest),
         RemoteModel::Files { .. } => None,
     }
 }

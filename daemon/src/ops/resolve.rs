@@ -1,7 +1,7 @@
 //! `resolve`: what a source names at its server now.
 
 use blobd_client::protocol::response::Resolved;
-use blobd_registry::{RemoteFile, RemoteModel};
+use blobd_registry::{PublishedModel, RemoteFile, RemoteModel};
 
 use super::OpError;
 use super::pull_source::{Pull, resolve as resolve_source};
@@ -14,8 +14,8 @@ use super::pull_source::{Pull, resolve as resolve_source};
 pub fn resolve(pull: Pull<'_>) -> Result<Resolved, OpError> {
     let Pull { registry, handle, params, policy, events, .. } = pull;
     policy.check_source(&params.source, None)?;
-    Ok(match handle.block_on(resolve_source(registry, &params.source, &[], events.closed()))? {
-        RemoteModel::Published(manifest) => {
+    Ok(match handle.block_on(resolve_source(registry, params, &[], events.closed()))? {
+        RemoteModel::Published(PublishedModel { manifest, .. }) => {
             Resolved { digest: Some(manifest.digest()), files: manifest.digests().into_iter().collect() }
         }
         RemoteModel::Files { files, .. } => {

@@ -63,7 +63,17 @@ async fn import(
     let Ok(reader) = while_alive(stream, reader).await? else {
         return stream.send_frame(&Frame::Error(record.failed(too_many_stuck(peer)))).await;
     };
-    let file = match received_file(daemon, stream, reader, &cancelled).await {
+    if params.sidecars.len() > ImportParams::MAX_SIDECARS {
+        let message = format!(
+            "import: {} sidecars, at most {} allowed",
+            params.sidecars.len(),
+            ImportParams::MAX_SIDECARS
+        );
+        let error = record.failed(ErrorBody::new(ErrorCode::InvalidRequest, message));
+        return stream.send_frame(&Frame::Error(error)).await;
+    }
+    let count = params.sidecars.len() + 1;
+    let file = match received_files(daemon, stream, reader, (count, &cancelled)).await {
         Err(SessionError::Io(error)) => {
             let message = format!("import: cannot start the process that reads the file: {error}");
             let error = record.failed(ErrorBody::new(ErrorCode::Internal, message));
@@ -98,18 +108,18 @@ async fn import(
     stream.send_frame(&result_frame(record, done)).await
 }
 
-/// Starts the process that reads the file, and waits until it has received the descriptor.
-async fn received_file(
+/// Starts the process that reads the files, and waits until it has received their descriptors.
+async fn received_files(
     daemon: &Arc<Daemon>,
     stream: &FrameStream,
     permit: Permit,
-    cancelled: &CancelOnDrop,
+    (count, cancelled): (usize, &CancelOnDrop),
 ) -> Result<ClientFile, SessionError> {
     let (connection, cancelled) = (stream.connection()?, Arc::clone(&cancelled.0));
     let start = move |_: &Daemon| {
         let started = ClientFile::start(connection, permit, cancelled);
         Ok(started.and_then(|mut file| {
-            let received = file.receive_file(CLIENT_TIMEOUT + PROCESS_START_TIMEOUT)?;
+            let received = file.receive_files(count, CLIENT_TIMEOUT + PROCESS_START_TIMEOUT)?;
             Ok(received.map(|()| file))
         }))
     };
@@ -223,9 +233,9 @@ fn refused(refusal: Refusal) -> SessionError {
         Refusal::Failed => return SessionError::Io(io::Error::other("the connection cannot be read")),
         Refusal::Frame => "another frame, or several",
         Refusal::NoFile => "no descriptor",
-        Refusal::Files => "several descriptors",
+        Refusal::Files => "another number of descriptors",
     };
-    SessionError::Unexpected { found: found.to_owned(), expected: "one file" }
+    SessionError::Unexpected { found: found.to_owned(), expected: "one file and its sidecars" }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::PulledSource;
 use serde::{Deserialize, Serialize};
 
 use super::reservation::Reservation;
@@ -159,8 +159,8 @@ pub struct NameOrigin {
 impl NameOrigin {
     /// Of a model that was pulled: it follows its origin where that may have newer versions.
     pub(super) fn following(origin: Option<String>) -> Self {
-        let source = origin.as_deref().and_then(|origin| origin.parse::<PullSource>().ok());
-        let source = source.and_then(|source| source.latest()).map(|source| source.to_string());
+        let source = origin.as_deref().and_then(|origin| origin.parse::<PulledSource>().ok());
+        let source = source.and_then(|pulled| pulled.latest()).map(|source| source.to_string());
         Self { origin, source }
     }
 }

@@ -2,7 +2,7 @@
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{PullSource, PulledSource};
 
 use super::{Store, StoreError};
 
@@ -31,8 +31,10 @@ impl NameRule {
     }
 
     fn updates(&self, followed: Option<&str>) -> bool {
-        let followed = followed.and_then(|source| source.parse::<PullSource>().ok());
-        self.update_from.as_ref().zip(followed).is_some_and(|(new, followed)| is_same_source(new, &followed))
+        let followed = followed.and_then(|source| source.parse::<PulledSource>().ok());
+        let is_followed =
+            |(new, followed): (&PullSource, PulledSource)| is_same_source(new, &followed.source);
+        self.update_from.as_ref().zip(followed).is_some_and(is_followed)
     }
 }
 

@@ -46,6 +46,12 @@ fn add(store: &Arc<Store>, reference: &str, files: &[&[u8]]) -> Committed {
     ingest.commit(&name(reference), &manifest(files), Some("a test")).unwrap()
 }
 
+/// The result of a commit that has written so much under a new name.
+fn written(reference: &str, new_bytes: u64, new_blob_count: u64) -> Committed {
+    let name = Some(name(reference));
+    Committed { name, new_bytes, new_blob_count, tag_changed: true, ..Committed::default() }
+}
+
 fn blob_path(store: &Store, bytes: &[u8]) -> PathBuf {
     store.path(layout::blob(Digest::of(bytes)))
 }
@@ -143,17 +149,7 @@ fn only_abandoned_transactions_are_removed_from_staging() {
 fn committed_blob_is_read_only_under_its_digest() {
     let (_folder, store) = new_store();
     let committed = add(&store, "m", &[b"config", b"layer"]);
-    assert_eq!(
-        committed,
-        Committed {
-            name: Some(name("m")),
-            new_bytes: 11,
-            new_blob_count: 2,
-            reused_bytes: 0,
-            displaced: None,
-            tag_changed: true
-        }
-    );
+    assert_eq!(committed, written("m", 11, 2));
     for bytes in [&b"config"[..], b"layer"] {
         assert_eq!(fs::read(blob_path(&store, bytes)).unwrap(), bytes);
         assert_eq!(fs::metadata(blob_path(&store, bytes)).unwrap().mode() & 0o7777, 0o444);
@@ -286,17 +282,7 @@ fn stored_blob_is_neither_written_nor_replaced() {
     let inode = || fs::metadata(blob_path(&store, b"layer")).unwrap().ino();
     let before = inode();
     let committed = add(&store, "n", &[b"other", b"layer"]);
-    assert_eq!(
-        committed,
-        Committed {
-            name: Some(name("n")),
-            new_bytes: 5,
-            new_blob_count: 1,
-            reused_bytes: 5,
-            displaced: None,
-            tag_changed: true
-        }
-    );
+    assert_eq!(committed, Committed { reused_bytes: 5, ..written("n", 5, 1) });
     assert_eq!(inode(), before, "maps of it stay shared");
 }
 
@@ -308,17 +294,7 @@ fn same_bytes_twice_in_one_ingest_are_one_blob() {
         ingest.add_bytes(b"again").unwrap();
     }
     let committed = ingest.commit(&name("m"), &manifest(&[b"again", b"again"]), None).unwrap();
-    assert_eq!(
-        committed,
-        Committed {
-            name: Some(name("m")),
-            new_bytes: 5,
-            new_blob_count: 1,
-            reused_bytes: 10,
-            displaced: None,
-            tag_changed: true
-        }
-    );
+    assert_eq!(committed, Committed { reused_bytes: 10, ..written("m", 5, 1) });
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Files at Hugging Face.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use super::{ShardName, SourceError, is_file_address};
+use super::escapes::{escaped, unescaped};
+use super::{ShardName, SourceError, is_file_address, is_weights, names_weights};
 use crate::derived_name::{DerivedName, IdPart, part, with_folders};
 use crate::file_type::split_file_type;
 use crate::host;
@@ -39,8 +41,7 @@ impl HubFile {
         if let Some(revision) = revision.filter(|revision| !is_revision(revision)) {
             return Err(refused("revision", revision));
         }
-        // `?` and `#` would end the path when the URL is parsed again.
-        if !is_file_name(path) || !is_file_address(path) || path.contains(['?', '#']) {
+        if !is_file_name(path) || !is_weights(path) {
             return Err(refused("file", path));
         }
         let revision = revision.map(str::to_owned);
@@ -64,7 +65,7 @@ impl HubFile {
         Self { revision: None, ..self.clone() }
     }
 
-    /// The file's path in the repository.
+    /// The file's path in the repository, without escapes.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
@@ -95,7 +96,7 @@ impl HubFile {
 
 impl fmt::Display for HubFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (host, repository, path) = (Self::API_HOST, &self.repository, &self.path);
+        let (host, repository, path) = (Self::API_HOST, &self.repository, escaped(&self.path));
         match &self.revision {
             Some(revision) => write!(f, "https://{host}/{repository}/resolve/{revision}/{path}"),
             None => write!(f, "{}/{repository}/{path}", Self::HOST),
@@ -105,17 +106,19 @@ impl fmt::Display for HubFile {
 
 /// Parses the address of a file at Hugging Face, with or without a scheme, as a link or in short form.
 pub(super) fn hub_file(text: &str) -> Option<Result<HubFile, SourceError>> {
-    let (repository, file, query) = split_address(text)?;
-    let file = match file {
-        Some(file) if is_file_address(file) => file,
-        // The page of a repository that shows a file.
-        _ => shown_file(query)?,
+    let (repository, place, query) = split_address(text)?;
+    let (revision, file) = match place.map(|place| place.splitn(3, '/').collect::<Vec<_>>()).as_deref() {
+        // These are files, whatever characters their names have.
+        Some(["resolve" | "blob" | "raw" | "tree", revision, file]) if names_weights(file) => {
+            (Some(*revision), Cow::Borrowed(*file))
+        }
+        _ => match place.filter(|file| is_file_address(file)) {
+            Some(file) => (None, Cow::Borrowed(file)),
+            // The page of a repository that shows a file.
+            None => (None, shown_file(query)?),
+        },
     };
-    let (revision, file) = match file.splitn(3, '/').collect::<Vec<_>>()[..] {
-        ["resolve" | "blob" | "raw" | "tree", revision, file] => (Some(revision), file),
-        _ => (None, file),
-    };
-    Some(HubFile::new(repository, revision, file))
+    Some(unescaped(&file).and_then(|file| HubFile::new(repository, revision, &file)))
 }
 
 /// Parses the address of a page of a repository: `hf.co/USER/REPO/tree/main` is the repository itself.
@@ -158,10 +161,10 @@ fn split_address(text: &str) -> Option<(&str, Option<&str>, &str)> {
     }
 }
 
-/// The file in the query of a page's address, which the page shows in a side bar.
-fn shown_file(query: &str) -> Option<&str> {
+/// The file in the query of a page's address, which the page shows in a side bar. In a query, `+` is a space.
+fn shown_file(query: &str) -> Option<Cow<'_, str>> {
     let file = query.split('&').find_map(|part| part.strip_prefix("show_file_info="))?;
-    is_file_address(file).then_some(file)
+    names_weights(file).then(|| Cow::Owned(file.replace('+', "%20")))
 }
 
 /// Whether Hugging Face allows this name for a user or repository.

@@ -36,6 +36,12 @@ impl<'n> ShardName<'n> {
         self.number
     }
 
+    /// How many shards the model has.
+    #[must_use]
+    pub const fn count(&self) -> usize {
+        self.count
+    }
+
     /// The paths of all shards of this model, in order.
     #[must_use]
     pub fn all(&self) -> Vec<String> {

@@ -78,7 +78,7 @@ fn files_on_web_servers_get_a_name() {
         ("https://example.com/models/tiny.gguf", "example.com/models/tiny:latest"),
         ("http://127.0.0.1:80/tiny.gguf", "127.0.0.1:80/library/tiny:latest"),
         ("http://[::1]:80/tiny.gguf", "[::1]:80/library/tiny:latest"),
-        ("https://e.com/a/b.c/my%20model.GGUF", "e.com/b-c/my-20model:latest"),
+        ("https://e.com/a/b.c/my%20model.GGUF", "e.com/b-c/my-model:latest"),
         ("https://e.com/a/x-00001-of-00002.gguf?token=secret#part", "e.com/a/x:latest"),
     ] {
         let url = source(text);
@@ -128,7 +128,7 @@ fn addresses_that_lead_elsewhere_are_refused() {
         "https://huggingface.co/me/x/discussions/3",
         "https://huggingface.co/datasets/me/x",
         "https:///a/y.gguf",
-        "https://example.com/a b/y.gguf",
+        "https://example.com/a\nb/y.gguf",
         "https://example.com/a/b/y.gguf?a b",
         "file:///a/y.gguf",
         "ftp://example.com/a/y.gguf",
@@ -136,6 +136,144 @@ fn addresses_that_lead_elsewhere_are_refused() {
         assert!(text.parse::<PullSource>().is_err(), "{text}");
     }
     assert!(format!("https://e/{}.gguf", "a".repeat(9000)).parse::<PullSource>().is_err());
+}
+
+#[test]
+fn escapes_in_addresses_of_the_hub_are_read_and_written_for_all_characters() {
+    for (written, path) in [
+        ("my%20dir/a-Q4_K_M.gguf", "my dir/a-Q4_K_M.gguf"),
+        ("my dir/a-Q4_K_M.gguf", "my dir/a-Q4_K_M.gguf"),
+        ("my%2Fdir/a.gguf", "my/dir/a.gguf"),
+        ("100%25/a.gguf", "100%/a.gguf"),
+        ("a%2520b.gguf", "a%20b.gguf"),
+        ("%E4%B8%AD%E6%96%87.gguf", "中文.gguf"),
+        ("中文.gguf", "中文.gguf"),
+        ("%e4%b8%ad.gguf", "中.gguf"),
+        ("caf%C3%A9.gguf", "café.gguf"),
+        ("a+b.gguf", "a+b.gguf"),
+        ("a%2Bb.gguf", "a+b.gguf"),
+        ("a[1]%5B2%5D.gguf", "a[1][2].gguf"),
+        ("a%23b%3Fc.gguf", "a#b?c.gguf"),
+        ("%22a%22'b'.gguf", "\"a\"'b'.gguf"),
+        ("a%3Ab%40c.gguf", "a:b@c.gguf"),
+        ("a%2Egguf", "a.gguf"),
+        ("a%41.gguf", "aA.gguf"),
+        ("a&b=c;d,e!f$g(h)*i~j.gguf", "a&b=c;d,e!f$g(h)*i~j.gguf"),
+        ("a%7Cb%3Cc%3E%5E%60%7B%7D.gguf", "a|b<c>^`{}.gguf"),
+    ] {
+        for address in [
+            format!("https://huggingface.co/me/x/resolve/main/{written}"),
+            format!("https://huggingface.co/me/x/blob/main/{written}?download=true"),
+            format!("https://huggingface.co/me/x/raw/main/{written}#top"),
+            format!("hf.co/me/x/{written}"),
+        ] {
+            let PullSource::Hub(file) = source(&address) else { panic!("{address}") };
+            assert_eq!(file.path(), path, "{address}");
+            let text = file.to_string();
+            assert!(!text.contains([' ', '#', '?', '"', '中']), "{text}");
+            assert_eq!(source(&text), PullSource::Hub(file), "{text}");
+        }
+    }
+    let shown = "https://huggingface.co/me/x?show_file_info=my+dir%2Fa%2Bb.gguf";
+    let PullSource::Hub(file) = source(shown) else { panic!("{shown}") };
+    assert_eq!(file.path(), "my dir/a+b.gguf");
+}
+
+#[test]
+fn escapes_in_urls_have_one_form() {
+    for (written, path) in [
+        ("/my%20dir/a.gguf", "/my%20dir/a.gguf"),
+        ("/my dir/a.gguf", "/my%20dir/a.gguf"),
+        ("/%6dy/%41%2d%7E.gguf", "/my/A-~.gguf"),
+        ("/a%2fb.gguf", "/a%2Fb.gguf"),
+        ("/a%2525.gguf", "/a%2525.gguf"),
+        ("/中.gguf", "/%E4%B8%AD.gguf"),
+        ("/%e4%b8%ad.gguf", "/%E4%B8%AD.gguf"),
+        ("/a+b(1)[2]'\".gguf", "/a+b(1)%5B2%5D'%22.gguf"),
+        ("/a%2Bb%23%3F%3A.gguf", "/a%2Bb%23%3F%3A.gguf"),
+        ("/a|b^c`d{e}<f>.gguf", "/a%7Cb%5Ec%60d%7Be%7D%3Cf%3E.gguf"),
+    ] {
+        let PullSource::Url(url) = source(&format!("https://e.com{written}?token=x")) else {
+            panic!("{written}")
+        };
+        assert_eq!(url.path_and_query(), format!("{path}?token=x"), "{written}");
+        let PullSource::Url(again) = source(&format!("https://e.com{path}?token=x")) else {
+            panic!("{path}")
+        };
+        assert_eq!(again, url);
+    }
+    let PullSource::Url(shard) = source("https://e.com/m/my%20x-00001-of-00002.gguf") else { panic!() };
+    assert_eq!(shard.file_name(), "my x-00001-of-00002.gguf");
+    let second = shard.with_file_name("my x-00002-of-00002.gguf").unwrap();
+    assert_eq!(second.to_string(), "https://e.com/m/my%20x-00002-of-00002.gguf");
+}
+
+#[test]
+fn escapes_that_hide_something_or_mean_nothing_are_refused() {
+    for path in [
+        "%2e%2e/x.gguf",
+        "a/%2E%2e/x.gguf",
+        "a/.%2e/x.gguf",
+        "%2e%2e%2fx.gguf",
+        "a%2F..%2Fx.gguf",
+        "a%2F%2Fx.gguf",
+        "%2Fetc/x.gguf",
+        "a/%2e/x.gguf",
+        "a%00.gguf",
+        "a%0Ab.gguf",
+        "a%1B[31m.gguf",
+        "a%7F.gguf",
+        "a%C2%85.gguf",
+        "a%FF.gguf",
+        "a%C0%AE.gguf",
+        "a%ED%A0%80.gguf",
+        "%E4%B8.gguf",
+        "a%.gguf",
+        "a%2.gguf",
+        "a%zz.gguf",
+        "a%+1.gguf",
+        "%é1.gguf",
+        "a%5Cb.gguf",
+        "a%2Egguf%00",
+    ] {
+        for base in ["hf.co/me/x/", "https://huggingface.co/me/x/resolve/main/", "https://example.com/m/"] {
+            let text = format!("{base}{path}");
+            if let Ok(source) = text.parse::<PullSource>() {
+                panic!("{text}: accepted as {source}");
+            }
+        }
+    }
+    let error = |text: &str| text.parse::<PullSource>().unwrap_err().to_string();
+    assert_eq!(
+        error("hf.co/me/x/100%.gguf"),
+        "source: \"100%.gguf\": percent-escapes of UTF-8 text, such as %20, expected, found \"%.g\""
+    );
+    assert!(error("https://e.com/a%00.gguf").ends_with("found \"%00\""));
+    assert!(error("hf.co/me/x/a%FFb.gguf").ends_with("found \"%FF\""));
+}
+
+#[test]
+fn chosen_components_are_recorded_with_the_source() {
+    let named = |name: &str| Projector::Named(name.to_owned());
+    for (text, projector, draft) in [
+        ("hf.co/me/x:Q4_K_M", Projector::Nearest, Draft::Nearest),
+        ("hf.co/me/x:Q4_K_M --no-projector", Projector::None, Draft::Nearest),
+        ("hf.co/me/x:Q4_K_M --no-projector --no-draft", Projector::None, Draft::None),
+        ("hf.co/me/x/a.gguf --projector my%20mmproj.gguf --no-draft", named("my mmproj.gguf"), Draft::None),
+        (
+            "https://huggingface.co/me/x/resolve/v1/a.gguf --projector --no-draft",
+            named("--no-draft"),
+            Draft::Nearest,
+        ),
+    ] {
+        let pulled: PulledSource = text.parse().unwrap();
+        assert_eq!(pulled.components, Components { projector, draft }, "{text}");
+        assert_eq!(pulled.to_string(), text);
+    }
+    let earlier: PulledSource = "hf.co/me/x/my -- model.gguf".parse().unwrap();
+    assert_eq!(earlier.source, source("hf.co/me/x/my%20--%20model.gguf"));
+    assert!("import x --no-draft".parse::<PulledSource>().is_err());
+    assert!("hf.co/me/x:Q4_K_M --force".parse::<PulledSource>().is_err());
 }
 
 #[test]
@@ -165,6 +303,15 @@ proptest! {
         if let Ok(source) = text.parse::<PullSource>() {
             let json = serde_json::to_string(&source).unwrap();
             prop_assert_eq!(serde_json::from_str::<PullSource>(&json).unwrap(), source);
+        }
+    }
+
+    #[test]
+    fn every_path_at_the_hub_is_written_so_that_it_reads_back(path in "\\PC{1,20}") {
+        if let Ok(file) = HubFile::new("me/x", Some("main"), &format!("{path}.gguf")) {
+            let text = file.to_string();
+            prop_assert!(!text.contains(char::is_whitespace));
+            prop_assert_eq!(text.parse::<PullSource>().unwrap(), PullSource::Hub(file));
         }
     }
 }

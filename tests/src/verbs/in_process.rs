@@ -67,7 +67,7 @@ impl Verbs for InProcess {
 
     fn import_with(&self, file: &Path, name: Option<&str>, force: bool) -> Result<Imported, ErrorBody> {
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let params = ImportParams { file_name, name: name.map(reference), force };
+        let params = ImportParams { file_name, name: name.map(reference), force, sidecars: Vec::new() };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         let never = AtomicBool::new(false);
         import_file(&self.store, &params, &file, &never, &mut |_, _| ()).map_err(|error| error.body())

@@ -24,7 +24,12 @@ fn models() -> [ModelFile; 3] {
 }
 
 fn import(client: &Client, path: &Path, name: &str) {
-    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()), force: true };
+    let params = ImportParams {
+        file_name: "m.gguf".into(),
+        name: Some(name.parse().unwrap()),
+        force: true,
+        sidecars: Vec::new(),
+    };
     client.import(&params, File::open(path).unwrap(), |_, _| ()).unwrap();
 }
 

@@ -72,6 +72,7 @@ mod show;
 mod show_hash;
 mod show_layers;
 mod shutdown;
+mod sidecars;
 mod signals;
 mod sockets;
 mod sources;

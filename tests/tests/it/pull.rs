@@ -8,6 +8,7 @@ mod interactive;
 mod long_names;
 mod manifests;
 mod partial;
+mod repositories;
 mod second_attempt;
 mod servers;
 mod slow_hosts;

@@ -21,7 +21,7 @@ fn part(seen: &Seen, etag: &str) -> Vec<u8> {
 
 async fn file_at(server: &Server) -> RemoteFile {
     let source: PullSource = server.url("/m/tiny.gguf?signature=secret").parse().unwrap();
-    let RemoteModel::Files { mut files, origin } = client().resolve(&source).await.unwrap() else {
+    let RemoteModel::Files { mut files, origin, .. } = client().resolve(&source).await.unwrap() else {
         panic!("no files")
     };
     assert_eq!((files.len(), origin), (1, None));
@@ -118,12 +118,12 @@ async fn private_repository_is_listed_and_fetched_with_its_token() {
     assert!(error.to_string().starts_with("hf.co/me/x: denied by"), "{error}");
     let token = Credential::Token(Secret::new("token"));
     credentials.set(&server.address().to_string().parse().unwrap(), &token).unwrap();
-    let RemoteModel::Files { files, origin } = client.resolve(&source).await.unwrap() else {
+    let RemoteModel::Files { files, origin, .. } = client.resolve(&source).await.unwrap() else {
         panic!("no files")
     };
     assert_eq!(files[0].digest(), Some(Digest::of(WEIGHTS)));
     assert_eq!(files[0].validator(), None, "the digest decides");
-    assert_eq!(origin, Some(format!("https://huggingface.co/me/x/resolve/{COMMIT}/a b.gguf")));
+    assert_eq!(origin, Some(format!("https://huggingface.co/me/x/resolve/{COMMIT}/a%20b.gguf")));
     assert_eq!(client.open(&files[0]).await.unwrap().next().await.unwrap().unwrap(), WEIGHTS);
     assert_eq!(server.paths().last().unwrap(), &format!("/me/x/resolve/{COMMIT}/a%20b.gguf"));
 }

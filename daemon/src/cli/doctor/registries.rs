@@ -8,7 +8,7 @@ use blobd_client::client::Client;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::{PullSource, PulledSource};
 
 use crate::cli::connect::client_error;
 use crate::config::Config;
@@ -37,8 +37,9 @@ pub(super) fn check(client: &Client, config: &Config) -> Vec<Check> {
 /// What to ask each registry for, by its host.
 fn sources(client: &Client, config: &Config) -> BTreeMap<String, PullSource> {
     let models = client.models().map(|list| list.models).unwrap_or_default();
-    let origins = models.iter().filter_map(|model| model.origin.as_deref()?.parse::<PullSource>().ok());
-    let mut sources: BTreeMap<_, _> = origins.map(|source| (source.host().to_owned(), source)).collect();
+    let origins = models.iter().filter_map(|model| model.origin.as_deref()?.parse::<PulledSource>().ok());
+    let sources = origins.map(|pulled| pulled.source);
+    let mut sources: BTreeMap<_, _> = sources.map(|source| (source.host().to_owned(), source)).collect();
     let configured = config.registry_hosts();
     for host in configured.chain([DEFAULT_REGISTRY]) {
         // No registry has this model: that it says so is a response.
@@ -50,7 +51,7 @@ fn sources(client: &Client, config: &Config) -> BTreeMap<String, PullSource> {
 }
 
 fn ask(client: &Client, host: &str, source: &PullSource) -> Check {
-    let request = PullParams { source: source.clone(), name: None, limit_rate: None, force: false };
+    let request = PullParams::of_source(source.clone());
     let started = Instant::now();
     let answer = client.resolve(&request).map(drop).map_err(client_error);
     finding(host, answer, started.elapsed())

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::PulledSource;
 
 use super::displaced::check_collectable;
 use super::held::is_held_by_a_program;
@@ -238,7 +238,7 @@ fn reason_to_keep(
 /// The origin of an imported model is `import` and a file name, that of an edited one `edit` and a model, which are
 /// no sources.
 pub(crate) fn is_pullable(origin: &str) -> bool {
-    origin.parse::<PullSource>().is_ok()
+    origin.parse::<PulledSource>().is_ok()
 }
 
 /// The least recently used models that together free enough; `None` if all of them do not.

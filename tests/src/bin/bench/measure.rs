@@ -218,6 +218,7 @@ impl Daemon {
             file_name: "bench.gguf".to_owned(),
             name: Some("bench".parse()?),
             force: false,
+            sidecars: Vec::new(),
         };
         Ok(self.client()?.import(&params, File::open(file)?, |_completed, _total| ())?)
     }

@@ -32,6 +32,7 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
     interrupted(session, sample);
     pulling_partly(session, sample, root);
     pulling_twice(session, sample);
+    pulling_from_a_repository(session, sample);
     removing(session, sample, root);
     damage(session, root);
     evicting(session, sample);
@@ -121,6 +122,8 @@ fn adding(session: &mut Session, sample: &Sample) {
         let path = sample.path(&format!("{name}.gguf"));
         session.ok("import", ["import", &path, "--name", name]);
     }
+    session.ok("import", ["import", &sample.path("seeing/seeing.gguf"), "--with-sidecars"]);
+    session.line("rm", "seeing");
     let url = sample.registry.url();
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/me/chat:1")]);
     session.ok("pull", ["pull", &format!("{url}/me/chat:1")]);
@@ -342,6 +345,21 @@ fn evicting(session: &mut Session, sample: &Sample) {
             session.line("log", "--verb evict");
         }
     }
+}
+
+/// A model with the components that belong to it, and without them.
+fn pulling_from_a_repository(session: &mut Session, sample: &Sample) {
+    // A daemon has its own configuration, without a mirror of the hub.
+    if session.has_daemon {
+        return;
+    }
+    let config = sample.config("hub.toml", &format!("[mirrors]\n\"hf.co\" = \"{}\"", sample.registry.url()));
+    let config = ["--config", config.to_str().unwrap()];
+    let source = "hf.co/me/seeing:Q4_K_M";
+    session.ok("pull --dry-run", ["pull", "--dry-run", source].into_iter().chain(config));
+    session.ok("pull", ["pull", source, "--projector", "F16"].into_iter().chain(config));
+    session.ok("pull", ["pull", source, "--no-projector", "--no-draft"].into_iter().chain(config));
+    session.line("rm", source);
 }
 
 /// Downloads that end in the middle: one is resumed, one is abandoned.

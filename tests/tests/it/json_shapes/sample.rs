@@ -31,6 +31,10 @@ impl Sample {
         for (name, model) in files() {
             let _path = model.write_to(sample.folder.path(), &format!("{name}.gguf"));
         }
+        fs::create_dir(sample.path("seeing")).unwrap();
+        for (name, model) in [("seeing", chat()), ("mmproj-F16", projector())] {
+            let _path = model.write_to(&sample.folder.path().join("seeing"), &format!("{name}.gguf"));
+        }
         fs::write(sample.path("broken.gguf"), b"GGUF and nothing else").unwrap();
         let raw = RawGguf::new().key(b"k\xff", id::U32, 1_u32.to_le_bytes()).with_data(&[]);
         fs::write(sample.path("raw.gguf"), raw).unwrap();
@@ -72,6 +76,9 @@ impl Sample {
         for (number, shard) in ModelFile::dense(3).shards(2).iter().enumerate() {
             self.registry.add_page(&format!("/big-{:05}-of-00002.gguf", number + 1), &shard.bytes(), &[]);
         }
+        let seeing: [(&str, &[u8]); 3] =
+            [("seeing-Q4_K_M.gguf", &chat), ("mmproj-F16.gguf", &projector), ("mtp-seeing.gguf", &draft)];
+        self.registry.add_repository("me/seeing", &"0".repeat(40), &seeing);
         self.registry.add_page("/files/tiny.gguf", &ModelFile::dense(4).bytes(), &[]);
         let tagged = ModelFile::dense(12).bytes();
         self.registry.add_page("/files/tagged.gguf", &tagged, &[("ETag", "\"1\"")]);

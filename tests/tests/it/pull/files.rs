@@ -11,17 +11,17 @@ use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const ALWAYS: usize = usize::MAX;
 
 /// Commands with their own store and configuration.
-struct Commands {
-    folder: TempDir,
+pub(super) struct Commands {
+    pub(super) folder: TempDir,
     config: String,
 }
 
 impl Commands {
-    fn with(config: &str) -> Self {
+    pub(super) fn with(config: &str) -> Self {
         let folder = tmpfs_directory();
         let path = folder.path().join("config.toml");
         fs::write(&path, config).unwrap();
@@ -29,24 +29,28 @@ impl Commands {
     }
 
     /// Commands for which the test's registry replaces Hugging Face.
-    fn with_hub(registry: &FakeRegistry) -> Self {
+    pub(super) fn with_hub(registry: &FakeRegistry) -> Self {
         Self::with(&format!("[mirrors]\n\"hf.co\" = \"{}\"\n", registry.url()))
     }
 
-    fn run(&self, arguments: &[&str]) -> Run {
+    pub(super) fn run(&self, arguments: &[&str]) -> Run {
         let blobd = Blobd::at_root(&self.root());
         blobd.run(arguments.iter().copied().chain(["--config", &self.config, "--json"]))
     }
 
-    fn root(&self) -> std::path::PathBuf {
+    pub(super) fn config(&self) -> &str {
+        &self.config
+    }
+
+    pub(super) fn root(&self) -> std::path::PathBuf {
         self.folder.path().join("store")
     }
 
-    fn export(&self, name: &str) -> Vec<u8> {
+    pub(super) fn export(&self, name: &str) -> Vec<u8> {
         Blobd::at_root(&self.root()).run(["export", name, "-o", "-"]).succeeds().stdout
     }
 
-    fn models(&self) -> Json {
+    pub(super) fn models(&self) -> Json {
         self.run(&["ls"]).succeeds().json()["models"].clone()
     }
 }

@@ -250,8 +250,12 @@ impl<'o> Pair<'o> {
     fn import(&mut self, file: usize, name: usize) {
         let path = self.place.daemon.scratch().join("model.gguf");
         fs::write(&path, &files()[file].bytes).unwrap();
-        let params =
-            ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: true };
+        let params = ImportParams {
+            file_name: "model.gguf".to_owned(),
+            name: Some(reference(name)),
+            force: true,
+            sidecars: Vec::new(),
+        };
         match self.client.import(&params, File::open(&path).unwrap(), |_, _| ()) {
             Ok(_) => self.learn(name),
             Err(error) => self.may_be_pinned_or_damaged(&error, name),

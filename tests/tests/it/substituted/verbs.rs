@@ -153,7 +153,12 @@ fn ask_everything(
     ask("verify --repair", &mut || {
         drop(client.verify(&VerifyParams { repair: true, ..VerifyParams::default() }, |_| ()));
     });
-    let params = ImportParams { file_name: "n.gguf".to_owned(), name: Some(name("n")), force: false };
+    let params = ImportParams {
+        file_name: "n.gguf".to_owned(),
+        name: Some(name("n")),
+        force: false,
+        sidecars: Vec::new(),
+    };
     ask("import", &mut || drop(client.import(&params, File::open(further).unwrap(), |_, _| ())));
     ask("tag", &mut || drop(client.tag(&TagParams { source: name("a"), target: name("a2"), force: false })));
     for pinned in [true, false] {

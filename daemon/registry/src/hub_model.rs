@@ -1,0 +1,313 @@
+//! Models at Hugging Face: which files of a repository are pulled, and from where.
+//!
+//! The list of files decides. Where the registry's manifest is of the chosen file, it is used too: it adds the
+//! template and the parameters. Files are requested at a commit, so that they are the listed ones.
+
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::host;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::repository::{Choice, Refusal, RepositoryFiles, Wanted};
+use blobd_store_format::source::{Components, Draft, HubFile, Projector};
+use percent_encoding::{AsciiSet, utf8_percent_encode};
+
+use super::error::{FailureKind, RegistryError};
+use super::huggingface::{Listed, address};
+use super::listing::TreeFile;
+use super::origin::ESCAPED;
+use super::remote::{Chosen, ChosenFile, PublishedModel, RemoteFile, RemoteModel, WebFile};
+use super::server_reason::ServerReason;
+use super::{RegistryClient, tags::nearest};
+
+impl RegistryClient {
+    /// The model of a file, with the other shards and its components.
+    pub(super) async fn hub_model(
+        &self,
+        file: &HubFile,
+        components: &Components,
+    ) -> Result<RemoteModel, RegistryError> {
+        let listed = self.list(file.repository(), file.revision()).await?;
+        let choice = choose(&listed, Wanted::File(file.path()), components);
+        let choice = choice.map_err(|refusal| {
+            let reason = ServerReason::default();
+            refused(refusal, file.repository(), (&file.to_string(), file.path()), &listed, reason)
+        })?;
+        Hub { client: self, repository: file.repository(), listed: &listed }.files(&choice)
+    }
+
+    /// The model that a tag means.
+    pub(super) async fn hub_model_of_tag(
+        &self,
+        reference: &Reference,
+        components: &Components,
+    ) -> Result<RemoteModel, RegistryError> {
+        let published = match self.manifest(reference).await {
+            Err(error) if !knows_no_tag(&error) => return Err(error),
+            published => published,
+        };
+        let repository = reference.repository();
+        let listed = match self.list(&repository, HubFile::DEFAULT_REVISION).await {
+            Ok(listed) if !listed.files.is_empty() => listed,
+            // The registry's own reason comes first.
+            Ok(_) if published.is_err() => {
+                let refused = published.map_err(|error| no_model(error, &repository));
+                return refused.map(|manifest| RemoteModel::Published(manifest.into()));
+            }
+            // Without a list, as at a mirror of the registry alone, nothing can be chosen.
+            Err(error) if !has_no_list(&error) => return published.and(Err(error)),
+            _ if components.are_default() => {
+                return published.map(|manifest| RemoteModel::Published(manifest.into()));
+            }
+            _ => {
+                return published.and(Err(RegistryError::NoChoice { subject: format!("model {reference}") }));
+            }
+        };
+        let hub = Hub { client: self, repository: &repository, listed: &listed };
+        let choice = match choose(&listed, Wanted::Tag(reference.tag()), components) {
+            Ok(choice) => choice,
+            // The registry knows other tags too.
+            Err(Refusal::NoSuchTag { .. }) if published.is_ok() => {
+                return published.map(|manifest| RemoteModel::Published(manifest.into()));
+            }
+            Err(refusal) => {
+                let reason = published.as_ref().err().map(RegistryError::reason).unwrap_or_default();
+                return Err(match (refusal, published) {
+                    (Refusal::NoModel { .. }, Err(error)) if reason.sentence().is_some() => {
+                        no_model(error, &repository)
+                    }
+                    (refusal, _) => {
+                        let subject = format!("model {reference}");
+                        refused(refusal, &repository, (&subject, reference.tag()), &listed, reason)
+                    }
+                });
+            }
+        };
+        match hub.manifest(reference, published, &choice).await {
+            Some(manifest) => hub.completed(manifest, &choice, components),
+            None => hub.files(&choice),
+        }
+    }
+
+    /// The file with this content in the repository of a model, for a repair.
+    pub(super) async fn hub_file(
+        &self,
+        repository: &str,
+        revision: &str,
+        file: &Descriptor,
+    ) -> Result<Option<RemoteFile>, RegistryError> {
+        let listed = self.list(repository, revision).await?;
+        let hub = Hub { client: self, repository, listed: &listed };
+        let with =
+            |digest| listed.files.iter().find(|known| known.size == file.size && known.digest == digest);
+        let found = with(Some(file.digest)).or_else(|| with(None));
+        found.map(|found| hub.remote(found, file.media_type.as_str())).transpose()
+    }
+}
+
+/// Whether a reference is of a model at Hugging Face.
+pub(super) fn is_at_hub(reference: &Reference) -> bool {
+    host::canonical(reference.host()).eq_ignore_ascii_case(HubFile::HOST)
+}
+
+/// Whether the registry may have refused the tag only: it has no sharded models and knows few names.
+fn knows_no_tag(error: &RegistryError) -> bool {
+    matches!(
+        error.main(),
+        RegistryError::Status { status: 400, .. }
+            | RegistryError::NotFound { .. }
+            | RegistryError::NoSuchName { .. }
+            | RegistryError::NoSuchTag { .. }
+    )
+}
+
+/// Whether a server has no lists of files, other than one that fails.
+fn has_no_list(error: &RegistryError) -> bool {
+    error.kind() == FailureKind::NotFound
+        || matches!(error.main(), RegistryError::Status { status: 400..=499 | 501, .. })
+}
+
+fn choose(listed: &Listed, wanted: Wanted<'_>, components: &Components) -> Result<Choice, Refusal> {
+    let files = RepositoryFiles::new(listed.files.iter().map(|file| file.path.as_str()));
+    files.choose(wanted, components)
+}
+
+/// Whether a manifest is of this file.
+fn is_of(manifest: &Manifest, file: &TreeFile) -> bool {
+    let mut models = manifest.layers().iter().filter(|layer| layer.media_type.component() == MODEL);
+    models.next().is_some_and(|model| Some(model.digest) == file.digest) && models.next().is_none()
+}
+
+const MODEL: &str = "model";
+
+/// A repository and its files.
+struct Hub<'h> {
+    client: &'h RegistryClient,
+    repository: &'h str,
+    listed: &'h Listed,
+}
+
+impl Hub<'_> {
+    /// The registry's manifest of the chosen file, which it may have under another tag. It has none of shards.
+    async fn manifest(
+        &self,
+        reference: &Reference,
+        published: Result<Manifest, RegistryError>,
+        choice: &Choice,
+    ) -> Option<Manifest> {
+        let published = published.ok()?;
+        let [file] = choice.model[..] else { return None };
+        let file = self.listed.files.get(file)?;
+        if is_of(&published, file) {
+            return Some(published);
+        }
+        let reference = reference.with_tag(file_name(&file.path)).ok()?;
+        self.client.manifest(&reference).await.ok().filter(|manifest| is_of(manifest, file))
+    }
+
+    /// The chosen files as a model without a manifest.
+    fn files(&self, choice: &Choice) -> Result<RemoteModel, RegistryError> {
+        let first = choice.model.first().and_then(|file| self.listed.files.get(*file));
+        let first = first.map(|file| file.path.as_str()).unwrap_or_default();
+        let origin = HubFile::new(self.repository, Some(&self.listed.commit), first).ok();
+        let files = self.chosen(choice).map(|(file, media_type)| self.remote(file, media_type));
+        Ok(RemoteModel::Files {
+            files: files.collect::<Result<_, _>>()?,
+            origin: origin.map(|file| file.to_string()),
+            chosen: Some(self.chosen_paths(choice)),
+        })
+    }
+
+    /// The registry's manifest with the chosen components. Files that the registry does not name are pulled from the
+    /// repository.
+    fn completed(
+        &self,
+        manifest: Manifest,
+        choice: &Choice,
+        components: &Components,
+    ) -> Result<RemoteModel, RegistryError> {
+        let mut elsewhere = Vec::new();
+        for (file, media_type) in self.chosen(choice).skip(choice.model.len()) {
+            elsewhere.push(self.remote(file, media_type)?);
+        }
+        let Some(added) =
+            elsewhere.iter().map(|file| Some((file.descriptor()?, file.name()?))).collect::<Option<Vec<_>>>()
+        else {
+            // A manifest cannot name a file whose digest is not known.
+            return self.files(choice);
+        };
+        let replaces = |component: &str| {
+            added.iter().any(|(file, _)| file.media_type.component() == component)
+                || !is_wanted(component, components)
+        };
+        let kept: Vec<_> = manifest
+            .layers()
+            .iter()
+            .zip(manifest.names().skip(1))
+            .filter(|(layer, _)| {
+                !replaces(layer.media_type.component())
+                    || added.iter().any(|(file, _)| file.digest == layer.digest)
+            })
+            .collect();
+        let missing: Vec<_> = added
+            .iter()
+            .filter(|(file, _)| !kept.iter().any(|(layer, _)| layer.digest == file.digest))
+            .collect();
+        let chosen = Some(self.chosen_paths(choice));
+        if missing.is_empty() && kept.len() == manifest.layers().len() {
+            return Ok(RemoteModel::Published(PublishedModel { manifest, elsewhere: Vec::new(), chosen }));
+        }
+        let layers = kept.iter().map(|(layer, name)| ((*layer).clone(), name.map(str::to_owned)));
+        let missing = missing.into_iter().map(|(file, name)| (file.clone(), Some((*name).to_owned())));
+        let composed = Manifest::compose_named(manifest.config().clone(), layers.chain(missing).collect());
+        let manifest =
+            composed.map_err(|error| RegistryError::unusable(address(self.repository), error.to_string()))?;
+        Ok(RemoteModel::Published(PublishedModel { manifest, elsewhere, chosen }))
+    }
+
+    /// The chosen files with their media types, the weights first.
+    fn chosen<'c>(&'c self, choice: &'c Choice) -> impl Iterator<Item = (&'c TreeFile, &'static str)> {
+        let of_type = |files: &'c [usize], media_type| files.iter().map(move |file| (*file, media_type));
+        let model = of_type(&choice.model, MediaType::OLLAMA_MODEL);
+        let projector = of_type(&choice.projector, MediaType::OLLAMA_PROJECTOR);
+        let draft = of_type(&choice.draft, MediaType::OLLAMA_DRAFT);
+        let files = model.chain(projector).chain(draft);
+        files.filter_map(|(file, media_type)| Some((self.listed.files.get(file)?, media_type)))
+    }
+
+    fn chosen_paths(&self, choice: &Choice) -> Chosen {
+        let file = |(file, media_type): (&TreeFile, &str)| ChosenFile {
+            media_type: MediaType::new(media_type),
+            path: file.path.clone(),
+        };
+        Chosen { files: self.chosen(choice).map(file).collect(), listed: self.listed.files.len() }
+    }
+
+    fn remote(&self, file: &TreeFile, media_type: &str) -> Result<RemoteFile, RegistryError> {
+        let servers = self.client.shared.mirrors.of_hub()?;
+        let (repository, commit) = (self.repository, &self.listed.commit);
+        let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
+        let address = format!("{}/{}", address(repository), file.path);
+        let web = WebFile::new(&servers, path, repository, address);
+        Ok(RemoteFile::web(web, media_type, file_name(&file.path), file.size, file.digest))
+    }
+}
+
+/// Whether a component of the registry's manifest is pulled. Others than these two cannot be left out.
+fn is_wanted(component: &str, components: &Components) -> bool {
+    match component {
+        "projector" => components.projector != Projector::None,
+        "draft" => components.draft != Draft::None,
+        _ => true,
+    }
+}
+
+/// The error for a choice that was refused. `wanted` is what no file is or has.
+fn refused(
+    refusal: Refusal,
+    repository: &str,
+    (subject, wanted): (&str, &str),
+    listed: &Listed,
+    reason: ServerReason,
+) -> RegistryError {
+    let (subject, host) = (subject.to_owned(), HubFile::HOST.to_owned());
+    match refusal {
+        Refusal::NoSuchTag { tags } => {
+            RegistryError::NoSuchName { subject, host, reason, nearest: nearest(wanted, &tags) }
+        }
+        Refusal::NoModel { others } => RegistryError::NoModel { subject, host, others },
+        Refusal::Ambiguous { candidates } => {
+            let link = |path: &String| HubFile::new(repository, None, path).ok().map(|file| file.to_string());
+            let example = candidates.first().and_then(link).unwrap_or_default();
+            RegistryError::Ambiguous { subject, host, candidates, example }
+        }
+        Refusal::MissingShards { count, missing } => {
+            RegistryError::MissingShards { subject, host, count, missing }
+        }
+        Refusal::NoProjector { projectors } if projectors.is_empty() => {
+            RegistryError::NotFound { subject: format!("projector of {subject}"), host, reason }
+        }
+        Refusal::NoProjector { projectors } => {
+            let nearest = projectors.join(", ");
+            RegistryError::NoSuchName { subject: format!("projector of {subject}"), host, reason, nearest }
+        }
+        _ => {
+            let paths: Vec<String> = listed.files.iter().map(|file| file.path.clone()).collect();
+            RegistryError::NoSuchName { subject, host, reason, nearest: nearest(wanted, &paths) }
+        }
+    }
+}
+
+/// The registry's refusal of a repository that has no model file of a known format.
+fn no_model(error: RegistryError, repository: &str) -> RegistryError {
+    error
+        .explained(format!("{} has no model file that blobd knows: pull a GGUF variant", address(repository)))
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn encoded(path: &str) -> String {
+    const PATH: &AsciiSet = &ESCAPED.remove(b'/');
+    utf8_percent_encode(path, PATH).to_string()
+}
