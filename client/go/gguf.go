@@ -33,7 +33,7 @@ var kindSizes = map[uint32]uint64{
 const (
 	maxKeys        = 131_072
 	maxGgufTensors = 131_072
-	maxDimensions  = 4
+	maxDimensions  = 1024
 )
 
 // parseMetadata reads the keys and the tensors' shapes of a GGUF header. The values are slices of it.

@@ -406,6 +406,23 @@ func TestTensorsAreCutToTheirSize(t *testing.T) {
 	}
 }
 
+func TestRepeatedFileHasTheHeaderOfItsFirstLayer(t *testing.T) {
+	layer := `{"media_type":"application/vnd.ollama.image.model","digest":"d","size":64,"piece_count":0%s}`
+	client := fakeDaemon(t, func(p *peer) {
+		p.head(0, 1, fmt.Sprintf(layer, `,"header":{"fd":0,"size":8}`)+","+fmt.Sprintf(layer, ""))
+		p.fdsFrame(0, 1, 1)
+		p.waitForClose()
+	})
+	model, err := client.Open("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer model.Close()
+	if header, err := model.LayerHeader(1); err != nil || string(header) != strings.Repeat("\a", 8) {
+		t.Error(header, err)
+	}
+}
+
 func TestTextIsTheLayers(t *testing.T) {
 	client := fakeDaemon(t, func(p *peer) {
 		p.head(0, 1, `{"media_type":"application/vnd.ollama.image.template","digest":"d","size":64,"fd":0,"piece_count":0}`)

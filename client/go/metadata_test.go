@@ -217,8 +217,12 @@ func TestDamagedHeadersAreRefused(t *testing.T) {
 	if _, err := parseMetadata(whole); err != nil {
 		t.Fatal(err)
 	}
+	video := headerOf(binary.LittleEndian, [][]uint64{{2, 2, 1, 16, 5120}})
+	if metadata, err := parseMetadata(video); err != nil || metadata.ParameterCount() != 2*2*16*5120 {
+		t.Fatal(metadata, err)
+	}
 	headers := [][]byte{
-		headerOf(binary.LittleEndian, [][]uint64{{1, 2, 3, 4, 5}}),
+		headerOf(binary.LittleEndian, [][]uint64{make([]uint64, maxDimensions+1)}),
 		headerOf(binary.LittleEndian, nil, ggufKey{"x", kindFloat64 + 1, []any{uint8(0)}}),
 		headerOf(binary.LittleEndian, nil, list(kindArray, 0)),
 		headerOf(binary.LittleEndian, nil, list(kindFloat64+1, 1, uint8(0))),

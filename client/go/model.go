@@ -86,7 +86,7 @@ func (m *Model) Header() ([]byte, error) {
 
 // LayerHeader is the GGUF header of the layer with this number.
 func (m *Model) LayerHeader(number int) ([]byte, error) {
-	layer, err := m.layer(number)
+	layer, err := m.described(number)
 	if err != nil {
 		return nil, err
 	}
@@ -211,6 +211,21 @@ func (m *Model) layer(number int) (Layer, error) {
 		return Layer{}, fail(ErrNoLayer, "layer %d: no such layer, the model has %d", number, len(m.head.Layers))
 	}
 	return m.head.Layers[number], nil
+}
+
+// described is the layer that has the header of this layer's file: the first with the same digest. A manifest may
+// name a file several times, and the daemon describes it once.
+func (m *Model) described(number int) (Layer, error) {
+	wanted, err := m.layer(number)
+	if err != nil || wanted.Header != nil {
+		return wanted, err
+	}
+	for _, layer := range m.head.Layers {
+		if layer.Digest == wanted.Digest {
+			return layer, nil
+		}
+	}
+	return wanted, nil
 }
 
 // receive requests a model and receives the whole response; the connection becomes the lease.

@@ -12,7 +12,7 @@
 //!
 //! [`OpenModel::plan_contiguous`] returns only the plan, for a program that passes descriptors on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::ops::{Deref, Range};
@@ -102,8 +102,11 @@ impl OpenModel {
     /// [`ModelError::Gguf`] when no header can be made, such as for tensors of an unknown type, and
     /// those of mapping.
     pub fn plan_contiguous(&self, component: &str) -> Result<ImagePlan, ModelError> {
-        let layers = self.layers().iter().enumerate();
-        let layers: Vec<_> = layers.filter(|(_, layer)| layer.media_type.component() == component).collect();
+        let is_wanted = |(_, layer): &(usize, &OpenLayer)| layer.media_type.component() == component;
+        let wanted = self.layers().iter().enumerate().filter(is_wanted);
+        // A file that the manifest names several times is one part of the image.
+        let mut seen = HashSet::new();
+        let layers: Vec<_> = wanted.filter(|(_, layer)| seen.insert(layer.digest)).collect();
         if let [(only, OpenLayer { fd: Some(fd), size, .. })] = *layers {
             return whole(only, *fd, *size, &self.layer_bytes(only)?);
         }
@@ -167,6 +170,8 @@ impl Shard {
         let header = Header::parse(&model.layer_header(layer)?);
         let header = header.map_err(|reason| ModelError::Gguf { layer: Some(layer), reason })?;
         let number = header.value("split.no").and_then(|number| number.as_u64()).unwrap_or(0);
+        // Tensors name the layer that has the table.
+        let (layer, _) = model.described(layer)?;
         Ok(Self { layer, number, header })
     }
 }

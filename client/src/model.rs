@@ -140,7 +140,7 @@ impl OpenModel {
     /// # Errors
     /// As [`header`](Self::header), or [`ModelError::NoLayer`].
     pub fn layer_header(&self, layer: usize) -> Result<BlobSlice, ModelError> {
-        let header = self.layer(layer)?.header.ok_or(ModelError::NoHeader { layer: Some(layer) })?;
+        let header = self.described(layer)?.1.header.ok_or(ModelError::NoHeader { layer: Some(layer) })?;
         self.slice(header.fd, 0, header.size)
     }
 
@@ -199,14 +199,14 @@ impl OpenModel {
     }
 
     /// The pieces of a layer's file. A split file needs
-    /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening. If several
-    /// layers are the same file, only the first has the pieces.
+    /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening.
     ///
     /// # Errors
     /// [`ModelError::NoLayer`], [`ModelError::NoPieces`].
     pub fn file(&self, layer: usize) -> Result<Cow<'_, FilePieces<OpenPiece>>, ModelError> {
-        let OpenLayer { fd, size, .. } = *self.layer(layer)?;
-        match (fd, self.pieces.get(layer)) {
+        let (place, OpenLayer { fd, size, .. }) = self.described(layer)?;
+        let (fd, size) = (*fd, *size);
+        match (fd, self.pieces.get(place)) {
             (Some(fd), _) => Ok(Cow::Owned(FilePieces::whole(fd, size))),
             (None, Some(pieces)) if pieces.size() == size => Ok(Cow::Borrowed(pieces)),
             _ => Err(ModelError::NoPieces { layer }),
@@ -267,6 +267,17 @@ impl OpenModel {
     fn layer(&self, layer: usize) -> Result<&OpenLayer, ModelError> {
         let count = self.head.layers.len();
         self.head.layers.get(layer).ok_or(ModelError::NoLayer { layer, count })
+    }
+
+    /// The layer that has header, pieces and tensors of this layer's file, and its number: the first with the
+    /// same digest. A manifest may name a file several times, and the daemon describes it once.
+    pub(crate) fn described(&self, layer: usize) -> Result<(usize, &OpenLayer), ModelError> {
+        let wanted = self.layer(layer)?;
+        if wanted.fd.is_some() || wanted.header.is_some() || wanted.piece_count > 0 {
+            return Ok((layer, wanted));
+        }
+        let mut numbered = self.head.layers.iter().enumerate();
+        Ok(numbered.find(|(_, known)| known.digest == wanted.digest).unwrap_or((layer, wanted)))
     }
 
     fn blob(&self, fd: u32) -> Result<&Blob, ModelError> {

@@ -44,7 +44,7 @@ use crate::transfer::TransferPolicy;
 use crate::user_set::Names;
 
 /// All keys and sections.
-const KEYS: [&str; 48] = [
+const KEYS: [&str; 50] = [
     "root",
     "lower",
     "socket",
@@ -72,6 +72,8 @@ const KEYS: [&str; 48] = [
     "space.evict",
     "space.high_watermark",
     "space.low_watermark",
+    "[trash]",
+    "trash.displaced",
     "[scrub]",
     "scrub.rate_bytes_per_second",
     "scrub.pass_days",
@@ -139,6 +141,7 @@ pub(crate) struct Config {
     pub quotas: QuotasConfig,
     pub policy: PolicyConfig,
     pub space: SpaceConfig,
+    pub trash: TrashConfig,
     pub scrub: ScrubConfig,
     pub audit: AuditConfig,
     pub transfer: TransferConfig,
@@ -227,6 +230,7 @@ impl SpaceConfig {
             high_percent: self.high_watermark.unwrap_or(default.high_percent),
             low_percent: self.low_watermark.unwrap_or(default.low_percent),
             eviction: self.evict,
+            ..default
         }
     }
 
@@ -245,6 +249,21 @@ impl SpaceConfig {
             return Err(Refusal::new("space.evict", what));
         }
         Ok(())
+    }
+}
+
+/// The section `[trash]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TrashConfig {
+    /// How long a model is kept whose name another model has taken. 0 keeps none.
+    #[serde(rename = "displaced", deserialize_with = "values::days")]
+    keep_displaced: Duration,
+}
+
+impl Default for TrashConfig {
+    fn default() -> Self {
+        Self { keep_displaced: SpacePolicy::default().keep_displaced }
     }
 }
 
@@ -359,7 +378,7 @@ impl Config {
     pub(crate) fn store_options(&self) -> StoreOptions {
         StoreOptions {
             durability: self.durability,
-            space: self.space.policy(),
+            space: SpacePolicy { keep_displaced: self.trash.keep_displaced, ..self.space.policy() },
             lower: self.lower_paths(),
             ..StoreOptions::default()
         }

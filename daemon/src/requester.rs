@@ -43,8 +43,7 @@ impl Requester {
 
     /// A transaction by which the requester changes a name, within the quota.
     pub(crate) fn acting(self, ingest: Ingest, verb: Verb) -> Ingest {
-        let ingest = ingest.on_behalf_of(self.doing(verb)).within_quota(self.quota.hard);
-        ingest.may_move_names_of_others(self.may_administer)
+        ingest.on_behalf_of(self.doing(verb)).within_quota(self.quota.hard)
     }
 
     pub(crate) const fn uid(self) -> u32 {

@@ -149,8 +149,9 @@ fn lost(requester: Requester, event: &str, cause: &str, model: &LostModel) {
     let (uid, pid) = (requester.uid(), requester.pid());
     let LostModel { name, digest, size, freed_bytes, reclaimable_bytes, .. } = model;
     let (kept_bytes, kept_by) = (model.kept_bytes(), one_line(&model.keepers(), LIST_WIDTH));
+    let kept_until = model.kept_until.as_deref();
     tracing::info!(
-        uid, pid, model = %name, %digest, size, freed_bytes, reclaimable_bytes, kept_bytes, kept_by, cause,
+        uid, pid, model = %name, %digest, size, freed_bytes, reclaimable_bytes, kept_bytes, kept_by, cause, kept_until,
         "{event}"
     );
 }

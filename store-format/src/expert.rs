@@ -53,7 +53,7 @@ impl ExpertGroup {
 /// positive multiple of [`ExpertGroup::MEMBER_ALIGNMENT`].
 #[must_use]
 pub fn expert_groups<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> Vec<ExpertGroup> {
-    let mut projections: BTreeMap<Projection<'a>, Vec<Member>> = BTreeMap::new();
+    let mut projections: BTreeMap<Projection<'a>, Vec<Member<'a>>> = BTreeMap::new();
     for (index, tensor) in tensors.into_iter().enumerate() {
         if let Some((projection, expert)) = projection_and_expert(tensor.name()) {
             let (ggml_type, shape, size) = (tensor.ggml_type(), tensor.shape(), tensor.size_bytes());
@@ -66,7 +66,7 @@ pub fn expert_groups<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> V
 /// The experts of a stacked tensor such as `blk.3.ffn_gate_exps.weight`: as many as its slowest
 /// dimension says. `None` for any other tensor.
 #[must_use]
-pub fn stacked_experts(name: &str, shape: &Shape, size_bytes: u64) -> Option<Experts> {
+pub fn stacked_experts(name: &str, shape: Shape<'_>, size_bytes: u64) -> Option<Experts> {
     if shape.dimensions().len() != stacked_rank(name)? || size_bytes == 0 {
         return None;
     }
@@ -85,20 +85,20 @@ pub fn separate_expert(name: &str) -> Option<u64> {
 /// Layer and projection of separate expert tensors.
 type Projection<'a> = (u32, &'a str);
 
-struct Member {
+struct Member<'a> {
     expert: u32,
     index: usize,
     ggml_type: GgmlType,
-    shape: Shape,
+    shape: Shape<'a>,
     size: Option<u64>,
 }
 
-fn pack(mut members: Vec<Member>) -> Option<ExpertGroup> {
+fn pack(mut members: Vec<Member<'_>>) -> Option<ExpertGroup> {
     members.sort_unstable_by_key(|member| member.expert);
     let first = members.first()?;
     let stride = first.size.filter(|size| *size > 0 && size.is_multiple_of(ExpertGroup::MEMBER_ALIGNMENT))?;
     stride.checked_mul(members.len() as u64)?;
-    let fits = |(place, member): (usize, &Member)| {
+    let fits = |(place, member): (usize, &Member<'_>)| {
         usize::try_from(member.expert) == Ok(place)
             && (member.ggml_type, member.shape, member.size) == (first.ggml_type, first.shape, first.size)
     };
@@ -143,7 +143,7 @@ fn number(digits: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn info<'a>(name: &'a str, ggml_type: GgmlType, shape: &[u64]) -> TensorInfo<'a> {
+    fn info<'a>(name: &'a str, ggml_type: GgmlType, shape: &'a [u64]) -> TensorInfo<'a> {
         TensorInfo::new(name, ggml_type, Shape::new(shape).unwrap(), 0).unwrap()
     }
 
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn stacked_tensors_say_where_each_expert_is() {
-        let stacked = |name, shape: &[u64], size| stacked_experts(name, &Shape::new(shape).unwrap(), size);
+        let stacked = |name, shape: &[u64], size| stacked_experts(name, Shape::new(shape).unwrap(), size);
         let found = |count, stride| Some(Experts { count, stride });
         assert_eq!(stacked("blk.3.ffn_gate_exps.weight", &[256, 2, 8], 2304), found(8, 288));
         assert_eq!(stacked("v.blk.31.ffn_down_exps.weight", &[4, 2, 2], 64), found(2, 32));
@@ -256,9 +256,9 @@ mod tests {
             "blk.0.ffn_gate_exps",
             "blk.0.ffn_gate_exps.bias",
         ] {
-            assert_eq!(stacked_experts(name, &shape, 64), None, "{name}");
+            assert_eq!(stacked_experts(name, shape, 64), None, "{name}");
         }
-        assert_eq!(stacked_experts("blk.0.ffn_up_exps.weight", &shape, 63), None);
-        assert_eq!(stacked_experts("blk.0.ffn_up_exps.weight", &Shape::new(&[4, 2, 0]).unwrap(), 0), None);
+        assert_eq!(stacked_experts("blk.0.ffn_up_exps.weight", shape, 63), None);
+        assert_eq!(stacked_experts("blk.0.ffn_up_exps.weight", Shape::new(&[4, 2, 0]).unwrap(), 0), None);
     }
 }

@@ -6,12 +6,15 @@
 //! `gguf_format`, and a line in `FORMATS`.
 
 mod gguf_format;
+mod kind;
 
 use std::fmt;
 
+use self::kind::START_BYTES;
+pub use self::kind::{FileKind, FileOrigin, FoundFile};
 use crate::descriptor::MediaType;
 use crate::file_layout::FileLayout;
-use crate::gguf::{GgufError, MAX_PADDED_HEADER_BYTES, start_hint};
+use crate::gguf::{GgufError, MAX_PADDED_HEADER_BYTES};
 pub use crate::gguf::{MetadataValue, Progress};
 use crate::model_facts::ModelFacts;
 
@@ -19,7 +22,7 @@ use crate::model_facts::ModelFacts;
 static FORMATS: [&FileFormat; 1] = [&gguf_format::FORMAT];
 /// Formats that are named in media types and stored without splitting.
 const WHOLE_FORMATS: [&str; 2] = ["safetensors", "dduf"];
-/// The bytes that distinguish all formats; no file of a known format is shorter.
+/// The bytes that distinguish the formats that are split; no file of them is shorter.
 const SIGNATURE_BYTES: usize = 4;
 /// The longest header of any format in bytes, including the padding before its data section.
 pub const MAX_HEADER_BYTES: u64 = MAX_PADDED_HEADER_BYTES;
@@ -29,7 +32,6 @@ pub const MAX_HEADER_BYTES: u64 = MAX_PADDED_HEADER_BYTES;
 pub struct FileFormat {
     name: &'static str,
     extension: &'static str,
-    signature: &'static str,
     is_start: fn(&[u8; SIGNATURE_BYTES]) -> bool,
     parser: fn() -> Box<dyn FormatParser>,
 }
@@ -78,7 +80,7 @@ impl FileFormat {
 /// Detects the format of a file and parses its header, incrementally.
 #[derive(Debug, Default)]
 pub struct HeaderReader {
-    /// The first bytes, at most [`SIGNATURE_BYTES`].
+    /// The first bytes, at most [`START_BYTES`].
     start: Vec<u8>,
     /// Set once the format is known.
     parser: Option<Box<dyn FormatParser>>,
@@ -94,21 +96,25 @@ impl HeaderReader {
     /// Takes the next bytes of the file, any number. Bytes after the header are ignored.
     ///
     /// # Errors
-    /// [`FormatError`] at the first byte that proves the format unknown or the header invalid; later
-    /// calls return the same error.
+    /// [`FormatError`] at the first byte that proves the header invalid, or when a file of no known format has
+    /// shown enough bytes to say what it is; later calls return the same error.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Progress, FormatError> {
         if let Some(parser) = &mut self.parser {
             return parser.push(bytes);
         }
-        let missing = SIGNATURE_BYTES.saturating_sub(self.start.len());
+        let missing = START_BYTES.saturating_sub(self.start.len());
         let (start, rest) = bytes.split_at(missing.min(bytes.len()));
         self.start.extend_from_slice(start);
-        if self.start.len() < SIGNATURE_BYTES {
-            return Ok(Progress::NeedMore);
+        match recognise(&self.start) {
+            Ok(format) => {
+                let parser = self.parser.insert((format.parser)());
+                parser.push(&self.start)?;
+                parser.push(rest)
+            }
+            // More bytes can say what it is.
+            Err(_) if self.start.len() < START_BYTES => Ok(Progress::NeedMore),
+            Err(error) => Err(error),
         }
-        let parser = self.parser.insert((recognise(&self.start)?.parser)());
-        parser.push(&self.start)?;
-        parser.push(rest)
     }
 
     /// The header.
@@ -162,17 +168,8 @@ trait FormatParser: fmt::Debug + Send + Sync {
 #[non_exhaustive]
 pub enum FormatError {
     /// The first bytes match no known format.
-    #[error("starts with \"{}\", not with {}{}", found.escape_ascii(), signatures(), start_hint(found))]
-    Unknown {
-        /// Its first bytes.
-        found: Vec<u8>,
-    },
-    /// The file is too short to detect its format.
-    #[error("ends at byte {found}, before its format can be detected")]
-    Short {
-        /// Its length in bytes.
-        found: u64,
-    },
+    #[error("wrong format: expected a GGUF file, found {0}")]
+    Unknown(FoundFile),
     /// The file is an invalid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
@@ -182,19 +179,30 @@ impl FormatError {
     /// Whether the file may have a format that is not split.
     #[must_use]
     pub const fn is_unknown_format(&self) -> bool {
-        matches!(self, Self::Unknown { .. } | Self::Short { .. })
+        matches!(self, Self::Unknown(_))
+    }
+
+    /// The error for a file that starts with these bytes, which are those of no known format.
+    #[must_use]
+    pub fn unknown(start: &[u8]) -> Self {
+        Self::Unknown(FoundFile::new(start.get(..START_BYTES).unwrap_or(start)))
+    }
+
+    /// What a user can do about a file from this origin.
+    #[must_use]
+    pub const fn advice(&self, origin: FileOrigin) -> &'static str {
+        match self {
+            Self::Unknown(found) => found.advice(origin),
+            Self::Gguf(error) => gguf_format::advice(error, origin),
+        }
     }
 }
 
 fn recognise(start: &[u8]) -> Result<&'static FileFormat, FormatError> {
-    let found = || start.to_vec();
-    let start = start.first_chunk().ok_or_else(|| FormatError::Short { found: found().len() as u64 })?;
-    let format = FORMATS.into_iter().find(|format| (format.is_start)(start));
-    format.ok_or_else(|| FormatError::Unknown { found: found() })
-}
-
-fn signatures() -> String {
-    FORMATS.map(|format| format.signature).join(" or ")
+    let signature = start.first_chunk();
+    let format =
+        signature.and_then(|signature| FORMATS.into_iter().find(|format| (format.is_start)(signature)));
+    format.ok_or_else(|| FormatError::unknown(start))
 }
 
 #[cfg(test)]
@@ -249,12 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn unknown_format_is_refused_at_the_last_byte_of_the_signature_and_after() {
+    fn file_of_another_format_is_refused_when_it_can_be_named_and_after() {
         let mut reader = HeaderReader::new();
         assert_eq!(reader.push(b"<!d"), Ok(Progress::NeedMore));
-        let error = reader.push(b"octype").unwrap_err();
-        assert_eq!(error, FormatError::Unknown { found: b"<!do".to_vec() });
-        assert_eq!(error.to_string(), r#"starts with "<!do", not with "GGUF""#);
+        assert_eq!(reader.push(b"octype html>"), Ok(Progress::NeedMore));
+        let error = reader.push(&[b' '; 600]).unwrap_err();
+        assert_eq!(error.to_string(), "wrong format: expected a GGUF file, found a web page");
         assert_eq!(reader.push(b"GGUF"), Err(error.clone()));
         assert_eq!(reader.finish().unwrap_err(), error);
         assert!(read_header(b"PK\x03\x04").unwrap_err().to_string().contains("zip"));
@@ -263,9 +271,7 @@ mod tests {
     #[test]
     fn short_file_has_unknown_format() {
         for start in [&b""[..], b"G", b"GGU"] {
-            let error = read_header(start).unwrap_err();
-            assert_eq!(error, FormatError::Short { found: start.len() as u64 });
-            assert!(error.is_unknown_format());
+            assert!(read_header(start).unwrap_err().is_unknown_format());
         }
         let error = read_header(b"GGUF").unwrap_err();
         assert!(matches!(error, FormatError::Gguf(GgufError::Ends { offset: 4, .. })));

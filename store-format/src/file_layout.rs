@@ -84,12 +84,12 @@ impl FileLayout {
         groups: Vec<ExpertGroup>,
     ) -> Result<Self, LayoutError> {
         let data_size = file_size.saturating_sub(data_offset);
-        tensors.iter().try_for_each(|tensor| tensor.check_end(data_size))?;
+        check_ends(&tensors, data_size)?;
         let in_order = in_file_order(&tensors)?;
         let mut ranges = Ranges::default();
         ranges.push(RangeContent::Header, data_offset.min(file_size));
         for (place, tensor) in in_order {
-            // `check_end` has proved that the sum is in the file.
+            // `check_ends` has proved that the sum is in the file.
             ranges.fill_up_to(data_offset.saturating_add(tensor.offset));
             ranges.push(RangeContent::Tensor(place), tensor.size);
         }
@@ -149,7 +149,8 @@ impl FileLayout {
 pub enum LayoutError {
     /// A tensor ends after the end of the file.
     #[error(
-        "tensor {name:?}: offset {offset} and size {size} end beyond the data section of {data_size} bytes"
+        "tensor {name:?}: offset {offset} and size {size} end beyond the data section of {data_size} bytes{}",
+        incomplete(*data_size, *expected)
     )]
     Outside {
         /// The tensor.
@@ -160,6 +161,8 @@ pub enum LayoutError {
         size: u64,
         /// The size of the data section.
         data_size: u64,
+        /// The least size of the data section that has all tensors, if that can be a size.
+        expected: Option<u64>,
     },
     /// Two tensors overlap.
     #[error("tensors {first:?} and {second:?} overlap at offset {offset}")]
@@ -173,17 +176,28 @@ pub enum LayoutError {
     },
 }
 
-impl TensorRange {
-    fn check_end(&self, data_size: u64) -> Result<(), LayoutError> {
-        let Self { name, offset, size, .. } = self;
-        if offset.checked_add(*size).is_some_and(|end| end <= data_size) {
-            return Ok(());
-        }
-        Err(LayoutError::Outside { name: name.clone(), offset: *offset, size: *size, data_size })
-    }
+/// How much of an incomplete data section there is.
+fn incomplete(data_size: u64, expected: Option<u64>) -> String {
+    expected.map_or_else(String::new, |expected| {
+        format!(
+            "; the file is incomplete: expected at least {expected} bytes in this section, found {data_size}"
+        )
+    })
+}
 
+fn check_ends(tensors: &[TensorRange], data_size: u64) -> Result<(), LayoutError> {
+    let end = |tensor: &TensorRange| tensor.offset.checked_add(tensor.size);
+    let Some(outside) = tensors.iter().find(|tensor| end(tensor).is_none_or(|end| end > data_size)) else {
+        return Ok(());
+    };
+    let expected = tensors.iter().map(end).try_fold(0, |most, end| Some(most.max(end?)));
+    let (name, offset, size) = (outside.name.clone(), outside.offset, outside.size);
+    Err(LayoutError::Outside { name, offset, size, data_size, expected })
+}
+
+impl TensorRange {
     fn end(&self) -> u64 {
-        // `check_end` has proved that the sum does not overflow.
+        // `check_ends` has proved that the sum does not overflow.
         self.offset.saturating_add(self.size)
     }
 }
@@ -290,7 +304,16 @@ mod tests {
     fn ends_that_overflow_are_refused() {
         for (offset, size) in [(u64::MAX, 1), (1, u64::MAX), (u64::MAX, 0)] {
             let error = layout(100, 10, &[(offset, size)]).unwrap_err();
-            assert_eq!(error, LayoutError::Outside { name: "0".to_owned(), offset, size, data_size: 90 });
+            assert_eq!(
+                error,
+                LayoutError::Outside {
+                    name: "0".to_owned(),
+                    offset,
+                    size,
+                    data_size: 90,
+                    expected: offset.checked_add(size),
+                }
+            );
         }
     }
 

@@ -125,7 +125,7 @@ mod tests {
     use crate::gguf::GgmlType;
     use crate::tensor::Shape;
 
-    fn info<'a>(name: &'a str, ggml_type: GgmlType, shape: &[u64]) -> TensorInfo<'a> {
+    fn info<'a>(name: &'a str, ggml_type: GgmlType, shape: &'a [u64]) -> TensorInfo<'a> {
         TensorInfo::new(name, ggml_type, Shape::new(shape).unwrap(), 0).unwrap()
     }
 

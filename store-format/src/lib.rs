@@ -43,12 +43,14 @@
 
 pub mod archive;
 pub mod content_type;
+pub mod derived_name;
 pub mod descriptor;
 pub mod digest;
 pub mod estimate;
 pub mod expert;
 pub mod file_format;
 pub mod file_layout;
+pub mod file_paths;
 pub mod file_type;
 mod float;
 mod float8;

@@ -198,19 +198,23 @@ struct ImageLayer {
     name: Option<String>,
     #[serde(default, skip_serializing)]
     annotations: Option<BTreeMap<String, String>>,
+    /// In Ollama's manifests of local models the name of the file that was imported, or of a parent model.
+    #[serde(default, skip_serializing)]
+    from: Option<serde_json::Value>,
 }
 
 impl ImageLayer {
     fn new(Descriptor { media_type, digest, size }: Descriptor, name: Option<String>) -> Self {
-        Self { media_type, digest, size, name, annotations: None }
+        Self { media_type, digest, size, name, annotations: None, from: None }
     }
 
     /// Drops an unsafe name instead of failing, so that a stored manifest stays readable.
     fn into_parts(self) -> (Descriptor, Option<String>) {
-        let Self { media_type, digest, size, name, annotations } = self;
+        let Self { media_type, digest, size, name, annotations, from } = self;
         let mut annotations = annotations.unwrap_or_default();
         let mut annotated = NAME_ANNOTATIONS.iter().filter_map(|key| annotations.remove(*key));
-        let name = name.or_else(|| annotated.next()).filter(|name| is_file_name(name));
+        let from = || from?.as_str().filter(|from| is_name_of_weights(from)).map(str::to_owned);
+        let name = name.or_else(|| annotated.next()).or_else(from).filter(|name| is_file_name(name));
         (Descriptor { media_type, digest, size }, name)
     }
 }
@@ -228,6 +232,11 @@ pub fn is_file_name(text: &str) -> bool {
     text.len() <= MAX_NAME_BYTES
         && !text.contains(|c: char| c.is_control() || c == '\\')
         && text.split('/').all(is_plain)
+}
+
+fn is_name_of_weights(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    [".gguf", ".safetensors"].iter().any(|extension| text.ends_with(extension)) && !text.contains('/')
 }
 
 /// Checked first: for an index, the error "missing field `config`" would be misleading, and a document
@@ -328,6 +337,11 @@ mod tests {
             (r#""annotations":{"org.cnai.model.filepath":"b.gguf"}"#, Some("b.gguf")),
             (r#""annotations":{"org.opencontainers.image.title":"c.gguf"}"#, Some("c.gguf")),
             (r#""annotations":null"#, None),
+            (r#""from":"tiny-00001-of-00002.gguf""#, Some("tiny-00001-of-00002.gguf")),
+            (r#""from":"llama2","name":"x""#, Some("x")),
+            (r#""from":"llama2:latest""#, None),
+            (r#""from":"/home/me/x.gguf""#, None),
+            (r#""from":7"#, None),
             (r#""name":"../../etc/passwd""#, None),
             (r#""name":"/etc/passwd""#, None),
             (r#""name":"a//b""#, None),

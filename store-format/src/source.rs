@@ -19,6 +19,7 @@ pub use self::hub::HubFile;
 use self::hub::hub_file;
 use self::page::model_page;
 pub use self::shard::ShardName;
+use crate::derived_name::{DerivedName, IdPart, part, with_folders};
 use crate::file_format::FileFormat;
 use crate::host;
 use crate::reference::{Reference, ReferenceError, Scheme};
@@ -53,8 +54,30 @@ impl PullSource {
     pub fn name(&self) -> Result<Reference, ReferenceError> {
         match self {
             Self::Registry(reference) => Ok(reference.clone()),
-            Self::Hub(file) => file.name(),
-            Self::Url(url) => url.name(),
+            Self::Hub(file) => file.names().map(|names| names.first().clone()),
+            Self::Url(url) => url.names().map(|names| names.first().clone()),
+        }
+    }
+
+    /// The names that a file gets by its address; `None` for a model in a registry, which has a name.
+    ///
+    /// # Errors
+    /// [`ReferenceError`] when the parts of the address are not a valid name.
+    pub fn derived_name(&self) -> Result<Option<DerivedName>, ReferenceError> {
+        match self {
+            Self::Registry(_) => Ok(None),
+            Self::Hub(file) => file.names().map(Some),
+            Self::Url(url) => url.names().map(Some),
+        }
+    }
+
+    /// The name of the file at the address; `None` for a model in a registry.
+    #[must_use]
+    pub fn file_name(&self) -> Option<&str> {
+        match self {
+            Self::Registry(_) => None,
+            Self::Hub(file) => Some(file_name(file.path())),
+            Self::Url(url) => Some(url.file_name()),
         }
     }
 
@@ -139,12 +162,23 @@ impl FileUrl {
         Ok(Self { path, ..self.clone() })
     }
 
-    fn name(&self) -> Result<Reference, ReferenceError> {
-        let directory = self.path.rsplit('/').nth(1).unwrap_or_default();
-        let namespace = tidied(directory).replace('.', "-");
-        let namespace = if namespace.is_empty() { Reference::DEFAULT_NAMESPACE } else { namespace.as_str() };
-        let model = tidied(ShardName::stem_of(self.file_name()));
-        Reference::from_parts(host::canonical(&self.host), namespace, &model, Reference::DEFAULT_TAG)
+    /// `host/folder/stem:latest`; the others have more of the folders.
+    fn names(&self) -> Result<DerivedName, ReferenceError> {
+        let mut folders: Vec<&str> = self.path.split('/').filter(|part| !part.is_empty()).collect();
+        let stem = ShardName::stem_of(folders.pop().unwrap_or_default());
+        let name = |folders: &str| {
+            let namespace = part(folders).replace('.', "-");
+            let namespace =
+                if namespace.is_empty() { Reference::DEFAULT_NAMESPACE } else { namespace.as_str() };
+            let host = host::canonical(&self.host);
+            Reference::from_parts(host, namespace, &part(stem), Reference::DEFAULT_TAG)
+        };
+        let nearest = folders.pop().unwrap_or_default();
+        let mut names = DerivedName::new(name(nearest)?, IdPart::Model);
+        for text in with_folders(&folders, nearest) {
+            names.add(name(&text));
+        }
+        Ok(names)
     }
 }
 
@@ -315,13 +349,6 @@ fn is_weights(path: &str) -> bool {
 
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-/// A text with nothing in it that a part of a reference may not have.
-fn tidied(text: &str) -> String {
-    const MAX_CHARS: usize = 80;
-    let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '-' };
-    text.chars().map(allowed).skip_while(|c| "-.".contains(*c)).take(MAX_CHARS).collect()
 }
 
 #[cfg(test)]

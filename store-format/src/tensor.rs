@@ -10,7 +10,7 @@ use crate::ggml_type::GgmlType;
 pub struct TensorInfo<'a> {
     name: &'a str,
     ggml_type: GgmlType,
-    shape: Shape,
+    shape: Shape<'a>,
     offset: u64,
 }
 
@@ -22,14 +22,19 @@ impl<'a> TensorInfo<'a> {
     ///
     /// # Errors
     /// [`TensorError`] when the name is not printable, the type was removed, or the size overflows.
-    pub fn new(name: &'a str, ggml_type: GgmlType, shape: Shape, offset: u64) -> Result<Self, TensorError> {
+    pub fn new(
+        name: &'a str,
+        ggml_type: GgmlType,
+        shape: Shape<'a>,
+        offset: u64,
+    ) -> Result<Self, TensorError> {
         check_name(name.as_bytes())?;
         size_bytes(ggml_type, shape)?;
         Ok(Self::checked(name, ggml_type, shape, offset))
     }
 
     /// A description whose parts have passed [`check_name`] and [`size_bytes`].
-    pub(crate) const fn checked(name: &'a str, ggml_type: GgmlType, shape: Shape, offset: u64) -> Self {
+    pub(crate) const fn checked(name: &'a str, ggml_type: GgmlType, shape: Shape<'a>, offset: u64) -> Self {
         Self { name, ggml_type, shape, offset }
     }
 
@@ -47,7 +52,7 @@ impl<'a> TensorInfo<'a> {
 
     /// The dimensions.
     #[must_use]
-    pub const fn shape(&self) -> Shape {
+    pub const fn shape(&self) -> Shape<'a> {
         self.shape
     }
 
@@ -64,25 +69,25 @@ impl<'a> TensorInfo<'a> {
     }
 }
 
-/// The dimensions of a tensor in GGUF order: at most four, the fastest first.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Shape {
-    dimensions: [u64; Self::MAX_DIMENSIONS],
-    rank: usize,
-}
+/// The dimensions of a tensor in GGUF order: the fastest first.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Shape<'a>(&'a [u64]);
 
-impl Shape {
-    /// The most dimensions of a tensor in ggml.
-    pub const MAX_DIMENSIONS: usize = 4;
+impl<'a> Shape<'a> {
+    /// The most dimensions of a tensor, in any format. ggml computes with four, but video models have
+    /// tensors of five and numpy allows 64. The limit keeps the description of one tensor far below the
+    /// size of a frame of the protocol.
+    pub const MAX_DIMENSIONS: usize = 1024;
 
     /// Checks dimensions; a scalar has none.
     ///
     /// # Errors
-    /// [`TensorError`] when there are more than four, or more elements than ggml can count.
-    pub fn new(dimensions: &[u64]) -> Result<Self, TensorError> {
-        let mut shape = Self { dimensions: [0; Self::MAX_DIMENSIONS], rank: dimensions.len() };
-        let slots = shape.dimensions.get_mut(..dimensions.len());
-        slots.ok_or(TensorError::Rank { found: dimensions.len() as u64 })?.copy_from_slice(dimensions);
+    /// [`TensorError`] when there are more than [`Self::MAX_DIMENSIONS`], or more elements than ggml can count.
+    pub fn new(dimensions: &'a [u64]) -> Result<Self, TensorError> {
+        if dimensions.len() > Self::MAX_DIMENSIONS {
+            return Err(TensorError::Rank { found: dimensions.len() as u64 });
+        }
+        let shape = Self(dimensions);
         if let Some((index, &found)) = dimensions.iter().enumerate().find(|(_, d)| **d > MAX_ELEMENTS) {
             return Err(TensorError::Dimension { index, found: found.cast_signed() });
         }
@@ -94,8 +99,8 @@ impl Shape {
 
     /// The dimensions, the fastest first.
     #[must_use]
-    pub fn dimensions(&self) -> &[u64] {
-        self.dimensions.get(..self.rank).unwrap_or_default()
+    pub const fn dimensions(&self) -> &'a [u64] {
+        self.0
     }
 
     /// The number of elements: 1 for a scalar, 0 if any dimension is 0.
@@ -121,7 +126,7 @@ impl Shape {
     }
 }
 
-impl std::fmt::Debug for Shape {
+impl std::fmt::Debug for Shape<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.dimensions().fmt(f)
     }
@@ -155,7 +160,7 @@ pub enum TensorError {
         found: i64,
     },
     /// The product of the dimensions is out of range.
-    #[error("shape {dimensions:?} has more than 2^63 - 1 elements")]
+    #[error("shape {} has more than 2^63 - 1 elements", shown(dimensions))]
     Elements {
         /// The dimensions.
         dimensions: Vec<u64>,
@@ -187,6 +192,17 @@ pub enum TensorError {
     },
 }
 
+/// The first dimensions of a shape that may be very long.
+pub(crate) fn shown(dimensions: &[u64]) -> String {
+    const SHOWN: usize = 8;
+    match dimensions.get(..SHOWN) {
+        Some(first) if dimensions.len() > SHOWN => {
+            format!("{first:?} and {} more dimensions", dimensions.len() - SHOWN)
+        }
+        _ => format!("{dimensions:?}"),
+    }
+}
+
 /// Checks that a name is short, valid UTF-8 and has no control characters.
 pub(crate) fn check_name(name: &[u8]) -> Result<&str, TensorError> {
     if name.len() > TensorInfo::MAX_NAME_BYTES {
@@ -198,7 +214,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<&str, TensorError> {
 
 /// The size of a tensor in bytes: its shape times its type; `None` if that type is unknown, or if it must be
 /// that of a fork, since rows are not whole blocks of llama.cpp's type with this id.
-pub(crate) fn size_bytes(ggml_type: GgmlType, shape: Shape) -> Result<Option<u64>, TensorError> {
+pub(crate) fn size_bytes(ggml_type: GgmlType, shape: Shape<'_>) -> Result<Option<u64>, TensorError> {
     if ggml_type.is_removed() {
         return Err(TensorError::RemovedType { ggml_type });
     }
@@ -264,8 +280,22 @@ mod tests {
     }
 
     #[test]
-    fn fifth_dimension_is_refused() {
-        assert_eq!(Shape::new(&[1; 5]), Err(TensorError::Rank { found: 5 }));
+    fn any_number_of_dimensions_up_to_the_limit_is_accepted() {
+        for rank in [0, 1, 4, 5, 6, 64, 65, Shape::MAX_DIMENSIONS] {
+            let mut dimensions = vec![1; rank];
+            dimensions.iter_mut().take(2).for_each(|dimension| *dimension = 32);
+            let count = 32_u64.pow(u32::try_from(rank.min(2)).unwrap());
+            assert_eq!(size(GgmlType::F32, &dimensions), Ok(Some(4 * count)), "{rank}");
+        }
+        let found = Shape::MAX_DIMENSIONS + 1;
+        assert_eq!(Shape::new(&vec![1; found]), Err(TensorError::Rank { found: found as u64 }));
+    }
+
+    #[test]
+    fn shape_in_a_message_is_short() {
+        let error = TensorError::Elements { dimensions: vec![1 << 40; 1000] };
+        assert!(error.to_string().len() < 300, "{error}");
+        assert!(error.to_string().contains("and 992 more dimensions"), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
+use blobd_registry::Proxies;
 use serde_json::Value as Json;
 
 use crate::programs;
@@ -85,7 +86,7 @@ impl Blobd {
         for variable in ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG", "BLOBD_LOG", "RUST_LOG"] {
             command.env_remove(variable);
         }
-        for variable in ["HTTPS_PROXY", "ALL_PROXY"] {
+        for variable in Proxies::VARIABLES {
             command.env_remove(variable);
         }
         let variables = ["HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"];

@@ -58,4 +58,4 @@ pub mod verbs;
 pub mod wait;
 pub mod world;
 
-pub use blobd_fixtures::{model, registry, temp_dirs};
+pub use blobd_fixtures::{model, proxy, registry, temp_dirs};

@@ -118,7 +118,7 @@ impl PullSource {
     fn pull(&self, store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
         let (events, _heard) = mpsc::channel(EVENTS_WAITING);
         let source = self.registry.name(&model(file)).parse().unwrap();
-        let params = PullParams { source, name: Some(name.clone()), limit_rate: None, force: false };
+        let params = PullParams { source, name: Some(name.clone()), limit_rate: None, force: true };
         let pull = ops::Pull {
             watch: None,
             store,
@@ -167,7 +167,7 @@ fn models() -> &'static [(Manifest, Vec<u8>)] {
 fn imported(verbs: &InProcess, folder: &Path, file: usize) -> (Manifest, Vec<u8>) {
     let path = folder.join("model.gguf");
     fs::write(&path, &files()[file].bytes).unwrap();
-    verbs.import(&path, Some(NAMES[0])).unwrap();
+    verbs.import_with(&path, Some(NAMES[0]), true).unwrap();
     let manifest = verbs.store.manifest(&reference(0)).unwrap();
     let config = manifest.files().next().unwrap();
     let mut bytes = Vec::new();

@@ -97,7 +97,7 @@ impl Step {
             Self::PullInTwoParts { file, name } => pulls::pull_in_two_parts(store, file, &reference(name)),
             Self::PullTwice { file, name } => pulls::pull_twice(store, file, &reference(name)),
             Self::Tag { source, target } => {
-                let params = TagParams { source: reference(source), target: reference(target), force: false };
+                let params = TagParams { source: reference(source), target: reference(target), force: true };
                 ops::tag(store, Requester::own(), &ops::CallerPolicy::default(), &params).map(|_| ())
             }
             Self::Promote { name, .. } => promote(store, name),
@@ -108,7 +108,7 @@ impl Step {
                 store,
                 Requester::own(),
                 &ops::CallerPolicy::default(),
-                &UndeleteParams { reference: reference(name), force: false },
+                &UndeleteParams { reference: reference(name), name: None, force: false },
             )
             .map(|_| ()),
             Self::Pin { name, pinned } => {
@@ -154,7 +154,7 @@ impl Step {
             },
             Self::Edit { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
-                file if file == NAMED + 1 => Outcomes::done(before.with(Key::Tag(target), UNNAMED + 1)),
+                file if file == NAMED + 1 => set_tag(before, target, UNNAMED + 1),
                 _ => Outcomes::refused(ErrorCode::InvalidRequest),
             },
             Self::Remove { name } | Self::MoveToTrash { name } if before.get(Key::Tag(name)) == 0 => {
@@ -204,13 +204,17 @@ impl Outcomes {
     }
 }
 
-/// Without `--force`, a pinned tag stays with its model.
+/// All steps replace the model that has the name, which is in the trash then.
 fn set_tag(before: &World, name: usize, model: usize) -> Outcomes {
-    let present = before.get(Key::Tag(name));
-    if before.get(Key::Pin(name)) == 1 && present != 0 && present != model {
-        return Outcomes::refused(ErrorCode::Denied);
+    let set = before.with(Key::Tag(name), model);
+    match before.get(Key::Tag(name)) {
+        0 => Outcomes::done(set),
+        present if present == model => Outcomes::done(set),
+        present => {
+            let record = Key::Trash(name, present - 1);
+            Outcomes::done(set.with(record, before.get(record) + 1))
+        }
     }
-    Outcomes::done(before.with(Key::Tag(name), model))
 }
 
 /// A record's name is made from its content, with times in seconds: two records of one model may be the same
@@ -247,7 +251,7 @@ fn undelete(before: &World, name: usize) -> Outcomes {
 fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
     let opened = in_memory(&files()[file].bytes);
     let params =
-        ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: false };
+        ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: true };
     import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
 }
 

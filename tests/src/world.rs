@@ -65,6 +65,13 @@ impl World {
         world
     }
 
+    /// The same world with nothing in the trash.
+    #[must_use]
+    pub fn without_trash(&self) -> Self {
+        let others = self.0.iter().filter(|(key, _)| !matches!(key, Key::Trash(..)));
+        Self(others.map(|(key, value)| (*key, *value)).collect())
+    }
+
     /// The facts in which two worlds differ.
     fn differences(&self, other: &Self) -> BTreeSet<Key> {
         self.0.keys().chain(other.0.keys()).copied().filter(|key| self.get(*key) != other.get(*key)).collect()

@@ -10,7 +10,7 @@ import unittest
 from typing import Any, Dict, List, Tuple
 
 from support import FakeDaemon, FakePeer, TYPES, entry, gguf, layer, temporary_file, tensor
-from test_daemon import DENSE, SEPARATE, STACKED, DaemonTest, numpy
+from test_daemon import DENSE, SEPARATE, STACKED, VIDEO, DaemonTest, numpy
 
 import blobd
 from blobd import gguf as gguf_format
@@ -97,6 +97,9 @@ class Contiguous(DaemonTest):
 
     def test_stacked_experts_are_maps(self) -> None:
         self.assertEqual(self.check("stacked", STACKED), 0)
+
+    def test_tensor_of_five_dimensions_keeps_its_shape(self) -> None:
+        self.assertEqual(self.check("video", VIDEO), 0)
 
     def test_experts_between_pages_are_copied_and_counted(self) -> None:
         # Experts of 8192 bytes start at page boundaries; of those of 256 bytes only the first does.

@@ -35,6 +35,8 @@ STACKED = [tensor("blk.0.ffn_up_exps.weight", "Q8_0", 64, 32, 4), tensor("output
 # The experts of one group are 8192 bytes, which is two pages; those of the other are small.
 SEPARATE = [tensor(f"blk.0.ffn_up.{expert}.weight", "F32", 64, 32) for expert in range(4)]
 SEPARATE += [tensor(f"blk.0.ffn_down.{expert}.weight", "F32", 16, 4) for expert in range(4)]
+# A published video model has a convolution of five dimensions.
+VIDEO = [tensor("patch_embedding.weight", "F16", 2, 2, 1, 16, 8), tensor("scalar", "F32")]
 TEMPLATE = "{{ .Prompt }} — and so on"
 PARAMS = '{"temperature":0.5}'
 
@@ -52,6 +54,7 @@ class DaemonTest(unittest.TestCase):
         cls.daemon.import_model("unaligned", gguf(DENSE, alignment=None))
         cls.daemon.import_model("stacked", gguf(STACKED))
         cls.daemon.import_model("separate", gguf(SEPARATE))
+        cls.daemon.import_model("video", gguf(VIDEO))
         registry = Registry([("model", gguf(DENSE)), ("template", TEMPLATE.encode()), ("params", PARAMS.encode())])
         cls.addClassCleanup(registry.close)
         cls.daemon.command("pull", "--name", "spoken", registry.reference)
@@ -71,14 +74,14 @@ class Verbs(DaemonTest):
         self.assertEqual((version.protocol, version.pid), (1, self.daemon.process and self.daemon.process.pid))
         names = [model.name for model in self.client.models()]
         self.assertIn("dense:latest", names)
-        self.assertEqual(len(names), 5)
+        self.assertEqual(len(names), 6)
         self.assertTrue(all(model.size > 0 and model.digest.startswith("sha256:") for model in self.client.models()))
 
     def test_module_asks_the_daemon_that_the_environment_names(self) -> None:
         before = os.environ.get("BLOBD_SOCKET")
         os.environ["BLOBD_SOCKET"] = self.daemon.socket
         try:
-            self.assertEqual(len(blobd.models()), 5)
+            self.assertEqual(len(blobd.models()), 6)
             self.assertEqual(blobd.version().protocol, 1)
             with blobd.open("dense") as model:
                 self.assertEqual(bytes(model["output.weight"]), DENSE[-1][3])

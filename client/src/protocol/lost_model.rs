@@ -18,6 +18,10 @@ pub struct LostModel {
     pub reclaimable_bytes: u64,
     /// The bytes on disk that stay, and what needs them.
     pub kept: Vec<Kept>,
+    /// Until when the trash keeps the model, if another model has taken its name. Until then `undelete` restores it,
+    /// unless its space is needed before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_until: Option<String>,
 }
 
 impl LostModel {

@@ -74,12 +74,14 @@ pub enum FileSelection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
-    /// The file's name, for messages and to derive the model's name if `name` is absent.
+    /// The file's name, for messages and to derive the model's name if `name` is absent. The folders that it is in may
+    /// stand before it: they distinguish it from another file of the same name.
     pub file_name: String,
-    /// The model's name; derived from the file's name if absent.
+    /// The model's name; derived from the file's name if absent, and made distinct from those of other models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
-    /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
+    /// Whether another model that has the name is replaced. For the name of a pinned model this takes the right to
+    /// administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -91,13 +93,15 @@ pub struct PullParams {
     /// The model, or the URL of a GGUF file.
     #[serde(rename = "reference")]
     pub source: PullSource,
-    /// The model's name in the store; the name of its source if absent.
+    /// The model's name in the store. If absent, the name of its source; one that is derived from a file's address is
+    /// made distinct from those of other models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
     /// The maximum rate of the download in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
-    /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
+    /// Whether another model that has the name is replaced, although the name does not follow this source. For the name
+    /// of a pinned model this takes the right to administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -143,9 +147,12 @@ pub struct RemoveParams {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UndeleteParams {
-    /// The model's name before it was removed.
+    /// The model's name before it was removed or replaced.
     pub reference: Reference,
-    /// Whether the name may be taken from another model that has it now.
+    /// The name that it gets; the one that it had if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Reference>,
+    /// Whether another model that has the name now is replaced.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -188,9 +195,10 @@ pub struct VerifyParams {
 pub struct TagParams {
     /// The model.
     pub source: Reference,
-    /// Its new name. A model that had this name loses it.
+    /// Its new name.
     pub target: Reference,
-    /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
+    /// Whether another model that has the name is replaced. For the name of a pinned model this takes the right to
+    /// administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -203,7 +211,7 @@ pub struct RenameParams {
     pub source: Reference,
     /// Its new name.
     pub target: Reference,
-    /// Whether the new name may be taken from another model.
+    /// Whether another model that has the new name is replaced.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }

@@ -62,8 +62,12 @@ pub struct ModelSummary {
     pub modified: String,
     /// Whether it is pinned: neither evicted nor removed.
     pub pinned: bool,
-    /// Its origin: the registry's name for it, or `import` and the file's name.
+    /// Where the name's content came from: the registry's name for it, or `import` and the file's name.
     pub origin: Option<String>,
+    /// The source that the name was pulled from, and that `outdated` and `pull --all` compare it with. Absent if it
+    /// follows none, such as an imported model or a copy made by `tag`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<String>,
     /// What is damaged, if anything; the other tensors and files can be opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,

@@ -96,6 +96,9 @@ pub struct TrashedModel {
     pub removed: String,
     /// When it expires; then it may be collected.
     pub expires: String,
+    /// Whether another model has taken its name. Such a model is deleted before it expires if its space is needed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replaced: bool,
 }
 
 /// Response to `POST /v1/undelete`.

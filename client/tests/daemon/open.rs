@@ -9,6 +9,7 @@ use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenPiece};
+use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::recipe::Experts;
 
 use crate::fake::{FakeModel, client_of};
@@ -213,6 +214,25 @@ fn split_file_is_put_together_bit_for_bit() {
     let mut written = Vec::new();
     assert_eq!(model.write_layer(0, &mut written).unwrap(), u64::try_from(expected.len()).unwrap());
     assert!(written == expected);
+}
+
+#[test]
+fn file_that_a_manifest_names_twice_can_be_read_as_either_layer() {
+    let mut model = FakeModel::new();
+    let fd = model.add_file(b"GGUF and padding");
+    model.set_pieces(vec![OpenPiece::Fd { fd, offset: 0, length: 16 }], 16);
+    model.head.layers[0].header = Some(HeaderLocation { fd, size: 8 });
+    let again = model.add_layer(MediaType::OLLAMA_MODEL, None, 16);
+    let other = model.add_layer(MediaType::OLLAMA_PROJECTOR, None, 16);
+    model.head.layers[other].digest = model.head.layers[0].digest;
+    let params = OpenParams { files: FileSelection::All, ..OpenParams::new("tiny".parse().unwrap()) };
+    let model = serve(model).open_with(&params).unwrap();
+    for layer in [0, again, other] {
+        let mut written = Vec::new();
+        assert_eq!(model.write_layer(layer, &mut written).unwrap(), 16);
+        assert_eq!(written, b"GGUF and padding");
+        assert_eq!(model.layer_header(layer).unwrap()[..], *b"GGUF and");
+    }
 }
 
 #[test]

@@ -47,9 +47,11 @@ impl AddressScope {
         }
     }
 
-    /// The scope of a URL whose host is an address; none if it is a name.
+    /// The scope of a URL whose host is an address, or a name that always means this machine (RFC 6761); none if it is
+    /// another name.
     pub(super) fn of_literal(url: &Url) -> Option<Self> {
         match url.host()? {
+            Host::Domain(name) if name == "localhost" || name.ends_with(".localhost") => Some(Self::Loopback),
             Host::Domain(_name) => None,
             Host::Ipv4(address) => Some(Self::of(address.into())),
             Host::Ipv6(address) => Some(Self::of(address.into())),
@@ -140,6 +142,8 @@ mod tests {
         // Other spellings of 127.0.0.1.
         assert_eq!(scope("http://2130706433/"), Some(AddressScope::Loopback));
         assert_eq!(scope("http://127.1/"), Some(AddressScope::Loopback));
-        assert_eq!(scope("http://localhost/"), None);
+        assert_eq!(scope("http://LOCALHOST/"), Some(AddressScope::Loopback));
+        assert_eq!(scope("http://a.localhost/"), Some(AddressScope::Loopback));
+        assert_eq!(scope("http://localhost.example/"), None);
     }
 }

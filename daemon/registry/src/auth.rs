@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hyper::StatusCode;
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tracing::Span;
 use url::Url;
@@ -118,20 +118,21 @@ impl Shared {
         authorization: Option<HeaderValue>,
         advice: Advice,
     ) -> Result<Outcome, RegistryError> {
-        let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect::<HeaderMap>();
+        let headers = authorization.clone().map(|value| (AUTHORIZATION, value)).into_iter().collect();
         let (response, _scope) = self.transport.send(Request::get(&url, headers), reach).await?;
-        let response = Response { response, url, reach, advice: advice.clone(), linked: None };
-        let status = response.response.status();
-        let no_token = || realm_refused(target, &format!("status {} and no usable token", status.as_u16()));
-        match status {
+        let response = Response { response, url, reach, advice: advice.clone(), authorization, linked: None };
+        match response.response.status() {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                return Err(target.denied(response.host(), advice));
+                return Err(target.denied(response.host(), response.reason(&self.limits).await, advice));
             }
-            _ => return Err(no_token()),
+            _ => {
+                let service = format!("token service {}", response.host());
+                return Err(response.failed(service, false, &self.limits).await);
+            }
         }
-        let document =
-            response.uncompressed()?.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
+        let no_token = || realm_refused(target, "no usable token in its response");
+        let document = response.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
         Authorization::from_response(&document, advice).map(Outcome::Authorized).ok_or_else(no_token)
     }
 

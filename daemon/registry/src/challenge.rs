@@ -17,6 +17,8 @@ pub(super) struct Challenges {
     pub(super) bearer: Option<Challenge>,
     /// Whether a user and a password are accepted.
     pub(super) basic: bool,
+    /// Why the credentials that were sent are refused (RFC 6750, section 3).
+    pub(super) error: Option<String>,
 }
 
 impl Challenges {
@@ -26,6 +28,7 @@ impl Challenges {
             let Some(found) = value.to_str().ok().and_then(challenges) else { continue };
             all.bearer = all.bearer.or(found.bearer);
             all.basic |= found.basic;
+            all.error = all.error.or(found.error);
         }
         all
     }
@@ -118,6 +121,7 @@ fn challenges(header: &str) -> Option<Challenges> {
         return None;
     }
     let (mut challenge, mut basic) = (Challenge::default(), false);
+    let (mut code, mut description) = (None, None);
     let mut scheme = "";
     let mut rest = header.trim_start_matches(SEPARATORS);
     while !rest.is_empty() {
@@ -125,7 +129,11 @@ fn challenges(header: &str) -> Option<Challenges> {
         rest = match after.trim_start_matches([' ', '\t']).strip_prefix('=') {
             Some(after) => {
                 let (value, after) = split_value(after.trim_start_matches([' ', '\t']))?;
-                if scheme.eq_ignore_ascii_case("bearer") {
+                if word.eq_ignore_ascii_case("error") {
+                    code = Some(value);
+                } else if word.eq_ignore_ascii_case("error_description") {
+                    description = Some(value);
+                } else if scheme.eq_ignore_ascii_case("bearer") {
                     challenge.set(word, value);
                 }
                 after
@@ -140,7 +148,8 @@ fn challenges(header: &str) -> Option<Challenges> {
         };
         rest = rest.trim_start_matches(SEPARATORS);
     }
-    Some(Challenges { bearer: (!challenge.realm.is_empty()).then_some(challenge), basic })
+    let bearer = (!challenge.realm.is_empty()).then_some(challenge);
+    Some(Challenges { bearer, basic, error: description.or(code) })
 }
 
 impl Challenge {
@@ -161,7 +170,7 @@ fn split_word(text: &str) -> (&str, &str) {
 }
 
 /// Splits off a value, in quotes or not; none if the quotes are not closed.
-fn split_value(text: &str) -> Option<(String, &str)> {
+pub(super) fn split_value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let (value, rest) = text.split_at(text.find(SEPARATORS).unwrap_or(text.len()));
         return Some((value.to_owned(), rest));

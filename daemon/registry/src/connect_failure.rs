@@ -22,9 +22,14 @@ pub enum ConnectFailure {
     /// The host is there, but nothing listens on the port.
     #[error("connection refused; is the registry running, and is the port right?")]
     Refused,
-    /// The proxy cannot be reached or does not connect; with the reason.
-    #[error("connection through the proxy failed: {0}; is HTTPS_PROXY right?")]
-    Proxy(String),
+    /// The proxy cannot be reached or does not connect.
+    #[error("connection through the proxy failed: {reason}; is {variable} right?")]
+    Proxy {
+        /// The variable of the environment that names the proxy.
+        variable: &'static str,
+        /// Why it failed.
+        reason: String,
+    },
     /// The certificate has expired; with this machine's date.
     #[error("certificate has expired; this machine's clock says {0}: is that right?")]
     Expired(String),
@@ -60,11 +65,7 @@ pub enum ConnectFailure {
 impl ConnectFailure {
     pub(super) fn of(error: &legacy::Error) -> Self {
         let innermost = innermost(error);
-        if is_tunnel(error) {
-            let text = innermost.to_string();
-            return Self::Proxy(text.strip_prefix(TUNNEL_ERROR).unwrap_or(&text).to_owned());
-        }
-        // From the resolver in `transport`.
+        // From the resolver in `connector`, or about a proxy.
         if let Some(failure) = innermost.downcast_ref::<Self>() {
             return failure.clone();
         }
@@ -90,7 +91,7 @@ impl ConnectFailure {
             Self::NoAddress(_)
             | Self::ForbiddenAddress(_)
             | Self::Refused
-            | Self::Proxy(_)
+            | Self::Proxy { .. }
             | Self::Other(_) => false,
         }
     }
@@ -114,21 +115,6 @@ impl ConnectFailure {
         }
     }
 }
-
-/// Whether the connection to a proxy failed. The library's error type is private, so its text is compared.
-fn is_tunnel(mut error: &(dyn Error + 'static)) -> bool {
-    loop {
-        if error.to_string().starts_with(TUNNEL_ERROR) {
-            return true;
-        }
-        match error.source() {
-            Some(cause) => error = cause,
-            None => return false,
-        }
-    }
-}
-
-const TUNNEL_ERROR: &str = "tunnel error: ";
 
 /// The first cause; the errors above it say only that the client could not connect.
 pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use hyper::StatusCode;
 
 use super::connect_failure::ConnectFailure;
 use super::credentials::CredentialError;
 use super::origin::InvalidHost;
+use super::proxy::ProxyFault;
+use super::server_reason::ServerReason;
 
 /// Why a request to a registry failed, or its response cannot be used.
 ///
@@ -17,52 +20,62 @@ use super::origin::InvalidHost;
 #[non_exhaustive]
 pub enum RegistryError {
     /// There is no such model, tag or file.
-    #[error("{subject}: not found at {host}")]
+    #[error("{subject}: not found at {host}{reason}")]
     NotFound {
         /// The request.
         subject: String,
         /// The host that responded.
         host: String,
+        /// What the host said.
+        reason: ServerReason,
     },
     /// A manifest names a file that its registry does not have.
-    #[error("blob {digest}: missing at {host} although the manifest names it; try again later")]
+    #[error("blob {digest}: missing at {host} although the manifest names it{reason}; try again later")]
     BlobMissing {
         /// The file.
         digest: Digest,
         /// The host that responded.
         host: String,
+        /// What the host said.
+        reason: ServerReason,
     },
     /// There is no such tag or file in a repository that has others.
-    #[error("{subject}: not found at {host}; the nearest names are {nearest}")]
+    #[error("{subject}: not found at {host}{reason}{}", nearest_names(.nearest))]
     NoSuchName {
         /// The request.
         subject: String,
         /// The host that responded.
         host: String,
+        /// What the host said.
+        reason: ServerReason,
         /// The most similar names.
         nearest: String,
     },
     /// There is no such tag in a registry that does not list its tags.
-    #[error("{subject}: not found at {host}{}", latest.as_ref().map_or_else(String::new, |name| format!(", which has {name}")))]
+    #[error("{subject}: not found at {host}{reason}{}", latest.as_ref().map_or_else(String::new, |name| format!(", which has {name}")))]
     NoSuchTag {
         /// What was requested.
         subject: String,
         /// The host that responded.
         host: String,
+        /// What the host said.
+        reason: ServerReason,
         /// The name of the model with the tag `latest`, if the registry has that.
-        latest: Option<String>,
+        latest: Option<Box<str>>,
         /// The web page that lists the model's tags, if the registry has such pages.
         page: Option<Box<str>>,
         /// The name of the model at Hugging Face, where it may have been copied without the host.
         hub: Option<Box<str>>,
     },
     /// The registry requires other credentials.
-    #[error("{subject}: denied by {host}; {advice}")]
+    #[error("{subject}: denied by {host}{reason}; {advice}")]
     Denied {
         /// The request.
         subject: String,
         /// The host that responded.
         host: String,
+        /// What the host said.
+        reason: ServerReason,
         /// Advice for the user.
         advice: Box<Advice>,
     },
@@ -120,25 +133,39 @@ pub enum RegistryError {
         /// The time limit.
         seconds: u64,
     },
-    /// An unexpected HTTP status.
-    #[error("{host}: unexpected status {status}{}", tls_hint(*.status, *.is_plain_http))]
+    /// An HTTP status that is not expected here.
+    #[error("{host}: {}{}", refusal(*.status, .reason), tls_hint(*.status, .reason, *.is_plain_http))]
     Status {
         /// The host that responded.
         host: String,
         /// The HTTP status.
         status: u16,
+        /// What the host said.
+        reason: ServerReason,
         /// Whether the request was sent without TLS.
         is_plain_http: bool,
         /// The response's `Retry-After`.
         retry_after: Option<Duration>,
     },
     /// Status 429, with a longer wait than the retry policy allows.
-    #[error("{host}: too many requests; try again {}", later(.retry_after.as_ref()))]
+    #[error("{host}: too many requests{reason}; try again {}", later(.retry_after.as_ref()))]
     TooManyRequests {
         /// The host that responded.
         host: String,
-        /// The response's `Retry-After`.
+        /// What the host said.
+        reason: ServerReason,
+        /// When it accepts requests again, if it says so.
         retry_after: Option<Duration>,
+        /// Whether the request had no credentials.
+        is_anonymous: bool,
+    },
+    /// A refusal, and what is known about its cause. The message is that of the refusal.
+    #[error("{error}")]
+    Explained {
+        /// The refusal.
+        error: Box<RegistryError>,
+        /// The cause, or what to do.
+        hint: String,
     },
     /// A manifest, list or token that is too long.
     #[error("{host}: {what} has more than {max_bytes} bytes, the limit")]
@@ -196,6 +223,9 @@ pub enum RegistryError {
         /// What the other servers answered, each with its host.
         others: Vec<String>,
     },
+    /// The environment names the proxy for this request in a way that is not understood.
+    #[error(transparent)]
+    Proxy(ProxyFault),
     /// The certificate authorities could not be set up.
     #[error("certificate authorities {}: {reason}", path.display())]
     Certificates {
@@ -221,14 +251,41 @@ pub enum FailureKind {
     Upstream,
 }
 
-fn later(wait: Option<&Duration>) -> String {
-    wait.map_or_else(|| "later".to_owned(), |wait| format!("in {} s", wait.as_secs()))
+fn nearest_names(names: &str) -> String {
+    if names.is_empty() { String::new() } else { format!("; the nearest names are {names}") }
+}
+
+/// When to try again. Rounded up: a moment too early is refused again.
+pub(super) fn later(wait: Option<&Duration>) -> String {
+    let Some(seconds) = wait.map(Duration::as_secs) else { return "later".to_owned() };
+    match seconds {
+        0..=120 => format!("in {seconds} s"),
+        121..=7200 => format!("in {} min", seconds.div_ceil(60)),
+        _ => format!("in {} h", seconds.div_ceil(3600)),
+    }
+}
+
+/// What a status means, and the server's sentence or else the standard's name of the status.
+fn refusal(status: u16, reason: &ServerReason) -> String {
+    let phrase = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
+    let why = match (reason.sentence(), phrase) {
+        (None, Some(phrase)) => format!(" ({phrase})"),
+        _ => reason.to_string(),
+    };
+    match status {
+        ..400 => format!("unexpected status {status}{why}"),
+        400..500 => format!("refused with status {status}{why}"),
+        500.. => format!("failed with status {status}{why}"),
+    }
 }
 
 /// Many servers that expect TLS respond 400 to a request without it.
-const fn tls_hint(status: u16, is_plain_http: bool) -> &'static str {
+fn tls_hint(status: u16, reason: &ServerReason, is_plain_http: bool) -> &'static str {
+    let may_be_meant = |sentence: &str| ["HTTPS", "TLS", "SSL"].iter().any(|word| sentence.contains(word));
     match (status, is_plain_http) {
-        (400, true) => "; if it expects TLS, put https:// before its name",
+        (400, true) if reason.sentence().is_none_or(may_be_meant) => {
+            "; if it expects TLS, put https:// before its name"
+        }
         _ => "",
     }
 }
@@ -256,13 +313,15 @@ impl RegistryError {
     #[must_use]
     pub fn kind(&self) -> FailureKind {
         match self {
-            Self::AllFailed { error, .. } => error.kind(),
+            Self::AllFailed { error, .. } | Self::Explained { error, .. } => error.kind(),
             Self::NotFound { .. } | Self::NoSuchName { .. } | Self::NoSuchTag { .. } => FailureKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
             Self::UnusableModel { .. } => FailureKind::UnusableModel,
-            Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } | Self::PlainHttp { .. } => {
-                FailureKind::InvalidRequest
-            }
+            Self::Host { .. }
+            | Self::Mirror { .. }
+            | Self::Certificates { .. }
+            | Self::PlainHttp { .. }
+            | Self::Proxy(_) => FailureKind::InvalidRequest,
             Self::BlobMissing { .. }
             | Self::Unreachable { .. }
             | Self::Broken { .. }
@@ -276,47 +335,44 @@ impl RegistryError {
         }
     }
 
-    /// The error without what other mirrors answered.
+    /// Adds what is known about the cause of a refusal.
+    pub(super) fn explained(self, hint: String) -> Self {
+        Self::Explained { error: Box::new(self), hint }
+    }
+
+    /// The error without what other mirrors answered, and without an explanation.
     pub(super) fn main(&self) -> &Self {
         match self {
-            Self::AllFailed { error, .. } => error.main(),
+            Self::AllFailed { error, .. } | Self::Explained { error, .. } => error.main(),
             _ => self,
         }
     }
 
-    /// What to do next, and what the other mirrors answered if several were asked.
-    #[must_use]
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::AllFailed { error, others } => {
-                let rest = if others.len() > 1 { "the other mirrors" } else { "the other mirror" };
-                let rest = format!("{rest}: {}", others.join("; "));
-                Some(error.hint().map_or_else(|| rest.clone(), |own| format!("{own}; {rest}")))
-            }
-            Self::NoSuchTag { latest: Some(_), page: Some(page), .. } => {
-                Some(format!("{page} lists the tags of this model"))
-            }
-            Self::NoSuchTag { latest: Some(_), page: None, .. } => {
-                Some("the registry does not list its tags; without a tag, latest is pulled".to_owned())
-            }
-            Self::NoSuchTag { page: Some(page), hub, .. } => {
-                let hub = hub
-                    .as_ref()
-                    .map_or_else(String::new, |hub| format!("; at Hugging Face its name would be {hub}"));
-                Some(format!("is the name right? if there is such a model, {page} lists its tags{hub}"))
-            }
-            _ => None,
+    /// What the server said.
+    pub(super) fn reason(&self) -> ServerReason {
+        match self.main() {
+            Self::NotFound { reason, .. }
+            | Self::BlobMissing { reason, .. }
+            | Self::NoSuchName { reason, .. }
+            | Self::NoSuchTag { reason, .. }
+            | Self::Denied { reason, .. }
+            | Self::Status { reason, .. }
+            | Self::TooManyRequests { reason, .. } => reason.clone(),
+            _ => ServerReason::default(),
         }
     }
 
     /// The host that responded or was requested, and what was wrong there, without what was requested.
     pub(super) fn brief(&self) -> String {
         match self {
-            Self::NotFound { host, .. } | Self::NoSuchTag { host, .. } | Self::BlobMissing { host, .. } => {
-                format!("{host} does not have it")
+            Self::NotFound { host, reason, .. }
+            | Self::NoSuchTag { host, reason, .. }
+            | Self::BlobMissing { host, reason, .. } => format!("{host} does not have it{reason}"),
+            Self::NoSuchName { host, reason, nearest, .. } => {
+                let others = if nearest.is_empty() { String::new() } else { format!(", but {nearest}") };
+                format!("{host} does not have it{reason}{others}")
             }
-            Self::NoSuchName { host, nearest, .. } => format!("{host} does not have it, but {nearest}"),
-            Self::Denied { host, advice, .. } => format!("{host} denies it, {advice}"),
+            Self::Denied { host, reason, advice, .. } => format!("{host} denies it{reason}, {advice}"),
             other => other.to_string(),
         }
     }
@@ -332,6 +388,12 @@ impl RegistryError {
             Self::Status { status, .. } => *status >= 500 && *status != 501 || *status == 408,
             _ => self.is_no_response(),
         }
+    }
+
+    /// Whether a response had begun, and another request for the same file might get a better one.
+    #[must_use]
+    pub fn is_of_body(&self) -> bool {
+        matches!(self.main(), Self::Broken { .. } | Self::SizeDiffers { .. } | Self::RangeDiffers { .. })
     }
 
     /// Whether the server was reachable, as far as known, and sent no response.
@@ -360,7 +422,7 @@ impl RegistryError {
     pub(super) fn may_be_elsewhere(&self) -> bool {
         use ConnectFailure::{ForbiddenAddress, Proxy};
         match self {
-            Self::Unreachable { reason, .. } => !matches!(reason, ForbiddenAddress(_) | Proxy(_)),
+            Self::Unreachable { reason, .. } => !matches!(reason, ForbiddenAddress(_) | Proxy { .. }),
             Self::Credentials(_) => false,
             _ => match self.kind() {
                 FailureKind::NotFound | FailureKind::Denied | FailureKind::Upstream => true,

@@ -10,7 +10,6 @@ use blobd_store_format::source::HubFile;
 use hyper::HeaderMap;
 use hyper::header::LINK;
 use percent_encoding::{AsciiSet, utf8_percent_encode};
-use url::Url;
 
 use super::error::RegistryError;
 use super::listing::{
@@ -20,6 +19,7 @@ use super::mirrors::first_of;
 use super::origin::{ESCAPED, Registry};
 use super::remote::{RemoteFile, RemoteModel, WebFile};
 use super::request::{Response, Target};
+use super::server_reason::ServerReason;
 use super::{RegistryClient, redirect, tags::nearest};
 
 struct Listed {
@@ -70,11 +70,16 @@ impl RegistryClient {
             .and_then(|path| with_shards(&listed.files, path).ok());
         let Some(chosen) = chosen else {
             if listed.files.is_empty() {
-                return Err(error);
+                let hint = format!(
+                    "{} has no model file that blobd knows: pull a GGUF variant",
+                    address(&repository)
+                );
+                return Err(error.explained(hint));
             }
             let nearest = nearest(reference.tag(), &tags(&listed.files));
             let (subject, host) = (format!("model {reference}"), host.to_owned());
-            return Err(RegistryError::NoSuchName { subject, host, nearest });
+            let reason = error.reason();
+            return Err(RegistryError::NoSuchName { subject, host, reason, nearest });
         };
         self.hub_pull(&repository, &listed, &chosen, projector(&listed.files).as_ref())
     }
@@ -129,37 +134,53 @@ struct Api<'a> {
 impl Api<'_> {
     async fn list(&self, revision: &str) -> Result<Listed, RegistryError> {
         let commit = self.commit(revision).await?;
-        let path = format!("/api/models/{}/tree/{commit}?recursive=true", self.repository);
+        let path = format!("{API_PATH}{}/tree/{commit}?recursive=true", self.repository);
         let mut target = self.target(&path)?;
         let mut files = Vec::new();
         for _ in 0..MAX_PAGES {
             let response = self.client.shared.get(&target).await?;
-            let next = next_page(&response.url, response.headers());
+            let next = self.next_page(&response, &path)?;
             let (host, page) = self.document(response).await?;
             files.extend(parse_tree(&page).map_err(|what| list_refused(host, &what))?);
             match next {
                 None => return Ok(Listed { commit, files }),
-                // The request for the next page has the same credentials, so the origin must be the same.
-                Some(url) => {
-                    let moved = target.moved(url);
-                    target = moved.ok_or_else(|| self.refused("the next page is on another host"))?;
-                }
+                // With the same credentials, which go to this server only.
+                Some(next) => target = self.target(&next)?,
             }
         }
         Err(self.refused("more pages than the limit"))
+    }
+
+    /// The path and query of the next page. It is requested from the same server, whatever host the link names: a
+    /// mirror often passes on the link of the host that it mirrors.
+    fn next_page(&self, response: &Response, path: &str) -> Result<Option<String>, RegistryError> {
+        let Some(link) = next_link(response.headers()) else { return Ok(None) };
+        let url = redirect::resolve(&response.url, &link)
+            .ok_or_else(|| self.refused("the next page is not a URL"))?;
+        if let Some(own) = self.server.path_of(&url) {
+            return Ok(Some(own));
+        }
+        let path = path.split_once('?').map_or(path, |(path, _query)| path);
+        let foreign = url.path();
+        match (foreign.find(API_PATH).and_then(|start| foreign.get(start..)), url.query()) {
+            (Some(path), Some(query)) => Ok(Some(format!("{path}?{query}"))),
+            (Some(path), None) => Ok(Some(path.to_owned())),
+            (None, Some(query)) => Ok(Some(format!("{path}?{query}"))),
+            (None, None) => Err(self.refused("the next page is on another host")),
+        }
     }
 
     async fn commit(&self, revision: &str) -> Result<String, RegistryError> {
         if is_commit(revision) {
             return Ok(revision.to_owned());
         }
-        let target = self.target(&format!("/api/models/{}/refs", self.repository))?;
+        let target = self.target(&format!("{API_PATH}{}/refs", self.repository))?;
         let (host, document) = self.document(self.client.shared.get(&target).await?).await?;
         match parse_refs(&document, revision) {
             Ok(Some(commit)) => Ok(commit),
             Ok(None) => {
                 let subject = format!("{}, revision {revision}", self.address);
-                Err(RegistryError::NotFound { subject, host })
+                Err(RegistryError::NotFound { subject, host, reason: ServerReason::default() })
             }
             Err(what) => Err(list_refused(host, &what)),
         }
@@ -186,6 +207,8 @@ fn list_refused(host: impl Into<String>, what: &str) -> RegistryError {
     RegistryError::unusable(host, format!("list of files refused: {what}"))
 }
 
+/// What the paths of all requests to the API begin with.
+const API_PATH: &str = "/api/models/";
 /// A page has a thousand entries of some 300 bytes.
 const MAX_PAGE_BYTES: u64 = 4 << 20;
 /// At a thousand files each.
@@ -200,24 +223,77 @@ fn lacking(file: &HubFile, listed: &Listed, lack: Lack) -> RegistryError {
     match lack {
         Lack::Shard(path) => {
             let subject = format!("{}/{path}, a shard of the same model", address(file.repository()));
-            RegistryError::NotFound { subject, host }
+            RegistryError::NotFound { subject, host, reason: ServerReason::default() }
         }
         Lack::File => {
             let paths: Vec<String> = listed.files.iter().map(|file| file.path.clone()).collect();
             let nearest = nearest(file.path(), &paths);
-            RegistryError::NoSuchName { subject: file.to_string(), host, nearest }
+            RegistryError::NoSuchName {
+                subject: file.to_string(),
+                host,
+                reason: ServerReason::default(),
+                nearest,
+            }
         }
     }
 }
 
-fn next_page(from: &Url, headers: &HeaderMap) -> Option<Url> {
-    let links = headers.get(LINK)?.to_str().ok()?;
-    let next = links.split(',').find(|link| link.contains("rel=\"next\""))?;
-    let (_, rest) = next.split_once('<')?;
-    redirect::resolve(from, rest.split_once('>')?.0)
+/// The target of the link to the next page (RFC 8288).
+fn next_link(headers: &HeaderMap) -> Option<String> {
+    let values =
+        headers.get_all(LINK).iter().map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    values.collect::<Vec<_>>().iter().find_map(|value| {
+        let mut rest = value.as_str();
+        loop {
+            let (target, after) = rest.split_once('<')?.1.split_once('>')?;
+            // A comma outside quotation marks ends the parameters. No relation contains one.
+            let (parameters, others) = after.split_once(',').unwrap_or((after, ""));
+            if parameters.split(';').any(is_next) {
+                return Some(target.trim().to_owned());
+            }
+            rest = others;
+        }
+    })
+}
+
+/// Whether a parameter of a link is `rel=next`, with or without quotation marks, perhaps beside other relations.
+fn is_next(parameter: &str) -> bool {
+    let Some((name, value)) = parameter.split_once('=') else { return false };
+    let value = value.trim().trim_matches(['"', '\'']);
+    name.trim().eq_ignore_ascii_case("rel")
+        && value.split_ascii_whitespace().any(|relation| relation.eq_ignore_ascii_case("next"))
 }
 
 fn encoded(path: &str) -> String {
     const PATH: &AsciiSet = &ESCAPED.remove(b'/');
     utf8_percent_encode(path, PATH).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn link_to_the_next_page_is_found_in_every_form() {
+        for (values, expected) in [
+            (&["<https://h/x?cursor=a>; rel=\"next\""][..], Some("https://h/x?cursor=a")),
+            (&["</x?cursor=a>;rel=next"], Some("/x?cursor=a")),
+            (&["</x>; REL='Next'"], Some("/x")),
+            (&["</p>; rel=\"prev\", </n>; rel=\"last next\"; title=\"x\""], Some("/n")),
+            (&["</p?a=1,2>; rel=prev, </n?a=1,2>; rel=next"], Some("/n?a=1,2")),
+            (&["</p>; rel=prev", "</n>; rel=next"], Some("/n")),
+            (&["</p>; rel=nextish"], None),
+            (&["</p>; title=next"], None),
+            (&["next", "<", "</n; rel=next"], None),
+            (&[], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(LINK, HeaderValue::from_str(value).unwrap());
+            }
+            assert_eq!(next_link(&headers).as_deref(), expected, "{values:?}");
+        }
+    }
 }

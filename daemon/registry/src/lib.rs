@@ -44,18 +44,26 @@ mod address_scope;
 mod auth;
 mod challenge;
 mod connect_failure;
+mod connector;
+mod content_encoding;
 mod counts;
 pub mod credentials;
+mod decoder;
 mod error;
+mod hint;
 mod huggingface;
 mod listing;
 mod mirrors;
 mod origin;
+mod part;
+mod proxy;
 mod redirect;
+mod refusal;
 mod remote;
 mod request;
 mod resolve;
 mod retry;
+mod server_reason;
 mod stream;
 mod tags;
 #[cfg(test)]
@@ -75,19 +83,21 @@ use blobd_store_format::index::{IndexError, ManifestIndex};
 use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
 use hyper::header::{ACCEPT, HeaderValue};
-use hyper_util::client::proxy::matcher::Matcher;
 
 pub use self::address_scope::AddressScope;
 pub use self::connect_failure::ConnectFailure;
 use self::counts::Counts;
 pub use self::counts::Troubles;
 use self::credentials::CredentialPolicy;
+pub use self::decoder::Decoder;
 pub use self::error::{Advice, FailureKind, RegistryError};
 use self::mirrors::{Mirrors, first_of};
 use self::origin::Registry;
+pub use self::proxy::{Proxies, ProxyFault};
 pub use self::remote::{KnownFile, RemoteFile, RemoteModel};
 use self::request::{Response, Target};
 pub use self::retry::{Retry, RetryPolicy};
+pub use self::server_reason::ServerReason;
 pub use self::stream::{ByteStream, Sender};
 use self::token_cache::TokenCache;
 use self::transport::Transport;
@@ -151,17 +161,18 @@ impl RegistryClient {
     /// Makes a client without connecting. Reads the certificate files, so it blocks for some milliseconds:
     /// call it at start-up, not on an async worker.
     ///
-    /// Uses `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` from the environment; plain HTTP never uses a proxy.
+    /// Uses the proxies that the environment names ([`Proxies`]). One that is not understood is an error of each request
+    /// that would use it.
     ///
     /// # Errors
     /// [`RegistryError::Mirror`] and [`RegistryError::Certificates`] when the policy is unusable.
     pub fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
         let limits = Limits::default();
         let limits = Limits { silence: policy.stall_timeout.unwrap_or(limits.silence), ..limits };
-        Self::with_limits(policy, limits, Matcher::from_env())
+        Self::with_limits(policy, limits, Proxies::from_environment())
     }
 
-    fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Matcher) -> Result<Self, RegistryError> {
+    fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Proxies) -> Result<Self, RegistryError> {
         let shared = Shared {
             mirrors: Arc::new(Mirrors::new(policy)?),
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,
@@ -258,8 +269,8 @@ impl RegistryClient {
         let index = ManifestIndex::parse(raw).map_err(malformed)?;
         let chosen = index.model().map_err(malformed)?.digest;
         let response = match self.get_manifest(registry, reference, &chosen.to_string()).await {
-            Err(RegistryError::NotFound { host, .. }) => {
-                return Err(RegistryError::BlobMissing { digest: chosen, host });
+            Err(RegistryError::NotFound { host, reason, .. }) => {
+                return Err(RegistryError::BlobMissing { digest: chosen, host, reason });
             }
             response => response?,
         };
@@ -328,6 +339,8 @@ struct Limits {
     head: Duration,
     /// For the whole body of a manifest or a token.
     document: Duration,
+    /// For the body of a refusal, of which what has arrived is quoted then.
+    refusal: Duration,
     /// For the next byte of a file, or the head of the response with it.
     silence: Duration,
     /// For the bytes of a blob while fewer than `slowest_bytes` arrive.
@@ -344,6 +357,8 @@ impl Default for Limits {
             head: Duration::from_secs(30),
             // 4 MiB at 70 KB/s. With the stall limit alone, a server could send one byte a second for weeks.
             document: Duration::from_secs(60),
+            // A sentence arrives with the head of the response.
+            refusal: Duration::from_secs(2),
             silence: DEFAULT_STALL_TIMEOUT,
             // Ollama waits as long.
             stall: Duration::from_secs(30),

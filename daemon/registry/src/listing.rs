@@ -1,7 +1,6 @@
 //! Hugging Face's lists of a repository's files, and which files make a model.
 //!
-//! The lists contain paths, sizes and digests from a server: every entry is checked, and one bad entry
-//! refuses the list.
+//! The lists contain paths, sizes and digests from a server: every entry is checked, and a bad one is skipped.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +10,7 @@ use blobd_store_format::file_type::split_file_type;
 use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::source::ShardName;
 use serde::Deserialize;
+use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TreeFile {
@@ -20,25 +20,35 @@ pub(super) struct TreeFile {
     pub(super) digest: Option<Digest>,
 }
 
-/// The weight files on a page of `/api/models/{repository}/tree/{commit}`.
+/// The weight files on a page of `/api/models/{repository}/tree/{commit}`. Entries that cannot be pulled, such as one
+/// with a path that is not allowed, are skipped: the other files do not depend on them.
 pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
-    let entries: Vec<RawEntry> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let entries: Vec<Value> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     if entries.len() > MAX_ENTRIES {
         return Err(format!("{} entries on a page, at most {MAX_ENTRIES} allowed", entries.len()));
     }
-    let mut files = Vec::new();
+    let (mut files, mut first_fault, mut is_tree) = (Vec::new(), None, entries.is_empty());
     for entry in entries {
-        if !is_file_name(&entry.path) {
-            return Err(format!(
-                "path {:?} is not allowed",
-                entry.path.chars().take(100).collect::<String>()
-            ));
+        let entry = match serde_json::from_value::<RawEntry>(entry) {
+            Ok(entry) => entry,
+            Err(error) => {
+                first_fault.get_or_insert(error.to_string());
+                continue;
+            }
+        };
+        is_tree = true;
+        if entry.kind != "file" || FileFormat::split_name(&entry.path).is_none() {
+            continue;
         }
-        if entry.kind == "file" && FileFormat::split_name(&entry.path).is_some() {
-            files.push(entry.into_file()?);
+        match entry.into_file() {
+            Ok(file) => files.push(file),
+            Err(what) => tracing::debug!("an entry of a list of files is skipped: {what}"),
         }
     }
-    Ok(files)
+    match first_fault {
+        Some(fault) if !is_tree => Err(fault),
+        _ => Ok(files),
+    }
 }
 
 /// The commit of a branch or tag, from `/api/models/{repository}/refs`.
@@ -140,6 +150,9 @@ struct RawLfs {
 impl RawEntry {
     fn into_file(self) -> Result<TreeFile, String> {
         let Self { path, size, lfs, .. } = self;
+        if !is_file_name(&path) {
+            return Err(format!("path {:?} is not allowed", path.chars().take(100).collect::<String>()));
+        }
         let Some(lfs) = lfs else { return Ok(TreeFile { path, size, digest: None }) };
         let digest = lfs.oid.parse().or_else(|_| Digest::from_hex(&lfs.oid));
         let digest = digest.map_err(|_no_digest| format!("{path}: oid is not a SHA-256"))?;
@@ -190,10 +203,6 @@ mod tests {
         parse_tree(Json::from(entries).to_string().as_bytes()).unwrap()
     }
 
-    fn refused(entry: &Json) -> String {
-        parse_tree(json!([entry]).to_string().as_bytes()).expect_err("was accepted")
-    }
-
     #[test]
     fn only_weight_files_are_taken_from_a_tree() {
         let tree = files(&["README.md", "a/x.gguf"]);
@@ -205,24 +214,55 @@ mod tests {
         assert_eq!(small.unwrap()[0].digest, None);
     }
 
+    /// The paths of the files in a list of `entry` and a good one.
+    fn beside(entry: Json) -> Vec<String> {
+        let tree = Json::from(vec![entry, self::entry("good.gguf")]);
+        let files = parse_tree(tree.to_string().as_bytes()).unwrap();
+        files.into_iter().map(|file| file.path).collect()
+    }
+
     #[test]
-    fn hostile_trees_are_refused() {
-        for path in
-            ["../x.gguf", "/x.gguf", "a/../../x.gguf", "", "a\u{1b}[31m.gguf", "a//b.gguf", "..", "a\\b.gguf"]
-        {
-            assert!(refused(&entry(path)).starts_with("path "), "{path:?}");
+    fn odd_entries_do_not_hide_the_others() {
+        let long = format!("{}.gguf", "x".repeat(307));
+        for path in [
+            "../x.gguf",
+            "/x.gguf",
+            "a/../../x.gguf",
+            "",
+            "a\u{1b}[31m.gguf",
+            "a//b.gguf",
+            "..",
+            "a\\b.gguf",
+            "notes\\readme.md",
+            &long,
+        ] {
+            assert_eq!(beside(entry(path)), ["good.gguf"], "{path:?}");
         }
         let with = |pointer: &str, value: Json| {
             let mut entry = entry("x.gguf");
             *entry.pointer_mut(pointer).unwrap() = value;
-            refused(&entry)
+            beside(entry)
         };
-        assert!(with("/lfs/oid", "../../etc/passwd".into()).contains("not a SHA-256"));
-        assert!(with("/lfs/size", 10.into()).contains("sizes 9 and 10"));
-        assert!(!with("/size", (-1).into()).is_empty());
-        for json in ["", "{}", "<html>", "[1]"] {
+        for (pointer, value) in [
+            ("/lfs/oid", "../../etc/passwd".into()),
+            ("/lfs/size", 10.into()),
+            ("/size", (-1).into()),
+            ("/size", Json::Null),
+            ("/path", 7.into()),
+            ("/type", Json::Null),
+            ("/lfs", "x".into()),
+        ] {
+            assert_eq!(with(pointer, value), ["good.gguf"], "{pointer}");
+        }
+        assert_eq!(beside(json!({ "type": "submodule", "path": "x.gguf", "size": "big" })), ["good.gguf"]);
+    }
+
+    #[test]
+    fn documents_that_are_not_lists_are_refused() {
+        for json in ["", "{}", "<html>", "[1]", "[{}]"] {
             assert!(parse_tree(json.as_bytes()).is_err(), "{json}");
         }
+        assert_eq!(parse_tree(b"[]"), Ok(Vec::new()));
         let many = Json::from(vec![json!({ "type": "file", "path": "x" }); 20_001]).to_string();
         assert!(parse_tree(many.as_bytes()).is_err());
     }

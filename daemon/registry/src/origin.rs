@@ -107,6 +107,15 @@ impl Registry {
         own.is_some_and(|own| own.origin == self.origin) || names_it()
     }
 
+    /// The path and query of a URL under the base; `None` if it is elsewhere.
+    pub(super) fn path_of(&self, url: &Url) -> Option<String> {
+        let base = Url::parse(&self.base).ok()?;
+        let is_own = Origin::of(url).as_ref() == Some(&self.origin);
+        let path = url[Position::BeforePath..Position::AfterQuery]
+            .strip_prefix(base.path().trim_end_matches('/'))?;
+        (is_own && path.starts_with('/')).then(|| path.to_owned())
+    }
+
     /// The URL of `path` under this registry's `/v2/`.
     pub(super) fn url(&self, path: &str) -> Result<Url, InvalidHost> {
         self.url_at(&format!("/v2/{path}"))
@@ -183,6 +192,16 @@ mod tests {
         assert!(!is_of("https://mirror.example", "registry.ollama.ai"));
         assert!(!is_of("http://127.0.0.1:4711", "127.0.0.1:4712"));
         assert!(!is_of("https://mirror.example", "a:b:c"));
+    }
+
+    #[test]
+    fn paths_are_those_below_the_base() {
+        let path = |base: &str, url: &str| Registry::at(base).unwrap().path_of(&url.parse().unwrap());
+        assert_eq!(path("http://m/p/", "http://m/p/x?a=b").as_deref(), Some("/x?a=b"));
+        assert_eq!(path("http://m", "http://M:80/x").as_deref(), Some("/x"));
+        for url in ["http://m/x", "http://m/px", "https://m/p/x", "http://m:81/p/x", "http://u@m/p/x"] {
+            assert_eq!(path("http://m/p", url), None, "{url}");
+        }
     }
 
     #[test]

@@ -7,11 +7,13 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
-use hyper::header::{CONTENT_RANGE, HeaderValue, IF_RANGE, RANGE};
+use hyper::header::{HeaderValue, IF_RANGE, RANGE};
 use tokio::time::timeout;
 
+use super::content_encoding::ContentEncoding;
 use super::mirrors::first_of;
 use super::origin::Registry;
+use super::part::Content;
 use super::request::{Response, Target};
 use super::{ByteStream, RegistryClient, RegistryError, Sender};
 
@@ -45,6 +47,8 @@ pub struct RemoteFile {
     avoided: Option<Vec<String>>,
     /// The user whose partial download it is; absent if all users share one.
     user: Option<u32>,
+    /// Whether no ranges are requested.
+    is_whole_only: bool,
 }
 
 /// A file at a URL that was pulled earlier.
@@ -139,8 +143,20 @@ impl RemoteFile {
         digest: Option<Digest>,
     ) -> Self {
         let (validator, is_lasting, unchanged) = (None, false, None);
-        let (avoided, user) = (None, None);
-        Self { place, media_type, name, size, digest, validator, is_lasting, unchanged, avoided, user }
+        let (avoided, user, is_whole_only) = (None, None, false);
+        Self {
+            place,
+            media_type,
+            name,
+            size,
+            digest,
+            validator,
+            is_lasting,
+            unchanged,
+            avoided,
+            user,
+            is_whole_only,
+        }
     }
 
     pub(super) fn with_validator(self, validator: Option<String>, is_lasting: bool) -> Self {
@@ -167,6 +183,12 @@ impl RemoteFile {
     #[must_use]
     pub fn of_one_user(&self, uid: u32) -> Self {
         Self { user: Some(uid), ..self.clone() }
+    }
+
+    /// The same file, of which [`RegistryClient::open_part`] requests all instead of a range.
+    #[must_use]
+    pub fn without_ranges(&self) -> Self {
+        Self { is_whole_only: true, ..self.clone() }
     }
 
     fn in_order(&self, mut servers: Vec<Registry>) -> Vec<Registry> {
@@ -293,6 +315,15 @@ impl RemoteFile {
         }
     }
 
+    fn contains(&self, range: &Range<u64>) -> bool {
+        range.start < range.end && range.end <= self.size
+    }
+
+    fn range_differs(&self, host: String, found: String, range: &Range<u64>) -> RegistryError {
+        let (subject, expected) = (self.subject(), content_range(range, self.size));
+        RegistryError::RangeDiffers { subject, host, found, expected }
+    }
+
     /// A response without a validator is refused too: it may be of another version.
     fn check_version(&self, response: &Response) -> Result<(), RegistryError> {
         match self.validator() {
@@ -332,7 +363,14 @@ impl RegistryClient {
         file: &RemoteFile,
         range: Range<u64>,
     ) -> Result<ByteStream, RegistryError> {
-        let part = self.retried(|| self.open_part(file, range.clone())).await?;
+        let part = match self.retried(|| self.open_part(file, range.clone())).await {
+            // The server has sent another part each time.
+            Err(error @ RegistryError::RangeDiffers { .. }) if file.contains(&range) => {
+                let whole = self.open_part(&file.without_ranges(), range.clone()).await;
+                whole.map_err(|other| more_telling(error, other))?
+            }
+            part => part?,
+        };
         Ok(part.only(range))
     }
 
@@ -344,7 +382,7 @@ impl RegistryClient {
     /// the range is empty or not inside the file; [`RegistryError::Unusable`] when the version has
     /// changed.
     pub async fn open_part(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream, RegistryError> {
-        self.open_at_any(file, Some(range)).await
+        self.open_at_any(file, Some(range).filter(|_| !file.is_whole_only)).await
     }
 
     async fn open_at_any(
@@ -376,32 +414,87 @@ impl RegistryClient {
                 target = target.with(IF_RANGE, validator);
             }
         }
-        let (limits, counts) = (&self.shared.limits, &self.counts);
-        let response = match timeout(limits.silence, self.shared.get(&target)).await {
-            Ok(response) => response?,
+        let response = self.requested(server, &target).await;
+        let Some(range) = range else { return self.whole(file, server, response?) };
+        let unclear = match response {
+            Ok(response) => match Content::of(&response, range, file.size, file.digest.is_some()) {
+                Content::Whole => return self.whole(file, server, response),
+                Content::Requested => return self.part(file, server, response, range),
+                Content::Other(found) => return Err(file.range_differs(response.host(), found, range)),
+                Content::Unclear(found) => file.range_differs(response.host(), found, range),
+            },
+            // Some servers refuse a range that is inside the file, because they support none.
+            Err(error @ RegistryError::Status { status: 416 | 501, .. }) => error,
+            Err(error) => return Err(error),
+        };
+        tracing::debug!("{unclear}; requested again without a range");
+        match self.requested(server, &target.without_range()).await {
+            Ok(response) => self.whole(file, server, response),
+            Err(error) => Err(more_telling(unclear, error)),
+        }
+    }
+
+    /// Sends a request for a file, whose response must begin sooner than others.
+    async fn requested(&self, server: &Registry, target: &Target<'_>) -> Result<Response, RegistryError> {
+        let silence = self.shared.limits.silence;
+        match timeout(silence, self.shared.get(target)).await {
+            Ok(response) => response,
             Err(_elapsed) => {
-                let (host, seconds) = (server.origin().host().to_owned(), limits.silence.as_secs());
-                return Err(RegistryError::Stalled { host, seconds });
+                let (host, seconds) = (server.origin().host().to_owned(), silence.as_secs());
+                Err(RegistryError::Stalled { host, seconds })
             }
-        };
-        let version = file.check_version(&response);
-        let Some(range) = range.filter(|_| response.is_partial()) else {
-            let page = response.web_page();
-            let stream = ByteStream::open(
-                response.into_body(),
-                server.name(),
-                (file.subject(), file.size),
-                None,
-                (limits, counts),
-            );
-            // A web page or a wrong length explains more than a changed version.
-            return stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream));
-        };
-        version?;
-        let expected = content_range(range, file.size);
-        check_part(&response, file, &expected)?;
-        let part = (file.subject(), range.end - range.start);
-        ByteStream::open(response.into_body(), server.name(), part, Some(expected), (limits, counts))
+        }
+    }
+
+    /// The stream of a response that has the whole file.
+    fn whole(
+        &self,
+        file: &RemoteFile,
+        server: &Registry,
+        response: Response,
+    ) -> Result<ByteStream, RegistryError> {
+        let (version, page) = (file.check_version(&response), response.web_page());
+        let stream = self.stream(file, server, response, file.size, None);
+        // A web page or a wrong length explains more than a changed version.
+        stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream))
+    }
+
+    /// The stream of a response that has this part of the file.
+    fn part(
+        &self,
+        file: &RemoteFile,
+        server: &Registry,
+        response: Response,
+        range: &Range<u64>,
+    ) -> Result<ByteStream, RegistryError> {
+        file.check_version(&response)?;
+        let length = range.end.saturating_sub(range.start);
+        self.stream(file, server, response, length, Some(content_range(range, file.size)))
+    }
+
+    fn stream(
+        &self,
+        file: &RemoteFile,
+        server: &Registry,
+        response: Response,
+        length: u64,
+        content_range: Option<String>,
+    ) -> Result<ByteStream, RegistryError> {
+        let encoding = ContentEncoding::of(response.headers());
+        // The compression of an archive is a part of the file, and many servers label it.
+        let may_decode = content_range.is_none() && file.media_type.archive_of_weights().is_none();
+        let body = response.into_body().with_encoding(encoding, length, may_decode);
+        let limits = (&self.shared.limits, &self.counts);
+        ByteStream::open(body, server.name(), (file.subject(), length), content_range, limits)
+    }
+}
+
+/// Of the errors of a request with a range and one without. A part in response to the second says less than the first
+/// error: it was not requested.
+fn more_telling(of_range: RegistryError, of_whole: RegistryError) -> RegistryError {
+    match of_whole.main() {
+        RegistryError::Status { status: 206, .. } => of_range,
+        _ => of_whole,
     }
 }
 
@@ -412,29 +505,12 @@ fn range_header(
     range: &Range<u64>,
 ) -> Result<HeaderValue, RegistryError> {
     let header = || HeaderValue::try_from(format!("bytes={}-{}", range.start, range.end - 1)).ok();
-    let is_inside = range.start < range.end && range.end <= file.size;
-    is_inside.then(header).flatten().ok_or_else(|| RegistryError::RangeDiffers {
-        subject: file.subject(),
-        host: server.origin().host().to_owned(),
-        found: format!("a file of {} bytes", file.size),
-        expected: content_range(range, file.size),
+    file.contains(range).then(header).flatten().ok_or_else(|| {
+        let found = format!("a file of {} bytes", file.size);
+        file.range_differs(server.origin().host().to_owned(), found, range)
     })
 }
 
 fn content_range(range: &Range<u64>, size: u64) -> String {
     format!("bytes {}-{}/{size}", range.start, range.end.saturating_sub(1))
-}
-
-/// The response must name exactly the part that was requested.
-fn check_part(response: &Response, file: &RemoteFile, expected: &str) -> Result<(), RegistryError> {
-    const MAX_CHARS: usize = 80;
-    let mut values = response.headers().get_all(CONTENT_RANGE).iter();
-    let found = match (values.next(), values.next()) {
-        (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(expected.as_bytes()) => return Ok(()),
-        (Some(value), None) => String::from_utf8_lossy(value.as_bytes()).chars().take(MAX_CHARS).collect(),
-        (None, _) => "a part without Content-Range".to_owned(),
-        (Some(_), Some(_)) => "several parts".to_owned(),
-    };
-    let expected = expected.to_owned();
-    Err(RegistryError::RangeDiffers { subject: file.subject(), host: response.host(), found, expected })
 }

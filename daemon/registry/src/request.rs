@@ -3,27 +3,29 @@
 //! [`Shared::authorized`] (in `auth`) adds credentials when the registry requires them, [`Shared::follow`]
 //! follows redirects.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
-    LAST_MODIFIED, RANGE, RETRY_AFTER,
+    AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED,
+    RANGE,
 };
 use hyper::{HeaderMap, StatusCode};
 use url::Url;
 
-use super::Shared;
 use super::address_scope::AddressScope;
+use super::content_encoding::{self, ContentEncoding, Unpacked};
 use super::credentials::RegistryHost;
 use super::error::{Advice, RegistryError};
 use super::origin::{Origin, Registry, host_of};
 use super::redirect;
+use super::server_reason::ServerReason;
 use super::stream::ResponseBody;
 use super::token_cache::Authorization;
 use super::transport::Request;
+use super::{Limits, Shared};
 
 /// What to request, and how to name it in errors.
 #[derive(Debug)]
@@ -73,9 +75,12 @@ impl<'a> Target<'a> {
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
     }
 
-    /// The same request for another URL, if it has the same origin.
-    pub(super) fn moved(self, url: Url) -> Option<Self> {
-        (Origin::of(&url).as_ref() == Some(self.origin)).then_some(Self { url, ..self })
+    /// The same request for the whole file.
+    pub(super) fn without_range(mut self) -> Self {
+        for name in [RANGE, IF_RANGE] {
+            self.headers.remove(name);
+        }
+        self
     }
 
     pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
@@ -83,18 +88,18 @@ impl<'a> Target<'a> {
         self
     }
 
-    fn missing(&self, host: String) -> RegistryError {
+    pub(super) fn missing(&self, host: String, reason: ServerReason) -> RegistryError {
         match self.blob {
-            Some(digest) => RegistryError::BlobMissing { digest, host },
-            None => RegistryError::NotFound { subject: self.subject.clone(), host },
+            Some(digest) => RegistryError::BlobMissing { digest, host, reason },
+            None => RegistryError::NotFound { subject: self.subject.clone(), host, reason },
         }
     }
 
-    pub(super) fn denied(&self, host: String, advice: Advice) -> RegistryError {
-        RegistryError::Denied { subject: self.subject.clone(), host, advice: Box::new(advice) }
+    pub(super) fn denied(&self, host: String, reason: ServerReason, advice: Advice) -> RegistryError {
+        RegistryError::Denied { subject: self.subject.clone(), host, reason, advice: Box::new(advice) }
     }
 
-    fn gated(&self) -> Advice {
+    pub(super) fn gated(&self) -> Advice {
         let page = format!("https://huggingface.co/{}", self.repository);
         Advice::Gated { page, host: RegistryHost::of(self.origin).to_string() }
     }
@@ -108,6 +113,8 @@ pub(super) struct Response {
     pub(super) reach: AddressScope,
     /// For the error if this is a refusal.
     pub(super) advice: Advice,
+    /// The credentials that this host has received with the request.
+    pub(super) authorization: Option<HeaderValue>,
     /// The file's SHA-256, if the server said so in its redirect.
     pub(super) linked: Option<Digest>,
 }
@@ -169,42 +176,39 @@ impl Response {
         ResponseBody::new(self.host(), self.response.into_body())
     }
 
-    /// The whole body, if it has at most `max_bytes` and arrives within `time_limit`.
+    /// The whole body, decompressed, if it has at most `max_bytes` and arrives within `time_limit`.
     pub(super) async fn document(
         self,
         what: &'static str,
         max_bytes: u64,
         time_limit: Duration,
     ) -> Result<Vec<u8>, RegistryError> {
-        let host = self.host();
-        match tokio::time::timeout(time_limit, self.into_body().read(what, max_bytes)).await {
-            Ok(document) => document,
-            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
+        let (host, encoding) = (self.host(), ContentEncoding::of(self.headers()));
+        let received = match tokio::time::timeout(time_limit, self.into_body().read(what, max_bytes)).await {
+            Ok(document) => document?,
+            Err(_elapsed) => return Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
+        };
+        let Unpacked { content, is_complete } = content_encoding::unpacked(received, max_bytes);
+        // All documents are JSON. One that is not may be encoded in a way that blobd cannot decode.
+        let is_json = matches!(content.trim_ascii_start().first(), Some(b'{' | b'['));
+        if content.len() as u64 > max_bytes {
+            Err(RegistryError::TooLong { host, what, max_bytes })
+        } else if !is_complete {
+            Err(RegistryError::unusable(host, format!("compressed {what} is damaged or cut off")))
+        } else if is_json || encoding.is_none() {
+            Ok(content)
+        } else {
+            Err(RegistryError::unusable(host, format!("{encoding}: expected none, gzip or zstd")))
         }
     }
 
     /// Turns an HTTP error status into an error.
-    fn checked(self, target: &Target<'_>) -> Result<Self, RegistryError> {
-        let host = self.host();
+    async fn checked(self, target: &Target<'_>, limits: &Limits) -> Result<Self, RegistryError> {
         match self.response.status() {
-            StatusCode::OK => self.uncompressed(),
-            StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => self.uncompressed(),
+            StatusCode::OK => Ok(self),
+            StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => Ok(self),
             StatusCode::NOT_MODIFIED if target.headers.contains_key(IF_NONE_MATCH) => Ok(self),
-            StatusCode::NOT_FOUND => Err(target.missing(host)),
-            // From another host it means that a signed URL is wrong, which is unrelated to the user's rights.
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.is_from(target.origin) => {
-                Err(target.denied(host, if self.is_gated() { target.gated() } else { self.advice }))
-            }
-            status => {
-                let (status, retry_after) = (status.as_u16(), retry_after(self.headers()));
-                Err(match status {
-                    429 => RegistryError::TooManyRequests { host, retry_after },
-                    _ => {
-                        let is_plain_http = self.url.scheme() == "http";
-                        RegistryError::Status { host, status, is_plain_http, retry_after }
-                    }
-                })
-            }
+            _ => Err(self.refused(target, limits).await),
         }
     }
 
@@ -216,25 +220,12 @@ impl Response {
     pub(super) fn is_gated(&self) -> bool {
         self.headers().get("x-error-code").is_some_and(|code| code.as_bytes() == b"GatedRepo")
     }
-
-    /// A compressed body was not requested, and its size has no limit.
-    pub(super) fn uncompressed(self) -> Result<Self, RegistryError> {
-        let is_identity = |value: &&HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
-        match self.headers().get_all(CONTENT_ENCODING).iter().find(|value| !is_identity(value)) {
-            None => Ok(self),
-            Some(value) => {
-                let found: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
-                let what = format!("content encoding {found:?}, none expected");
-                Err(RegistryError::unusable(self.host(), what))
-            }
-        }
-    }
 }
 
 impl Shared {
     /// Sends the request, with credentials if required, and checks the response's status.
     pub(super) async fn get(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
-        self.authorized(target).await?.checked(target)
+        self.authorized(target).await?.checked(target, &self.limits).await
     }
 
     /// Follows redirects and returns the first other response.
@@ -264,7 +255,7 @@ impl Shared {
             }
             if !redirect::is_redirect(response.status()) {
                 linked = linked.or_else(|| linked_digest(response.headers()));
-                return Ok(Response { response, url, reach, advice, linked });
+                return Ok(Response { response, url, reach, advice, authorization: token, linked });
             }
             linked = linked.or_else(|| linked_digest(response.headers()));
             let next = redirect::target(&url, response.headers());
@@ -294,9 +285,3 @@ const MAX_REDIRECTS: usize = 5;
 const HTML: &[u8] = b"text/html";
 /// Servers send fewer than 100; a longer one is ignored.
 const MAX_VALIDATOR_BYTES: usize = 256;
-/// `Retry-After`, in seconds or as a date (RFC 9110, 10.2.3).
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let seconds = value.parse().map(Duration::from_secs);
-    seconds.ok().or_else(|| httpdate::parse_http_date(value).ok()?.duration_since(SystemTime::now()).ok())
-}

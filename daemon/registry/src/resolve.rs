@@ -4,7 +4,7 @@ use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::source::PullSource;
 
 use super::remote::{KnownFile, RemoteFile, RemoteModel};
-use super::{RegistryClient, RegistryError};
+use super::{RegistryClient, RegistryError, ServerReason};
 
 impl RegistryClient {
     /// The manifest of `source`, or its files if it has none.
@@ -54,6 +54,7 @@ impl RegistryClient {
         found.map(|found| found.with_digest(file.digest)).ok_or_else(|| RegistryError::NotFound {
             subject: format!("{origin} with digest {}", file.digest),
             host: "its server".to_owned(),
+            reason: ServerReason::default(),
         })
     }
 }

@@ -117,7 +117,7 @@ impl RegistryClient {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ConnectFailure;
+    use crate::{ConnectFailure, ServerReason};
 
     const POLICY: RetryPolicy = RetryPolicy {
         backoff: Duration::from_millis(500),
@@ -132,11 +132,13 @@ mod tests {
 
     fn busy(retry_after: Option<u64>) -> RegistryError {
         let retry_after = retry_after.map(Duration::from_secs);
-        RegistryError::TooManyRequests { host: "h".to_owned(), retry_after }
+        let (host, reason) = ("h".to_owned(), ServerReason::default());
+        RegistryError::TooManyRequests { host, reason, retry_after, is_anonymous: false }
     }
 
     fn status(status: u16, retry_after: Option<Duration>) -> RegistryError {
-        RegistryError::Status { host: "h".to_owned(), status, is_plain_http: false, retry_after }
+        let (host, reason) = ("h".to_owned(), ServerReason::default());
+        RegistryError::Status { host, status, reason, is_plain_http: false, retry_after }
     }
 
     #[test]

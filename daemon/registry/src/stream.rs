@@ -8,10 +8,11 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Limits;
 use super::connect_failure::innermost;
+use super::content_encoding::{ContentEncoding, GzipStream};
 use super::counts::Counts;
 use super::error::RegistryError;
 
@@ -26,8 +27,10 @@ pub struct ByteStream {
     length: u64,
     /// The bytes of the body that the caller requested.
     wanted: Range<u64>,
-    /// The response's `Content-Range`, if it is a part of the file.
+    /// The `Content-Range` of the part, if it is not the whole file.
     content_range: Option<String>,
+    /// What the response says about how the body is encoded.
+    encoding: ContentEncoding,
     sender: Arc<Sender>,
     stall: StallTimer,
     counts: Arc<Counts>,
@@ -72,10 +75,11 @@ impl ByteStream {
         content_range: Option<String>,
         (limits, counts): (&Limits, &Arc<Counts>),
     ) -> Result<Self, RegistryError> {
-        let announced = body.incoming.size_hint().exact();
+        let announced = body.decoded_length();
+        let encoding = body.encoding.clone();
         let (wanted, stall, counts) = (0..length, StallTimer::new(limits), Arc::clone(counts));
         let sender = Arc::new(Sender::new(server.to_owned(), body.host.clone()));
-        let stream = Self { body, subject, length, wanted, content_range, sender, stall, counts };
+        let stream = Self { body, subject, length, wanted, content_range, encoding, sender, stall, counts };
         match announced.filter(|announced| *announced != length) {
             Some(announced) => Err(stream.length_differs(announced)),
             None => Ok(stream),
@@ -145,6 +149,10 @@ impl ByteStream {
             Some(expected) => {
                 RegistryError::RangeDiffers { subject, host, found: format!("{found_bytes} bytes"), expected }
             }
+            None if !self.encoding.is_none() => {
+                let what = format!("{}: expected none, as blobd has requested", self.encoding);
+                RegistryError::unusable(host, what)
+            }
             None => RegistryError::SizeDiffers { subject, host, found_bytes, expected_bytes },
         }
     }
@@ -159,11 +167,29 @@ pub(super) struct ResponseBody {
     incoming: Incoming,
     host: String,
     received: u64,
+    /// What the response says about the body's encoding, if it is a file's.
+    encoding: ContentEncoding,
+    /// Set if the file is decompressed.
+    gzip: Option<GzipStream>,
 }
 
 impl ResponseBody {
+    /// The body as it is.
     pub(super) fn new(host: String, incoming: Incoming) -> Self {
-        Self { incoming, host, received: 0 }
+        Self { incoming, host, received: 0, encoding: ContentEncoding::default(), gzip: None }
+    }
+
+    /// The body of a file that has this length when it is not encoded. A length that is right shows that it is not,
+    /// whatever the response says.
+    pub(super) fn with_encoding(self, encoding: ContentEncoding, length: u64, may_decode: bool) -> Self {
+        let is_plain = encoding.is_none() || self.incoming.size_hint().exact() == Some(length);
+        let gzip = (!is_plain && may_decode && encoding.is_gzip()).then(GzipStream::new);
+        Self { encoding, gzip, ..self }
+    }
+
+    /// The announced length, unless it is that of a compressed file.
+    fn decoded_length(&self) -> Option<u64> {
+        self.incoming.size_hint().exact().filter(|_| self.gzip.is_none())
     }
 
     /// Reads all of the body if it has at most `max_bytes`; keeps no more, whatever length is announced.
@@ -180,9 +206,25 @@ impl ResponseBody {
         Err(RegistryError::TooLong { host: self.host, what, max_bytes })
     }
 
+    /// The first bytes of the body: at most `max_bytes`, and those that arrive in time before an error.
+    pub(super) async fn beginning(mut self, max_bytes: u64, time_limit: Duration) -> Vec<u8> {
+        let (mut beginning, end) = (Vec::new(), Instant::now() + time_limit);
+        while self.received < max_bytes
+            && let Ok(Ok(Some(bytes))) = timeout_at(end, self.next()).await
+        {
+            beginning.extend_from_slice(&bytes);
+        }
+        beginning.truncate(as_index(max_bytes));
+        beginning
+    }
+
     /// Counts before any check, so that a caller that continues after an error gets it again.
     async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
-        while let Some(frame) = self.incoming.frame().await {
+        loop {
+            if let Some(bytes) = self.unpack(false)? {
+                return Ok(Some(bytes));
+            }
+            let Some(frame) = self.incoming.frame().await else { return self.unpack(true) };
             let frame = frame.map_err(|error| RegistryError::Broken {
                 host: self.host.clone(),
                 received_bytes: self.received,
@@ -190,10 +232,25 @@ impl ResponseBody {
             })?;
             // Trailers are not used.
             let Ok(bytes) = frame.into_data() else { continue };
-            self.received = self.received.saturating_add(bytes.len() as u64);
-            return Ok(Some(bytes));
+            match &mut self.gzip {
+                Some(gzip) => gzip.push(bytes),
+                None => return Ok(Some(self.count(bytes))),
+            }
         }
-        Ok(None)
+    }
+
+    /// The next bytes of what has arrived of a compressed file.
+    fn unpack(&mut self, is_end: bool) -> Result<Option<Bytes>, RegistryError> {
+        let Some(gzip) = &mut self.gzip else { return Ok(None) };
+        let unpacked = gzip.next(is_end).map_err(|error| {
+            RegistryError::unusable(&self.host, format!("{}: damaged: {error}", self.encoding))
+        })?;
+        Ok(unpacked.map(|bytes| self.count(bytes)))
+    }
+
+    fn count(&mut self, bytes: Bytes) -> Bytes {
+        self.received = self.received.saturating_add(bytes.len() as u64);
+        bytes
     }
 }
 

@@ -18,18 +18,19 @@ impl RegistryClient {
         reference: &Reference,
         error: RegistryError,
     ) -> RegistryError {
-        let RegistryError::NotFound { subject, host } = error else { return error };
+        let RegistryError::NotFound { subject, host, reason } = error else { return error };
         match self.tags(registry, reference).await {
             Ok(tags) if !tags.is_empty() => {
                 let nearest = nearest(reference.tag(), &tags);
-                RegistryError::NoSuchName { subject, host, nearest }
+                RegistryError::NoSuchName { subject, host, reason, nearest }
             }
             _ => {
                 let latest = self.latest(registry, reference).await;
                 RegistryError::NoSuchTag {
                     subject,
                     host,
-                    latest,
+                    reason,
+                    latest: latest.map(String::into_boxed_str),
                     page: tags_page(reference).map(String::into_boxed_str),
                     hub: hub_name(reference).map(String::into_boxed_str),
                 }

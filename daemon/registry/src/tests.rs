@@ -3,29 +3,43 @@
 mod auth;
 mod blob;
 mod credentials;
+mod listing;
 mod manifest;
 mod mirrors;
+mod proxies;
 mod range;
+mod refusals;
 mod remote;
 mod server;
 mod transport;
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use hyper_util::client::proxy::matcher::Matcher;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 use self::server::Server;
-use super::{Limits, RegistryClient, RegistryError, RegistryPolicy, RemoteFile, RetryPolicy};
+use super::{Limits, Proxies, RegistryClient, RegistryError, RegistryPolicy, RemoteFile, RetryPolicy};
 
 const WEIGHTS: &[u8] = b"GGUF and so on";
 
 /// No test reaches these limits; tests of a limit shorten it.
 fn limits() -> Limits {
     let long = Duration::from_secs(20);
-    Limits { connect: long, head: long, document: long, silence: long, stall: long, slowest_bytes: 64 }
+    let refusal = Duration::from_millis(200);
+    Limits {
+        connect: long,
+        head: long,
+        document: long,
+        refusal,
+        silence: long,
+        stall: long,
+        slowest_bytes: 64,
+    }
 }
 
 fn client_with(limits: Limits) -> RegistryClient {
@@ -35,7 +49,7 @@ fn client_with(limits: Limits) -> RegistryClient {
         ..RetryPolicy::default()
     };
     let policy = RegistryPolicy { retry, ..RegistryPolicy::default() };
-    RegistryClient::with_limits(&policy, limits, Matcher::builder().build()).unwrap()
+    RegistryClient::with_limits(&policy, limits, Proxies::default()).unwrap()
 }
 
 fn client() -> RegistryClient {
@@ -68,6 +82,12 @@ fn layer(server: &Server) -> RemoteFile {
 fn manifest_json() -> String {
     let layer = serde_json::to_string(&weights()).unwrap();
     format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layer}]}}"#)
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 /// Fetches [`WEIGHTS`] to the end.

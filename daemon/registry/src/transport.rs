@@ -1,39 +1,33 @@
 //! Connections: TCP to an allowed address, through the user's proxy if there is one, then TLS.
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
-use hyper::header::{HeaderMap, HeaderValue, USER_AGENT};
+use hyper::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, PROXY_AUTHORIZATION, USER_AGENT};
 use hyper::{Method, Response, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
-use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::legacy::connect::{HttpConnector, HttpInfo};
-use hyper_util::client::proxy::matcher::{Intercept, Matcher};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::client::legacy::connect::HttpInfo;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
-use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
-use tower_service::Service;
 use url::Url;
 
 use super::Limits;
 use super::address_scope::AddressScope;
-use super::connect_failure::{ConnectFailure, innermost};
+use super::connect_failure::ConnectFailure;
+use super::connector::{BoxError, Connector};
 use super::error::RegistryError;
 use super::origin::host_of;
+use super::proxy::Proxies;
 
 /// The HTTP clients, one for each [`AddressScope`] up to which connections are allowed. An idle connection is
 /// reused only by requests with the same limit.
@@ -44,22 +38,20 @@ pub(super) struct Transport {
     clients: OnceCell<Clients>,
     tls: ConfigBuilder<ClientConfig, WantsVerifier>,
     authorities: RootCertStore,
-    proxies: Arc<Matcher>,
+    proxies: Arc<Proxies>,
     limits: Limits,
 }
 
 type Clients = [(AddressScope, HttpClient); 4];
 type HttpClient = Client<HttpsConnector<Connector>, RequestBody>;
-type BoxError = Box<dyn Error + Send + Sync>;
 pub(super) type RequestBody = UnsyncBoxBody<Bytes, BoxError>;
-type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 
 /// One request to one server.
 #[derive(Debug)]
 pub(super) struct Request<'u> {
     pub(super) method: Method,
     pub(super) url: &'u Url,
-    /// Without `User-Agent`, which is the same for all requests.
+    /// Without `User-Agent` and `Accept-Encoding`, which are the same for all requests.
     pub(super) headers: HeaderMap,
     pub(super) body: RequestBody,
 }
@@ -75,7 +67,7 @@ impl Transport {
     pub(super) fn new(
         ca_files: &[PathBuf],
         limits: &Limits,
-        proxies: Matcher,
+        proxies: Proxies,
     ) -> Result<Self, RegistryError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = ClientConfig::builder_with_provider(provider)
@@ -115,26 +107,23 @@ impl Transport {
             return Err(RegistryError::Unreachable { host, reason });
         }
         let Ok(uri) = Uri::try_from(url.as_str()) else { return Err(RegistryError::Host { host }) };
+        let proxy = self.proxies.of(&uri).map_err(|fault| RegistryError::Proxy(fault.clone()))?;
+        if let Some(proxy) = proxy.filter(|proxy| proxy.forwards(&uri)) {
+            headers.extend(proxy.basic_authorization().map(|value| (PROXY_AUTHORIZATION, value)));
+        }
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let mut sent = hyper::Request::new(body);
         (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri.clone(), headers);
         match tokio::time::timeout(self.limits.head, self.client(reach).await.request(sent)).await {
             Ok(Ok(response)) => {
-                let scope = self.scope(&uri, &response);
-                Ok((response, scope))
+                // The address behind a proxy is unknown and counts as public.
+                let connection = response.extensions().get::<HttpInfo>().filter(|_| proxy.is_none());
+                let scope = connection.map(|connection| AddressScope::of(connection.remote_addr().ip()));
+                Ok((response, scope.unwrap_or(AddressScope::Public)))
             }
             Ok(Err(error)) => Err(RegistryError::Unreachable { host, reason: ConnectFailure::of(&error) }),
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
-        }
-    }
-
-    /// The scope of the connection's address. The address behind a proxy is unknown and counts as public.
-    fn scope(&self, uri: &Uri, response: &Response<Incoming>) -> AddressScope {
-        match response.extensions().get::<HttpInfo>() {
-            Some(connection) if proxy_for(&self.proxies, uri).is_none() => {
-                AddressScope::of(connection.remote_addr().ip())
-            }
-            _ => AddressScope::Public,
         }
     }
 
@@ -150,94 +139,12 @@ impl Transport {
         // Fails only while the runtime shuts down.
         let roots = read.unwrap_or_else(|_error| self.authorities.clone());
         let tls = self.tls.clone().with_root_certificates(roots).with_no_client_auth();
-        let client =
-            |reach| (reach, http_client(Connector::new(reach, &self.limits, &self.proxies), tls.clone()));
+        let client = |reach| {
+            let connector = Connector::new(reach, &self.limits, &self.proxies, tls.clone());
+            (reach, http_client(connector, tls.clone()))
+        };
         [AddressScope::Public, AddressScope::Private, AddressScope::Loopback, AddressScope::Reserved]
             .map(client)
-    }
-}
-
-/// Opens TCP connections, directly or through a proxy.
-#[derive(Clone, Debug)]
-struct Connector {
-    direct: HttpConnector<GuardedResolver>,
-    to_proxy: HttpConnector,
-    proxies: Arc<Matcher>,
-}
-
-impl Connector {
-    fn new(reach: AddressScope, limits: &Limits, proxies: &Arc<Matcher>) -> Self {
-        let mut direct = HttpConnector::new_with_resolver(GuardedResolver { reach });
-        let mut to_proxy = HttpConnector::new();
-        direct.set_connect_timeout(Some(limits.connect));
-        direct.set_nodelay(true);
-        // It also connects to https hosts; TLS is added by `HttpsConnector`.
-        direct.enforce_http(false);
-        to_proxy.set_connect_timeout(Some(limits.connect));
-        to_proxy.set_nodelay(true);
-        Self { direct, to_proxy, proxies: Arc::clone(proxies) }
-    }
-}
-
-impl Service<Uri> for Connector {
-    type Response = TokioIo<TcpStream>;
-    type Error = BoxError;
-    type Future = Connecting<Self::Response>;
-
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, target: Uri) -> Self::Future {
-        let Some(proxy) = proxy_for(&self.proxies, &target) else {
-            let connecting = self.direct.call(target);
-            return Box::pin(async { Ok(connecting.await?) });
-        };
-        let mut tunnel = Tunnel::new(proxy.uri().clone(), self.to_proxy.clone());
-        if let Some(credentials) = proxy.basic_auth() {
-            tunnel = tunnel.with_auth(credentials.clone());
-        }
-        let connecting = tunnel.call(target);
-        Box::pin(async { Ok(connecting.await?) })
-    }
-}
-
-/// The user's proxy for a URL. Plain HTTP never uses one: it is for registries in the local network, and a
-/// tunnel would not protect it.
-fn proxy_for(proxies: &Matcher, target: &Uri) -> Option<Intercept> {
-    proxies.intercept(target).filter(|_| target.scheme_str() == Some("https"))
-}
-
-/// Resolves names and drops the addresses outside `reach`.
-#[derive(Clone, Debug)]
-struct GuardedResolver {
-    reach: AddressScope,
-}
-
-impl Service<Name> for GuardedResolver {
-    type Response = std::vec::IntoIter<std::net::SocketAddr>;
-    type Error = BoxError;
-    type Future = Connecting<Self::Response>;
-
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, name: Name) -> Self::Future {
-        let reach = self.reach;
-        let lookup = GaiResolver::new().call(name);
-        Box::pin(async move {
-            let no_address = |error| ConnectFailure::NoAddress(innermost(&error).to_string());
-            let addresses = lookup.await.map_err(no_address)?;
-            let (allowed, refused): (Vec<_>, Vec<_>) =
-                addresses.partition(|address| AddressScope::of(address.ip()) <= reach);
-            match refused.first() {
-                Some(address) if allowed.is_empty() => {
-                    Err(ConnectFailure::ForbiddenAddress(AddressScope::of(address.ip())).into())
-                }
-                _ => Ok(allowed.into_iter()),
-            }
-        })
     }
 }
 

@@ -3,10 +3,12 @@
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::source::{FileUrl, ShardName, SourceError};
-use hyper::header::{CONTENT_RANGE, HeaderValue, IF_NONE_MATCH, RANGE};
+use hyper::header::{HeaderValue, IF_NONE_MATCH, RANGE};
 
+use super::content_encoding::{ContentEncoding, compression_of};
 use super::mirrors::first_of;
 use super::origin::Registry;
+use super::part::total;
 use super::remote::{KnownFile, RemoteFile, WebFile};
 use super::request::{Response, is_tag};
 use super::{RegistryClient, RegistryError};
@@ -55,7 +57,7 @@ impl RegistryClient {
     ) -> Result<Inspected, RegistryError> {
         let response = self.head_of(file, server, known).await?;
         if !response.is_not_modified() {
-            return Inspected::of(&response, file, known, self.is_hub(server));
+            return self.inspected(response, file, server, known).await;
         }
         // A response without a validator confirms the only one that was sent.
         let validator = response.validator();
@@ -64,8 +66,32 @@ impl RegistryClient {
             Some(known) => Ok(Inspected::unchanged(known)),
             None => {
                 let response = self.head_of(file, server, &[]).await?;
-                Inspected::of(&response, file, &[], self.is_hub(server))
+                self.inspected(response, file, server, &[]).await
             }
+        }
+    }
+
+    /// The facts in a response, if its bytes are those of the file.
+    async fn inspected(
+        &self,
+        response: Response,
+        file: &WebFile,
+        server: &Registry,
+        known: &[&KnownFile],
+    ) -> Result<Inspected, RegistryError> {
+        let inspected = Inspected::of(&response, file, known, self.is_hub(server))?;
+        let (host, encoding) = (response.host(), ContentEncoding::of(response.headers()));
+        if encoding.is_none() || inspected.digest.is_some() {
+            return Ok(inspected);
+        }
+        // The label may be untrue, and nothing else shows whether the length is that of the file.
+        let beginning = response.into_body().beginning(HEAD_BYTES, self.shared.limits.refusal).await;
+        match beginning.len() >= 4 && compression_of(&beginning).is_none() && encoding.is_gzip() {
+            true => Ok(inspected),
+            false => Err(RegistryError::unusable(
+                host,
+                format!("{encoding}: expected none, as blobd has requested"),
+            )),
         }
     }
 
@@ -91,10 +117,22 @@ impl RegistryClient {
         {
             target = target.with(IF_NONE_MATCH, tags);
         }
-        let response = self.shared.get(&target).await?;
+        let response = match self.shared.get(&target).await {
+            // A part does not help if the response does not say of how long a file. An empty file has no part.
+            Ok(response) if response.is_partial() && total(&response).is_none() => None,
+            Err(RegistryError::Status { status: 416 | 501, .. }) => None,
+            response => Some(response?),
+        };
+        let response = match response {
+            Some(response) => response,
+            None => self.shared.get(&target.without_range()).await?,
+        };
         response.web_page().map_or(Ok(response), Err)
     }
 }
+
+/// How much of a file is requested to learn its length.
+const HEAD_BYTES: u64 = 4;
 
 /// The facts that a server gives about a file.
 struct Inspected {
@@ -137,10 +175,4 @@ impl Inspected {
             unchanged: Some(known.digest),
         }
     }
-}
-
-/// The length of the whole file, from `bytes 0-3/1234`.
-fn total(response: &Response) -> Option<u64> {
-    let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
-    range.strip_prefix("bytes ")?.rsplit_once('/')?.1.parse().ok()
 }

@@ -205,7 +205,6 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/promote" => events::promote(caller, caller.params(request).await?),
         "/v1/pull" => {
             let params: PullParams = caller.params(request).await?;
-            caller.require_to_force(params.force)?;
             events::pull(caller, params)
         }
         "/v1/pull/plan" => {
@@ -306,11 +305,6 @@ impl Caller {
         let verb = self.record.verb();
         let what = option.map_or_else(|| verb.to_owned(), |option| format!("{verb} {option}"));
         self.daemon.access().refusal(&self.peer, right, &what)
-    }
-
-    /// Only administrators may take the name of a pinned model, because only they may pin and unpin.
-    fn require_to_force(&self, force: bool) -> Result<(), ErrorBody> {
-        if force { self.require(Right::Administer, "--force") } else { Ok(()) }
     }
 
     fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {

@@ -63,7 +63,6 @@ pub(super) async fn import(
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
     let params: ImportParams = caller.params(request).await?;
-    caller.require_to_force(params.force)?;
     let requested = daemon.work.requested_imports.try_acquire(peer.uid);
     let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
     caller.socket.take_descriptors();

@@ -163,7 +163,7 @@ pub(super) fn short_name(reference: &Reference) -> String {
 
 /// The name that the model is to get, or the file's if no name can be made from that.
 fn imported(params: &ImportParams) -> String {
-    imported_name(params).map_or_else(|_no_name| params.file_name.clone(), |name| short_name(&name))
+    imported_name(params).map_or_else(|| params.file_name.clone(), |name| short_name(&name))
 }
 
 /// What is to be pulled: the name, or the URL.

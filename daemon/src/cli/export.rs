@@ -1,5 +1,7 @@
 //! `blobd export`
 
+use std::cell::RefCell;
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -10,32 +12,36 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;
 use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_paths::{self, ListedFile};
 use blobd_store_format::gguf::rewrite::RewrittenFile;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
 
 use self::existing::{has_content, refuse_existing};
+use self::outputs::Outputs;
+use self::plan::{ExportPlan, NewFile, PlannedFile};
 use self::rewrite::{RewriteArgs, Rewriting};
 use super::connect::{client_error, connect, note_name};
-use super::file_name::file_name;
-use super::interrupt::on_end;
+use super::file_name::{file_paths, stem};
 use super::model_name::{ModelName, only};
-use super::output_file::{Existing, TemporaryName};
 use super::progress::{Bar, Progress};
-use super::target::{Target, refuse_terminal, write_error};
+use super::target::refuse_terminal;
 use super::{Global, usage};
 use crate::output::{DataOutput, print, print_json};
 use crate::size::human_bytes;
 
 mod existing;
+mod outputs;
+mod plan;
 mod rewrite;
 
-/// Write a model's original file, bit for bit, or another GGUF file with the same tensors
+/// Write a model's original files, bit for bit, or other GGUF files with the same tensors
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd export llama3:8b                       writes llama3-8b.gguf
-  blobd export llama3:8b -o /models/           into a directory
+  blobd export llama3:8b -o /models/           into a directory, which is made if it is missing
   blobd export llama3:8b -o - | sha256sum
   blobd export llama3:8b -o old.gguf --force   replaces a file with other content
   blobd export llama3:8b --component template -o -
@@ -46,7 +52,8 @@ pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
     model: ModelName,
-    /// The file or directory to write to; - for standard output
+    /// The file or directory to write to; - for standard output. In a directory, each file has its own path from
+    /// the model's manifest, or a name made from the model's
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// The part to export: model, projector, adapter, template, params, license, config
@@ -57,12 +64,6 @@ pub(super) struct Params {
     force: bool,
     #[command(flatten, next_help_heading = "Other files with the same tensors")]
     rewrite: RewriteArgs,
-}
-
-impl Params {
-    const fn existing(&self) -> Existing {
-        if self.force { Existing::Replace } else { Existing::Keep }
-    }
 }
 
 #[derive(Serialize)]
@@ -108,78 +109,132 @@ fn open(client: &Client, params: &Params, reference: &Reference) -> Result<OpenM
     client.open_with(&request).map_err(client_error)
 }
 
-fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result<Vec<Exported>, ErrorBody> {
-    let temporary = TemporaryName::default();
-    remove_at_end(vec![temporary.clone()])?;
-    let count = model.layers().len();
-    let path_of = |(index, layer)| output_path(params, model, layer, index, count);
-    let paths = model.layers().iter().enumerate().map(path_of).collect::<Result<Vec<_>, _>>()?;
-    let files = paths.iter().zip(model.layers());
-    // Checked before anything is written.
-    let present: Vec<bool> = match params.force {
-        true => vec![false; count],
-        false => {
-            files.clone().map(|(path, layer)| has_content(global, path, layer)).collect::<Result<_, _>>()?
-        }
-    };
-    let (mut exported, progress) = (Vec::new(), Progress::new(global.hides_progress()));
-    for (index, ((path, layer), already_there)) in files.zip(present).enumerate() {
-        if !already_there {
-            let bar = progress.bar(&path.display().to_string(), layer.size);
-            write_file(model, index, path, params.existing(), &temporary, &bar)?;
-            bar.clear();
-        }
-        exported.push(report(global, path, layer.digest, layer.size, already_there)?);
-    }
-    Ok(exported)
+/// The plan of an export; a file that is there with other content is refused.
+struct Checked {
+    plan: ExportPlan,
+    /// Whether each file is there with its content, and need not be written.
+    present: Vec<bool>,
 }
 
-/// Writes all files and gives them their names when the data of all is verified.
+fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result<Vec<Exported>, ErrorBody> {
+    let paths = file_paths(&stored_name(model)?, model).into_iter();
+    let file = |(index, (path, layer)): (usize, (String, &OpenLayer))| NewFile {
+        index,
+        path,
+        digest: layer.digest,
+        size: layer.size,
+    };
+    let files: Vec<_> = paths.zip(model.layers()).enumerate().map(file).collect();
+    let plan = ExportPlan::new(params.output.as_deref(), &files)?;
+    plan.files.iter().try_for_each(PlannedFile::check_kind)?;
+    let content = |planned: &PlannedFile| {
+        has_content(global, &planned.place.path(), planned.file.digest, planned.file.size)
+    };
+    let present = match params.force {
+        true => vec![false; plan.files.len()],
+        false => plan.files.iter().map(content).collect::<Result<_, _>>()?,
+    };
+    let checked = Checked { plan, present };
+    write_checked(
+        global,
+        params,
+        checked,
+        |planned, out, name, bar| write_layer(model, planned.index, out, name, bar).map(|()| planned.digest),
+        || Ok(()),
+    )
+}
+
+/// Writes all files of a plan, and gives them their names when `verify` has found the data of all right. `write`
+/// returns the digest of what it has written.
+fn write_checked(
+    global: &Global,
+    params: &Params,
+    Checked { plan, present }: Checked,
+    mut write: impl FnMut(&NewFile, &File, &str, &Bar) -> Result<Digest, ErrorBody>,
+    verify: impl FnOnce() -> Result<(), ErrorBody>,
+) -> Result<Vec<Exported>, ErrorBody> {
+    let missing: Vec<&PlannedFile> = plan
+        .files
+        .iter()
+        .zip(&present)
+        .filter(|(_, present)| !**present)
+        .map(|(planned, _)| planned)
+        .collect();
+    let outputs = Outputs::create(&missing, params.force)?;
+    let progress = Progress::new(global.hides_progress());
+    let mut digests = Vec::new();
+    for (index, planned) in missing.iter().enumerate() {
+        let name = planned.place.path().display().to_string();
+        let Some(out) = outputs.file(index) else { break };
+        let bar = progress.bar(&name, planned.file.size);
+        let digest = write(&planned.file, out, &name, &bar);
+        bar.clear();
+        digests.push(digest?);
+    }
+    verify()?;
+    outputs.publish()?;
+    let mut written = digests.into_iter();
+    let files = plan.files.iter().zip(present);
+    let report = |(PlannedFile { file, place }, present): (&PlannedFile, bool)| {
+        let digest = if present { file.digest } else { written.next().unwrap_or(file.digest) };
+        report(global, &place.path(), digest, file.size, present)
+    };
+    files.map(report).collect()
+}
+
 fn write_rewritten(
     global: &Global,
     params: &Params,
     model: &OpenModel,
-    mut rewriting: Rewriting<'_>,
+    rewriting: Rewriting<'_>,
 ) -> Result<Vec<Exported>, ErrorBody> {
     let sizes: Vec<u64> = rewriting.files().iter().map(RewrittenFile::size).collect();
-    let names: Vec<_> = sizes.iter().map(|_file| TemporaryName::default()).collect();
-    remove_at_end(names.clone())?;
-    let layers = model.layers();
-    // With the files of the model go their names; shards that are merged or made have none yet.
-    let layer_of = |index: usize| match layers.len() == sizes.len() {
-        true => layers.get(index).cloned(),
-        false => layers.first().map(|layer| OpenLayer { name: None, ..layer.clone() }),
+    let paths = rewritten_paths(&stored_name(model)?, model, &rewriting);
+    let file = |(index, (path, size))| {
+        // Each has content of its own, whose digest is known when it is written.
+        NewFile { index, path, digest: number_digest(index), size }
     };
-    let path_of = |index| match layer_of(index) {
-        Some(layer) => output_path(params, model, &layer, index, sizes.len()),
-        None => Err(usage("the model has no such file")),
-    };
-    let paths = (0..sizes.len()).map(path_of).collect::<Result<Vec<_>, _>>()?;
+    let files: Vec<_> = paths.into_iter().zip(sizes).enumerate().map(file).collect();
+    let plan = ExportPlan::new(params.output.as_deref(), &files)?;
+    plan.files.iter().try_for_each(PlannedFile::check_kind)?;
     if !params.force {
-        paths.iter().try_for_each(|path| refuse_existing(path))?;
+        plan.files.iter().try_for_each(|planned| refuse_existing(&planned.place.path()))?;
     }
-    let (mut written, progress) = (Vec::new(), Progress::new(global.hides_progress()));
-    for (index, ((path, size), temporary)) in paths.into_iter().zip(sizes).zip(&names).enumerate() {
-        let name = path.display().to_string();
-        let target = Target::create(&path, size, params.existing(), temporary);
-        let target = target.map_err(|error| write_error(&path, &error))?;
-        let bar = progress.bar(&name, size);
-        let digest = rewriting.write(index, target.file(), &name, &bar);
-        bar.clear();
-        written.push((path, digest?, size, target));
-    }
-    rewriting.verify()?;
-    let publish = |(path, digest, size, target): (PathBuf, Digest, u64, Target)| {
-        target.publish().map_err(|error| write_error(&path, &error))?;
-        report(global, &path, digest, size, false)
-    };
-    written.into_iter().map(publish).collect()
+    let present = vec![false; plan.files.len()];
+    let rewriting = RefCell::new(Some(rewriting));
+    let gone = || ErrorBody::new(ErrorCode::Internal, "export: the model is closed");
+    write_checked(
+        global,
+        params,
+        Checked { plan, present },
+        |planned, out, name, bar| {
+            rewriting.borrow_mut().as_mut().ok_or_else(gone)?.write(planned.index, out, name, bar)
+        },
+        || rewriting.borrow_mut().take().ok_or_else(gone)?.verify(),
+    )
 }
 
-/// A signal that ends the process removes the files that have temporary names.
-fn remove_at_end(names: Vec<TemporaryName>) -> Result<(), ErrorBody> {
-    let remove = move || names.iter().for_each(TemporaryName::remove_and_block);
-    on_end(remove).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+/// With the files of the model go their names; shards that are merged or made have none yet.
+fn rewritten_paths(reference: &Reference, model: &OpenModel, rewriting: &Rewriting<'_>) -> Vec<String> {
+    let count = rewriting.files().len();
+    if rewriting.layers().len() == count {
+        let paths = file_paths(reference, model);
+        return rewriting.layers().iter().filter_map(|layer| paths.get(*layer).cloned()).collect();
+    }
+    let Some(layer) = model.layers().first() else { return Vec::new() };
+    let extension = Some(FileFormat::DEFAULT.extension());
+    let file = |index| ListedFile {
+        media_type: &layer.media_type,
+        name: None,
+        digest: number_digest(index),
+        extension,
+    };
+    file_paths::names(&stem(reference), &(0..count).map(file).collect::<Vec<_>>())
+}
+
+/// Distinguishes files whose content is not known yet.
+fn number_digest(index: usize) -> Digest {
+    Digest::of(&index.to_le_bytes())
 }
 
 fn report(
@@ -197,42 +252,9 @@ fn report(
     Ok(Exported { path, digest, size, already_there })
 }
 
-/// In the current directory or the given one.
-fn output_path(
-    params: &Params,
-    model: &OpenModel,
-    layer: &OpenLayer,
-    index: usize,
-    count: usize,
-) -> Result<PathBuf, ErrorBody> {
-    // The stored name: the user may have given an ID.
-    let reference = model.name().parse().map_err(usage)?;
-    let name = file_name(&reference, layer, index, count);
-    match &params.output {
-        None => Ok(name.into()),
-        Some(directory) if directory.is_dir() => Ok(directory.join(name)),
-        Some(path) if index == 0 => Ok(path.clone()),
-        Some(path) => Err(usage(format!(
-            "{}: is one file, but the model has {count} such files; give a directory",
-            path.display()
-        ))),
-    }
-}
-
-fn write_file(
-    model: &OpenModel,
-    index: usize,
-    path: &Path,
-    existing: Existing,
-    temporary: &TemporaryName,
-    bar: &Bar,
-) -> Result<(), ErrorBody> {
-    let name = path.display().to_string();
-    let size = model.layers().get(index).map_or(0, |layer| layer.size);
-    let target =
-        Target::create(path, size, existing, temporary).map_err(|error| write_error(path, &error))?;
-    write_layer(model, index, target.file(), &name, bar)?;
-    target.publish().map_err(|error| write_error(path, &error))
+/// The stored name: the user may have given an ID or a pattern.
+fn stored_name(model: &OpenModel) -> Result<Reference, ErrorBody> {
+    model.name().parse().map_err(usage)
 }
 
 fn rewrite_to_stdout(mut rewriting: Rewriting<'_>, hides_progress: bool) -> Result<(), ErrorBody> {
@@ -247,9 +269,12 @@ fn rewrite_to_stdout(mut rewriting: Rewriting<'_>, hides_progress: bool) -> Resu
 }
 
 fn write_to_stdout(model: &OpenModel, hides_progress: bool) -> Result<(), ErrorBody> {
-    let [layer] = model.layers() else {
-        return Err(usage("-o -: the model has several such files; give a directory"));
+    let Some((layer, others)) = model.layers().split_first() else {
+        return Err(usage("-o -: the model has no such file"));
     };
+    if others.iter().any(|other| other.digest != layer.digest) {
+        return Err(usage("-o -: the model has several such files; give a directory"));
+    }
     let bar = Bar::new("exporting", layer.size, hides_progress);
     let mut out = DataOutput::new();
     let written = write_layer(model, 0, &mut out, "standard output", &bar);

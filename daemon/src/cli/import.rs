@@ -3,12 +3,13 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
+use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
@@ -31,10 +32,10 @@ pub(super) struct Params {
     /// The files
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// The model's name; derived from the file name if omitted
+    /// The model's name; derived from the file name, and made distinct, if omitted
     #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
-    /// Take the name from another model even if that is pinned; the pin stays with the name
+    /// Replace another model that has the name, also a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
 }
@@ -62,12 +63,25 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 fn import(progress: &Progress, params: &Params, client: &Client, path: &Path) -> Result<Imported, ErrorBody> {
     let file = open(path)?;
-    let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    let bar = progress.bar(&file_name, 0);
+    let shown = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let bar = progress.bar(&shown, 0);
+    let file_name = with_folders(path);
     let request = ImportParams { file_name, name: params.name.clone(), force: params.force };
     let imported = client.import(&request, &file, |completed, total| bar.set(completed, total));
     bar.clear();
     imported.map_err(client_error)
+}
+
+/// The file's name with the folders that may distinguish its model from that of another file of the same name.
+fn with_folders(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let names = path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_string_lossy()),
+        _ => None,
+    });
+    let names: Vec<_> = names.collect();
+    let skipped = names.len().saturating_sub(DerivedName::MAX_FOLDERS + 1);
+    names.get(skipped..).unwrap_or_default().join("/")
 }
 
 /// Opens the file with the caller's rights; the daemon only gets the descriptor. `O_NONBLOCK`, because

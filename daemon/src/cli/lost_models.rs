@@ -5,6 +5,7 @@ use blobd_client::protocol::response::Kept;
 
 use crate::output::{one_line, printable, terminal_width};
 use crate::size::human_bytes;
+use crate::times::local;
 
 /// The most characters of one line.
 const MAX_WIDTH: usize = 100;
@@ -29,7 +30,7 @@ pub(super) fn notes(notes: &[String]) -> String {
 
 /// A model that has lost its name, and what became of its bytes.
 pub(super) fn line(verb: &str, model: &LostModel) -> String {
-    format!("{}: {}\n", subject(verb, model), fate(model))
+    format!("{}: {}\n", subject(verb, model), what_became_of(model))
 }
 
 /// The event, the model and its size.
@@ -38,7 +39,11 @@ pub(super) fn subject(verb: &str, model: &LostModel) -> String {
     format!("{verb} {} {} ({})", printable(name), digest.short(), human_bytes(*size))
 }
 
-fn fate(model: &LostModel) -> String {
+fn what_became_of(model: &LostModel) -> String {
+    if let Some(until) = &model.kept_until {
+        let name = printable(&model.name);
+        return format!("in the trash until {}; `blobd undelete {name} --force` restores it", local(until));
+    }
     let mut parts = Vec::new();
     if model.freed_bytes > 0 {
         parts.push(format!("{} freed", human_bytes(model.freed_bytes)));
@@ -93,7 +98,7 @@ mod tests {
 
     fn model(freed_bytes: u64, reclaimable_bytes: u64, kept: Vec<Kept>) -> LostModel {
         let (name, digest) = ("m:latest".to_owned(), Digest::of(b"m"));
-        LostModel { name, digest, size: 3 << 20, freed_bytes, reclaimable_bytes, kept }
+        LostModel { name, digest, size: 3 << 20, freed_bytes, reclaimable_bytes, kept, kept_until: None }
     }
 
     #[test]
@@ -112,6 +117,14 @@ mod tests {
             format!("replaced m:latest {id} (3.00 MiB): `blobd gc` frees 4.00 KiB\n")
         );
         assert!(line("replaced", &model(0, 0, Vec::new())).ends_with(": nothing to free\n"));
+    }
+
+    #[test]
+    fn replaced_model_that_the_trash_keeps_can_be_restored() {
+        let kept_until = Some("2026-12-02T18:20:00Z".to_owned());
+        let line = line("replaced", &LostModel { kept_until, ..model(0, 0, Vec::new()) });
+        assert!(line.contains("(3.00 MiB): in the trash until 2026-12-0"), "{line}");
+        assert!(line.ends_with("; `blobd undelete m:latest --force` restores it\n"), "{line}");
     }
 
     #[test]

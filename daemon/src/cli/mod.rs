@@ -67,6 +67,8 @@ mod residency;
 mod rm;
 mod serve;
 mod show;
+#[cfg(test)]
+mod shown_commands;
 mod source_file;
 mod store_access;
 mod suggest;

@@ -13,7 +13,7 @@ use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::LayerSummary;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::{FileFormat, HeaderReader, Progress};
+use blobd_store_format::file_format::{FileFormat, FileOrigin, FormatError, HeaderReader, Progress};
 use blobd_store_format::gguf::Header;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
@@ -231,12 +231,16 @@ fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
     let io_error = |error| file_error(&name, &error);
     let metadata = path.metadata().map_err(io_error)?;
     if !metadata.is_file() {
-        return Err(usage(format!("{name}: is no regular file; name a GGUF file")));
+        let found = if metadata.is_dir() { "a directory" } else { "a device or pipe" };
+        let refused = usage(format!("{name}: wrong kind of file: expected a regular file, found {found}"));
+        return Err(refused.with_hint("name a GGUF file"));
     }
     let file = File::open(path).map_err(io_error)?;
     let header = read_header(&file).map_err(io_error)?;
-    let header =
-        header.map_err(|error| ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}")))?;
+    let header = header.map_err(|error| {
+        let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}"));
+        body.with_hint(error.advice(FileOrigin::Disk))
+    })?;
     Ok(DescribedFile {
         media_type: MediaType::new(MediaType::OLLAMA_MODEL),
         name: path.file_name().map(|name| name.to_string_lossy().into_owned()),
@@ -247,9 +251,7 @@ fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
 }
 
 /// Reads as much of a file as its header takes.
-fn read_header(
-    mut file: &File,
-) -> std::io::Result<Result<Vec<u8>, blobd_store_format::file_format::FormatError>> {
+fn read_header(mut file: &File) -> std::io::Result<Result<Vec<u8>, FormatError>> {
     let (mut reader, mut part) = (HeaderReader::new(), vec![0; 64 << 10]);
     loop {
         let length = file.read(&mut part)?;

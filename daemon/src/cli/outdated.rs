@@ -79,8 +79,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     let listed = connected.client.models().map_err(client_error)?.models;
     let is_wanted = |model: &&ModelSummary| is_any(&params.names, &model.name);
     let wanted: Vec<_> = listed.iter().filter(is_wanted).collect();
-    let followed: Vec<_> =
-        wanted.iter().filter_map(|model| Some((*model, followed(model, &listed)?))).collect();
+    let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, followed(model)?))).collect();
     let report = Report { models: compare_all(&connected.client, &followed) };
     print_result(global, &report, |report| match report.models.is_empty() {
         true => nothing_to_compare(listed.len(), wanted.len()),

@@ -59,9 +59,19 @@ pub(super) struct OutputFile {
 }
 
 impl OutputFile {
-    /// Creates a file without a name (`O_TMPFILE`) in the directory of `target`, or with a temporary name if
-    /// the file system does not support that.
+    /// [`Self::create_in`] the directory of `target`.
     pub(super) fn create(target: &Path, existing: Existing, temporary: &TemporaryName) -> io::Result<Self> {
+        Self::create_in(directory_of(target), target, existing, temporary)
+    }
+
+    /// Creates a file without a name (`O_TMPFILE`) in a directory on the file system of `target`, or with a temporary
+    /// name if the file system does not support that.
+    pub(super) fn create_in(
+        directory: &Path,
+        target: &Path,
+        existing: Existing,
+        temporary: &TemporaryName,
+    ) -> io::Result<Self> {
         let old = fs::symlink_metadata(target).ok();
         // An empty file has nothing to lose: `mktemp` and a shell's redirection create some.
         let is_empty = old.as_ref().is_some_and(|old| old.is_file() && old.len() == 0);
@@ -73,11 +83,11 @@ impl OutputFile {
         // Other users must not read it before it has the owner and mode of the file that it replaces.
         let mode = if old.is_some() { 0o600 } else { 0o666 };
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = match openat(CWD, directory_of(target), flags, Mode::from_raw_mode(mode)) {
+        let file = match openat(CWD, directory, flags, Mode::from_raw_mode(mode)) {
             Ok(fd) => File::from(fd),
             // The kernel or the file system does not support O_TMPFILE.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT | Errno::NOSYS) => {
-                create_named(target, mode, temporary)?
+                create_named(directory, mode, temporary)?
             }
             Err(errno) => return Err(errno.into()),
         };
@@ -101,17 +111,22 @@ impl OutputFile {
         }
     }
 
-    /// Syncs the content and gives the file its name. An existing file is replaced, if that was requested, and its
-    /// mode and, where this user may set them, owner and group are kept. If this fails, the existing file is
-    /// unchanged.
-    pub(super) fn publish(self) -> io::Result<()> {
+    /// Gives the file the owner and mode of the one that it will replace, and syncs it.
+    pub(super) fn sync(&self) -> io::Result<()> {
         if let Some(old) = &self.old {
             // Only root may change the owner; otherwise this user owns the new file.
             let _ = fchown(&self.file, Some(old.uid()), None);
             let _ = fchown(&self.file, None, Some(old.gid()));
             self.file.set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
         }
-        self.file.sync_all()?;
+        self.file.sync_all()
+    }
+
+    /// Syncs the content and gives the file its name. An existing file is replaced, if that was requested, and its
+    /// mode and, where this user may set them, owner and group are kept. If this fails, the existing file is
+    /// unchanged.
+    pub(super) fn publish(self) -> io::Result<()> {
+        self.sync()?;
         // Locked: the signal handler waits until the file has its final name.
         let mut name = self.temporary.lock();
         if name.is_none() {
@@ -155,7 +170,7 @@ impl OutputFile {
 
     fn link_temporary(&self) -> io::Result<PathBuf> {
         loop {
-            let name = temporary_name(&self.target);
+            let name = temporary_name(directory_of(&self.target));
             if self.link(&name)? {
                 return Ok(name);
             }
@@ -179,10 +194,10 @@ fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-fn create_named(target: &Path, mode: u32, temporary: &TemporaryName) -> io::Result<File> {
+fn create_named(directory: &Path, mode: u32, temporary: &TemporaryName) -> io::Result<File> {
     let mut name = temporary.lock();
     loop {
-        let path = temporary_name(target);
+        let path = temporary_name(directory);
         match File::options().write(true).create_new(true).mode(mode).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -198,12 +213,12 @@ fn directory_of(target: &Path) -> &Path {
     target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A new name in the same directory at each call.
-fn temporary_name(target: &Path) -> PathBuf {
+/// A new name in the directory at each call.
+fn temporary_name(directory: &Path) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!(".blobd-export-{}-{number}", std::process::id());
-    directory_of(target).join(OsString::from(name))
+    directory.join(OsString::from(name))
 }
 
 #[cfg(test)]
@@ -220,7 +235,7 @@ mod tests {
         let temporary = TemporaryName::default();
         let mut output = OutputFile::create(target, existing, &temporary).unwrap();
         if has_name && temporary.lock().is_none() {
-            output.file = create_named(target, 0o600, &temporary).unwrap();
+            output.file = create_named(directory_of(target), 0o600, &temporary).unwrap();
         }
         output.file().write_all(b"new").unwrap();
         output

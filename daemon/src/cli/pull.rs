@@ -54,7 +54,7 @@ pub(super) struct Params {
     /// Show what would be downloaded and reused, and whether there is space for it
     #[arg(long)]
     dry_run: bool,
-    /// Take the name from another model even if that is pinned; the pin stays with the name
+    /// Replace a model from elsewhere that has the name, or a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
 }
@@ -120,8 +120,7 @@ fn followed_models(
 ) -> Result<Vec<PullParams>, ErrorBody> {
     let models = connected.client.models().map_err(client_error)?.models;
     let mut requests = Vec::new();
-    let followed: Vec<_> =
-        models.iter().filter_map(|model| Some((model, followed(model, &models)?))).collect();
+    let followed: Vec<_> = models.iter().filter_map(|model| Some((model, followed(model)?))).collect();
     if followed.is_empty() && !global.hides_reports() {
         print_text(&nothing_to_compare(models.len(), models.len()))?;
     }

@@ -25,7 +25,7 @@ pub(super) struct Params {
     /// Its new name
     #[arg(value_name = "NEW", value_parser = parse_new_name)]
     target: Reference,
-    /// Replace another model that has the new name, even if it is pinned
+    /// Replace another model that has the new name, also a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
 }

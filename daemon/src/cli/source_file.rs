@@ -7,7 +7,8 @@ use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::OpenPiece;
 use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::gguf::{Header, HeaderParser, Progress};
+use blobd_store_format::file_format::FormatError;
+use blobd_store_format::gguf::{GgufError, Header, HeaderParser, Progress};
 use blobd_store_format::stored_file::FilePieces;
 
 /// A file of an open model. It is hashed as far as it is read from the start to the end.
@@ -44,9 +45,12 @@ impl<'m> SourceFile<'m> {
         while offset < self.size() {
             let length = self.load(offset, &mut buffer)?;
             offset = offset.saturating_add(length as u64);
-            let done = parser.push(buffer.get(..length).unwrap_or_default());
-            if done.map_err(|error| self.invalid(&error))? == Progress::Done {
-                break;
+            let bytes = buffer.get(..length).unwrap_or_default();
+            match parser.push(bytes) {
+                Ok(Progress::NeedMore) => {}
+                Ok(Progress::Done) => break,
+                Err(GgufError::Magic { .. }) => return Err(self.invalid(&FormatError::unknown(bytes))),
+                Err(error) => return Err(self.invalid(&error)),
             }
         }
         parser.finish().map_err(|error| self.invalid(&error))
@@ -96,9 +100,9 @@ impl<'m> SourceFile<'m> {
     }
 
     fn invalid(&self, error: &impl std::fmt::Display) -> ErrorBody {
-        let message =
-            format!("model {}: {error}; only GGUF files can be rewritten or hashed", self.model.name());
+        let message = format!("model {}: {error}", self.model.name());
         ErrorBody::new(ErrorCode::InvalidInput, message)
+            .with_hint("only GGUF files can be rewritten or hashed")
     }
 }
 

@@ -15,15 +15,15 @@ use crate::output::printable;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd tag llama3:8b mine/assistant:v1
-  blobd tag llama3:70b mine/assistant:v1 --force        even if mine/assistant:v1 is pinned")]
+  blobd tag llama3:70b mine/assistant:v1 --force        replaces the model of that name")]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "SRC")]
     source: ModelName,
-    /// The new name; another model that has it now loses it, unless it is pinned
+    /// The new name
     #[arg(value_name = "DST", value_parser = parse_new_name)]
     target: Reference,
-    /// Take the name from another model even if that is pinned; the pin stays with the name
+    /// Replace another model that has the name, also a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
 }

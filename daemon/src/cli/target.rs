@@ -31,9 +31,21 @@ impl Target {
         if target.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return File::options().write(true).open(&target).map(Self::Device);
         }
-        let output = OutputFile::create(&target, existing, temporary)?;
+        Self::of_file(OutputFile::create(&target, existing, temporary)?, size)
+    }
+
+    /// A file that has space for `size` bytes.
+    pub(super) fn of_file(output: OutputFile, size: u64) -> io::Result<Self> {
         output.reserve(size)?;
         Ok(Self::File(Box::new(output)))
+    }
+
+    /// Makes the content of a file durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        match self {
+            Self::File(output) => output.sync(),
+            Self::Device(_) => Ok(()),
+        }
     }
 
     pub(super) const fn file(&self) -> &File {

@@ -13,19 +13,14 @@ pub(super) struct Followed {
     pub(super) source: PullSource,
 }
 
-/// What a stored model is compared with; `None` if it does not follow a source: it was imported or edited, or is
-/// fixed to a digest, or is a copy, made by `blobd tag`, of a model that has its source's own name, or is in a lower store, which its own
+/// What a stored model is compared with; `None` if it follows no source, or is in a lower store, which its own
 /// administrator updates.
-pub(super) fn followed(model: &ModelSummary, all: &[ModelSummary]) -> Option<Followed> {
+pub(super) fn followed(model: &ModelSummary) -> Option<Followed> {
     if model.store.is_some() {
         return None;
     }
-    let source = model.origin.as_deref()?.parse::<PullSource>().ok()?.latest()?;
-    let (name, own): (Reference, Reference) = (model.name.parse().ok()?, source.name().ok()?);
-    let names =
-        |other: &ModelSummary| other.name.parse::<Reference>().is_ok_and(|name| name.same_model(&own));
-    let is_copy = !name.same_model(&own) && all.iter().any(names);
-    (!is_copy).then_some(Followed { name, source })
+    let source = model.follows.as_deref()?.parse::<PullSource>().ok()?.latest()?;
+    Some(Followed { name: model.name.parse().ok()?, source })
 }
 
 /// Why no model is compared with its source, of `listed` models in the store and `wanted` ones that were asked for.
@@ -41,52 +36,5 @@ pub(super) fn nothing_to_compare(listed: usize, wanted: usize) -> String {
                 "{count} models, none has a source to compare with: they were not pulled, or are fixed to a digest\n"
             )
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use blobd_store_format::digest::Digest;
-
-    use super::*;
-
-    fn model(name: &str, origin: Option<&str>) -> ModelSummary {
-        ModelSummary {
-            name: name.to_owned(),
-            digest: Digest::of(b"m"),
-            size: 1,
-            modified: String::new(),
-            pinned: false,
-            origin: origin.map(str::to_owned),
-            damage: None,
-            store: None,
-        }
-    }
-
-    fn source_of(name: &str, origin: &str, others: &[ModelSummary]) -> Option<String> {
-        followed(&model(name, Some(origin)), others).map(|followed| followed.source.to_string())
-    }
-
-    #[test]
-    fn pulled_models_follow_their_sources() {
-        let tag = "registry.ollama.ai/library/llama3:8b";
-        assert_eq!(source_of("llama3:8b", tag, &[]).as_deref(), Some(tag));
-        assert_eq!(source_of("mine:8b", tag, &[]).as_deref(), Some(tag), "pulled with --name");
-        assert_eq!(source_of("mine:8b", tag, &[model("llama3:8b", Some(tag))]), None, "a copy");
-        let commit = "https://huggingface.co/me/x/resolve/0123456789abcdef0123456789abcdef01234567/x.gguf";
-        assert_eq!(source_of("hf.co/me/x:x", commit, &[]).as_deref(), Some("hf.co/me/x/x.gguf"));
-    }
-
-    #[test]
-    fn other_models_follow_nothing() {
-        for origin in [
-            "import x.gguf",
-            "url https://a/x.gguf",
-            "edit llama3:8b",
-            &format!("llama3:8b@{}", Digest::of(b"m")),
-        ] {
-            assert_eq!(source_of("m:latest", origin, &[]), None, "{origin}");
-        }
-        assert_eq!(followed(&model("m:latest", None), &[]), None);
     }
 }

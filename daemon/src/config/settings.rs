@@ -90,6 +90,7 @@ impl Config {
             ("space.evict", json!(limits.eviction.name())),
             ("space.high_watermark", json!(limits.high_percent)),
             ("space.low_watermark", json!(limits.low_percent)),
+            ("trash.displaced", days(self.trash.keep_displaced.as_secs())),
             ("scrub.rate_bytes_per_second", size(scrub.rate_bytes_per_second)),
             ("scrub.pass_days", days(scrub.period.as_secs())),
             ("scrub.pause_above_pressure_percent", json!(scrub.pause_above_pressure_percent)),

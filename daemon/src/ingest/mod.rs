@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
+use blobd_store_format::file_format::{FileOrigin, FormatError, HeaderReader, ModelHeader, Progress};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::SplitPlan;
@@ -163,13 +163,34 @@ pub enum IngestError {
     /// Its format is unknown, or its header or its tensors are invalid.
     #[error("{0}")]
     Format(#[from] FormatError),
-    #[error("is one of {count} shards; join them with `llama-gguf-split --merge` and import the result")]
+    /// The same of a file that is downloaded.
+    #[error("{0}")]
+    DownloadedFormat(FormatError),
+    #[error("part of a model: expected a whole GGUF file, found one of {count} shards")]
     Shard { count: u64 },
     /// No valid recipe can be made for it.
     #[error("{0}")]
     Recipe(#[from] RecipeError),
     #[error("{0}")]
     Store(#[from] StoreError),
+}
+
+impl IngestError {
+    /// What the user can do about the file.
+    pub(crate) const fn advice(&self) -> Option<&'static str> {
+        match self {
+            Self::Format(error) => Some(error.advice(FileOrigin::Disk)),
+            Self::DownloadedFormat(error) => Some(error.advice(FileOrigin::Download)),
+            Self::Shard { .. } => Some(
+                "join them with `llama-gguf-split --merge` and import the result; published shards can be pulled as they \
+                 are",
+            ),
+            Self::Truncated { .. } => {
+                Some("a program has shortened it: import it again when no program writes to it")
+            }
+            Self::Source(_) | Self::Changed | Self::Recipe(_) | Self::Store(_) => None,
+        }
+    }
 }
 
 /// Reads the header in small steps, so that an invalid one is refused early.

@@ -196,7 +196,7 @@ fn failure_of_the_store_is_returned_and_not_its_consequence() {
 fn invalid_file_is_refused_with_the_reason() {
     let (folder, store) = new_store();
     for (mut file, reason) in [
-        (b"no model at all, but long enough".to_vec(), "starts with \"no m\""),
+        (b"no model at all, but long enough".to_vec(), "expected a GGUF file, found a text"),
         (gguf(&[("a", 64)]), "end beyond the data section"),
     ] {
         file.pop();

@@ -36,7 +36,6 @@ impl OpenFile {
 
     /// `None` if the model has no layer with this digest, or the daemon has not sent the layer's pieces.
     pub(super) fn of_layer(model: Arc<OpenModel>, digest: Digest) -> Option<Self> {
-        // If several layers have this digest, the first has the pieces.
         let layer = model.layers().iter().position(|layer| layer.digest == digest)?;
         let size = model.file(layer).ok()?.size();
         Some(Self::new(size, OpenContent::Layer { model, layer }))

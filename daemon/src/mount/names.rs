@@ -2,6 +2,7 @@
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_paths::{self, ListedFile};
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
@@ -47,56 +48,31 @@ pub(super) fn ollama_directory(reference: &Reference) -> Vec<String> {
 
 /// The weights: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, so that engines find the other shards.
 pub(super) fn weights<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
-    let found: Vec<_> = files(manifest).filter(|found| is_weights(found.file)).collect();
-    let count = found.len();
-    let name = |index: usize, Found { own, extension, .. }: &Found<'_>| match own.and_then(shard_suffix) {
-        _ if count == 1 => format!("{tag}{extension}"),
-        Some(suffix) => format!("{tag}{suffix}{extension}"),
-        None => format!("{tag}-{:05}-of-{count:05}{extension}", index + 1),
-    };
-    let named = found.into_iter().enumerate();
-    named.map(|(index, found)| NamedFile { name: name(index, &found), file: found.file }).collect()
+    named(tag, manifest, is_weights)
 }
 
 /// The other files: `8b-projector.gguf`, `8b-adapter.gguf`, a second `8b-adapter-2.gguf`.
 pub(super) fn companions<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
-    let mut named: Vec<NamedFile<'m>> = Vec::new();
-    for Found { file, extension, .. } in files(manifest).filter(|found| !is_weights(found.file)) {
-        let part = file.media_type.component();
-        let earlier = named.iter().filter(|earlier| earlier.file.media_type.component() == part).count();
-        let number = if earlier == 0 { String::new() } else { format!("-{}", earlier + 1) };
-        named.push(NamedFile { name: format!("{tag}-{part}{number}{extension}"), file });
-    }
-    named
+    named(tag, manifest, |file| !is_weights(file))
 }
 
 fn is_weights(file: &Descriptor) -> bool {
     file.media_type.component() == "model"
 }
 
-/// A file of a known format.
-struct Found<'m> {
-    file: &'m Descriptor,
-    /// The name that its registry gives it.
-    own: Option<&'m str>,
-    extension: &'static str,
-}
-
-/// The files of a model with a known format, and thus a known extension.
-fn files(manifest: &Manifest) -> impl Iterator<Item = Found<'_>> {
-    manifest.files().zip(manifest.names()).filter_map(|(file, own)| {
-        let format = FileFormat::announced(&file.media_type, own)?;
-        Some(Found { file, own, extension: format.extension() })
-    })
-}
-
-/// `-00002-of-00003` of `x-00002-of-00003.gguf`.
-fn shard_suffix(name: &str) -> Option<&str> {
-    const FORM: &str = "-00000-of-00000";
-    let (stem, _format) = FileFormat::split_name(name)?;
-    let suffix = stem.get(stem.len().checked_sub(FORM.len())?..)?;
-    let fits = |(found, form): (u8, u8)| if form == b'0' { found.is_ascii_digit() } else { found == form };
-    suffix.bytes().zip(FORM.bytes()).all(fits).then_some(suffix)
+/// The files of a model with a known format, and thus a known extension. The tag names them, because the files of all
+/// tags of a model are in one directory.
+fn named<'m>(tag: &str, manifest: &'m Manifest, is_wanted: fn(&Descriptor) -> bool) -> Vec<NamedFile<'m>> {
+    let wanted = manifest.files().zip(manifest.names()).filter(|(file, _)| is_wanted(file));
+    let (files, listed): (Vec<&Descriptor>, Vec<ListedFile<'_>>) = wanted
+        .filter_map(|(file, name)| {
+            let format = FileFormat::announced(&file.media_type, name)?;
+            let (media_type, extension) = (&file.media_type, Some(format.extension()));
+            Some((file, ListedFile { media_type, name, digest: file.digest, extension }))
+        })
+        .unzip();
+    let names = file_paths::names(tag, &listed);
+    files.into_iter().zip(names).map(|(file, name)| NamedFile { name, file }).collect()
 }
 
 #[cfg(test)]
@@ -174,6 +150,20 @@ mod tests {
     }
 
     #[test]
+    fn file_that_a_manifest_names_twice_has_one_name() {
+        let descriptor = |media_type| Descriptor {
+            media_type: MediaType::new(media_type),
+            digest: Digest::of(b"weights"),
+            size: 1,
+        };
+        let layers = [MediaType::OLLAMA_MODEL, MediaType::OLLAMA_MODEL, MediaType::OLLAMA_PROJECTOR];
+        let layers = layers.map(descriptor).to_vec();
+        let manifest = Manifest::compose(descriptor(MediaType::DOCKER_CONFIG), layers).unwrap();
+        assert_eq!(names(&weights("8b", &manifest)), ["8b.gguf", "8b.gguf"]);
+        assert_eq!(names(&companions("8b", &manifest)), ["8b-projector.gguf"]);
+    }
+
+    #[test]
     fn other_formats_have_no_gguf_file() {
         let raw = "application/vnd.cncf.model.weight.v1.raw";
         let other = manifest(&[
@@ -183,13 +173,5 @@ mod tests {
         ]);
         assert!(weights("8b", &other).is_empty());
         assert_eq!(names(&weights("8b", &manifest(&[(raw, Some("m.GGUF"))]))), ["8b.gguf"]);
-    }
-
-    #[test]
-    fn suffix_of_a_shard_is_found_in_any_text() {
-        assert_eq!(shard_suffix("a-00001-of-00002.gguf"), Some("-00001-of-00002"));
-        for text in ["", "a.gguf", "-0001-of-00002.gguf", "ä0001-of-00002.gguf", "a-00001-of-0000x.gguf"] {
-            assert_eq!(shard_suffix(text), None, "{text}");
-        }
     }
 }

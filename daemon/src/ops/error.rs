@@ -8,7 +8,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::recipe::RecipeError;
-use blobd_store_format::reference::{Reference, ReferenceError};
+use blobd_store_format::reference::ReferenceError;
 
 use super::relief::{Leftover, Relief};
 use crate::ingest::IngestError;
@@ -52,12 +52,6 @@ pub enum OpError {
     ChangedMeanwhile { name: String },
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
     NotInTrash { name: String },
-    #[error(
-        "model {name}: the name belongs to another model; --force replaces it, `blobd rename` gives it another name"
-    )]
-    NameTaken { name: String },
-    #[error("model {name}: exists already; --force replaces it")]
-    TargetExists { name: String },
     /// The requested changes are not possible.
     #[error("model {model}: {reason}")]
     Edit { model: String, reason: String },
@@ -71,7 +65,7 @@ pub enum OpError {
     /// No valid recipe can be made.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    #[error("{name}: {found}, a regular file expected")]
+    #[error("{name}: wrong kind of file: expected a regular file, found {found}")]
     NotAFile { name: String, found: &'static str },
     /// The files of a sharded model are not exactly its shards.
     #[error("model {model}: {what}; only its publisher can correct this")]
@@ -158,10 +152,7 @@ impl OpError {
             Self::Pinned { .. } | Self::DownloadOfAnother { .. } | Self::ChargedToAnother { .. } => {
                 ErrorCode::Denied
             }
-            Self::NameTaken { .. }
-            | Self::ChangedMeanwhile { .. }
-            | Self::TargetExists { .. }
-            | Self::DownloadInUse { .. } => ErrorCode::Busy,
+            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } => ErrorCode::Busy,
             Self::NoSpace { source, .. } => source.code(),
             Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,
@@ -203,12 +194,11 @@ impl OpError {
                  larger quota in [quotas] of the daemon's configuration"
             }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
-            (Self::Ingest { .. }, ErrorCode::InvalidInput) => {
-                "if it is a model, it is damaged or incomplete: copy or download it again"
-            }
+            (Self::Ingest { source, .. }, ErrorCode::InvalidInput) => source.advice()?,
             (Self::NotAFile { found: "a directory", .. }, _) => {
                 "name the files in it: `import` takes several"
             }
+            (Self::NotAFile { .. }, _) => "write its content to a file first, and import that",
             (Self::NoSuchDownload { .. }, _) => "`blobd partial ls` lists them",
             (Self::DownloadInUse { .. }, _) => "wait for the pull, or stop it first",
             (Self::DownloadOfAnother { .. }, _) => {
@@ -242,10 +232,11 @@ fn store_hint(error: &StoreError) -> Option<String> {
         }
         StoreError::Pinned { name } => {
             return Some(format!(
-                "--force gives the name and its pin to the other model, which only administrators may do; \
-                 `blobd unpin {name}` ends the protection"
+                "give another name; or, as an administrator, replace it with --force, which keeps the pin, or end the \
+                 protection with `blobd unpin {name}`"
             ));
         }
+        StoreError::NameTaken { .. } => "give another name, or replace that model with --force",
         StoreError::NameOfAnother { .. } => "give the model another name",
         StoreError::NoSuchModel { similar, .. } => return similar_names(similar),
         StoreError::MayBeHidden { similar, store, .. } => {
@@ -295,7 +286,9 @@ fn store_code(error: &StoreError) -> ErrorCode {
             ErrorCode::Denied
         }
         StoreError::Io { .. } => ErrorCode::Internal,
-        StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
+        StoreError::Locked { .. } | StoreError::IndexBuilding { .. } | StoreError::NameTaken { .. } => {
+            ErrorCode::Busy
+        }
         StoreError::NoSuchModel { .. } | StoreError::MayBeHidden { .. } | StoreError::Hidden { .. } => {
             ErrorCode::NotFound
         }
@@ -318,14 +311,6 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::BlobDiffers { .. }
         | StoreError::DamagedBlob { .. }
         | StoreError::FileSize { .. } => ErrorCode::Corrupt,
-    }
-}
-
-/// Refuses a new name that includes a digest.
-pub(super) fn refuse_pinned(target: &Reference) -> Result<(), OpError> {
-    match target.digest() {
-        Some(_) => Err(OpError::PinnedTarget { name: target.short() }),
-        None => Ok(()),
     }
 }
 

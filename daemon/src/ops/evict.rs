@@ -117,6 +117,9 @@ pub fn evict_excess(
     }
     let low = store.space_policy().low_bytes().unwrap_or(u64::MAX);
     let garbage_bytes = gc::collect(store)?.freed_bytes();
+    let is_low = || Ok(store.used_bytes() <= low);
+    let displaced_bytes = if is_low()? { 0 } else { gc::drop_displaced(store, None, &is_low)?.1 };
+    let garbage_bytes = garbage_bytes.saturating_add(displaced_bytes);
     let needed = store.used_bytes().saturating_sub(low);
     let report = |model: &LostModel| {
         let lost = lost_model(model.clone());
@@ -153,7 +156,7 @@ pub fn eviction_plan(
         name: victim.reference.short(),
         freed_bytes: victim.freed_bytes,
         last_used: rfc3339(victim.last_used),
-        origin: store.origin(victim.manifest),
+        origin: store.name_origin(&victim.reference, victim.manifest).origin,
     });
     let spared = plan
         .spared

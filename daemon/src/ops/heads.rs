@@ -35,7 +35,7 @@ pub fn heads(store: &Store, reference: &Reference) -> Result<ModelHeads, OpError
     Ok(ModelHeads {
         name: model.reference.short(),
         digest: Some(digest),
-        origin: store.origin(digest),
+        origin: store.name_origin(&model.reference, digest).origin,
         files,
     })
 }

@@ -7,21 +7,19 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
-use blobd_store::{Ingest, Store, StoreError, Verb};
-use blobd_store_format::file_format::FileFormat;
-use blobd_store_format::file_type::split_file_type;
+use blobd_store::{Store, StoreError, Verb};
+use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
+use super::OpError;
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
-use super::lost_models::{Evictions, displaced};
+use super::name_change::{NameChange, TargetName};
 use super::origin::of_import;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use super::taken_name::{MayTake, refuse_unless_movable};
-use super::{OpError, error::refuse_pinned, soft_quota};
 use crate::ingest::{FileSource, IngestError, begin_file};
 use crate::requester::Requester;
 
@@ -86,25 +84,20 @@ fn import_file(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
     let file_name = display_name(&params.file_name);
-    let reference = imported_name(params)?;
-    refuse_pinned(&reference)?;
-    policy.check_import(&file_name, &reference, None)?;
+    let target = target_name(params)?;
+    policy.check_import(&file_name, target.preferred(), None)?;
     let before = inspect(source, &file_name)?;
     let size = before.size;
+    let change = NameChange::new(store, requester, Verb::Import, format!("import of {file_name}"));
+    let change = change.replacing(params.force);
     // Before the file is read. A file of the same size may be the same one.
-    let may_take = MayTake::with_force(requester, params.force);
-    refuse_unless_movable(store, requester, &reference, may_take, |present| {
-        present.layers().iter().any(|file| file.size == size)
-    })?;
-    let cause = format!("import of {file_name}");
-    let evictions = Evictions::new(requester, cause.clone());
+    change.check(&target, |present| present.layers().iter().any(|file| file.size == size))?;
     store.make_reserve();
-    let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
-    let mut ingest = requester.acting(evictions.observe(ingest), Verb::Import);
+    let mut ingest = change.begin(change.lease())?;
     ingest.staging().expect(size);
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
     let begun = begin_file(source, size, progress).map_err(refused)?;
-    policy.check_import(&file_name, &reference, Some(begun.header()))?;
+    policy.check_import(&file_name, target.preferred(), Some(begun.header()))?;
     let ingested = begun.ingest(&mut ingest).map_err(refused)?;
     let facts = &ingested.facts;
     if let Some(shard) = facts.shard {
@@ -115,24 +108,21 @@ fn import_file(
         return Err(refused(IngestError::Changed));
     }
     let manifest = compose(&mut ingest, &[Part::model(&ingested)], facts)?;
-    let origin = of_import(&file_name);
-    let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
-    let (new_bytes, reused_bytes, new_blob_count) =
-        (committed.new_bytes, committed.reused_bytes, committed.new_blob_count);
-    let unchanged = committed.is_unchanged();
+    let is_allowed = |name: &Reference| policy.check_import(&file_name, name, None).is_ok();
+    let named = change.commit(ingest, target, &manifest, Some(&of_import(&file_name)), is_allowed)?;
     Ok(Imported {
-        name: reference.short(),
+        name: named.name,
         digest: manifest.digest(),
         file: ingested.digest,
         size,
-        new_bytes,
-        reused_bytes,
+        new_bytes: named.new_bytes,
+        reused_bytes: named.reused_bytes,
         tensor_count: facts.tensor_count,
-        new_blob_count,
-        unchanged,
-        displaced: displaced(store, requester, committed),
-        evicted: evictions.take(),
-        notes: soft_quota::notes(store, requester),
+        new_blob_count: named.new_blob_count,
+        unchanged: named.unchanged,
+        displaced: named.displaced,
+        evicted: named.evicted,
+        notes: named.notes,
     })
 }
 
@@ -154,54 +144,35 @@ fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpErr
     Err(OpError::NotAFile { name: name.to_owned(), found })
 }
 
-/// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
-/// nothing of it is used.
 /// The name that the model gets: the one that was asked for, or one made from the file's.
 ///
 /// # Errors
-/// [`OpError::Name`] if no name can be made from the file's.
-pub(crate) fn imported_name(params: &ImportParams) -> Result<Reference, OpError> {
-    params.name.clone().map_or_else(|| name_from_file(&display_name(&params.file_name)), Ok)
+/// [`OpError::Name`] if no name can be made from the file's; [`OpError::PinnedTarget`].
+fn target_name(params: &ImportParams) -> Result<TargetName, OpError> {
+    if let Some(name) = &params.name {
+        return TargetName::given(name);
+    }
+    let names = DerivedName::of_file(&params.file_name);
+    let from = || display_name(&params.file_name);
+    names.map(TargetName::Derived).map_err(|source| OpError::Name { from: from(), source })
 }
 
+/// The name under which the request is recorded until the model has its name.
+pub(crate) fn imported_name(params: &ImportParams) -> Option<Reference> {
+    target_name(params).ok().map(|name| name.preferred().clone())
+}
+
+/// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
+/// nothing of it is used.
 fn display_name(file_name: &str) -> String {
     const MAX_CHARS: usize = 200;
     let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
     last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
 }
 
-/// `chain-llama-Q4_K_M.gguf` is `chain-llama:Q4_K_M`; without a file type the tag is `latest`.
-fn name_from_file(file_name: &str) -> Result<Reference, OpError> {
-    let stem = FileFormat::split_name(file_name).map_or(file_name, |(stem, _format)| stem);
-    let (model, tag) = split_file_type(stem).unwrap_or((stem, Reference::DEFAULT_TAG));
-    let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '-' };
-    let model: String = model.chars().map(allowed).take(80).collect();
-    let model = model.trim_start_matches(['-', '.']);
-    Reference::from_parts(Reference::DEFAULT_HOST, Reference::DEFAULT_NAMESPACE, model, tag)
-        .map_err(|source| OpError::Name { from: file_name.to_owned(), source })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn file_name_gives_model_and_tag() {
-        for (file, name) in [
-            ("chain-llama-Q4_K_M.gguf", "chain-llama:Q4_K_M"),
-            ("Meta-Llama-3-8B.Q8_0.gguf", "Meta-Llama-3-8B:Q8_0"),
-            ("gpt-oss-20b-MXFP4.gguf", "gpt-oss-20b:MXFP4"),
-            ("Qwen3-8B-UD-Q4_K_XL.gguf", "Qwen3-8B:UD-Q4_K_XL"),
-            ("my model (1).gguf", "my-model--1-:latest"),
-            ("Model.GGUF", "Model:latest"),
-            ("model", "model:latest"),
-        ] {
-            assert_eq!(name_from_file(file).unwrap().short(), name, "{file}");
-        }
-        for file in [".gguf", "..gguf", "--.gguf"] {
-            assert!(name_from_file(file).is_err(), "{file}");
-        }
-    }
 
     #[test]
     fn names_are_safe_to_print() {

@@ -4,7 +4,7 @@ use blobd_client::protocol::heads::ModelHeads;
 use blobd_registry::RemoteModel;
 
 use super::OpError;
-use super::pull_source::{Pull, model_name, resolve};
+use super::pull_source::{Pull, resolve, target_name};
 use super::remote_heads::remote_heads;
 use super::remote_policy::check_heads;
 
@@ -15,7 +15,7 @@ use super::remote_policy::check_heads;
 /// [`OpError`] when the policy denies it, the source does not exist, its server fails, or a header is invalid.
 pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
     let Pull { registry, handle, params, policy, events, .. } = pull;
-    let reference = model_name(params)?;
+    let name = target_name(params)?.preferred().short();
     policy.check_source(&params.source, None)?;
     let origin = params.source.to_string();
     let remote = handle.block_on(resolve(registry, &params.source, &[], events.closed()))?;
@@ -25,5 +25,5 @@ pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
         RemoteModel::Published(manifest) => Some(manifest.digest()),
         RemoteModel::Files { .. } => None,
     };
-    Ok(ModelHeads { name: reference.short(), digest, origin: Some(origin), files })
+    Ok(ModelHeads { name, digest, origin: Some(origin), files })
 }

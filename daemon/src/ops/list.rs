@@ -60,7 +60,8 @@ fn summary(tag: &TagSummary) -> ModelSummary {
         size: manifest.map_or(0, |manifest| manifest.size),
         modified: rfc3339(tag.modified),
         pinned: false,
-        origin: tag.origin.clone(),
+        origin: tag.origin.origin.clone(),
+        follows: tag.origin.source.clone(),
         damage: manifest.err().cloned(),
         store: tag.lower.as_ref().map(|place| place.display().to_string()),
     }

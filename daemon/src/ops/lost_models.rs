@@ -11,22 +11,26 @@ use tokio::sync::mpsc::Sender;
 use tracing_mutex::stdsync::Mutex;
 
 use super::progress::send_progress;
+use super::rfc3339;
 use crate::requester::Requester;
 use crate::verb_log;
 
 /// The model that the commit has displaced, if any. Empty or one.
 ///
-/// If the requester has a quota, what only that model needed is deleted at once, or else charged to the requester until it
-/// is: otherwise new versions of one name could fill the disk. Without a quota it stays until the next collection.
+/// If the trash does not keep it and the requester has a quota, what only that model needed is deleted at once, or else
+/// charged to the requester until it is: otherwise new versions of one name could fill the disk.
 pub(super) fn displaced(store: &Store, requester: Requester, committed: Committed) -> Vec<LostModel> {
     let Some(displaced) = committed.displaced else { return Vec::new() };
+    let kept_until = displaced.kept_until;
     let untagged = [displaced.untagged(store)];
-    let deleted = match requester.quota().hard {
-        Some(_) => collect_displaced(store, requester.uid(), &untagged[0].nodes),
-        None => GcPlan::default(),
+    let deleted = match (kept_until, requester.quota().hard) {
+        (None, Some(_)) => collect_displaced(store, requester.uid(), &untagged[0].nodes),
+        _ => GcPlan::default(),
     };
     let account = gc::Account::of(store, &untagged, &deleted.deletions);
-    account.models.into_iter().map(lost_model).collect()
+    let kept_until = kept_until.map(rfc3339);
+    let lost = account.models.into_iter().map(lost_model);
+    lost.map(|lost| LostModel { kept_until: kept_until.clone(), ..lost }).collect()
 }
 
 fn collect_displaced(store: &Store, uid: u32, nodes: &BTreeSet<Node>) -> GcPlan {
@@ -47,6 +51,7 @@ pub(super) fn lost_model(model: gc::LostModel) -> LostModel {
         freed_bytes: model.freed_bytes,
         reclaimable_bytes: model.reclaimable_bytes,
         kept: model.kept.into_iter().map(kept).collect(),
+        kept_until: None,
     }
 }
 

@@ -48,6 +48,17 @@ impl Origin {
     }
 }
 
+impl Origin {
+    /// The name of the one file that the model came from, if it came from one.
+    pub(super) fn file_name(&self) -> Option<&str> {
+        match self {
+            Self::Import(file) => Some(file),
+            Self::Url(source) | Self::Source(source) => source.file_name(),
+            Self::Edit { .. } => None,
+        }
+    }
+}
+
 pub(super) fn of_import(file_name: &str) -> String {
     format!("{IMPORT}{file_name}")
 }

@@ -5,7 +5,7 @@ use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{Store, gc};
 
-use super::pull_source::{known_files, layers, model_name, resolve, transfer_plan};
+use super::pull_source::{known_files, layers, resolve, target_name, transfer_plan};
 use super::remote_policy::check_pull;
 use super::reusable::Reusable;
 use super::{LastOpened, OpError, Pull, eviction_plan, measure};
@@ -13,11 +13,12 @@ use super::{LastOpened, OpError, Pull, eviction_plan, measure};
 /// Plans what [`super::pull`] would do, and stores nothing. Blocks the calling thread.
 pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, OpError> {
     let Pull { store, registry, handle, params, policy, events, .. } = pull;
-    let reference = model_name(params)?;
-    policy.check_source(&params.source, Some(&reference))?;
+    let target = target_name(params)?;
+    let reference = target.preferred();
+    policy.check_source(&params.source, Some(reference))?;
     let known = known_files(store, registry, policy, &params.source)?;
     let remote = handle.block_on(resolve(registry, &params.source, &known, events.closed()))?;
-    check_pull(pull, &reference, &remote)?;
+    check_pull(pull, reference, &remote)?;
     let (digest, files) = match remote {
         RemoteModel::Published(manifest) => (Some(manifest.digest()), layers(&params.source, &manifest)),
         RemoteModel::Files { files, .. } => (None, files),

@@ -80,7 +80,7 @@ impl CallerPolicy {
     ) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
         let mut subject = of_source(source, name);
-        stored.map_or(Ok(()), |manifest| restricted.add_stored(&mut subject, store, manifest))?;
+        stored.map_or(Ok(()), |manifest| restricted.add_stored(&mut subject, store, (manifest, None)))?;
         if restricted.needs_terms(&subject) {
             subject.terms = terms()?;
         }
@@ -154,8 +154,13 @@ impl Restricted {
     }
 
     /// The names of a model are listed only if a rule depends on them.
-    fn add_stored(&self, subject: &mut Subject, store: &Store, manifest: Digest) -> Result<(), OpError> {
-        add_stored(subject, store, manifest, self.policy.names_matter_to(&self.principal))
+    fn add_stored(
+        &self,
+        subject: &mut Subject,
+        store: &Store,
+        model: (Digest, Option<&Reference>),
+    ) -> Result<(), OpError> {
+        add_stored(subject, store, model, self.policy.names_matter_to(&self.principal))
     }
 
     fn of_stored(
@@ -167,7 +172,7 @@ impl Restricted {
         let mut subject = Subject::default();
         subject.add_name(&model.reference);
         new_name.into_iter().for_each(|name| subject.add_name(name));
-        self.add_stored(&mut subject, store, model.manifest.digest())?;
+        self.add_stored(&mut subject, store, (model.manifest.digest(), Some(&model.reference)))?;
         if self.needs_terms(&subject) {
             subject.terms = self.cached_terms(store, model)?;
         }

@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::promote::{PromoteParams, Promoted};
-use blobd_store::{FileReader, Ingest, Model, Store, StoreError, Verb};
+use blobd_store::{Committed, FileReader, Ingest, Model, NewName, Store, StoreError, Verb};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
 use super::collect_on_failure::collect_on_failure;
-use super::lost_models::Evictions;
+use super::name_change::{NameChange, Named};
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use super::soft_quota;
 use crate::requester::Requester;
 
 /// Gets the bytes copied and the bytes to copy; returns false to stop.
@@ -44,7 +43,9 @@ fn promote_model(
     report: &mut ReportProgress<'_>,
 ) -> Result<Promoted, OpError> {
     let _held = store.hold_lower_stores();
-    let lease = store.leases().grant(format!("promotion of {}", params.reference.short()));
+    let cause = format!("promotion of {}", params.reference.short());
+    let change = NameChange::new(store, requester, Verb::Promote, cause);
+    let lease = change.lease();
     let model = store.leased_model(&params.reference, &lease)?;
     policy.check_stored(store, &model, None)?;
     let missing = store.not_own_blobs(model.blob_sizes())?;
@@ -54,18 +55,16 @@ fn promote_model(
     if params.dry_run || is_done {
         return Ok(promoted);
     }
-    let evictions = Evictions::new(requester, format!("promotion of {}", promoted.name));
-    let ingest = evictions.observe(Ingest::begin(store, lease)?).keeping_own_copies();
-    let mut ingest = requester.acting(ingest, Verb::Promote);
+    let mut ingest = change.begin(lease)?.keeping_own_copies();
     ingest.admit_all(missing.iter().map(|(_, size)| *size))?;
     let files = model.files.iter().map(|file| file.descriptor.size).fold(0, u64::saturating_add);
     let mut progress = Progress { completed: 0, total: promoted.copied_bytes.saturating_add(files), report };
     copy(&mut ingest, &missing, &mut progress)?;
     ingest.publish()?;
     check_files(store, &model, &mut progress)?;
-    commit(store, ingest, &model, promoted.from.is_some())?;
-    let notes = soft_quota::notes(store, requester);
-    Ok(Promoted { evicted: evictions.take(), notes, ..promoted })
+    let committed = commit(store, ingest, &model, promoted.from.is_some())?;
+    let Named { evicted, notes, .. } = change.finished(committed, None);
+    Ok(Promoted { evicted, notes, ..promoted })
 }
 
 fn planned(
@@ -173,7 +172,7 @@ fn digest_of(store: &Store, recipe: &Recipe, progress: &mut Progress<'_, '_>) ->
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Sets the tag, unless another model has got the name meanwhile, or the name was removed.
-fn commit(store: &Store, ingest: Ingest, model: &Model, was_below: bool) -> Result<(), OpError> {
+fn commit(store: &Store, ingest: Ingest, model: &Model, was_below: bool) -> Result<Committed, OpError> {
     let digest = model.manifest.digest();
     let is_unchanged = |present: Option<&Reference>| {
         let is_same = match present {
@@ -185,6 +184,8 @@ fn commit(store: &Store, ingest: Ingest, model: &Model, was_below: bool) -> Resu
             false => Err(OpError::ChangedMeanwhile { name: model.reference.short() }),
         }
     };
-    let origin = store.origin(digest);
-    ingest.commit_if(&model.reference, &model.manifest, origin.as_deref(), is_unchanged).map(drop)
+    let name = &model.reference;
+    let (origin, name_origin) = (store.origin(digest), store.name_origin(name, digest));
+    let ingest = ingest.with_name_origin(name_origin);
+    ingest.commit_if(NewName::Given(name), &model.manifest, origin.as_deref(), is_unchanged)
 }

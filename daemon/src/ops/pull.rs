@@ -8,7 +8,7 @@ use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoreError, StoredFile, Verb};
+use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, NamedFile, StoreError, StoredFile, Verb};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -17,15 +17,14 @@ use blobd_store_format::reference::Reference;
 
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
-use super::lost_models::{Evictions, displaced};
+use super::name_change::NameChange;
 use super::origin::of_expiring;
-use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error, transfer_plan};
+use super::pull_source::{Pull, known_files, layers, resolve, target_name, transfer_error, transfer_plan};
 use super::relief::Leftover;
 use super::remote_policy::check_pull;
 use super::reusable::{Reusable, separated};
 use super::stored_header::read_header;
-use super::taken_name::{MayTake, refuse_unless_movable};
-use super::{OpError, shards, soft_quota};
+use super::{OpError, shards};
 use crate::permits::Permit;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
@@ -39,23 +38,20 @@ pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
 
 fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let Pull { store, registry, handle, requester, params, policy, events, .. } = pull;
-    let reference = &model_name(params)?;
+    let target = target_name(params)?;
+    let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;
     pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let known = known_files(store, registry, policy, &params.source)?;
     let resolved = resolve(registry, &params.source, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     check_pull(pull, reference, &remote)?;
-    let may_take = MayTake::with_force(requester, params.force);
-    // The name of the source itself means what the source has, whoever pulls it.
-    let may_take = MayTake { of_others: may_take.of_others || params.name.is_none(), ..may_take };
-    refuse_unless_movable(store, requester, reference, may_take, |present| may_be(present, &remote))?;
-    let cause = format!("pull of {}", reference.short());
-    let evictions = Evictions::of_pull(requester, cause.clone(), events);
+    let change = NameChange::new(store, requester, Verb::Pull, format!("pull of {}", reference.short()));
+    let change = change.replacing(params.force).updating_from(&params.source, params.name.is_none());
+    let change = change.reporting_to(events);
+    change.check(&target, |present| may_be(present, &remote))?;
     store.make_reserve();
-    let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
-    let ingest = requester.acting(evictions.observe(ingest), Verb::Pull);
-    let ingest = ingest.may_move_names_of_others(may_take.of_others);
+    let ingest = change.begin(change.lease())?;
     let limit = RateLimit::new(params.limit_rate);
     let sources = Sources::default();
     let reusable = Reusable::of(store, policy, [])?;
@@ -72,23 +68,28 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     };
     pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
     let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
-    let before = store.manifest(reference).ok().map(|manifest| manifest.digest());
-    let unchanged = model.sources.downloaded_bytes == 0 && before == Some(manifest.digest());
-    let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;
-    let Sources { downloaded_bytes, reused_bytes, already_stored_bytes } = model.sources;
+    let name_origin = NameOrigin {
+        origin: Some(origin.clone()),
+        source: params.source.latest().and_then(|source| source.origin()),
+    };
+    let Incoming { ingest, sources, corrected, .. } = model;
+    let ingest = ingest.with_name_origin(name_origin);
+    let is_allowed = |name: &Reference| policy.check_source(&params.source, Some(name)).is_ok();
+    let named = change.commit(ingest, target.clone(), &manifest, Some(&origin), is_allowed)?;
+    let Sources { downloaded_bytes, reused_bytes, already_stored_bytes } = sources;
     Ok(PullDone {
         status: "success".to_owned(),
-        name: reference.short(),
+        name: named.name,
         digest: manifest.digest(),
-        size: model.sources.sum(),
+        size: sources.sum(),
         downloaded_bytes,
         reused_bytes,
         already_stored_bytes,
-        unchanged,
-        corrected: model.corrected,
-        displaced: displaced(store, requester, committed),
-        evicted: evictions.take(),
-        notes: soft_quota::notes(store, requester),
+        unchanged: downloaded_bytes == 0 && !named.tag_changed,
+        corrected,
+        displaced: named.displaced,
+        evicted: named.evicted,
+        notes: named.notes,
     })
 }
 
@@ -374,7 +375,7 @@ impl Incoming<'_> {
             let size = self.ingest.store().size_on_disk(file.size());
             whole = whole.saturating_add(size.saturating_sub(begun.unwrap_or_default()));
         }
-        match self.ingest.reserve_quota(whole) {
+        match self.ingest.reserve_free_quota(whole) {
             Err(StoreError::OverQuota { .. }) => {}
             reserved => return Ok(reserved?),
         }
@@ -391,7 +392,8 @@ impl Incoming<'_> {
     fn admit(&self, file: &RemoteFile) -> Result<(), OpError> {
         let store = self.ingest.store();
         let is_plain = !file.media_type().holds_tensors();
-        if !store.could_fit(file.size())? || is_plain && !store.can_make_space() {
+        let can_make_space = store.can_make_space() || store.has_displaced()?;
+        if !store.could_fit(file.size())? || is_plain && !can_make_space {
             store.check_fits(file.size())?;
         }
         Ok(())

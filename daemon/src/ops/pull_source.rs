@@ -10,15 +10,16 @@ use blobd_store::leases::Lease;
 use blobd_store::{FileVersion, Store};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use super::OpError;
+use super::name_change::TargetName;
 use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::reusable::Reusable;
-use super::{OpError, error::refuse_pinned};
+use crate::ingest::IngestError;
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
 use crate::running_pulls::PullWatch;
@@ -122,18 +123,20 @@ pub(super) async fn resolve(
     }
 }
 
-pub(super) fn model_name(params: &PullParams) -> Result<Reference, OpError> {
-    match &params.name {
-        Some(name) => refuse_pinned(name).map(|()| name.clone()),
-        None => {
-            params.source.name().map_err(|source| OpError::Name { from: params.source.to_string(), source })
-        }
+/// The name that the model gets: the one that was asked for, that of the model at its registry, or one made from the
+/// address of the file.
+pub(super) fn target_name(params: &PullParams) -> Result<TargetName, OpError> {
+    let refused = |source| OpError::Name { from: params.source.to_string(), source };
+    match (&params.name, params.source.derived_name().map_err(refused)?) {
+        (Some(name), _) => TargetName::given(name),
+        (None, Some(names)) => Ok(TargetName::Derived(names)),
+        (None, None) => params.source.name().map(TargetName::Given).map_err(refused),
     }
 }
 
-/// The name that a pull shows to others; its source if no name can be made from that.
+/// The name that a pull shows to others until the model has its name; its source if no name can be made from that.
 pub(crate) fn pulled_name(params: &PullParams) -> String {
-    model_name(params).map_or_else(|_unnamed| params.source.to_string(), |name| name.short())
+    target_name(params).map_or_else(|_unnamed| params.source.to_string(), |name| name.preferred().short())
 }
 
 pub(super) fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
@@ -169,7 +172,9 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
     match error {
         TransferError::Registry(error) => error.into(),
         TransferError::Store(error) => error.into(),
-        TransferError::Format(error) => OpError::Ingest { name, source: error.into() },
+        TransferError::Format(error) => {
+            OpError::Ingest { name, source: IngestError::DownloadedFormat(error) }
+        }
         TransferError::Recipe(error) => OpError::Ingest { name, source: error.into() },
         TransferError::Archive(_)
         | TransferError::ArchiveHeaders { .. }

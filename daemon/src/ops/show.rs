@@ -49,7 +49,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let mut details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
-        origin: store.origin(model.manifest.digest()),
+        origin: store.name_origin(&model.reference, model.manifest.digest()).origin,
         store: store.lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
         architecture: facts.architecture,
         parameters,

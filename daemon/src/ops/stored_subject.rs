@@ -16,13 +16,15 @@ use crate::policy::Subject;
 const MAX_EDITS: usize = 1000;
 
 /// Adds where a stored model came from, and all its names if rules need them; of an edited model also those of its
-/// source. A record that cannot be read is an error: to leave it out would lift the rules about registries.
+/// source. Where the content of a name came from counts, if the model is used by that `name`, otherwise what was
+/// recorded first for the manifest. A record that cannot be read is an error: to leave it out would lift the rules about registries.
 pub(super) fn add_stored(
     subject: &mut Subject,
     store: &Store,
-    manifest: Digest,
+    (manifest, name): (Digest, Option<&Reference>),
     needs_names: bool,
 ) -> Result<(), OpError> {
+    let mut own_origin = name.and_then(|name| store.name_origin(name, manifest).origin);
     let (mut next, mut seen) = (Some((manifest, None)), BTreeSet::new());
     while let Some((manifest, name)) = next.take().filter(|(manifest, _)| seen.insert(*manifest)) {
         if seen.len() > MAX_EDITS {
@@ -32,7 +34,8 @@ pub(super) fn add_stored(
         if needs_names {
             store.names_of(manifest)?.iter().for_each(|name| subject.add_name(name));
         }
-        match store.recorded_origin(manifest)?.as_deref().and_then(Origin::parse) {
+        let recorded = store.recorded_origin(manifest)?;
+        match own_origin.take().or(recorded).as_deref().and_then(Origin::parse) {
             Some(Origin::Import(_)) => subject.add_local(),
             Some(Origin::Url(source) | Origin::Source(source)) => subject.add_source(&source),
             Some(Origin::Edit { name, manifest: Some(edited) }) => {

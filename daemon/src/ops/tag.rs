@@ -4,20 +4,19 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
-use blobd_store::{Ingest, Store, Verb};
+use blobd_store::{NameOrigin, Store, Verb};
 
+use super::OpError;
 use super::collect_on_failure::explaining_no_space;
-use super::lost_models::{Evictions, displaced};
+use super::name_change::{NameChange, Named, TargetName};
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use super::{OpError, error::refuse_pinned};
 use crate::requester::Requester;
 
 /// Points `target` at the manifest of `source`. Copies no data.
 ///
 /// # Errors
-/// [`blobd_store::StoreError::Pinned`] if `target` is another model that is pinned, unless it is forced;
-/// [`OpError::DeniedByPolicy`].
+/// Those of [`Store::check_name`] if `target` is another model, unless it is forced; [`OpError::DeniedByPolicy`].
 pub fn tag(
     store: &Arc<Store>,
     requester: Requester,
@@ -33,16 +32,17 @@ fn add_tag(
     policy: &CallerPolicy,
     params: &TagParams,
 ) -> Result<Tagged, OpError> {
-    refuse_pinned(&params.target)?;
-    let name = params.target.short();
-    let lease = store.leases().grant(format!("tag {name}"));
+    let target = TargetName::given(&params.target)?;
+    let cause = format!("tag {}", params.target.short());
+    let change = NameChange::new(store, requester, Verb::Tag, cause).replacing(params.force);
+    let lease = change.lease();
     let model = store.leased_model(&params.source, &lease)?;
     policy.check_stored(store, &model, Some(&params.target))?;
-    let evictions = Evictions::new(requester, format!("tag {name}"));
-    let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
-    let ingest = requester.acting(ingest, Verb::Tag);
-    let committed = ingest.commit(&params.target, &model.manifest, None)?;
-    let (digest, unchanged) = (model.manifest.digest(), committed.is_unchanged());
-    let displaced = displaced(store, requester, committed);
-    Ok(Tagged { name, digest, unchanged, displaced, evicted: evictions.take() })
+    let digest = model.manifest.digest();
+    // A copy has its model's origin, but no pull changes it: it is often made to keep a version.
+    let origin = NameOrigin { source: None, ..store.name_origin(&model.reference, digest) };
+    let ingest = change.begin(lease)?.with_name_origin(origin);
+    let Named { unchanged, displaced, evicted, .. } =
+        change.commit(ingest, target, &model.manifest, None, |_name| true)?;
+    Ok(Tagged { name: params.target.short(), digest, unchanged, displaced, evicted })
 }

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use blobd_client::protocol::request::UndeleteParams;
 use blobd_client::protocol::upkeep::{TrashList, TrashedModel, Undeleted};
 use blobd_store::leases::Lease;
-use blobd_store::{Ingest, Model, Store, Verb};
+use blobd_store::{Model, Store, Verb};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
-use super::lost_models::displaced;
+use super::name_change::{NameChange, Named, TargetName};
 use super::policy::CallerPolicy;
 use super::{OpError, rfc3339};
 use crate::requester::Requester;
 
-/// Restores a model under its old name. If several have that name, restores the one that was removed last.
+/// Restores a model under its old name, or under another one. If several have that name, restores the one that was removed last.
 ///
 /// # Errors
-/// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name, unless it is forced;
+/// [`OpError::NotInTrash`]; those of [`Store::check_name`] when another model has the name, unless it is forced;
 /// [`blobd_store::StoreError`] when the model is incomplete.
 pub fn undelete(
     store: &Arc<Store>,
@@ -35,24 +35,20 @@ fn restore(
     policy: &CallerPolicy,
     params: &UndeleteParams,
 ) -> Result<Undeleted, OpError> {
-    let lease = store.leases().grant(format!("undelete {}", params.reference.short()));
+    let cause = format!("undelete {}", params.reference.short());
+    let change = NameChange::new(store, requester, Verb::Undelete, cause).replacing(params.force);
+    let lease = change.lease();
     let trashed = find(store, &params.reference)?;
-    let (reference, manifest) = (&trashed.reference, &trashed.manifest);
+    let (reference, manifest) = (params.name.as_ref().unwrap_or(&trashed.reference), &trashed.manifest);
+    TargetName::given(reference)?;
     lease_all(store, &lease, manifest)?;
-    policy.check_stored(store, &model_of(store, &trashed)?, None)?;
-    let is_free = |present: Option<&Reference>| match present {
-        Some(present) if !params.force && store.manifest(present)?.digest() != manifest.digest() => {
-            Err(OpError::NameTaken { name: present.short() })
-        }
-        _ => Ok(()),
-    };
-    let ingest = Ingest::begin(store, lease)?.may_move_pinned(params.force);
-    let ingest = requester.acting(ingest, Verb::Undelete).charged_to(trashed.account);
-    let committed = ingest.restore_if(reference, manifest, is_free)?;
+    policy.check_stored(store, &model_of(store, &trashed)?, params.name.as_ref())?;
+    let ingest = change.begin(lease)?.charged_to(trashed.account).with_name_origin(trashed.origin.clone());
+    let committed = ingest.restore(reference, manifest)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
-    let displaced = displaced(store, requester, committed);
-    Ok(Undeleted { name: reference.short(), digest: manifest.digest(), displaced })
+    let Named { name, displaced, .. } = change.finished(committed, None);
+    Ok(Undeleted { name, digest: manifest.digest(), displaced })
 }
 
 /// Leases everything that the model needs. A collection could otherwise read the tags before the new tag exists
@@ -80,6 +76,7 @@ pub fn trash(store: &Store) -> Result<TrashList, OpError> {
         size: trashed.manifest.size(),
         removed: rfc3339(trashed.removed),
         expires: rfc3339(trashed.expires),
+        replaced: trashed.displaced,
     };
     Ok(TrashList { models: store.trash()?.into_iter().map(listed).collect() })
 }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read as _};
 use std::ops::Range;
 
+use blobd_registry::Decoder;
 use blobd_store::{Assembler, Ingest, PartialFile, RangeSource};
 use blobd_store_format::archive::{TarReader, layout};
 use blobd_store_format::descriptor::{Compression, Descriptor};
@@ -17,7 +18,6 @@ use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::{Member, Recipe};
 use blobd_store_format::split::SplitPlan;
 
-use super::decoder::Decoder;
 use super::download::Download;
 use super::{Job, Received, TransferError, TransferGuard, Transfers};
 use crate::ingest::{announce, recipe_bytes};

@@ -21,6 +21,7 @@ use super::schedule::{Claim, Schedule};
 use super::shared_assembler::SharedAssembler;
 use super::silence::Silence;
 use super::speed::{Meter, Speeds};
+use super::way::Way;
 use super::{Job, RateLimit, TransferPolicy, Transfers, rate_limit};
 use crate::permits::PermitPool;
 
@@ -157,18 +158,18 @@ impl Fetch {
         mut whole: Option<(ByteStream, u64)>,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
-        let mut retry = self.registry.retry();
+        let (mut retry, mut way) = (self.registry.retry(), Way::default());
         let (mut length, mut silent_in_a_row) = (self.policy.min_range_bytes, 0);
         loop {
             // Progress of any connection counts.
             retry.note_progress(self.received_bytes());
             let started = Instant::now();
-            let mut received = 0;
+            let mut attempt = Attempt::default();
             let fetched = match whole.take() {
-                Some((stream, position)) => self.receive_whole(stream, position, &mut received, writer).await,
+                Some((stream, position)) => self.receive_whole(stream, position, &mut attempt, writer).await,
                 None => match self.next_claim(length).await {
                     None => return Ok(()),
-                    Some(claim) => self.fetch_range(&claim, &mut received, writer).await,
+                    Some(claim) => self.fetch_range(&claim, way, &mut attempt, writer).await,
                 },
             };
             match fetched {
@@ -180,7 +181,7 @@ impl Fetch {
                 Ok(Outcome::Silent) => {
                     self.registry.note_stall();
                     length = self.policy.min_range_bytes;
-                    silent_in_a_row = if received == 0 { silent_in_a_row + 1 } else { 0 };
+                    silent_in_a_row = if attempt.received == 0 { silent_in_a_row + 1 } else { 0 };
                     // The host delivers over the other connections; this one is not needed.
                     if silent_in_a_row > 1 {
                         return Ok(());
@@ -188,7 +189,11 @@ impl Fetch {
                 }
                 Ok(Outcome::Done | Outcome::WriterClosed) => return Ok(()),
                 Err(error) => {
-                    let wait = retry.wait_after(&error, received).filter(|_| self.file.is_resumable());
+                    let wait =
+                        retry.wait_after(&error, attempt.received).filter(|_| self.file.is_resumable());
+                    if attempt.received == 0 && (attempt.has_begun || error.is_of_body()) {
+                        way.note_failure(self.shared.assembler().arrived_bytes());
+                    }
                     self.registry.note_failure(&error, wait.is_some());
                     let Some(wait) = wait else { return Err(error) };
                     tracing::debug!("{error}; retry in {wait:?}");
@@ -229,26 +234,27 @@ impl Fetch {
         rate.map_or(u64::MAX, |rate| rate.saturating_mul(seconds).max(LEAST_DIVIDED_BYTES))
     }
 
-    /// Adds the number of new bytes to `received`.
     async fn fetch_range(
         &self,
         claim: &Claim,
-        received: &mut u64,
+        way: Way,
+        attempt: &mut Attempt,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let _connection = self.connections.acquire(self.uid).await;
-        let Some(opened) = self.open(claim).await else {
+        let Some(opened) = self.open(claim, way).await else {
             self.lock().give_back(claim.id);
             self.changed.notify_waiters();
             return Ok(Outcome::Silent);
         };
+        attempt.has_begun = opened.is_ok();
         let fetched = match opened {
-            Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, received, writer).await,
+            Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, attempt, writer).await,
             Ok(stream) => {
                 // One such stream contains all missing ranges.
                 self.lock().give_back(claim.id);
                 if self.lock().claim_all() {
-                    return self.receive_whole(stream, 0, received, writer).await;
+                    return self.receive_whole(stream, 0, attempt, writer).await;
                 }
                 return Ok(Outcome::Done);
             }
@@ -260,9 +266,10 @@ impl Fetch {
     }
 
     /// Requests a range. `None` if the server is silent while other connections receive something.
-    async fn open(&self, claim: &Claim) -> Option<Result<ByteStream, RegistryError>> {
+    async fn open(&self, claim: &Claim, way: Way) -> Option<Result<ByteStream, RegistryError>> {
         let _waiting = self.silence.wait();
-        let mut opening = std::pin::pin!(self.registry.open_part(&self.file, claim.range.clone()));
+        let file = if way.is_whole() { &self.file.without_ranges() } else { &self.file };
+        let mut opening = std::pin::pin!(self.registry.open_part(file, claim.range.clone()));
         let mut quiet = Quiet::since(self.received_bytes());
         loop {
             let started = Instant::now();
@@ -287,7 +294,7 @@ impl Fetch {
         &self,
         mut stream: ByteStream,
         claim: &Claim,
-        received: &mut u64,
+        attempt: &mut Attempt,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let (mut pieces, mut meter) = (Pieces::new(claim.range.start, stream.sender()), Meter::default());
@@ -309,7 +316,7 @@ impl Fetch {
             let (count, is_idle) = (bytes.len(), bytes.is_empty());
             meter.add(count, waiting.elapsed());
             self.speeds.add(count, waiting.elapsed());
-            *received += count as u64;
+            attempt.received += count as u64;
             pieces.push(bytes);
             let is_too_slow = self.speeds.is_too_slow(&mut meter, pieces.left(&claim.range));
             let is_due = is_idle || pieces.is_full() || is_too_slow || self.is_limited();
@@ -348,11 +355,12 @@ impl Fetch {
         &self,
         mut stream: ByteStream,
         position: u64,
-        received: &mut u64,
+        attempt: &mut Attempt,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let mut pieces = Pieces::new(position, stream.sender());
         let before = self.shared.assembler().arrived_bytes();
+        attempt.has_begun = true;
         loop {
             let next = {
                 let _waiting = self.silence.wait();
@@ -372,7 +380,7 @@ impl Fetch {
             self.count(count).await;
             if let Err(error) = next {
                 // A server without ranges sends everything again; only new bytes are progress.
-                *received = self.shared.assembler().arrived_bytes().saturating_sub(before);
+                attempt.received = self.shared.assembler().arrived_bytes().saturating_sub(before);
                 if self.file.is_resumable() {
                     self.lock().reopen(self.shared.assembler().missing());
                 }
@@ -402,6 +410,15 @@ impl Fetch {
         // Each change is complete before anything can panic.
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What has become of one request.
+#[derive(Debug, Default)]
+struct Attempt {
+    /// Whether the response has begun.
+    has_begun: bool,
+    /// The number of new bytes.
+    received: u64,
 }
 
 /// The result of a request.

@@ -35,7 +35,6 @@ use crate::permits::{Limits, PermitPool};
 
 mod archive;
 mod archive_stream;
-mod decoder;
 mod download;
 mod error;
 mod fetch;
@@ -57,6 +56,7 @@ mod speed;
 mod start;
 mod tensor_reuse;
 mod two_copies;
+mod way;
 
 pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};

@@ -11,6 +11,7 @@ use blobd_store_format::split::SplitPlan;
 use super::head::{self, Head, Streamed};
 use super::head_reuse::{ReusedHead, reuse_head};
 use super::senders::Senders;
+use super::way::Way;
 use super::{Job, TransferError};
 
 #[derive(Debug)]
@@ -126,14 +127,20 @@ pub(super) fn head_bytes(plan: &SplitPlan) -> usize {
 
 /// Downloads the head, with retries.
 pub(super) fn fetch_head(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
+    let (whole, mut way) = (job.file.without_ranges(), Way::default());
     job.retried(|received| {
         if !job.file.is_resumable() {
             bytes.clear();
         }
         let before = bytes.len();
-        let head = head::fetch(job, bytes);
+        let file = if way.is_whole() { &whole } else { job.file };
+        let head = head::fetch(&Job { file, ..job.clone() }, bytes);
         // Bytes that must be downloaded again are no progress.
         *received = if job.file.is_resumable() { (bytes.len() - before) as u64 } else { 0 };
+        // At the start of a file, the other way costs nothing.
+        if head.is_err() {
+            way.note_failure(bytes.len() as u64);
+        }
         head
     })
 }

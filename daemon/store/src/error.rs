@@ -244,6 +244,16 @@ pub enum StoreError {
         /// The name.
         name: String,
     },
+    /// Another model has the name.
+    #[error("model {name}: exists already with other content: ID {}{}", digest.short(), from(origin.as_deref()))]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The manifest that it has.
+        digest: Digest,
+        /// Where that came from, if known.
+        origin: Option<String>,
+    },
     /// Another model has the name, which another user has added.
     #[error(
         "model {name}: uid {uid} has added it, so only that user and administrators give the name to another model"
@@ -344,6 +354,14 @@ impl StoreError {
             _ => false,
         }
     }
+}
+
+fn from(origin: Option<&str>) -> String {
+    origin.map_or_else(String::new, |origin| {
+        // The digest of the model that was edited says nothing to people.
+        let shown = origin.split_once('@').filter(|(name, _)| name.starts_with("edit "));
+        format!(", from {}", shown.map_or(origin, |(name, _)| name))
+    })
 }
 
 /// Explains why fewer bytes are available than the file system has free.

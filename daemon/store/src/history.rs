@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use serde::{Deserialize, Serialize};
 
 use super::reservation::Reservation;
@@ -130,15 +131,38 @@ pub struct NameHistory {
 /// A change that a commit records.
 pub(super) struct NameChange<'c> {
     pub(super) actor: Actor,
+    /// The tag that has the name now, if there is one.
+    pub(super) reference: Option<&'c Reference>,
     pub(super) digest: Digest,
     /// What the name means now.
     pub(super) previous: Option<Digest>,
     /// The tag that the model has until now, if it is renamed.
     pub(super) renamed: Option<&'c Reference>,
-    /// Where the model came from.
-    pub(super) origin: Option<String>,
+    /// Where the model came from, and what updates the name.
+    pub(super) origin: NameOrigin,
     /// Whom the name is charged to, if not to the actor.
     pub(super) account: Option<Account>,
+}
+
+/// Where the content of a name came from, and what a later pull may replace it by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameOrigin {
+    /// Where the content came from: a source, or `import` and a file name, or `edit` and a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// The source that the name was pulled from and follows. `None` if it follows none, such as an import, a copy made
+    /// by `tag`, or a model that was pulled by its digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+}
+
+impl NameOrigin {
+    /// Of a model that was pulled: it follows its origin where that may have newer versions.
+    pub(super) fn following(origin: Option<String>) -> Self {
+        let source = origin.as_deref().and_then(|origin| origin.parse::<PullSource>().ok());
+        let source = source.and_then(|source| source.latest()).map(|source| source.to_string());
+        Self { origin, source }
+    }
 }
 
 /// Times are nanoseconds since 1970, so that two changes within a second have an order.
@@ -153,6 +177,10 @@ struct Entry {
     previous: Option<Digest>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     origin: Option<String>,
+    /// The source that the name follows; empty if it follows none. Earlier versions did not record it: then the verb
+    /// says whether the name follows its origin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
     /// Whom the name is charged to, if not to `uid` since `time`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     account: Option<Charged>,
@@ -168,6 +196,17 @@ impl Entry {
     fn account(&self) -> Account {
         let charged = self.account.unwrap_or(Charged { uid: self.uid, since: self.time });
         Account { since: charged.since, uid: charged.uid }
+    }
+
+    fn origin(&self) -> NameOrigin {
+        let origin = self.origin.clone();
+        match (&self.source, self.verb) {
+            (Some(source), _) => {
+                NameOrigin { origin, source: Some(source.clone()).filter(|it| !it.is_empty()) }
+            }
+            (None, Verb::Pull | Verb::Rename | Verb::Undelete) => NameOrigin::following(origin),
+            (None, _) => NameOrigin { origin, source: None },
+        }
     }
 
     fn row(self) -> HistoryRow {
@@ -194,10 +233,12 @@ struct Record {
 impl Record {
     /// The most entries of one name: a name that moves every day keeps two months.
     const MAX_ENTRIES: usize = 64;
-    /// Longer records are not read. An entry with the longest origin takes less than 4 KiB.
-    const MAX_BYTES: u64 = 256 << 10;
+    /// Longer records are not read. An entry with the longest origin and source takes less than 6 KiB.
+    const MAX_BYTES: u64 = 512 << 10;
     /// The most characters of an origin in an entry; control characters take six bytes each in JSON.
     const MAX_ORIGIN: usize = 512;
+    /// The most bytes of a source; a name with a longer one follows none. It has no control characters.
+    const MAX_SOURCE: usize = 2048;
     /// An entry without its origin, rounded up.
     const ENTRY_BYTES: u64 = 512;
 
@@ -285,9 +326,16 @@ impl Store {
     }
 
     /// An upper limit of the length of a name's record after one more change.
-    pub(super) fn history_length(&self, reference: &Reference) -> Result<u64, StoreError> {
+    pub(super) fn history_length(
+        &self,
+        reference: &Reference,
+        origin: &NameOrigin,
+    ) -> Result<u64, StoreError> {
         let status = self.root.status(&layout::history(reference))?;
-        let added = Record::ENTRY_BYTES.saturating_add(Record::MAX_ORIGIN as u64 * 6);
+        let length = |text: Option<&String>| text.map_or(0, String::len);
+        let origin_bytes = length(origin.origin.as_ref()).min(Record::MAX_ORIGIN).saturating_mul(6);
+        let texts = origin_bytes.saturating_add(length(origin.source.as_ref()).min(Record::MAX_SOURCE));
+        let added = Record::ENTRY_BYTES.saturating_add(texts as u64);
         Ok(status.map_or(0, |status| status.len()).saturating_add(added).min(Record::MAX_BYTES))
     }
 
@@ -299,11 +347,13 @@ impl Store {
         temporary: &Path,
         reservation: Option<Reservation>,
     ) -> Result<(), StoreError> {
-        if change.previous == Some(change.digest) {
+        if change.previous == Some(change.digest) && !self.follows_anew(reference, change) {
             return Ok(());
         }
+        let source = change.origin.source.clone().filter(|source| source.len() <= Record::MAX_SOURCE);
         let entry = Entry {
-            origin: change.origin.as_deref().map(shortened),
+            origin: change.origin.origin.as_deref().map(shortened),
+            source: Some(source.unwrap_or_default()),
             account: self.kept_account(change),
             ..Entry::new(change.actor, Some(change.digest), change.previous)
         };
@@ -311,6 +361,12 @@ impl Store {
         self.create_directories(Path::new(layout::HISTORY))?;
         self.write_record(temporary, &layout::history(reference), &json, reservation)?;
         self.disk().sync_dir(Path::new(layout::HISTORY))
+    }
+
+    /// Whether a pull of what the name means already makes it follow another source than before.
+    fn follows_anew(&self, reference: &Reference, change: &NameChange<'_>) -> bool {
+        let is_pull = change.actor.verb == Verb::Pull && change.origin.source.is_some();
+        is_pull && self.name_origin(reference, change.digest).source != change.origin.source
     }
 
     /// Records, durably, that a name is about to be removed. On a full disk it is removed without a record: removing
@@ -356,10 +412,13 @@ impl Store {
         removed.iter().take(excess).try_for_each(|(_, path)| self.remove_record(path).map(drop))
     }
 
-    /// A renamed or restored model stays charged to the same user; `None` for any other change.
+    /// A model that is renamed, restored or pulled again unchanged stays charged to the same user; `None` for any other
+    /// change.
     fn kept_account(&self, change: &NameChange<'_>) -> Option<Charged> {
-        let of_renamed = |renamed| self.account_of(renamed, change.digest);
-        let Account { since, uid } = change.account.or_else(|| change.renamed.and_then(of_renamed))?;
+        let of_kept = |name| self.account_of(name, change.digest);
+        let is_same = change.previous == Some(change.digest);
+        let kept = change.renamed.or(change.reference.filter(|_| is_same));
+        let Account { since, uid } = change.account.or_else(|| kept.and_then(of_kept))?;
         Some(Charged { uid, since })
     }
 
@@ -406,7 +465,7 @@ const MAX_REMOVED_NAMES: usize = 1000;
 impl Entry {
     fn new(actor: Actor, digest: Option<Digest>, previous: Option<Digest>) -> Self {
         let (Actor { uid, verb }, time) = (actor, unix_nanos(SystemTime::now()));
-        Self { time, uid, verb, digest, previous, origin: None, account: None }
+        Self { time, uid, verb, digest, previous, origin: None, source: None, account: None }
     }
 }
 
@@ -428,6 +487,12 @@ pub(super) fn unix_nanos(time: SystemTime) -> u64 {
 pub(super) fn account_in(root: &Root, reference: &Reference, manifest: Digest) -> Option<Account> {
     let record = read_history(root, reference)?;
     record.entries.iter().rev().find(|entry| entry.digest == Some(manifest)).map(Entry::account)
+}
+
+/// Where a name with this manifest came from, by its history; `None` if that does not say.
+pub(super) fn recorded_origin_in(root: &Root, reference: &Reference, manifest: Digest) -> Option<NameOrigin> {
+    let record = read_history(root, reference)?;
+    record.entries.iter().rev().find(|entry| entry.digest == Some(manifest)).map(Entry::origin)
 }
 
 /// The record of a name; `None` if there is none, or if it cannot be read.

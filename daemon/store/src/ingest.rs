@@ -11,24 +11,24 @@ use std::thread::{self, JoinHandle};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing::Span;
 
-use super::gc::Displaced;
-use super::history::{Account, Actor, NameChange, Verb};
+use super::history::{Account, Actor, NameOrigin, Verb};
 use super::leases::Lease;
 use super::make_space::EvictionObserver;
-use super::models::Borrowed;
+use super::name_rule::NameRule;
 use super::node::Node;
-use super::origins::{FileVersion, OriginRecord};
-use super::reservation::Reservation;
+use super::origins::FileVersion;
 use super::seal::StagedBlob;
 use super::staging::Staging;
 use super::{Store, StoreError};
 
 mod borrowed;
+mod commit;
+
+pub use commit::{Committed, NewName};
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
 /// If it is dropped without a commit, only blobs of large files that were already published remain, and
@@ -51,9 +51,10 @@ pub struct Ingest {
     reused_bytes: u64,
     /// Names in `partial/` that are not needed after the commit.
     partials: BTreeSet<Digest>,
-    /// Whether the commit may move a pinned tag to another manifest.
-    moves_pinned: bool,
-    moves_names_of_others: bool,
+    /// Which names that other models have the commit may take.
+    rule: NameRule,
+    /// Where the name's content comes from and what updates it, if not what the commit finds out itself.
+    name_origin: Option<NameOrigin>,
     /// The versions of the files at their servers, which the commit records with the origin.
     versions: Vec<FileVersion>,
     /// On whose behalf the commit sets the tag.
@@ -116,35 +117,6 @@ impl Publisher {
     }
 }
 
-/// Disk space for the manifest and for the history of its name.
-struct NameSpace {
-    tag: Reservation,
-    history: Reservation,
-}
-
-/// The result of a commit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Committed {
-    /// Bytes of the blobs that were written.
-    pub new_bytes: u64,
-    /// The number of blobs that were written.
-    pub new_blob_count: u64,
-    /// Bytes of staged blobs that were stored already.
-    pub reused_bytes: u64,
-    /// The model that had the name before, if it was another one.
-    pub displaced: Option<Displaced>,
-    /// Whether the name is new, or meant another model before.
-    pub tag_changed: bool,
-}
-
-impl Committed {
-    /// Whether the store is as it was before: the name meant this model, and no blob was written.
-    #[must_use]
-    pub const fn is_unchanged(&self) -> bool {
-        !self.tag_changed && self.new_blob_count == 0
-    }
-}
-
 impl Ingest {
     /// Starts a transaction. `lease` protects everything that it stages until it ends.
     pub fn begin(store: &Arc<Store>, lease: Lease) -> Result<Self, StoreError> {
@@ -160,8 +132,8 @@ impl Ingest {
             new_bytes: 0,
             reused_bytes: 0,
             partials: BTreeSet::new(),
-            moves_pinned: false,
-            moves_names_of_others: true,
+            rule: NameRule::default(),
+            name_origin: None,
             versions: Vec::new(),
             actor: Actor::daemon(Verb::Import),
             renamed: None,
@@ -172,15 +144,16 @@ impl Ingest {
         })
     }
 
-    /// Allows the commit to move a pinned tag to another manifest. The pin stays with the name.
-    pub const fn may_move_pinned(mut self, allowed: bool) -> Self {
-        self.moves_pinned = allowed;
+    /// Sets which names that other models have the commit may take. The default is none.
+    pub fn may_take(mut self, rule: NameRule) -> Self {
+        self.rule = rule;
         self
     }
 
-    /// Allows the commit to give a name that another user has added to another model; the default.
-    pub const fn may_move_names_of_others(mut self, allowed: bool) -> Self {
-        self.moves_names_of_others = allowed;
+    /// Has the history of the name record where its content comes from and what updates it, such as what a model in
+    /// the trash had. Without this it is the origin that is given to the commit, or what a renamed model had.
+    pub fn with_name_origin(mut self, origin: NameOrigin) -> Self {
+        self.name_origin = Some(origin);
         self
     }
 
@@ -207,6 +180,14 @@ impl Ingest {
     /// [`StoreError::OverQuota`]; then nothing is reserved. [`StoreError::IndexBuilding`] and others of the catalog.
     pub fn reserve_quota(&self, bytes: u64) -> Result<(), StoreError> {
         self.store.reserve_of_quota(self.staging.transaction(), bytes)
+    }
+
+    /// Like [`Self::reserve_quota`], but deletes nothing from the trash for it: the caller can do with less.
+    ///
+    /// # Errors
+    /// As for [`Self::reserve_quota`].
+    pub fn reserve_free_quota(&self, bytes: u64) -> Result<(), StoreError> {
+        self.store.reserve_free_quota(self.staging.transaction(), bytes)
     }
 
     /// Reserves of the user's quota what these files have on disk that no name pays for: the name that the transaction
@@ -283,7 +264,7 @@ impl Ingest {
     /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
         let all = self.sum_on_disk(sizes.clone());
-        match self.reserve_quota(all) {
+        match self.reserve_free_quota(all) {
             Err(StoreError::OverQuota { .. }) => self.reserve_certainly_new(sizes.clone())?,
             reserved => reserved?,
         }
@@ -299,7 +280,7 @@ impl Ingest {
     /// If it is not known what is charged to the user, [`StoreError::IndexBuilding`] and others of the catalog.
     pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> Result<bool, StoreError> {
         let all = self.sum_on_disk(sizes);
-        match self.reserve_quota(all) {
+        match self.reserve_free_quota(all) {
             Err(StoreError::OverQuota { .. }) => Ok(false),
             reserved => reserved.map(|()| self.staging.promise_now(all)),
         }
@@ -365,156 +346,6 @@ impl Ingest {
         self.recipes.insert(recipe.file(), recipe);
     }
 
-    /// Makes everything durable and visible, the tag last. A failure before the tag is written leaves at
-    /// most blobs that no tag needs, which the next collection deletes.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] if the model would be
-    /// incomplete; [`StoreError::Pinned`] and [`StoreError::NameOfAnother`] if another model has the name.
-    pub fn commit(
-        self,
-        reference: &Reference,
-        manifest: &Manifest,
-        origin: Option<&str>,
-    ) -> Result<Committed, StoreError> {
-        self.commit_if(reference, manifest, origin, |_present| Ok(()))
-    }
-
-    /// Like [`Self::commit`], unless `allowed` refuses. It gets the tag that would be replaced, and no tag
-    /// changes between its call and the commit.
-    pub fn commit_if<E: From<StoreError>>(
-        self,
-        reference: &Reference,
-        manifest: &Manifest,
-        origin: Option<&str>,
-        allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
-    ) -> Result<Committed, E> {
-        // Before any lock is taken, since freeing space may evict models.
-        let origin = origin
-            .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone()))
-            .transpose()?;
-        let reserve = |length| self.staging.reserve_space(length, || Ok(()));
-        let tag = reserve(manifest.raw().len() as u64)?;
-        let history = reserve(self.store.history_length(reference)?)?;
-        self.commit_records(reference, manifest, origin, Some(NameSpace { tag, history }), allowed)
-    }
-
-    /// Like [`Self::commit_if`], but reserves no space for the manifest: for a model that is restored from the
-    /// trash, where the removal of the record frees as much.
-    pub fn restore_if<E: From<StoreError>>(
-        self,
-        reference: &Reference,
-        manifest: &Manifest,
-        allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
-    ) -> Result<Committed, E> {
-        self.commit_records(reference, manifest, None, None, allowed)
-    }
-
-    fn commit_records<E: From<StoreError>>(
-        mut self,
-        reference: &Reference,
-        manifest: &Manifest,
-        origin: Option<OriginRecord>,
-        space: Option<NameSpace>,
-        allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
-    ) -> Result<Committed, E> {
-        // Content is durable before names: a name that survives a crash without its content is a torn blob.
-        self.publish_blobs()?;
-        self.record_borrowed(manifest)?;
-        self.publish_recipes()?;
-        self.store.end_reservation(self.staging.transaction());
-        self.claim_quota(&manifest.digests())?;
-        let borrowed = self.borrowed(manifest)?;
-        self.lease.protect(manifest.digest());
-        self.lease.protect_all(manifest.digests());
-        let store = Arc::clone(&self.store);
-        // Before the lock, because a look-up in a lower store may take long.
-        let source = origin.as_ref().map(|origin| origin.text().to_owned());
-        let source = source.or_else(|| store.origin(manifest.digest()));
-        let _tags = store.lock_tags();
-        self.check_renamed(manifest)?;
-        // A tag whose name changes only in upper and lower case is not another model that has the name.
-        let stored = store.stored_case(reference)?.filter(|tag| Some(tag) != self.renamed.as_ref());
-        allowed(stored.as_ref())?;
-        let displaced = stored.as_ref().map(|tag| self.displaced(tag, manifest)).transpose()?.flatten();
-        let tag_changed = stored.is_none() || displaced.is_some() || self.renamed.is_some();
-        self.check_complete(manifest, &borrowed)?;
-        let temporary = self.staging.directory().join("tag");
-        let (tag, history) = space.map(|space| (space.tag, space.history)).unzip();
-        if let Some(origin) = origin {
-            store.write_origin(&temporary, manifest.digest(), origin)?;
-        }
-        // Before the tag: a record of a change that has not happened is recognised, a missing one is not.
-        self.record(stored.as_ref(), reference, (manifest, source), &temporary, history)?;
-        // The commit point: before it the model does not exist, after it the model is complete.
-        let target = stored.as_ref().unwrap_or(reference);
-        store.write_tag(&temporary, target, manifest, tag)?;
-        self.is_committed = true;
-        let is_new = stored.is_none() && self.renamed.is_none() && self.actor.verb != Verb::Undelete;
-        store.settle_quota(self.staging.transaction(), target, manifest, is_new);
-        if let Some(renamed) = &self.renamed {
-            store.finish_rename(renamed, target, self.actor)?;
-        }
-        // From now on the tag protects the model.
-        self.lease.release();
-        store.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
-        let new_blob_count = self.new.len() as u64;
-        let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
-        Ok(Committed { new_bytes, new_blob_count, reused_bytes, displaced, tag_changed })
-    }
-
-    /// Records in the history of the name that it gets this manifest.
-    fn record(
-        &self,
-        stored: Option<&Reference>,
-        reference: &Reference,
-        (manifest, origin): (&Manifest, Option<String>),
-        temporary: &Path,
-        reservation: Option<Reservation>,
-    ) -> Result<(), StoreError> {
-        let renames_case = self.renamed.as_ref().is_some_and(|renamed| renamed.same_model(reference));
-        let previous = stored.or(self.renamed.as_ref().filter(|_| renames_case));
-        let change = NameChange {
-            actor: self.actor,
-            digest: manifest.digest(),
-            previous: previous.map(|tag| self.store.tagged_digest(tag)).transpose()?.flatten(),
-            renamed: self.renamed.as_ref(),
-            origin,
-            account: self.account,
-        };
-        self.store.record_change(reference, &change, temporary, reservation)
-    }
-
-    /// The tag that is renamed must not have changed since the model was read.
-    fn check_renamed(&self, manifest: &Manifest) -> Result<(), StoreError> {
-        match &self.renamed {
-            Some(tag) if self.store.raw_manifest(tag)? != manifest.raw() => {
-                Err(StoreError::NoSuchModel { name: tag.short(), similar: Vec::new() })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The model that loses its tag to `manifest`, if it is another one. The caller has locked the tags, so the pin
-    /// cannot change before the tag does.
-    fn displaced(&self, tag: &Reference, manifest: &Manifest) -> Result<Option<Displaced>, StoreError> {
-        let raw = match self.store.raw_manifest(tag) {
-            Err(StoreError::NoSuchModel { .. }) => return Ok(None),
-            raw => raw?,
-        };
-        if raw == manifest.raw() {
-            return Ok(None);
-        }
-        if self.store.is_pinned(tag) && !self.moves_pinned {
-            return Err(StoreError::Pinned { name: tag.short() });
-        }
-        let account = self.store.account_of(tag, Digest::of(&raw)).filter(|_| !self.moves_names_of_others);
-        if let Some(Account { uid, .. }) = account.filter(|account| account.uid != self.actor.uid) {
-            return Err(StoreError::NameOfAnother { name: tag.short(), uid });
-        }
-        Ok(Some(Displaced { reference: tag.clone(), raw_manifest: raw }))
-    }
-
     /// The commit records these versions with the origin.
     pub fn note_versions(&mut self, versions: impl IntoIterator<Item = FileVersion>) {
         self.versions.extend(versions);
@@ -568,17 +399,6 @@ impl Ingest {
             store.note_published(self.staging.transaction(), node);
         }
         store.disk().sync_dir(Path::new(layout::RECIPES))
-    }
-
-    fn check_complete(&self, manifest: &Manifest, borrowed: &Borrowed) -> Result<(), StoreError> {
-        let mut checked = BTreeSet::new();
-        for file in manifest.files().filter(|file| checked.insert(file.digest)) {
-            self.store.drop_useless_recipe(file, borrowed)?;
-            if let Some(error) = self.store.check_own_file(file, borrowed)? {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Disk space as the store's users see it: how much is free and used, and eviction when something does
 //! not fit.
 
-use super::gc::LostModel;
+use super::gc::{LostModel, drop_displaced};
 use super::space::{AvailableSpace, Eviction, Space, SpacePolicy, SpaceStatus};
 use super::{Store, StoreError};
 
@@ -127,6 +127,11 @@ impl Store {
                 Err(error) if error.is_no_space() => error,
                 other => return other,
             };
+            // What other models have replaced must not keep anything out, whether eviction is on or not.
+            let (dropped, _freed) = drop_displaced(self, None, &|| Ok(self.shortage(bytes) == 0))?;
+            if !dropped.is_empty() {
+                continue;
+            }
             let made = match self.space_maker.get() {
                 Some(maker) if tries < MAX_TRIES => maker.make_space(bytes, observer)?,
                 _ => false,

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
+use super::history::{NameOrigin, recorded_origin_in};
 use super::reservation::Reservation;
 use super::root::Root;
 use super::staging::Staging;
@@ -76,6 +78,16 @@ impl Origin {
 }
 
 impl Store {
+    /// Where the content of a name came from, and what updates the name.
+    #[must_use]
+    pub fn name_origin(&self, reference: &Reference, manifest: Digest) -> NameOrigin {
+        let origin = |root: &Root| {
+            let found = name_origin_in(root, reference, manifest);
+            found.origin.is_some().then_some(found)
+        };
+        origin(&self.root).or_else(|| self.lower.find(|root| Ok(origin(root)))).unwrap_or_default()
+    }
+
     /// The origin of the model with this manifest, if recorded.
     #[must_use]
     pub fn origin(&self, manifest: Digest) -> Option<String> {
@@ -138,6 +150,16 @@ impl Store {
 
     pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
         self.remove_record(&layout::origin(manifest)).map(drop)
+    }
+}
+
+/// Where the content of a name came from, in one of several stores: as the history of the name says, or, if that does
+/// not know, as was recorded for the manifest. Earlier versions recorded only the latter, and updated the name from it.
+pub(super) fn name_origin_in(root: &Root, reference: &Reference, manifest: Digest) -> NameOrigin {
+    match recorded_origin_in(root, reference, manifest) {
+        Some(NameOrigin { origin: None, source }) => NameOrigin { origin: origin_in(root, manifest), source },
+        Some(recorded) => recorded,
+        None => NameOrigin::following(origin_in(root, manifest)),
     }
 }
 

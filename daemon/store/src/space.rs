@@ -8,6 +8,7 @@
 
 use std::path::Path;
 use std::sync::{PoisonError, TryLockError};
+use std::time::Duration;
 
 use blobd_store_format::layout;
 use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard, RwLock};
@@ -28,6 +29,8 @@ pub struct SpacePolicy {
     pub low_percent: u8,
     /// Which models may be evicted.
     pub eviction: Eviction,
+    /// How long a model whose name another model has taken stays in the trash. Not at all if this is zero.
+    pub keep_displaced: Duration,
 }
 
 /// Which models may be evicted to free space.
@@ -63,6 +66,7 @@ impl Default for SpacePolicy {
             high_percent: 95,
             low_percent: 85,
             eviction: Eviction::Never,
+            keep_displaced: Duration::from_secs(7 * 86400),
         }
     }
 }
@@ -514,7 +518,7 @@ mod tests {
                 while !asked.load(std::sync::atomic::Ordering::SeqCst) {
                     std::thread::yield_now();
                 }
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(20));
                 Ok(())
             };
             // `reserve` allocates nothing here, so the space is free again afterwards.

@@ -14,8 +14,8 @@ use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::Mutex;
 
-use super::history::{Account, account_in};
-use super::origins::origin_in;
+use super::history::{Account, NameOrigin, account_in};
+use super::origins::name_origin_in;
 use super::place::Place;
 use super::root::{Directory, Entry, FileStatus, Root};
 use super::tags::{manifest_in, visit_readable_tag_files, visit_tag_files};
@@ -30,8 +30,8 @@ pub struct TagSummary {
     pub modified: SystemTime,
     /// Its manifest, or why that is unusable.
     pub manifest: Result<ManifestSummary, String>,
-    /// The model's origin, if recorded.
-    pub origin: Option<String>,
+    /// Where the name's content came from, and what updates it.
+    pub origin: NameOrigin,
     /// Whom the model is charged to, if recorded.
     pub account: Option<Account>,
     /// What its manifest and the history of its name take on disk.
@@ -105,8 +105,8 @@ impl Summaries {
             let stamp = settled_stamp(&status);
             let kept = before.remove(&reference).filter(|(before, _)| Some(*before) == stamp);
             let summary = match kept {
-                // An origin may have been recorded since; a recorded one does not change.
-                Some((_, summary)) if summary.origin.is_some() || !summary.has_origin(root) => summary,
+                // An origin may have been recorded since. One that is recorded changes only with the tag's file.
+                Some((_, summary)) if summary.origin.origin.is_some() || !summary.has_origin(root) => summary,
                 _ => match summary(root, &reference, status.modified())? {
                     None => return Ok(()),
                     Some(summary) => Arc::new(TagSummary { lower: place.clone(), ..summary }),
@@ -143,7 +143,8 @@ fn summary(
         }
         Err(error) => return Err(error),
     };
-    let origin = manifest.as_ref().ok().and_then(|manifest| origin_in(root, manifest.digest));
+    let origin = manifest.as_ref().ok().map(|manifest| name_origin_in(root, reference, manifest.digest));
+    let origin = origin.unwrap_or_default();
     let account = manifest.as_ref().ok().and_then(|manifest| account_in(root, reference, manifest.digest));
     let (reference, record_bytes) = (reference.clone(), record_bytes(root, reference)?);
     Ok(Some(TagSummary { reference, modified, manifest, origin, account, record_bytes, lower: None }))
@@ -157,7 +158,9 @@ pub(super) fn record_bytes(root: &Root, reference: &Reference) -> Result<u64, St
 
 impl TagSummary {
     fn has_origin(&self, root: &Root) -> bool {
-        self.manifest.as_ref().is_ok_and(|manifest| origin_in(root, manifest.digest).is_some())
+        let origin =
+            |manifest: &ManifestSummary| name_origin_in(root, &self.reference, manifest.digest).origin;
+        self.manifest.as_ref().is_ok_and(|manifest| origin(manifest).is_some())
     }
 }
 

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
@@ -165,6 +166,14 @@ impl Store {
     /// [`Self::resolve`] may find a model under another one.
     pub fn stored_case(&self, reference: &Reference) -> Result<Option<Reference>, StoreError> {
         case_in(&self.root, reference)
+    }
+
+    /// The tag that a lower store has for this name, and its manifest.
+    pub(super) fn lower_name(&self, reference: &Reference) -> Option<(Reference, Digest)> {
+        self.lower.find(|root| {
+            let Some(tag) = case_in(root, reference)? else { return Ok(None) };
+            Ok(manifest_in(root, &tag)?.map(|manifest| (tag, manifest.digest())))
+        })
     }
 
     /// The same, of the lower stores if this one has no such tag.

@@ -39,7 +39,7 @@ fn manifest(files: &[&[u8]]) -> Manifest {
 
 /// Stores a model of whole files.
 fn add(store: &Arc<Store>, reference: &str, files: &[&[u8]]) -> Committed {
-    let mut ingest = begin(store);
+    let mut ingest = begin(store).may_take(NameRule::replacing_any());
     for bytes in files {
         ingest.add_bytes(bytes).unwrap();
     }
@@ -145,7 +145,14 @@ fn committed_blob_is_read_only_under_its_digest() {
     let committed = add(&store, "m", &[b"config", b"layer"]);
     assert_eq!(
         committed,
-        Committed { new_bytes: 11, new_blob_count: 2, reused_bytes: 0, displaced: None, tag_changed: true }
+        Committed {
+            name: Some(name("m")),
+            new_bytes: 11,
+            new_blob_count: 2,
+            reused_bytes: 0,
+            displaced: None,
+            tag_changed: true
+        }
     );
     for bytes in [&b"config"[..], b"layer"] {
         assert_eq!(fs::read(blob_path(&store, bytes)).unwrap(), bytes);
@@ -281,7 +288,14 @@ fn stored_blob_is_neither_written_nor_replaced() {
     let committed = add(&store, "n", &[b"other", b"layer"]);
     assert_eq!(
         committed,
-        Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 5, displaced: None, tag_changed: true }
+        Committed {
+            name: Some(name("n")),
+            new_bytes: 5,
+            new_blob_count: 1,
+            reused_bytes: 5,
+            displaced: None,
+            tag_changed: true
+        }
     );
     assert_eq!(inode(), before, "maps of it stay shared");
 }
@@ -296,7 +310,14 @@ fn same_bytes_twice_in_one_ingest_are_one_blob() {
     let committed = ingest.commit(&name("m"), &manifest(&[b"again", b"again"]), None).unwrap();
     assert_eq!(
         committed,
-        Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 10, displaced: None, tag_changed: true }
+        Committed {
+            name: Some(name("m")),
+            new_bytes: 5,
+            new_blob_count: 1,
+            reused_bytes: 10,
+            displaced: None,
+            tag_changed: true
+        }
     );
 }
 
@@ -546,11 +567,13 @@ fn quota_counts_manifests_origins_and_trash() {
     check("trash");
     assert!(measured(&store) > store.root.tree_bytes(Path::new(layout::BLOBS)));
     let trashed = store.trash().unwrap().remove(0);
-    begin(&store).restore_if::<StoreError>(&trashed.reference, &trashed.manifest, |_| Ok(())).unwrap();
+    begin(&store).restore(&trashed.reference, &trashed.manifest).unwrap();
     store.remove_from_trash(trashed.record).unwrap();
     check("a model that came back");
     store.remove_tag(&name("m:a"), ME).unwrap();
     store.remove_tag(&name("m:b"), ME).unwrap();
+    let (dropped, _freed) = crate::gc::drop_displaced(&store, None, &|| Ok(false)).unwrap();
+    assert_eq!(dropped.len(), 1, "what another manifest has replaced");
     crate::gc::collect(&store).unwrap();
     let histories = store.root.tree_bytes(Path::new(layout::HISTORY));
     assert_eq!((store.used_bytes(), measured(&store)), (histories, histories));
@@ -579,5 +602,5 @@ fn manifest_over_quota_is_refused() {
     // A model is restored even over quota: its bytes are still counted.
     tight.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
     tight.remove_tag(&name("m:a"), ME).unwrap();
-    begin(&tight).restore_if::<StoreError>(&name("m:a"), &manifest(&files), |_| Ok(())).unwrap();
+    begin(&tight).restore(&name("m:a"), &manifest(&files)).unwrap();
 }

@@ -49,6 +49,11 @@ pub(super) struct Held {
 }
 
 impl Held {
+    pub(super) fn reserve(&mut self, bytes: u64) {
+        let files = self.taken.saturating_add(bytes);
+        self.reserved = self.reserved.max(files.saturating_add(self.records));
+    }
+
     pub(super) fn bytes(self) -> u64 {
         self.reserved.max(self.taken).saturating_add(self.claimed)
     }

@@ -1,4 +1,4 @@
-//! The trash: models removed by `rm --keep`. A record contains the manifest, byte for byte, and protects
+//! The trash: models removed by `rm --keep`, and models whose names other models have taken. A record contains the manifest, byte for byte, and protects
 //! the files of the model from collection until it expires.
 //!
 //! A record is named by the digest of its own content, so that damage is detected. Like a manifest, a
@@ -18,7 +18,8 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 use tracing_mutex::stdsync::Mutex;
 
-use super::history::Account;
+use super::gc::Displaced;
+use super::history::{Account, NameOrigin};
 use super::root::Root;
 use super::{Store, StoreError, lock};
 
@@ -37,6 +38,10 @@ pub struct TrashedModel {
     pub expires: SystemTime,
     /// Whom the tag was charged to, if that is known.
     pub account: Option<Account>,
+    /// Where the tag's content came from, and what updated it.
+    pub origin: NameOrigin,
+    /// Whether another model has taken its name. Such a model is deleted when space is needed.
+    pub displaced: bool,
 }
 
 impl TrashedModel {
@@ -84,6 +89,11 @@ struct Record {
     /// Absent in records of earlier versions. The history of the name may forget it, or have it for another model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     account: Option<Account>,
+    /// Absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name_origin: Option<NameOrigin>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    displaced: bool,
 }
 
 impl Store {
@@ -93,6 +103,33 @@ impl Store {
         reference: &Reference,
         manifest: &Manifest,
         keep: Duration,
+    ) -> Result<SystemTime, StoreError> {
+        self.add_record(reference, manifest, keep, false)
+    }
+
+    /// Adds a model whose tag is about to get another manifest, for as long as the policy says. The space for the
+    /// record is not reserved: if there is none, space is needed, and the model is not kept.
+    pub(super) fn keep_displaced(&self, displaced: &mut Displaced) -> Result<(), StoreError> {
+        let keep = self.space_policy().keep_displaced;
+        let Some(manifest) = displaced.manifest().filter(|_| !keep.is_zero()) else { return Ok(()) };
+        match self.add_record(&displaced.reference, &manifest, keep, true) {
+            Err(error) if error.is_no_space() => {
+                tracing::warn!(
+                    "{}: replaced, and not kept in the trash: {error}",
+                    displaced.reference.short()
+                );
+            }
+            kept => displaced.kept_until = Some(kept?),
+        }
+        Ok(())
+    }
+
+    fn add_record(
+        &self,
+        reference: &Reference,
+        manifest: &Manifest,
+        keep: Duration,
+        displaced: bool,
     ) -> Result<SystemTime, StoreError> {
         let removed = SystemTime::now();
         // A time that cannot be represented becomes the latest one that can.
@@ -104,6 +141,8 @@ impl Store {
             removed: unix_nanos(removed),
             expires: unix_nanos(expires),
             account: self.account_of(reference, manifest.digest()),
+            name_origin: Some(self.name_origin(reference, manifest.digest())),
+            displaced,
         };
         let directory = Path::new(layout::TRASH);
         let encode = |error: serde_json::Error| StoreError::io("encode", directory)(error.into());
@@ -164,7 +203,10 @@ impl Store {
         let (removed, expires) = (time(parsed.removed), time(parsed.expires));
         let expires = self.future_records.expiry(record, removed, expires, SystemTime::now());
         let account = parsed.account.or_else(|| self.account_of(&parsed.reference, manifest.digest()));
-        Ok(Some(TrashedModel { record, reference: parsed.reference, manifest, removed, expires, account }))
+        let origin =
+            parsed.name_origin.unwrap_or_else(|| self.name_origin(&parsed.reference, manifest.digest()));
+        let (reference, displaced) = (parsed.reference, parsed.displaced);
+        Ok(Some(TrashedModel { record, reference, manifest, removed, expires, account, origin, displaced }))
     }
 }
 

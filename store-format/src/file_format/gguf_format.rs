@@ -1,15 +1,15 @@
 //! GGUF as a file format.
 
-use super::{FileFormat, FormatError, FormatParser, ModelHeader};
-use crate::file_layout::FileLayout;
+use super::{FileFormat, FileOrigin, FormatError, FormatParser, ModelHeader};
+use crate::file_layout::{FileLayout, LayoutError};
 use crate::file_type::file_type_name;
-use crate::gguf::{Header, HeaderParser, MAGIC, MetadataValue, Progress};
+use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MetadataValue, Progress};
 use crate::model_facts::{ModelFacts, Shard};
+use crate::tensor::TensorError;
 
 pub(super) static FORMAT: FileFormat = FileFormat {
     name: "gguf",
     extension: ".gguf",
-    signature: "\"GGUF\"",
     is_start: |start| *start == MAGIC,
     parser: || Box::new(HeaderParser::new()),
 };
@@ -51,6 +51,34 @@ impl ModelHeader for Header {
 
     fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_> {
         Box::new(self.metadata())
+    }
+}
+
+/// What to do about a GGUF file that is refused.
+pub(super) const fn advice(error: &GgufError, origin: FileOrigin) -> &'static str {
+    const LAST_PLAUSIBLE_VERSION: u32 = 99;
+    match (error, origin) {
+        (GgufError::OldVersion { found: 1 }, _) => {
+            "version 1 was used in August 2023 only: convert the original model with a current llama.cpp, or pull \
+             another GGUF file of it"
+        }
+        (GgufError::NewVersion { found }, _) if *found <= LAST_PLAUSIBLE_VERSION => {
+            "it is newer than this blobd: upgrade blobd"
+        }
+        (GgufError::Tensor { problem: TensorError::RemovedType { .. }, .. }, _) => {
+            "quantise the original model again with a current llama.cpp, or pull another GGUF file of it"
+        }
+        (GgufError::Misaligned { .. }, _) => {
+            "write the file again with another program, or pull another GGUF file of it"
+        }
+        (_, FileOrigin::Download) => {
+            "it is incomplete or damaged at its source: only its publisher can correct this"
+        }
+        (GgufError::Ends { .. } | GgufError::FileSize { .. }, FileOrigin::Disk)
+        | (GgufError::Layout(LayoutError::Outside { expected: Some(_), .. }), FileOrigin::Disk) => {
+            "it is incomplete: copy or download it again"
+        }
+        (_, FileOrigin::Disk) => "it is damaged: copy or download it again",
     }
 }
 

@@ -6,7 +6,6 @@ use super::error::GgufError;
 use super::header::Header;
 use super::value::Value;
 use crate::ggml_type::GgmlType;
-use crate::tensor::Shape;
 
 /// The bytes of a header, as far as they are written.
 pub(super) struct Encoder {
@@ -89,10 +88,9 @@ impl Encoder {
         }
     }
 
-    pub(super) fn tensor(&mut self, name: &str, ggml_type: GgmlType, shape: Shape, offset: u64) {
-        let dimensions = shape.dimensions();
+    pub(super) fn tensor(&mut self, name: &str, ggml_type: GgmlType, dimensions: &[u64], offset: u64) {
         self.string(name.as_bytes());
-        // A `Shape` has at most four dimensions.
+        // A checked shape is never that long.
         self.number(u32::try_from(dimensions.len()).unwrap_or(u32::MAX).to_le_bytes());
         for dimension in dimensions {
             self.number(dimension.to_le_bytes());

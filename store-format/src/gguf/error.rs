@@ -11,19 +11,19 @@ use crate::tensor::TensorError;
 #[non_exhaustive]
 pub enum GgufError {
     /// Not a GGUF file.
-    #[error("gguf: starts with \"{}\", not with \"GGUF\"{}", found.escape_ascii(), start_hint(found))]
+    #[error("gguf: wrong format: expected \"GGUF\" at the start, found \"{}\"", found.escape_ascii())]
     Magic {
         /// The first four bytes.
         found: [u8; 4],
     },
     /// A version that is not supported.
-    #[error("gguf: version {found} is not supported, only 2 and 3 are{}", version_hint(*found))]
+    #[error("gguf: version: expected 2 or 3, found {found}")]
     OldVersion {
         /// The version found: 0 or 1.
         found: u32,
     },
     /// A newer version of the format.
-    #[error("gguf: version {found} is newer than this blobd supports (3); upgrade blobd")]
+    #[error("gguf: version: expected 2 or 3, found {found}")]
     NewVersion {
         /// The version found.
         found: u32,
@@ -166,26 +166,6 @@ pub(crate) fn printable(name: &[u8]) -> String {
     // A character has at most four bytes.
     let start = name.get(..320).unwrap_or(name);
     String::from_utf8_lossy(start).chars().take(80).collect()
-}
-
-/// The likely kind of a file that starts with these bytes.
-pub(crate) fn start_hint(found: &[u8]) -> &'static str {
-    // The formats before GGUF wrote their name as a little-endian number.
-    match found {
-        b"lmgg" | b"fmgg" | b"tjgg" | b"algg" | b"ggml" | b"ggmf" | b"ggjt" | b"ggla" => {
-            " (a ggml, ggmf, ggjt or ggla file from before August 2023; convert the original model again)"
-        }
-        b"FUGG" => " (its bytes are swapped)",
-        [b'P', b'K', ..] => " (a zip archive, perhaps a PyTorch file)",
-        _ => "",
-    }
-}
-
-fn version_hint(found: u32) -> &'static str {
-    match found {
-        1 => " (1 was used in August 2023 only; convert the original model with a current llama.cpp)",
-        _ => "",
-    }
 }
 
 fn alignment_hint(alignment: u64) -> &'static str {

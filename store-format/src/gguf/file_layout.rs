@@ -132,7 +132,7 @@ impl Offsets {
             offset,
             size: known_size.unwrap_or(next.saturating_sub(offset)),
             // The size of an unknown type includes padding, so the size of one expert is unknown.
-            experts: known_size.and_then(|size| stacked_experts(info.name(), &info.shape(), size)),
+            experts: known_size.and_then(|size| stacked_experts(info.name(), info.shape(), size)),
         })
     }
 }

@@ -17,12 +17,15 @@ pub struct Header {
     pub(super) bytes: Vec<u8>,
     pub(super) metadata: Vec<MetadataRecord>,
     pub(super) tensors: Vec<TensorRecord>,
+    /// Those of all tensors, in the order of the table.
+    pub(super) dimensions: Vec<u64>,
 }
 
 /// The tensors of a header, in the order of its table.
 #[derive(Clone, Debug)]
 pub struct Tensors<'a> {
     bytes: &'a [u8],
+    dimensions: &'a [u64],
     records: std::slice::Iter<'a, TensorRecord>,
 }
 
@@ -91,7 +94,7 @@ impl Header {
     /// The tensors, in the order of the file's table.
     #[must_use]
     pub fn tensors(&self) -> Tensors<'_> {
-        Tensors { bytes: &self.bytes, records: self.tensors.iter() }
+        Tensors { bytes: &self.bytes, dimensions: &self.dimensions, records: self.tensors.iter() }
     }
 
     /// Each key, and the bytes of its value: the id of its type and the value.
@@ -128,7 +131,7 @@ impl<'a> Iterator for Tensors<'a> {
     type Item = TensorInfo<'a>;
 
     fn next(&mut self) -> Option<TensorInfo<'a>> {
-        self.records.next().map(|record| record.info(self.bytes))
+        self.records.next().map(|record| record.info(self.bytes, self.dimensions))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -136,7 +139,7 @@ impl<'a> Iterator for Tensors<'a> {
     }
 
     fn nth(&mut self, n: usize) -> Option<TensorInfo<'a>> {
-        self.records.nth(n).map(|record| record.info(self.bytes))
+        self.records.nth(n).map(|record| record.info(self.bytes, self.dimensions))
     }
 }
 
@@ -151,7 +154,7 @@ pub(super) struct Preamble {
     pub(super) key_count: usize,
 }
 
-/// A range of the header's bytes; half the size of a `Range<usize>`, since there may be many.
+/// A range of the header's bytes, or of its dimensions; half the size of a `Range<usize>`, since there may be many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     start: u32,
@@ -173,9 +176,9 @@ impl Span {
         usize::try_from(self.end).unwrap_or(usize::MAX)
     }
 
-    pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
+    pub(super) fn of<T>(self, all: &[T]) -> &[T] {
         let place = |place: u32| usize::try_from(place).unwrap_or(usize::MAX);
-        bytes.get(place(self.start)..place(self.end)).unwrap_or_default()
+        all.get(place(self.start)..place(self.end)).unwrap_or_default()
     }
 }
 
@@ -188,19 +191,20 @@ pub(super) struct MetadataRecord {
     pub(super) value: Span,
 }
 
-/// A checked tensor info whose name is still in the header.
+/// A checked tensor info whose name and dimensions are still in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorRecord {
     pub(super) name: Span,
     pub(super) ggml_type: GgmlType,
-    pub(super) shape: Shape,
+    pub(super) dimensions: Span,
     pub(super) offset: u64,
 }
 
 impl TensorRecord {
-    fn info<'a>(&self, bytes: &'a [u8]) -> TensorInfo<'a> {
-        // The parser has proved that the name is UTF-8.
+    fn info<'a>(&self, bytes: &'a [u8], dimensions: &'a [u64]) -> TensorInfo<'a> {
+        // The parser has proved that the name is UTF-8 and the shape valid.
         let name = std::str::from_utf8(self.name.of(bytes)).unwrap_or_default();
-        TensorInfo::checked(name, self.ggml_type, self.shape, self.offset)
+        let shape = Shape::new(self.dimensions.of(dimensions)).unwrap_or_default();
+        TensorInfo::checked(name, self.ggml_type, shape, self.offset)
     }
 }

@@ -31,7 +31,6 @@ mod tests;
 
 pub use cursor::ByteOrder;
 pub use error::GgufError;
-pub(crate) use error::start_hint;
 pub use header::{Header, Tensors};
 pub use key_text::key_text;
 pub use parser::{HeaderParser, Progress};

@@ -25,6 +25,7 @@ pub struct HeaderParser {
     alignment: u32,
     metadata: Vec<MetadataRecord>,
     tensors: Vec<TensorRecord>,
+    dimensions: Vec<u64>,
 }
 
 impl Header {
@@ -61,6 +62,7 @@ impl HeaderParser {
             alignment: DEFAULT_ALIGNMENT,
             metadata: Vec::new(),
             tensors: Vec::new(),
+            dimensions: Vec::new(),
         }
     }
 
@@ -212,17 +214,19 @@ impl HeaderParser {
         let (name, name_span) = read_name(&mut cursor)?;
         let refused = |problem| tensor_error(name.as_bytes(), start, problem);
         let rank = usize::try_from(cursor.u32()?).unwrap_or(usize::MAX);
-        let mut dimensions = [0; Shape::MAX_DIMENSIONS];
-        let too_many = || refused(TensorError::Rank { found: rank as u64 });
-        let dimensions = dimensions.get_mut(..rank).ok_or_else(too_many)?;
-        for dimension in dimensions.iter_mut() {
-            *dimension = cursor.u64()?;
+        if rank > Shape::MAX_DIMENSIONS {
+            return Err(refused(TensorError::Rank { found: rank as u64 }).into());
         }
-        let shape = Shape::new(dimensions).map_err(refused)?;
+        let dimensions = (0..rank).map(|_| cursor.u64()).collect::<Result<Vec<_>, _>>()?;
+        let shape = Shape::new(&dimensions).map_err(refused)?;
         let ggml_type = GgmlType::from_id(cursor.u32()?);
         size_bytes(ggml_type, shape).map_err(refused)?;
-        let record = TensorRecord { name: name_span, ggml_type, shape, offset: cursor.u64()? };
+        let offset = cursor.u64()?;
         self.position = cursor.position();
+        let first = self.dimensions.len();
+        self.dimensions.extend(dimensions);
+        let dimensions = Span::new(first, self.dimensions.len());
+        let record = TensorRecord { name: name_span, ggml_type, dimensions, offset };
         self.tensors.push(record);
         Ok(())
     }
@@ -241,8 +245,8 @@ impl HeaderParser {
     }
 
     fn into_header(self) -> Header {
-        let Self { bytes, preamble, alignment, metadata, tensors, .. } = self;
-        Header { preamble, alignment, bytes, metadata, tensors }
+        let Self { bytes, preamble, alignment, metadata, tensors, dimensions, .. } = self;
+        Header { preamble, alignment, bytes, metadata, tensors, dimensions }
     }
 }
 

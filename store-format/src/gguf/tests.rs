@@ -189,18 +189,16 @@ fn file_of_the_magic_alone_is_refused() {
 #[test]
 fn wrong_magic_is_refused_at_the_fourth_byte() {
     let text = |magic: &[u8]| Raw(magic.to_vec()).refused().to_string();
-    assert_eq!(text(b"\x80\x02}q"), r#"gguf: starts with "\x80\x02}q", not with "GGUF""#);
-    assert!(text(b"FUGG").ends_with("(its bytes are swapped)"));
-    assert!(text(b"PK\x03\x04").contains("zip"));
-    for old in [b"lmgg", b"fmgg", b"tjgg", b"algg", b"ggml", b"ggjt"] {
-        assert!(text(old).contains("convert the original model again"), "{}", text(old));
-    }
+    assert_eq!(
+        text(b"\x80\x02}q"),
+        r#"gguf: wrong format: expected "GGUF" at the start, found "\x80\x02}q""#
+    );
 }
 
 #[test]
 fn version_1_is_refused_with_a_hint() {
     let error = Raw(b"GGUF".to_vec()).u32(1).refused().to_string();
-    assert!(error.contains("version 1") && error.contains("current llama.cpp"), "{error}");
+    assert_eq!(error, "gguf: version: expected 2 or 3, found 1");
     assert_eq!(Raw(b"GGUF".to_vec()).u32(1 << 24).refused(), GgufError::OldVersion { found: 1 });
 }
 
@@ -365,11 +363,23 @@ fn duplicate_tensor_name_is_refused() {
 }
 
 #[test]
-fn fifth_dimension_is_refused_at_the_count() {
-    let raw = Raw::new(1, 0).string(b"blk.3.ffn_up.weight").u32(9);
+fn tensor_of_any_rank_is_read() {
+    for rank in [0, 1, 4, 5, 6, 64, 1024] {
+        let dimensions: Vec<u64> = (0..rank).map(|place| 1 + place % 2 * u64::from(place < 5)).collect();
+        let header = Raw::new(2, 0).tensor(b"a", &dimensions, 0, 0).tensor(b"b", &[7, 0], 0, 32).accepted();
+        let [first, last] = header.tensors().collect::<Vec<_>>().try_into().unwrap();
+        assert_eq!(first.shape().dimensions(), dimensions);
+        assert_eq!(first.size_bytes(), Some(4 * dimensions.iter().product::<u64>()));
+        assert_eq!((last.name(), last.shape().dimensions()), ("b", &[7, 0][..]));
+    }
+}
+
+#[test]
+fn absurd_number_of_dimensions_is_refused_at_the_count() {
+    let raw = Raw::new(1, 0).string(b"blk.3.ffn_up.weight").u32(1025);
     assert_eq!(
         raw.refused().to_string(),
-        r#"gguf: tensor "blk.3.ffn_up.weight" at byte 24: 9 dimensions, at most 4 allowed"#
+        r#"gguf: tensor "blk.3.ffn_up.weight" at byte 24: 1025 dimensions, at most 1024 allowed"#
     );
     assert_eq!(
         Raw::new(1, 0).string(b"a").u32(u32::MAX).refused_tensor(),
@@ -480,7 +490,7 @@ fn writer_refuses_what_the_parser_refuses() {
     let mut writer = GgufWriter::new();
     assert!(writer.metadata("", 1_u8).is_err());
     assert!(writer.tensor("a\0", GgmlType::F32, &[1]).is_err());
-    assert!(writer.tensor("a", GgmlType::F32, &[1; 5]).is_err());
+    assert!(writer.tensor("a", GgmlType::F32, &[1; 1025]).is_err());
     assert!(writer.tensor("a", GgmlType::Q4_0, &[31]).is_err());
     assert!(writer.tensor("a", GgmlType::from_id(77), &[1]).is_err());
     writer.metadata("k", 1_u8).unwrap().metadata("k", 2_u8).unwrap();

@@ -122,7 +122,7 @@ impl GgufWriter {
             out.typed_value(value);
         }
         for (tensor, offset) in self.tensors.iter().zip(self.tensor_offsets()?) {
-            out.tensor(&tensor.name, tensor.ggml_type, tensor.shape, offset);
+            out.tensor(&tensor.name, tensor.ggml_type, &tensor.shape, offset);
         }
         out.finish()
     }
@@ -136,13 +136,12 @@ impl GgufWriter {
     ) -> Result<&mut Self, GgufError> {
         let unwritable = |problem| GgufError::Unwritable { name: printable(name.as_bytes()), problem };
         check_name(name.as_bytes()).map_err(unwritable)?;
-        let shape = Shape::new(shape).map_err(unwritable)?;
-        let size = size_bytes(ggml_type, shape).map_err(unwritable)?;
+        let size = Shape::new(shape).and_then(|shape| size_bytes(ggml_type, shape)).map_err(unwritable)?;
         if size.is_none() && offset.is_none() {
             return Err(unwritable(TensorError::UnknownType { ggml_type }));
         }
-        let size = size.unwrap_or(0);
-        self.tensors.push(Planned { name: name.to_owned(), ggml_type, shape, size, offset });
+        let (name, shape, size) = (name.to_owned(), shape.to_vec(), size.unwrap_or(0));
+        self.tensors.push(Planned { name, ggml_type, shape, size, offset });
         Ok(self)
     }
 
@@ -167,7 +166,7 @@ impl Default for GgufWriter {
 struct Planned {
     name: String,
     ggml_type: GgmlType,
-    shape: Shape,
+    shape: Vec<u64>,
     size: u64,
     offset: Option<u64>,
 }

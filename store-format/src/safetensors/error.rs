@@ -1,6 +1,7 @@
 //! Errors of the safetensors parser and writer.
 
 use super::{Dtype, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS};
+use crate::tensor::shown;
 
 /// Why the header of a safetensors file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,7 +55,7 @@ pub enum SafetensorsError {
         found: usize,
     },
     /// The size overflows or is not a whole number of bytes.
-    #[error("safetensors: tensor {name:?}: shape {shape:?} of {dtype} is no number of bytes")]
+    #[error("safetensors: tensor {name:?}: shape {} of {dtype} is not a whole number of bytes", shown(shape))]
     Size {
         /// The tensor's name.
         name: String,

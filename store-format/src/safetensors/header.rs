@@ -31,7 +31,7 @@ impl Header {
     pub const MAX_BYTES: u64 = MAX_HEADER_BYTES;
     /// The most tensors of a file: as many as a GGUF file may have.
     pub const MAX_TENSORS: usize = MAX_TENSORS;
-    /// The most dimensions of a tensor. Weights have five at most, those of a video model's patches.
+    /// The most dimensions of a tensor.
     pub const MAX_DIMENSIONS: usize = MAX_DIMENSIONS;
     /// The longest name of a tensor, in bytes.
     pub const MAX_NAME_BYTES: usize = 1024;

@@ -35,10 +35,11 @@ pub use self::dtype::Dtype;
 pub use self::error::SafetensorsError;
 pub use self::header::{Header, Tensor};
 pub use self::writer::HeaderWriter;
+use crate::tensor::Shape;
 
 /// The longest header read, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// The most tensors of a file.
 const MAX_TENSORS: usize = 131_072;
 /// The most dimensions of a tensor.
-const MAX_DIMENSIONS: usize = 16;
+const MAX_DIMENSIONS: usize = Shape::MAX_DIMENSIONS;

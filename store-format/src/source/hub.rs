@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{ShardName, SourceError, file_name, is_file_address, tidied};
+use super::{ShardName, SourceError, is_file_address};
+use crate::derived_name::{DerivedName, IdPart, part, with_folders};
 use crate::file_type::split_file_type;
 use crate::host;
 use crate::manifest::is_file_name;
@@ -69,11 +70,12 @@ impl HubFile {
         &self.path
     }
 
-    /// `hf.co/user/repo:Q4_K_M` if the file is named after the repository; otherwise the tag is the
-    /// file's name.
-    pub(super) fn name(&self) -> Result<Reference, ReferenceError> {
+    /// `hf.co/user/repo:Q4_K_M` if the file is named after the repository; otherwise the tag is the file's name. The
+    /// others have the file's whole name and its folders in the tag.
+    pub(super) fn names(&self) -> Result<DerivedName, ReferenceError> {
         let (user, repository) = self.repository.split_once('/').unwrap_or_default();
-        let stem = ShardName::stem_of(file_name(&self.path));
+        let mut folders: Vec<&str> = self.path.split('/').collect();
+        let stem = ShardName::stem_of(folders.pop().unwrap_or_default());
         let subject = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"));
         let tag = match split_file_type(stem) {
             Some((model, file_type)) if model.eq_ignore_ascii_case(subject.unwrap_or(repository)) => {
@@ -81,7 +83,13 @@ impl HubFile {
             }
             _ => stem,
         };
-        Reference::from_parts(Self::HOST, user, repository, &tidied(tag))
+        let name = |tag: &str| Reference::from_parts(Self::HOST, user, repository, &part(tag));
+        let mut names = DerivedName::new(name(tag)?, IdPart::Tag);
+        names.add_by_file_name(name(stem));
+        for text in with_folders(&folders, tag) {
+            names.add(name(&text));
+        }
+        Ok(names)
     }
 }
 

@@ -310,7 +310,7 @@ fn tensor_beyond_the_file_end_is_refused() {
     let error = plan(&header, 63).unwrap_err();
     assert_eq!(
         error.to_string(),
-        r#"gguf: tensor "b": offset 32 and size 32 end beyond the data section of 63 bytes"#
+        r#"gguf: tensor "b": offset 32 and size 32 end beyond the data section of 63 bytes; the file is incomplete: expected at least 64 bytes in this section, found 63"#
     );
     assert!(is_outside(&plan(&header, 0)));
     let cut = plan_file(&header, header.bytes().len() as u64);

@@ -60,9 +60,10 @@ impl Verbs for Commands {
         self.folder.path()
     }
 
-    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
+    fn import_with(&self, file: &Path, name: Option<&str>, force: bool) -> Result<Imported, ErrorBody> {
         let mut words = vec!["import", file.to_str().expect("a printable path")];
         words.extend(name.iter().flat_map(|name| ["--name", name]));
+        words.extend(force.then_some("--force"));
         let response = self.run(&words)?.json();
         Ok(serde_json::from_value(response["imported"][0].clone()).expect("the shape of an import"))
     }
@@ -83,8 +84,8 @@ impl Verbs for Commands {
         self.json(&["df"])
     }
 
-    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
-        self.json(&["tag", source, target])
+    fn tag_with(&self, source: &str, target: &str, force: bool) -> Result<Tagged, ErrorBody> {
+        self.json(&[&["tag", source, target][..], if force { &["--force"] } else { &[] }].concat())
     }
 
     fn rename(&self, source: &str, target: &str, force: bool) -> Result<Renamed, ErrorBody> {

@@ -65,9 +65,9 @@ impl Verbs for InProcess {
         &self.root
     }
 
-    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
+    fn import_with(&self, file: &Path, name: Option<&str>, force: bool) -> Result<Imported, ErrorBody> {
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let params = ImportParams { file_name, name: name.map(reference), force: false };
+        let params = ImportParams { file_name, name: name.map(reference), force };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         let never = AtomicBool::new(false);
         import_file(&self.store, &params, &file, &never, &mut |_, _| ()).map_err(|error| error.body())
@@ -94,8 +94,8 @@ impl Verbs for InProcess {
         ops::usage(&self.store, &|_, _| None).map_err(|error| error.body())
     }
 
-    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
-        let params = TagParams { source: reference(source), target: reference(target), force: false };
+    fn tag_with(&self, source: &str, target: &str, force: bool) -> Result<Tagged, ErrorBody> {
+        let params = TagParams { source: reference(source), target: reference(target), force };
         ops::tag(&self.store, Requester::own(), &ops::CallerPolicy::default(), &params)
             .map_err(|error| error.body())
     }
@@ -130,7 +130,7 @@ impl Verbs for InProcess {
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
-        let params = UndeleteParams { reference: reference(name), force: false };
+        let params = UndeleteParams { reference: reference(name), name: None, force: false };
         ops::undelete(&self.store, Requester::own(), &ops::CallerPolicy::default(), &params)
             .map_err(|error| error.body())
     }

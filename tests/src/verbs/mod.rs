@@ -27,7 +27,15 @@ pub trait Verbs {
     ///
     /// # Errors
     /// The error that a client gets.
-    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody>;
+    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
+        self.import_with(file, name, false)
+    }
+
+    /// Imports a file; with `force`, in place of another model that has the name.
+    ///
+    /// # Errors
+    /// The error that a client gets.
+    fn import_with(&self, file: &Path, name: Option<&str>, force: bool) -> Result<Imported, ErrorBody>;
 
     /// The model's file.
     ///
@@ -57,7 +65,15 @@ pub trait Verbs {
     ///
     /// # Errors
     /// The error that a client gets.
-    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody>;
+    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
+        self.tag_with(source, target, false)
+    }
+
+    /// Gives a model another name; with `force`, in place of another model that has it.
+    ///
+    /// # Errors
+    /// The error that a client gets.
+    fn tag_with(&self, source: &str, target: &str, force: bool) -> Result<Tagged, ErrorBody>;
 
     /// Gives a model another name in place of its own.
     ///

@@ -40,9 +40,9 @@ impl Verbs for ThroughSocket {
         self.daemon.root()
     }
 
-    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
+    fn import_with(&self, file: &Path, name: Option<&str>, force: bool) -> Result<Imported, ErrorBody> {
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let params = ImportParams { file_name, name: name.map(reference), force: false };
+        let params = ImportParams { file_name, name: name.map(reference), force };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         self.client.import(&params, &file, |_, _| ()).map_err(body)
     }
@@ -72,9 +72,9 @@ impl Verbs for ThroughSocket {
         self.client.disk_usage().map_err(body)
     }
 
-    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
+    fn tag_with(&self, source: &str, target: &str, force: bool) -> Result<Tagged, ErrorBody> {
         self.client
-            .tag(&TagParams { source: reference(source), target: reference(target), force: false })
+            .tag(&TagParams { source: reference(source), target: reference(target), force })
             .map_err(body)
     }
 
@@ -106,7 +106,9 @@ impl Verbs for ThroughSocket {
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
-        self.client.undelete(&UndeleteParams { reference: reference(name), force: false }).map_err(body)
+        self.client
+            .undelete(&UndeleteParams { reference: reference(name), name: None, force: false })
+            .map_err(body)
     }
 
     fn trash(&self) -> Result<TrashList, ErrorBody> {

@@ -198,23 +198,21 @@ fn parameters_that_need_a_higher_right_obey_it() {
     }
     let shared = Shared::start(CONFIG);
     shared.import();
-    let force = "POST /v1/pull {\"reference\":\"127.0.0.1:1/a/b\",\"force\":true}";
     let repair = "POST /v1/verify {\"repair\":true}";
     let release = "POST /v1/release {\"reference\":\"m\"}";
     let wrapper = READER.wrapper();
     let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
     let _reader = Reader::try_open(&wrapper, &shared.daemon.socket(), &["m"]).unwrap();
-    for (user, request, may) in [
-        (PULLER, force, false),
-        (ADMIN, force, true),
-        (READER, repair, false),
-        (PULLER, repair, true),
-        (PULLER, release, false),
-        (ADMIN, release, true),
-    ] {
+    for (user, request, may) in
+        [(READER, repair, false), (PULLER, repair, true), (PULLER, release, false), (ADMIN, release, true)]
+    {
         let response = shared.request(user, request);
         assert_eq!(!is_denied(&response), may, "{request} as {}: {response:?}", user.uid);
     }
+    shared.run(ADMIN, "pin m").succeeds();
+    let error = shared.run(PULLER, "edit m m --set a=b --force --json").exits_with(7).error();
+    assert!(error.message.contains("is pinned") && error.hint.unwrap().contains("administrator"));
+    shared.run(ADMIN, "unpin m").succeeds();
     let error = shared.run(PULLER, "rm m --json").exits_with(7).error();
     assert!(error.message.contains("uid 64003 does not have the right \"admin\""), "{error}");
     shared.run(STRANGER, "ls").exits_with(7);

@@ -79,8 +79,9 @@ fn json_of_a_collection_names_deleted_items_with_reasons() {
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
     daemon
         .command()
-        .run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), "moe:F16".as_ref()])
+        .run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), "removed".as_ref()])
         .succeeds();
+    daemon.command().line("rm removed --keep 0s").succeeds();
     let report = daemon.command().line("gc --json").succeeds().json();
     let deleted = report["deleted"].as_array().unwrap();
     assert!(!deleted.is_empty());

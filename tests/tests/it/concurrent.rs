@@ -8,7 +8,7 @@ use std::thread;
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::request::{GcParams, ImportParams, RemoveParams, TagParams};
+use blobd_client::protocol::request::{GcParams, ImportParams, RemoveParams, TagParams, UndeleteParams};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
@@ -24,7 +24,7 @@ fn models() -> [ModelFile; 3] {
 }
 
 fn import(client: &Client, path: &Path, name: &str) {
-    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()), force: false };
+    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()), force: true };
     client.import(&params, File::open(path).unwrap(), |_, _| ()).unwrap();
 }
 
@@ -50,6 +50,16 @@ fn open(client: &Client, name: &str) -> Option<String> {
     Some(sha256(&bytes))
 }
 
+/// Restores and removes what other models have replaced.
+fn empty_trash(client: &Client) {
+    while let Some(trashed) = client.trash().unwrap().models.pop() {
+        let reference = trashed.name.parse().unwrap();
+        let name = Some("restored".parse().unwrap());
+        client.undelete(&UndeleteParams { reference, name, force: false }).unwrap();
+        remove(client, "restored");
+    }
+}
+
 #[test]
 fn imports_removals_and_collections_at_once_break_no_model() {
     let daemon = TestDaemon::start();
@@ -73,7 +83,7 @@ fn imports_removals_and_collections_at_once_break_no_model() {
         scope.spawn(move || {
             for round in 0..ROUNDS {
                 let params =
-                    TagParams { source: "a".parse().unwrap(), target: "c".parse().unwrap(), force: false };
+                    TagParams { source: "a".parse().unwrap(), target: "c".parse().unwrap(), force: true };
                 unless_gone(client.tag(&params));
                 remove(client, if round % 2 == 0 { "c" } else { "b" });
             }
@@ -98,6 +108,7 @@ fn imports_removals_and_collections_at_once_break_no_model() {
     for name in ["a", "b", "c"] {
         remove(&client, name);
     }
+    empty_trash(&client);
     // The sessions of the last readers may just have ended.
     eventually("nothing is needed any more", || {
         client.gc(&GcParams::default()).unwrap();

@@ -65,7 +65,9 @@ conformance! {
         tag_names_the_same_manifest
         unknown_name_is_not_found_and_removes_nothing
         digest_in_a_reference_must_match_the_model
-        second_import_under_a_name_replaces_it
+        name_is_given_to_other_content_only_with_force
+        replaced_model_comes_back_from_the_trash
+        import_of_another_model_with_the_same_file_name_gets_another_name
         pinned_name_stays_with_its_model
         verb_that_takes_a_name_reports_the_model_that_had_it
         removal_reports_each_model_with_its_bytes_and_who_keeps_them
@@ -110,6 +112,17 @@ conformance! {
         eviction_plan_of_a_store_without_a_quota_says_so
         doctor_finds_nothing_wrong_with_a_new_store
         doctor_names_the_file_that_stops_collections;
+}
+
+/// Imports a generated file under a name, in place of another model that has it.
+fn replace(
+    verbs: &impl blobd_tests::verbs::Verbs,
+    file: &blobd_tests::model::ModelFile,
+    name: &str,
+) -> blobd_client::protocol::response::Imported {
+    let folder = blobd_tests::temp_dirs::tmpfs_directory();
+    let path = file.write_to(folder.path(), "model.gguf");
+    verbs.import_with(&path, Some(name), true).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// Imports a generated file under a name.

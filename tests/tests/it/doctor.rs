@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use blobd_tests::command::{Blobd, Run};
+use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::FakeRegistry;
@@ -39,6 +39,24 @@ fn doctor_without_a_store_says_so_and_creates_nothing() {
     assert_eq!(connection["status"], "note");
     assert!(connection["detail"].as_str().unwrap().contains("contains no store"), "{connection}");
     assert!(!root.exists());
+}
+
+#[test]
+fn doctor_reports_a_proxy_that_is_not_understood_without_its_password() {
+    let folder = tmpfs_directory();
+    let mut command = Blobd::at_root(&folder.path().join("store")).command();
+    command
+        .args(["doctor", "--json"])
+        .env("ALL_PROXY", "gopher://me:secret@h")
+        .env("HTTPS_PROXY", "http://h");
+    let run = command::run(&mut command).succeeds();
+    let found = check(&run, "environment");
+    assert_eq!(found["status"], "warning");
+    let detail = found["detail"].as_str().unwrap();
+    assert!(
+        detail.starts_with("ALL_PROXY: not understood: ") && !run.json().to_string().contains("secret"),
+        "{detail}"
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `blobd export`: leftovers, owner and mode of its files, and limits.
 
+mod paths;
 mod rewrite;
 
 use std::fs::{self, File, Permissions};

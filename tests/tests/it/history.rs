@@ -18,7 +18,7 @@ fn file(daemon: &TestDaemon, seed: u64) -> PathBuf {
 
 fn import(daemon: &TestDaemon, seed: u64, name: &str) {
     let file = file(daemon, seed);
-    daemon.command().run(["import", file.to_str().unwrap(), "--name", name]).succeeds();
+    daemon.command().run(["import", file.to_str().unwrap(), "--name", name, "--force"]).succeeds();
 }
 
 fn changes(daemon: &TestDaemon, name: &str) -> Vec<Json> {

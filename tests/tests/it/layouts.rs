@@ -36,6 +36,7 @@ pub(crate) fn layouts() -> Vec<(&'static str, ModelFile)> {
         ("separate-experts-reversed", ModelFile { reversed: true, ..ModelFile::separate_experts(1, 12) }),
         ("separate-experts-incomplete", incomplete_experts()),
         ("interleaved-experts", interleaved_experts()),
+        ("many-dimensions", many_dimensions()),
     ]
 }
 
@@ -58,6 +59,23 @@ fn odd_sizes() -> ModelFile {
     twin.name = "page-again".to_owned();
     file.tensors.push(twin);
     file.add_noise(1, "last", GgmlType::I8, &[31]);
+    file
+}
+
+/// Tensors of more dimensions than ggml has: published video models have some of five.
+pub(crate) fn many_dimensions() -> ModelFile {
+    let mut file = ModelFile::empty();
+    let long = [&[2, 3][..], &[1; 62]].concat();
+    for (name, ggml_type, shape) in [
+        ("patch_embedding.weight", GgmlType::F16, &[2, 2, 1, 3, 5][..]),
+        ("quantised.weight", GgmlType::Q8_0, &[32, 2, 1, 2, 3]),
+        ("blk.0.ffn_up_exps.weight", GgmlType::F32, &[2, 2, 2, 1, 2]),
+        ("scalar", GgmlType::F32, &[]),
+        ("sixty-four", GgmlType::F32, &long),
+        ("nothing", GgmlType::F32, &[3, 1, 0, 1, 1, 7]),
+    ] {
+        file.add_noise(1, name, ggml_type, shape);
+    }
     file
 }
 

@@ -102,6 +102,7 @@ fn removed_model_stays_until_its_last_client_closes() {
 fn replaced_model_is_kept_while_it_is_open() {
     let (daemon, digest) = daemon_with_model("m");
     let mut reader = Reader::open(&daemon.socket(), "m");
+    daemon.command().line("rm m --keep 0s").succeeds();
     import(&daemon, &ModelFile::dense(2), "m");
     let kept = check_blobs(daemon.root()).len();
     daemon.command().line("gc").succeeds();

@@ -113,7 +113,9 @@ fn names_in_a_lower_store_cannot_be_changed_but_have_others_above() {
     assert_eq!(blobs(&site.upper()), [""; 0], "a name copies nothing");
     assert!(site.export("mine") == base().bytes());
     // A model of one's own hides the one below, and its removal shows that again.
-    site.import(&sibling(), "site").succeeds();
+    site.import(&sibling(), "site").exits_with(4);
+    site.import(&sibling(), "hiding").succeeds();
+    site.line("tag hiding site --force").succeeds();
     assert!(site.export("site") == sibling().bytes());
     site.line("rm site").succeeds();
     assert!(site.export("site") == base().bytes());

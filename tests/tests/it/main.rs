@@ -61,6 +61,7 @@ mod protocol_violations;
 mod pull;
 mod quotas;
 mod reference_model;
+mod refused_files;
 mod release;
 mod requests;
 mod residency;

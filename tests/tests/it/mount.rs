@@ -266,7 +266,8 @@ fn tag_that_moves_shows_the_other_model() {
     let path = mount.path("m/1.gguf");
     let old = File::open(&path).unwrap();
     assert!(fs::read(&path).unwrap() == models[0].bytes());
-    import(&daemon, &models[1], "m:1");
+    import(&daemon, &models[1], "m:2");
+    daemon.command().line("tag m:2 m:1 --force").succeeds();
     eventually("the file is the other one", || fs::read(&path).is_ok_and(|bytes| bytes == models[1].bytes()));
     let mut bytes = vec![0; models[0].bytes().len()];
     old.read_exact_at(&mut bytes, 0).unwrap();

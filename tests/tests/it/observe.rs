@@ -112,7 +112,8 @@ fn open_model_is_not_mistaken_for_another_one_that_has_its_name_now() {
     let before = session()["model_bytes"].clone();
     assert!(before.as_u64().is_some_and(|bytes| bytes > 256 << 10), "{before}");
     blobd.line("tag e other").succeeds();
-    import(&daemon, &model(&[2, 3, 4]), "e");
+    import(&daemon, &model(&[2, 3, 4]), "new");
+    blobd.line("rename new e --force").succeeds();
     assert_eq!(session()["model_bytes"], before, "by the other name of the model");
     let usage = detailed(&daemon, 1);
     assert_eq!((&of(&usage, "e:latest").last_opened, &of(&usage, "e:latest").last_opened_by), (&None, &None));

@@ -67,7 +67,10 @@ fn moved_name_opens_its_new_model() {
         assert!(bytes_of("m") == expected(&first));
     }
     let path = second.write_to(daemon.scratch(), "second.gguf");
-    daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), "m".as_ref()]).succeeds();
+    daemon
+        .command()
+        .run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), "m".as_ref(), "--force".as_ref()])
+        .succeeds();
     assert!(bytes_of("m") == expected(&second));
     daemon.command().line("rm m").succeeds();
     assert_eq!(code_of(client.open(&"m".parse().unwrap())), ErrorCode::NotFound);

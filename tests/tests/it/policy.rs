@@ -284,7 +284,7 @@ fn edited_model_keeps_its_origin_when_another_gets_the_name_of_its_source() {
     let table = command().line("ls --verbose").succeeds().text().to_owned();
     assert!(table.contains("edit mine:latest") && !table.contains("edit mine:latest@"), "{table}");
     let path = ModelFile::dense(2).write_to(shared.folder.path(), "m.gguf");
-    command().run(["import", path.to_str().unwrap(), "--name", "mine"]).succeeds();
+    command().run(["import", path.to_str().unwrap(), "--name", "mine", "--force"]).succeeds();
     for conditions in ["registry = \"127.0.0.1\"", "name = \"acme/x\"", "name = \"kept\"", "name = \"mine\""]
     {
         shared.reload(&denying(conditions));
@@ -296,6 +296,7 @@ fn edited_model_keeps_its_origin_when_another_gets_the_name_of_its_source() {
     let digest = model("edited:latest")["digest"].as_str().unwrap().replace(':', "-");
     let record = shared.daemon.root().join(format!("origins/{digest}.json"));
     fs::write(&record, "{\"origin\":\"edit mine:latest\"}").unwrap();
+    fs::remove_dir_all(shared.daemon.root().join("history")).unwrap();
     denied(&shared, "export edited -o - --json");
 }
 

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use blobd_client::protocol::error::ErrorCode;
-use blobd_store::Ingest;
+use blobd_store::{Ingest, SpacePolicy, StoreOptions};
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::file_source::ingest_bytes;
 use blobd_tests::model::{End, ModelFile};
@@ -82,10 +83,17 @@ struct Pair {
     expected: BTreeMap<&'static str, usize>,
 }
 
+/// Without a trash for what other models replace, which has tests of its own.
+fn open(folder: &TempDir) -> InProcess {
+    let space = SpacePolicy { keep_displaced: Duration::ZERO, ..SpacePolicy::default() };
+    let options = StoreOptions { space, ..StoreOptions::default() };
+    InProcess::open_with(&folder.path().join("store"), &options).unwrap()
+}
+
 impl Pair {
     fn new() -> Self {
         let folder = tmpfs_directory();
-        let verbs = Some(InProcess::open(&folder.path().join("store")));
+        let verbs = Some(open(&folder));
         Self { folder, verbs, expected: BTreeMap::new() }
     }
 
@@ -102,7 +110,7 @@ impl Pair {
     fn take(&mut self, step: &Step) {
         match *step {
             Step::Import { file, name } => {
-                self.verbs().import(&self.path_of(file), Some(NAMES[name])).unwrap();
+                self.verbs().import_with(&self.path_of(file), Some(NAMES[name]), true).unwrap();
                 self.expected.insert(NAMES[name], file);
             }
             Step::Tag { source, target } => self.tag(NAMES[source], NAMES[target]),
@@ -110,14 +118,14 @@ impl Pair {
             Step::Collect => self.collect(),
             Step::Reopen => {
                 drop(self.verbs.take());
-                self.verbs = Some(InProcess::open(&self.folder.path().join("store")));
+                self.verbs = Some(open(&self.folder));
             }
             Step::Abandon { file, crash } => self.abandon(&files()[file], crash),
         }
     }
 
     fn tag(&mut self, source: &'static str, target: &'static str) {
-        let tagged = self.verbs().tag(source, target);
+        let tagged = self.verbs().tag_with(source, target, true);
         match self.expected.get(source).copied() {
             Some(file) => {
                 tagged.unwrap();

@@ -57,6 +57,7 @@ impl Place {
     /// Imports a model, and replaces it by another, so that its blobs are garbage.
     fn leave_garbage(&self) -> u64 {
         self.import(&ModelFile::dense(1), "m");
+        self.blobd.line("rm m --keep 0s").succeeds();
         self.import(&ModelFile::dense(2), "m");
         let freed = self.blobd.line("gc --dry-run --json").succeeds().json()["freed_bytes"].as_u64().unwrap();
         assert!(freed > 0);

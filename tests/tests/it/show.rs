@@ -152,7 +152,11 @@ fn local_file_that_is_no_model_is_refused() {
     let path = daemon.scratch().join("no.gguf");
     fs::write(&path, b"<html>").unwrap();
     let run = daemon.command().run(["show", path.to_str().unwrap()]).exits_with(1);
-    assert!(run.stderr.contains("no.gguf: starts with"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("no.gguf: wrong format: expected a GGUF file, found a web page"),
+        "{}",
+        run.stderr
+    );
     daemon.command().run(["show", daemon.scratch().to_str().unwrap()]).exits_with(2);
     daemon.command().run(["show", "/nonexistent.gguf"]).exits_with(3);
 }

@@ -109,16 +109,17 @@ fn disk_that_fills_during_a_pull_fails_only_the_pull() {
 #[test]
 fn collection_works_on_a_full_disk() {
     for (kind, daemon, root) in small_daemons() {
-        for (seed, name) in [(1, "kept"), (2, "replaced"), (3, "replaced")] {
+        for (seed, name) in [(1, "kept"), (2, "removed"), (3, "other")] {
             import(&daemon, &model(seed, 6), name).succeeds();
         }
+        daemon.command().line("rm removed --keep 0s").succeeds();
         let planned = daemon.command().line("gc --dry-run --json").succeeds().json();
         let _filler = Filler::leaving_free(&root, 0);
         let done = daemon.command().line("gc --json").succeeds().json();
         assert_eq!((&done["deleted"], &done["freed_bytes"]), (&planned["deleted"], &planned["freed_bytes"]));
         assert!(done["freed_bytes"].as_u64().unwrap() > 4 << 20, "{kind}");
         check_blobs(&root);
-        for (seed, name) in [(1, "kept"), (3, "replaced")] {
+        for (seed, name) in [(1, "kept"), (3, "other")] {
             let exported = daemon.command().run(["export", name, "-o", "-"]).succeeds().stdout;
             assert!(exported == model(seed, 6).bytes(), "{kind}: {name}");
         }
@@ -148,6 +149,7 @@ fn file_system_gains_the_bytes_that_rm_and_gc_report() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 10), "a").succeeds();
         import(&daemon, &model(2, 10), "b").succeeds();
+        daemon.command().line("rm b --keep 0s").succeeds();
         import(&daemon, &model(3, 10), "b").succeeds();
         for line in ["gc --json", "rm a --json", "rm b --json"] {
             let before = free_but_for_the_index(&root);

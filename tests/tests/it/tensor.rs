@@ -10,6 +10,8 @@ use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::raw_gguf::RawGguf;
 use serde_json::{Value as Json, json};
 
+use crate::layouts::many_dimensions;
+
 fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
@@ -51,6 +53,24 @@ fn each_way(file: &[u8], test: impl Fn(&Blobd)) {
     test(&daemon.command());
     daemon.stop();
     test(&daemon.embedded());
+}
+
+#[test]
+fn tensors_of_many_dimensions_are_shown_and_written() {
+    each_way(&many_dimensions().bytes(), |commands| {
+        let shown = commands.line("tensor m patch_embedding.weight --json").succeeds().json();
+        assert_eq!((&shown["shape"], &shown["elements"]), (&json!([2, 2, 1, 3, 5]), &json!(60)));
+        let quantised = commands.line("tensor m quantised.weight --json").succeeds().json();
+        assert_eq!(quantised["elements"], 384);
+        for (name, shape) in [("patch_embedding.weight", "(5, 3, 1, 2, 2,)"), ("scalar", "()")] {
+            let written = commands.run(["tensor", "m", name, "--npy"]).succeeds().stdout;
+            let (header, _) = parsed_npy(&written);
+            assert!(header.contains(&format!("'shape': {shape}")), "{header}");
+        }
+        commands.line("show m --tensors").succeeds();
+        let same = commands.line("diff m m --values --json").succeeds().json();
+        assert_eq!((&same["only_a_bytes"], &same["only_b_bytes"]), (&json!(0), &json!(0)), "{same}");
+    });
 }
 
 /// The header text and the data of a numpy file.

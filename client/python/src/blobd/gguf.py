@@ -20,8 +20,8 @@ MAX_TENSORS = 131_072
 """The most tensors that are read; blobd stores no more."""
 MAX_KEYS = 131_072
 """The most metadata keys that are read; blobd stores no more."""
-MAX_DIMENSIONS = 4
-"""The most dimensions that a tensor has."""
+MAX_DIMENSIONS = 1024
+"""The most dimensions of a tensor that are read; blobd stores no more."""
 DEFAULT_ALIGNMENT = 32
 """The alignment of tensors if the metadata does not give one."""
 

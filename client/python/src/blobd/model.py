@@ -135,7 +135,7 @@ class OpenModel(Mapping[str, memoryview]):
         """The header of a split GGUF file: all bytes before its data section. Without a number, that
         of the first file that has one."""
         number = self._gguf_layer() if layer is None else layer
-        header = self._layer(number)
+        header = self.layers[self._described(number)]
         if header.header_fd is None:
             raise ModelError(f"layer {number}: no GGUF header; it is no split GGUF file")
         return self._slice(header.header_fd, 0, header.header_size)
@@ -187,7 +187,8 @@ class OpenModel(Mapping[str, memoryview]):
         """
         number = self._gguf_layer() if layer is None else layer
         self._check_open()
-        in_layer = [tensor for tensor in self._tensors if tensor.layer == number]
+        described = self._described(number)
+        in_layer = [tensor for tensor in self._tensors if tensor.layer == described]
         return assemble(self.header(number), in_layer, self._blobs)
 
     def fd(self, number: int) -> Optional[int]:
@@ -233,6 +234,12 @@ class OpenModel(Mapping[str, memoryview]):
         if not 0 <= number < len(self.layers):
             raise ModelError(f"layer {number}: no such layer, the model has {len(self.layers)}")
         return self.layers[number]
+
+    def _described(self, number: int) -> int:
+        """The number of the layer that has header and tensors of this layer's file: the first with the same
+        digest. A manifest may name a file several times, and the daemon describes it once."""
+        digest = self._layer(number).digest
+        return next(place for place, layer in enumerate(self.layers) if layer.digest == digest)
 
     def _gguf_layer(self) -> int:
         for number, layer in enumerate(self.layers):

@@ -92,13 +92,13 @@ async fn unusable_token_responses_end_the_pull() {
     ];
     for reply in replies {
         let error = client().manifest(&tiny(&guarded(reply).await)).await.unwrap_err();
-        assert!(error.to_string().contains("token service refused"), "{error}");
+        assert!(error.to_string().contains("token service "), "{error}");
     }
     let flood = guarded(|| Reply::ThenFlood(head("Connection: close\r\n"))).await;
     let error = client().manifest(&tiny(&flood)).await.unwrap_err();
     assert!(matches!(error, RegistryError::TooLong { what: "token", .. }), "{error}");
-    let gzip = guarded(|| Reply::Whole(response(200, "Content-Encoding: gzip\r\n", b""))).await;
-    let error = client().manifest(&tiny(&gzip)).await.unwrap_err();
+    let encoded = guarded(|| Reply::Whole(response(200, "Content-Encoding: br\r\n", b"\x0b"))).await;
+    let error = client().manifest(&tiny(&encoded)).await.unwrap_err();
     assert!(error.to_string().contains("content encoding"), "{error}");
 }
 

@@ -186,8 +186,51 @@ async fn partial_and_missing_blobs_are_refused() {
     assert!(matches!(error, Err(RegistryError::Status { status: 206, .. })));
     let error = fetch_from(|| Reply::Whole(response(404, "", b""))).await;
     assert!(matches!(error, Err(RegistryError::BlobMissing { .. })));
-    let error = fetch_from(|| Reply::Whole(response(200, "Content-Encoding: br\r\n", WEIGHTS))).await;
-    assert!(error.unwrap_err().to_string().contains("content encoding"));
+}
+
+#[tokio::test]
+async fn labels_of_encodings_do_no_harm_to_bytes_that_are_as_expected() {
+    for label in ["aws-chunked", "gzip", "br", "aws-chunked, gzip", "zstd"] {
+        let announced = move || response(200, &format!("Content-Encoding: {label}\r\n"), WEIGHTS);
+        assert_eq!(fetch_from(move || Reply::Whole(announced())).await.unwrap(), WEIGHTS, "{label}");
+        let head = move || head(&format!("Connection: close\r\nContent-Encoding: {label}\r\n"));
+        let until_closed = move || Reply::Whole([head(), WEIGHTS.to_vec()].concat());
+        assert_eq!(fetch_from(until_closed).await.unwrap(), WEIGHTS, "{label}");
+    }
+}
+
+#[tokio::test]
+async fn file_that_is_sent_in_gzip_is_decompressed() {
+    let announced = || Reply::Whole(response(200, "Content-Encoding: gzip\r\n", &gzip(WEIGHTS)));
+    assert_eq!(fetch_from(announced).await.unwrap(), WEIGHTS);
+    let head = || head("Connection: close\r\nContent-Encoding: aws-chunked, x-gzip\r\n");
+    let until_closed = move || Reply::Whole([head(), gzip(WEIGHTS)].concat());
+    assert_eq!(fetch_from(until_closed).await.unwrap(), WEIGHTS);
+    for wrong in [gzip(&[WEIGHTS, b"!"].concat()), gzip(&WEIGHTS[1..]), gzip(&vec![0; 1 << 20])] {
+        let reply = move || Reply::Whole(response(200, "Content-Encoding: gzip\r\n", &wrong));
+        assert!(fetch_from(reply).await.is_err());
+    }
+    let error = fetch_from(|| Reply::Whole(response(200, "Content-Encoding: br\r\n", b"other bytes"))).await;
+    assert!(error.unwrap_err().to_string().contains("content encoding \"br\": expected none"));
+}
+
+/// Such a file is compressed itself, and servers label it so.
+#[tokio::test]
+async fn archive_in_gzip_is_not_decompressed() {
+    let packed = gzip(WEIGHTS);
+    let file = Descriptor {
+        media_type: MediaType::new("application/vnd.cncf.model.weight.v1.tar+gzip"),
+        digest: Digest::of(&packed),
+        size: packed.len() as u64,
+    };
+    let reply = [head("Connection: close\r\nContent-Encoding: gzip\r\n"), packed.clone()].concat();
+    let server = Server::always(reply).await;
+    let mut stream = client().blob(&tiny(&server), &file).await.unwrap();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = stream.next().await.unwrap() {
+        bytes.extend_from_slice(&chunk);
+    }
+    assert_eq!(bytes, packed);
 }
 
 #[tokio::test]

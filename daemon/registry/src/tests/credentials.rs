@@ -33,7 +33,7 @@ fn client_knowing(entries: &[(&str, Credential)]) -> (tempfile::TempDir, Credent
 
 fn client_with_credentials(credentials: CredentialPolicy) -> RegistryClient {
     let policy = RegistryPolicy { credentials, ..RegistryPolicy::default() };
-    RegistryClient::with_limits(&policy, limits(), Matcher::builder().build()).unwrap()
+    RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap()
 }
 
 fn manifest() -> Reply {
@@ -238,7 +238,7 @@ async fn gated_model_says_where_its_terms_are() {
                 credentials,
                 ..Default::default()
             };
-            let client = RegistryClient::with_limits(&policy, limits(), Matcher::builder().build()).unwrap();
+            let client = RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap();
             let error = client.manifest(&"hf.co/org/Model".parse().unwrap()).await.unwrap_err().to_string();
             assert!(error.contains("accept its terms at https://huggingface.co/org/Model"), "{error}");
             assert!(error.contains("`blobd login"), "{error}");

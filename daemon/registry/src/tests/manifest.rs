@@ -34,7 +34,8 @@ async fn manifest_is_asked_for_plainly_and_its_bytes_are_kept() {
     assert_eq!(seen[0].path, "/v2/library/tiny/manifests/latest");
     assert_eq!(seen[0].header("accept"), Some(MANIFEST_TYPES));
     assert!(seen[0].header("user-agent").unwrap().starts_with("blobd/"));
-    for absent in ["accept-encoding", "authorization", "cookie", "referer"] {
+    assert_eq!(seen[0].header("accept-encoding"), Some("identity"));
+    for absent in ["authorization", "cookie", "referer"] {
         assert_eq!(seen[0].header(absent), None, "{absent}");
     }
 }
@@ -131,14 +132,28 @@ async fn silent_heads_and_trickling_manifests_stall() {
 }
 
 #[tokio::test]
-async fn compressed_responses_are_refused() {
-    let error = manifest_from(response(200, "Content-Encoding: gzip\r\n", b"\x1f\x8b")).await.unwrap_err();
-    assert!(error.to_string().contains("content encoding \"gzip\""), "{error}");
-    assert!(
-        manifest_from(response(200, "Content-Encoding: identity\r\n", manifest_json().as_bytes()))
-            .await
-            .is_ok()
-    );
+async fn compressed_manifests_are_decompressed_and_untrue_labels_do_no_harm() {
+    let manifest = manifest_json();
+    let (plain, packed) = (manifest.as_bytes(), gzip(manifest.as_bytes()));
+    for (label, body) in [
+        ("gzip", &packed[..]),
+        ("x-gzip, aws-chunked", &packed),
+        ("identity", &packed),
+        ("identity", plain),
+        ("gzip", plain),
+        ("aws-chunked", plain),
+        ("br", plain),
+    ] {
+        let reply = response(200, &format!("Content-Encoding: {label}\r\n"), body);
+        assert_eq!(manifest_from(reply).await.unwrap().raw(), plain, "{label}");
+    }
+    let error = manifest_from(response(200, "Content-Encoding: br\r\n", b"\x0b\x02\x80")).await.unwrap_err();
+    assert!(error.to_string().contains("content encoding \"br\": expected none, gzip or zstd"), "{error}");
+    let bomb = gzip(&vec![b'['; 8 << 20]);
+    let error = manifest_from(response(200, "Content-Encoding: gzip\r\n", &bomb)).await.unwrap_err();
+    assert!(matches!(error, RegistryError::TooLong { what: "manifest", .. }), "{error}");
+    let error = manifest_from(response(200, "Content-Encoding: gzip\r\n", &packed[..40])).await.unwrap_err();
+    assert!(error.to_string().ends_with("compressed manifest is damaged or cut off"), "{error}");
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ async fn failure(mirrors: &[Mirror]) -> RegistryError {
 fn client_of(mirrors: std::collections::BTreeMap<String, Vec<String>>) -> RegistryClient {
     let retry = RetryPolicy { backoff: Duration::from_millis(1), ..RetryPolicy::default() };
     let policy = RegistryPolicy { mirrors, retry, ..RegistryPolicy::default() };
-    RegistryClient::with_limits(&policy, limits(), Matcher::builder().build()).unwrap()
+    RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap()
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn most_relevant_error_of_several_mirrors_is_reported_and_the_others_are_i
         (&[Empty, Tags], NotFound, TAGS, Some(LACKS)),
         (&[Denied, Tags], NotFound, TAGS, Some("denies it")),
         (&[Plain, Tags], NotFound, TAGS, Some("does not speak TLS")),
-        (&[Broken, Down, Tags], NotFound, TAGS, Some("status 503; 127.")),
+        (&[Broken, Down, Tags], NotFound, TAGS, Some("status 503 (Service Unavailable); 127.")),
         // A mirror that lacks it says nothing about the others.
         (&[Empty, Down], Upstream, DOWN, Some(LACKS)),
         (&[Down, Empty], Upstream, DOWN, Some(LACKS)),

@@ -113,7 +113,7 @@ async fn private_repository_is_listed_and_fetched_with_its_token() {
         credentials: CredentialPolicy { file: Some(credentials.clone()), ..CredentialPolicy::default() },
         ..RegistryPolicy::default()
     };
-    let client = RegistryClient::with_limits(&policy, limits(), Matcher::builder().build()).unwrap();
+    let client = RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap();
     let error = client.resolve(&source).await.unwrap_err();
     assert!(error.to_string().starts_with("hf.co/me/x: denied by"), "{error}");
     let token = Credential::Token(Secret::new("token"));

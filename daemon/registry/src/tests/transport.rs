@@ -18,16 +18,16 @@ use crate::ConnectFailure;
 use crate::address_scope::AddressScope;
 use crate::transport::Request;
 
-fn client_for(policy: &RegistryPolicy, proxies: Matcher) -> Result<RegistryClient, RegistryError> {
+pub(super) fn client_for(policy: &RegistryPolicy, proxies: Proxies) -> Result<RegistryClient, RegistryError> {
     RegistryClient::with_limits(policy, limits(), proxies)
 }
 
-fn testdata(name: &str) -> PathBuf {
+pub(super) fn testdata(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "src/testdata", name].iter().collect()
 }
 
 /// A server with the certificate in `testdata/`; it responds to one request.
-fn tls_server(reply: Vec<u8>) -> SocketAddr {
+pub(super) fn tls_server(reply: Vec<u8>) -> SocketAddr {
     let certificate = CertificateDer::from_pem_file(testdata("server.pem")).unwrap();
     let key = PrivateKeyDer::from_pem_file(testdata("server.key")).unwrap();
     let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -51,18 +51,18 @@ fn tls_server(reply: Vec<u8>) -> SocketAddr {
     address
 }
 
-fn trusting() -> RegistryPolicy {
+pub(super) fn trusting() -> RegistryPolicy {
     RegistryPolicy { ca_files: vec![testdata("ca.pem")], ..RegistryPolicy::default() }
 }
 
-fn over_tls(address: SocketAddr) -> Reference {
+pub(super) fn over_tls(address: SocketAddr) -> Reference {
     format!("https://localhost:{}/library/tiny", address.port()).parse().unwrap()
 }
 
 #[tokio::test]
 async fn added_authority_is_trusted() {
     let address = tls_server(ok(manifest_json().as_bytes()));
-    let client = client_for(&trusting(), Matcher::builder().build()).unwrap();
+    let client = client_for(&trusting(), Proxies::default()).unwrap();
     client.manifest(&over_tls(address)).await.unwrap();
 }
 
@@ -80,7 +80,7 @@ async fn unknown_authority_is_not_trusted() {
 async fn redirect_out_of_tls_is_refused() {
     let plain = Server::always(ok(manifest_json().as_bytes())).await;
     let Reply::Whole(reply) = redirect(302, &plain.url("/login")) else { unreachable!() };
-    let client = client_for(&trusting(), Matcher::builder().build()).unwrap();
+    let client = client_for(&trusting(), Proxies::default()).unwrap();
     let error = client.manifest(&over_tls(tls_server(reply))).await.unwrap_err();
     assert!(error.to_string().contains("from https to http"), "{error}");
     assert!(plain.seen().is_empty());
@@ -117,7 +117,7 @@ async fn registry_on_this_machine_that_expects_tls_is_named_with_https() {
 async fn unusable_certificate_files_are_named() {
     let policy = |name| RegistryPolicy { ca_files: vec![testdata(name)], ..RegistryPolicy::default() };
     for name in ["absent.pem", "server.key", "README.md"] {
-        let error = client_for(&policy(name), Matcher::builder().build()).unwrap_err();
+        let error = client_for(&policy(name), Proxies::default()).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
     }
 }
@@ -127,7 +127,7 @@ async fn mirror_takes_the_place_of_a_registry() {
     let mirror = Server::always(ok(manifest_json().as_bytes())).await;
     let mirrors = [("Registry.Ollama.AI".to_owned(), vec![mirror.url("/cache/")])].into();
     let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
-    let client = client_for(&policy, Matcher::builder().build()).unwrap();
+    let client = client_for(&policy, Proxies::default()).unwrap();
     client.manifest(&"tiny".parse().unwrap()).await.unwrap();
     assert_eq!(mirror.paths(), ["/cache/v2/library/tiny/manifests/latest"]);
 }
@@ -136,25 +136,8 @@ async fn mirror_takes_the_place_of_a_registry() {
 async fn unusable_mirror_is_refused_at_start() {
     let mirrors = [("hf.co".to_owned(), vec!["127.0.0.1".to_owned()])].into();
     let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
-    let error = client_for(&policy, Matcher::builder().build()).unwrap_err();
+    let error = client_for(&policy, Proxies::default()).unwrap_err();
     assert!(error.to_string().starts_with("mirror of hf.co: \"127.0.0.1\""), "{error}");
-}
-
-#[tokio::test]
-async fn proxy_is_used_for_https_only() {
-    let proxy = Server::always(response(403, "", b"")).await;
-    let proxies = || Matcher::builder().all(proxy.url("")).no("internal.example").build();
-    let client = client_for(&RegistryPolicy::default(), proxies()).unwrap();
-    let error = client.manifest(&"registry.example/library/tiny".parse().unwrap()).await.unwrap_err();
-    assert!(
-        error.to_string().contains("registry.example: connection through the proxy failed: unsuccessful"),
-        "{error}"
-    );
-    assert_eq!(proxy.paths(), ["registry.example:443"]);
-    let plain = Server::always(ok(manifest_json().as_bytes())).await;
-    client.manifest(&tiny(&plain)).await.unwrap();
-    client.manifest(&"internal.example/library/tiny".parse().unwrap()).await.unwrap_err();
-    assert_eq!(proxy.seen().len(), 1);
 }
 
 #[tokio::test]

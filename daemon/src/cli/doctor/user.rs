@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
+use blobd_registry::Proxies;
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::cli::Global;
@@ -18,7 +19,6 @@ const UNIT_DIRECTORIES: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/sy
 
 pub(super) fn environment(global: &Global) -> Check {
     let paths = ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG"];
-    let proxies = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"];
     let set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
     let mut found: Vec<String> = paths
         .iter()
@@ -26,7 +26,7 @@ pub(super) fn environment(global: &Global) -> Check {
         .map(|name| format!("{name}={}", env::var_os(name).unwrap_or_default().to_string_lossy()))
         .collect();
     // The value may have a password in it.
-    found.extend(proxies.iter().filter(|name| set(name)).map(|name| format!("{name} is set")));
+    found.extend(Proxies::VARIABLES.iter().filter(|name| set(name)).map(|name| format!("{name} is set")));
     let detail =
         if found.is_empty() { "no variable of blobd or of a proxy".to_owned() } else { found.join(", ") };
     let foreign = env::var_os("XDG_RUNTIME_DIR").and_then(|directory| {
@@ -42,7 +42,12 @@ pub(super) fn environment(global: &Global) -> Check {
         .because("it is from another user's session, such as after `su`, so the daemon of this user is not found there")
         .with_hint("log in as this user, or unset it")
         .mended_by("unset XDG_RUNTIME_DIR"),
-        _ => Check::new("environment", CheckStatus::Ok, detail),
+        _ => match Proxies::from_environment().faults().next() {
+            Some(fault) => Check::new("environment", CheckStatus::Warning, format!("{fault}; {detail}"))
+                .because("models cannot be pulled: no connection goes past a proxy that is set")
+                .with_hint("set the variable to the proxy's URL, or unset it"),
+            None => Check::new("environment", CheckStatus::Ok, detail),
+        },
     }
 }
 

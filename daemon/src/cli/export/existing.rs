@@ -5,7 +5,6 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::OpenLayer;
 use blobd_store_format::digest::{Digest, Hasher};
 
 use crate::cli::progress::Bar;
@@ -25,14 +24,19 @@ fn existing_bytes(path: &Path) -> Option<u64> {
     path.metadata().ok().filter(|found| found.is_file() && found.len() > 0).map(|found| found.len())
 }
 
-/// Whether there is a file with the content of `layer`. Fails if there is one with other content.
-pub(super) fn has_content(global: &Global, path: &Path, layer: &OpenLayer) -> Result<bool, ErrorBody> {
+/// Whether there is a file with this digest and size. Fails if there is one with other content.
+pub(super) fn has_content(
+    global: &Global,
+    path: &Path,
+    digest: Digest,
+    expected: u64,
+) -> Result<bool, ErrorBody> {
     let Some(size) = existing_bytes(path) else { return Ok(false) };
-    if size == layer.size {
+    if size == expected {
         let bar = Bar::new(&format!("comparing {}", path.display()), size, global.hides_progress());
         let found = digest_of(path, &bar).map_err(|error| file_error(&path.display().to_string(), &error));
         bar.clear();
-        if found? == layer.digest {
+        if found? == digest {
             return Ok(true);
         }
     }

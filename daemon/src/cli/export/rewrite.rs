@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::rewrite::{
     RewriteError, RewriteOptions, RewritePiece, RewritePlan, RewriteSource, RewrittenFile, Sharding,
 };
@@ -59,6 +60,8 @@ impl RewriteArgs {
 /// The files of an open model, and what is to be written.
 pub(super) struct Rewriting<'m> {
     sources: Vec<SourceFile<'m>>,
+    /// The number of each source among the model's layers.
+    layers: Vec<usize>,
     plan: RewritePlan,
 }
 
@@ -66,7 +69,9 @@ impl<'m> Rewriting<'m> {
     pub(super) fn of(model: &'m OpenModel, options: &RewriteOptions) -> Result<Self, ErrorBody> {
         let mut sources = Vec::new();
         let mut headers = Vec::new();
-        for layer in 0..model.layers().len() {
+        // A file that the manifest names several times is one source.
+        let layers = distinct(model.layers().iter().map(|layer| ("", layer.digest)));
+        for layer in layers.iter().copied() {
             let mut source = SourceFile::open(model, layer)?;
             let header = source.read_header()?;
             let checked = RewriteSource::new(header, source.size());
@@ -74,7 +79,11 @@ impl<'m> Rewriting<'m> {
             sources.push(source);
         }
         let plan = RewritePlan::new(&headers, options);
-        Ok(Self { sources, plan: plan.map_err(|error| refused(model, &error))? })
+        Ok(Self { sources, layers, plan: plan.map_err(|error| refused(model, &error))? })
+    }
+
+    pub(super) fn layers(&self) -> &[usize] {
+        &self.layers
     }
 
     pub(super) fn files(&self) -> &[RewrittenFile] {
@@ -90,7 +99,7 @@ impl<'m> Rewriting<'m> {
         bar: &Bar,
     ) -> Result<Digest, ErrorBody> {
         const BUFFER_BYTES: usize = 1 << 20;
-        let Self { sources, plan } = self;
+        let Self { sources, plan, .. } = self;
         let Some(file) = plan.files().get(index) else { return Ok(Digest::of(b"")) };
         let (size, out) = (file.size(), BufWriter::with_capacity(BUFFER_BYTES, out));
         let mut out = Output { out, hasher: Hasher::new(), written: 0, size, name, bar };

@@ -105,6 +105,7 @@ mod tests {
             modified: "2020-01-01T00:00:00Z".to_owned(),
             pinned: true,
             origin: Some("https://hf.co/me/Llama".to_owned()),
+            follows: None,
             damage: None,
             store: None,
         };

@@ -146,6 +146,7 @@ mod tests {
             modified: "2020-01-01T00:00:00Z".to_owned(),
             pinned: false,
             origin: None,
+            follows: None,
             damage: None,
             store: None,
         };

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::Header;
 use blobd_store_format::reference::Reference;
 use clap::Args;
@@ -19,7 +20,7 @@ use serde::Serialize;
 use self::check::{Comparison, Manifest};
 use self::hashes::{Algorithm, Hashes};
 use crate::cli::connect::{client_error, connect, note_name};
-use crate::cli::file_name::file_name;
+use crate::cli::file_name::file_paths;
 use crate::cli::model_name::{ModelName, only};
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
@@ -95,8 +96,11 @@ pub(super) fn show(global: &Global, model: &ModelName, args: &HashArgs) -> Resul
     // The lines have the stored name: the user may have given an ID.
     let stored: Reference = model.name().parse().unwrap_or_else(|_malformed| reference.clone());
     let mut hashes = Vec::new();
-    for layer in 0..model.layers().len() {
-        hashes.extend(file_lines(global, &stored, &model, layer, &algorithms)?);
+    let paths = file_paths(&stored, &model);
+    let files = || paths.iter().map(String::as_str).zip(model.layers().iter().map(|layer| layer.digest));
+    for layer in distinct(files()) {
+        let name = paths.get(layer).map_or("", String::as_str);
+        hashes.extend(file_lines(global, name, &model, layer, &algorithms)?);
     }
     let missing = manifest.as_ref().map(|manifest| manifest.compare(&mut hashes)).unwrap_or_default();
     let report = Report { hashes, missing };
@@ -125,19 +129,17 @@ fn read_manifest(path: &Path) -> Result<Manifest, ErrorBody> {
 /// The hashes of a file's tensors in the order of its table, and of their bytes one after the other.
 fn file_lines(
     global: &Global,
-    reference: &Reference,
+    name: &str,
     model: &OpenModel,
     layer: usize,
     algorithms: &[Algorithm],
 ) -> Result<Vec<Line>, ErrorBody> {
-    let layers = model.layers();
-    let name =
-        layers.get(layer).map(|own| file_name(reference, own, layer, layers.len())).unwrap_or_default();
     let mut source = SourceFile::open(model, layer)?;
     let header = source.read_header()?;
     let ranges = tensor_ranges(&header, &source)?;
-    let bar = Bar::new(&name, source.size(), global.hides_progress());
-    let line = |(algorithm, hash), tensor| Line { algorithm, hash, file: name.clone(), tensor, result: None };
+    let bar = Bar::new(name, source.size(), global.hides_progress());
+    let line =
+        |(algorithm, hash), tensor| Line { algorithm, hash, file: name.to_owned(), tensor, result: None };
     let (mut lines, mut whole) = (Vec::new(), Hashes::of_model(algorithms));
     let mut buffer = vec![0; STEP_BYTES];
     for (tensor, offset, size) in ranges {

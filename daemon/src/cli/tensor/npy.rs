@@ -39,13 +39,15 @@ pub(super) fn header(numpy_type: &str, shape: &[u64]) -> Vec<u8> {
     let end = (start + text.len() + 1).next_multiple_of(ALIGNMENT);
     text.extend(std::iter::repeat_n(' ', end - start - text.len() - 1));
     text.push('\n');
-    // At most four dimensions of 20 digits: never saturates.
+    // At most 1,024 dimensions of 20 digits: never saturates.
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     [MAGIC, &length.to_le_bytes(), text.as_bytes()].concat()
 }
 
 #[cfg(test)]
 mod tests {
+    use blobd_store_format::tensor::Shape;
+
     use super::*;
 
     #[test]
@@ -61,5 +63,7 @@ mod tests {
         assert_eq!(text(&[7]), "{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }");
         assert_eq!(text(&[]), "{'descr': '<f4', 'fortran_order': False, 'shape': (), }");
         assert_eq!(text(&[u64::MAX; 4]).len(), 142);
+        let longest = Shape::MAX_DIMENSIONS;
+        assert_eq!(text(&vec![u64::MAX; longest]).matches(&u64::MAX.to_string()).count(), longest);
     }
 }

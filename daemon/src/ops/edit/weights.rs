@@ -1,5 +1,6 @@
 //! The file of a model whose metadata is edited.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blobd_store::{FileReader, Ingest, Model, Store, StoredFile};
@@ -40,7 +41,9 @@ impl<'m> Weights<'m> {
             }));
         }
         let mut candidates = Vec::new();
-        for file in files {
+        // A manifest may name a file several times.
+        let mut seen = BTreeSet::new();
+        for file in files.into_iter().filter(|file| seen.insert(file.descriptor.digest)) {
             if file.recipe.as_ref().is_some_and(|recipe| !recipe.members().is_empty()) {
                 return Err(unsuitable(
                     "has its weights in an archive; export and import them, then edit that",

@@ -12,7 +12,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
-use crate::gc::Node;
+use crate::gc::{Node, drop_displaced};
 use crate::index::{Claim, ClaimKind};
 use crate::summaries::record_bytes;
 use crate::transactions::{Held, Transaction};
@@ -40,10 +40,18 @@ impl Store {
         if bytes == 0 {
             return Ok(());
         }
-        self.within_quota(transaction, |held| {
-            let files = held.taken.saturating_add(bytes);
-            held.reserved = held.reserved.max(files.saturating_add(held.records));
-        })
+        self.within_quota(transaction, |held| held.reserve(bytes))
+    }
+
+    /// Like [`Self::reserve_of_quota`], but deletes nothing to make that possible: the caller can do with less.
+    ///
+    /// # Errors
+    /// As for [`Self::take_of_quota`].
+    pub(crate) fn reserve_free_quota(&self, transaction: &str, bytes: u64) -> Result<(), StoreError> {
+        match bytes {
+            0 => Ok(()),
+            bytes => self.within_free_quota(transaction, &|held| held.reserve(bytes)),
+        }
     }
 
     /// Has later reservations include a small file of about `bytes` that is written at the end.
@@ -53,7 +61,27 @@ impl Store {
         }
     }
 
+    /// Applies `change` if that is within the user's quota. If it is not, deletes models from the trash that are
+    /// charged to the user and whose names other models have taken: they must not keep anything out.
     fn within_quota(&self, transaction: &str, change: impl Fn(&mut Held)) -> Result<(), StoreError> {
+        loop {
+            let refused = match self.within_free_quota(transaction, &change) {
+                Err(refused) => refused,
+                Ok(()) => return Ok(()),
+            };
+            let StoreError::OverQuota { uid, needed_bytes, used_bytes, limit_bytes } = refused else {
+                return Err(refused);
+            };
+            let excess = needed_bytes.saturating_add(used_bytes).saturating_sub(limit_bytes);
+            let used_before = self.charged_bytes(uid)?;
+            let is_enough = || Ok(used_before.saturating_sub(self.charged_bytes(uid)?) >= excess);
+            if drop_displaced(self, Some(uid), &is_enough)?.0.is_empty() {
+                return Err(refused);
+            }
+        }
+    }
+
+    fn within_free_quota(&self, transaction: &str, change: &dyn Fn(&mut Held)) -> Result<(), StoreError> {
         let mut charged = None;
         for attempt in 1..=MAX_TRIES {
             let mut transactions = self.transactions.lock();

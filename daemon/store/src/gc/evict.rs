@@ -11,8 +11,8 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
+use super::displaced::check_collectable;
 use super::held::is_held_by_a_program;
-use super::mark::mark;
 use super::{Account, LostModel, Node, Owned, Owner, Untagged, collect_condemned, needs, walk};
 use crate::history::{Actor, Verb};
 use crate::sys::give_back_memory;
@@ -157,12 +157,6 @@ pub fn evict(store: &Store, plan: &EvictionPlan, report: &dyn Fn(&LostModel)) ->
     store.counts.evicted_bytes.add(freed);
     account.models.iter().for_each(report);
     removed.and(collected).map(|deleted| deleted.freed_bytes())
-}
-
-/// If the collection is refused, evicting frees nothing.
-fn check_collectable(store: &Store) -> Result<(), StoreError> {
-    let _guard = store.lock_collections();
-    mark(store, Vec::new(), SystemTime::UNIX_EPOCH).map(drop)
 }
 
 /// Removes the tag; `None` if the model is in use or another one by now.

@@ -19,6 +19,8 @@ pub struct Displaced {
     pub reference: Reference,
     /// The content of the manifest that the tag pointed to, which may be damaged.
     pub raw_manifest: Vec<u8>,
+    /// Until when the trash keeps the model; `None` if it does not.
+    pub kept_until: Option<SystemTime>,
 }
 
 /// A model without its tag, and what it needs.
@@ -52,6 +54,12 @@ pub struct LostModel {
 }
 
 impl Displaced {
+    /// The manifest; `None` if it is damaged.
+    #[must_use]
+    pub fn manifest(&self) -> Option<Manifest> {
+        Manifest::parse(self.raw_manifest.clone()).ok()
+    }
+
     /// The model without its tag. Reads its recipes.
     #[must_use]
     pub fn untagged(self, store: &Store) -> Untagged {

@@ -13,6 +13,7 @@ use blobd_store_format::digest::Digest;
 pub use crate::node::Node;
 use crate::{Store, StoreError};
 
+mod displaced;
 mod evict;
 mod execute;
 mod held;
@@ -23,6 +24,7 @@ mod plan;
 mod read_ahead;
 mod walk;
 
+pub use displaced::drop_displaced;
 pub use evict::{EvictionPlan, Victim, evict, evictable_bytes, plan_eviction};
 pub use holders::holders;
 pub use lost::{Account, Displaced, LostModel, Untagged};

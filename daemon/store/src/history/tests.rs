@@ -5,6 +5,7 @@ use blobd_store_format::manifest::Manifest;
 use tempfile::TempDir;
 
 use super::*;
+use crate::NameRule;
 use crate::testing::{begin, new_store};
 
 const ANN: u32 = 1001;
@@ -26,7 +27,8 @@ fn commit(
     content: &str,
     prepare: impl FnOnce(crate::Ingest) -> crate::Ingest,
 ) -> Digest {
-    let mut ingest = prepare(begin(store).on_behalf_of(actor));
+    let rule = NameRule::replacing_any();
+    let mut ingest = prepare(begin(store).may_take(rule).on_behalf_of(actor));
     let digest = ingest.add_bytes(content.as_bytes()).unwrap();
     let file = Descriptor { media_type: MediaType::new("text/plain"), digest, size: content.len() as u64 };
     let manifest = Manifest::compose(file.clone(), vec![file]).unwrap();
@@ -167,7 +169,7 @@ fn oldest_entries_are_dropped_and_counted() {
     let (_folder, store) = new_store();
     let long = "é".repeat(Record::MAX_ORIGIN * 2);
     for number in 0..Record::MAX_ENTRIES + 3 {
-        let mut ingest = begin(&store).on_behalf_of(pull(ANN));
+        let mut ingest = begin(&store).may_take(NameRule::replacing_any()).on_behalf_of(pull(ANN));
         let content = number.to_string();
         let digest = ingest.add_bytes(content.as_bytes()).unwrap();
         let file =
@@ -189,12 +191,14 @@ fn longest_record_can_be_read() {
         let digest = Some(Digest::of(b"x"));
         let origin = Some(shortened(&"\u{1}".repeat(5000)));
         let account = Some(Charged { uid: u32::MAX, since: u64::MAX });
-        record.add(Entry { origin, account, ..Entry::new(pull(u32::MAX), digest, digest) });
+        let source = Some("a".repeat(Record::MAX_SOURCE));
+        record.add(Entry { origin, source, account, ..Entry::new(pull(u32::MAX), digest, digest) });
     }
     let length = serde_json::to_vec(&record).unwrap().len() as u64;
     assert!(length <= Record::MAX_BYTES, "{length}");
     let entry = length / Record::MAX_ENTRIES as u64;
-    assert!(entry <= Record::ENTRY_BYTES + Record::MAX_ORIGIN as u64 * 6, "{entry}");
+    let longest = Record::ENTRY_BYTES + (Record::MAX_ORIGIN * 6 + Record::MAX_SOURCE) as u64;
+    assert!(entry <= longest, "{entry}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::reference::Reference;
 use tempfile::TempDir;
 
+use crate::NameRule;
 use crate::testing::begin;
 use crate::{Store, StoreError, StoreOptions, gc};
 
@@ -24,7 +25,7 @@ fn described(bytes: &[u8]) -> Descriptor {
 
 /// Adds a model of a whole file and of a file that is split into two blobs.
 fn add(store: &Arc<Store>, tag: &str, whole: &[u8], halves: [&[u8]; 2]) -> Manifest {
-    let mut ingest = begin(store);
+    let mut ingest = begin(store).may_take(NameRule::replacing_any());
     ingest.add_bytes(whole).unwrap();
     let piece = |half: &[u8]| Piece::Blob { blob: Digest::of(half), offset: 0, length: half.len() as u64 };
     for half in halves {
@@ -230,6 +231,20 @@ fn names_that_differ_in_case_are_one_model() {
     add(&store, "SITE", b"config", [b"first", b"mine"]);
     assert_eq!(store.all_tags().unwrap(), [name("SITE")]);
     assert_eq!(store.all_summaries().unwrap().len(), 1);
+}
+
+#[test]
+fn name_of_a_lower_store_keeps_its_content_too() {
+    let stores = Stores::new();
+    let store = stores.open();
+    let mut ingest = begin(&store);
+    ingest.add_bytes(b"other").unwrap();
+    let other = Manifest::compose(described(b"other"), vec![described(b"other")]).unwrap();
+    let refused = ingest.commit(&name("SITE"), &other, None);
+    assert!(matches!(refused, Err(StoreError::NameTaken { .. })), "{refused:?}");
+    assert!(is_whole(&store, "site"));
+    let same = store.manifest(&name("site")).unwrap();
+    begin(&store).commit(&name("site"), &same, None).unwrap();
 }
 
 #[test]

@@ -307,7 +307,7 @@ impl Format {
         metadata.write(&mut out);
         let (mut pieces, mut end) = (Vec::new(), 0u64);
         for tensor in tensors {
-            out.tensor(tensor.info.name(), tensor.info.ggml_type(), tensor.info.shape(), end);
+            out.tensor(tensor.info.name(), tensor.info.ggml_type(), tensor.info.shape().dimensions(), end);
             let padded = tensor.padded_size(self.alignment.into())?;
             let SourceTensor { source, offset, size, .. } = *tensor;
             let swapped = tensor.swap_to(self.order)?;

@@ -89,7 +89,7 @@ pub(super) fn edit_stores_a_header_and_shares_every_tensor(verbs: &impl Verbs) {
         let shown = verbs.show("n").unwrap();
         assert_eq!(Some(shown.digest), edited.digest);
         assert_eq!(verbs.list().unwrap().models.len(), 2);
-        verbs.remove(&["n"]).unwrap();
+        verbs.remove(&["n", "m"]).unwrap();
     }
 }
 
@@ -120,7 +120,7 @@ pub(super) fn edit_does_not_replace_another_model_unless_forced(verbs: &impl Ver
     for target in ["n", "m"] {
         let error = edit(verbs, "m", target, keys()).unwrap_err();
         assert_eq!(error.code, ErrorCode::Busy, "{error}");
-        assert!(error.message.contains("--force"), "{error}");
+        assert!(error.hint.unwrap().contains("--force"));
     }
     assert!(verbs.export("n").unwrap() == ModelFile::dense(2).bytes());
     let first = verbs.edit(&EditParams { force: true, ..params("m", "n", keys()) }).unwrap();

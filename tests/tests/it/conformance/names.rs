@@ -6,7 +6,7 @@ use blobd_tests::store_dir::snapshot;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::Verbs;
 
-use super::import;
+use super::{import, replace};
 
 fn listed(verbs: &impl Verbs) -> Vec<String> {
     verbs.list().unwrap().models.into_iter().map(|model| model.name).collect()
@@ -27,7 +27,7 @@ pub(super) fn file_name_gives_the_model_its_name(verbs: &impl Verbs) {
 
 pub(super) fn name_is_the_same_in_upper_and_lower_case(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "Me/Llama:8B");
-    import(verbs, &ModelFile::dense(2), "me/llama:8b");
+    replace(verbs, &ModelFile::dense(2), "me/llama:8b");
     assert_eq!(listed(verbs), ["Me/Llama:8B"]);
     assert!(verbs.export("ME/LLAMA:8b").unwrap() == ModelFile::dense(2).bytes());
     verbs.remove(&["me/LLAMA:8B"]).unwrap();
@@ -44,7 +44,9 @@ pub(super) fn tag_names_the_same_manifest(verbs: &impl Verbs) {
     assert!(verbs.export("mine/assistant:v1").unwrap() == ModelFile::dense(1).bytes());
     // The tag can be moved to another model.
     import(verbs, &ModelFile::dense(2), "other");
-    verbs.tag("other", "mine/assistant:v1").unwrap();
+    let refused = verbs.tag("other", "mine/assistant:v1").unwrap_err();
+    assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+    verbs.tag_with("other", "mine/assistant:v1", true).unwrap();
     assert!(verbs.export("mine/assistant:v1").unwrap() == ModelFile::dense(2).bytes());
 }
 
@@ -70,16 +72,74 @@ pub(super) fn digest_in_a_reference_must_match_the_model(verbs: &impl Verbs) {
     assert_eq!(listed(verbs), ["m:latest", "n:latest"]);
 }
 
-pub(super) fn second_import_under_a_name_replaces_it(verbs: &impl Verbs) {
+pub(super) fn name_is_given_to_other_content_only_with_force(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
-    import(verbs, &ModelFile::dense(2), "m");
-    assert_eq!(listed(verbs), ["m:latest"]);
+    import(verbs, &ModelFile::dense(2), "n");
+    let folder = tmpfs_directory();
+    let path = ModelFile::dense(2).write_to(folder.path(), "model.gguf");
+    let refused = [
+        verbs.import(&path, Some("m")).map(drop),
+        verbs.tag("n", "m").map(drop),
+        verbs.rename("n", "M", false).map(drop),
+    ];
+    let id = verbs.show("m").unwrap().digest.short();
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!(error.code, ErrorCode::Busy, "{error}");
+        let expected =
+            format!("model m:latest: exists already with other content: ID {id}, from import model.gguf");
+        assert_eq!(error.message, expected);
+        assert!(error.hint.unwrap().contains("--force"));
+    }
+    assert!(verbs.export("m").unwrap() == ModelFile::dense(1).bytes());
+    assert_eq!(verbs.gc(false).unwrap().freed_bytes, 0, "a refused import leaves nothing");
+    replace(verbs, &ModelFile::dense(2), "m");
+    assert_eq!(listed(verbs), ["m:latest", "n:latest"]);
     assert!(verbs.export("m").unwrap() == ModelFile::dense(2).bytes());
-    // The replaced model is not deleted before `gc`.
-    let waiting = verbs.usage().unwrap().reclaimable_bytes;
-    assert!(waiting > 0);
-    assert_eq!(verbs.gc(false).unwrap().freed_bytes, waiting);
-    assert!(verbs.export("m").unwrap() == ModelFile::dense(2).bytes());
+}
+
+pub(super) fn replaced_model_comes_back_from_the_trash(verbs: &impl Verbs) {
+    import(verbs, &ModelFile::dense(1), "m");
+    replace(verbs, &ModelFile::dense(2), "m");
+    assert_eq!(verbs.gc(false).unwrap().freed_bytes, 0, "a collection deletes nothing of it");
+    assert_eq!(verbs.undelete("m").unwrap_err().code, ErrorCode::Busy);
+    verbs.rename("m", "new", false).unwrap();
+    verbs.undelete("m").unwrap();
+    assert!(verbs.export("m").unwrap() == ModelFile::dense(1).bytes());
+    assert!(verbs.export("new").unwrap() == ModelFile::dense(2).bytes());
+    assert_eq!(verbs.trash().unwrap().models, []);
+}
+
+pub(super) fn import_of_another_model_with_the_same_file_name_gets_another_name(verbs: &impl Verbs) {
+    let folder = tmpfs_directory();
+    let write = |directory: &str, seed: u64, file: &str| {
+        let directory = folder.path().join(directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        ModelFile::dense(seed).write_to(&directory, file)
+    };
+    let files = [
+        (write("a", 1, "model.gguf"), 1),
+        (write("b", 2, "model.gguf"), 2),
+        (write("a", 3, "mmproj-F16.gguf"), 3),
+        (write("b", 4, "mmproj-F16.gguf"), 4),
+        (write("a", 5, "llama-3-8b-Q4_K_M.gguf"), 5),
+        (write("a", 6, "llama-3-8b.Q4_K_M.gguf"), 6),
+        (write("a", 7, "Foo-Q4_K_M.gguf"), 7),
+        (write("a", 8, "foo-q4_k_m.gguf"), 8),
+        (write("a", 9, "qwen-中文.gguf"), 9),
+        (write("a", 10, "qwen-日本.gguf"), 10),
+        (write("a", 11, &format!("{}-one.gguf", "x".repeat(90))), 11),
+        (write("a", 12, &format!("{}-two.gguf", "x".repeat(90))), 12),
+    ];
+    let import =
+        || -> Vec<String> { files.iter().map(|(path, _)| verbs.import(path, None).unwrap().name).collect() };
+    let names = import();
+    assert_eq!(names[0], "model:latest");
+    assert_eq!(import(), names, "the same again");
+    assert_eq!(listed(verbs).len(), files.len());
+    for (name, (path, seed)) in names.iter().zip(&files) {
+        assert!(verbs.export(name).unwrap() == ModelFile::dense(*seed).bytes(), "{name} {}", path.display());
+    }
+    assert_eq!(verbs.trash().unwrap().models, []);
 }
 
 pub(super) fn origin_tells_where_a_model_came_from(verbs: &impl Verbs) {
@@ -99,7 +159,10 @@ pub(super) fn pinned_name_stays_with_its_model(verbs: &impl Verbs) {
     verbs.pin("pinned").unwrap();
     let folder = tmpfs_directory();
     let path = ModelFile::dense(2).write_to(folder.path(), "model.gguf");
-    for refused in [verbs.tag("other", "pinned").map(drop), verbs.import(&path, Some("pinned")).map(drop)] {
+    let rename = verbs.rename("other", "pinned", false).map(drop);
+    for refused in
+        [verbs.tag("other", "pinned").map(drop), verbs.import(&path, Some("pinned")).map(drop), rename]
+    {
         let error = refused.unwrap_err();
         assert_eq!(error.code, ErrorCode::Denied, "{error}");
         assert!(error.message.starts_with("model Pinned:latest: is pinned"), "{error}");
@@ -113,7 +176,7 @@ pub(super) fn pinned_name_stays_with_its_model(verbs: &impl Verbs) {
     verbs.tag("copy", "pinned").unwrap();
     verbs.move_to_trash(&["copy"], 3600).unwrap();
     verbs.unpin("pinned").unwrap();
-    let moved = verbs.tag("other", "pinned").unwrap();
+    let moved = verbs.tag_with("other", "pinned", true).unwrap();
     assert_ne!(moved.digest, pinned);
 }
 
@@ -122,16 +185,17 @@ pub(super) fn verb_that_takes_a_name_reports_the_model_that_had_it(verbs: &impl 
     assert_eq!((first.displaced, first.evicted), (Vec::new(), Vec::new()));
     import(verbs, &ModelFile::dense(1).with_changed("output.weight"), "sibling");
     let size = verbs.list().unwrap().models[0].size;
-    let second = import(verbs, &ModelFile::dense(2), "m");
+    let second = replace(verbs, &ModelFile::dense(2), "m");
     let [lost] = second.displaced.try_into().expect("one model");
     assert_eq!((lost.name.as_str(), lost.digest, lost.size), ("m:latest", first.digest, size));
-    assert_eq!(lost.freed_bytes, 0);
-    assert_eq!(lost.reclaimable_bytes, verbs.usage().unwrap().reclaimable_bytes);
-    assert!(lost.reclaimable_bytes > 0, "its own tensor");
+    assert_eq!((lost.freed_bytes, lost.reclaimable_bytes), (0, 0), "the trash keeps it");
     assert!(lost.keepers().contains(&"sibling:latest"), "{lost:?}");
-    // Moved back and forth: what other names have is kept, and nothing is reclaimable.
+    assert!(lost.keepers().contains(&"m:latest in the trash"), "{lost:?}");
+    let [trashed] = verbs.trash().unwrap().models.try_into().expect("one model");
+    assert_eq!((trashed.digest, trashed.replaced), (first.digest, true));
+    assert_eq!(lost.kept_until, Some(trashed.expires));
     verbs.tag("m", "copy").unwrap();
-    let [lost] = verbs.tag("sibling", "m").unwrap().displaced.try_into().expect("one model");
+    let [lost] = verbs.tag_with("sibling", "m", true).unwrap().displaced.try_into().expect("one model");
     assert_eq!((lost.digest, lost.reclaimable_bytes), (second.digest, 0));
     assert!(lost.keepers().contains(&"copy:latest"), "{lost:?}");
     assert!(verbs.tag("sibling", "m").unwrap().displaced.is_empty(), "the same model");
@@ -191,12 +255,17 @@ pub(super) fn rename_replaces_another_model_only_with_force(verbs: &impl Verbs) 
     let second = import(verbs, &ModelFile::dense(2), "b").digest;
     let error = verbs.rename("a", "b", false).unwrap_err();
     assert_eq!(error.code, ErrorCode::Busy);
-    assert!(error.message.contains("b:latest") && error.message.contains("--force"), "{error}");
+    assert!(error.message.starts_with("model b:latest: exists already"), "{error}");
+    assert!(error.hint.unwrap().contains("--force"));
     assert_eq!(listed(verbs), ["a:latest", "b:latest"]);
     let [lost] = verbs.rename("a", "b", true).unwrap().displaced.try_into().expect("one model");
     assert_eq!((lost.name.as_str(), lost.digest), ("b:latest", second));
     assert_eq!(listed(verbs), ["b:latest"]);
     assert_eq!(verbs.show("b").unwrap().digest, first);
-    assert_eq!(verbs.gc(false).unwrap().freed_bytes, lost.reclaimable_bytes);
+    assert!(lost.kept_until.is_some());
     assert!(verbs.export("b").unwrap() == ModelFile::dense(1).bytes());
+    // The same model under both names: nothing is lost, so nothing has to be forced.
+    verbs.tag("b", "c").unwrap();
+    assert!(verbs.rename("b", "c", false).unwrap().displaced.is_empty());
+    assert_eq!(listed(verbs), ["c:latest"]);
 }

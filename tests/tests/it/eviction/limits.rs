@@ -127,6 +127,7 @@ fn full_store() -> (tempfile::TempDir, Arc<Store>) {
         high_percent: 70,
         low_percent: 45,
         eviction: Eviction::All,
+        ..SpacePolicy::default()
     };
     let options = StoreOptions { space, ..StoreOptions::default() };
     let store = Arc::new(Store::open_with(root_in(&folder), options).unwrap());

@@ -14,7 +14,7 @@ use blobd_tests::store_dir::{flip_byte, names};
 use blobd_tests::temp_dirs::tmpfs_directory;
 
 use super::daemon_with;
-use crate::layouts::layouts;
+use crate::layouts::{layouts, many_dimensions};
 
 const MODEL: &str = "application/vnd.ollama.image.model";
 
@@ -82,8 +82,31 @@ fn big_endian_export_has_swapped_numbers_and_comes_back() {
     }
     let path = daemon.scratch().join("big.gguf");
     fs::write(&path, big).unwrap();
-    daemon.command().run(["import", path.to_str().unwrap(), "--name", "m"]).succeeds();
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", "m", "--force"]).succeeds();
     assert!(export(&daemon.command(), &["--endian", "little"]) == model.bytes());
+}
+
+#[test]
+fn tensors_of_many_dimensions_survive_every_rewriting() {
+    let model = many_dimensions();
+    let daemon = daemon_with(&model);
+    let commands = daemon.command();
+    assert!(export(&commands, &[]) == model.bytes());
+    let forms = |file: &[u8]| tensors(file).into_iter().map(|(name, _, shape, _)| (name, shape)).collect();
+    let expected: Vec<_> = model.tensors.iter().map(|own| (own.name.clone(), own.shape.clone())).collect();
+    let folder = tmpfs_directory();
+    let directory = folder.path().to_str().unwrap();
+    commands.run(["export", "m", "--split-max-size", "512", "-o", directory]).succeeds();
+    let mut in_shards: Vec<(String, Vec<u64>)> = Vec::new();
+    for name in names(folder.path()) {
+        let found: Vec<_> = forms(&fs::read(folder.path().join(name)).unwrap());
+        in_shards.extend(found);
+    }
+    assert_eq!(in_shards, expected);
+    for options in [["--endian", "big"], ["--alignment", "64"]] {
+        let found: Vec<_> = forms(&export(&commands, &options));
+        assert_eq!(found, expected, "{options:?}");
+    }
 }
 
 #[test]
@@ -185,7 +208,9 @@ fn options_that_do_not_fit_are_usage_errors_and_write_nothing() {
     let run = daemon.command().line("export m --split-max-size 8KiB -o -");
     assert!(run.exits_with(2).stderr.contains("give a directory"));
     let run = daemon.command().line("export m --component config --alignment 64 --json");
-    assert!(run.exits_with(1).error().message.contains("only GGUF files"));
+    let error = run.exits_with(1).error();
+    assert!(error.message.contains("expected a GGUF file, found a JSON document"), "{error}");
+    assert!(error.hint.unwrap().contains("only GGUF files"));
 }
 
 #[test]

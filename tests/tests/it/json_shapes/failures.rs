@@ -87,8 +87,8 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample) {
     }
     session.line("pin", "moe");
     session.line_fails("denied", "rm moe");
-    session.line_fails("denied", "tag large moe");
-    session.line_fails("busy", "edit moe large --set general.name=x");
+    session.line_fails("denied", "edit large moe --set general.name=x");
+    session.line_fails("busy", "tag moe separate");
     without_space(session, sample);
 }
 

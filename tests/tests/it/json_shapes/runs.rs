@@ -137,14 +137,14 @@ fn adding(session: &mut Session, sample: &Sample) {
     // The second time nothing changes.
     session.line("tag", "base alias");
     session.line("tag", "base alias");
-    session.line("tag", "moe alias");
+    session.line("tag", "moe alias --force");
     session.line("pin", "alias");
     session.line("tag", "base alias --force");
     session.ok("import", ["import", "--name", "alias", "--force", &base]);
     session.ok("import", ["import", "--name", "alias", "--force", &sample.path("fresh.gguf")]);
     session.line("unpin", "alias");
     session.ok("pull", ["pull", &format!("{url}/files/tiny.gguf"), "--name", "alias", "--force"]);
-    session.line("tag", "base alias");
+    session.line("tag", "base alias --force");
     for _ in 0..2 {
         session.ok("pull", ["pull", &format!("{url}/files/tagged.gguf"), "--name", "tagged"]);
     }
@@ -289,13 +289,16 @@ fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
     plan_evictions(session, sample, "pullable");
     // As if it were not known where the models are from.
     let (origins, aside) = (root.join("origins"), root.with_extension("origins"));
+    let (histories, histories_aside) = (root.join("history"), root.with_extension("histories"));
     fs::rename(&origins, &aside).unwrap();
+    fs::rename(&histories, &histories_aside).unwrap();
     session.line("ls", "");
     plan_evictions(session, sample, "all");
     fs::remove_dir_all(&origins).ok();
     fs::rename(&aside, &origins).unwrap();
+    fs::remove_dir_all(&histories).ok();
+    fs::rename(&histories_aside, &histories).unwrap();
     // As of a store of an earlier version.
-    let histories = root.join("history");
     fs::rename(&histories, &aside).unwrap();
     session.line("history", "base");
     fs::rename(&aside, &histories).unwrap();
@@ -381,6 +384,10 @@ fn removing(session: &mut Session, sample: &Sample, root: &Path) {
     session.line("undelete", "spare");
     session.line("rm --keep", "7d spare");
     session.line("tag", "moe spare");
+    session.line("undelete", "spare --name restored");
+    session.line("rm", "restored");
+    session.line("rm --keep", "7d spare");
+    session.line("tag", "base spare");
     session.line("undelete", "spare --force");
     session.line("tag", "moe alias-2");
     session.line("rename", "alias-2 alias-3");
@@ -399,6 +406,9 @@ fn removing(session: &mut Session, sample: &Sample, root: &Path) {
     session.line("partial ls", "");
     fs::create_dir_all(root.join("staging/left-over")).unwrap();
     fs::write(root.join("blobs").join(format!("sha256-{}", "0".repeat(64))), b"of no model").unwrap();
+    // A recipe of a model whose name is lost.
+    session.line("edit", "base lost --set general.name=lost");
+    fs::remove_dir_all(root.join("manifests/registry.ollama.ai/library/lost")).unwrap();
     session.line("gc --dry-run", "");
     session.line("gc", "");
 }

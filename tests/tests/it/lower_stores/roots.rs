@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use blobd::ops::{self, Requester};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::promote::{PromoteParams, Promoted};
-use blobd_store::StoreOptions;
+use blobd_store::{SpacePolicy, StoreOptions};
 use blobd_tests::model::{End, ModelFile};
 use blobd_tests::store_dir::{check_blobs, check_rows, names, snapshot, staged};
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -129,8 +130,10 @@ impl Pair {
 
     fn reopen(&mut self) {
         drop(self.verbs.take());
-        let options =
-            StoreOptions { lower: vec![self.folder.path().join("lower")], ..StoreOptions::default() };
+        // Without a trash for what other models replace, which has tests of its own.
+        let space = SpacePolicy { keep_displaced: Duration::ZERO, ..SpacePolicy::default() };
+        let lower = vec![self.folder.path().join("lower")];
+        let options = StoreOptions { lower, space, ..StoreOptions::default() };
         self.verbs = Some(InProcess::open_with(&self.folder.path().join("upper"), &options).unwrap());
     }
 
@@ -178,7 +181,7 @@ impl Pair {
         match *step {
             Step::Import { file, name } => self.import(file, NAMES[name]),
             Step::Tag { source, target } => {
-                let tagged = self.verbs().tag(NAMES[source], NAMES[target]);
+                let tagged = self.verbs().tag_with(NAMES[source], NAMES[target], true);
                 self.named(NAMES[source], NAMES[target], tagged.map(|_| ()));
             }
             Step::Remove { name } => self.remove(NAMES[name]),
@@ -197,7 +200,7 @@ impl Pair {
 
     fn import(&mut self, file: usize, name: &'static str) {
         let before = self.blobs_above();
-        self.verbs().import(&self.path_of(file), Some(name)).unwrap();
+        self.verbs().import_with(&self.path_of(file), Some(name), true).unwrap();
         self.above.insert(name, file);
         assert!(self.is_whole(file));
         if self.is_mounted {
@@ -277,7 +280,7 @@ impl Pair {
     }
 
     fn import_below(&mut self, file: usize, name: &'static str) {
-        InProcess::open(&self.lower()).import(&self.path_of(file), Some(name)).unwrap();
+        InProcess::open(&self.lower()).import_with(&self.path_of(file), Some(name), true).unwrap();
         self.below.insert(name, file);
     }
 

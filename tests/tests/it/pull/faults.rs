@@ -48,7 +48,6 @@ fn faulty_responses_for_a_manifest_are_refused() {
     check(Fault::Body(b"not json".to_vec()), &[1]);
     check(Fault::Body(Vec::new()), &[1]);
     check(Fault::Body(vec![b'['; 1 << 20]), &[1]);
-    check(Fault::Gzip, &[1]);
     check(Fault::FlipByte(100), &[1]);
     check(Fault::ShortBy(1), &[1]);
     check(Fault::RedirectTo("file:///etc/passwd".into()), &[1]);
@@ -71,7 +70,6 @@ fn faulty_responses_for_a_file_are_refused() {
     check(Fault::WebPage, &[1]);
     check(Fault::Body(ModelFile::dense(1).with_changed("output.weight").bytes()), &[1]);
     check(Fault::Body(Vec::new()), &[1]);
-    check(Fault::Gzip, &[1]);
     check(Fault::FlipByte(0), &[1]);
     check(Fault::FlipByte(40), &[1]);
     check(Fault::FlipByte(size - 1), &[1]);
@@ -86,6 +84,26 @@ fn faulty_responses_for_a_file_are_refused() {
     check(Fault::CutAfter(size / 20), &[1]);
     check(Fault::RedirectLoop, &[1]);
     check(Fault::Endless, &[1]);
+}
+
+/// The digest shows that the bytes are right, whatever the response says about them.
+#[test]
+fn untrue_headers_do_no_harm_to_right_bytes() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    for path in ["/manifests/", "/cdn/"] {
+        check(&daemon, &model, path, ALWAYS, Fault::Gzip, &[0]);
+    }
+    check(&daemon, &model, "/cdn/", ALWAYS, Fault::UnnamedRange, &[0]);
+    check(&daemon, &model, "/cdn/", ALWAYS, Fault::WrongRange, &[0]);
+}
+
+/// A server that accepts ranges and sends nothing of them is asked for the whole file.
+#[test]
+fn way_is_changed_after_two_attempts_without_progress() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    for first in [0, 1] {
+        check(&daemon, &model, "/cdn/", ALWAYS, Fault::EmptyRange(first), &[0]);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
+use blobd_tests::proxy::{Proxy, ProxyBehaviour};
 use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
 use blobd_tests::temp_dirs::tmpfs_directory;
 
@@ -213,4 +214,41 @@ fn proxy_of_the_environment_is_used_except_for_no_proxy_hosts() {
     assert!(pull("registry.invalid").contains("no address found"));
     pull("other.invalid");
     assert!(asked.join().unwrap().starts_with("CONNECT registry.invalid:443 "));
+}
+
+/// What the proxy is asked for during a pull of a model at `registry.invalid`, and the message of its failure.
+fn asked_with(variable: &str, value: &str) -> (Vec<String>, String) {
+    let proxy = Proxy::start(ProxyBehaviour::default()).unwrap();
+    let folder = tmpfs_directory();
+    let mut command = Blobd::at_root(&folder.path().join("store")).command();
+    command.args(["pull", "registry.invalid/library/tiny", "--json"]);
+    command.env(variable, value.replace("PROXY", &proxy.address().to_string()));
+    let message = command::run(&mut command).error().message;
+    (proxy.asked(), message)
+}
+
+#[test]
+fn proxies_in_every_form_are_used_and_nothing_goes_past_them() {
+    for (variable, value, expected) in [
+        ("ALL_PROXY", "socks5h://PROXY", "SOCKS5 registry.invalid:443"),
+        ("all_proxy", "socks://PROXY/", "SOCKS5 registry.invalid:443"),
+        ("https_proxy", "socks4a://PROXY", "SOCKS4a registry.invalid:443"),
+        ("HTTPS_PROXY", "PROXY", "CONNECT registry.invalid:443 HTTP/1.1"),
+        (
+            "HTTPS_PROXY",
+            "http://dom\\user:p@ss@PROXY",
+            "CONNECT registry.invalid:443 HTTP/1.1 Proxy-Authorization: Basic ZG9tXHVzZXI6cEBzcw==",
+        ),
+    ] {
+        let (asked, message) = asked_with(variable, value);
+        assert_eq!(asked, [expected], "{variable}={value}");
+        let names_variable = message.contains(&format!("is {variable} right?"));
+        assert!(names_variable && !message.contains("p@ss"), "{variable}={value}: {message}");
+    }
+    for value in ["gopher://me:secret@PROXY", "http://me:secret@PROXY/proxy.pac", "http://me:secret@h:port"] {
+        let (asked, message) = asked_with("all_proxy", value);
+        assert!(asked.is_empty(), "{value}");
+        assert!(message.starts_with("all_proxy: not understood: expected "), "{message}");
+        assert!(!message.contains("secret"), "{message}");
+    }
 }

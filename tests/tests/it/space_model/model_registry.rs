@@ -26,7 +26,7 @@ impl ModelRegistry {
     /// The parameters of a pull of a file's model.
     pub(super) fn pull(&self, file: usize, name: Reference) -> PullParams {
         let source = self.0.name(&model(file)).parse().unwrap();
-        PullParams { source, name: Some(name), limit_rate: None, force: false }
+        PullParams { source, name: Some(name), limit_rate: None, force: true }
     }
 
     /// From now on, pulls fail in the middle of the weights, or with `whole` after them.

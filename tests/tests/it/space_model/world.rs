@@ -251,7 +251,7 @@ impl<'o> Pair<'o> {
         let path = self.place.daemon.scratch().join("model.gguf");
         fs::write(&path, &files()[file].bytes).unwrap();
         let params =
-            ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: false };
+            ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: true };
         match self.client.import(&params, File::open(&path).unwrap(), |_, _| ()) {
             Ok(_) => self.learn(name),
             Err(error) => self.may_be_pinned_or_damaged(&error, name),
@@ -278,11 +278,11 @@ impl<'o> Pair<'o> {
     }
 
     fn tag(&mut self, source: usize, target: usize) {
-        let params = TagParams { source: reference(source), target: reference(target), force: false };
+        let params = TagParams { source: reference(source), target: reference(target), force: true };
         match self.client.tag(&params) {
             Ok(_) => {
                 let needs = self.names[&source].clone();
-                self.names.insert(target, needs);
+                self.set(target, needs);
             }
             Err(error) if error.code() == ErrorCode::Denied => self.may_be_pinned(&error, target),
             Err(error) => self.may_be_refused(&error, source),
@@ -326,7 +326,7 @@ impl<'o> Pair<'o> {
 
     fn undelete(&mut self, name: usize) {
         let newest = self.trash.iter().rposition(|trashed| trashed.name == name);
-        match self.client.undelete(&UndeleteParams { reference: reference(name), force: false }) {
+        match self.client.undelete(&UndeleteParams { reference: reference(name), name: None, force: false }) {
             Ok(_) => {
                 let trashed = self.trash.remove(newest.expect("there is one in the trash"));
                 self.names.insert(name, trashed.needs);
@@ -481,7 +481,16 @@ impl<'o> Pair<'o> {
 
     /// Records the needs of a model that has just got its name.
     fn learn(&mut self, name: usize) {
-        self.names.insert(name, Needs::of(&self.place.root, &manifest_place(name)));
+        let needs = Needs::of(&self.place.root, &manifest_place(name));
+        self.set(name, needs);
+    }
+
+    /// Another model that had the name is in the trash now.
+    fn set(&mut self, name: usize, needs: Needs) {
+        let all = needs.all.clone();
+        if let Some(needs) = self.names.insert(name, needs).filter(|before| before.all != all) {
+            self.trash.push(Trashed { name, needs, is_expired: false });
+        }
     }
 
     /// The blobs and recipes that nothing keeps.

@@ -160,7 +160,7 @@ fn ask_everything(
         ask("pin", &mut || drop(client.pin(&PinParams { reference: name("a"), pinned })));
     }
     ask("undelete", &mut || {
-        drop(client.undelete(&UndeleteParams { reference: name("absent"), force: false }));
+        drop(client.undelete(&UndeleteParams { reference: name("absent"), name: None, force: false }));
     });
     let params = PullParams::of(pullable.parse().unwrap());
     ask("pull", &mut || drop(client.pull(&params, |_| ())));

@@ -25,8 +25,8 @@ pub(super) const SITUATIONS: &[Situation] = &[
         },
         code: 1,
         happened: "notes.txt",
-        why: "starts with \"buy \", not with \"GGUF\"",
-        to_do: "if it is a model, it is damaged or incomplete: copy or download it again",
+        why: "wrong format: expected a GGUF file, found a text",
+        to_do: "it has no weights: name the file that has them",
     },
     Situation {
         did: "importing an incomplete file",
@@ -39,7 +39,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
         code: 1,
         happened: "half.gguf: gguf",
         why: "end beyond the data section",
-        to_do: "it is damaged or incomplete: copy or download it again",
+        to_do: "it is incomplete: copy or download it again",
     },
     Situation {
         did: "importing a directory",
@@ -49,8 +49,8 @@ pub(super) const SITUATIONS: &[Situation] = &[
             place.run(&["import", "models"])
         },
         code: 2,
-        happened: "models: a directory",
-        why: "a regular file expected",
+        happened: "models: wrong kind of file",
+        why: "expected a regular file, found a directory",
         to_do: "name the files in it",
     },
     Situation {

@@ -58,7 +58,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
         code: 4,
         happened: "model b:latest: exists already",
         why: "exists already",
-        to_do: "--force replaces it",
+        to_do: "give another name, or replace that model with --force",
     },
     Situation {
         did: "a model that is not in the trash",

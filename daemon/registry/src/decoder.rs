@@ -1,5 +1,6 @@
-//! Decompresses a file while it is downloaded.
+//! Decompresses a file while it is downloaded, and documents.
 
+use std::fmt;
 use std::io::{self, BufRead, Read};
 
 use blobd_store_format::descriptor::Compression;
@@ -8,14 +9,31 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 /// The content of a file, which may be compressed.
-pub(super) enum Decoder<R> {
+pub enum Decoder<R> {
+    /// Not compressed.
     Plain(R),
+    /// Members of gzip.
     Gzip(Box<MultiGzDecoder<R>>),
+    /// Frames of zstd.
     Zstd(Box<ZstdFrames<R>>),
 }
 
+impl<R> fmt::Debug for Decoder<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain(_) => "Plain",
+            Self::Gzip(_) => "Gzip",
+            Self::Zstd(_) => "Zstd",
+        })
+    }
+}
+
 impl<R: BufRead> Decoder<R> {
-    pub(super) fn new(source: R, compression: Option<Compression>) -> io::Result<Self> {
+    /// Decompresses `source`.
+    ///
+    /// # Errors
+    /// When the decoder cannot be set up.
+    pub fn new(source: R, compression: Option<Compression>) -> io::Result<Self> {
         Ok(match compression {
             None => Self::Plain(source),
             Some(Compression::Gzip) => Self::Gzip(Box::new(MultiGzDecoder::new(source))),
@@ -23,7 +41,8 @@ impl<R: BufRead> Decoder<R> {
         })
     }
 
-    pub(super) fn source(&mut self) -> &mut R {
+    /// The compressed bytes that have not been read.
+    pub fn source(&mut self) -> &mut R {
         match self {
             Self::Plain(source) => source,
             Self::Gzip(decoder) => decoder.get_mut(),
@@ -31,7 +50,8 @@ impl<R: BufRead> Decoder<R> {
         }
     }
 
-    pub(super) fn into_source(self) -> R {
+    /// The same, without the decoder.
+    pub fn into_source(self) -> R {
         match self {
             Self::Plain(source) => source,
             Self::Gzip(decoder) => decoder.into_inner(),
@@ -51,11 +71,17 @@ impl<R: BufRead> Read for Decoder<R> {
 }
 
 /// The content of all frames of a file, one after the other.
-pub(super) struct ZstdFrames<R> {
+pub struct ZstdFrames<R> {
     source: R,
     decoder: FrameDecoder,
     /// Whether the decoder has a frame of the file.
     is_begun: bool,
+}
+
+impl<R> fmt::Debug for ZstdFrames<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZstdFrames").field("is_begun", &self.is_begun).finish_non_exhaustive()
+    }
 }
 
 /// The header of a frame with the smallest window. The decoder limits the memory for the window of every frame but its

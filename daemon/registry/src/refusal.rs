@@ -1,0 +1,83 @@
+//! From a response that refuses a request to the error for it, with the server's own sentence.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hyper::header::RETRY_AFTER;
+use hyper::{HeaderMap, StatusCode};
+
+use super::Limits;
+use super::content_encoding;
+use super::error::{Advice, RegistryError};
+use super::request::{Response, Target};
+use super::server_reason::{Secrets, ServerReason};
+
+/// How much of a refusal is read. A sentence has some 100 bytes, and a web page around it some KiB.
+const MAX_REFUSAL_BYTES: u64 = 256 << 10;
+
+impl Response {
+    /// The error for the status of this response to a request for `target`.
+    pub(super) async fn refused(self, target: &Target<'_>, limits: &Limits) -> RegistryError {
+        let (host, is_own) = (self.host(), self.is_from(target.origin));
+        let advice = if self.is_gated() { target.gated() } else { self.advice.clone() };
+        match self.response.status() {
+            StatusCode::NOT_FOUND => target.missing(host, self.reason(limits).await),
+            // From another host it means that a signed URL is wrong, which is unrelated to the user's rights.
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if is_own => {
+                target.denied(host, self.reason(limits).await, advice)
+            }
+            _ => self.failed(host, is_own, limits).await,
+        }
+    }
+
+    /// The error for a status that says nothing about what was requested. `host` names the server in it, and
+    /// `is_own` is whether that is the registry.
+    pub(super) async fn failed(self, host: String, is_own: bool, limits: &Limits) -> RegistryError {
+        let status = self.response.status().as_u16();
+        let is_anonymous = is_own && matches!(self.advice, Advice::LogIn { .. });
+        let (is_plain_http, retry_after) = (self.url.scheme() == "http", retry_after(self.headers()));
+        let reason = self.reason(limits).await;
+        match status {
+            429 => RegistryError::TooManyRequests { host, reason, retry_after, is_anonymous },
+            _ => RegistryError::Status { host, status, reason, is_plain_http, retry_after },
+        }
+    }
+
+    /// What the server says, as far as it arrives in time.
+    pub(super) async fn reason(self, limits: &Limits) -> ServerReason {
+        let secrets = Secrets::new(self.authorization.as_ref(), &self.url);
+        let (status, headers) = (self.response.status(), self.headers().clone());
+        let body = self.into_body().beginning(MAX_REFUSAL_BYTES, limits.refusal).await;
+        // The beginning of a body that is cut off is enough.
+        let body = content_encoding::unpacked(body, MAX_REFUSAL_BYTES).content;
+        ServerReason::of(status, &headers, &body, &secrets)
+    }
+}
+
+/// When the server accepts requests again: `Retry-After`, in seconds or as a date (RFC 9110, 10.2.3), or else the
+/// end of the period in which the number of requests is limited.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.trim());
+    let until = |date: SystemTime| date.duration_since(SystemTime::now()).ok();
+    let asked = text(RETRY_AFTER.as_str()).and_then(|value| {
+        let seconds = value.parse().map(Duration::from_secs);
+        seconds.ok().or_else(|| until(httpdate::parse_http_date(value).ok()?))
+    });
+    let period = || {
+        let named =
+            ["ratelimit-reset", "x-ratelimit-reset"].into_iter().find_map(|name| text(name)?.parse().ok());
+        named.or_else(|| text("ratelimit").and_then(period_of))
+    };
+    // A time since 1970 in place of the seconds from now.
+    const FIRST_TIME: u64 = 1_000_000_000;
+    asked.or_else(|| match period()? {
+        time @ FIRST_TIME.. => until(UNIX_EPOCH.checked_add(Duration::from_secs(time))?),
+        seconds => Some(Duration::from_secs(seconds)),
+    })
+}
+
+/// The seconds in `"default";r=0;t=30` or `limit=100, remaining=0, reset=30`, the drafts of the header `RateLimit`.
+fn period_of(limit: &str) -> Option<u64> {
+    let mut parameters = limit.split([';', ',']).filter_map(|parameter| parameter.trim().split_once('='));
+    let (_, seconds) = parameters.find(|(name, _)| matches!(*name, "t" | "reset"))?;
+    seconds.parse().ok()
+}

@@ -1,0 +1,75 @@
+//! Frees the space of models in the trash whose names other models have taken.
+
+use std::collections::BTreeSet;
+use std::time::SystemTime;
+
+use blobd_store_format::digest::Digest;
+
+use super::mark::mark;
+use super::{collect_condemned, needs};
+use crate::{Store, StoreError, TrashedModel};
+
+impl Store {
+    /// Whether the trash has models whose names other models have taken.
+    ///
+    /// # Errors
+    /// As for [`Store::trash`].
+    pub fn has_displaced(&self) -> Result<bool, StoreError> {
+        Ok(self.trash()?.iter().any(|trashed| trashed.displaced))
+    }
+}
+
+/// Removes models whose names other models have taken from the trash, the oldest first, until `is_enough` returns true
+/// or none is left; at least one, if there is any. With `only_of`, only those that are charged to this user. Returns
+/// those that were removed, and the bytes freed.
+///
+/// # Errors
+/// As for [`super::collect`]; then no model was removed from the trash, or the bytes of those that were are freed by the
+/// next collection.
+pub fn drop_displaced(
+    store: &Store,
+    only_of: Option<u32>,
+    is_enough: &dyn Fn() -> Result<bool, StoreError>,
+) -> Result<(Vec<TrashedModel>, u64), StoreError> {
+    let is_of = |trashed: &TrashedModel| {
+        only_of.is_none_or(|uid| trashed.account.is_some_and(|account| account.uid == uid))
+    };
+    let mut displaced: Vec<_> =
+        store.trash()?.into_iter().filter(|trashed| trashed.displaced && is_of(trashed)).collect();
+    displaced.sort_by_key(|trashed| trashed.removed);
+    let (mut dropped, mut freed) = (Vec::new(), 0u64);
+    for trashed in displaced {
+        if dropped.is_empty() {
+            check_collectable(store)?;
+        } else if is_enough()? {
+            break;
+        }
+        freed = freed.saturating_add(drop_one(store, &trashed)?);
+        dropped.push(trashed);
+    }
+    Ok((dropped, freed))
+}
+
+/// If the collection is refused, removing records frees nothing.
+pub(super) fn check_collectable(store: &Store) -> Result<(), StoreError> {
+    let _guard = store.lock_collections();
+    mark(store, Vec::new(), SystemTime::UNIX_EPOCH).map(drop)
+}
+
+fn drop_one(store: &Store, trashed: &TrashedModel) -> Result<u64, StoreError> {
+    // Without its recipes, only a collection of the whole store finds what the model needed.
+    let nodes = needs(store, &trashed.manifest).unwrap_or_default();
+    let needed: BTreeSet<Digest> = nodes.iter().map(|node| node.digest()).collect();
+    if let Some(account) = trashed.account {
+        // What is open stays until it is closed, and its user pays for it.
+        store.charge_displaced(account.uid, nodes);
+    }
+    let record_bytes = store.remove_from_trash(trashed.record)?.unwrap_or_default();
+    store.condemn(needed);
+    let name = trashed.reference.short();
+    tracing::info!(
+        "{name}: the version {} is no longer in the trash: space was needed",
+        trashed.manifest.digest()
+    );
+    Ok(collect_condemned(store)?.freed_bytes().saturating_add(record_bytes))
+}

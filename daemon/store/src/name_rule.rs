@@ -1,0 +1,76 @@
+//! Which names a commit may give to a model: a name never gets other content unless that is asked for.
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
+
+use super::{Store, StoreError};
+
+/// Which names that have other content a commit may take. The default is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameRule {
+    /// The user who takes the name.
+    pub uid: u32,
+    /// Any name that is not pinned and that this user has added: the user has asked to replace it.
+    pub replace: bool,
+    /// With `replace`, also names that are pinned. The pin stays with the name.
+    pub replace_pinned: bool,
+    /// With `replace`, also names that other users have added.
+    pub replace_of_others: bool,
+    /// A name that follows this source, of which the commit has the newest version.
+    pub update_from: Option<PullSource>,
+    /// With `update_from`, whether other users' names may be updated too: the name is the source's own.
+    pub update_of_others: bool,
+}
+
+impl NameRule {
+    /// The rule for a commit that may replace any name.
+    #[must_use]
+    pub fn replacing_any() -> Self {
+        Self { replace: true, replace_pinned: true, replace_of_others: true, ..Self::default() }
+    }
+
+    fn updates(&self, followed: Option<&str>) -> bool {
+        let followed = followed.and_then(|source| source.parse::<PullSource>().ok());
+        self.update_from.as_ref().zip(followed).is_some_and(|(new, followed)| is_same_source(new, &followed))
+    }
+}
+
+/// Whether a name that follows `followed` is updated by a pull from `new`.
+fn is_same_source(new: &PullSource, followed: &PullSource) -> bool {
+    match (new, followed) {
+        (PullSource::Registry(new), PullSource::Registry(followed)) => new.same_model(followed),
+        _ => new.latest().is_some_and(|new| Some(new) == followed.latest()),
+    }
+}
+
+impl Store {
+    /// Whether a commit by this rule updates the name: it follows the rule's source.
+    pub(crate) fn follows(&self, stored: &Reference, present: Digest, rule: &NameRule) -> bool {
+        rule.update_from.is_some() && rule.updates(self.name_origin(stored, present).source.as_deref())
+    }
+
+    /// Checks whether a commit may give the tag `stored`, which has the manifest `present`, to another one.
+    ///
+    /// # Errors
+    /// [`StoreError::Pinned`], [`StoreError::NameOfAnother`], [`StoreError::NameTaken`].
+    pub fn check_name(&self, stored: &Reference, present: Digest, rule: &NameRule) -> Result<(), StoreError> {
+        let name = stored.short();
+        let kept = self.name_origin(stored, present);
+        let is_update = rule.updates(kept.source.as_deref());
+        if self.is_pinned(stored) && !(rule.replace && rule.replace_pinned) {
+            return Err(StoreError::Pinned { name });
+        }
+        let may_take_of_others = (rule.replace && rule.replace_of_others)
+            || (is_update && (rule.update_of_others || rule.replace_of_others));
+        let other = self.account_of(stored, present).filter(|account| account.uid != rule.uid);
+        match other {
+            Some(account) if !may_take_of_others => Err(StoreError::NameOfAnother { name, uid: account.uid }),
+            _ if rule.replace || is_update => Ok(()),
+            _ => Err(StoreError::NameTaken { name, digest: present, origin: kept.origin }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
