@@ -3,13 +3,15 @@
 //! Invariant: any text is refused or names a model whose long form reads back as itself and whose
 //! short form as the same model; its path under `manifests/` is five plain names and nothing else,
 //! so no name leads out of the store. The address of a file is refused or reads back as itself, with
-//! its query, and makes such a name too.
+//! its query, and makes such a name too. A pattern of names is refused or reads back as itself, and a search for a
+//! name finds it.
 #![no_main]
 
 use std::path::Component;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use libfuzzer_sys::fuzz_target;
@@ -31,7 +33,11 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(layout::manifest(&name).components().count(), 5);
         }
     }
+    if let Ok(pattern) = text.parse::<NamePattern>() {
+        assert_eq!(pattern.to_string().parse(), Ok(pattern));
+    }
     let Ok(reference) = text.parse::<Reference>() else { return };
+    assert!(NamePattern::search(&reference.short()).is_ok_and(|search| search.matches(&reference)));
     assert_eq!(reference.to_string().parse(), Ok(reference.clone()));
     let short: Reference = reference.short().parse().expect("the short form is a reference");
     assert!(short.same_model(&reference) && reference.same_model(&short));

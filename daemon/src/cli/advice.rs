@@ -7,6 +7,7 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::source::{PullSource, SourceError};
 
+use super::connect::as_typed;
 use super::usage;
 
 /// Why an argument is refused, and what to do instead if that is known.
@@ -40,11 +41,9 @@ impl Refused {
 pub(super) fn parse_source(text: &str) -> Result<PullSource, Refused> {
     let text = text.trim();
     if is_path(text) || is_weights_name(text) && Path::new(text).is_file() {
-        let hint = if is_weights_name(text) { "" } else { "; each file of a folder is given by its name" };
-        return Err(Refused::new(&format!(
-            "{text:?}: is a path of this machine: expected the name of a model or a URL"
-        ))
-        .with_hint(format!("`blobd import {}` stores a file of this machine{hint}", local_path(text))));
+        let message = format!("{text:?}: is a path of this machine: expected the name of a model or a URL");
+        let hint = format!("`blobd import {}` stores files of this machine", local_path(text));
+        return Err(Refused::new(&message).with_hint(hint));
     }
     text.parse().map_err(|error: SourceError| match other_form(text) {
         Some(name) => Refused::new(&error).with_hint(format!("write it as {name}")),
@@ -90,14 +89,15 @@ pub(super) fn instead_of_import(path: &Path) -> Option<String> {
     (is_certain || is_possible).then(|| format!("`blobd pull {name}` downloads a model"))
 }
 
-/// What to do if a registry does not have the model of this name: it may have meant a file, or a model of another
-/// registry.
+/// What to do if a registry does not have the model of this name, which may be the path of a file or a folder.
 pub(super) fn instead_of_pull(source: &PullSource) -> Option<String> {
     let PullSource::Registry(reference) = source else { return None };
-    if reference.omits_tag() && is_weights_name(reference.model()) {
-        return Some("`blobd import FILE` stores a file of this machine".to_owned());
+    let typed = as_typed(reference);
+    if Path::new(&typed).exists() {
+        return Some(format!("`blobd import {typed}` stores what is at this path of this machine"));
     }
-    None
+    let is_file_name = reference.omits_tag() && is_weights_name(reference.model());
+    is_file_name.then(|| "`blobd import FILE` stores a file of this machine".to_owned())
 }
 
 /// Whether the text can only be a path.

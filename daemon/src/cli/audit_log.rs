@@ -32,7 +32,7 @@ pub(super) struct Params {
     /// Only records of this user, by name or number
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// Only records about this model, by name or ID
+    /// Only records about this model, by name, pattern or ID
     #[arg(long, value_name = "REF")]
     model: Option<String>,
     /// Only records since then: a period such as 2h or 7d, or a time such as 2026-11-24T10:00:00Z

@@ -137,7 +137,7 @@ pub(super) fn note_name(global: &Global, asked: &Reference, stored: &str) {
 }
 
 /// The reference without the tag that was left out.
-fn as_typed(reference: &Reference) -> String {
+pub(super) fn as_typed(reference: &Reference) -> String {
     let short = reference.short();
     let tag = format!(":{}", reference.tag());
     if reference.omits_tag() { short.strip_suffix(&tag).unwrap_or(&short).to_owned() } else { short }

@@ -56,7 +56,7 @@ Examples:
   blobd partial rm --older-than 2d             what was not continued for two days
   blobd partial rm --all --json | jq .freed_bytes")]
 struct RmParams {
-    /// Names of models as they were pulled, URLs, or IDs of files
+    /// Names of models as they were pulled, patterns of names, URLs, or IDs of files
     #[arg(value_name = "REF|ID", required_unless_present_any = ["all", "older_than"])]
     targets: Vec<String>,
     /// All unfinished downloads

@@ -123,7 +123,7 @@ fn names_that_could_lead_out_of_the_store_are_usage_errors() {
     let daemon = TestDaemon::start();
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
     let import = ["import", path.to_str().unwrap(), "--name"];
-    let long = "x".repeat(81);
+    let long = "x".repeat(256);
     for name in [
         "..",
         "../x",

@@ -75,6 +75,9 @@ fn file_tools_read_and_copy_a_model() {
         assert!(run.stdout == expected || is_refused, "{command}: {}", run.stderr);
         assert!(is_refused == command.contains('<'), "{command}: {}", run.stderr);
     }
+    daemon.command().line("tag tiny ghcr.io/owner/repo.x/tiny:1").succeeds();
+    let many_parts = exec(&daemon, &["cat", "/blobd/ghcr.io/owner/repo.x/tiny:1.gguf"]).succeeds();
+    assert!(many_parts.stdout == expected);
     let listed = exec(&daemon, &["ls", "-l", "/blobd/tiny.gguf"]).succeeds();
     assert!(listed.text().contains(&expected.len().to_string()) && listed.stderr.is_empty(), "{listed:?}");
 }

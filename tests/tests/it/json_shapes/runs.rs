@@ -69,7 +69,7 @@ fn lower_stores(session: &mut Session, sample: &Sample) {
     line(session, "gc --dry-run", "");
     let config = gone.to_str().unwrap();
     session.fails_after_output("verify", ["verify", "alias72", "--config", config], "not_found");
-    session.line("rm", "below71 alias72");
+    session.line("rm", "--yes below71 alias72");
     session.line("log", "--lines 1000");
 }
 

@@ -22,6 +22,24 @@ pub(super) const SITUATIONS: &[Situation] = &[
         to_do: "did you mean llama3:latest?",
     },
     Situation {
+        did: "a path in place of a name",
+        command: "blobd pull ./model.gguf",
+        run: |place| place.run(&["pull", "./model.gguf"]),
+        code: 2,
+        happened: "\"./model.gguf\": is a path of this machine",
+        why: "expected the name of a model or a URL",
+        to_do: "`blobd import ./model.gguf` stores files of this machine",
+    },
+    Situation {
+        did: "a pattern for a command that takes one model",
+        command: "blobd show 'llama*'",
+        run: |place| place.with_models(&["llama3", "llama2"]).run(&["show", "llama*"]),
+        code: 2,
+        happened: "llama*: matches 2 models",
+        why: "expected one",
+        to_do: "name one of them",
+    },
+    Situation {
         did: "removing a pinned model",
         command: "blobd rm llama3",
         run: |place| {
