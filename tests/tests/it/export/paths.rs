@@ -11,6 +11,7 @@ use blobd_tests::oracle::sha256;
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::store_dir::{blob_path, flip_byte, names};
 use blobd_tests::temp_dirs::{disk_directory, tmpfs_directory};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value as Json, json};
 
 const RAW: &str = "application/vnd.cncf.model.weight.v1.raw";
@@ -323,4 +324,29 @@ fn more_files_than_a_process_may_have_open_by_default_are_exported() {
     let folder = tmpfs_directory();
     daemon.command().run(["export", "plain:1", "-o", text(folder.path())]).succeeds();
     assert_eq!(tree(folder.path()).len(), 1507);
+}
+
+#[test]
+fn signal_during_an_export_of_several_files_leaves_all_or_nothing() {
+    let noise: Vec<Vec<u8>> = (0..3).map(|seed| blobd_tests::model::noise(seed, "big", 24 << 20)).collect();
+    let files: Vec<Layer<'_>> = noise
+        .iter()
+        .zip(["a/one.bin", "a/two.bin", "b/three.bin"])
+        .map(|(bytes, path)| (RAW, &bytes[..], Some((TITLE, path))))
+        .collect();
+    let daemon = pulled(&files);
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        for millis in [5, 40, 120, 300] {
+            let folder = disk_directory();
+            let mut export = daemon.command().command();
+            let mut export = export.args(["export", "plain:1", "-o", text(folder.path())]).spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(millis));
+            // It may have ended already.
+            let _ = kill_process(Pid::from_child(&export), signal);
+            export.wait().unwrap();
+            let found = paths(folder.path());
+            let all = ["a/", "a/one.bin", "a/two.bin", "b/", "b/three.bin"];
+            assert!(found.is_empty() || found == all, "{signal:?} after {millis} ms: {found:?}");
+        }
+    }
 }
