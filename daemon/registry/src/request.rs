@@ -21,7 +21,7 @@ use super::credentials::RegistryHost;
 use super::error::{Advice, RegistryError};
 use super::origin::{Origin, Registry, host_of};
 use super::redirect;
-use super::server_reason::ServerReason;
+use super::server_reason::{Secrets, ServerReason};
 use super::stream::ResponseBody;
 use super::token_cache::Authorization;
 use super::transport::Request;
@@ -184,6 +184,9 @@ impl Response {
         time_limit: Duration,
     ) -> Result<Vec<u8>, RegistryError> {
         let (host, encoding) = (self.host(), ContentEncoding::of(self.headers()));
+        let (secrets, status) =
+            (Secrets::new(self.authorization.as_ref(), &self.url), self.response.status());
+        let is_plain_http = self.url.scheme() == "http";
         let received = match tokio::time::timeout(time_limit, self.into_body().read(what, max_bytes)).await {
             Ok(document) => document?,
             Err(_elapsed) => return Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
@@ -195,6 +198,9 @@ impl Response {
             Err(RegistryError::TooLong { host, what, max_bytes })
         } else if !is_complete {
             Err(RegistryError::unusable(host, format!("compressed {what} is damaged or cut off")))
+        } else if let Some(reason) = ServerReason::in_place_of_document(&content, &secrets) {
+            let status = status.as_u16();
+            Err(RegistryError::Status { host, status, reason, is_plain_http, retry_after: None })
         } else if is_json || encoding.is_none() {
             Ok(content)
         } else {

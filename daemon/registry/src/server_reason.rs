@@ -50,6 +50,14 @@ impl ServerReason {
         Self { sentence: own.or_else(others).map(String::into_boxed_str) }
     }
 
+    /// The sentence of a document about an error that a server sends with the status of a success; `None` for other
+    /// documents.
+    pub(super) fn in_place_of_document(document: &[u8], secrets: &Secrets) -> Option<Self> {
+        let document = std::str::from_utf8(document).ok()?;
+        let sentence = json::sentence_of_error(document).and_then(|sentence| secrets.clean(&sentence))?;
+        Some(Self { sentence: Some(sentence.into_boxed_str()) })
+    }
+
     pub(super) fn sentence(&self) -> Option<&str> {
         self.sentence.as_deref()
     }

@@ -124,7 +124,8 @@ fn document() -> String {
     let mut text = "# Troubleshooting\n\n\
         What blobd prints when something is wrong, by situation: what happened and why, then what to do. Every row is a test\n\
         (`tests/tests/it/wrong_situations`), which also writes this file. `blobd doctor` looks for what is wrong with the\n\
-        set-up of a machine and prints the commands that correct it: [OPERATIONS.md](OPERATIONS.md).\n"
+        set-up of a machine and prints the commands that correct it: [OPERATIONS.md](OPERATIONS.md). What servers say when they\n\
+        refuse a request is quoted: [REFUSALS.md](REFUSALS.md).\n"
         .to_owned();
     for Group { title, situations } in GROUPS {
         text += &format!(

@@ -48,6 +48,17 @@ pub(super) fn sentence(json: &str) -> Option<String> {
     None
 }
 
+/// The sentence of a document that has nothing but an error, which no other document names so.
+pub(super) fn sentence_of_error(json: &str) -> Option<String> {
+    let document: Map<String, Value> = serde_json::from_str(json).ok()?;
+    let is_error = ["error", "errors"].iter().filter_map(|key| document.get(*key)).any(|error| match error {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(errors) => !errors.is_empty(),
+        error => error.is_object(),
+    });
+    is_error.then(|| sentence(json)).flatten()
+}
+
 fn without_repetition(sentences: impl Iterator<Item = String>) -> String {
     let mut all: Vec<String> = Vec::new();
     for sentence in sentences {
@@ -150,6 +161,26 @@ mod tests {
             (r#"{"error":{"errors":[{"reason":"dailyLimit"}]}}"#, "dailyLimit"),
         ] {
             assert_eq!(sentence(json).as_deref(), Some(expected), "{json}");
+        }
+    }
+
+    #[test]
+    fn errors_are_told_from_other_documents() {
+        for json in [
+            r#"{"error":"no"}"#,
+            r#"{"errors":[{"message":"no"}]}"#,
+            r#"{"error":{"message":"no"},"schemaVersion":2}"#,
+        ] {
+            assert_eq!(sentence_of_error(json).as_deref(), Some("no"), "{json}");
+        }
+        for json in [
+            r#"{"schemaVersion":2,"layers":[],"message":"x"}"#,
+            r#"{"token":"x","error":null,"errors":[]}"#,
+            r#"{"error":""}"#,
+            r#"[{"error":"x"}]"#,
+            "",
+        ] {
+            assert_eq!(sentence_of_error(json), None, "{json}");
         }
     }
 

@@ -170,6 +170,27 @@ pub(super) const CASES: &[Case] = &[
     ),
     case("a registry that expects TLS, without a sentence", Asked::Manifest, 400, "", Body::Text("")),
     case(
+        "registry: an error with the status of a success",
+        Asked::Manifest,
+        200,
+        JSON,
+        Body::Text(r#"{"errors":[{"code":"UNKNOWN","message":"upstream registry did not answer"}]}"#),
+    ),
+    case(
+        "token service: an error with the status of a success",
+        Asked::Token,
+        200,
+        JSON,
+        Body::Text(r#"{"error":"bad_verification_code","error_description":"The code is incorrect"}"#),
+    ),
+    case(
+        "hub mirror: an error with the status of a success",
+        Asked::HubList,
+        200,
+        JSON,
+        Body::Text(r#"{"error":"this mirror has no copy of the repository"}"#),
+    ),
+    case(
         "GitLab: no access",
         Asked::Manifest,
         403,
