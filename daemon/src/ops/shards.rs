@@ -35,7 +35,7 @@ fn contradiction(shards: &[(Shard, &ModelFacts)]) -> Option<String> {
         return Some(format!("one shard says that there are {count} shards, another says {}", other.count));
     }
     if found != count {
-        return Some(format!("{found} of {count} shards"));
+        return Some(missing(shards, count).unwrap_or_else(|| format!("{found} of {count} shards")));
     }
     let mut seen = BTreeSet::new();
     for (shard, _) in shards {
@@ -52,6 +52,23 @@ fn contradiction(shards: &[(Shard, &ModelFacts)]) -> Option<String> {
     let wrong_total =
         shards.iter().filter_map(|(shard, _)| shard.total_tensor_count).find(|total| *total != tensor_count);
     wrong_total.map(|total| format!("{tensor_count} tensors in all shards, {total} declared"))
+}
+
+/// Which shards are missing; `None` if none is, or if the numbers of the others are not certain.
+fn missing(shards: &[(Shard, &ModelFacts)], count: u64) -> Option<String> {
+    /// A header may claim any number of shards.
+    const MAX_NAMED: usize = 8;
+    let numbers: BTreeSet<u64> = shards.iter().map(|(shard, _)| shard.number).collect::<Option<_>>()?;
+    let is_certain = numbers.len() == shards.len() && numbers.iter().all(|number| *number < count);
+    let missing = count.checked_sub(numbers.len() as u64).filter(|missing| is_certain && *missing > 0)?;
+    let absent = (0..count).filter(|number| !numbers.contains(number)).take(MAX_NAMED);
+    let named: Vec<_> = absent.map(|number| number.saturating_add(1).to_string()).collect();
+    let (named, more) = (named.join(", "), missing.saturating_sub(named.len() as u64));
+    Some(match (missing, more) {
+        (1, _) => format!("shard {named} of {count} is missing"),
+        (_, 0) => format!("shards {named} of {count} are missing"),
+        _ => format!("shards {named} and {more} more of {count} are missing"),
+    })
 }
 
 #[cfg(test)]
@@ -78,7 +95,12 @@ mod tests {
 
     #[test]
     fn missing_repeated_or_contradictory_shards_are_refused() {
-        assert!(refused(&[file(0, 2, 4)]).contains("1 of 2 shards"));
+        assert!(refused(&[file(0, 2, 4)]).contains("shard 2 of 2 is missing"));
+        assert!(refused(&[file(2, 3, 4), file(0, 3, 4)]).contains("shard 2 of 3 is missing"));
+        assert!(refused(&[file(1, 4, 4)]).contains("shards 1, 3, 4 of 4 are missing"));
+        let many = refused(&[file(0, u64::MAX, 4)]);
+        assert!(many.contains("shards 2, 3, 4, 5, 6, 7, 8, 9 and 18446744073709551606 more of"), "{many}");
+        assert!(refused(&[file(0, 1, 4), file(0, 1, 4)]).contains("2 of 1 shards"));
         assert!(refused(&[file(0, 2, 4), file(0, 2, 4)]).contains("shard 1 twice"));
         assert!(refused(&[file(0, 2, 4), file(7, 2, 4)]).contains("number 7"));
         assert!(refused(&[file(0, 2, 4), file(1, 3, 4)]).contains("another says 3"));

@@ -32,7 +32,7 @@ impl Sample {
             let _path = model.write_to(sample.folder.path(), &format!("{name}.gguf"));
         }
         fs::create_dir(sample.path("seeing")).unwrap();
-        for (name, model) in [("seeing", chat()), ("mmproj-F16", projector())] {
+        for (name, model) in [("seeing", chat()), ("mmproj-F16", projector()), ("mtp-seeing", draft())] {
             let _path = model.write_to(&sample.folder.path().join("seeing"), &format!("{name}.gguf"));
         }
         fs::write(sample.path("broken.gguf"), b"GGUF and nothing else").unwrap();

@@ -116,7 +116,7 @@ fn shards_and_other_files_in_an_archive_are_files_of_the_model() {
     kit.run(&["rm", &kit.name]).succeeds();
     kit.offer(PACK_WEIGHTS, &tar(&files[..2]));
     let error = kit.pull().exits_with(1).error();
-    assert!(error.message.contains("1 of 2 shards"), "{error}");
+    assert!(error.message.contains(" of 2 is missing"), "{error}");
 }
 
 #[test]

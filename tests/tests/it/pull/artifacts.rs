@@ -164,7 +164,7 @@ fn shards_make_one_model_with_one_table_of_tensors() {
     let (name, pull) =
         (registry.name("ai/big"), || daemon.command().run(["pull", &registry.name("ai/big"), "--json"]));
     for (shards, what) in [
-        (&[&shards[0][..], &shards[2]][..], "2 of 3 shards"),
+        (&[&shards[0][..], &shards[2]][..], "shard 2 of 3 is missing"),
         (&[&shards[0], &shards[1], &shards[2], &ModelFile::dense(1).shards(2)[0].bytes()], "another says 2"),
     ] {
         offer(shards);
