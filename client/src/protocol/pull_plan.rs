@@ -43,6 +43,9 @@ pub struct PlannedSpace {
     pub limit: SpaceLimit,
     /// How many bytes must become free before the pull; 0 if it fits.
     pub missing_bytes: u64,
+    /// If bytes are missing: how many models in the trash take whose names other models have taken. The pull frees them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced_bytes: Option<u64>,
     /// If bytes are missing: how many of them `gc` would free, if known. If models may be evicted, the pull does that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaimable_bytes: Option<u64>,

@@ -44,7 +44,7 @@ fn space(plan: &PullPlan) -> String {
     };
     let [needed, available] = [needed_bytes, available_bytes].map(human_bytes);
     let space = format!("{needed} of space needed, {available} available {limit}");
-    if plan.space.limit == SpaceLimit::UserQuota {
+    if plan.space.limit == SpaceLimit::UserQuota && !plan.enough_space {
         return format!(
             "over quota: {space}; `blobd df --users` shows your use, and administrators can remove models\n"
         );

@@ -5,7 +5,9 @@ use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{Store, gc};
 
-use super::pull_source::{chosen_files, known_files, layers, resolve, target_name, transfer_plan};
+use super::pull_source::{
+    chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_plan,
+};
 use super::remote_policy::check_pull;
 use super::reusable::Reusable;
 use super::{LastOpened, OpError, Pull, eviction_plan, measure};
@@ -19,6 +21,7 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let known = known_files(store, registry, policy, &params.source)?;
     let remote = handle.block_on(resolve(registry, params, &known, events.closed()))?;
     check_pull(pull, reference, &remote)?;
+    name_change(pull, reference).check(&target, |present| may_be(present, &remote))?;
     let chosen = chosen_files(&remote);
     let (digest, files) = match remote {
         RemoteModel::Published(published) => {
@@ -36,11 +39,12 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let download_bytes = sum(&mut files.iter().map(|file| file.download_bytes));
     drop(lease);
     let space = planned_space(pull, last_opened, sum(&mut needs.into_iter()))?;
-    let freed_bytes = space.evicted.last().map_or(0, |last| last.freed_bytes);
-    let freed_bytes = match store.can_make_space() && space.limit != SpaceLimit::UserQuota {
-        true => freed_bytes.saturating_add(space.reclaimable_bytes.unwrap_or_default()),
+    let evicted_bytes = space.evicted.last().map_or(0, |last| last.freed_bytes);
+    let evicted_bytes = match store.can_make_space() && space.limit != SpaceLimit::UserQuota {
+        true => evicted_bytes.saturating_add(space.reclaimable_bytes.unwrap_or_default()),
         false => 0,
     };
+    let freed_bytes = evicted_bytes.saturating_add(space.replaced_bytes.unwrap_or_default());
     let enough_space = freed_bytes >= space.missing_bytes;
     Ok(PullPlan { name: reference.short(), digest, download_bytes, enough_space, space, chosen, files })
 }
@@ -62,7 +66,15 @@ fn planned_space(
     }
     let missing_bytes = needed_bytes.saturating_sub(left_bytes);
     let (available_bytes, limit) = (left_bytes, SpaceLimit::UserQuota);
-    Ok(PlannedSpace { needed_bytes, available_bytes, limit, missing_bytes, ..PlannedSpace::default() })
+    let replaced_bytes = gc::displaced_bytes(pull.store, Some(requester.uid())).ok();
+    Ok(PlannedSpace {
+        needed_bytes,
+        available_bytes,
+        limit,
+        missing_bytes,
+        replaced_bytes,
+        ..PlannedSpace::default()
+    })
 }
 
 fn space_of_store(
@@ -83,8 +95,11 @@ fn space_of_store(
         return Ok(space);
     }
     space.reclaimable_bytes = measure::reclaimable_bytes(store);
+    space.replaced_bytes = gc::displaced_bytes(store, None).ok();
+    let missing_bytes = missing_bytes.saturating_sub(space.replaced_bytes.unwrap_or_default());
     // It is refused if a collection would be, and then nothing is evicted.
     if store.can_make_space()
+        && missing_bytes > 0
         && let Ok(plan) = eviction_plan(store, last_opened, Some(missing_bytes))
     {
         space.reclaimable_bytes = Some(plan.garbage_bytes);

@@ -54,9 +54,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         pull.send(PullProgress { status: chosen.to_string(), ..PullProgress::default() });
     }
     check_pull(pull, reference, &remote)?;
-    let change = NameChange::new(store, requester, Verb::Pull, format!("pull of {}", reference.short()));
-    let change = change.replacing(params.force).updating_from(&params.source, params.name.is_none());
-    let change = change.reporting_to(events);
+    let change = name_change(pull, reference).reporting_to(events);
     change.check(&target, |present| may_be(present, &remote))?;
     store.make_reserve();
     let ingest = change.begin(change.lease())?;
@@ -105,19 +103,6 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
 fn followed_source(params: &PullParams) -> Option<String> {
     let source = params.source.latest()?.origin()?;
     Some(PulledSource::record(&source, &params.components))
-}
-
-/// Whether a model may be the remote one. That is certain only with its manifest; of files without one, the sizes
-/// are compared.
-fn may_be(present: &Manifest, remote: &RemoteModel) -> bool {
-    match remote {
-        RemoteModel::Published(published) => present.digest() == published.manifest.digest(),
-        RemoteModel::Files { files, .. } => {
-            let is_present =
-                |file: &RemoteFile| present.layers().iter().any(|layer| layer.size == file.size());
-            files.iter().all(is_present)
-        }
-    }
 }
 
 /// Where the bytes of a model's files come from. They add up to the size of the files.

@@ -134,6 +134,26 @@ pub(super) fn target_name(params: &PullParams) -> Result<TargetName, OpError> {
     }
 }
 
+/// Whether a model may be the remote one. That is certain only with its manifest; of files without one, the sizes
+/// are compared.
+pub(super) fn may_be(present: &Manifest, remote: &RemoteModel) -> bool {
+    match remote {
+        RemoteModel::Published(published) => present.digest() == published.manifest.digest(),
+        RemoteModel::Files { files, .. } => {
+            let is_present =
+                |file: &RemoteFile| present.layers().iter().any(|layer| layer.size == file.size());
+            files.iter().all(is_present)
+        }
+    }
+}
+
+/// The change by which a pull gives the name.
+pub(super) fn name_change<'p>(pull: Pull<'p>, name: &Reference) -> NameChange<'p> {
+    let Pull { store, requester, params, .. } = pull;
+    let change = NameChange::new(store, requester, Verb::Pull, format!("pull of {}", name.short()));
+    change.replacing(params.force).updating_from(&params.source, params.name.is_none())
+}
+
 /// The name that a pull shows to others until the model has its name; its source if no name can be made from that.
 pub(crate) fn pulled_name(params: &PullParams) -> String {
     target_name(params).map_or_else(|_unnamed| params.source.to_string(), |name| name.preferred().short())

@@ -49,6 +49,7 @@ mod metrics;
 mod mixed_up;
 mod mount;
 mod multi_user;
+mod names_hold;
 mod no_space;
 mod observe;
 mod open;

@@ -80,7 +80,9 @@ impl Repair<'_> {
 
     /// The origin of a model, or what to do if it cannot be fetched.
     fn origin_of(&self, model: &SurveyedModel) -> Result<PullSource, Failure> {
-        let Some(origin) = self.store.origin(model.manifest) else {
+        let name = model.name.parse().ok();
+        let own = name.as_ref().and_then(|name| self.store.name_origin(name, model.manifest).origin);
+        let Some(origin) = own.or_else(|| self.store.origin(model.manifest)) else {
             return Err(format!("the origin of {} is unknown; pull or import it again", model.name));
         };
         let origin = match Origin::parse(&origin) {
@@ -92,7 +94,7 @@ impl Repair<'_> {
             }
             None => return Err(format!("{origin:?} is not a registry; pull {} again", model.name)),
         };
-        let allowed = self.policy.check_source(&origin, model.name.parse().ok().as_ref());
+        let allowed = self.policy.check_source(&origin, name.as_ref());
         allowed.map_err(|error| error.to_string())?;
         Ok(origin)
     }

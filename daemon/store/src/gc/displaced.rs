@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
 
 use super::mark::mark;
-use super::{collect_condemned, needs};
+use super::{Owner, collect_condemned, needs, walk};
 use crate::{Store, StoreError, TrashedModel};
 
 impl Store {
@@ -31,14 +32,8 @@ pub fn drop_displaced(
     only_of: Option<u32>,
     is_enough: &dyn Fn() -> Result<bool, StoreError>,
 ) -> Result<(Vec<TrashedModel>, u64), StoreError> {
-    let is_of = |trashed: &TrashedModel| {
-        only_of.is_none_or(|uid| trashed.account.is_some_and(|account| account.uid == uid))
-    };
-    let mut displaced: Vec<_> =
-        store.trash()?.into_iter().filter(|trashed| trashed.displaced && is_of(trashed)).collect();
-    displaced.sort_by_key(|trashed| trashed.removed);
     let (mut dropped, mut freed) = (Vec::new(), 0u64);
-    for trashed in displaced {
+    for trashed in displaced(store, only_of)? {
         if dropped.is_empty() {
             check_collectable(store)?;
         } else if is_enough()? {
@@ -48,6 +43,47 @@ pub fn drop_displaced(
         dropped.push(trashed);
     }
     Ok((dropped, freed))
+}
+
+/// The bytes on disk that only models in the trash need whose names other models have taken; with `only_of`, only those
+/// that are charged to this user.
+///
+/// # Errors
+/// As for [`super::plan`].
+pub fn displaced_bytes(store: &Store, only_of: Option<u32>) -> Result<u64, StoreError> {
+    let displaced = displaced(store, only_of)?;
+    if displaced.is_empty() {
+        return Ok(0);
+    }
+    let is_displaced = |name: &Reference, manifest| {
+        displaced.iter().any(|trashed| trashed.reference == *name && trashed.manifest.digest() == manifest)
+    };
+    let mut only_theirs = BTreeSet::new();
+    for trashed in &displaced {
+        only_theirs.extend(needs(store, &trashed.manifest)?);
+    }
+    walk(store, SystemTime::now(), &mut |owned| {
+        if let (Owner::Trash(name), Some(manifest)) = (&owned.owner, owned.manifest)
+            && is_displaced(name, manifest)
+        {
+            return Ok(());
+        }
+        owned.nodes(store)?.iter().for_each(|node| drop(only_theirs.remove(node)));
+        Ok(())
+    })?;
+    let mut sizes = only_theirs.into_iter().map(|node| node.bytes_on_disk(store));
+    sizes.try_fold(0, |sum: u64, size| Ok(sum.saturating_add(size?.unwrap_or_default())))
+}
+
+/// The models in the trash whose names other models have taken, the oldest first.
+fn displaced(store: &Store, only_of: Option<u32>) -> Result<Vec<TrashedModel>, StoreError> {
+    let is_of = |trashed: &TrashedModel| {
+        only_of.is_none_or(|uid| trashed.account.is_some_and(|account| account.uid == uid))
+    };
+    let mut displaced: Vec<_> =
+        store.trash()?.into_iter().filter(|trashed| trashed.displaced && is_of(trashed)).collect();
+    displaced.sort_by_key(|trashed| trashed.removed);
+    Ok(displaced)
 }
 
 /// If the collection is refused, removing records frees nothing.

@@ -24,7 +24,7 @@ mod plan;
 mod read_ahead;
 mod walk;
 
-pub use displaced::drop_displaced;
+pub use displaced::{displaced_bytes, drop_displaced};
 pub use evict::{EvictionPlan, Victim, evict, evictable_bytes, plan_eviction};
 pub use holders::holders;
 pub use lost::{Account, Displaced, LostModel, Untagged};
