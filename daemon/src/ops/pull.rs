@@ -9,7 +9,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, NamedFile, StoreError, StoredFile, Verb};
+use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, NamedFile, StoreError, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -19,10 +19,10 @@ use blobd_store_format::source::PulledSource;
 
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
-use super::name_change::NameChange;
 use super::origin::of_expiring;
 use super::pull_source::{
-    Pull, chosen_files, known_files, layers, resolve, target_name, transfer_error, transfer_plan,
+    Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
+    transfer_plan,
 };
 use super::relief::Leftover;
 use super::remote_policy::check_pull;
@@ -41,7 +41,7 @@ pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
 }
 
 fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    let Pull { store, registry, handle, requester, params, policy, events, .. } = pull;
+    let Pull { store, registry, handle, params, policy, events, .. } = pull;
     let target = target_name(params)?;
     let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;

@@ -7,15 +7,16 @@ use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{ChosenFile, ChosenFiles, PullEvent, PullProgress};
 use blobd_registry::{Chosen, KnownFile, PublishedModel, RegistryClient, RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
-use blobd_store::{FileVersion, Store};
+use blobd_store::{FileVersion, Store, Verb};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::OpError;
-use super::name_change::TargetName;
+use super::name_change::{NameChange, TargetName};
 use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::reusable::Reusable;

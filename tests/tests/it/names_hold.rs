@@ -24,15 +24,40 @@ const FILES: [&str; 4] = ["d-Q4_0.gguf", "d.Q4_0.gguf", "a.gguf", "ä.gguf"];
 /// One verb that may set a name, without `--force`.
 #[derive(Clone, Debug)]
 enum Step {
-    Import { seed: u64, name: usize },
-    ImportUnnamed { seed: u64, folder: usize, file: usize },
+    Import {
+        seed: u64,
+        name: usize,
+    },
+    ImportUnnamed {
+        seed: u64,
+        folder: usize,
+        file: usize,
+    },
     /// A new version at the registry, or a page, under one of two tags.
-    Publish { source: usize, seed: u64 },
-    Pull { source: usize, name: Option<usize> },
-    Tag { from: usize, to: usize },
-    Rename { from: usize, to: usize },
-    Edit { from: usize, to: usize },
-    Undelete { from: usize, to: Option<usize> },
+    Publish {
+        source: usize,
+        seed: u64,
+    },
+    Pull {
+        source: usize,
+        name: Option<usize>,
+    },
+    Tag {
+        from: usize,
+        to: usize,
+    },
+    Rename {
+        from: usize,
+        to: usize,
+    },
+    Edit {
+        from: usize,
+        to: usize,
+    },
+    Undelete {
+        from: usize,
+        to: Option<usize>,
+    },
     Collect,
 }
 

@@ -68,7 +68,8 @@ pub fn displaced_bytes(store: &Store, only_of: Option<u32>) -> Result<u64, Store
         {
             return Ok(());
         }
-        owned.nodes(store)?.iter().for_each(|node| drop(only_theirs.remove(node)));
+        let kept = owned.nodes(store)?;
+        only_theirs.retain(|node| !kept.contains(node));
         Ok(())
     })?;
     let mut sizes = only_theirs.into_iter().map(|node| node.bytes_on_disk(store));

@@ -221,10 +221,8 @@ fn reason_to_keep(
     if leased.contains(&victim.manifest) {
         return Some("open");
     }
-    let origins = [
-        store.name_origin(&victim.reference, victim.manifest).origin,
-        store.own_origin(victim.manifest),
-    ];
+    let origins =
+        [store.name_origin(&victim.reference, victim.manifest).origin, store.own_origin(victim.manifest)];
     let can_be_pulled = origins.into_iter().flatten().any(|origin| is_pullable(&origin));
     if policy != Eviction::All && !can_be_pulled {
         return Some("cannot be pulled again");
