@@ -5,6 +5,7 @@
 //! restart of the daemon.
 
 mod audit_log;
+mod import;
 mod transport;
 
 use std::env;
@@ -27,9 +28,7 @@ use crate::open;
 use crate::protocol::access::OwnAccess;
 use crate::protocol::accounts::UserUsage;
 use crate::protocol::configuration::Configuration;
-use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
-use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
 use crate::protocol::health::Health;
 use crate::protocol::history::NameHistory;
@@ -532,23 +531,7 @@ impl Client {
         on_progress: &mut impl FnMut(u64, u64),
     ) -> Result<Imported, ClientError> {
         let mut connection = self.send(Request::upgrade("/v1/import", params)?)?.into_connection()?;
-        let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
-        match connection.send(&Frame::Fds { first: 0, count }, files) {
-            // The daemon may close early after an error, which can still be received.
-            Err(ConnectionError::Closed { .. }) => {}
-            sent => sent?,
-        }
-        loop {
-            match connection.receive()? {
-                Frame::Progress { completed, total } => on_progress(completed, total),
-                Frame::Imported(imported) => return Ok(imported),
-                Frame::Error(error) => return Err(error.into()),
-                other => {
-                    let (found, expected) = (other.kind(), "progress, imported or error");
-                    return Err(ProtocolError::UnexpectedFrame { found, expected }.into());
-                }
-            }
-        }
+        import::exchange(&mut connection, files, on_progress)
     }
 
     /// Opens a model with all its tensors. It is in use until the [`OpenModel`] is dropped.

@@ -5,13 +5,15 @@
 //! the memory grow with its length only.
 
 mod file_set;
+mod kind;
 mod refusal;
 mod sidecars;
 mod tag;
 
 use self::file_set::{FileSet, file_sets};
+use self::kind::Kind;
 pub use self::refusal::Refusal;
-use self::sidecars::{Kind, choose_draft, choose_projector};
+use self::sidecars::{choose_draft, choose_projector};
 use self::tag::{Tag, parts_of_name};
 use crate::source::{Components, Draft, Projector};
 

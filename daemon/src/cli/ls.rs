@@ -182,13 +182,14 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             let is_empty = "the trash is empty; `blobd rm --keep 7d MODEL` moves a model there\n";
             return (if params.names.is_empty() { is_empty } else { NO_MATCH }).to_owned();
         }
-        let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
+        let mut table = Table::new(&["NAME", "ID", "SIZE", "BECAUSE", "WHEN", "EXPIRES"], &[2]);
         for model in &list.models {
             let (id, size) = (model.digest.short(), human_bytes(model.size));
             table.row([
                 model.name.clone(),
                 id,
                 size,
+                if model.replaced { "replaced" } else { "removed" }.to_owned(),
                 time(global, &model.removed),
                 time(global, &model.expires),
             ]);

@@ -1,73 +1,27 @@
 //! `import`: makes a model from a file that the caller has opened.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
-use blobd_store::{Store, StoreError, Verb};
+use blobd_store::{Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::reference::Reference;
-use rustix::fs::FileType;
-use serde::{Deserialize, Serialize};
 
 use super::OpError;
 use super::collect_on_failure::collect_on_failure;
 use super::compose::compose;
+use super::import_source::{ImportSource, inspect, refuse_changed};
 use super::name_change::{NameChange, TargetName};
 use super::origin::of_import;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
 use super::sidecars::{Sidecars, parts_of};
-use crate::ingest::{FileSource, IngestError, begin_file};
+use crate::ingest::{IngestError, begin_file};
 use crate::requester::Requester;
-
-/// A file to import, which is inspected before and after.
-pub trait ImportSource: FileSource {
-    /// Returns the file's current metadata.
-    fn inspect(&mut self) -> io::Result<FileFacts>;
-
-    /// From now on, this source is another of the files that it was made of: 0 is the model's, then come its sidecars.
-    ///
-    /// # Errors
-    /// When it has no such file.
-    fn select(&mut self, number: usize) -> io::Result<()> {
-        if number == 0 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
-    }
-}
-
-/// A file's metadata.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileFacts {
-    /// Type and permissions, as in `stat`.
-    pub mode: u32,
-    /// Its length in bytes.
-    pub size: u64,
-    /// Modification time: seconds and nanoseconds.
-    pub modified: (i64, i64),
-}
-
-impl FileFacts {
-    /// Reads the metadata of an open file.
-    pub fn of(file: impl AsFd) -> io::Result<Self> {
-        let stat = rustix::fs::fstat(file)?;
-        let size = u64::try_from(stat.st_size).unwrap_or_default();
-        let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or_default();
-        Ok(Self { mode: stat.st_mode, size, modified: (stat.st_mtime, nanoseconds) })
-    }
-
-    /// Whether it is a regular file.
-    pub fn is_file(&self) -> bool {
-        self.kind() == FileType::RegularFile
-    }
-
-    fn kind(&self) -> FileType {
-        FileType::from_raw_mode(self.mode)
-    }
-}
 
 /// Imports one file. `progress` receives the bytes read, and how many will be read.
 ///
@@ -98,7 +52,7 @@ fn import_file(
     policy.check_import(&file_name, target.preferred(), None)?;
     let before = inspect(source, &file_name)?;
     let size = before.size;
-    let sidecars = Sidecars::inspect(source, &params.sidecars)?;
+    let sidecars = Sidecars::inspect(source, &params.sidecars, display_name)?;
     let change = NameChange::new(store, requester, Verb::Import, format!("import of {file_name}"));
     let change = change.replacing(params.force);
     // Before the file is read. A file of the same size may be the same one.
@@ -110,6 +64,7 @@ fn import_file(
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
     let begun = begin_file(source, size, progress).map_err(refused)?;
     policy.check_import(&file_name, target.preferred(), Some(begun.header()))?;
+    let target = target.retaining(|name| policy.check_import(&file_name, name, Some(begun.header())).is_ok());
     let ingested = begun.ingest(&mut ingest).map_err(refused)?;
     let facts = &ingested.facts;
     if let Some(shard) = facts.shard {
@@ -139,35 +94,9 @@ fn import_file(
     })
 }
 
-/// Refuses a file that is not as it was before it was read.
-pub(super) fn refuse_changed(
-    source: &mut dyn ImportSource,
-    name: &str,
-    before: FileFacts,
-) -> Result<(), OpError> {
-    let after = inspect(source, name)?;
-    if (after.size, after.modified) == (before.size, before.modified) {
-        return Ok(());
-    }
-    Err(OpError::Ingest { name: name.to_owned(), source: IngestError::Changed })
-}
-
 /// The error of an import whose client has disconnected.
 pub(crate) fn client_has_gone() -> io::Error {
     io::Error::other("the client that asked for this import has gone")
-}
-
-/// Inspects the file and refuses anything but a regular file, which could block or never end.
-pub(super) fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
-    let facts = source.inspect().map_err(StoreError::io("inspect", name))?;
-    let found = match facts.kind() {
-        FileType::RegularFile => return Ok(facts),
-        FileType::Directory => "a directory",
-        FileType::Fifo => "a pipe",
-        FileType::Socket => "a socket",
-        _ => "a device",
-    };
-    Err(OpError::NotAFile { name: name.to_owned(), found })
 }
 
 /// The name that the model gets: the one that was asked for, or one made from the file's.
@@ -190,7 +119,7 @@ pub(crate) fn imported_name(params: &ImportParams) -> Option<Reference> {
 
 /// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
 /// nothing of it is used.
-pub(super) fn display_name(file_name: &str) -> String {
+fn display_name(file_name: &str) -> String {
     const MAX_CHARS: usize = 200;
     let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
     last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()

@@ -36,6 +36,14 @@ impl TargetName {
         }
     }
 
+    /// Without the derived names that `is_allowed` refuses, except the preferred one.
+    pub(super) fn retaining(self, is_allowed: impl Fn(&Reference) -> bool) -> Self {
+        match self {
+            Self::Given(name) => Self::Given(name),
+            Self::Derived(names) => Self::Derived(names.retaining(is_allowed)),
+        }
+    }
+
     /// The name that the model gets unless another one has it.
     pub(super) const fn preferred(&self) -> &Reference {
         match self {

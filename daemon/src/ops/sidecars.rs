@@ -8,7 +8,7 @@ use blobd_store_format::file_format::ModelHeader;
 
 use super::OpError;
 use super::compose::Part;
-use super::import::{FileFacts, ImportSource, display_name, inspect, refuse_changed};
+use super::import_source::{FileFacts, ImportSource, inspect, refuse_changed};
 use crate::ingest::{IngestedFile, begin_file};
 
 /// Sidecars that were inspected.
@@ -21,11 +21,16 @@ struct Inspected {
 }
 
 impl Sidecars {
-    /// Inspects the files that follow the model's in the source. Then the source is the model's file again.
-    pub(super) fn inspect(source: &mut dyn ImportSource, sidecars: &[Sidecar]) -> Result<Self, OpError> {
+    /// Inspects the files that follow the model's in the source. Then the source is the model's file again. `displayed`
+    /// makes a file's name safe to print.
+    pub(super) fn inspect(
+        source: &mut dyn ImportSource,
+        sidecars: &[Sidecar],
+        displayed: fn(&str) -> String,
+    ) -> Result<Self, OpError> {
         let mut inspected = Vec::with_capacity(sidecars.len());
         for (number, Sidecar { component, file_name }) in (1..).zip(sidecars) {
-            let file_name = display_name(file_name);
+            let file_name = displayed(file_name);
             select(source, number, &file_name)?;
             let facts = inspect(source, &file_name)?;
             inspected.push(Inspected { component: *component, file_name, facts });

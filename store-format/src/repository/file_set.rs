@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::file_name;
+use super::kind::{Kind, Nature, nature};
 use super::refusal::Refusal;
-use super::sidecars::{Kind, Nature};
-use super::{file_name, sidecars};
 use crate::file_format::FileFormat;
 use crate::source::ShardName;
 
@@ -46,7 +46,7 @@ pub(super) fn file_sets<'p>(paths: &[&'p str]) -> Vec<FileSet<'p>> {
                 Content::Shards([(shard.number(), position)].into(), shard.count())
             }
         };
-        natures.push(sidecars::nature(stem));
+        natures.push(nature(stem));
         sets.push(FileSet { path, stem, kind: Kind::Model, content });
     }
     let has_model = natures.contains(&Nature::Certain(Kind::Model));
