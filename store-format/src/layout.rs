@@ -95,7 +95,7 @@ pub fn namespace_directory(reference: &Reference) -> String {
     reference.namespace().replace('/', NAMESPACE_SEPARATOR)
 }
 
-/// `<host>/<namespace>/<model>/<tag>`, of which no two models have the same, even if case is ignored.
+/// `<host>/<namespace>/<model>/<tag>`. No two models have the same path, even if case is ignored.
 fn tag_place(reference: &Reference) -> PathBuf {
     let namespace = namespace_directory(reference);
     [reference.host(), &namespace, reference.model(), reference.tag()].iter().collect()

@@ -23,7 +23,7 @@ const DEFAULT_TAGS: [&str; 2] = ["Q4_K_M", "Q8_0"];
 /// What is wanted of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted<'w> {
-    /// The model that a tag means; `latest` is no tag.
+    /// The model that a tag means. `latest` counts as no tag.
     Tag(&'w str),
     /// The file at this path, with the other shards if it is a shard.
     File(&'w str),

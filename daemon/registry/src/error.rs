@@ -313,7 +313,7 @@ fn refusal(status: u16, reason: &ServerReason) -> String {
         _ => reason.to_string(),
     };
     match status {
-        200 => format!("sent an error in place of a document{why}"),
+        200 => format!("sent an error instead of a document{why}"),
         ..400 => format!("unexpected status {status}{why}"),
         400..500 => format!("refused with status {status}{why}"),
         500.. => format!("failed with status {status}{why}"),

@@ -340,7 +340,7 @@ struct Limits {
     head: Duration,
     /// For the whole body of a manifest or a token.
     document: Duration,
-    /// For the body of a refusal, of which what has arrived is quoted then.
+    /// For the body of a refusal. What has arrived by then is quoted.
     refusal: Duration,
     /// For the next byte of a file, or the head of the response with it.
     silence: Duration,

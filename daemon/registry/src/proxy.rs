@@ -237,7 +237,7 @@ fn split_port(place: &str) -> Result<(String, Option<u16>), String> {
         port.parse::<u16>()
             .ok()
             .filter(|number| *number > 0 && is_port(port))
-            .ok_or("a port that is no number to 65535")
+            .ok_or("a port that is not a number up to 65535")
     });
     let host = Host::parse(host).map_err(|_invalid| no_host())?;
     Ok((host.to_string(), parsed.transpose()?))

@@ -231,7 +231,7 @@ impl RemoteFile {
         Self { user: Some(uid), ..self.clone() }
     }
 
-    /// The same file, of which [`RegistryClient::open_part`] requests all instead of a range.
+    /// The same file. [`RegistryClient::open_part`] requests all of it instead of a range.
     #[must_use]
     pub fn without_ranges(&self) -> Self {
         Self { is_whole_only: true, ..self.clone() }
@@ -535,8 +535,8 @@ impl RegistryClient {
     }
 }
 
-/// Of the errors of a request with a range and one without. A part in response to the second says less than the first
-/// error: it was not requested.
+/// Which error to report after a request with a range and one without have failed: that of the second, unless it is
+/// only that a part arrived which was not requested.
 fn more_telling(of_range: RegistryError, of_whole: RegistryError) -> RegistryError {
     match of_whole.main() {
         RegistryError::Status { status: 206, .. } => of_range,

@@ -48,7 +48,8 @@ pub(super) fn note(sidecars: &[LocalSidecar]) -> Option<String> {
 /// The most entries of a folder that are looked at.
 const MAX_ENTRIES: usize = 10_000;
 
-/// By the rules for a repository. None if the folder cannot be read: the file itself may be readable nevertheless.
+/// Chooses them by the rules for a repository. Returns none if the folder cannot be read: the file itself may still be
+/// readable.
 fn sidecars_of(path: &Path) -> Vec<LocalSidecar> {
     let Some(own) = path.file_name().and_then(|name| name.to_str()) else { return Vec::new() };
     let folder = path.parent().unwrap_or(Path::new(""));

@@ -124,10 +124,10 @@ impl<'s> NameChange<'s> {
         target: &TargetName,
         may_be_same: impl FnOnce(&Manifest) -> bool,
     ) -> Result<(), OpError> {
-        // Of derived names, one that no other model has is taken.
+        // A derived name is never one that another model has.
         let TargetName::Given(name) = target else { return Ok(()) };
         let Some(tag) = self.store.stored_case(name)? else { return Ok(()) };
-        // A damaged manifest is no content that the name could lose.
+        // Replacing a damaged manifest loses nothing.
         let Ok(present) = self.store.manifest(&tag) else { return Ok(()) };
         if may_be_same(&present) {
             return Ok(());

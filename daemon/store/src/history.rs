@@ -157,7 +157,7 @@ pub struct NameOrigin {
 }
 
 impl NameOrigin {
-    /// Of a model that was pulled: it follows its origin where that may have newer versions.
+    /// The record of a model that was pulled. It follows its origin if that may have newer versions.
     pub(super) fn following(origin: Option<String>) -> Self {
         let source = origin.as_deref().and_then(|origin| origin.parse::<PulledSource>().ok());
         let source = source.and_then(|pulled| pulled.latest()).map(|source| source.to_string());

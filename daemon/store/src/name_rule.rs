@@ -17,7 +17,7 @@ pub struct NameRule {
     pub replace_pinned: bool,
     /// With `replace`, also names that other users have added.
     pub replace_of_others: bool,
-    /// A name that follows this source, of which the commit has the newest version.
+    /// A name that follows this source: the commit has the source's newest version.
     pub update_from: Option<PullSource>,
     /// With `update_from`, whether other users' names may be updated too: the name is the source's own.
     pub update_of_others: bool,

@@ -32,7 +32,7 @@ impl FileKind {
         self.extension
     }
 
-    /// The kind of a file that starts with these bytes, of which there should be 512 if the file has them.
+    /// The kind of a file that starts with these bytes: the first 512, or all of a shorter file.
     #[must_use]
     pub fn of_start(start: &[u8]) -> &'static Self {
         KINDS.iter().find(|kind| (kind.is_start)(start)).unwrap_or(&OTHER)

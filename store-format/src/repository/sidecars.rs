@@ -54,7 +54,7 @@ struct Distance<'p> {
     name: u8,
     is_other_quantization: bool,
     bits: u32,
-    /// Of equal numbers of bits, every device computes with F16.
+    /// F16 is preferred among types of 16 bits, because every device can compute with it.
     is_not_f16: bool,
     path: &'p str,
 }
@@ -98,8 +98,8 @@ impl<'p> Others<'p> {
         })
     }
 
-    /// How many of the model's folders the file is in; `None` if it is in another one. A folder for files of its kind
-    /// does not count, nor one for a quantisation in which there is no model.
+    /// How many of the model's folders the file is in; `None` if it is in another one. Folders for files of its kind do
+    /// not count, and neither do folders that are named after a quantisation and have no model.
     fn common_folders(&self, set: &FileSet<'_>) -> Option<usize> {
         let mut folders = set.folders();
         while !self.folders.starts_with(&folders) {
@@ -116,7 +116,7 @@ impl<'p> Others<'p> {
     }
 }
 
-/// Of a name without a quantisation, as if it were F16.
+/// A name without a quantisation counts as F16.
 fn bits(quantization: Option<&str>) -> u32 {
     quantization.and_then(quantization_bits).unwrap_or(16)
 }

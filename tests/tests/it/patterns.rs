@@ -219,7 +219,7 @@ fn removal_by_pattern_asks_on_a_terminal() {
     assert_eq!(listed(&blobd, &[]), [LONG, LLAMA]);
     let (shown, run) = rm_on_terminal(&blobd, &["llama*", "-y"], "");
     assert!(run.code == 0 && !shown.contains('?'), "{shown}");
-    // A name is no pattern, and without a terminal nobody can be asked.
+    // Only a pattern needs an answer, and without a terminal nobody can be asked.
     let (shown, run) = rm_on_terminal(&blobd, &[LONG, "--dry-run"], "");
     assert!(run.code == 0 && !shown.contains('?'), "{shown}");
     blobd.line("rm ghcr*").succeeds();

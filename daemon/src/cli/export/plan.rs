@@ -24,7 +24,7 @@ pub(super) struct NewFile {
     pub(super) size: u64,
 }
 
-/// The files of an export with their places, none of which is used twice.
+/// The files of an export with their places. No two files have the same place.
 #[derive(Debug)]
 pub(super) struct ExportPlan {
     pub(super) files: Vec<PlannedFile>,
@@ -169,7 +169,7 @@ impl PlannedFile {
         }
     }
 
-    /// Fails if what is there is no file, and so cannot be replaced.
+    /// Fails if something other than a file is there, which cannot be replaced.
     pub(super) fn check_kind(&self) -> Result<(), ErrorBody> {
         let Place::Below { .. } = self.place else { return Ok(()) };
         let path = self.place.path();

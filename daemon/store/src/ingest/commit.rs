@@ -311,7 +311,7 @@ impl Ingest {
         };
         let raw_manifest = self.store.raw_manifest(stored)?;
         let displaced = Displaced { reference: stored.clone(), raw_manifest, kept_until: None };
-        // A damaged manifest is no content that the name could lose, and is mended by another one.
+        // Replacing a damaged manifest loses nothing, and repairs the name.
         if self.store.is_pinned(stored) || displaced.manifest().is_some() {
             self.store.check_name(&tag, digest, &self.rule)?;
         }
