@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
-use blobd_store::{NameOrigin, Store, Verb};
+use blobd_store::{Store, Verb};
 
 use super::OpError;
 use super::collect_on_failure::explaining_no_space;
@@ -39,8 +39,7 @@ fn add_tag(
     let model = store.leased_model(&params.source, &lease)?;
     policy.check_stored(store, &model, Some(&params.target))?;
     let digest = model.manifest.digest();
-    // A copy has its model's origin, but no pull changes it: it is often made to keep a version.
-    let origin = NameOrigin { source: None, ..store.name_origin(&model.reference, digest) };
+    let origin = store.name_origin(&model.reference, digest).of_copy();
     let ingest = change.begin(lease)?.with_name_origin(origin);
     let Named { unchanged, displaced, evicted, .. } =
         change.commit(ingest, target, &model.manifest, None, |_name| true)?;

@@ -43,7 +43,11 @@ fn restore(
     TargetName::given(reference)?;
     lease_all(store, &lease, manifest)?;
     policy.check_stored(store, &model_of(store, &trashed)?, params.name.as_ref())?;
-    let ingest = change.begin(lease)?.charged_to(trashed.account).with_name_origin(trashed.origin.clone());
+    let origin = match reference.same_model(&trashed.reference) {
+        true => trashed.origin.clone(),
+        false => trashed.origin.clone().of_copy(),
+    };
+    let ingest = change.begin(lease)?.charged_to(trashed.account).with_name_origin(origin);
     let committed = ingest.restore(reference, manifest)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;

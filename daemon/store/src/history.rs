@@ -157,6 +157,12 @@ pub struct NameOrigin {
 }
 
 impl NameOrigin {
+    /// The origin of a copy under another name, which no pull changes: it is often made to keep a version.
+    #[must_use]
+    pub fn of_copy(self) -> Self {
+        Self { source: None, ..self }
+    }
+
     /// The record of a model that was pulled. It follows its origin if that may have newer versions.
     pub(super) fn following(origin: Option<String>) -> Self {
         let source = origin.as_deref().and_then(|origin| origin.parse::<PulledSource>().ok());

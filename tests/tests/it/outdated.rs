@@ -128,3 +128,42 @@ fn file_at_hugging_face_is_compared_with_its_branch() {
     run(&["pull", "--all"]).succeeds();
     run(&["outdated"]).succeeds();
 }
+
+/// Several names of one manifest, one of them given with `--name`.
+#[test]
+fn each_name_follows_its_own_source() {
+    let world = World { daemon: TestDaemon::start(), registry: FakeRegistry::start().unwrap() };
+    for tag in ["8b", "latest"] {
+        world.publish(tag, 1);
+        world.run(&["pull", &world.name(tag)]).succeeds();
+    }
+    world.run(&["pull", &world.name("8b"), "--name", "mine"]).succeeds();
+    let digest = |name: &str| world.run(&["show", name, "--json"]).succeeds().json()["digest"].clone();
+    let first = digest("mine");
+    assert_eq!((digest(&world.name("8b")), digest(&world.name("latest"))), (first.clone(), first.clone()));
+    world.publish("latest", 2);
+    expect(
+        &world.compared(1).0,
+        &[("m:8b", "current"), ("m:latest", "outdated"), ("mine:latest", "current")],
+    );
+    world.run(&["pull", "--all"]).succeeds();
+    assert_eq!((digest(&world.name("8b")), digest("mine")), (first.clone(), first.clone()));
+    assert_ne!(digest(&world.name("latest")), first);
+    world.publish("8b", 3);
+    expect(
+        &world.compared(1).0,
+        &[("m:8b", "outdated"), ("m:latest", "current"), ("mine:latest", "outdated")],
+    );
+    world.run(&["pull", "--all"]).succeeds();
+    assert_eq!(digest("mine"), digest(&world.name("8b")));
+    assert_ne!(digest("mine"), first);
+    // What the updates have replaced comes back, and is not updated under another name.
+    world.run(&["undelete", "mine", "--name", "before"]).succeeds();
+    assert_eq!(digest("before"), first);
+    // An import that took the name is not updated, and not replaced by a pull.
+    let path = ModelFile::dense(9).write_to(world.daemon.scratch(), "imported.gguf");
+    world.run(&["import", path.to_str().unwrap(), "--name", "mine", "--force"]).succeeds();
+    let refused = world.run(&["pull", &world.name("8b"), "--name", "mine"]).exits_with(4);
+    assert!(refused.stderr.contains("from import imported.gguf"), "{}", refused.stderr);
+    expect(&world.compared(0).0, &[("m:8b", "current"), ("m:latest", "current")]);
+}
