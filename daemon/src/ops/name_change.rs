@@ -104,7 +104,7 @@ impl<'s> NameChange<'s> {
     /// it means what the source has, whoever pulls it.
     pub(super) fn updating_from(mut self, source: &PullSource, is_own_name: bool) -> Self {
         self.rule.update_from = Some(source.clone());
-        self.rule.update_of_others = is_own_name;
+        self.rule.is_own_name = is_own_name;
         self
     }
 

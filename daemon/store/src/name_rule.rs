@@ -4,6 +4,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
+use super::history::NameOrigin;
 use super::{Store, StoreError};
 
 /// Which names that have other content a commit may take. The default is none.
@@ -19,8 +20,9 @@ pub struct NameRule {
     pub replace_of_others: bool,
     /// A name that follows this source: the commit has the source's newest version.
     pub update_from: Option<PullSource>,
-    /// With `update_from`, whether other users' names may be updated too: the name is the source's own.
-    pub update_of_others: bool,
+    /// With `update_from`, whether the name is the source's own: then other users' names are updated too, and names
+    /// whose content came from there but is fixed to a digest.
+    pub is_own_name: bool,
 }
 
 impl NameRule {
@@ -28,6 +30,10 @@ impl NameRule {
     #[must_use]
     pub fn replacing_any() -> Self {
         Self { replace: true, replace_pinned: true, replace_of_others: true, ..Self::default() }
+    }
+
+    fn updates_name(&self, kept: &NameOrigin) -> bool {
+        self.updates(kept.source.as_deref()) || (self.is_own_name && self.updates(kept.origin.as_deref()))
     }
 
     fn updates(&self, followed: Option<&str>) -> bool {
@@ -49,7 +55,7 @@ fn is_same_source(new: &PullSource, followed: &PullSource) -> bool {
 impl Store {
     /// Whether a commit by this rule updates the name: it follows the rule's source.
     pub(crate) fn follows(&self, stored: &Reference, present: Digest, rule: &NameRule) -> bool {
-        rule.update_from.is_some() && rule.updates(self.name_origin(stored, present).source.as_deref())
+        rule.update_from.is_some() && rule.updates_name(&self.name_origin(stored, present))
     }
 
     /// Checks whether a commit may give the tag `stored`, which has the manifest `present`, to another one.
@@ -59,12 +65,12 @@ impl Store {
     pub fn check_name(&self, stored: &Reference, present: Digest, rule: &NameRule) -> Result<(), StoreError> {
         let name = stored.short();
         let kept = self.name_origin(stored, present);
-        let is_update = rule.updates(kept.source.as_deref());
+        let is_update = rule.updates_name(&kept);
         if self.is_pinned(stored) && !(rule.replace && rule.replace_pinned) {
             return Err(StoreError::Pinned { name });
         }
         let may_take_of_others = (rule.replace && rule.replace_of_others)
-            || (is_update && (rule.update_of_others || rule.replace_of_others));
+            || (is_update && (rule.is_own_name || rule.replace_of_others));
         let other = self.account_of(stored, present).filter(|account| account.uid != rule.uid);
         match other {
             Some(account) if !may_take_of_others => Err(StoreError::NameOfAnother { name, uid: account.uid }),

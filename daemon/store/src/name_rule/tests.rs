@@ -154,11 +154,26 @@ fn pull_updates_only_names_that_follow_its_source() {
     // The name means what the source has, whoever pulls it, but only under the source's own name.
     let error = pull(&store, pulling(BOB, "x:8b"), "mine", b"three").unwrap_err();
     assert!(matches!(error, StoreError::NameOfAnother { .. }), "{error}");
-    let own_name = NameRule { update_of_others: true, ..pulling(BOB, "x:8b") };
+    let own_name = NameRule { is_own_name: true, ..pulling(BOB, "x:8b") };
     pull(&store, own_name.clone(), "x:8b", b"three").unwrap();
     give(&store, rule(ANN), "imported", b"four").unwrap();
     let error = pull(&store, own_name, "imported", b"three").unwrap_err();
     assert!(matches!(error, StoreError::NameOfAnother { .. }), "{error}");
+}
+
+#[test]
+fn name_that_was_pulled_by_its_digest_is_updated_by_a_pull_of_that_name_alone() {
+    let (_folder, store) = new_store();
+    let fixed = format!("x:8b@{}", manifest(b"one").digest());
+    let named = NameOrigin { origin: Some(fixed.clone()), source: None };
+    for reference in ["x:8b", "mine"] {
+        let mut pulling = ingest(&store, pulling(ANN, &fixed), Verb::Pull).with_name_origin(named.clone());
+        pulling.add_bytes(b"one").unwrap();
+        pulling.commit(&name(reference), &manifest(b"one"), Some(&fixed)).unwrap();
+    }
+    let error = pull(&store, pulling(ANN, "x:8b"), "mine", b"two").unwrap_err();
+    assert!(matches!(error, StoreError::NameTaken { .. }), "{error}");
+    pull(&store, NameRule { is_own_name: true, ..pulling(ANN, "x:8b") }, "x:8b", b"two").unwrap();
 }
 
 #[test]
