@@ -123,7 +123,9 @@ impl FakeModel {
 
     /// Adds a layer of `size` bytes; returns its number.
     pub(crate) fn add_layer(&mut self, media_type: &str, fd: Option<u32>, size: u64) -> usize {
-        let (media_type, digest) = (MediaType::new(media_type), Digest::of(media_type.as_bytes()));
+        // Each is another file.
+        let digest = Digest::of(format!("{media_type} {}", self.pieces.len()).as_bytes());
+        let media_type = MediaType::new(media_type);
         let layer = OpenLayer { media_type, name: None, digest, size, fd, header: None, piece_count: 0 };
         self.head.layers.push(layer);
         self.pieces.push(Vec::new());

@@ -193,7 +193,7 @@ fn damaged_component_is_fetched_again_from_the_repository() {
     let (registry, commands, files) = repository(&["x-Q4_K_M.gguf", "mmproj-F16.gguf", "mtp-x.gguf"]);
     registry.add_model("me/x-GGUF:Q4_K_M", CONFIG, &[(MediaType::OLLAMA_MODEL, &files[0].1)]).unwrap();
     for source in ["hf.co/me/x-GGUF:Q4_K_M", "hf.co/me/x-GGUF/x-Q4_K_M.gguf"] {
-        commands.run(&["pull", source, "--name", "m"]).succeeds();
+        commands.run(&["pull", source, "--name", "m", "--force"]).succeeds();
         for (number, component) in [(1, "projector"), (2, "draft")] {
             let shown = commands.run(&["show", "m"]).succeeds().json();
             let tensors = shown["tensors"].as_array().unwrap().iter();
