@@ -118,6 +118,17 @@ impl PullSource {
         }
     }
 
+    /// The source that a name follows which is pulled from here: a branch or tag stays the same. `None` if the source is
+    /// fixed to a digest or a commit, which has no newer versions.
+    #[must_use]
+    pub fn followed(&self) -> Option<Self> {
+        match self {
+            Self::Hub(file) if file.is_fixed() => None,
+            Self::Hub(file) if file.revision() != HubFile::DEFAULT_REVISION => Some(self.clone()),
+            _ => self.latest(),
+        }
+    }
+
     /// The origin to record for repair and eviction. `None` for a URL with a query, which may expire and
     /// may contain a secret.
     #[must_use]

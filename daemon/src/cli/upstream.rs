@@ -22,7 +22,7 @@ pub(super) fn followed(model: &ModelSummary) -> Option<Followed> {
         return None;
     }
     let PulledSource { source, components } = model.follows.as_deref()?.parse().ok()?;
-    Some(Followed { name: model.name.parse().ok()?, source: source.latest()?, components })
+    Some(Followed { name: model.name.parse().ok()?, source, components })
 }
 
 /// Why no model is compared with its source, of `listed` models in the store and `wanted` ones that were asked for.

@@ -99,9 +99,9 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
 }
 
 /// The source that the name follows from now on, with the components that were asked for. None if it is fixed to a
-/// digest, or has a query, which may expire and is not recorded.
+/// digest or a commit, or has a query, which may expire and is not recorded.
 fn followed_source(params: &PullParams) -> Option<String> {
-    let source = params.source.latest()?.origin()?;
+    let source = params.source.followed()?.origin()?;
     Some(PulledSource::record(&source, &params.components))
 }
 

@@ -369,10 +369,10 @@ impl Store {
         self.disk().sync_dir(Path::new(layout::HISTORY))
     }
 
-    /// Whether a pull of what the name means already makes it follow another source than before.
+    /// Whether a pull of what the name means already makes it follow a source, and it followed none before.
     fn follows_anew(&self, reference: &Reference, change: &NameChange<'_>) -> bool {
         let is_pull = change.actor.verb == Verb::Pull && change.origin.source.is_some();
-        is_pull && self.name_origin(reference, change.digest).source != change.origin.source
+        is_pull && self.name_origin(reference, change.digest).source.is_none()
     }
 
     /// Records, durably, that a name is about to be removed. On a full disk it is removed without a record: removing

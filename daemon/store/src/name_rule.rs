@@ -44,11 +44,16 @@ impl NameRule {
     }
 }
 
-/// Whether a name that follows `followed` is updated by a pull from `new`.
+/// Whether a name that follows `followed`, or whose fixed content came from there, is updated by a pull from `new`. At a
+/// registry, names that differ in upper and lower case may be different models.
 fn is_same_source(new: &PullSource, followed: &PullSource) -> bool {
-    match (new, followed) {
-        (PullSource::Registry(new), PullSource::Registry(followed)) => new.same_model(followed),
-        _ => new.latest().is_some_and(|new| Some(new) == followed.latest()),
+    let Some(new) = new.followed() else { return false };
+    match (&new, followed) {
+        (PullSource::Registry(new), PullSource::Registry(followed)) => {
+            let model = |name: &Reference| (name.repository(), name.tag().to_owned());
+            new.host() == followed.host() && model(new) == model(followed)
+        }
+        _ => Some(new) == followed.followed().or_else(|| followed.latest()),
     }
 }
 

@@ -60,6 +60,13 @@ impl HubFile {
         self.revision.as_deref().unwrap_or(Self::DEFAULT_REVISION)
     }
 
+    /// Whether the revision is a commit, which always has the same content.
+    pub(super) fn is_fixed(&self) -> bool {
+        const COMMIT_DIGITS: usize = 40;
+        let revision = self.revision();
+        revision.len() == COMMIT_DIGITS && revision.chars().all(|c| c.is_ascii_hexdigit())
+    }
+
     /// The same file on the default branch.
     pub(super) fn at_default_revision(&self) -> Self {
         Self { revision: None, ..self.clone() }
