@@ -1,7 +1,7 @@
 //! Disk space as the store's users see it: how much is free and used, and eviction when something does
 //! not fit.
 
-use super::gc::{LostModel, drop_displaced};
+use super::gc::{LostModel, displaced_bytes, drop_displaced, evictable_bytes};
 use super::space::{AvailableSpace, Eviction, Space, SpacePolicy, SpaceStatus};
 use super::{Store, StoreError};
 
@@ -127,19 +127,34 @@ impl Store {
                 Err(error) if error.is_no_space() => error,
                 other => return other,
             };
-            // What other models have replaced must not keep anything out, whether eviction is on or not.
-            let (dropped, _freed) = drop_displaced(self, None, &|| Ok(self.shortage(bytes) == 0))?;
-            if !dropped.is_empty() {
+            if self.drop_displaced_for(bytes)? {
                 continue;
             }
             let made = match self.space_maker.get() {
                 Some(maker) if tries < MAX_TRIES => maker.make_space(bytes, observer)?,
                 _ => false,
             };
-            if !made {
+            // The attempt may have collected garbage, so that less is missing now.
+            if !made && !self.drop_displaced_for(bytes)? {
                 return Err(refused.needing(bytes));
             }
             tries += 1;
         }
+    }
+
+    /// What other models have replaced must not keep anything out, whether eviction is on or not. But nothing is deleted
+    /// if that cannot make `bytes` fit. Returns whether anything was deleted.
+    fn drop_displaced_for(&self, bytes: u64) -> Result<bool, StoreError> {
+        let shortage = self.shortage(bytes);
+        // Without a shortage the disk has less space than the file system says: what helps is not known.
+        if shortage > 0 {
+            let displaced = displaced_bytes(self, None)?;
+            let evictable = if self.can_make_space() { evictable_bytes(self)? } else { 0 };
+            if displaced == 0 || displaced.saturating_add(evictable) < shortage {
+                return Ok(false);
+            }
+        }
+        let (dropped, _freed) = drop_displaced(self, None, &|| Ok(self.shortage(bytes) == 0))?;
+        Ok(!dropped.is_empty())
     }
 }

@@ -12,7 +12,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
-use crate::gc::{Node, drop_displaced};
+use crate::gc::{Node, displaced_bytes, drop_displaced};
 use crate::index::{Claim, ClaimKind};
 use crate::summaries::record_bytes;
 use crate::transactions::{Held, Transaction};
@@ -62,7 +62,8 @@ impl Store {
     }
 
     /// Applies `change` if that is within the user's quota. If it is not, deletes models from the trash that are
-    /// charged to the user and whose names other models have taken: they must not keep anything out.
+    /// charged to the user and whose names other models have taken: they must not keep anything out. Nothing is deleted
+    /// if that cannot suffice.
     fn within_quota(&self, transaction: &str, change: impl Fn(&mut Held)) -> Result<(), StoreError> {
         loop {
             let refused = match self.within_free_quota(transaction, &change) {
@@ -73,6 +74,9 @@ impl Store {
                 return Err(refused);
             };
             let excess = needed_bytes.saturating_add(used_bytes).saturating_sub(limit_bytes);
+            if displaced_bytes(self, Some(uid))? < excess {
+                return Err(refused);
+            }
             let used_before = self.charged_bytes(uid)?;
             let is_enough = || Ok(used_before.saturating_sub(self.charged_bytes(uid)?) >= excess);
             if drop_displaced(self, Some(uid), &is_enough)?.0.is_empty() {

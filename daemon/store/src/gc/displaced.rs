@@ -7,7 +7,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::mark::mark;
-use super::{Owner, collect_condemned, needs, walk};
+use super::{Node, Owner, collect_condemned, needs, walk};
 use crate::{Store, StoreError, TrashedModel};
 
 impl Store {
@@ -20,9 +20,10 @@ impl Store {
     }
 }
 
-/// Removes models whose names other models have taken from the trash, the oldest first, until `is_enough` returns true
-/// or none is left; at least one, if there is any. With `only_of`, only those that are charged to this user. Returns
-/// those that were removed, and the bytes freed.
+/// Removes models whose names other models have taken from the trash, until `is_enough` returns true or none is left; at
+/// least one, if there is any. The oldest goes first, but those whose blobs all have another owner go last: only their
+/// records take space. With `only_of`, only those that are charged to this user. Returns those that were removed, and
+/// the bytes freed.
 ///
 /// # Errors
 /// As for [`super::collect`]; then no model was removed from the trash, or the bytes of those that were are freed by the
@@ -33,7 +34,10 @@ pub fn drop_displaced(
     is_enough: &dyn Fn() -> Result<bool, StoreError>,
 ) -> Result<(Vec<TrashedModel>, u64), StoreError> {
     let (mut dropped, mut freed) = (Vec::new(), 0u64);
-    for trashed in displaced(store, only_of)? {
+    let mut displaced = displaced(store, only_of)?;
+    let only_theirs = needed_only_by(store, &displaced)?;
+    displaced.sort_by_cached_key(|trashed| known_needs(store, trashed).is_disjoint(&only_theirs));
+    for trashed in displaced {
         if dropped.is_empty() {
             check_collectable(store)?;
         } else if is_enough()? {
@@ -45,23 +49,29 @@ pub fn drop_displaced(
     Ok((dropped, freed))
 }
 
-/// The bytes on disk that only models in the trash need whose names other models have taken; with `only_of`, only those
+/// The bytes on disk of models in the trash whose names other models have taken, and of what only they need; with `only_of`, only those
 /// that are charged to this user.
 ///
 /// # Errors
 /// As for [`super::plan`].
 pub fn displaced_bytes(store: &Store, only_of: Option<u32>) -> Result<u64, StoreError> {
     let displaced = displaced(store, only_of)?;
+    let only_theirs = needed_only_by(store, &displaced)?;
+    let records = displaced.iter().map(|trashed| store.trashed_bytes(trashed.record));
+    let blobs = only_theirs.into_iter().map(|node| Ok(node.bytes_on_disk(store)?.unwrap_or_default()));
+    records.chain(blobs).try_fold(0, |sum: u64, size| Ok(sum.saturating_add(size?)))
+}
+
+/// What only these models in the trash need.
+fn needed_only_by(store: &Store, displaced: &[TrashedModel]) -> Result<BTreeSet<Node>, StoreError> {
     if displaced.is_empty() {
-        return Ok(0);
+        return Ok(BTreeSet::new());
     }
     let is_displaced = |name: &Reference, manifest| {
         displaced.iter().any(|trashed| trashed.reference == *name && trashed.manifest.digest() == manifest)
     };
-    let mut only_theirs = BTreeSet::new();
-    for trashed in &displaced {
-        only_theirs.extend(needs(store, &trashed.manifest)?);
-    }
+    let mut only_theirs: BTreeSet<_> =
+        displaced.iter().flat_map(|trashed| known_needs(store, trashed)).collect();
     walk(store, SystemTime::now(), &mut |owned| {
         if let (Owner::Trash(name), Some(manifest)) = (&owned.owner, owned.manifest)
             && is_displaced(name, manifest)
@@ -72,8 +82,12 @@ pub fn displaced_bytes(store: &Store, only_of: Option<u32>) -> Result<u64, Store
         only_theirs.retain(|node| !kept.contains(node));
         Ok(())
     })?;
-    let mut sizes = only_theirs.into_iter().map(|node| node.bytes_on_disk(store));
-    sizes.try_fold(0, |sum: u64, size| Ok(sum.saturating_add(size?.unwrap_or_default())))
+    Ok(only_theirs)
+}
+
+/// What the model needs. Without its recipes, only a collection of the whole store finds that: then nothing.
+fn known_needs(store: &Store, trashed: &TrashedModel) -> BTreeSet<Node> {
+    needs(store, &trashed.manifest).unwrap_or_default().into_iter().collect()
 }
 
 /// The models in the trash whose names other models have taken, the oldest first.
@@ -94,8 +108,7 @@ pub(super) fn check_collectable(store: &Store) -> Result<(), StoreError> {
 }
 
 fn drop_one(store: &Store, trashed: &TrashedModel) -> Result<u64, StoreError> {
-    // Without its recipes, only a collection of the whole store finds what the model needed.
-    let nodes = needs(store, &trashed.manifest).unwrap_or_default();
+    let nodes = known_needs(store, trashed);
     let needed: BTreeSet<Digest> = nodes.iter().map(|node| node.digest()).collect();
     if let Some(account) = trashed.account {
         // What is open stays until it is closed, and its user pays for it.
