@@ -126,11 +126,14 @@ pub(crate) fn with_folders(folders: &[&str], text: &str) -> Vec<String> {
     (1..=most).map(|count| format!("{}-{text}", nearest(count).join("-"))).collect()
 }
 
-/// A text as one part of a name.
+/// A text as one part of a name. One that has nothing a name may begin with becomes `model`. It is empty only for an
+/// empty text.
 pub(crate) fn part(text: &str) -> String {
     let allowed = |c: char| if c.is_ascii() && !is_allowed(c) { '-' } else { c };
-    let text: String = text.chars().skip_while(|c| "-. ".contains(*c)).collect();
-    let replaced: String = text.chars().map(allowed).collect();
+    let replaced: String = text.chars().map(allowed).skip_while(|c| "-.".contains(*c)).collect();
+    if replaced.is_empty() && !text.is_empty() {
+        return part_before("model", &Digest::of(text.as_bytes()).short());
+    }
     let encoded = match replaced.is_ascii() {
         true => replaced,
         false => format!("xn--{}", idna::punycode::encode_str(&replaced).unwrap_or_default()),
@@ -175,10 +178,15 @@ mod tests {
             ("model", "model:latest"),
             ("qwen-中文.gguf", "xn--qwen--9n1h080l:latest"),
             ("модель-Q4_0.gguf", "xn--d1acsbk1g:Q4_0"),
+            ("(draft) model-Q4_0.gguf", "draft--model:Q4_0"),
+            (" .hidden.gguf", "hidden:latest"),
         ] {
             assert_eq!(first(file), name, "{file}");
         }
-        for file in [".gguf", "..gguf", "--.gguf", "", "/"] {
+        for file in ["..gguf", "--.gguf", "((.gguf", "+++-Q4_0.gguf"] {
+            assert!(first(file).starts_with("model-"), "{file}: {}", first(file));
+        }
+        for file in [".gguf", "", "/"] {
             assert!(DerivedName::of_file(file).is_err(), "{file}");
         }
     }
@@ -254,6 +262,12 @@ mod tests {
             for (path, names, content, name) in given {
                 prop_assert_eq!(choose(&taken, &names, content), name, "{}", path);
             }
+        }
+
+        #[test]
+        fn every_file_with_a_stem_has_a_name(stem in "[^/\\x00]{1,60}") {
+            let path = format!("/m/{stem}.gguf");
+            prop_assert!(DerivedName::of_file(&path).is_ok(), "{}", path);
         }
 
         #[test]
