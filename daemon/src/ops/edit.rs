@@ -79,11 +79,11 @@ fn edit_model(
         notes: Vec::new(),
     };
     let file = EditedFile::new(&weights, &header)?;
+    let known = known_digest(&change, &target, &file)?;
     if params.dry_run {
         edited.new_bytes = file.new_bytes().saturating_add(layers.new_bytes());
         return Ok(edited);
     }
-    let known = known_digest(&change, &target, &file)?;
     let digest = match known {
         Some(digest) => digest,
         None => weights.hash_with(store, &file, report)?,
@@ -98,6 +98,7 @@ fn edit_model(
     let origin = of_edit(&model.reference, model.manifest.digest());
     let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());
     let named = change.commit(ingest, target, &manifest, origin, |_name| true)?;
+    edited.name = named.name;
     edited.new_bytes = named.new_bytes;
     edited.unchanged = named.unchanged;
     edited.displaced = named.displaced;

@@ -34,7 +34,7 @@ fn rename_model(
     params: &RenameParams,
 ) -> Result<Renamed, OpError> {
     let target = TargetName::given(&params.target)?;
-    let (source, name) = (store.resolve_for_change(&params.source)?, params.target.short());
+    let source = store.resolve_for_change(&params.source)?;
     let from = source.short();
     let change = NameChange::new(store, requester, Verb::Rename, format!("rename of {from}"));
     let change = change.replacing(params.force);
@@ -43,10 +43,11 @@ fn rename_model(
     policy.check_stored(store, &model, Some(&params.target))?;
     let digest = model.manifest.digest();
     if source == params.target {
+        let name = params.target.short();
         return Ok(Renamed { from, name, digest, displaced: Vec::new(), evicted: Vec::new() });
     }
     let ingest = change.begin(lease)?.renaming(source);
-    let Named { displaced, evicted, .. } =
+    let Named { name, displaced, evicted, .. } =
         change.commit(ingest, target, &model.manifest, None, |_name| true)?;
     Ok(Renamed { from, name, digest, displaced, evicted })
 }

@@ -41,7 +41,7 @@ fn add_tag(
     let digest = model.manifest.digest();
     let origin = store.name_origin(&model.reference, digest).of_copy();
     let ingest = change.begin(lease)?.with_name_origin(origin);
-    let Named { unchanged, displaced, evicted, .. } =
+    let Named { name, unchanged, displaced, evicted, .. } =
         change.commit(ingest, target, &model.manifest, None, |_name| true)?;
-    Ok(Tagged { name: params.target.short(), digest, unchanged, displaced, evicted })
+    Ok(Tagged { name, digest, unchanged, displaced, evicted })
 }
