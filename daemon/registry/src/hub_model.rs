@@ -4,7 +4,6 @@
 //! template and the parameters. Files are requested at a commit, so that they are the listed ones.
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
-use blobd_store_format::host;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::repository::{Choice, Refusal, RepositoryFiles, Wanted};
@@ -102,11 +101,6 @@ impl RegistryClient {
         let found = with(Some(file.digest)).or_else(|| with(None));
         found.map(|found| hub.remote(found, file.media_type.as_str())).transpose()
     }
-}
-
-/// Whether a reference is of a model at Hugging Face.
-pub(super) fn is_at_hub(reference: &Reference) -> bool {
-    host::canonical(reference.host()).eq_ignore_ascii_case(HubFile::HOST)
 }
 
 /// Whether the registry may have refused the tag only: it has no sharded models and knows few names.
