@@ -101,7 +101,8 @@ impl<'p> RepositoryFiles<'p> {
             return Ok(named);
         }
         if self.models().next().is_none() {
-            return Err(Refusal::NoModel { others: self.sets.len() });
+            let others = self.sets.iter().map(|set| set.path().to_owned()).collect();
+            return Err(Refusal::NoModel { others });
         }
         if !tag.eq_ignore_ascii_case(LATEST) {
             return self.best(&Tag::new(tag))?.ok_or_else(|| Refusal::NoSuchTag { tags: self.tags() });

@@ -70,14 +70,14 @@ impl RegistryClient {
             }
             Err(refusal) => {
                 let reason = published.as_ref().err().map(RegistryError::reason).unwrap_or_default();
-                return Err(match (refusal, published) {
-                    (Refusal::NoModel { .. }, Err(error)) if reason.sentence().is_some() => {
-                        no_model(error, &repository)
+                let has_reason = reason.sentence().is_some();
+                let subject = format!("model {reference}");
+                let refused = refused(refusal, &repository, (&subject, reference.tag()), &listed, reason);
+                return Err(match (refused, published) {
+                    (refused @ RegistryError::NoModel { .. }, Err(error)) if has_reason => {
+                        error.explained(refused.hint().unwrap_or_default())
                     }
-                    (refusal, _) => {
-                        let subject = format!("model {reference}");
-                        refused(refusal, &repository, (&subject, reference.tag()), &listed, reason)
-                    }
+                    (refused, _) => refused,
                 });
             }
         };
@@ -264,14 +264,20 @@ fn refused(
     reason: ServerReason,
 ) -> RegistryError {
     let (subject, host) = (subject.to_owned(), HubFile::HOST.to_owned());
+    let link = |paths: &[String]| {
+        let first = paths.first().and_then(|path| HubFile::new(repository, None, path).ok());
+        first.map(|file| file.to_string()).unwrap_or_default()
+    };
     match refusal {
         Refusal::NoSuchTag { tags } => {
             RegistryError::NoSuchName { subject, host, reason, nearest: nearest(wanted, &tags) }
         }
-        Refusal::NoModel { others } => RegistryError::NoModel { subject, host, others },
+        Refusal::NoModel { others } => {
+            let example = link(&others);
+            RegistryError::NoModel { subject, host, others, example }
+        }
         Refusal::Ambiguous { candidates } => {
-            let link = |path: &String| HubFile::new(repository, None, path).ok().map(|file| file.to_string());
-            let example = candidates.first().and_then(link).unwrap_or_default();
+            let example = link(&candidates);
             RegistryError::Ambiguous { subject, host, candidates, example }
         }
         Refusal::MissingShards { count, missing } => {
