@@ -101,7 +101,8 @@ impl<'p> RepositoryFiles<'p> {
             return Ok(named);
         }
         if self.models().next().is_none() {
-            return Err(Refusal::NoModel { others: self.sets.len() });
+            let others = self.sets.iter().map(|set| set.path().to_owned()).collect();
+            return Err(Refusal::NoModel { others });
         }
         if !tag.eq_ignore_ascii_case(LATEST) {
             return self.best(&Tag::new(tag))?.ok_or_else(|| Refusal::NoSuchTag { tags: self.tags() });
@@ -140,17 +141,20 @@ impl<'p> RepositoryFiles<'p> {
     }
 
     fn named_projector(&self, name: &str) -> Result<&FileSet<'p>, Refusal> {
-        if let Some(named) = self.sets.iter().find(|set| self.is_file_name(set, name)) {
+        let projectors = || self.sets.iter().filter(|set| set.kind() == Kind::Projector);
+        let none =
+            || Refusal::NoProjector { projectors: projectors().map(|set| set.path().to_owned()).collect() };
+        let is_named = |set: &&FileSet<'p>| self.is_file_name(set, name);
+        if let Some(named) = projectors().find(is_named) {
             return Ok(named);
         }
+        // The name of another file must not be taken for a part of a projector's name.
+        if self.sets.iter().any(|set| is_named(&set)) {
+            return Err(none());
+        }
         let tag = Tag::new(name);
-        let projectors = || self.sets.iter().filter(|set| set.kind() == Kind::Projector);
         let ranked: Vec<_> = projectors().filter_map(|set| Some((tag.rank(set)?, set))).collect();
-        let Some(best) = ranked.iter().map(|(rank, _)| *rank).min() else {
-            return Err(Refusal::NoProjector {
-                projectors: projectors().map(|set| set.path().to_owned()).collect(),
-            });
-        };
+        let best = ranked.iter().map(|(rank, _)| *rank).min().ok_or_else(none)?;
         let matching: Vec<_> =
             ranked.into_iter().filter(|(rank, _)| *rank == best).map(|(_, set)| set).collect();
         only_one(&matching, |set| parts_of_name(set).file())

@@ -80,14 +80,16 @@ pub enum RegistryError {
         example: String,
     },
     /// A repository has no model in a format that can be stored.
-    #[error("{subject}: no GGUF file with a model at {host}, of {others} GGUF files")]
+    #[error("{subject}: no GGUF file with a model at {host}, of {} GGUF files", others.len())]
     NoModel {
         /// The request.
         subject: String,
         /// The host that responded.
         host: String,
-        /// How many files for other purposes there are.
-        others: usize,
+        /// The paths of the files for other purposes.
+        others: Vec<String>,
+        /// The address of the first.
+        example: String,
     },
     /// Shards of a model are not where the others are.
     #[error("{subject}: {} at {host}: {}", shards_missing(*count, missing), few(missing.iter().map(|(_, path)| path)))]
@@ -321,7 +323,7 @@ fn refusal(status: u16, reason: &ServerReason) -> String {
 }
 
 /// A few of many names, and how many more there are.
-fn few(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+pub(super) fn few(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     const MAX: usize = 8;
     let names: Vec<_> = names.into_iter().collect();
     let first: Vec<&str> = names.iter().take(MAX).map(AsRef::as_ref).collect();

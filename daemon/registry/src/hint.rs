@@ -1,8 +1,9 @@
 //! What to do after an error, where blobd knows more than the server has said.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::error::{RegistryError, later};
+use super::error::{RegistryError, few, later};
 
 impl RegistryError {
     /// What to do next, and what the other mirrors answered if several were asked.
@@ -15,13 +16,15 @@ impl RegistryError {
                 Some(error.hint().map_or_else(|| rest.clone(), |own| format!("{own}; {rest}")))
             }
             Self::Explained { hint, .. } => Some(hint.clone()),
-            Self::Ambiguous { example, .. } => {
+            Self::Ambiguous { example, candidates, .. } if differ_in_name(candidates) => {
                 Some(format!("name one of them: {example}, or a tag with more of its name"))
             }
-            Self::NoModel { .. } => Some(
-                "a projector, a draft or an importance matrix is pulled by its link: hf.co/USER/REPO/FILE.gguf"
-                    .to_owned(),
-            ),
+            Self::Ambiguous { example, .. } => Some(format!("name one of them by its link: {example}")),
+            Self::NoModel { others, example, .. } => Some(format!(
+                "the repository has only files that belong to a model, such as projectors: {}; one of them is pulled by its \
+                 link: {example}",
+                few(others)
+            )),
             Self::MissingShards { .. } => Some("only its publisher can add them".to_owned()),
             Self::NoSuchTag { latest: Some(_), page: Some(page), .. } => {
                 Some(format!("{page} lists the tags of this model"))
@@ -44,6 +47,12 @@ impl RegistryError {
     }
 }
 
+/// Whether a tag can select one of the files: it is compared with their names more than with their folders.
+fn differ_in_name(paths: &[String]) -> bool {
+    let names = paths.iter().map(|path| path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase());
+    names.collect::<BTreeSet<_>>().len() == paths.len()
+}
+
 fn of_status(status: u16, retry_after: Option<&Duration>) -> Option<String> {
     let hint = match status {
         401 | 403 => {
@@ -59,4 +68,36 @@ fn of_status(status: u16, retry_after: Option<&Duration>) -> Option<String> {
         _ => return None,
     };
     Some(hint.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longer_tag_is_advised_only_if_names_differ() {
+        let hint = |candidates: [&str; 2]| {
+            let candidates = candidates.map(str::to_owned).to_vec();
+            let (subject, host, example) =
+                ("model x".to_owned(), "hf.co".to_owned(), "hf.co/u/r/F".to_owned());
+            RegistryError::Ambiguous { subject, host, candidates, example }.hint().unwrap()
+        };
+        let longer = "name one of them: hf.co/u/r/F, or a tag with more of its name";
+        assert_eq!(hint(["a-Q8_0.gguf", "b-Q8_0.gguf"]), longer);
+        assert_eq!(hint(["a/m-Q8_0.gguf", "b/M-Q8_0.gguf"]), "name one of them by its link: hf.co/u/r/F");
+    }
+
+    #[test]
+    fn sidecars_of_a_repository_without_a_model_are_named() {
+        let others = ["mmproj-F16.gguf", "imatrix.gguf"].map(str::to_owned).to_vec();
+        let (subject, host, example) =
+            ("model x".to_owned(), "hf.co".to_owned(), "hf.co/u/r/mmproj-F16.gguf".to_owned());
+        let error = RegistryError::NoModel { subject, host, others, example };
+        assert!(error.to_string().ends_with("of 2 GGUF files"), "{error}");
+        let hint = error.hint().unwrap();
+        assert!(
+            hint.contains("mmproj-F16.gguf, imatrix.gguf; ") && hint.ends_with("hf.co/u/r/mmproj-F16.gguf"),
+            "{hint}"
+        );
+    }
 }

@@ -4,7 +4,6 @@
 //! template and the parameters. Files are requested at a commit, so that they are the listed ones.
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
-use blobd_store_format::host;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::repository::{Choice, Refusal, RepositoryFiles, Wanted};
@@ -71,14 +70,14 @@ impl RegistryClient {
             }
             Err(refusal) => {
                 let reason = published.as_ref().err().map(RegistryError::reason).unwrap_or_default();
-                return Err(match (refusal, published) {
-                    (Refusal::NoModel { .. }, Err(error)) if reason.sentence().is_some() => {
-                        no_model(error, &repository)
+                let has_reason = reason.sentence().is_some();
+                let subject = format!("model {reference}");
+                let refused = refused(refusal, &repository, (&subject, reference.tag()), &listed, reason);
+                return Err(match (refused, published) {
+                    (refused @ RegistryError::NoModel { .. }, Err(error)) if has_reason => {
+                        error.explained(refused.hint().unwrap_or_default())
                     }
-                    (refusal, _) => {
-                        let subject = format!("model {reference}");
-                        refused(refusal, &repository, (&subject, reference.tag()), &listed, reason)
-                    }
+                    (refused, _) => refused,
                 });
             }
         };
@@ -102,11 +101,6 @@ impl RegistryClient {
         let found = with(Some(file.digest)).or_else(|| with(None));
         found.map(|found| hub.remote(found, file.media_type.as_str())).transpose()
     }
-}
-
-/// Whether a reference is of a model at Hugging Face.
-pub(super) fn is_at_hub(reference: &Reference) -> bool {
-    host::canonical(reference.host()).eq_ignore_ascii_case(HubFile::HOST)
 }
 
 /// Whether the registry may have refused the tag only: it has no sharded models and knows few names.
@@ -270,14 +264,20 @@ fn refused(
     reason: ServerReason,
 ) -> RegistryError {
     let (subject, host) = (subject.to_owned(), HubFile::HOST.to_owned());
+    let link = |paths: &[String]| {
+        let first = paths.first().and_then(|path| HubFile::new(repository, None, path).ok());
+        first.map(|file| file.to_string()).unwrap_or_default()
+    };
     match refusal {
         Refusal::NoSuchTag { tags } => {
             RegistryError::NoSuchName { subject, host, reason, nearest: nearest(wanted, &tags) }
         }
-        Refusal::NoModel { others } => RegistryError::NoModel { subject, host, others },
+        Refusal::NoModel { others } => {
+            let example = link(&others);
+            RegistryError::NoModel { subject, host, others, example }
+        }
         Refusal::Ambiguous { candidates } => {
-            let link = |path: &String| HubFile::new(repository, None, path).ok().map(|file| file.to_string());
-            let example = candidates.first().and_then(link).unwrap_or_default();
+            let example = link(&candidates);
             RegistryError::Ambiguous { subject, host, candidates, example }
         }
         Refusal::MissingShards { count, missing } => {

@@ -2,11 +2,13 @@
 //!
 //! The lists contain paths, sizes and digests from a server: every entry is checked, and a bad one is skipped.
 
+use std::borrow::Cow;
+
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::manifest::is_file_name;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TreeFile {
@@ -19,13 +21,15 @@ pub(super) struct TreeFile {
 /// The weight files on a page of `/api/models/{repository}/tree/{commit}`. Entries that cannot be pulled, such as one
 /// with a path that is not allowed, are skipped: the other files do not depend on them.
 pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
-    let entries: Vec<Value> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let json = text_of(json);
+    // Each is parsed by itself: one may have a text that is not Unicode.
+    let entries: Vec<&RawValue> = serde_json::from_str(&json).map_err(|error| error.to_string())?;
     if entries.len() > MAX_ENTRIES {
         return Err(format!("{} entries on a page, at most {MAX_ENTRIES} allowed", entries.len()));
     }
     let (mut files, mut first_fault, mut is_tree) = (Vec::new(), None, entries.is_empty());
     for entry in entries {
-        let entry = match serde_json::from_value::<RawEntry>(entry) {
+        let entry = match serde_json::from_str::<RawEntry>(entry.get()) {
             Ok(entry) => entry,
             Err(error) => {
                 first_fault.get_or_insert(error.to_string());
@@ -50,11 +54,11 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
 /// The commit of a branch or tag, from `/api/models/{repository}/refs`.
 pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, String> {
     #[derive(Deserialize)]
-    struct Refs {
-        #[serde(default)]
-        branches: Vec<Ref>,
-        #[serde(default)]
-        tags: Vec<Ref>,
+    struct Refs<'j> {
+        #[serde(default, borrow)]
+        branches: Vec<&'j RawValue>,
+        #[serde(default, borrow)]
+        tags: Vec<&'j RawValue>,
     }
     #[derive(Deserialize)]
     struct Ref {
@@ -62,13 +66,21 @@ pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, 
         #[serde(rename = "targetCommit")]
         target_commit: String,
     }
-    let refs: Refs = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-    let mut all = refs.branches.into_iter().chain(refs.tags);
+    let json = text_of(json);
+    let refs: Refs<'_> = serde_json::from_str(&json).map_err(|error| error.to_string())?;
+    let all = refs.branches.into_iter().chain(refs.tags);
+    let mut all = all.filter_map(|known| serde_json::from_str::<Ref>(known.get()).ok());
     match all.find(|known| known.name == revision) {
         Some(found) if is_commit(&found.target_commit) => Ok(Some(found.target_commit)),
         Some(_) => Err(format!("{revision} points to something that is not a commit")),
         None => Ok(None),
     }
+}
+
+/// A document without a byte order mark. What is not UTF-8 is replaced: other entries do not depend on it.
+fn text_of(json: &[u8]) -> Cow<'_, str> {
+    const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+    String::from_utf8_lossy(json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json))
 }
 
 pub(super) fn is_commit(revision: &str) -> bool {
@@ -181,6 +193,20 @@ mod tests {
     }
 
     #[test]
+    fn text_that_is_not_unicode_does_not_hide_the_other_files() {
+        let good = entry("good.gguf").to_string();
+        let with = |path: &[u8]| {
+            let odd = [br#"{"type":"file","size":1,"path":""#, path, br#""}"#].concat();
+            let json = [b"\xef\xbb\xbf[", &odd[..], b",", good.as_bytes(), b"]"].concat();
+            let files = parse_tree(&json).unwrap();
+            files.into_iter().map(|file| file.path).collect::<Vec<_>>()
+        };
+        for path in [&br"caf\ud800.md"[..], br"caf\ud800.gguf", br"\udc00\ud800.gguf", b"caf\xe9.md"] {
+            assert_eq!(with(path), ["good.gguf"], "{}", path.escape_ascii());
+        }
+    }
+
+    #[test]
     fn documents_that_are_not_lists_are_refused() {
         for json in ["", "{}", "<html>", "[1]", "[{}]"] {
             assert!(parse_tree(json.as_bytes()).is_err(), "{json}");
@@ -199,6 +225,8 @@ mod tests {
         };
         assert_eq!(parse_refs(refs(commit).as_bytes(), "main"), Ok(Some(commit.to_owned())));
         assert_eq!(parse_refs(refs(commit).as_bytes(), "v2"), Ok(None));
+        let odd = refs(commit).replace("[]", r#"[{"name":"\ud800","targetCommit":"x"}]"#);
+        assert_eq!(parse_refs(format!("\u{feff}{odd}").as_bytes(), "main"), Ok(Some(commit.to_owned())));
         assert!(parse_refs(refs("../../x").as_bytes(), "main").is_err());
         assert!(parse_refs(b"<html>", "main").is_err());
     }

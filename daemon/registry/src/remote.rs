@@ -5,8 +5,11 @@ use std::ops::Range;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::host;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::HubFile;
 use hyper::header::{HeaderValue, IF_RANGE, RANGE};
 use tokio::time::timeout;
 
@@ -259,6 +262,17 @@ impl RemoteFile {
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    /// Whether a file with tensors must have a known format: it has no digest to check it by, its name says so, or
+    /// it is from the hub's registry, which serves no other files.
+    #[must_use]
+    pub fn must_have_known_format(&self) -> bool {
+        let is_announced = match &self.place {
+            Place::Layer(reference) => is_at_hub(reference) && self.media_type.archive_of_weights().is_none(),
+            Place::Web(_) => self.name().is_some_and(|name| FileFormat::split_name(name).is_some()),
+        };
+        self.digest.is_none() || is_announced
     }
 
     /// The length in bytes.
@@ -533,6 +547,11 @@ impl RegistryClient {
         let limits = (&self.shared.limits, &self.counts);
         ByteStream::open(body, server.name(), (file.subject(), length), content_range, limits)
     }
+}
+
+/// Whether a reference is of a model at Hugging Face.
+pub(super) fn is_at_hub(reference: &Reference) -> bool {
+    host::canonical(reference.host()).eq_ignore_ascii_case(HubFile::HOST)
 }
 
 /// Which error to report after a request with a range and one without have failed: that of the second, unless it is

@@ -3,8 +3,7 @@
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::source::{Components, HubFile, PullSource};
 
-use super::hub_model::is_at_hub;
-use super::remote::{KnownFile, RemoteFile, RemoteModel};
+use super::remote::{KnownFile, RemoteFile, RemoteModel, is_at_hub};
 use super::{RegistryClient, RegistryError, ServerReason};
 
 impl RegistryClient {

@@ -53,7 +53,7 @@ impl ServerReason {
     /// The sentence of a document about an error that a server sends with the status of a success; `None` for other
     /// documents.
     pub(super) fn in_place_of_document(document: &[u8], secrets: &Secrets) -> Option<Self> {
-        let document = std::str::from_utf8(document).ok()?;
+        let document = without_mark(std::str::from_utf8(document).ok()?);
         let sentence = json::sentence_of_error(document).and_then(|sentence| secrets.clean(&sentence))?;
         Some(Self { sentence: Some(sentence.into_boxed_str()) })
     }
@@ -83,13 +83,19 @@ fn body_sentence(headers: &HeaderMap, body: &[u8]) -> Option<String> {
     let is_latin = [&b"8859-1"[..], b"windows-1252", b"latin1"];
     let is_latin = is_latin.iter().any(|name| content_type.windows(name.len()).any(|part| part == *name));
     let text = decoded(body, is_latin);
+    let text = without_mark(&text);
     // Servers often announce another type than they send.
     match text.trim_start().chars().next()? {
-        '{' | '[' | '"' => json::sentence(&text),
-        '<' => markup::sentence(&text),
-        _ if text::is_binary(&text) => None,
-        _ => Some(text),
+        '{' | '[' | '"' => json::sentence(text),
+        '<' => markup::sentence(text),
+        _ if text::is_binary(text) => None,
+        _ => Some(text.to_owned()),
     }
+}
+
+/// The text after a byte order mark.
+fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
 /// Whether a text says no more than the status: `404 Not Found`.
@@ -184,6 +190,7 @@ mod tests {
             said(400, &[("content-type", "application/json")], b"upstream is down"),
             ": \"upstream is down\""
         );
+        assert_eq!(said(400, &[], "\u{feff}{\"error\":\"no such model\"}".as_bytes()), ": \"no such model\"");
         let latin = [("content-type", "text/plain; charset=ISO-8859-1")];
         assert_eq!(said(400, &latin, b"mod\xe8le priv\xe9"), ": \"modèle privé\"");
         assert_eq!(said(400, &[], b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff\xfe\xfd"), "");

@@ -57,8 +57,9 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
     let mut streamed = Streamed::default();
     match read_header(job, bytes, &mut streamed, u64::MAX) {
         Ok(header) => Ok(Head::of(&*header, size, streamed)?),
-        // A file without an expected digest must have a known format.
-        Err(TransferError::Format(error)) if error.is_unknown_format() && job.file.digest().is_some() => {
+        Err(TransferError::Format(error))
+            if error.is_unknown_format() && !job.file.must_have_known_format() =>
+        {
             let Streamed { whole, sender } = streamed;
             Ok(Head { whole, sender, ..Head::of_any(size) })
         }

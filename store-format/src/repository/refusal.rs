@@ -16,8 +16,8 @@ pub enum Refusal {
     /// The repository has no model in a GGUF file.
     #[error("no GGUF file with a model")]
     NoModel {
-        /// How many other GGUF files there are: projectors, drafts, importance matrices.
-        others: usize,
+        /// The paths of the other GGUF files: projectors, drafts, importance matrices.
+        others: Vec<String>,
     },
     /// The tag means several models.
     #[error("several models")]

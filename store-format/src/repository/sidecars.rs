@@ -56,6 +56,8 @@ struct Distance<'p> {
     bits: u32,
     /// F16 is preferred among types of 16 bits, because every device can compute with it.
     is_not_f16: bool,
+    /// Of two that are equal, the one beside the model is preferred to one in a folder for its kind.
+    depth: usize,
     path: &'p str,
 }
 
@@ -94,6 +96,7 @@ impl<'p> Others<'p> {
             is_other_quantization: !quantization.is_some_and(is_same),
             bits: own.abs_diff(wanted),
             is_not_f16: !quantization.is_some_and(is_f16),
+            depth: set.depth(),
             path: set.path(),
         })
     }

@@ -61,7 +61,7 @@ impl Tag {
 
     /// A folder says nothing about a file in it whose own name has another quantisation.
     fn rank_in_folders(&self, set: &FileSet<'_>) -> Option<Rank> {
-        if self.is_quantization && quantization_in(set.name()).is_some() {
+        if self.is_quantization && quantization_in(set.name()).is_some_and(|own| !self.may_mean(own.text)) {
             return None;
         }
         let in_folder = |folder: &str| {
@@ -73,6 +73,13 @@ impl Tag {
             ranks.map(|place| if place.is_qualified { Rank::QualifiedInFolder } else { Rank::InFolder }).min()
         };
         set.folders().into_iter().filter_map(in_folder).min()
+    }
+
+    /// Whether a folder with this tag as its name may have a file of this quantisation: `q8` of `Q8_0`, `fp16` of `F16`.
+    fn may_mean(&self, quantization: &str) -> bool {
+        let (wanted, own) = (common_spelling(&self.text), common_spelling(quantization));
+        // `Q4_0_4_4` is not `Q4_0`.
+        own == wanted || !wanted.contains('_') && own.split('_').next() == Some(&wanted)
     }
 
     /// Where the tag stands in a name, as whole parts of it. Other tags than quantisations match only with their
@@ -99,6 +106,12 @@ impl Tag {
 struct Place {
     is_end: bool,
     is_qualified: bool,
+}
+
+/// `fp16` as `f16`, which is the same type.
+fn common_spelling(quantization: &str) -> String {
+    let quantization = quantization.to_ascii_lowercase();
+    quantization.strip_prefix("fp").map_or_else(|| quantization.clone(), |bits| format!("f{bits}"))
 }
 
 fn ends_in_qualifier(before: &str) -> bool {

@@ -136,6 +136,22 @@ fn projector_that_is_not_there_is_refused_with_those_that_are() {
 }
 
 #[test]
+fn file_that_is_not_a_projector_is_refused_as_one() {
+    let files = ["m-Q4_K_M.gguf", "mtp-m.gguf", "imatrix.gguf", "mmproj-m-Q4_K_M.gguf"];
+    let listed = RepositoryFiles::new(files);
+    let choose = |name: &str| {
+        let components = Components { projector: Projector::Named(name.to_owned()), ..Components::default() };
+        listed.choose(Wanted::Tag("Q4_K_M"), &components)
+    };
+    for name in &files[..3] {
+        let projectors = vec!["mmproj-m-Q4_K_M.gguf".to_owned()];
+        assert_eq!(choose(name), Err(Refusal::NoProjector { projectors }), "{name}");
+    }
+    assert_eq!(choose(files[3]).unwrap().projector, [3]);
+    assert_eq!(choose("Q4_K_M").unwrap().projector, [3]);
+}
+
+#[test]
 fn missing_shards_have_their_names() {
     let listed = RepositoryFiles::new(["a/m-00001-of-00004.gguf", "a/m-00003-of-00004.gguf"]);
     for wanted in [

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 /// Keys of the sentence, the most telling first. Case and underscores do not matter.
-const SENTENCES: [&str; 10] = [
+const SENTENCES: [&str; 11] = [
     "errordescription",
     "errormessage",
     "errormsg",
@@ -14,22 +14,22 @@ const SENTENCES: [&str; 10] = [
     "description",
     "reason",
     "errordetail",
+    "faultstring",
 ];
 /// Keys of the kind of error, which is often a sentence too.
 const KINDS: [&str; 2] = ["error", "title"];
 /// Keys of a code, quoted if there is nothing else.
 const CODES: [&str; 3] = ["code", "errorcode", "status"];
 /// Keys under which the error itself may be.
-const INNER: [&str; 6] = ["error", "errors", "message", "detail", "fault", "response"];
+const INNER: [&str; 7] = ["error", "errors", "message", "messages", "detail", "fault", "response"];
 /// How many objects may be inside each other around the sentence.
 const MAX_DEPTH: usize = 4;
 /// How many of several errors are quoted.
 const MAX_ERRORS: usize = 3;
 
 pub(super) fn sentence(json: &str) -> Option<String> {
-    // The parser limits the depth. Something may follow the document, or be cut off.
-    let mut value = serde_json::Deserializer::from_str(json).into_iter::<Value>().next()?.ok()?;
-    for _ in 0..MAX_DEPTH {
+    let mut value = first_value(json).or_else(|| first_value(&without_lone_surrogates(json)))?;
+    for depth in 0..MAX_DEPTH {
         let inner = match &mut value {
             Value::String(text) => return Some(std::mem::take(text)),
             Value::Array(errors) if errors.iter().all(|error| own_sentence(error).is_some()) => {
@@ -39,6 +39,7 @@ pub(super) fn sentence(json: &str) -> Option<String> {
             Value::Array(errors) => errors.first_mut(),
             Value::Object(object) => match own_sentence_of(object) {
                 Some(sentence) => return Some(sentence),
+                None if depth > 0 && inner_mut(object).is_none() => return sentence_of_fields(object),
                 None => inner_mut(object),
             },
             _ => None,
@@ -48,9 +49,41 @@ pub(super) fn sentence(json: &str) -> Option<String> {
     None
 }
 
+/// The first value of a text. The parser limits the depth. Something may follow the value, or be cut off.
+fn first_value(json: &str) -> Option<Value> {
+    serde_json::Deserializer::from_str(json).into_iter().next()?.ok()
+}
+
+/// The text with U+FFFD for escapes that are half of a character, which the parser refuses.
+fn without_lone_surrogates(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    let mut rest = json;
+    while let Some((before, escape)) = rest.split_once('\\') {
+        text.push_str(before);
+        let second = || escape.get(5..)?.strip_prefix('\\').and_then(code_unit);
+        let (copied, after) = match code_unit(escape) {
+            Some(0xd800..=0xdbff) if matches!(second(), Some(0xdc00..=0xdfff)) => escape.split_at(11),
+            Some(0xd800..=0xdfff) => ("ufffd", escape.get(5..).unwrap_or_default()),
+            // The character after it may be a backslash.
+            _ => escape.split_at(escape.chars().next().map_or(0, char::len_utf8)),
+        };
+        text.push('\\');
+        text.push_str(copied);
+        rest = after;
+    }
+    text + rest
+}
+
+/// The code unit of an escape, after its backslash: `ud800`.
+fn code_unit(escape: &str) -> Option<u16> {
+    let digits = escape.strip_prefix('u')?.get(..4)?;
+    u16::from_str_radix(digits, 16).ok()
+}
+
 /// The sentence of a document that has nothing but an error, which no other document names so.
 pub(super) fn sentence_of_error(json: &str) -> Option<String> {
-    let document: Map<String, Value> = serde_json::from_str(json).ok()?;
+    let parsed = serde_json::from_str(json).or_else(|_| serde_json::from_str(&without_lone_surrogates(json)));
+    let document: Map<String, Value> = parsed.ok()?;
     let is_error = ["error", "errors"].iter().filter_map(|key| document.get(*key)).any(|error| match error {
         Value::String(text) => !text.is_empty(),
         Value::Array(errors) => !errors.is_empty(),
@@ -67,6 +100,15 @@ fn without_repetition(sentences: impl Iterator<Item = String>) -> String {
         }
     }
     all.join("; ")
+}
+
+/// The faults of each field of a request: `{"tag":["is invalid"]}`.
+fn sentence_of_fields(fields: &Map<String, Value>) -> Option<String> {
+    let faults = fields.iter().flat_map(|(field, faults)| {
+        let faults = faults.as_array().into_iter().flatten().filter_map(Value::as_str);
+        faults.map(move |fault| format!("{field}: {fault}"))
+    });
+    Some(without_repetition(faults.take(MAX_ERRORS))).filter(|all| !all.is_empty())
 }
 
 fn own_sentence(value: &Value) -> Option<String> {
@@ -158,6 +200,10 @@ mod tests {
             ),
             (r#"{"error_code":31045,"error_msg":"access denied"}"#, "access denied"),
             (r#"{"code":"NAME_UNKNOWN"}"#, "NAME_UNKNOWN"),
+            (r#"{"errors":{"tag":["is invalid","is long"]}}"#, "tag: is invalid; tag: is long"),
+            (r#"{"messages":["no such model"]}"#, "no such model"),
+            (r#"{"fault":{"faultstring":"quota exceeded"}}"#, "quota exceeded"),
+            (r#"{"error":"caf\ud800 \\ud800 \ud83d\ude00 \udc00x\n"}"#, "caf\u{fffd} \\ud800 😀 \u{fffd}x\n"),
             (r#"{"error":{"errors":[{"reason":"dailyLimit"}]}}"#, "dailyLimit"),
         ] {
             assert_eq!(sentence(json).as_deref(), Some(expected), "{json}");
@@ -170,6 +216,7 @@ mod tests {
             r#"{"error":"no"}"#,
             r#"{"errors":[{"message":"no"}]}"#,
             r#"{"error":{"message":"no"},"schemaVersion":2}"#,
+            r#"{"error":"no","path":"\ud800"}"#,
         ] {
             assert_eq!(sentence_of_error(json).as_deref(), Some("no"), "{json}");
         }
@@ -194,6 +241,10 @@ mod tests {
             "null",
             "17",
             r#"{"token":"secret"}"#,
+            r#"{"tokens":["secret"]}"#,
+            r#"{"error":{"token":"secret"}}"#,
+            r#"{"error":"\ud800"#,
+            r#"{"error":"\"#,
             "{\"error\":",
             &deep,
             &too_deep,

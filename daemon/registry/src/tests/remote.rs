@@ -123,6 +123,7 @@ async fn private_repository_is_listed_and_fetched_with_its_token() {
     };
     assert_eq!(files[0].digest(), Some(Digest::of(WEIGHTS)));
     assert_eq!(files[0].validator(), None, "the digest decides");
+    assert!(files[0].must_have_known_format());
     assert_eq!(origin, Some(format!("https://huggingface.co/me/x/resolve/{COMMIT}/a%20b.gguf")));
     assert_eq!(client.open(&files[0]).await.unwrap().next().await.unwrap().unwrap(), WEIGHTS);
     assert_eq!(server.paths().last().unwrap(), &format!("/me/x/resolve/{COMMIT}/a%20b.gguf"));
@@ -137,4 +138,15 @@ fn parts_can_be_fetched_in_tasks() {
     is_send(&client.open_range(&file, 0..1));
     is_send(&client.open(&file));
     is_send(&client.resolve(&PullSource::Registry(reference.clone())));
+}
+
+#[test]
+fn layers_of_the_hub_must_have_a_known_format() {
+    let digest = Digest::of(b"x");
+    let layer = |reference: &str, media_type: &str| {
+        let file = Descriptor { media_type: MediaType::new(media_type), digest, size: 1 };
+        RemoteFile::layer(&reference.parse().unwrap(), &file)
+    };
+    assert!(layer("hf.co/me/x:Q8_0", MediaType::OLLAMA_MODEL).must_have_known_format());
+    assert!(!layer("llama3:8b", MediaType::OLLAMA_MODEL).must_have_known_format());
 }

@@ -61,6 +61,43 @@ fn sidecars_are_never_the_model() {
     assert!(commands.export("hf.co/me/x-GGUF") == files[2].1);
 }
 
+#[test]
+fn files_that_are_not_gguf_are_refused_with_what_they_are() {
+    let (registry, commands, files) = repository(&["mmproj-F16.gguf"]);
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
+    for (start, what) in [
+        (&pointer[..], "a Git LFS pointer"),
+        (b"<!DOCTYPE html><html>", "a web page"),
+        (b"\x1f\x8b\x08\x00\x00", "a file compressed with gzip"),
+        (b"PK\x03\x04\x00\x00", "a zip archive"),
+        (br#"{"a": 1}"#, "a JSON document"),
+        (b"tjgg\x03\x00\x00\x00", "an old ggml file"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "a safetensors file"),
+        (b"", "an empty file"),
+    ] {
+        let repository = [("x-Q8_0.gguf".to_owned(), start.to_vec())];
+        publish(&registry, "me/x-GGUF", &repository);
+        for source in ["hf.co/me/x-GGUF", "hf.co/me/x-GGUF/x-Q8_0.gguf"] {
+            let error = commands.run(&["pull", source]).exits_with(1).error();
+            assert!(error.message.contains(what), "{source}: {error}");
+        }
+        if !start.is_empty() {
+            registry.add_model("me/x-GGUF:Q8_0", CONFIG, &[(MediaType::OLLAMA_MODEL, start)]).unwrap();
+            let error = commands.run(&["pull", "hf.co/me/x-GGUF:Q8_0"]).exits_with(1).error();
+            assert!(error.message.contains(what), "{error}");
+        }
+    }
+    let components =
+        [("x-Q8_0.gguf".to_owned(), files[0].1.clone()), ("mmproj-F16.gguf".to_owned(), pointer.to_vec())];
+    publish(&registry, "me/x-GGUF", &components);
+    let error = commands.run(&["pull", "hf.co/me/x-GGUF/x-Q8_0.gguf"]).exits_with(1).error();
+    assert!(
+        error.message.contains("mmproj-F16.gguf") && error.message.contains("a Git LFS pointer"),
+        "{error}"
+    );
+    check_empty(&commands.root());
+}
+
 /// The hub's registry chooses by other rules.
 #[test]
 fn list_of_files_decides_and_not_what_the_registry_serves() {

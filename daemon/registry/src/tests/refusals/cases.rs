@@ -416,6 +416,43 @@ pub(super) const CASES: &[Case] = &[
         "",
         Body::Bytes("random bytes", || (0..=255).chain(128..=255).collect()),
     ),
+    case(
+        "a server that names the faults of each field",
+        Asked::Manifest,
+        422,
+        JSON,
+        Body::Text(r#"{"errors":{"tag":["is invalid"]}}"#),
+    ),
+    case(
+        "a server that lists messages",
+        Asked::Manifest,
+        400,
+        JSON,
+        Body::Text(r#"{"messages":["no such model"]}"#),
+    ),
+    case(
+        "an API gateway: a fault",
+        Asked::Manifest,
+        400,
+        JSON,
+        Body::Text(
+            r#"{"fault":{"faultstring":"The quota of this key is used up","detail":{"errorcode":"policies.Quota"}}}"#,
+        ),
+    ),
+    case(
+        "JSON with half of a character",
+        Asked::Manifest,
+        400,
+        JSON,
+        Body::Text(r#"{"error":"no model caf\ud800"}"#),
+    ),
+    case(
+        "JSON after a byte order mark",
+        Asked::Manifest,
+        400,
+        JSON,
+        Body::Text("\u{feff}{\"error\":\"no such model\"}"),
+    ),
     case("no sentence at all", Asked::Manifest, 418, JSON, Body::Text("{}")),
     case("a status that nobody has heard of", Asked::Manifest, 599, "", Body::Text("")),
 ];
