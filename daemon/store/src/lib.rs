@@ -129,7 +129,7 @@ pub use summaries::{ManifestSummary, TagSummary};
 pub use surroundings::{Inodes, Owned};
 pub use sys::give_back_memory;
 pub use tags::Tags;
-pub use trash::TrashedModel;
+pub use trash::{Displaced, TrashedModel};
 
 use deferred_deletion::DeferredDeletion;
 use disk::{Disk, GuardedDisk, KernelDisk};

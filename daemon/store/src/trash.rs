@@ -18,7 +18,6 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 use tracing_mutex::stdsync::Mutex;
 
-use super::gc::Displaced;
 use super::history::{Account, NameOrigin};
 use super::root::Root;
 use super::{Store, StoreError, lock};
@@ -47,6 +46,25 @@ pub struct TrashedModel {
 impl TrashedModel {
     pub(crate) fn is_expired(&self, now: SystemTime) -> bool {
         self.expires <= now
+    }
+}
+
+/// A model whose tag now points to another manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Displaced {
+    /// The tag.
+    pub reference: Reference,
+    /// The content of the manifest that the tag pointed to, which may be damaged.
+    pub raw_manifest: Vec<u8>,
+    /// Until when the trash keeps the model; `None` if it does not.
+    pub kept_until: Option<SystemTime>,
+}
+
+impl Displaced {
+    /// The manifest; `None` if it is damaged.
+    #[must_use]
+    pub fn manifest(&self) -> Option<Manifest> {
+        Manifest::parse(self.raw_manifest.clone()).ok()
     }
 }
 

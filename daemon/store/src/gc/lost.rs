@@ -10,18 +10,7 @@ use blobd_store_format::reference::Reference;
 
 use super::held::is_held_by_a_program;
 use super::{KeptBytes, Node, Owner, UNKNOWN_HOLDER, holders, needs, walk};
-use crate::{Store, StoreError};
-
-/// A model whose tag now points to another manifest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Displaced {
-    /// The tag.
-    pub reference: Reference,
-    /// The content of the manifest that the tag pointed to, which may be damaged.
-    pub raw_manifest: Vec<u8>,
-    /// Until when the trash keeps the model; `None` if it does not.
-    pub kept_until: Option<SystemTime>,
-}
+use crate::{Displaced, Store, StoreError};
 
 /// A model without its tag, and what it needs.
 #[derive(Clone, Debug)]
@@ -54,12 +43,6 @@ pub struct LostModel {
 }
 
 impl Displaced {
-    /// The manifest; `None` if it is damaged.
-    #[must_use]
-    pub fn manifest(&self) -> Option<Manifest> {
-        Manifest::parse(self.raw_manifest.clone()).ok()
-    }
-
     /// The model without its tag. Reads its recipes.
     #[must_use]
     pub fn untagged(self, store: &Store) -> Untagged {

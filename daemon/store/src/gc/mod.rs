@@ -27,7 +27,7 @@ mod walk;
 pub use displaced::{displaced_bytes, drop_displaced};
 pub use evict::{EvictionPlan, Victim, evict, evictable_bytes, plan_eviction};
 pub use holders::holders;
-pub use lost::{Account, Displaced, LostModel, Untagged};
+pub use lost::{Account, LostModel, Untagged};
 pub use mark::needs;
 pub use plan::{GcPlan, KeptBytes, Litter, UNKNOWN_HOLDER};
 pub use walk::{Owned, Owner, Visit, check_models, walk, walk_beside_tags};

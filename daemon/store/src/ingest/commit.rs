@@ -10,8 +10,8 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::Ingest;
+use crate::Displaced;
 use crate::StoreError;
-use crate::gc::Displaced;
 use crate::history::{NameChange, NameOrigin, Verb};
 use crate::models::Borrowed;
 use crate::origins::OriginRecord;
