@@ -33,7 +33,8 @@ use crate::times::relative;
   blobd pull --all                             update them
 
 Only manifests and lists of files are requested. Models that were imported or edited, or are fixed
-to a digest, have no source to compare with. A copy made by `blobd tag` is not compared either.
+to a digest or a commit, have no source to compare with. A copy made by `blobd tag` is not compared
+either.
 The exit code is 1 if a model is outdated or could not be compared.")]
 pub(super) struct Params {
     /// Compare only models whose name contains one of these texts or matches one of these patterns
