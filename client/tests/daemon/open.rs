@@ -224,7 +224,9 @@ fn file_that_a_manifest_names_twice_can_be_read_as_either_layer() {
     model.head.layers[0].header = Some(HeaderLocation { fd, size: 8 });
     let again = model.add_layer(MediaType::OLLAMA_MODEL, None, 16);
     let other = model.add_layer(MediaType::OLLAMA_PROJECTOR, None, 16);
-    model.head.layers[other].digest = model.head.layers[0].digest;
+    for same in [again, other] {
+        model.head.layers[same].digest = model.head.layers[0].digest;
+    }
     let params = OpenParams { files: FileSelection::All, ..OpenParams::new("tiny".parse().unwrap()) };
     let model = serve(model).open_with(&params).unwrap();
     for layer in [0, again, other] {
