@@ -511,7 +511,7 @@ impl Client {
         self.import_files(params, &[file.as_fd()], on_progress)
     }
 
-    /// The same with the file's sidecars, which follow it in the order of [`ImportParams::sidecars`].
+    /// As [`Self::import`], for several files: the model's file, then its sidecars in the order of [`ImportParams::sidecars`].
     ///
     /// # Errors
     /// As [`import`](Self::import).

@@ -103,7 +103,7 @@ pub enum RegistryError {
         /// The numbers, from 1, and names of those that are missing.
         missing: Vec<(usize, String)>,
     },
-    /// A projector or a draft is to be chosen where there is no list of files.
+    /// The user chose a projector or a draft, but the source has no list of files.
     #[error("{subject}: projector and draft can be chosen only of repositories at Hugging Face")]
     NoChoice {
         /// The request.

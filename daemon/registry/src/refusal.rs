@@ -67,7 +67,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
             ["ratelimit-reset", "x-ratelimit-reset"].into_iter().find_map(|name| text(name)?.parse().ok());
         named.or_else(|| text("ratelimit").and_then(period_of))
     };
-    // A time since 1970 in place of the seconds from now.
+    // Some servers send the seconds since 1970 instead of the seconds from now.
     const FIRST_TIME: u64 = 1_000_000_000;
     asked.or_else(|| match period()? {
         time @ FIRST_TIME.. => until(UNIX_EPOCH.checked_add(Duration::from_secs(time))?),

@@ -119,7 +119,7 @@ fn open(path: &Path) -> Result<File, ErrorBody> {
         .map_err(|error| not_opened(path, &error))
 }
 
-/// If there is no such file, a model of a registry may have been meant.
+/// The error for a file that cannot be opened. If it does not exist, the hint says how to pull a model of that name.
 fn not_opened(path: &Path, error: &io::Error) -> ErrorBody {
     let body = file_error(&path.display().to_string(), error);
     match instead_of_import(path).filter(|_| error.kind() == io::ErrorKind::NotFound) {

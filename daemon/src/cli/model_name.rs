@@ -55,7 +55,7 @@ pub(super) fn expand(client: &Client, names: &[ModelName]) -> Result<Vec<Named>,
     expand_among(names, || stored_names(client))
 }
 
-/// The same with the names that patterns are compared with.
+/// As [`expand`], but compares patterns with the `known` names instead of those of the stored models.
 pub(super) fn expand_among(
     names: &[ModelName],
     known: impl FnOnce() -> Result<Vec<Reference>, ErrorBody>,

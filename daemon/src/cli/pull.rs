@@ -163,7 +163,7 @@ fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<
 }
 
 /// Adds a hint whether the pull can be resumed: most downloaded data is kept if the daemon or the registry fails. If
-/// there is no such model, a file may have been meant.
+/// there is no such model, the hint says how to import a file of that name.
 fn pull_error(error: ClientError, received: Received, source: &PullSource) -> ErrorBody {
     let is_closed = matches!(error, ClientError::Closed);
     let body = client_error(error);

@@ -31,11 +31,11 @@ pub(super) fn nothing_to_compare(listed: usize, wanted: usize) -> String {
         (0, _) => NO_MODELS.to_owned(),
         (_, 0) => NO_MATCH.to_owned(),
         (_, 1) => {
-            "the model has no source to compare with: it was not pulled, or is fixed to a digest\n".to_owned()
+            "the model has no source to compare with: it was not pulled, or is fixed to a digest or a commit\n".to_owned()
         }
         (_, count) => {
             format!(
-                "{count} models, none has a source to compare with: they were not pulled, or are fixed to a digest\n"
+                "{count} models, none has a source to compare with: they were not pulled, or are fixed to a digest or a commit\n"
             )
         }
     }

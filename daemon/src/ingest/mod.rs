@@ -163,7 +163,7 @@ pub enum IngestError {
     /// Its format is unknown, or its header or its tensors are invalid.
     #[error("{0}")]
     Format(#[from] FormatError),
-    /// The same of a file that is downloaded.
+    /// As `Format`, for a file that is downloaded.
     #[error("{0}")]
     DownloadedFormat(FormatError),
     #[error("part of a model: expected a whole GGUF file, found one of {count} shards")]
