@@ -29,14 +29,17 @@ fn text(browser: &mut Browser, selector: &str) -> String {
 fn page_shows_what_a_collection_and_an_eviction_would_free() {
     let Some(mut browser) = Browser::start() else { return };
     let folder = tmpfs_directory();
-    let blobd = Blobd::at_root(&folder.path().join("store"));
+    // A trash would keep the replaced content, which then is not collected.
+    let config = write_config(&folder, "[trash]\ndisplaced = 0");
+    let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config);
     import(&blobd, folder.path(), &three());
-    // The content that the name had before is not needed any more.
-    import(&blobd, folder.path(), &[("phi3-mini".to_owned(), model(&[11, 12]))]);
+    import(&blobd, folder.path(), &[("phi3-new".to_owned(), model(&[11, 12]))]);
+    blobd.line("tag phi3-new phi3-mini --force").succeeds();
+    blobd.line("rm phi3-new").succeeds();
     // Some 850 KiB are used, of which 200 KiB are not needed: of the 440 KiB above the limit, the older two models have
     // the rest.
     let limits = "quota = \"4 MiB\"\nmin_free = 0\nevict = \"all\"\nhigh_watermark = 11\nlow_watermark = 10";
-    let blobd = blobd.configured_by(&write_config(&folder, &format!("[space]\n{limits}")));
+    write_config(&folder, &format!("[space]\n{limits}"));
     let web = open_page(&mut browser, &blobd);
     assert!(text(&mut browser, "#gc-text").starts_with("would free "));
     let garbage = text(&mut browser, "#gc tbody");
