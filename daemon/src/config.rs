@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn every_key_is_documented_and_known() {
-        let documented = include_str!("../../docs/OPERATIONS.md");
+        let documented = include_str!("../../docs/CONFIGURATION.md");
         for key in KEYS.iter().filter(|key| !key.starts_with('[')) {
             assert!(documented.contains(&format!("\n| `{key}` |")), "{key}");
             let text = match key.split_once('.') {

@@ -202,7 +202,7 @@ fn hint_for(key: &str, section: &str, allowed: &[&str]) -> String {
     let near = here.chain(elsewhere).filter(|known| distance(known) <= 1 + key.len() / 4);
     match near.min_by_key(distance) {
         Some(near) => format!("did you mean {near}?"),
-        None => "docs/OPERATIONS.md lists all keys".to_owned(),
+        None => "docs/CONFIGURATION.md lists all keys".to_owned(),
     }
 }
 
