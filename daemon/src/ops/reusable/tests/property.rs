@@ -192,7 +192,7 @@ impl World {
         let recipe = model.files[1].recipe.clone().unwrap();
         for (offset, piece) in recipe.pieces().with_offsets() {
             let Piece::Blob { blob, length, .. } = piece else { continue };
-            let (start, end) = (offset as usize, (offset + length) as usize);
+            let [start, end] = [offset, offset + length].map(|place| usize::try_from(place).unwrap());
             let is_allowed = held.contains(blob) || served.has(named, start..end);
             assert!(is_allowed, "bytes {start}..{end} of file {named} were given to the guest");
         }
