@@ -302,7 +302,7 @@ mod tests {
             ),
             (
                 "format = \"ggml\"",
-                "c.toml:4:10: policy.rules.format: expected gguf, safetensors, dduf or other, found \"ggml\"",
+                "c.toml:4:10: policy.rules.format: expected gguf, safetensors, dduf, other, found \"ggml\"",
                 "",
             ),
             (
