@@ -7,7 +7,7 @@ use blobd_client::protocol::audit::AuditRecord;
 
 use super::directory::LogDirectory;
 use super::filter::{Filter, time};
-use super::lines::{Line, Lines, LinesBackward};
+use super::lines::{Line, Lines, LinesBackward, Position};
 
 /// Records that are read at a time.
 const BATCH_RECORDS: usize = 64;
@@ -22,13 +22,16 @@ pub(crate) const BATCH_MEMORY: usize = 512 << 10;
 /// A file's number, and an offset in it.
 type Place = (u64, u64);
 
+/// A file's number, and where its next line begins.
+type Next = (u64, Position);
+
 /// Reads the log for one request. Keeps only places, so that a client that waits takes no memory.
 #[derive(Debug)]
 pub(crate) struct LogReader {
     directory: Arc<LogDirectory>,
     filter: Filter,
     /// Where the records begin that were not read yet.
-    next: Place,
+    next: Next,
     /// Where the records end that existed when the reader was made.
     end: Place,
     /// Lines that are no records.
@@ -54,7 +57,7 @@ impl LogReader {
     ) -> io::Result<Option<Self>> {
         let numbers = directory.numbers()?;
         let end = (numbers.last().copied().unwrap_or(1), 0);
-        let mut reader = Self { directory, filter, next: end, end, unreadable_lines: 0 };
+        let mut reader = Self { directory, filter, next: (end.0, end.1.into()), end, unreadable_lines: 0 };
         let mut search = Search { left: limit, first: None, is_wanted };
         for number in numbers.into_iter().rev() {
             let Some(may_have_older) = reader.find_in(number, &mut search)? else { return Ok(None) };
@@ -62,27 +65,36 @@ impl LogReader {
                 break;
             }
         }
-        reader.next = search.first.unwrap_or(reader.end);
+        let (number, offset) = search.first.unwrap_or(reader.end);
+        reader.next = (number, offset.into());
         Ok(Some(reader))
     }
 
     /// Searches one file from its end. Returns whether older files can have more that is looked for; `None` if nobody
     /// wants it any more.
     fn find_in(&mut self, number: u64, search: &mut Search<'_>) -> io::Result<Option<bool>> {
-        let Some(file) = self.directory.read(number)? else { return Ok(Some(true)) };
-        let mut lines = LinesBackward::new(file)?;
+        match self.find_in_file(number, search) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted && !(search.is_wanted)() => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    /// As [`Self::find_in`]; fails with [`io::ErrorKind::Interrupted`] if nobody wants it any more.
+    fn find_in_file(&mut self, number: u64, search: &mut Search<'_>) -> io::Result<bool> {
+        let Some(file) = self.directory.read(number)? else { return Ok(true) };
+        let mut lines = LinesBackward::new(file, search.is_wanted)?;
         if number == self.end.0 {
             self.end.1 = lines.end;
         }
         let mut oldest = None;
         while search.left > 0 {
             if !(search.is_wanted)() {
-                return Ok(None);
+                return Err(io::ErrorKind::Interrupted.into());
             }
             let Some(line) = lines.next_line()? else {
                 let since = self.filter.since();
                 // The clock may have been changed within a file.
-                return Ok(Some(since.zip(oldest).is_none_or(|(since, oldest)| oldest >= since)));
+                return Ok(since.zip(oldest).is_none_or(|(since, oldest)| oldest >= since));
             };
             let record = self.parse(&line);
             oldest = record.as_ref().and_then(time).or(oldest);
@@ -91,12 +103,12 @@ impl LogReader {
                 search.left = search.left.saturating_sub(1);
             }
         }
-        Ok(Some(false))
+        Ok(false)
     }
 
     fn parse(&mut self, line: &Line) -> Option<AuditRecord> {
         let record = line.record();
-        self.unreadable_lines += u64::from(record.is_none() && !line.is_empty());
+        self.unreadable_lines += u64::from(record.is_none() && line.is_expected_to_be_record());
         record
     }
 
@@ -107,7 +119,7 @@ impl LogReader {
 
     /// The next of the records that were found.
     pub(crate) fn next_found(&mut self) -> io::Result<Batch> {
-        if self.next >= self.end {
+        if (self.next.0, self.next.1.offset) >= self.end {
             return Ok(Batch::default());
         }
         let unreadable_lines = self.unreadable_lines;
@@ -131,25 +143,25 @@ impl LogReader {
         let (mut records, mut bytes) = (Vec::new(), 0);
         if let Some(file) = self.directory.read(number)? {
             let mut lines = Lines::new(file, start)?;
-            while lines.offset < end
+            while lines.next.offset < end
                 && let Some(line) = lines.next_line()?
             {
                 let record = self.parse(&line).filter(|record| self.filter.matches(record));
-                bytes += if record.is_some() { lines.offset.saturating_sub(line.offset) } else { 0 };
+                bytes += if record.is_some() { lines.next.offset.saturating_sub(line.offset) } else { 0 };
                 records.extend(record);
-                self.next.1 = lines.offset;
+                self.next.1 = lines.next;
                 let is_batch = records.len() >= BATCH_RECORDS || bytes >= BATCH_BYTES;
-                if is_batch || lines.offset.saturating_sub(start) >= MAX_STEP_BYTES {
+                if is_batch || lines.next.offset.saturating_sub(start.offset) >= MAX_STEP_BYTES {
                     return Ok(Batch { records, may_have_more: true });
                 }
             }
         }
-        if self.next.1 >= end {
+        if self.next.1.offset >= end {
             // What follows in this file was written later.
             return Ok(Batch { records, may_have_more: false });
         }
         if let Some(next) = following {
-            self.next = (next, 0);
+            self.next = (next, Position::default());
         }
         Ok(Batch { records, may_have_more: following.is_some() })
     }
