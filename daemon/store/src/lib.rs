@@ -49,6 +49,7 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 mod accounting;
 mod assembler;
 mod blobs;
+mod bounded_read;
 mod charges;
 mod counts;
 mod deferred_deletion;
@@ -102,6 +103,7 @@ pub use assembler::{
     Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences, DownloadAbout,
     DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
+pub use bounded_read::{fill, read_uninterrupted};
 pub use charges::UserCharge;
 pub use counts::StoreEvents;
 pub use error::StoreError;
