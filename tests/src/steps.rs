@@ -114,7 +114,7 @@ impl Step {
             Self::Pin { name, pinned } => {
                 ops::pin(store, &PinParams { reference: reference(name), pinned }).map(|_| ())
             }
-            Self::Collect => ops::gc(store, GcParams { dry_run: false }).map(|_| ()),
+            Self::Collect => ops::gc(store, GcParams { dry_run: false, ..GcParams::default() }).map(|_| ()),
             Self::Abandon { file } => abandon(store, &files()[file].bytes),
         };
         done.map_err(|error| error.body())
