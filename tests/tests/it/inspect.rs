@@ -90,7 +90,7 @@ fn text_that_does_not_have_its_digest_does_not_leave() {
             Fault::RedirectTo(format!("{}/secret", other.url())),
         );
         let name = registry.name("me/model:1");
-        let body = format!(r#"{{"source":"{name}"}}"#);
+        let body = format!(r#"{{"reference":"{name}"}}"#);
         let response = http::post(&daemon.socket(), "/v1/inspect", &body);
         assert_eq!(response.status, 502, "{component}: {}", response.body);
         assert!(response.body.contains(&digest.to_string()), "{component}: {}", response.body);
@@ -133,7 +133,7 @@ fn header_of_a_file_that_was_downloaded_wholly_is_verified() {
     let name = publish(&registry, &model);
     registry.add_fault(&Digest::of(&model.bytes()).to_hex(), usize::MAX, Fault::Body(other.bytes()));
     let daemon = TestDaemon::start();
-    let error = daemon.command().run(["show", &name, "--json"]).exits_with(1).error();
+    let error = daemon.command().run(["show", &name, "--json"]).exits_with(3).error();
     assert!(error.message.contains("does not have the digest that its manifest names"), "{error}");
 }
 

@@ -14,7 +14,7 @@ use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{names, snapshot};
 use blobd_tests::temp_dirs::tmpfs_directory;
-use rustix::fs::{CWD, FlockOperation, Mode, flock, mkfifoat};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, flock, mkfifoat, mknodat};
 use tempfile::TempDir;
 
 /// The name of a special file, and how to create it.
@@ -208,10 +208,10 @@ fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
         (blob, &["tag m new", "tag n new"]),
         (place.store("store.json"), &["ls"]),
     ];
-    let substitutes: [(&str, fn(&Path)); 4] = [
+    let substitutes: [Substitute; 4] = [
         ("a directory", |path| fs::create_dir(path).unwrap()),
         ("a FIFO", fifo),
-        ("a socket", |path| drop(std::os::unix::net::UnixListener::bind(path).unwrap())),
+        ("a socket", |path| mknodat(CWD, path, FileType::Socket, Mode::from_raw_mode(0o600), 0).unwrap()),
         ("a symbolic link", |path| symlink(path.file_name().unwrap(), path).unwrap()),
     ];
     for ((path, lines), (what, substitute)) in
