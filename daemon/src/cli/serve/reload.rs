@@ -31,6 +31,7 @@ impl Reloader {
         daemon.set_quotas(config.quotas());
         daemon.set_policy(config.policy());
         daemon.set_configuration(config.settings(&given));
+        daemon.metrics.events.configuration_read(true);
         let scrubber = Some(start_scrubber(daemon, &config)?);
         Ok(Self { global: global.clone(), daemon: Arc::clone(daemon), config, scrubber })
     }
@@ -43,7 +44,9 @@ impl Reloader {
     /// Uses what has changed in the configuration file, and logs each change. After an error everything stays as it
     /// was. Pulls and other requests that are running end with the settings that they began with.
     pub(super) fn reload(&mut self) {
-        match self.try_reload() {
+        let reloaded = self.try_reload();
+        self.daemon.metrics.events.configuration_read(reloaded.is_ok());
+        match reloaded {
             Ok(0) => tracing::info!("SIGHUP: the configuration has not changed"),
             Ok(1) => tracing::info!("SIGHUP: the configuration was reloaded: 1 change"),
             Ok(changes) => tracing::info!("SIGHUP: the configuration was reloaded: {changes} changes"),
