@@ -20,7 +20,7 @@ pub use facts::DoctorContext;
 use facts::Facts;
 
 /// All checks, in the order of the report.
-const CHECKS: [fn(&Facts) -> Check; 22] = [
+const CHECKS: [fn(&Facts) -> Check; 23] = [
     disk::writes,
     disk::file_system,
     disk::lower_stores,
@@ -43,6 +43,7 @@ const CHECKS: [fn(&Facts) -> Check; 22] = [
     machine::huge_pages,
     machine::kernel,
     machine::clock,
+    machine::names,
 ];
 
 /// Runs all checks. None changes anything.
