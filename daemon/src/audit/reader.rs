@@ -74,7 +74,8 @@ impl LogReader {
     /// wants it any more.
     fn find_in(&mut self, number: u64, search: &mut Search<'_>) -> io::Result<Option<bool>> {
         match self.find_in_file(number, search) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted && !(search.is_wanted)() => Ok(None),
+            // The standard library repeats reads that a signal interrupts.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
             found => found.map(Some),
         }
     }

@@ -31,7 +31,7 @@ fn blob_that_was_replaced_is_shown_with_its_models_and_deleted_on_request() {
     daemon.command().line("gc").succeeds();
     daemon.command().line("verify --repair").succeeds();
     assert_eq!(names(&quarantine(&daemon)).len(), 1, "nothing else deletes it");
-    assert!(daemon.command().line("df").succeeds().text().contains("`blobd gc --quarantine` deletes them"));
+    assert!(daemon.command().line("df").succeeds().text().contains("`blobd gc --quarantine` frees it"));
     let doctor = daemon.command().line("doctor").text();
     assert!(doctor.contains("of replaced ones are in quarantine"), "{doctor}");
 
