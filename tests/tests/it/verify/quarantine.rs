@@ -74,6 +74,7 @@ fn damage_stays_known_when_the_only_copy_is_deleted() {
         files.map(|path| fs::metadata(path).unwrap().len()).collect::<Vec<_>>()
     };
     assert_eq!(left(), [0, 0], "only markers");
+    daemon.stop();
     daemon.restart();
     assert!(model_summary(&daemon, "m:latest").is_some(), "the damage is known after a restart");
     daemon.command().line("gc").succeeds();
