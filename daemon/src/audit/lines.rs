@@ -39,7 +39,7 @@ impl Line {
 }
 
 /// Where the next line begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     pub(super) offset: u64,
     /// Whether this is inside a line that is too long for a record.
@@ -121,7 +121,7 @@ impl Lines {
 }
 
 /// The lines from the last line break to the beginning of the file, the last one first.
-pub(super) struct LinesBackward<'w> {
+pub(super) struct LinesBackward {
     file: File,
     /// Bytes of the file from `start` on that belong to lines that were not returned yet.
     buffer: Vec<u8>,
@@ -130,16 +130,15 @@ pub(super) struct LinesBackward<'w> {
     is_cut: bool,
     /// After the last line break.
     pub(super) end: u64,
-    is_wanted: &'w dyn Fn() -> bool,
 }
 
-impl<'w> LinesBackward<'w> {
+impl LinesBackward {
     /// Reading fails with [`io::ErrorKind::Interrupted`] as soon as `is_wanted` does not hold any more.
-    pub(super) fn new(file: File, is_wanted: &'w dyn Fn() -> bool) -> io::Result<Self> {
+    pub(super) fn new(file: File, is_wanted: &dyn Fn() -> bool) -> io::Result<Self> {
         let start = file.metadata()?.len();
-        let mut lines = Self { file, buffer: Vec::new(), start, is_cut: false, end: 0, is_wanted };
+        let mut lines = Self { file, buffer: Vec::new(), start, is_cut: false, end: 0 };
         // What follows the last line break is not complete yet.
-        let last_break = lines.find_break(0)?;
+        let last_break = lines.find_break(0, is_wanted)?;
         lines.is_cut = false;
         let length = last_break.map_or(0, |at| at + 1);
         lines.buffer.truncate(length);
@@ -147,12 +146,13 @@ impl<'w> LinesBackward<'w> {
         Ok(lines)
     }
 
-    pub(super) fn next_line(&mut self) -> io::Result<Option<Line>> {
+    /// Fails as [`Self::new`].
+    pub(super) fn next_line(&mut self, is_wanted: &dyn Fn() -> bool) -> io::Result<Option<Line>> {
         if self.start == 0 && self.buffer.is_empty() {
             return Ok(None);
         }
         // The last byte is the line break of this line itself.
-        let begin = self.find_break(1)?.map_or(0, |at| at + 1);
+        let begin = self.find_break(1, is_wanted)?.map_or(0, |at| at + 1);
         let bytes = self.buffer.split_off(begin.min(self.buffer.len()));
         let offset = self.start.saturating_add(begin as u64);
         let is_complete = !std::mem::take(&mut self.is_cut) && bytes.len() <= MAX_LINE_BYTES;
@@ -161,7 +161,7 @@ impl<'w> LinesBackward<'w> {
 
     /// The last line break in the buffer except in its last `but_last` bytes. Reads more blocks until there is one;
     /// `None` at the beginning of the file. Forgets the end of a line that is too long.
-    fn find_break(&mut self, but_last: usize) -> io::Result<Option<usize>> {
+    fn find_break(&mut self, but_last: usize, is_wanted: &dyn Fn() -> bool) -> io::Result<Option<usize>> {
         let mut searched = but_last;
         loop {
             let unsearched = self.buffer.len().saturating_sub(searched);
@@ -174,7 +174,7 @@ impl<'w> LinesBackward<'w> {
             }
             if self.buffer.len() > MAX_LINE_BYTES {
                 // Otherwise the caller asks before the next line.
-                if !(self.is_wanted)() {
+                if !is_wanted() {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
                 self.buffer.truncate(MAX_LINE_BYTES);
@@ -252,7 +252,7 @@ mod tests {
 
     fn backward_in(file: File) -> (Vec<(u64, bool)>, u64) {
         let mut lines = LinesBackward::new(file, &|| true).unwrap();
-        let mut found: Vec<_> = std::iter::from_fn(|| lines.next_line().unwrap())
+        let mut found: Vec<_> = std::iter::from_fn(|| lines.next_line(&|| true).unwrap())
             .map(|line| (line.offset, line.is_complete))
             .collect();
         found.reverse();
@@ -287,7 +287,7 @@ mod tests {
     fn lines_backward_have_the_bytes_of_the_file() {
         let mut lines = LinesBackward::new(file(b"one\ntwo\n\nthr"), &|| true).unwrap();
         let texts: Vec<_> =
-            std::iter::from_fn(|| lines.next_line().unwrap()).map(|line| line.bytes).collect();
+            std::iter::from_fn(|| lines.next_line(&|| true).unwrap()).map(|line| line.bytes).collect();
         assert_eq!(texts, [&b"\n"[..], b"two\n", b"one\n"]);
     }
 

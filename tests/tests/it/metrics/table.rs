@@ -170,9 +170,17 @@ const EVENTS: &[Event] = &[
         moves: &["blobd_lower_stores_unavailable"],
     },
     Event {
+        what: "a user tries something too often",
+        happen: events::attempt_too_often,
+        moves: &["blobd_audit_records_omitted_total{class=\"attempts\"}"],
+    },
+    Event {
         what: "the audit log cannot be written",
         happen: events::block_audit_log,
-        moves: &["blobd_audit_records_lost_total"],
+        moves: &[
+            "blobd_audit_records_lost_total{class=\"changes\"}",
+            "blobd_audit_records_lost_total{class=\"attempts\"}",
+        ],
     },
     Event {
         what: "the daemon is restarted",
@@ -198,6 +206,8 @@ const STEADY: &[Steady] = &[
     Steady { sample: "blobd_scrub_success_timestamp_seconds", least: 1.7e9 },
     Steady { sample: "blobd_config_reload_success_timestamp_seconds", least: 1.7e9 },
     Steady { sample: "blobd_config_reload_successful", least: 1.0 },
+    // Whether it moves depends on the machine's journal; a unit test sends records to one.
+    Steady { sample: "blobd_audit_records_not_forwarded_total", least: 0.0 },
     Steady { sample: "process_max_fds", least: 64.0 },
     Steady { sample: "process_resident_memory_bytes", least: 1e6 },
     Steady { sample: "process_virtual_memory_bytes", least: 1e6 },
