@@ -50,6 +50,7 @@ mod accounting;
 mod assembler;
 mod blobs;
 mod bounded_read;
+mod charge_limit;
 mod charges;
 mod counts;
 mod deferred_deletion;
@@ -104,6 +105,7 @@ pub use assembler::{
     DownloadAbout, DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
 pub use bounded_read::{fill, read_uninterrupted};
+pub use charge_limit::{ChargeLimit, Members, Payer, Pool};
 pub use charges::UserCharge;
 pub use counts::StoreEvents;
 pub use error::StoreError;
@@ -115,9 +117,10 @@ pub use lock_file::{CommandState, LockHolder};
 pub use lower::{HeldLowerStores, LowerStatus};
 pub use make_space::{EvictionObserver, MakeSpace};
 pub use models::{Model, NamedFile, StoredFile};
-pub use name_rule::NameRule;
+pub use name_rule::{NameRule, NameUser};
 pub use origins::FileVersion;
 pub use other_files::OtherFiles;
+pub use pins::Pinner;
 pub use place::Place;
 pub use quarantine::QuarantinedBlob;
 pub use rate::RateLimiter;
@@ -191,6 +194,8 @@ pub struct Store {
     internal_reads: internal_reads::InternalReads,
     future_records: trash::FutureRecords,
     transactions: Transactions,
+    /// The quotas of groups.
+    pools: Mutex<Arc<[Pool]>>,
     totals: charges::Totals,
     displaced: charges::DisplacedData,
     /// Whether this process has found or requested the reserve.
@@ -243,6 +248,7 @@ impl Store {
             internal_reads: internal_reads::InternalReads::default(),
             future_records: trash::FutureRecords::default(),
             transactions: Transactions::default(),
+            pools: Mutex::new(Arc::new([])),
             totals: charges::Totals::default(),
             displaced: charges::DisplacedData::default(),
             wants_reserve: AtomicBool::new(false),
