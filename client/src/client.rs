@@ -396,7 +396,10 @@ impl Client {
     /// # Errors
     /// [`ClientError`], as every verb.
     pub fn gc(&self, params: &GcParams) -> Result<GcReport, ClientError> {
-        if params.dry_run { self.query("/v1/gc") } else { self.post("/v1/gc", params) }
+        match params.dry_run && !params.quarantine {
+            true => self.query("/v1/gc"),
+            false => self.post("/v1/gc", params),
+        }
     }
 
     /// Compares the daemon's index with the disk and repairs it.

@@ -261,7 +261,7 @@ impl Config {
         let Some(path) = named.map(Path::to_path_buf).or_else(paths::default_config) else {
             return Ok(Self::default());
         };
-        match std::fs::read(&path) {
+        match paths::read(&path) {
             Ok(content) => match String::from_utf8(content) {
                 Ok(text) => Self::parse(&path, &text),
                 Err(error) => Err(ConfigError::not_utf8(&path, &error)),

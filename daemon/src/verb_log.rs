@@ -12,7 +12,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::promote::Promoted;
 use blobd_client::protocol::response::{
-    GcReport, Imported, PullDone, Released, Removed, Renamed, SessionSummary, Tagged,
+    GcItem, GcReport, Imported, PullDone, QuarantinedItem, Released, Removed, Renamed, SessionSummary, Tagged,
 };
 use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{Pinned, PullLimit, Reindexed, Undeleted, Verified};
@@ -390,6 +390,17 @@ impl Finished for GcReport {
             return;
         }
         let (uid, pid) = (requester.uid(), requester.pid());
+        for (blob, item) in quarantined(self) {
+            let (digest, since, models) = (blob.digest, &item.since, item.models.join(", "));
+            tracing::info!(
+                uid,
+                pid,
+                digest = digest.map(tracing::field::display),
+                since,
+                models,
+                "gc: damaged blob deleted"
+            );
+        }
         let kept_bytes = self.kept.iter().map(|kept| kept.bytes).fold(0, u64::saturating_add);
         tracing::info!(
             uid,
@@ -402,11 +413,21 @@ impl Finished for GcReport {
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::default()
+        let outcome = Outcome::default()
             .with_bytes(self.freed_bytes)
             .with("deleted", self.deleted.len())
-            .dry_run_if(self.dry_run)
+            .dry_run_if(self.dry_run);
+        let quarantined: Vec<Value> = quarantined(self)
+            .take(MAX_LISTED)
+            .map(|(blob, item)| json!({ "digest": blob.digest, "bytes": blob.size, "since": item.since, "models": item.models }))
+            .collect();
+        if quarantined.is_empty() { outcome } else { outcome.with("quarantine", quarantined) }
     }
+}
+
+/// The damaged blobs that were deleted from quarantine.
+fn quarantined(report: &GcReport) -> impl Iterator<Item = (&GcItem, &QuarantinedItem)> {
+    report.deleted.iter().filter_map(|item| Some((item, item.quarantined.as_ref()?)))
 }
 
 impl Finished for Verified {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::descriptor::{Descriptor, MediaType};
 use crate::digest::Digest;
+use crate::json_error::reason;
 use crate::manifest::Manifest;
 
 /// A validated image index.
@@ -85,7 +86,7 @@ impl Entry {
 #[non_exhaustive]
 pub enum IndexError {
     /// Not JSON, or JSON of another form.
-    #[error("index: {0}")]
+    #[error("index: {}", reason(.0))]
     Json(#[from] serde_json::Error),
     /// More manifests than any index has.
     #[error("index: {found} manifests, at most {MAX_ENTRIES} allowed")]

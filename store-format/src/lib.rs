@@ -59,6 +59,7 @@ pub mod gguf;
 pub mod glob;
 pub mod host;
 pub mod index;
+pub mod json_error;
 pub mod layers;
 pub mod layout;
 pub mod manifest;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::descriptor::{Descriptor, MediaType};
 use crate::digest::Digest;
+use crate::json_error::reason;
 
 /// A validated manifest and its original bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,7 +141,7 @@ pub enum ManifestError {
         length: usize,
     },
     /// Not JSON, or not the expected JSON.
-    #[error("manifest: {0}")]
+    #[error("manifest: {}", reason(.0))]
     Json(#[from] serde_json::Error),
     /// Not a version 2 manifest.
     #[error("manifest: schema version {found}, 2 expected")]

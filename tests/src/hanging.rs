@@ -26,10 +26,15 @@ pub enum Hang {
     Inspect,
     /// Closing a descriptor.
     Close,
+    /// It does not hang: each read after the header is interrupted.
+    Interrupted,
+    /// Each read after the header fails with EIO.
+    Failing,
 }
 
 impl Hang {
-    const ALL: [Self; 4] = [Self::Read, Self::DirectRead, Self::Inspect, Self::Close];
+    const ALL: [Self; 6] =
+        [Self::Read, Self::DirectRead, Self::Inspect, Self::Close, Self::Interrupted, Self::Failing];
 
     const fn name(self) -> &'static str {
         match self {
@@ -37,6 +42,8 @@ impl Hang {
             Self::DirectRead => "direct",
             Self::Inspect => "inspect",
             Self::Close => "close",
+            Self::Interrupted => "interrupted",
+            Self::Failing => "failing",
         }
     }
 
@@ -182,7 +189,8 @@ impl Filesystem for Files {
 
     fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let flags = match Hang::of_inode(inode) {
-            Some(Hang::DirectRead) => FopenFlags::FOPEN_DIRECT_IO,
+            // The page cache would turn every error into EIO.
+            Some(Hang::DirectRead | Hang::Interrupted) => FopenFlags::FOPEN_DIRECT_IO,
             _ => FopenFlags::empty(),
         };
         reply.opened(FileHandle(0), flags);
@@ -200,9 +208,13 @@ impl Filesystem for Files {
         reply: ReplyData,
     ) {
         let mut waiting = lock(&self.waiting);
-        let hangs = matches!(Hang::of_inode(inode), Some(Hang::Read | Hang::DirectRead));
-        if hangs && !waiting.is_over && offset.saturating_add(u64::from(size)) > ANSWERED_BYTES {
-            return waiting.reads.push(reply);
+        if !waiting.is_over && offset.saturating_add(u64::from(size)) > ANSWERED_BYTES {
+            match Hang::of_inode(inode) {
+                Some(Hang::Read | Hang::DirectRead) => return waiting.reads.push(reply),
+                Some(Hang::Interrupted) => return reply.error(Errno::EINTR),
+                Some(Hang::Failing) => return reply.error(Errno::EIO),
+                _ => {}
+            }
         }
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.content.len());
         let end = start.saturating_add(usize::try_from(size).unwrap_or_default()).min(self.content.len());

@@ -115,7 +115,7 @@ impl Step {
                 ops::pin(store, Requester::own(), &PinParams { reference: reference(name), pinned })
                     .map(|_| ())
             }
-            Self::Collect => ops::gc(store, GcParams { dry_run: false }).map(|_| ()),
+            Self::Collect => ops::gc(store, GcParams { dry_run: false, ..GcParams::default() }).map(|_| ()),
             Self::Abandon { file } => abandon(store, &files()[file].bytes),
         };
         done.map_err(|error| error.body())

@@ -317,4 +317,7 @@ pub struct GcParams {
     /// Only list what would be deleted.
     #[serde(default)]
     pub dry_run: bool,
+    /// Delete the damaged blobs in quarantine, and nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quarantine: bool,
 }

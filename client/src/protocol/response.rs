@@ -294,6 +294,20 @@ pub struct GcItem {
     /// The model or file that it belonged to, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<String>,
+    /// What is known of a damaged blob in quarantine.
+    #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
+    pub quarantined: Option<QuarantinedItem>,
+}
+
+/// A damaged blob that is deleted from quarantine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuarantinedItem {
+    /// When it was found to be damaged, RFC 3339 in UTC.
+    pub since: String,
+    /// The models that consist of it, those in the trash too.
+    pub models: Vec<String>,
+    /// Whether they need it and the store has no other copy, so that they stay damaged.
+    pub is_needed: bool,
 }
 
 /// Why something is collected.
@@ -311,6 +325,8 @@ pub enum GcReason {
     AbandonedStaging,
     /// The received part of an abandoned download.
     AbandonedDownload,
+    /// A damaged blob in quarantine.
+    Quarantined,
 }
 
 /// One line of the response to `POST /v1/pull`.

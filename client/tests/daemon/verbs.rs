@@ -67,7 +67,7 @@ fn each_verb_has_its_route_and_body() {
         1
     );
     assert_eq!(client.tag(&TagParams { source: a, target: b, force: false }).unwrap().name, "b");
-    assert!(client.gc(&GcParams { dry_run: true }).unwrap().dry_run);
+    assert!(client.gc(&GcParams { dry_run: true, ..GcParams::default() }).unwrap().dry_run);
 
     let calls = calls.lock().unwrap();
     let calls: Vec<_> = calls.iter().map(|(line, body)| (line.as_str(), body.as_str())).collect();

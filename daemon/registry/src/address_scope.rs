@@ -51,8 +51,11 @@ impl AddressScope {
     /// another name.
     pub(super) fn of_literal(url: &Url) -> Option<Self> {
         match url.host()? {
-            Host::Domain(name) if name == "localhost" || name.ends_with(".localhost") => Some(Self::Loopback),
-            Host::Domain(_name) => None,
+            Host::Domain(name) => {
+                // A name may end with the dot of the root.
+                let name = name.strip_suffix('.').unwrap_or(name);
+                (name == "localhost" || name.ends_with(".localhost")).then_some(Self::Loopback)
+            }
             Host::Ipv4(address) => Some(Self::of(address.into())),
             Host::Ipv6(address) => Some(Self::of(address.into())),
         }
@@ -144,6 +147,7 @@ mod tests {
         assert_eq!(scope("http://127.1/"), Some(AddressScope::Loopback));
         assert_eq!(scope("http://LOCALHOST/"), Some(AddressScope::Loopback));
         assert_eq!(scope("http://a.localhost/"), Some(AddressScope::Loopback));
+        assert_eq!(scope("http://localhost./"), Some(AddressScope::Loopback));
         assert_eq!(scope("http://localhost.example/"), None);
     }
 }

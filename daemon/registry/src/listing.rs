@@ -6,6 +6,7 @@ use std::borrow::Cow;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::json_error::reason;
 use blobd_store_format::manifest::is_file_name;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -23,7 +24,7 @@ pub(super) struct TreeFile {
 pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     let json = text_of(json);
     // Each is parsed by itself: one may have a text that is not Unicode.
-    let entries: Vec<&RawValue> = serde_json::from_str(&json).map_err(|error| error.to_string())?;
+    let entries: Vec<&RawValue> = serde_json::from_str(&json).map_err(|error| reason(&error))?;
     if entries.len() > MAX_ENTRIES {
         return Err(format!("{} entries on a page, at most {MAX_ENTRIES} allowed", entries.len()));
     }
@@ -32,7 +33,7 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
         let entry = match serde_json::from_str::<RawEntry>(entry.get()) {
             Ok(entry) => entry,
             Err(error) => {
-                first_fault.get_or_insert(error.to_string());
+                first_fault.get_or_insert(reason(&error));
                 continue;
             }
         };
@@ -67,7 +68,7 @@ pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, 
         target_commit: String,
     }
     let json = text_of(json);
-    let refs: Refs<'_> = serde_json::from_str(&json).map_err(|error| error.to_string())?;
+    let refs: Refs<'_> = serde_json::from_str(&json).map_err(|error| reason(&error))?;
     let all = refs.branches.into_iter().chain(refs.tags);
     let mut all = all.filter_map(|known| serde_json::from_str::<Ref>(known.get()).ok());
     match all.find(|known| known.name == revision) {

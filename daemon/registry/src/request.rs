@@ -240,8 +240,8 @@ impl Shared {
         target: &Target<'_>,
         authorization: Option<Authorization>,
     ) -> Result<Response, RegistryError> {
-        // The user named the registry, so it may have any address. Redirects may lead to no narrower scope
-        // than the registry's.
+        // The user named the registry, so it may have any address. Redirects may lead to no narrower scope than that of
+        // any server before.
         let mut reach = AddressScope::Reserved;
         let (mut token, advice) = match authorization {
             Some(authorization) => (Some(authorization.header), authorization.advice),
@@ -251,14 +251,14 @@ impl Shared {
         let refused = |url: &Url, reason: String| {
             RegistryError::unusable(host_of(url), format!("redirect refused: {reason}"))
         };
-        for hop in 0..=MAX_REDIRECTS {
+        for _hop in 0..=MAX_REDIRECTS {
             let mut headers = target.headers.clone();
             headers.extend(token.clone().map(|token| (AUTHORIZATION, token)));
             let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
             tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "response");
-            if hop == 0 {
-                reach = scope;
-            }
+            // Each server of the chain limits the next ones: a host on the internet that a registry in the local
+            // network uses must not lead back into that network.
+            reach = reach.min(scope);
             if !redirect::is_redirect(response.status()) {
                 linked = linked.or_else(|| linked_digest(response.headers()));
                 return Ok(Response { response, url, reach, advice, authorization: token, linked });

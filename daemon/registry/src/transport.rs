@@ -1,5 +1,7 @@
 //! Connections: TCP to an allowed address, through the user's proxy if there is one, then TLS.
 
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,7 +174,8 @@ fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError
     let mut roots = RootCertStore::empty();
     for path in ca_files {
         let before = roots.len();
-        for certificate in CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, &error))? {
+        let content = read_limited(path).map_err(|error| unusable(path, &error))?;
+        for certificate in CertificateDer::pem_slice_iter(&content) {
             let certificate = certificate.map_err(|error| unusable(path, &error))?;
             roots.add(certificate).map_err(|error| unusable(path, &error))?;
         }
@@ -181,6 +184,17 @@ fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError
         }
     }
     Ok(roots)
+}
+
+/// The content of a file of certificates. Those of all authorities of a machine have some 200 KiB.
+fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
+    const MAX_BYTES: u64 = 16 << 20;
+    let mut content = Vec::new();
+    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut content)?;
+    match content.len() as u64 > MAX_BYTES {
+        true => Err(io::Error::other("too long: expected at most 16 MiB of certificates")),
+        false => Ok(content),
+    }
 }
 
 /// Adds the machine's authorities. Having none is not an error: a local mirror may not use TLS.

@@ -127,7 +127,11 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             caller.survey(plan).await
         }
-        "/v1/gc" => caller.survey(|daemon| ops::gc(&daemon.store, GcParams { dry_run: true })).await,
+        "/v1/gc" => {
+            caller
+                .survey(|daemon| ops::gc(&daemon.store, GcParams { dry_run: true, ..GcParams::default() }))
+                .await
+        }
         "/v1/health" => Ok(json_response(&monitoring::health(daemon, caller.peer.uid).await)),
         "/v1/metrics" => {
             let text = monitoring::scrape(daemon).await?;

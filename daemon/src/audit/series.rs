@@ -9,10 +9,10 @@ use blobd_client::protocol::audit::AuditRecord;
 use super::class::Class;
 use super::directory::LogDirectory;
 use super::filter::{Filter, time};
-use super::lines::{Line, Lines, LinesBackward};
+use super::lines::{Line, Lines, LinesBackward, Position};
 
-/// A file's number, and an offset in it.
-pub(super) type Place = (u64, u64);
+/// A file's number, and where a line begins in it.
+pub(super) type Place = (u64, Position);
 
 /// What is common to the series that are read together.
 pub(super) struct Reading<'r> {
@@ -27,7 +27,7 @@ pub(super) struct Reading<'r> {
 impl Reading<'_> {
     fn parse(&mut self, line: &Line) -> Option<AuditRecord> {
         let record = line.record();
-        self.unreadable_lines += u64::from(record.is_none() && !line.is_empty());
+        self.unreadable_lines += u64::from(record.is_none() && line.is_expected_to_be_record());
         record
     }
 
@@ -56,8 +56,9 @@ pub(super) enum SearchError {
 }
 
 impl From<io::Error> for SearchError {
+    /// The standard library repeats what a signal interrupts, so only a search that nobody wants fails so.
     fn from(error: io::Error) -> Self {
-        Self::Io(error)
+        if error.kind() == io::ErrorKind::Interrupted { Self::NotWanted } else { Self::Io(error) }
     }
 }
 
@@ -82,7 +83,7 @@ impl Backward {
     }
 
     pub(super) fn end(&self) -> Place {
-        self.end.unwrap_or((self.last_number, 0))
+        self.end.unwrap_or((self.last_number, Position::default()))
     }
 
     /// The latest record that matches, before those that were returned already.
@@ -93,7 +94,7 @@ impl Backward {
     ) -> Result<Option<Found>, SearchError> {
         loop {
             let Some((number, lines)) = &mut self.file else {
-                if !self.open_older(reading.directory)? {
+                if !self.open_older(reading.directory, is_wanted)? {
                     return Ok(None);
                 }
                 continue;
@@ -101,12 +102,12 @@ impl Backward {
             if !is_wanted() {
                 return Err(SearchError::NotWanted);
             }
-            let Some(line) = lines.next_line()? else {
+            let Some(line) = lines.next_line(is_wanted)? else {
                 self.end_file(reading.filter);
                 continue;
             };
             let record = reading.parse(&line);
-            let place = (*number, line.offset);
+            let place = (*number, line.offset.into());
             if reading.is_later(record.as_ref()) {
                 self.end = Some(place);
                 continue;
@@ -119,11 +120,11 @@ impl Backward {
     }
 
     /// Whether there was another file.
-    fn open_older(&mut self, directory: &LogDirectory) -> io::Result<bool> {
+    fn open_older(&mut self, directory: &LogDirectory, is_wanted: &dyn Fn() -> bool) -> io::Result<bool> {
         while let Some(number) = self.numbers.pop() {
             if let Some(file) = directory.read(self.class, number)? {
-                let lines = LinesBackward::new(file)?;
-                self.end.get_or_insert((number, lines.end));
+                let lines = LinesBackward::new(file, is_wanted)?;
+                self.end.get_or_insert((number, lines.end.into()));
                 self.file = Some((number, lines));
                 return Ok(true);
             }
@@ -165,7 +166,7 @@ pub(super) struct Head {
     pub(super) record: AuditRecord,
     /// The length of its line.
     pub(super) bytes: u64,
-    after: u64,
+    after: Position,
 }
 
 impl Forward {
@@ -201,20 +202,21 @@ impl Forward {
                 self.open_file(reading.directory)?;
                 continue;
             };
+            let before = lines.next;
             let Some(line) = lines.next_line()? else {
                 let following = *following;
                 self.leave_file(following);
                 continue;
             };
-            let after = lines.offset;
-            let bytes = after.saturating_sub(line.offset);
+            let after = lines.next;
+            let bytes = after.offset.saturating_sub(line.offset);
             *budget = budget.saturating_sub(bytes.max(1));
             let record = reading.parse(&line);
             if reading.is_later(record.as_ref()) {
                 self.is_exhausted = true;
                 return Ok(());
             }
-            self.place.1 = line.offset;
+            self.place.1 = before;
             match record.filter(|record| reading.filter.matches(record)) {
                 Some(record) => self.head = Some(Head { record, bytes, after }),
                 None => self.place.1 = after,
@@ -224,10 +226,10 @@ impl Forward {
     }
 
     fn open_file(&mut self, directory: &LogDirectory) -> io::Result<()> {
-        let (number, offset) = self.place;
+        let (number, next) = self.place;
         let following = directory.numbers(self.class)?.into_iter().find(|other| *other > number);
         match directory.read(self.class, number)? {
-            Some(file) => self.file = Some(OpenFile { lines: Lines::new(file, offset)?, following }),
+            Some(file) => self.file = Some(OpenFile { lines: Lines::new(file, next)?, following }),
             None => self.leave_file(following),
         }
         Ok(())
@@ -236,7 +238,7 @@ impl Forward {
     fn leave_file(&mut self, following: Option<u64>) {
         self.file = None;
         match following {
-            Some(number) => self.place = (number, 0),
+            Some(number) => self.place = (number, Position::default()),
             None => self.is_exhausted = true,
         }
     }

@@ -134,7 +134,7 @@ const fn remark(row: &UsageRow, usage: &DiskUsage) -> &'static str {
         UsageKind::Download => "unfinished, see `blobd partial ls`",
         UsageKind::Staging => "in progress",
         UsageKind::Trash => "`blobd undelete` until it expires",
-        UsageKind::Quarantine => "damaged blobs, kept for inspection",
+        UsageKind::Quarantine => "`blobd gc --quarantine` frees it",
         UsageKind::Unneeded if usage.reclaimable_bytes == 0 => "gc refuses, see `blobd gc --dry-run`",
         UsageKind::Unneeded => "`blobd gc` frees it",
         UsageKind::Records => "manifests and other small files",

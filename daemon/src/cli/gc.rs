@@ -1,18 +1,20 @@
 //! `blobd gc`
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::GcParams;
-use blobd_client::protocol::response::{GcItem, GcReason, GcReport};
+use blobd_client::protocol::response::{GcItem, GcReason, GcReport, QuarantinedItem};
 use blobd_client::protocol::upkeep::EvictionPlan;
+use blobd_store_format::digest::Digest;
 use clap::Args;
 
 use super::connect::{report, show};
 use super::{Global, lost_models};
 use crate::output::{Table, printable, terminal_width};
 use crate::size::{human_bytes, parse_size};
+use crate::times::relative;
 
 /// Delete what no model needs
 #[derive(Debug, Args)]
@@ -22,12 +24,17 @@ it deletes everything that no model of this store needs.
 Examples:
   blobd gc --dry-run                           the plan; nothing is deleted
   blobd gc
+  blobd gc --quarantine --dry-run              the damaged blobs in quarantine, since when, and of which models
+  blobd gc --quarantine                        deletes them, and nothing else
   blobd gc --plan-eviction                     models that would be evicted to meet the quota
   blobd gc --plan-eviction=20GiB               models that would be evicted to free 20 GiB")]
 pub(super) struct Params {
     /// Print the plan and delete nothing
     #[arg(long)]
     dry_run: bool,
+    /// Delete the damaged blobs that `verify` has put aside, and nothing else
+    #[arg(long, conflicts_with = "plan_eviction")]
+    quarantine: bool,
     /// Print which models would be evicted, and delete nothing
     #[arg(
         long,
@@ -57,17 +64,47 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(BytesToFree(bytes)) = params.plan_eviction {
         return show(global, |client| client.eviction_plan(bytes), render_eviction);
     }
-    let collect = |client: &Client| client.gc(&GcParams { dry_run: params.dry_run });
+    let collect =
+        |client: &Client| client.gc(&GcParams { dry_run: params.dry_run, quarantine: params.quarantine });
     if params.dry_run { show(global, collect, render) } else { report(global, collect, render) }
 }
 
 fn render(report: &GcReport) -> String {
+    let quarantined: Vec<_> = report.deleted.iter().filter(|item| item.quarantined.is_some()).collect();
     let verb = if report.dry_run { "would free" } else { "freed" };
     let freed = match report.deleted.is_empty() && report.freed_bytes == 0 {
         true => "nothing to delete\n".to_owned(),
         false => format!("{verb} {}\n", human_bytes(report.freed_bytes)),
     };
+    if !quarantined.is_empty() {
+        return quarantine(&quarantined) + &freed + &still_damaged(&quarantined);
+    }
     deleted(&report.deleted) + &freed + &lost_models::kept(&report.kept) + &lower(&report.lower_stores)
+}
+
+/// A row for each damaged blob.
+fn quarantine(items: &[&GcItem]) -> String {
+    let mut table = Table::new(&["DIGEST", "SIZE", "SINCE", "OF"], &[1]);
+    for item in items {
+        let Some(QuarantinedItem { since, models, .. }) = &item.quarantined else { continue };
+        let digest = item.digest.map_or_else(|| "-".to_owned(), Digest::short);
+        let of = if models.is_empty() { "-".to_owned() } else { models.join(", ") };
+        table.row([digest, human_bytes(item.size), relative(since), of]);
+    }
+    table.render(terminal_width())
+}
+
+/// Says which models lack deleted blobs.
+fn still_damaged(items: &[&GcItem]) -> String {
+    let needed = items.iter().filter_map(|item| item.quarantined.as_ref()).filter(|item| item.is_needed);
+    let models: BTreeSet<&str> = needed.flat_map(|item| &item.models).map(String::as_str).collect();
+    let note = |name: &str| {
+        let name = printable(name);
+        format!(
+            "note: {name} is damaged and needs them: `blobd verify --repair {name}` gets them from its source\n"
+        )
+    };
+    models.into_iter().map(note).collect()
 }
 
 /// Lower stores are collected by their own daemons, which do not know of this one.
@@ -108,6 +145,7 @@ const fn reason(reason: GcReason) -> &'static str {
         GcReason::ExpiredTrash => "expired in the trash",
         GcReason::AbandonedStaging => "left by an interrupted transaction",
         GcReason::AbandonedDownload => "download abandoned a week ago",
+        GcReason::Quarantined => "damaged, in quarantine",
         _ => "unneeded",
     }
 }

@@ -26,7 +26,7 @@ use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use crate::ingest::FileSource;
+use crate::ingest::{FileSource, UnreadableFile};
 use crate::ops::{FileFacts, ImportSource, client_has_gone};
 use crate::permits::Permit;
 use crate::sys::{map_shared, shared_memory};
@@ -145,7 +145,7 @@ impl FileSource for ClientFile {
             (Note::Read(length), Some(slot)) => {
                 Ok(Bytes::from_owner(FilledSlot::new(slot, length, self.to_empty.clone())))
             }
-            (Note::Failed(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+            (Note::Failed(errno), _) => Err(UnreadableFile::from_errno(errno).into()),
             (note, _) => Err(unexpected(note)),
         }
     }
@@ -161,7 +161,7 @@ impl ImportSource for ClientFile {
         self.send(Request::Inspect { file: self.selected })?;
         match self.note(None)? {
             Note::Facts(facts) => Ok(facts),
-            Note::Failed(errno) => Err(io::Error::from_raw_os_error(errno)),
+            Note::Failed(errno) => Err(UnreadableFile::from_errno(errno).into()),
             note => Err(unexpected(note)),
         }
     }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::FileFacts;
 
-/// The longest message has three numbers of 20 digits and one of 10.
-pub(super) const RECORD_BYTES: usize = 128;
+/// The longest message has three numbers of 20 digits, one of 10, and how the file is open.
+pub(super) const RECORD_BYTES: usize = 192;
 
 /// A request of the daemon. Each request has one note as its response, in the order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,10 +61,12 @@ pub(super) fn decode<T: DeserializeOwned>(record: &[u8; RECORD_BYTES]) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::FileAccess;
 
     #[test]
     fn encoded_messages_decode_to_the_same_values() {
-        let longest = FileFacts { mode: u32::MAX, size: u64::MAX, modified: (i64::MIN, i64::MIN) };
+        let (modified, access) = ((i64::MIN, i64::MIN), FileAccess::WriteOnly);
+        let longest = FileFacts { mode: u32::MAX, size: u64::MAX, modified, access };
         let refused = Note::Refused(Refusal::NoFile);
         let read = Note::Read(usize::MAX);
         for note in [Note::Received(u8::MAX), refused, Note::Facts(longest), read, Note::Failed(i32::MIN)] {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::connection::receive_message;
 use blobd_client::protocol::frame::{Frame, FrameDecoder};
 use blobd_client::protocol::request::ImportParams;
-use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE};
+use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE, fill};
 use rustix::io::Errno;
 
 use super::note::{Note, RECORD_BYTES, Refusal, Request, decode, encode};
@@ -65,16 +65,7 @@ fn numbered(files: &[File], number: u8) -> io::Result<&File> {
 /// Fills the buffer, unless the file ends earlier. Uses its own offset, because the client's descriptor
 /// shares the file's.
 fn read(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        match file.read_at(rest, offset.saturating_add(filled as u64)) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
+    fill(|rest, offset| file.read_at(rest, offset), buffer, offset)
 }
 
 fn errno(error: &io::Error) -> i32 {

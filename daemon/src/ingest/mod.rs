@@ -31,6 +31,39 @@ pub trait FileSource: Send {
     fn receive(&mut self) -> io::Result<Bytes>;
 }
 
+/// The file to be ingested cannot be read. That is the fault of the file or of its file system, not of blobd.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot be read: {0}")]
+pub(crate) struct UnreadableFile(io::Error);
+
+impl UnreadableFile {
+    pub(crate) fn from_errno(errno: i32) -> Self {
+        Self(io::Error::from_raw_os_error(errno))
+    }
+
+    fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+
+    fn advice(&self) -> &'static str {
+        match self.0.kind() {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {
+                "its file system interrupts every read: copy the file to another file system and import the copy"
+            }
+            _ => {
+                "its disk or file system fails: the kernel's log (`dmesg`) may say why; copy the file to another disk, \
+                 and import the copy if that works"
+            }
+        }
+    }
+}
+
+impl From<UnreadableFile> for io::Error {
+    fn from(unreadable: UnreadableFile) -> Self {
+        Self::new(unreadable.0.kind(), unreadable)
+    }
+}
+
 /// A file whose blobs and recipe have been added to an ingest.
 #[derive(Clone, Debug)]
 pub struct IngestedFile {
@@ -176,8 +209,13 @@ pub enum IngestError {
 }
 
 impl IngestError {
+    /// Whether the file itself cannot be read.
+    pub(crate) fn is_unreadable_file(&self) -> bool {
+        matches!(self, Self::Source(error) if UnreadableFile::of(error).is_some())
+    }
+
     /// What the user can do about the file.
-    pub(crate) const fn advice(&self) -> Option<&'static str> {
+    pub(crate) fn advice(&self) -> Option<&'static str> {
         match self {
             Self::Format(error) => Some(error.advice(FileOrigin::Disk)),
             Self::DownloadedFormat(error) => Some(error.advice(FileOrigin::Download)),
@@ -188,7 +226,8 @@ impl IngestError {
             Self::Truncated { .. } => {
                 Some("a program has shortened it: import it again when no program writes to it")
             }
-            Self::Source(_) | Self::Changed | Self::Recipe(_) | Self::Store(_) => None,
+            Self::Source(error) => UnreadableFile::of(error).map(UnreadableFile::advice),
+            Self::Changed | Self::Recipe(_) | Self::Store(_) => None,
         }
     }
 }

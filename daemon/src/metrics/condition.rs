@@ -14,6 +14,8 @@ pub(crate) struct ConditionReading {
     pub(crate) free: Option<u64>,
     pub(crate) min_free: Option<u64>,
     pub(crate) damaged_blobs: Option<u64>,
+    /// When the last complete pass of the scrubber ended, in Unix seconds.
+    pub(crate) verified: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub(super) struct Condition {
     free: OptionalGauge,
     min_free: OptionalGauge,
     damaged_blobs: OptionalGauge,
+    verified: OptionalGauge,
 }
 
 impl Condition {
@@ -40,15 +43,20 @@ impl Condition {
             free: gauge("blobd_free_bytes", "Free space on the file system of the store.")?,
             min_free: gauge("blobd_min_free_bytes", "Free space that blobd leaves on the file system.")?,
             damaged_blobs: gauge("blobd_damaged_blobs", "Blobs known to be damaged or missing.")?,
+            verified: gauge(
+                "blobd_scrub_success_timestamp_seconds",
+                "When the last verification of all blobs in the background ended, since unix epoch in seconds.",
+            )?,
         })
     }
 
     pub(super) fn set(&self, reading: &ConditionReading) {
-        let ConditionReading { used, quota, free, min_free, damaged_blobs } = *reading;
+        let ConditionReading { used, quota, free, min_free, damaged_blobs, verified } = *reading;
         self.used.set(used);
         self.quota.set(quota);
         self.free.set(free);
         self.min_free.set(min_free);
         self.damaged_blobs.set(damaged_blobs);
+        self.verified.set(verified);
     }
 }

@@ -1,11 +1,12 @@
 //! Counters and histograms that are fed where events happen.
 
-use std::time::Duration;
+use std::borrow::Cow;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_client::protocol::error::ErrorCode;
 use prometheus::{Error, Histogram, HistogramVec, IntCounter, IntCounterVec};
 
-use super::register::Register;
+use super::register::{OptionalGauge, Register, UintGauge};
 
 /// From a request in memory to one that reads the whole store.
 const REQUEST_SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0];
@@ -34,6 +35,8 @@ pub(crate) struct Events {
     repaired_blobs: IntCounter,
     pub(crate) descriptors_sent: IntCounter,
     pub(crate) connections_refused: IntCounter,
+    configuration_seconds: OptionalGauge,
+    is_configuration_current: UintGauge,
 }
 
 /// A request that has ended.
@@ -69,7 +72,17 @@ impl Events {
     /// Makes the counters of a verb. They begin at 0 and not at the first event: `increase()` does not see how a counter
     /// appears.
     fn start_verb(&self, verb: &str) {
+        let verb = &*label(verb);
         RESULTS.iter().for_each(|result| drop(self.requests.with_label_values(&[verb, result])));
+    }
+
+    /// Records that the configuration was read, at the start or later, and whether it could be used.
+    pub(crate) fn configuration_read(&self, is_usable: bool) {
+        self.is_configuration_current.set(is_usable.into());
+        if is_usable {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.configuration_seconds.set(Some(now.as_secs()));
+        }
     }
 
     fn start_others(&self) {
@@ -138,6 +151,14 @@ impl Events {
                 "blobd_connections_refused_total",
                 "Connections that were refused because their user or all users had too many.",
             ))?,
+            configuration_seconds: register.optional_gauge((
+                "blobd_config_reload_success_timestamp_seconds",
+                "When the configuration was last read and used, at the start or since, since unix epoch in seconds.",
+            ))?,
+            is_configuration_current: register.gauge((
+                "blobd_config_reload_successful",
+                "1 if the configuration was used when it was last read, 0 if it has an error and the earlier one stays.",
+            ))?,
         })
     }
 
@@ -151,8 +172,9 @@ impl Events {
                 "failed"
             }
         };
-        self.requests.with_label_values(&[verb, result]).inc();
-        self.request_seconds.with_label_values(&[verb]).observe(duration.as_secs_f64());
+        let verb_label = &*label(verb);
+        self.requests.with_label_values(&[verb_label, result]).inc();
+        self.request_seconds.with_label_values(&[verb_label]).observe(duration.as_secs_f64());
         if end.is_open && result == "ok" {
             self.open_seconds.observe(duration.as_secs_f64());
         }
@@ -178,6 +200,11 @@ impl Events {
         self.reused_bytes.with_label_values(&["import"]).inc_by(end.reused_bytes);
         observe_rate(&self.import_throughput, end.bytes.saturating_add(end.reused_bytes), end.duration);
     }
+}
+
+/// A verb as the value of a label. Queries and alerts quote such values, so they have no spaces.
+fn label(verb: &str) -> Cow<'_, str> {
+    if verb.contains(' ') { Cow::Owned(verb.replace(' ', "_")) } else { Cow::Borrowed(verb) }
 }
 
 /// Without bytes there is no rate.

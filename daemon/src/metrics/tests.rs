@@ -76,6 +76,40 @@ fn gauges_of_the_condition_say_whether_the_store_can_be_changed_and_the_index_is
 }
 
 #[test]
+fn configuration_that_cannot_be_used_keeps_the_time_of_the_last_good_one() {
+    let metrics = metrics();
+    let value = |name: &str| {
+        let text = metrics.text(&Reading::default()).unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+        line.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
+    };
+    let read =
+        || (value("blobd_config_reload_successful"), value("blobd_config_reload_success_timestamp_seconds"));
+    metrics.events.configuration_read(false);
+    assert_eq!(read(), (Some(0), None));
+    metrics.events.configuration_read(true);
+    let (successful, time) = read();
+    assert!(successful == Some(1) && time > Some(1_700_000_000), "{time:?}");
+    metrics.events.configuration_read(false);
+    assert_eq!(read(), (Some(0), time));
+}
+
+#[test]
+fn values_of_labels_have_no_spaces() {
+    let verbs = ["ls", "pull plan"];
+    let metrics = Metrics::new(verbs).unwrap();
+    for verb in verbs {
+        metrics.events.request_ended(&RequestEnd { verb, result: "ok", ..RequestEnd::default() });
+    }
+    let text = metrics.text(&Reading::default()).unwrap();
+    let labels = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('}'));
+    for (labels, _) in labels {
+        assert!(!labels.contains(' '), "{labels}");
+    }
+    assert!(text.contains("verb=\"pull_plan\""), "{text}");
+}
+
+#[test]
 fn sizes_are_absent_until_they_are_known_and_take_a_twentieth_of_the_time() {
     let metrics = metrics();
     let has_sizes = || metrics.text(&Reading::default()).unwrap().contains("blobd_logical_bytes");

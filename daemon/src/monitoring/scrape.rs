@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::space::UsageKind;
 use blobd_registry::Troubles;
+use blobd_store::scrub::Cursor;
 use blobd_store::{Payer, Pool, StoreEvents};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -48,6 +49,7 @@ fn condition(daemon: &Daemon) -> ConditionReading {
         free: status.map(|status| status.free_bytes),
         min_free: status.map(|status| status.min_free_bytes),
         damaged_blobs: Some(daemon.store.known_damaged().len() as u64),
+        verified: Cursor::load(&daemon.store).ended,
     }
 }
 
@@ -107,7 +109,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
     let pools: [(&'static str, &PermitPool); 15] = [
         ("lasting_connections", &limits.lasting),
         ("disk_work", &limits.disk),
-        ("memory_kib", &limits.memory),
+        (MEMORY, &limits.memory),
         ("opening_descriptors", &limits.opening),
         ("descriptors_in_flight", &limits.in_flight),
         ("imports", imports),
@@ -121,14 +123,21 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("health_checks", limits.health.turns()),
         ("log_followers", &limits.log_followers),
     ];
-    let permits = |(pool, permits): (_, &PermitPool)| Permits {
-        pool,
-        in_use: permits.in_use(),
-        waiting: permits.waiting(),
-        total: permits.total(),
+    let permits = |(pool, permits): (&'static str, &PermitPool)| {
+        // Prometheus's units have no prefixes.
+        let unit = if pool == MEMORY { 1 << 10 } else { 1 };
+        Permits {
+            pool,
+            in_use: permits.in_use().saturating_mul(unit),
+            waiting: permits.waiting(),
+            total: permits.total().saturating_mul(unit),
+        }
     };
     pools.map(permits).into()
 }
+
+/// The pool whose units are KiB of memory; it is reported in bytes.
+const MEMORY: &str = "memory_bytes";
 
 /// Reads the disk, and takes time for a store with many models.
 fn count_sizes(daemon: &Daemon) {

@@ -65,6 +65,8 @@ pub enum OpError {
     Recipe(#[from] RecipeError),
     #[error("{name}: wrong kind of file: expected a regular file, found {found}")]
     NotAFile { name: String, found: &'static str },
+    #[error("{name}: wrong kind of descriptor: expected one that is open for reading, found {found}")]
+    NotReadable { name: String, found: &'static str },
     /// The files of a sharded model are not exactly its shards.
     #[error("model {model}: {what}; only its publisher can correct this")]
     Shards { model: String, what: String },
@@ -125,6 +127,7 @@ impl OpError {
     pub(super) fn code(&self) -> ErrorCode {
         match self {
             Self::Store(error) | Self::Ingest { source: IngestError::Store(error), .. } => store_code(error),
+            Self::Ingest { source, .. } if source.is_unreadable_file() => ErrorCode::InvalidInput,
             Self::Ingest { source: IngestError::Source(error), .. } => match registry_error(error) {
                 Some(error) => registry_code(error),
                 None => ErrorCode::Internal,
@@ -139,6 +142,7 @@ impl OpError {
             Self::Name { .. }
             | Self::Edit { .. }
             | Self::NotAFile { .. }
+            | Self::NotReadable { .. }
             | Self::PinnedTarget { .. }
             | Self::NothingToRemove
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
@@ -193,6 +197,9 @@ impl OpError {
             (Self::Ingest { source, .. }, ErrorCode::InvalidInput) => source.advice()?,
             (Self::NotAFile { found: "a directory", .. }, _) => {
                 "name the files in it: `import` takes several"
+            }
+            (Self::NotReadable { .. }, _) => {
+                "open the file with O_RDONLY and without O_PATH and O_DIRECT, and pass that descriptor"
             }
             (Self::NotAFile { .. }, _) => "write its content to a file first, and import that",
             (Self::NoSuchDownload { .. }, _) => "`blobd partial ls` lists them",

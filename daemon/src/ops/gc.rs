@@ -6,6 +6,7 @@ use blobd_store::Store;
 use blobd_store::gc::{self, GcPlan, Litter, Node};
 
 use super::OpError;
+use super::empty_quarantine::empty_quarantine;
 use super::garbage::Descriptions;
 use super::lost_models::kept;
 
@@ -14,6 +15,12 @@ use super::lost_models::kept;
 /// # Errors
 /// [`blobd_store::StoreError`] when a manifest, recipe or trash record cannot be read; then nothing is deleted.
 pub fn gc(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
+    if params.quarantine {
+        return match params.dry_run {
+            true => empty_quarantine(store, true),
+            false => store.with_reserve(|| empty_quarantine(store, false)),
+        };
+    }
     let mut descriptions = Descriptions::default();
     let mut describe = |plan: &GcPlan| descriptions = Descriptions::of(store, plan);
     let plan = if params.dry_run {
@@ -44,7 +51,7 @@ fn deletion((node, size): (Node, u64)) -> GcItem {
         Node::Recipe(_) => GcReason::UnreferencedRecipe,
         Node::Blob(_) => GcReason::UnreferencedBlob,
     };
-    GcItem { digest: Some(node.digest()), size, reason, of: None }
+    GcItem { digest: Some(node.digest()), size, reason, of: None, quarantined: None }
 }
 
 const fn litter(litter: &Litter) -> GcItem {
@@ -53,5 +60,5 @@ const fn litter(litter: &Litter) -> GcItem {
         Litter::Partial { file, bytes } => (Some(*file), *bytes, GcReason::AbandonedDownload),
         Litter::Staging { bytes, .. } => (None, *bytes, GcReason::AbandonedStaging),
     };
-    GcItem { digest, size, reason, of: None }
+    GcItem { digest, size, reason, of: None, quarantined: None }
 }

@@ -3,8 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use blobd_store::StoreError;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags, fcntl_getfl};
 use serde::{Deserialize, Serialize};
 
 use super::OpError;
@@ -33,15 +32,44 @@ pub struct FileFacts {
     pub size: u64,
     /// Modification time: seconds and nanoseconds.
     pub modified: (i64, i64),
+    /// How it is open.
+    pub access: FileAccess,
+}
+
+/// How a file is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileAccess {
+    /// It can be read at any offset.
+    Readable,
+    /// With `O_WRONLY`.
+    WriteOnly,
+    /// With `O_PATH`.
+    PathOnly,
+    /// With `O_DIRECT`, so that only aligned blocks can be read. The flag belongs to the open file, which is the
+    /// client's too, so it is not changed here.
+    Direct,
+}
+
+impl FileAccess {
+    fn of(file: impl AsFd) -> io::Result<Self> {
+        let flags = fcntl_getfl(file)?;
+        Ok(match flags & OFlags::RWMODE {
+            _ if flags.contains(OFlags::PATH) => Self::PathOnly,
+            OFlags::WRONLY => Self::WriteOnly,
+            _ if flags.contains(OFlags::DIRECT) => Self::Direct,
+            _ => Self::Readable,
+        })
+    }
 }
 
 impl FileFacts {
     /// Reads the metadata of an open file.
     pub fn of(file: impl AsFd) -> io::Result<Self> {
-        let stat = rustix::fs::fstat(file)?;
+        let stat = rustix::fs::fstat(&file)?;
         let size = u64::try_from(stat.st_size).unwrap_or_default();
         let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or_default();
-        Ok(Self { mode: stat.st_mode, size, modified: (stat.st_mtime, nanoseconds) })
+        let (modified, access) = ((stat.st_mtime, nanoseconds), FileAccess::of(file)?);
+        Ok(Self { mode: stat.st_mode, size, modified, access })
     }
 
     /// Whether it is a regular file.
@@ -56,15 +84,28 @@ impl FileFacts {
 
 /// Inspects the file and refuses anything but a regular file, which could block or never end.
 pub(super) fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
-    let facts = source.inspect().map_err(StoreError::io("inspect", name))?;
+    let inspected = source.inspect();
+    let facts = inspected
+        .map_err(|error| OpError::Ingest { name: name.to_owned(), source: IngestError::Source(error) })?;
     let found = match facts.kind() {
-        FileType::RegularFile => return Ok(facts),
+        FileType::RegularFile => return readable(facts, name),
         FileType::Directory => "a directory",
         FileType::Fifo => "a pipe",
         FileType::Socket => "a socket",
         _ => "a device",
     };
     Err(OpError::NotAFile { name: name.to_owned(), found })
+}
+
+/// Refuses a descriptor from which the file cannot be read.
+fn readable(facts: FileFacts, name: &str) -> Result<FileFacts, OpError> {
+    let found = match facts.access {
+        FileAccess::Readable => return Ok(facts),
+        FileAccess::WriteOnly => "one that is open for writing only (O_WRONLY)",
+        FileAccess::PathOnly => "one that only names the file (O_PATH)",
+        FileAccess::Direct => "one that bypasses the page cache (O_DIRECT)",
+    };
+    Err(OpError::NotReadable { name: name.to_owned(), found })
 }
 
 /// Refuses a file that is not as it was before it was read.

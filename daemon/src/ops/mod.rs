@@ -13,6 +13,7 @@ mod damage;
 mod disk_rows;
 mod doctor;
 mod edit;
+mod empty_quarantine;
 mod error;
 mod evict;
 mod garbage;
@@ -78,6 +79,8 @@ pub use health::health;
 pub use history::history;
 pub use import::import;
 pub(crate) use import::{client_has_gone, imported_name};
+#[cfg(test)]
+pub use import_source::FileAccess;
 pub use import_source::{FileFacts, ImportSource};
 pub use inspect::inspect;
 pub use list::list;

@@ -225,9 +225,11 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
         | TransferError::EmptyArchive
         | TransferError::Compression { .. }
         | TransferError::NotInspected { .. }
+        | TransferError::SeveralServers
         | TransferError::NoRanges => OpError::Archive { name, reason: error.to_string() },
         TransferError::Digest(copies) => OpError::DigestMismatch { what: name, copies },
         TransferError::StreamDigest { .. }
+        | TransferError::WrongHeader { .. }
         | TransferError::Incomplete
         | TransferError::Unwanted
         | TransferError::StreamEnded

@@ -1,4 +1,7 @@
 //! The headers and short texts of a model at its registry.
+//!
+//! Texts are verified: one that does not have its digest is an error, and one without a digest is left out. The rest of
+//! a file with a header is not downloaded, so a header is not verified; it is complete and valid, and from one server.
 
 use blobd_client::protocol::heads::{Content, FileHead};
 use blobd_registry::{PublishedModel, RemoteFile, RemoteModel};
@@ -79,7 +82,7 @@ impl Inspector<'_> {
 
     /// The files in an archive. Their digests are unknown.
     fn archive(&mut self, file: &RemoteFile) -> Result<Vec<FileHead>, OpError> {
-        let read = |job: &Job<'_>| job.read_archive();
+        let read = |job: &Job<'_>| job.describe_archive();
         let archive = self.fetch(file, read)?;
         let head = |(file, header): (ArchiveFile, Option<Box<dyn ModelHeader>>)| {
             let media_type = member_type(&file.path, header.is_some());
@@ -93,11 +96,12 @@ impl Inspector<'_> {
         if holds_header(file) {
             return self.header(file);
         }
-        if !self.texts.admit(file.media_type(), file.size()) {
+        // A text without a digest could be any document to which its server redirects.
+        if file.digest().is_none() || !self.texts.admit(file.media_type(), file.size()) {
             return Ok(None);
         }
-        let read = |job: &Job<'_>| job.read_small();
-        self.fetch(file, read).map(Some)
+        let read = |job: &Job<'_>| job.receive_small();
+        self.fetch(file, read).map(|text| Some(text.bytes))
     }
 
     fn header(&mut self, file: &RemoteFile) -> Result<Option<Vec<u8>>, OpError> {

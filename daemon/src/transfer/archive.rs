@@ -1,8 +1,9 @@
 //! Downloads the headers of an archive and of the files in it, which determine how it is split.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use blobd_registry::RegistryError;
+use blobd_registry::{RegistryError, Sender};
 use blobd_store_format::archive::{TarReader, layout};
 use blobd_store_format::file_format::{FormatError, HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
 use blobd_store_format::file_layout::ArchiveFile;
@@ -22,8 +23,10 @@ pub(crate) struct ArchiveHead {
 }
 
 impl ArchiveHead {
-    pub(super) fn fetch(job: &Job<'_>) -> Result<Self, TransferError> {
-        let mut window = Window { job, parts: Vec::new(), fetched: 0 };
+    /// `must_be_one_sender` is whether the digest of the archive is not verified afterwards: then all parts must have
+    /// the same sender, as in [`super::head::fetch_header`].
+    pub(super) fn fetch(job: &Job<'_>, must_be_one_sender: bool) -> Result<Self, TransferError> {
+        let mut window = Window { job, parts: Vec::new(), fetched: 0, sender: None, must_be_one_sender };
         let mut reader = TarReader::new(job.file.size());
         let mut files = Vec::new();
         while let Some(wanted) = reader.wanted() {
@@ -59,6 +62,9 @@ struct Window<'j> {
     job: &'j Job<'j>,
     parts: Vec<(u64, Vec<u8>)>,
     fetched: u64,
+    /// Who sent the last part.
+    sender: Option<Arc<Sender>>,
+    must_be_one_sender: bool,
 }
 
 impl Window<'_> {
@@ -108,7 +114,11 @@ impl Window<'_> {
             return Ok(());
         }
         let end = range.end.max(start.saturating_add(REQUEST_BYTES)).min(self.job.file.size());
-        let bytes = self.job.read_range(start..end)?;
+        let (bytes, sender) = self.job.read_range(start..end)?;
+        let earlier = self.sender.replace(Arc::clone(&sender));
+        if self.must_be_one_sender && earlier.is_some_and(|earlier| earlier != sender) {
+            return Err(TransferError::SeveralServers);
+        }
         self.fetched = self.fetched.saturating_add(bytes.len() as u64);
         if self.fetched > MAX_HEADER_BYTES {
             return Err(TransferError::ArchiveHeaders { limit: MAX_HEADER_BYTES });
@@ -121,17 +131,21 @@ impl Window<'_> {
 }
 
 impl Job<'_> {
-    /// Downloads the headers of an archive and of the files in it.
-    pub(crate) fn read_archive(&self) -> Result<ArchiveHead, TransferError> {
+    /// Downloads the headers of an archive and of the files in it, to describe them.
+    pub(crate) fn describe_archive(&self) -> Result<ArchiveHead, TransferError> {
+        self.read_archive(true)
+    }
+
+    pub(super) fn read_archive(&self, must_be_one_sender: bool) -> Result<ArchiveHead, TransferError> {
         if let Some(compression) = compression_of(self.file) {
             return Err(TransferError::NotInspected { compression });
         }
-        ArchiveHead::fetch(self)
+        ArchiveHead::fetch(self, must_be_one_sender)
     }
 
     /// Downloads a range into memory. Refused where the server ignores ranges: the headers in an archive are far
     /// apart.
-    fn read_range(&self, range: Range<u64>) -> Result<Vec<u8>, TransferError> {
+    fn read_range(&self, range: Range<u64>) -> Result<(Vec<u8>, Arc<Sender>), TransferError> {
         self.retried(|_received| {
             let read = self.wait_for(async {
                 let mut stream = self.registry.open_part(self.file, range.clone()).await?;
@@ -142,7 +156,7 @@ impl Job<'_> {
                 while let Some(more) = self.next_of(&mut stream).await? {
                     bytes.extend_from_slice(&more);
                 }
-                Ok::<_, RegistryError>(Some(bytes))
+                Ok::<_, RegistryError>(Some((bytes, Arc::clone(stream.sender()))))
             });
             read??.ok_or(TransferError::NoRanges)
         })

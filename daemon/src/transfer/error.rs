@@ -45,6 +45,12 @@ pub enum TransferError {
     /// The headers in an archive are far apart, so the archive is read as one stream instead.
     #[error("archive: its server sends no parts of files, which are needed to read the headers in it")]
     NoRanges,
+    /// Its parts are combined only if the digest of the whole file is verified afterwards.
+    #[error("its parts come from several servers, so its header is known when it has been pulled")]
+    SeveralServers,
+    /// All of the file was downloaded with its header.
+    #[error("its content does not have the digest that its manifest names: expected {expected}")]
+    WrongHeader { expected: Digest },
     /// The digest was wrong twice.
     #[error("{0}")]
     Digest(Box<TwoCopies>),
@@ -79,6 +85,8 @@ impl TransferError {
                 | Self::Compression { .. }
                 | Self::Digest(_)
                 | Self::StreamDigest { .. }
+                | Self::SeveralServers
+                | Self::WrongHeader { .. }
         )
     }
 }

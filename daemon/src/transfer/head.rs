@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use blobd_registry::{ByteStream, RegistryError, Sender};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
@@ -31,7 +32,7 @@ impl Head {
     pub(super) fn of(
         header: &dyn ModelHeader,
         size: u64,
-        Streamed { whole, sender }: Streamed,
+        Streamed { whole, sender, .. }: Streamed,
     ) -> Result<Self, FormatError> {
         let plan = SplitPlan::new(header.file_layout(size)?);
         Ok(Self { plan, facts: vec![header.facts()], whole, sender })
@@ -45,6 +46,8 @@ pub(super) struct Streamed {
     whole: Option<ByteStream>,
     /// Who sent the last part.
     sender: Option<Arc<Sender>>,
+    /// Whether all parts must have the same sender.
+    must_be_one_sender: bool,
 }
 
 /// The size of the first request.
@@ -60,7 +63,7 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
         Err(TransferError::Format(error))
             if error.is_unknown_format() && !job.file.must_have_known_format() =>
         {
-            let Streamed { whole, sender } = streamed;
+            let Streamed { whole, sender, .. } = streamed;
             Ok(Head { whole, sender, ..Head::of_any(size) })
         }
         Err(error) => Err(error),
@@ -69,14 +72,35 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
 
 /// Downloads the header alone, and at most `excess` bytes after it unless the server ignores ranges. `None`
 /// if the format is unknown.
+///
+/// The digest of the file is not verified unless all of it was downloaded. So that a registry cannot put a document of
+/// another server into a header of its own, by redirecting only some of the parts to it, all come from one server.
 pub(super) fn fetch_header(
     job: &Job<'_>,
     excess: u64,
 ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-    match read_header(job, &mut Vec::new(), &mut Streamed::default(), excess) {
-        Ok(header) => Ok(Some(header)),
-        Err(TransferError::Format(error)) if error.is_unknown_format() => Ok(None),
-        Err(error) => Err(error),
+    match fetch_header_from_one(job, excess) {
+        Err(TransferError::SeveralServers) => {
+            let file = &job.file.without_ranges();
+            fetch_header_from_one(&Job { file, ..job.clone() }, excess)
+        }
+        header => header,
+    }
+}
+
+fn fetch_header_from_one(job: &Job<'_>, excess: u64) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+    let mut bytes = Vec::new();
+    let mut streamed = Streamed { must_be_one_sender: true, ..Streamed::default() };
+    let header = match read_header(job, &mut bytes, &mut streamed, excess) {
+        Ok(header) => header,
+        Err(TransferError::Format(error)) if error.is_unknown_format() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match job.file.digest() {
+        Some(expected) if bytes.len() as u64 == job.file.size() && Digest::of(&bytes) != expected => {
+            Err(TransferError::WrongHeader { expected })
+        }
+        _ => Ok(Some(header)),
     }
 }
 
@@ -122,7 +146,12 @@ fn fetch_more(
         } else {
             job.silence.until(job.registry.open(job.file)).await?
         };
-        streamed.sender = Some(Arc::clone(stream.sender()));
+        let sender = Arc::clone(stream.sender());
+        let is_other = streamed.sender.as_ref().is_some_and(|known| *known != sender);
+        if streamed.must_be_one_sender && is_other {
+            return Ok(false);
+        }
+        streamed.sender = Some(sender);
         // The stream starts at 0: known bytes are skipped.
         let mut skip = if stream.is_whole() { bytes.len() } else { 0 };
         while let Some(portion) = job.next_of(&mut stream).await? {
@@ -131,10 +160,10 @@ fn fetch_more(
             bytes.extend_from_slice(fresh);
             if stream.is_whole() && skip == 0 {
                 streamed.whole = Some(stream);
-                return Ok(());
+                return Ok(true);
             }
         }
-        Ok::<_, RegistryError>(())
+        Ok::<_, RegistryError>(true)
     })?;
-    Ok(fetched?)
+    if fetched? { Ok(()) } else { Err(TransferError::SeveralServers) }
 }

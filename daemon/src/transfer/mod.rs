@@ -119,10 +119,6 @@ impl Job<'_> {
     }
 
     /// Downloads a small file into memory.
-    pub(crate) fn read_small(&self) -> Result<Vec<u8>, TransferError> {
-        self.read_whole().map(|(bytes, _sender)| bytes)
-    }
-
     fn read_whole(&self) -> Result<(Vec<u8>, Arc<Sender>), TransferError> {
         let read = || async {
             let mut stream = self.silence.until(self.registry.open(self.file)).await?;

@@ -102,7 +102,7 @@ impl Start {
 
     /// The headers in an archive are downloaded each time: they are few, and not at its start.
     fn of_archive(job: &Job<'_>) -> Result<Self, TransferError> {
-        let archive = job.read_archive()?;
+        let archive = job.read_archive(false)?;
         let (plan, facts) = (archive.plan(job.file.size())?, archive.facts());
         let fetched = archive.fetched_bytes();
         let head = Head { plan, facts, whole: None, sender: None };

@@ -24,7 +24,7 @@ const QUESTIONS: [(&str, Question); 10] = [
     ("/api/pulls", |client| json(&client.running_pulls()?)),
     ("/api/partials", |client| json(&client.unfinished_downloads()?)),
     ("/api/trash", |client| json(&client.trash()?)),
-    ("/api/gc", |client| json(&client.gc(&GcParams { dry_run: true })?)),
+    ("/api/gc", |client| json(&client.gc(&GcParams { dry_run: true, ..GcParams::default() })?)),
     ("/api/eviction", |client| json(&client.eviction_plan(None)?)),
 ];
 

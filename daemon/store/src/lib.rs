@@ -49,6 +49,7 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 mod accounting;
 mod assembler;
 mod blobs;
+mod bounded_read;
 mod charge_limit;
 mod charges;
 mod counts;
@@ -103,6 +104,7 @@ pub use assembler::{
     Assembler, BlobSink, BlobWriter, BytesFrom, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences,
     DownloadAbout, DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
+pub use bounded_read::{fill, read_uninterrupted};
 pub use charge_limit::{ChargeLimit, Members, Payer, Pool};
 pub use charges::UserCharge;
 pub use counts::StoreEvents;

@@ -11,6 +11,7 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Member, Recipe};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
 use blobd_store_format::stored_file::StoredForm;
 
 use super::leases::Lease;
@@ -265,7 +266,7 @@ impl Store {
         if let Some(recipe) = permit.as_ref().and_then(|_permit| self.recipes.find(file)) {
             return Ok(RecipeFile::Split(recipe));
         }
-        let recipe = parse_recipe(root, file, opened)?;
+        let recipe = parse_recipe(root, file, &opened)?;
         Ok(match recipe.is_of_whole_file() {
             true => RecipeFile::Whole,
             false => RecipeFile::Split(reading.keep(recipe)),
@@ -341,9 +342,15 @@ impl Store {
             None if borrowed.contains(&digest) => Ok(sizes.get(&digest).copied()),
             size => Ok(size),
         })?;
-        Ok(checked.map(|error| match (error, self.lower.problem()) {
-            (StoreError::MissingBlob { digest }, Some(problem)) => StoreError::Hidden { digest, problem },
-            (error, _) => error,
+        let Some(StoreError::MissingBlob { digest }) = checked else { return Ok(checked) };
+        let problem = self.lower.problem();
+        Ok(Some(match (self.blob_status(digest)?, problem) {
+            // It has no length that counts, so it was taken for missing.
+            (Some(other), _) if !other.is_file() => {
+                StoreError::unexpected_file(self.root.full(layout::blob(digest)), other.kind())
+            }
+            (_, Some(problem)) => StoreError::Hidden { digest, problem },
+            (_, None) => StoreError::MissingBlob { digest },
         }))
     }
 }
@@ -366,14 +373,26 @@ fn check_sizes(
 }
 
 /// Reads the recipe of `file` from its open file in the store at `root`.
-pub(super) fn parse_recipe(root: &Root, file: Digest, opened: File) -> Result<Recipe, StoreError> {
+pub(super) fn parse_recipe(root: &Root, file: Digest, opened: &File) -> Result<Recipe, StoreError> {
     let path = layout::recipe(file);
-    let json = root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
+    let json = read_recipe_file(root, &path, opened)?;
     let path = || root.full(&path);
     let recipe =
         Recipe::parse(&json).map_err(|error| StoreError::Recipe { path: path(), what: error.to_string() })?;
     match recipe.file() == file {
         true => Ok(recipe),
         false => Err(StoreError::wrong_recipe(path(), recipe.file())),
+    }
+}
+
+/// The content of a recipe's open file.
+pub(super) fn read_recipe_file(root: &Root, path: &Path, opened: &File) -> Result<Vec<u8>, StoreError> {
+    match Root::excessive_length(opened, Recipe::MAX_BYTES) {
+        None => root.read_opened(opened, path, Recipe::MAX_BYTES),
+        Some(found) => {
+            let (most, found) = (human_bytes(Recipe::MAX_BYTES), human_bytes(found));
+            let what = format!("too long: at most {most} expected, found {found}");
+            Err(StoreError::Recipe { path: root.full(path), what })
+        }
     }
 }

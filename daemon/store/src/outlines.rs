@@ -8,9 +8,9 @@ use std::fs::File;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::outline::RecipeOutline;
-use blobd_store_format::recipe::Recipe;
 use tracing_mutex::stdsync::MutexGuard;
 
+use super::models::read_recipe_file;
 use super::root::{FileStatus, Root};
 use super::{Store, StoreError};
 
@@ -22,7 +22,7 @@ impl Store {
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
         let Some(opened) = self.root.find_file(&layout::recipe(file))? else { return Ok(None) };
         let _permit = self.recipe_permit(&self.root, file, &opened)?;
-        read_outline(&self.root, file, opened).map(Some)
+        read_outline(&self.root, file, &opened).map(Some)
     }
 
     /// Waits for the permit to read a recipe, see [`super::recipe_cache::RecipeCache::permit`].
@@ -52,9 +52,9 @@ impl Store {
 }
 
 /// Reads the outline of the recipe of `file` from its open file.
-pub(super) fn read_outline(root: &Root, file: Digest, opened: File) -> Result<RecipeOutline, StoreError> {
+pub(super) fn read_outline(root: &Root, file: Digest, opened: &File) -> Result<RecipeOutline, StoreError> {
     let path = layout::recipe(file);
-    let json = root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
+    let json = read_recipe_file(root, &path, opened)?;
     let path = root.full(path);
     match RecipeOutline::parse(&json) {
         Err(error) => Err(StoreError::Recipe { path, what: error.to_string() }),

@@ -1,8 +1,9 @@
 //! Quarantine: damaged blobs, moved to a directory that nothing reads from.
 //!
 //! A damaged blob is renamed, never changed or truncated: clients may have it mapped, and its content
-//! helps to find the cause. Only the administrator deletes files in `quarantine/`. The store keeps in
-//! memory which blobs are damaged, and reads that from `quarantine/` when it is opened.
+//! helps to find the cause. Files in `quarantine/` are deleted at the administrator's request only. The store keeps in
+//! memory which blobs are damaged, and reads that from `quarantine/` when it is opened. So an empty file replaces the
+//! last deleted copy of a blob that is still damaged: a marker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -14,6 +15,7 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
 use tracing_mutex::stdsync::Mutex;
 
+use super::bounded_read::read_uninterrupted;
 use super::node::Node;
 use super::place::Place;
 use super::root::{FileStatus, Root};
@@ -48,6 +50,8 @@ pub struct QuarantinedBlob {
     pub time: u64,
     /// Its size on disk.
     pub bytes: u64,
+    /// Whether it is an empty file: what remains of a deleted copy.
+    is_marker: bool,
 }
 
 impl DamagedBlobs {
@@ -177,16 +181,70 @@ impl Store {
 
     /// The Unix times (seconds) when copies of a blob were quarantined, newest first.
     pub fn quarantined_copies(&self, digest: Digest) -> Result<Vec<u64>, StoreError> {
-        let mut times: Vec<u64> = copies_in(&self.root)?
-            .into_iter()
-            .filter_map(|(quarantined, time)| (quarantined == digest).then_some(time))
-            .collect();
-        times.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(times)
+        let copies = self.quarantined_blobs()?.into_iter();
+        Ok(copies.filter(|copy| copy.digest == digest).map(|copy| copy.time).collect())
     }
 
     /// All quarantined copies, the latest first.
     pub fn quarantined_blobs(&self) -> Result<Vec<QuarantinedBlob>, StoreError> {
+        let mut blobs = self.quarantine_entries()?;
+        blobs.retain(|blob| !blob.is_marker);
+        Ok(blobs)
+    }
+
+    /// The markers of blobs whose copies were deleted.
+    pub fn quarantine_markers(&self) -> Result<Vec<QuarantinedBlob>, StoreError> {
+        let mut blobs = self.quarantine_entries()?;
+        blobs.retain(|blob| blob.is_marker);
+        Ok(blobs)
+    }
+
+    /// Deletes a quarantined copy; [`Self::sync_quarantine`] makes that durable. `becomes_marker` must be true if the
+    /// blob is still damaged and this is its last copy: otherwise the damage would be unknown after the next start,
+    /// and a collection would take the missing file for one that had a recipe.
+    pub fn delete_quarantined(&self, copy: &QuarantinedBlob, becomes_marker: bool) -> Result<(), StoreError> {
+        let path = layout::quarantined(copy.digest, copy.time);
+        let _alone = lock(&self.damaged.moving);
+        if self.root.status(&path)?.is_some_and(|status| status.is_dir()) {
+            self.disk().remove_tree(&path)?;
+        } else if !becomes_marker {
+            self.disk().remove_file(&path)?;
+        }
+        match becomes_marker {
+            true => self.write_marker(&path),
+            false => {
+                lock(&self.damaged.known).retain(|digest, fate| {
+                    *digest != copy.digest || *fate != Fate::Quarantined || self.has_quarantined(*digest)
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts an empty file in the place of a copy. The ledger counts the quarantine by itself.
+    fn write_marker(&self, path: &Path) -> Result<(), StoreError> {
+        self.create_directories(Path::new(layout::STAGING))?;
+        let name = self.new_transaction();
+        let temporary = Path::new(layout::STAGING).join(&name);
+        let written = self.disk().replace_file(&temporary, path, b"", 0o444);
+        self.end_transaction(&name);
+        written
+    }
+
+    /// Makes deletions in the quarantine durable.
+    pub fn sync_quarantine(&self) -> Result<(), StoreError> {
+        match self.root.status(Path::new(layout::QUARANTINE))? {
+            Some(_) => self.disk().sync_dir(Path::new(layout::QUARANTINE)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a copy or a marker of a blob is there; true if that cannot be read.
+    fn has_quarantined(&self, digest: Digest) -> bool {
+        copies_in(&self.root).map_or(true, |copies| copies.iter().any(|(copy, _)| *copy == digest))
+    }
+
+    fn quarantine_entries(&self) -> Result<Vec<QuarantinedBlob>, StoreError> {
         let Some(directory) = self.root.find_directory(Path::new(layout::QUARANTINE))? else {
             return Ok(Vec::new());
         };
@@ -197,7 +255,9 @@ impl Store {
             if let Some(name) = name.file_name()
                 && let Some(status) = directory.status(name)?
             {
-                blobs.push(QuarantinedBlob { digest, time, bytes: self.file_system.bytes_on_disk(&status) });
+                let (bytes, is_marker) =
+                    (self.file_system.bytes_on_disk(&status), status.is_file() && status.len() == 0);
+                blobs.push(QuarantinedBlob { digest, time, bytes, is_marker });
             }
         }
         blobs.sort_by(|a, b| (b.time, a.digest).cmp(&(a.time, b.digest)));
@@ -219,7 +279,7 @@ impl Store {
 pub(super) fn digest_of(file: &mut File) -> io::Result<Digest> {
     let (mut hasher, mut buffer) = (Hasher::new(), vec![0; 1 << 20]);
     loop {
-        match file.read(&mut buffer)? {
+        match read_uninterrupted(|| file.read(&mut buffer))? {
             0 => return Ok(hasher.finish()),
             count => hasher.update(buffer.get(..count).unwrap_or_default()),
         }
@@ -292,6 +352,39 @@ mod tests {
         add_blobs(&store, [b"weights"]);
         assert_eq!(store.quarantine(digest, &seen).unwrap(), None);
         assert!(store.blob_size(digest).unwrap().is_some() && store.damaged().is_empty());
+    }
+
+    #[test]
+    fn deleted_copy_of_a_damaged_blob_leaves_a_marker_that_outlives_the_process() {
+        let (folder, store, digest) = store_with(b"weights");
+        quarantine(&store, digest).unwrap();
+        let [copy] = store.quarantined_blobs().unwrap().try_into().unwrap();
+        store.delete_quarantined(&copy, true).unwrap();
+        store.sync_quarantine().unwrap();
+        drop(store);
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        assert!(store.is_quarantined(digest) && store.damaged() == [digest].into());
+        assert!(
+            store.quarantined_blobs().unwrap().is_empty()
+                && store.quarantined_copies(digest).unwrap().is_empty()
+        );
+        let [marker] = store.quarantine_markers().unwrap().try_into().unwrap();
+        store.delete_quarantined(&marker, false).unwrap();
+        assert!(!store.is_quarantined(digest) && store.damaged().is_empty());
+        assert!(fs::read_dir(store.path(layout::QUARANTINE)).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn whatever_was_quarantined_can_be_deleted() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let blob = store.path(layout::blob(digest));
+        fs::remove_file(&blob).unwrap();
+        fs::create_dir(&blob).unwrap();
+        fs::write(blob.join("inside"), "x").unwrap();
+        quarantine(&store, digest).unwrap();
+        let [copy] = store.quarantined_blobs().unwrap().try_into().unwrap();
+        store.delete_quarantined(&copy, false).unwrap();
+        assert!(store.quarantined_blobs().unwrap().is_empty());
     }
 
     #[test]

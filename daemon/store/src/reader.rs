@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 
 use blobd_sha256::{Sha256, update_both};
 use blobd_store_format::digest::Digest;
@@ -12,6 +11,7 @@ use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::stored_file::FilePieces;
 
 use crate::assembler::CHUNK_BYTES;
+use crate::bounded_read::read_exact;
 use crate::root::Root;
 use crate::{Store, StoreError, StoredFile};
 
@@ -66,7 +66,7 @@ impl<'s> FileReader<'s> {
                     open.insert((blob, file, root))
                 }
             };
-            file.read_exact_at(bytes, offset).map_err(root.failure("read", &layout::blob(blob)))
+            read_exact(file, bytes, offset).map_err(root.failure("read", &layout::blob(blob)))
         })
     }
 

@@ -10,7 +10,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
 use rustix::io::Errno;
 
+use super::bounded_read;
 use super::error::{StoreError, UnexpectedFile};
 use super::place::Place;
 
@@ -142,12 +143,24 @@ impl Root {
     /// one byte more than `limit`, so that the caller's own check of the length fails.
     pub(crate) fn read_limited(&self, relative: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(file) = self.find_file(relative)? else { return Ok(None) };
-        self.read_opened(file, relative, limit).map(Some)
+        self.read_opened(&file, relative, limit).map(Some)
     }
 
     /// Like [`Self::read_limited`] for an open file; `relative` is its path.
-    pub(super) fn read_opened(&self, file: File, relative: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
-        read_limited(file, limit).map_err(self.failure("read", relative))
+    pub(super) fn read_opened(
+        &self,
+        file: &File,
+        relative: &Path,
+        limit: u64,
+    ) -> Result<Vec<u8>, StoreError> {
+        let read = || bounded_read::read_limited(file, FileStatus::of(file)?.len(), limit);
+        read().map_err(self.failure("read", relative))
+    }
+
+    /// The length of an open file that is longer than `limit`, as a sparse file in the place of a record can be. For
+    /// records with a high limit, so that nothing of such a file is read.
+    pub(super) fn excessive_length(file: &File, limit: u64) -> Option<u64> {
+        FileStatus::of(file).ok().map(|status| status.len()).filter(|length| *length > limit)
     }
 
     pub(super) fn try_status(&self, relative: &Path) -> io::Result<FileStatus> {
@@ -285,7 +298,7 @@ impl Root {
                 };
             }
             match Errno::from_io_error(&error) {
-                Some(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => self
+                Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR | Errno::NXIO) => self
                     .wrong_component(action, relative)
                     .unwrap_or_else(|| StoreError::io(action, path)(error)),
                 Some(Errno::NOSPC) if self.has_no_inodes() => StoreError::NoInodes { action, path },
@@ -356,12 +369,4 @@ fn retry_while_leased<T>(open: impl Fn() -> rustix::io::Result<T>) -> io::Result
         pause = pause.saturating_mul(2);
     }
     Ok(open()?)
-}
-
-fn read_limited(file: File, limit: u64) -> io::Result<Vec<u8>> {
-    // One read if the length is right; the capacity is bounded by `limit`.
-    let length = FileStatus::of(&file)?.len().min(limit);
-    let mut content = Vec::with_capacity(usize::try_from(length).unwrap_or_default().saturating_add(1));
-    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
-    Ok(content)
 }

@@ -197,13 +197,22 @@ pub(super) fn manifest_in(root: &Root, reference: &Reference) -> Result<Option<M
 
 /// The tag in `root` that equals `reference` except for upper and lower case.
 fn case_in(root: &Root, reference: &Reference) -> Result<Option<Reference>, StoreError> {
-    if root.status(&layout::manifest(reference))?.is_some_and(|status| status.is_file()) {
+    let path = layout::manifest(reference);
+    let status = root.status(&path)?;
+    if status.is_some_and(|status| status.is_file()) {
         let parts = [reference.host(), reference.namespace(), reference.model(), reference.tag()];
         return Ok(Reference::from_parts(parts[0], parts[1], parts[2], parts[3]).ok());
     }
     let mut names = try_names(root)?;
     names.sort();
-    Ok(names.into_iter().find(|stored| stored.same_model(reference)))
+    let found = names.into_iter().find(|stored| stored.same_model(reference));
+    match status {
+        // It is no name, but nothing can get this name either.
+        Some(status) if found.is_none() && !status.is_file() => {
+            Err(StoreError::unexpected_file(root.full(&path), status.kind()))
+        }
+        _ => Ok(found),
+    }
 }
 
 /// The names of all tags, in order, as far as they can be read.

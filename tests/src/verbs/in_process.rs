@@ -160,6 +160,6 @@ impl Verbs for InProcess {
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {
-        ops::gc(&self.store, GcParams { dry_run }).map_err(|error| error.body())
+        ops::gc(&self.store, GcParams { dry_run, ..GcParams::default() }).map_err(|error| error.body())
     }
 }

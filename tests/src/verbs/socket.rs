@@ -133,7 +133,7 @@ impl Verbs for ThroughSocket {
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {
-        self.client.gc(&GcParams { dry_run }).map_err(body)
+        self.client.gc(&GcParams { dry_run, ..GcParams::default() }).map_err(body)
     }
 }
 

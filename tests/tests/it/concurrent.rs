@@ -95,7 +95,7 @@ fn imports_removals_and_collections_at_once_break_no_model() {
         });
         scope.spawn(move || {
             for round in 0..ROUNDS {
-                client.gc(&GcParams { dry_run: round % 4 == 0 }).unwrap();
+                client.gc(&GcParams { dry_run: round % 4 == 0, ..GcParams::default() }).unwrap();
                 client.disk_usage().unwrap();
                 client.models().unwrap();
             }

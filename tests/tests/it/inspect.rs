@@ -2,8 +2,11 @@
 
 use std::fs;
 
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::GgmlType;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{names, snapshot};
@@ -63,6 +66,91 @@ fn texts_of_a_model_that_is_not_pulled_are_printed() {
     assert_eq!(text("--template"), "{{ .Prompt }}\n");
     assert_eq!(text("--license"), "MIT License\n");
     assert!(daemon.command().run(["show", &name]).succeeds().text().contains("not pulled; read from http"));
+}
+
+/// What only the daemon can read, at the place to which a registry redirects.
+const SECRET: &[u8] = b"password=hunter2";
+
+#[test]
+fn text_that_does_not_have_its_digest_does_not_leave() {
+    let (registry, other) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
+    other.add_page("/secret", SECRET, &[]);
+    let daemon = TestDaemon::start();
+    for component in ["config", "template", "system", "params", "license", "messages", "json"] {
+        // Of the same length, so that only the digest is wrong.
+        let named = format!("{component:.<16}");
+        let text = format!("application/vnd.ollama.image.{component}");
+        let layers: [(&str, &[u8]); 2] = [(MODEL, &ModelFile::dense(1).bytes()), (&text, named.as_bytes())];
+        let config = if component == "config" { named.as_bytes() } else { b"{}" };
+        registry.add_model("me/model:1", config, &layers).unwrap();
+        let digest = Digest::of(named.as_bytes());
+        registry.add_fault(
+            &digest.to_hex(),
+            usize::MAX,
+            Fault::RedirectTo(format!("{}/secret", other.url())),
+        );
+        let name = registry.name("me/model:1");
+        let body = format!(r#"{{"reference":"{name}"}}"#);
+        let response = http::post(&daemon.socket(), "/v1/inspect", &body);
+        assert_eq!(response.status, 502, "{component}: {}", response.body);
+        assert!(response.body.contains(&digest.to_string()), "{component}: {}", response.body);
+        for words in [["show", &name, "--json"].as_slice(), &["fit", &name], &["diff", &name, &name]] {
+            let run = daemon.command().run(words);
+            assert_ne!(run.code, 0, "{component}: {words:?}");
+            assert!(!format!("{}{}", run.text(), run.stderr).contains("hunter2"), "{component}: {words:?}");
+        }
+        assert!(!response.body.contains("hunter2") && !response.body.contains("cGFzc3dvcmQ"), "{component}");
+        registry.clear_faults();
+    }
+}
+
+#[test]
+fn header_whose_parts_are_redirected_to_another_server_is_read_from_one() {
+    let (registry, other) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
+    let model = large_header();
+    let name = publish(&registry, &model);
+    let digest = Digest::of(&model.bytes());
+    let mut changed = model.bytes();
+    let at = model.header().unwrap().len() / 2;
+    changed[at..at + SECRET.len()].copy_from_slice(SECRET);
+    other.add_page("/secret", &changed, &[]);
+    let location = format!("{}/secret", other.url());
+    registry.add_fault(&digest.to_hex(), usize::MAX, Fault::RedirectRange(1, location));
+    let daemon = TestDaemon::start();
+    let run = daemon.command().run(["show", &name, "--json", "--full"]).succeeds();
+    assert!(!run.text().contains("hunter2"));
+}
+
+#[test]
+fn header_of_a_file_that_was_downloaded_wholly_is_verified() {
+    let registry = FakeRegistry::start().unwrap();
+    let small = |seed| {
+        let mut model = ModelFile::empty();
+        model.add_noise(seed, "tensor", GgmlType::F32, &[64]);
+        model
+    };
+    let (model, other) = (small(1), small(2));
+    let name = publish(&registry, &model);
+    registry.add_fault(&Digest::of(&model.bytes()).to_hex(), usize::MAX, Fault::Body(other.bytes()));
+    let daemon = TestDaemon::start();
+    let error = daemon.command().run(["show", &name, "--json"]).exits_with(3).error();
+    assert!(error.message.contains("does not have the digest that its manifest names"), "{error}");
+}
+
+#[test]
+fn manifest_that_is_another_document_is_not_quoted() {
+    let (registry, other) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
+    let name = publish(&registry, &ModelFile::dense(1));
+    let daemon = TestDaemon::start();
+    for document in [r#""hunter2""#, r#"{"schemaVersion":"hunter2"}"#, r#"{"layers":["hunter2"]}"#, "hunter2"]
+    {
+        other.add_page("/secret", document.as_bytes(), &[]);
+        registry.add_fault("/manifests/", usize::MAX, Fault::RedirectTo(format!("{}/secret", other.url())));
+        let run = daemon.command().run(["show", &name, "--json"]);
+        assert_ne!(run.code, 0);
+        assert!(!format!("{}{}", run.text(), run.stderr).contains("hunter2"), "{document}: {}", run.stderr);
+        registry.clear_faults();
+    }
 }
 
 #[test]

@@ -2,12 +2,18 @@
 
 use std::fs;
 
+use blobd_client::error::ClientError;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::ImportParams;
 use blobd_tests::archives::{gzip, tar};
 use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::hanging::{Hang, HangingFiles};
 use blobd_tests::model::ModelFile;
 use blobd_tests::raw_gguf::RawGguf;
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::temp_dirs::tmpfs_directory;
+use rustix::fs::{Mode, OFlags};
 
 /// A file, what is wrong with it, what to do if it is on this machine, and what if it is downloaded.
 type Refused = (Vec<u8>, &'static str, &'static str, &'static str);
@@ -85,6 +91,55 @@ fn reason_and_advice_fit_the_file_whoever_reads_it() {
             assert!(error.message.contains(found), "{words:?}: {error}");
             assert!(error.hint.as_ref().is_some_and(|given| given.contains(hint)), "{words:?}: {error:?}");
         }
+    }
+}
+
+fn params() -> ImportParams {
+    ImportParams { file_name: "file.gguf".to_owned(), name: None, force: false, sidecars: Vec::new() }
+}
+
+/// The error after passing a descriptor to the daemon.
+fn import_error(daemon: &TestDaemon, file: &fs::File) -> ErrorBody {
+    match daemon.client().import(&params(), file, |_, _| ()).unwrap_err() {
+        ClientError::Daemon(error) => error,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn descriptors_that_cannot_be_read_are_the_clients_fault() {
+    let daemon = TestDaemon::start();
+    let path = ModelFile::dense(1).write_to(daemon.scratch(), "file.gguf");
+    let open = |flags| rustix::fs::open(&path, flags, Mode::empty()).map(fs::File::from);
+    for (flags, found) in
+        [(OFlags::PATH, "O_PATH"), (OFlags::WRONLY, "O_WRONLY"), (OFlags::DIRECT, "O_DIRECT")]
+    {
+        let Ok(file) = open(flags) else {
+            println!("skipped: {found} is not possible on this file system");
+            continue;
+        };
+        let error = import_error(&daemon, &file);
+        assert_eq!(error.code, ErrorCode::InvalidRequest, "{error}");
+        let sentence =
+            "file.gguf: wrong kind of descriptor: expected one that is open for reading, found one";
+        assert!(error.message.starts_with(sentence) && error.message.contains(found), "{error}");
+        assert!(error.hint.unwrap().contains("O_RDONLY"));
+    }
+    daemon.client().import(&params(), open(OFlags::RDWR).unwrap(), |_, _| ()).unwrap();
+}
+
+#[test]
+fn file_whose_file_system_fails_or_interrupts_its_reads_is_the_clients_fault() {
+    let daemon = TestDaemon::start();
+    let content = ModelFile::dense_of(1, 2, 128).bytes();
+    let Some(files) = HangingFiles::mount(&daemon.scratch().join("fuse"), content) else { return };
+    for (hang, found) in
+        [(Hang::Interrupted, "Interrupted system call"), (Hang::Failing, "Input/output error")]
+    {
+        let error = import_error(&daemon, &fs::File::open(files.path(hang)).unwrap());
+        assert_eq!(error.code, ErrorCode::InvalidInput, "{error}");
+        assert!(error.message.contains(&format!("file.gguf: cannot be read: {found}")), "{error}");
+        assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("copy the file")), "{error:?}");
     }
 }
 

@@ -14,7 +14,7 @@ use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{names, snapshot};
 use blobd_tests::temp_dirs::tmpfs_directory;
-use rustix::fs::{CWD, FlockOperation, Mode, flock, mkfifoat};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, flock, mkfifoat, mknodat};
 use tempfile::TempDir;
 
 /// The name of a special file, and how to create it.
@@ -191,6 +191,62 @@ fn tag_that_is_a_link_is_listed_as_damaged() {
         place.blobd.line("export n -o /dev/null").succeeds();
         place.blobd.line("verify").exits_with(5);
     });
+}
+
+/// For every kind of record, whether it is read, created or removed.
+#[test]
+fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
+    let place = Place::new();
+    place.blobd.line("pin m").succeeds();
+    let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
+    let pin = place.store("pins").join(TAG.strip_prefix("manifests/").unwrap());
+    let lines = [
+        (place.store(TAG), ["show m", "tag m new", "history m"].as_slice()),
+        (place.recipe(), &["show m", "show n"]),
+        (pin, &["pin m"]),
+        (place.only_in("trash"), &["undelete t"]),
+        (blob, &["tag m new", "tag n new"]),
+        (place.store("store.json"), &["ls"]),
+    ];
+    let substitutes: [Substitute; 4] = [
+        ("a directory", |path| fs::create_dir(path).unwrap()),
+        ("a FIFO", fifo),
+        ("a socket", |path| mknodat(CWD, path, FileType::Socket, Mode::from_raw_mode(0o600), 0).unwrap()),
+        ("a symbolic link", |path| symlink(path.file_name().unwrap(), path).unwrap()),
+    ];
+    for ((path, lines), (what, substitute)) in
+        lines.iter().flat_map(|line| substitutes.iter().map(move |substitute| (line, substitute)))
+    {
+        place.with(path, substitute, |place| {
+            let errors = lines.iter().map(|line| place.blobd.run(line.split(' ').chain(["--json"])));
+            // A record of the one model or of the other.
+            let failed: Vec<_> = errors.filter(|run| run.code != 0).collect();
+            assert!(!failed.is_empty(), "{}: {what}", path.display());
+            for run in failed {
+                let error = run.exits_with(5).error();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                assert!(error.message.contains(&format!("{name}: {what}, regular file expected")), "{error}");
+            }
+        });
+    }
+}
+
+#[test]
+fn sparse_file_in_the_place_of_a_record_is_refused_without_being_read() {
+    let place = Place::new();
+    let sparse = |path: &Path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap();
+    for (path, line, expected) in [
+        (place.store(TAG), "show m", "at most 4194304 allowed"),
+        (place.recipe(), "gc", "too long: at most 128 MiB expected, found 1.00 TiB"),
+        (place.only_in("trash"), "undelete t", "damaged record"),
+        (place.store("store.json"), "ls", "store.json"),
+    ] {
+        place.with(&path, sparse, |place| {
+            let run = place.blobd.run(line.split(' ').chain(["--json"]));
+            let error = run.error();
+            assert!(error.message.contains(expected), "{}: {error}", path.display());
+        });
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod concurrent;
 mod disk;
+mod quarantine;
 mod repair;
 mod scrub;
 

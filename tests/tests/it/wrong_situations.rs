@@ -126,7 +126,8 @@ fn document() -> String {
         What blobd prints when something is wrong, by situation: what happened and why, then what to do. Every row is a test\n\
         (`tests/tests/it/wrong_situations`), which also writes this file. `blobd doctor` looks for what is wrong with the\n\
         set-up of a machine and prints the commands that correct it: [OPERATIONS.md](OPERATIONS.md). What servers say when they\n\
-        refuse a request is quoted: [REFUSALS.md](REFUSALS.md).\n"
+        refuse a request is quoted: [REFUSALS.md](REFUSALS.md). Damaged blobs stay in `quarantine/` of the store until\n\
+        `blobd gc --quarantine` deletes them.\n"
         .to_owned();
     for Group { title, situations } in GROUPS {
         text += &format!(

@@ -60,6 +60,35 @@ async fn redirects_are_counted() {
     assert_eq!(requests, 6);
 }
 
+/// For every kind of request, since each goes through the same code.
+#[tokio::test]
+async fn no_kind_of_request_is_redirected_to_a_narrower_scope() {
+    let server = Server::start(|_, _| redirect(307, "http://169.254.169.254/latest")).await;
+    let mirrors = ["registry.ollama.ai", "hf.co"].map(|host| (host.to_owned(), vec![server.url("")]));
+    let policy = RegistryPolicy { mirrors: mirrors.into(), ..RegistryPolicy::default() };
+    let client = RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap();
+    let reference = "a/b:c".parse().unwrap();
+    let license = Descriptor {
+        media_type: MediaType::new("application/vnd.ollama.image.license"),
+        digest: Digest::of(b"license"),
+        size: 7,
+    };
+    let license = RemoteFile::layer(&reference, &license);
+    let source = |text: &str| text.parse().unwrap();
+    let errors = [
+        client.manifest(&reference).await.unwrap_err(),
+        client.open(&license).await.unwrap_err(),
+        client.open_part(&license, 0..3).await.unwrap_err(),
+        client.resolve(&source(&server.url("/file.gguf"))).await.unwrap_err(),
+        client.resolve(&source("hf.co/u/r:Q4_K_M")).await.unwrap_err(),
+        client.resolve(&source("https://huggingface.co/u/r/blob/main/m.gguf")).await.unwrap_err(),
+    ];
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("is a link-local or reserved address, and the registry is not"), "{text}");
+    }
+}
+
 #[tokio::test]
 async fn redirects_to_narrower_scopes_are_refused() {
     for target in

@@ -33,6 +33,7 @@ impl Reloader {
         daemon.set_quotas(config.quotas());
         daemon.set_policy(config.policy());
         daemon.set_configuration(config.settings(&given));
+        daemon.metrics.events.configuration_read(true);
         let scrubber = Some(start_scrubber(daemon, &config)?);
         Ok(Self { global: global.clone(), daemon: Arc::clone(daemon), config, scrubber })
     }
@@ -46,6 +47,7 @@ impl Reloader {
     /// was. Pulls and other requests that are running end with the settings that they began with.
     pub(super) fn reload(&mut self) {
         let reloaded = self.try_reload();
+        self.daemon.metrics.events.configuration_read(reloaded.is_ok());
         match reloaded.as_deref() {
             Ok([]) => tracing::info!("SIGHUP: the configuration has not changed"),
             Ok([_]) => tracing::info!("SIGHUP: the configuration was reloaded: 1 change"),

@@ -37,6 +37,14 @@ pub(super) fn layout(facts: &Facts) -> Check {
 
 pub(super) fn content(facts: &Facts) -> Check {
     match facts.damaged_blobs {
+        0 if facts.quarantine_bytes > 0 => {
+            let bytes = human_bytes(facts.quarantine_bytes);
+            note(
+                "content",
+                format!("no blob is known to be damaged; {bytes} of replaced ones are in quarantine"),
+            )
+            .with_hint("they are kept to find the cause; `blobd gc --quarantine` deletes them")
+        }
         0 => ok("content", "no blob is known to be damaged"),
         count => failure("content", format!("damaged or missing blobs: {count}"))
             .because("the models that need them cannot be opened; `blobd ls` marks these")

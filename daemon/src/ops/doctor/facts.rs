@@ -49,6 +49,7 @@ pub(super) struct Facts {
     pub(super) index: IndexStatus,
     pub(super) misplaced: Vec<String>,
     pub(super) damaged_blobs: usize,
+    pub(super) quarantine_bytes: u64,
     pub(super) scrub: Cursor,
     pub(super) metadata: Metadata,
     pub(super) newest_change: Option<SystemTime>,
@@ -98,6 +99,12 @@ pub(super) struct KernelFacts {
     pub(super) huge_pages: Option<String>,
 }
 
+/// What damaged blobs take on disk; 0 if that cannot be read.
+fn quarantine_bytes(store: &Store) -> u64 {
+    let blobs = store.quarantined_blobs().unwrap_or_default();
+    blobs.iter().map(|blob| blob.bytes).fold(0, u64::saturating_add)
+}
+
 impl Facts {
     pub(super) fn gather(store: &Store, context: DoctorContext) -> Result<Self, OpError> {
         let status = store.root_status()?;
@@ -128,6 +135,7 @@ impl Facts {
             index: store.index_status(),
             misplaced: store.misplaced().iter().map(ToString::to_string).collect(),
             damaged_blobs: store.damaged().len(),
+            quarantine_bytes: quarantine_bytes(store),
             scrub: Cursor::load(store),
             metadata: Metadata::of(store),
             newest_change: store.newest_change(),

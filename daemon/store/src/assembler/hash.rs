@@ -1,7 +1,6 @@
 //! Computes the digests of a file and of its blobs in one pass from its first byte to its last.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt as _;
 
 use blobd_sha256::{Sha256, update_both};
 use blobd_store_format::digest::Digest;
@@ -9,6 +8,7 @@ use blobd_store_format::split::{BlobContent, Part, Target};
 
 use super::{Assembler, HashedFile};
 use crate::StoreError;
+use crate::bounded_read::read_exact;
 use crate::seal::StagedBlob;
 
 /// Receives each blob when it is completely hashed.
@@ -144,7 +144,7 @@ impl BlobHash {
             while length > 0 {
                 let step = length.min(READ_BACK_BYTES);
                 buffer.resize(usize::try_from(step).unwrap_or_default(), 0);
-                file.read_exact_at(&mut buffer, self.hashed).map_err(StoreError::io("read back", &path))?;
+                read_exact(&file, &mut buffer, self.hashed).map_err(StoreError::io("read back", &path))?;
                 self.hash.update(&buffer);
                 self.hashed = self.hashed.saturating_add(step);
                 length -= step;

@@ -11,7 +11,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +20,7 @@ use blobd_store_format::recipe::{Recipe, RecipeError};
 use blobd_store_format::split::{BlobContent, Part, SplitPlan, Target};
 use tracing_mutex::stdsync::Mutex;
 
+use super::bounded_read::read_exact;
 use super::reservation::Reservation;
 use super::seal::StagedBlob;
 use super::staging::Staging;
@@ -214,7 +214,7 @@ impl Assembler {
                 Source::File(path, offset) => {
                     let root = &self.store().root;
                     let file = root.open_file(&path)?;
-                    file.read_exact_at(part, offset).map_err(root.failure("read", &path))?;
+                    read_exact(&file, part, offset).map_err(root.failure("read", &path))?;
                 }
             }
             done += length;
@@ -226,7 +226,7 @@ impl Assembler {
     fn read_stored(&self, digest: Digest, offset: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
         let end = offset.saturating_add(buffer.len() as u64);
         let (file, root) = self.store().find_blob(digest, end)?;
-        file.read_exact_at(buffer, offset).map_err(root.failure("read", &layout::blob(digest)))
+        read_exact(&file, buffer, offset).map_err(root.failure("read", &layout::blob(digest)))
     }
 
     /// The ranges that have not arrived, in order.

@@ -58,6 +58,8 @@ pub(super) enum IndexError {
 
 /// Large enough for concurrent changes; a scan needs no cache.
 const CACHE_BYTES: u64 = 16 << 20;
+/// sled would read through longer holes when it opens the database. Its own files have some in their last segment.
+const MAX_HOLE_BYTES: u64 = 256 << 20;
 /// Other users can neither read the index nor put files into it.
 const MODE: u32 = 0o700;
 
@@ -205,6 +207,9 @@ fn check_entries(directory: &Directory, may_nest: bool) -> Result<(), StoreError
             let (path, found) = (directory.place().join(&name), describe(status.kind()).to_owned());
             let expected = "regular file of the daemon's own user with one name";
             return Err(StoreError::UnexpectedFile { path, found, expected });
+        } else if status.len() > status.allocated_bytes().saturating_add(MAX_HOLE_BYTES) {
+            let (path, found) = (directory.place().join(&name), "file with long holes".to_owned());
+            return Err(StoreError::UnexpectedFile { path, found, expected: "file as sled writes it" });
         }
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! The state of one blob or recipe on disk.
 
+use std::fs::File;
+
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
@@ -43,7 +45,7 @@ impl RecipeFacts {
     ) -> Result<Option<Self>, StoreError> {
         let path = layout::recipe(file);
         let Some(status) = root.status(&path)? else { return Ok(None) };
-        let read = |opened| read_outline(root, file, opened);
+        let read = |opened: File| read_outline(root, file, &opened);
         let needs = match root.find_file(&path).and_then(|opened| opened.map(read).transpose()) {
             Ok(Some(outline)) => Some(outline.digests().to_vec()),
             Ok(None) => return Ok(None),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use blobd_store_format::descriptor::Descriptor;
@@ -12,6 +11,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 
 use super::Ingest;
+use crate::bounded_read::read_exact;
 use crate::models::Borrowed;
 use crate::root::Root;
 use crate::seal::StagedBlob;
@@ -90,7 +90,7 @@ impl Ingest {
         while offset < size {
             let length = buffer.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
             let bytes = buffer.get_mut(..length).unwrap_or_default();
-            file.read_exact_at(bytes, offset).map_err(root.failure("read", &layout::blob(digest)))?;
+            read_exact(file, bytes, offset).map_err(root.failure("read", &layout::blob(digest)))?;
             writer.append(bytes)?;
             offset = offset.saturating_add(length as u64);
             if !report(length as u64) {

@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 
+use crate::bounded_read::read_uninterrupted;
 use crate::direct::{set_direct, unset_direct};
 
 /// Bytes per read: large enough that the number of requests does not slow the disk.
@@ -129,8 +130,8 @@ impl<F: Borrow<File>> DiskFile<F> {
                 Step::Stop => return Ok(Next::Ended(Ended::Stopped)),
             }
             let alignment = self.direct_alignment.unwrap_or(1);
-            match self.file.borrow().read_at(buffer.aligned(alignment), self.offset) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            let file = self.file.borrow();
+            match read_uninterrupted(|| file.read_at(buffer.aligned(alignment), self.offset)) {
                 Err(error) if self.is_refused(&error) => self.read_through_page_cache(),
                 read => break whole_units(read?, alignment, left),
             }

@@ -153,7 +153,7 @@ impl Scenario {
         let client = self.environment.client(CLEANUP_TIMEOUT);
         // Fails if the periodic cleanup has removed a model first.
         let _ = cleanup::remove(&client);
-        client.gc(&GcParams { dry_run: false })?;
+        client.gc(&GcParams { dry_run: false, ..GcParams::default() })?;
         Ok(())
     }
 
@@ -183,7 +183,7 @@ impl Scenario {
             ("ls", &|| client.models().is_ok()),
             ("df", &|| client.disk_usage().is_ok()),
             ("doctor", &|| client.doctor().is_ok()),
-            ("gc --dry-run", &|| client.gc(&GcParams { dry_run: true }).is_ok()),
+            ("gc --dry-run", &|| client.gc(&GcParams { dry_run: true, ..GcParams::default() }).is_ok()),
         ];
         thread::scope(|scope| {
             let threads = requests.map(|(verb, request)| scope.spawn(move || check(verb, request)));

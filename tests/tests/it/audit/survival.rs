@@ -30,6 +30,21 @@ fn killed_daemon_leaves_a_log_that_can_be_read_and_continued() {
 }
 
 #[test]
+fn records_around_a_hole_are_found_and_the_hole_is_not_read() {
+    let mut daemon = TestDaemon::start();
+    import(&daemon.command(), daemon.scratch(), 1, "m");
+    eventual_records(&daemon.command(), "", &["import ok"]);
+    daemon.kill();
+    let file = files(&audit(&daemon)).remove(0);
+    fs::File::options().write(true).open(&file).unwrap().set_len(1 << 40).unwrap();
+    daemon.restart();
+    // The file is larger than any that is continued, so what follows is in the next one.
+    daemon.command().line("rm m").succeeds();
+    eventual_records(&daemon.command(), "", &["import ok", "rm ok"]);
+    let _ = daemon.command().line("doctor");
+}
+
+#[test]
 fn stopped_daemon_has_written_all_records() {
     let mut daemon = TestDaemon::start();
     import(&daemon.command(), daemon.scratch(), 1, "m");

@@ -462,6 +462,7 @@ fn damage(session: &mut Session, root: &Path) {
             session.line(form, model);
         }
     }
+    session.line("gc --quarantine", "");
 }
 
 fn credentials(session: &mut Session, sample: &Sample) {

@@ -47,6 +47,46 @@ fn every_panel_of_the_dashboard_has_a_title_and_queries() {
     assert_eq!(ids.len(), panels.len());
 }
 
+/// What a panel shows in one unit: bytes and seconds say so in the names of their metrics, and a rate is per second.
+#[test]
+fn every_panel_of_the_dashboard_has_one_unit_that_fits_all_its_queries() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = &panel["title"];
+        assert_eq!(panel["fieldConfig"]["overrides"].as_array().map(Vec::len), Some(0), "{title}");
+        let unit = panel["fieldConfig"]["defaults"]["unit"].as_str().unwrap();
+        for target in panel["targets"].as_array().unwrap() {
+            let query = target["expr"].as_str().unwrap();
+            let is_rate = query.contains("rate(") && !query.contains("histogram_quantile");
+            let fits = match (query.contains("bytes"), query.contains("seconds"), is_rate) {
+                (true, _, true) => unit == "Bps",
+                (true, _, false) => unit == "bytes",
+                // Seconds of a processor per second are a number of processors.
+                (false, true, true) => unit == "short",
+                (false, true, false) => unit == "s",
+                (false, false, true) => unit == "reqps",
+                (false, false, false) => ["short", "bool_yes_no"].contains(&unit),
+            };
+            assert!(fits, "{title}: {query} in {unit}");
+        }
+    }
+}
+
+#[test]
+fn dashboard_and_alerts_cover_what_an_administrator_must_not_miss() {
+    for name in
+        ["blobd_store_writable", "blobd_lower_stores_unavailable", "blobd_scrub_success_timestamp_seconds"]
+    {
+        assert!(DASHBOARD.contains(name) && ALERTS.contains(name), "{name}");
+    }
+    assert!(
+        DASHBOARD.contains("blobd_audit_records_lost_total")
+            && ALERTS.contains("blobd_audit_records_lost_total")
+    );
+    assert!(DASHBOARD.contains("blobd_config_reload_success_timestamp_seconds"));
+    assert!(ALERTS.contains("blobd_config_reload_successful == 0"));
+}
+
 fn has_promtool() -> bool {
     let has = Command::new("promtool").arg("--version").output().is_ok();
     if !has {

@@ -38,9 +38,9 @@ fn import(daemon: &TestDaemon, model: &ModelFile, name: &str) {
 fn check_reclaimable(daemon: &TestDaemon, what: &str) -> u64 {
     let client = daemon.client();
     let before = client.disk_usage().unwrap();
-    let planned = client.gc(&GcParams { dry_run: true }).unwrap();
+    let planned = client.gc(&GcParams { dry_run: true, ..GcParams::default() }).unwrap();
     assert_eq!(before.reclaimable_bytes, planned.freed_bytes, "{what}: {planned:?}");
-    let freed = client.gc(&GcParams { dry_run: false }).unwrap();
+    let freed = client.gc(&GcParams { dry_run: false, ..GcParams::default() }).unwrap();
     assert_eq!(before.reclaimable_bytes, freed.freed_bytes, "{what}: {freed:?}");
     let after = client.disk_usage().unwrap();
     assert_eq!(after.reclaimable_bytes, 0, "{what}");

@@ -188,8 +188,10 @@ impl<'o> Pair<'o> {
             usage.held_bytes == held
         });
         let usage = self.client.disk_usage().unwrap_or_else(|error| panic!("df: {error}"));
-        let planned =
-            self.client.gc(&GcParams { dry_run: true }).unwrap_or_else(|error| panic!("gc: {error}"));
+        let planned = self
+            .client
+            .gc(&GcParams { dry_run: true, ..GcParams::default() })
+            .unwrap_or_else(|error| panic!("gc: {error}"));
         assert_eq!(usage.reclaimable_bytes, planned.freed_bytes, "df and gc: {planned:?}");
         self.check_plan(&planned, &on_disk);
         assert_eq!(usage.quarantine_bytes, on_disk.taken_in(&["quarantine/"]), "bytes in quarantine");
@@ -233,8 +235,8 @@ impl<'o> Pair<'o> {
     pub(super) fn collect(&mut self) {
         let before = DiskSnapshot::of(&self.place);
         let usage = self.client.disk_usage().unwrap();
-        let planned = self.client.gc(&GcParams { dry_run: true }).unwrap();
-        let done = self.client.gc(&GcParams { dry_run: false }).unwrap();
+        let planned = self.client.gc(&GcParams { dry_run: true, ..GcParams::default() }).unwrap();
+        let done = self.client.gc(&GcParams { dry_run: false, ..GcParams::default() }).unwrap();
         assert_eq!(usage.reclaimable_bytes, done.freed_bytes, "df and gc");
         assert_eq!(
             (planned.deleted, planned.freed_bytes),
@@ -447,7 +449,7 @@ impl<'o> Pair<'o> {
     pub(super) fn remove_in_vain(&mut self, name: usize) {
         let before = DiskSnapshot::of(&self.place);
         let usage = self.client.disk_usage().map(|usage| usage.reclaimable_bytes);
-        let planned = self.client.gc(&GcParams { dry_run: true });
+        let planned = self.client.gc(&GcParams { dry_run: true, ..GcParams::default() });
         match (&usage, &planned) {
             (Ok(reclaimable), Ok(planned)) => assert_eq!(*reclaimable, planned.freed_bytes, "df and gc"),
             (Ok(reclaimable), Err(refused)) => assert_eq!(*reclaimable, 0, "df, but gc: {refused}"),
@@ -456,7 +458,9 @@ impl<'o> Pair<'o> {
         }
         if planned.is_err() {
             self.refusals += 1;
-            self.client.gc(&GcParams { dry_run: false }).expect_err("its dry run was refused");
+            self.client
+                .gc(&GcParams { dry_run: false, ..GcParams::default() })
+                .expect_err("its dry run was refused");
         }
         DiskSnapshot::of(&self.place).check_freed(&before, &COLLECTED, 0);
         match self

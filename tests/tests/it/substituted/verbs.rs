@@ -169,7 +169,7 @@ fn ask_everything(
     });
     let params = PullParams::of(pullable.parse().unwrap());
     ask("pull", &mut || drop(client.pull(&params, |_| ())));
-    ask("gc --dry-run", &mut || drop(client.gc(&GcParams { dry_run: true })));
-    ask("gc", &mut || drop(client.gc(&GcParams { dry_run: false })));
+    ask("gc --dry-run", &mut || drop(client.gc(&GcParams { dry_run: true, ..GcParams::default() })));
+    ask("gc", &mut || drop(client.gc(&GcParams { dry_run: false, ..GcParams::default() })));
     ask("reindex", &mut || drop(client.reindex()));
 }

@@ -12,7 +12,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use serde::{Deserialize, Serialize};
 
-use super::{JOURNAL, MAX_JOURNAL_BYTES, PartialDirectory, PartialDownload, journal};
+use super::{PartialDirectory, PartialDownload, journal, journal_in};
 use crate::assembler::Assembler;
 use crate::root::Root;
 use crate::{Store, StoreError};
@@ -122,7 +122,7 @@ impl Store {
 
     fn download_summary(&self, partial: PartialDownload) -> Result<DownloadSummary, StoreError> {
         let directory = layout::partial(partial.file);
-        let journal = self.root.read_limited(&directory.join(JOURNAL), MAX_JOURNAL_BYTES)?;
+        let journal = journal_in(&self.root, &directory)?;
         let size = journal.as_deref().and_then(|journal| journal::size(journal, partial.file));
         // A complete file has a recipe or a blob of its own.
         let is_complete = self.recipe_outline(partial.file).is_ok_and(|outline| outline.is_some());

@@ -10,7 +10,6 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +22,9 @@ use blobd_store_format::split::{BlobPlaces, Segment, SplitPlan};
 use super::Assembler;
 use super::extents::Extents;
 use super::second_copy::Difference;
+use crate::bounded_read::read_exact;
 use crate::node::Node;
+use crate::root::Root;
 use crate::{Staging, Store, StoreError};
 
 mod about;
@@ -54,7 +55,7 @@ impl PartialFile {
     /// Opens the unfinished download of a file of `size` bytes; empty if there is none.
     pub fn open(store: &Arc<Store>, file: Digest, size: u64) -> Result<Self, StoreError> {
         let directory = layout::partial(file);
-        let journal = store.root.read_limited(&directory.join(JOURNAL), MAX_JOURNAL_BYTES)?;
+        let journal = journal_in(&store.root, &directory)?;
         let found = journal.map_or_else(Vec::new, |journal| journal::parse(&journal, file, size));
         Ok(Self { store: Arc::clone(store), file, size, directory, records: found, about: None, wrong: None })
     }
@@ -95,7 +96,7 @@ impl PartialFile {
         let Ok(file) = self.store.root.open_file(&self.path_of(0)) else { return Vec::new() };
         let read = file.metadata().and_then(|metadata| {
             head.truncate(usize::try_from(metadata.len()).unwrap_or_default().min(length));
-            file.read_exact_at(&mut head, 0)
+            read_exact(&file, &mut head, 0)
         });
         if read.is_ok() { head } else { Vec::new() }
     }
@@ -334,8 +335,7 @@ impl Store {
 
     /// The blobs that the download of `file` has published already. No model may need them yet.
     pub(crate) fn blobs_of_partial(&self, file: Digest) -> Result<BTreeSet<Digest>, StoreError> {
-        let path = layout::partial(file).join(JOURNAL);
-        let journal = self.root.read_limited(&path, MAX_JOURNAL_BYTES)?;
+        let journal = journal_in(&self.root, &layout::partial(file))?;
         Ok(journal.map(|journal| journal::stored(&journal, file).into_iter().collect()).unwrap_or_default())
     }
 }
@@ -369,6 +369,17 @@ impl PartialDownload {
 const JOURNAL: &str = "journal";
 /// Five million records. The limit protects against another file in the place of the journal.
 const MAX_JOURNAL_BYTES: u64 = 256 << 20;
+
+/// The content of the journal in a directory. One that is too long has no valid records, and is not read.
+pub(super) fn journal_in(root: &Root, directory: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    let path = directory.join(JOURNAL);
+    let Some(file) = root.find_file(&path)? else { return Ok(None) };
+    match Root::excessive_length(&file, MAX_JOURNAL_BYTES) {
+        None => root.read_opened(&file, &path, MAX_JOURNAL_BYTES).map(Some),
+        Some(_) => Ok(Some(Vec::new())),
+    }
+}
+
 /// Bytes that belong to no blob, such as padding, at their offsets in the file.
 const LITERALS: &str = "literals";
 

@@ -1,0 +1,130 @@
+//! Reads of regular files that end even if the file system interrupts every read.
+//!
+//! The standard library repeats an interrupted read for ever. A local file system interrupts none, but the server of a
+//! FUSE file system can answer each read with EINTR or EAGAIN, and its reader would spin without an end.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+/// Reads that may be interrupted one after the other before the last error is returned.
+const MAX_INTERRUPTIONS: u32 = 100;
+/// Between two attempts, so that a reader of such a file uses no processor time.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Repeats a read while it is interrupted or would block, at most [`MAX_INTERRUPTIONS`] times.
+///
+/// # Errors
+/// Those of the read.
+pub fn read_uninterrupted(mut read: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    for _ in 0..MAX_INTERRUPTIONS {
+        match read() {
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
+                std::thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+    read()
+}
+
+/// Fills `buffer` from `offset` on; returns how many bytes, which are fewer at the end of the file. Does not use the
+/// file's own offset.
+///
+/// # Errors
+/// Those of `read`, which is `read_at` of a file.
+pub fn fill(
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+    buffer: &mut [u8],
+    offset: u64,
+) -> io::Result<usize> {
+    let mut filled = 0_usize;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match read_uninterrupted(|| read(rest, offset.saturating_add(filled as u64)))? {
+            0 => break,
+            count => filled = filled.saturating_add(count),
+        }
+    }
+    Ok(filled)
+}
+
+/// Fills all of `buffer` from `offset` on.
+pub(crate) fn read_exact(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    let filled = fill(|rest, offset| file.read_at(rest, offset), buffer, offset)?;
+    if filled == buffer.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Reads a file from its beginning. If it is longer than `limit`, reads one byte more than that.
+pub(crate) fn read_limited(file: &File, length: u64, limit: u64) -> io::Result<Vec<u8>> {
+    let most = usize::try_from(limit.saturating_add(1)).unwrap_or(usize::MAX);
+    let mut content = Vec::new();
+    // One read if the length is right. The file may grow meanwhile.
+    let mut step = usize::try_from(length.min(limit)).unwrap_or(usize::MAX).saturating_add(1);
+    loop {
+        let start = content.len();
+        content.resize(start.saturating_add(step).min(most), 0);
+        let rest = content.get_mut(start..).unwrap_or_default();
+        let count = fill(|rest, offset| file.read_at(rest, offset), rest, start as u64)?;
+        let end = start.saturating_add(count);
+        if end < content.len() || end >= most {
+            content.truncate(end);
+            return Ok(content);
+        }
+        step = content.len().max(4096);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn read_that_is_always_interrupted_fails_in_the_end() {
+        for errno in [Errno::INTR, Errno::AGAIN] {
+            let mut reads = 0;
+            let read = |_: &mut [u8], _| {
+                reads += 1;
+                Err(errno.into())
+            };
+            let error = fill(read, &mut [0; 8], 0).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(errno));
+            assert_eq!(reads, MAX_INTERRUPTIONS + 1);
+        }
+    }
+
+    #[test]
+    fn interruptions_between_bytes_do_no_harm() {
+        let mut calls = 0;
+        let read = |rest: &mut [u8], offset: u64| {
+            calls += 1;
+            if calls % 4 != 0 {
+                return Err(Errno::INTR.into());
+            }
+            rest[0] = u8::try_from(offset).unwrap();
+            Ok(1)
+        };
+        let mut buffer = [0; 200];
+        assert_eq!(fill(read, &mut buffer, 7).unwrap(), 200);
+        assert!(buffer.iter().enumerate().all(|(index, byte)| usize::from(*byte) == index + 7));
+    }
+
+    #[test]
+    fn file_is_read_up_to_one_byte_more_than_the_limit() {
+        use std::io::Write as _;
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 10_000]).unwrap();
+        for (length, limit, read) in [
+            (10_000, 20_000, 10_000),
+            (10_000, 9_999, 10_000),
+            (10_000, 5, 6),
+            (0, 20_000, 10_000),
+            (3, 8, 9),
+        ] {
+            let content = read_limited(&file, length, limit).unwrap();
+            assert_eq!(content, vec![7; read], "{length} {limit}");
+        }
+    }
+}
