@@ -61,6 +61,11 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let daemon = {
         let _time = notifier.starting(&format!("opening the store {}", root.display()));
         let store = open_for_daemon(&root, &config)?;
+        // What else may fail is tried by the first change.
+        let _ = store.try_renames();
+        if let Some(reason) = store.read_only_reason() {
+            tracing::warn!("store {}: is read-only: {reason}", root.display());
+        }
         new_daemon(store, &config)?
     };
     limit_heaps();

@@ -10,7 +10,7 @@ use crate::size::human_bytes;
 /// Checks the store.
 pub fn health(store: &Store) -> Result<Health, OpError> {
     let checks =
-        vec![writes(store.read_only_reason()), space(store)?, index(&store.index_status()), content(store)];
+        vec![writes(store.read_only_reason().as_deref()), space(store)?, index(&store.index_status()), content(store)];
     Ok(checks.into())
 }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 use rustix::fs::{CWD, FileType, mkfifoat};
 use tempfile::TempDir;
 
+use crate::owner::StoreOwner;
 use super::*;
 use crate::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
 
@@ -28,7 +29,7 @@ impl Place {
         let root = Root::open(folder.path().join("store")).unwrap();
         let Inner { place, directory, .. } = &*root.0;
         let (place, directory) = (place.clone(), directory.try_clone().unwrap());
-        Self { folder, root: Root(Arc::new(Inner { place, directory, resolver })) }
+        Self { folder, root: Root(Arc::new(Inner { place, directory, owner: StoreOwner::of_process(), resolver })) }
     }
 
     fn full(&self, name: &str) -> PathBuf {
