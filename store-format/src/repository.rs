@@ -1,7 +1,7 @@
 //! Which files of a repository at a model hub make the model that a tag means.
 //!
 //! The rules are those of llama.cpp's `-hf`, with two differences: a tag must be a whole part of a name, and a tag
-//! that means several models is refused. `docs/OPERATIONS.md` lists them. The list of files is untrusted: the work and
+//! that means several models is refused. `docs/PULLING.md` lists them. The list of files is untrusted: the work and
 //! the memory grow with its length only.
 
 mod file_set;

@@ -74,7 +74,7 @@ fn check_verb(verb: &str) -> Result<(), ErrorBody> {
     let near = verbs::recorded().filter(|known| distance(known) <= 1 + verb.len() / 4).min_by_key(distance);
     let hint = match near {
         Some(near) => format!("did you mean {near}?"),
-        None => "docs/OPERATIONS.md lists the verbs that are recorded".to_owned(),
+        None => "docs/USERS.md lists the verbs that are recorded".to_owned(),
     };
     Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint))
 }

@@ -1,5 +1,7 @@
 //! `blobd man`
 
+mod configuration;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,9 +19,10 @@ use crate::output::{print, print_json};
 #[command(after_help = "Examples:
   blobd man pull | man -l -                    read the page of a command
   blobd man partial rm | man -l -
+  blobd man blobd.toml | man -l -              all keys of the configuration file
   blobd man --dir ~/.local/share/man/man1      then `man blobd-pull`")]
 pub(super) struct Params {
-    /// The command; without one, the page of blobd itself
+    /// The command, or blobd.toml for the configuration file; without one, the page of blobd itself
     #[arg(value_name = "COMMAND", conflicts_with = "dir")]
     command: Vec<String>,
     /// Write the pages of all commands into this directory, which is created if it does not exist
@@ -34,17 +37,26 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(directory) = &params.dir {
         return write_all(global, &root, directory);
     }
-    let (parents, command) = find(&root, &params.command)?;
-    let page = page(&parents, command).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let page = if params.command == [configuration::NAME] {
+        configuration::page()
+    } else {
+        let (parents, command) = find(&root, &params.command)?;
+        page(&parents, command).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?
+    };
     if global.json { print_json(&serde_json::json!({ "page": page })) } else { print(&page) }
 }
 
 fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), ErrorBody> {
     fs::create_dir_all(directory).map_err(|error| file_error(&directory.display().to_string(), &error))?;
+    let commands = all(root);
+    let pages = commands
+        .iter()
+        .map(|(parents, command)| (format!("{}.1", full_name(command)), page(parents, command)))
+        .chain([(format!("{}.5", configuration::NAME), Ok(configuration::page()))]);
     let mut written = Vec::new();
-    for (parents, command) in all(root) {
-        let path = directory.join(format!("{}.1", full_name(command)));
-        let write = page(&parents, command).and_then(|page| fs::write(&path, page));
+    for (name, page) in pages {
+        let path = directory.join(name);
+        let write = page.and_then(|page| fs::write(&path, page));
         write.map_err(|error| file_error(&path.display().to_string(), &error))?;
         written.push(path.display().to_string());
     }

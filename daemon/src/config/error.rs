@@ -10,8 +10,8 @@ use std::string::FromUtf8Error;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use toml::de::{DeTable, DeValue};
 
+use super::keys::{is_section, names};
 use super::registries::without_passwords;
-use super::{KEYS, RULE_KEYS};
 
 /// Why a configuration file is refused.
 #[derive(Debug)]
@@ -185,24 +185,24 @@ fn section_at(text: &str, start: usize) -> String {
 
 /// The place where a key belongs, or the most similar one of the keys that are allowed where it is.
 fn hint_for(key: &str, section: &str, allowed: &[&str]) -> String {
-    let known = || KEYS.into_iter().chain(RULE_KEYS);
-    if let Some(known) = known().find(|known| name_of(known) == key && !known.starts_with('[')) {
+    let known = names();
+    if let Some(known) = known.iter().find(|known| name_of(known) == key && !known.starts_with('[')) {
         return match known.rsplit_once('.') {
             Some((section, _)) => format!("{known} belongs to the section [{section}]"),
             None => format!("{known} must come before the first section"),
         };
     }
-    let here = allowed.iter().map(|name| match KEYS.contains(&format!("[{name}]").as_str()) {
+    let here = allowed.iter().map(|name| match is_section(name) {
         true if section.is_empty() => format!("[{name}]"),
         _ => format!("{section}{name}"),
     });
     // Outside of sections, the line of the section may be missing.
-    let elsewhere = known().filter(|_| section.is_empty()).map(str::to_owned);
+    let elsewhere = known.into_iter().filter(|_| section.is_empty());
     let distance = |known: &String| strsim::levenshtein(&key.to_lowercase(), name_of(known));
     let near = here.chain(elsewhere).filter(|known| distance(known) <= 1 + key.len() / 4);
     match near.min_by_key(distance) {
         Some(near) => format!("did you mean {near}?"),
-        None => "docs/OPERATIONS.md lists all keys".to_owned(),
+        None => "`man blobd.toml` lists all keys".to_owned(),
     }
 }
 

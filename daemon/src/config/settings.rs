@@ -3,29 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin};
+use blobd_client::protocol::configuration::{Configuration, Setting, SettingOrigin};
 use blobd_registry::DEFAULT_STALL_TIMEOUT;
 use blobd_registry::credentials::CredentialFile;
 use serde_json::{Value, json};
 
-use super::{Config, KEYS, SocketGroup};
-
-/// Keys whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
-/// users rely on what it knows of them.
-const FIXED: [&str; 12] = [
-    "root",
-    "lower",
-    "socket",
-    "socket_group",
-    "socket_mode",
-    "durability",
-    "single_user",
-    "audit.enabled",
-    "audit.directory",
-    "audit.max_bytes",
-    "audit.keep",
-    "metrics.listen",
-];
+use super::keys::{KEYS, Key};
+use super::{Config, SocketGroup};
 
 /// A value that does not come from the configuration file alone.
 #[derive(Clone, Debug)]
@@ -42,8 +26,7 @@ impl Config {
     pub(crate) fn settings(&self, given: &BTreeMap<&'static str, Given>) -> Configuration {
         let values = self.values();
         let file = self.location.as_ref().filter(|_| self.was_read);
-        let settings = KEYS.into_iter().filter(|key| !key.starts_with('[')).map(|key| {
-            let applied_by = if FIXED.contains(&key) { AppliedBy::Restart } else { AppliedBy::Reload };
+        let settings = KEYS.iter().map(|&Key { name: key, applied_by, .. }| {
             let key_name = key.to_owned();
             if let Some(Given { value, origin, place }) = given.get(key) {
                 let (value, place) = (value.clone(), place.map(str::to_owned));
@@ -203,7 +186,7 @@ mod tests {
     #[test]
     fn every_key_has_a_setting_in_the_documented_order() {
         let names: Vec<String> = settings("").settings.into_iter().map(|setting| setting.key).collect();
-        let keys: Vec<&str> = KEYS.into_iter().filter(|key| !key.starts_with('[')).collect();
+        let keys: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
         assert_eq!(names, keys);
         let config = Config::default();
         let mut with_value: Vec<&str> = config.values().into_keys().collect();

@@ -10,7 +10,7 @@ const TITLE_BYTES: usize = 400;
 
 /// The beginnings of licenses' texts in lower case, with single spaces, and their SPDX identifiers, or the identifiers
 /// of Hugging Face for licenses that SPDX does not list. The first that occurs counts, so more specific ones come
-/// first. `docs/OPERATIONS.md` has the same table.
+/// first. `docs/USERS.md` has the same table.
 const TITLES: [(&str, &str); 21] = [
     ("apache license version 2.0", "apache-2.0"),
     ("apache license, version 2.0", "apache-2.0"),
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn every_title_and_its_identifier_are_documented() {
-        let documented = include_str!("../../../docs/OPERATIONS.md").to_lowercase();
+        let documented = include_str!("../../../docs/USERS.md").to_lowercase();
         for (title, identifier) in TITLES {
             assert!(documented.contains(&format!("| {title} | `{identifier}` |")), "{title}");
         }

@@ -16,6 +16,7 @@ mod diff;
 mod direct_writes;
 mod disk_faults;
 mod doctor;
+mod documents;
 mod edit;
 mod embedded;
 mod empty_store;

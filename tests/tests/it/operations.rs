@@ -1,5 +1,5 @@
-//! Checks `docs/OPERATIONS.md`: its example is a valid configuration, its keys exist, and it explains all
-//! checks of `doctor`; its commands for backups work.
+//! Checks what administrators read: the example in `docs/CONFIGURATION.md` is valid and its keys exist,
+//! `docs/OPERATIONS.md` explains all checks of `doctor`, and its commands for backups work.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,15 +11,16 @@ use blobd_tests::programs;
 use blobd_tests::temp_dirs::tmpfs_directory;
 
 const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
+const CONFIGURATION: &str = include_str!("../../../docs/CONFIGURATION.md");
 
 /// The names in the first column of the table with this header.
-fn first_column(head: &str) -> Vec<&'static str> {
-    rows(head).map(|row| row.split('`').nth(1).expect("a name")).collect()
+fn first_column(document: &'static str, head: &str) -> Vec<&'static str> {
+    rows(document, head).map(|row| row.split('`').nth(1).expect("a name")).collect()
 }
 
 /// The rows of the table with this header.
-fn rows(head: &str) -> impl Iterator<Item = &'static str> {
-    let rows = OPERATIONS.lines().skip_while(move |line| !line.starts_with(head)).skip(2);
+fn rows(document: &'static str, head: &str) -> impl Iterator<Item = &'static str> {
+    let rows = document.lines().skip_while(move |line| !line.starts_with(head)).skip(2);
     rows.take_while(|line| line.starts_with('|'))
 }
 
@@ -34,7 +35,7 @@ fn check_config(content: &str) {
 
 #[test]
 fn example_is_a_configuration() {
-    let example = OPERATIONS.split("<!-- test: configuration -->\n```toml\n").nth(1).unwrap();
+    let example = CONFIGURATION.split("<!-- test: configuration -->\n```toml\n").nth(1).unwrap();
     let example = example.split("```").next().unwrap();
     check_config(example);
 }
@@ -42,9 +43,9 @@ fn example_is_a_configuration() {
 /// Each key is accepted on its own with the default in the table.
 #[test]
 fn every_key_of_the_table_exists() {
-    let keys = first_column("| key |");
+    let keys = first_column(CONFIGURATION, "| key |");
     assert!(keys.len() > 10, "{keys:?}");
-    for row in rows("| key |") {
+    for row in rows(CONFIGURATION, "| key |") {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let (key, default) = (cells[1].trim_matches('`'), cells[2].split('`').nth(1));
         let Some(default) = default else { continue };
@@ -63,7 +64,7 @@ fn every_check_of_doctor_is_explained() {
     let report = blobd.line("doctor --json").json();
     let checks = report["checks"].as_array().unwrap();
     let names: Vec<_> = checks.iter().map(|check| check["name"].as_str().unwrap()).collect();
-    let mut explained = first_column("| check |");
+    let mut explained = first_column(OPERATIONS, "| check |");
     explained.sort_unstable();
     let mut sorted = names.clone();
     sorted.sort_unstable();

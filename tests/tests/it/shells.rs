@@ -263,6 +263,8 @@ fn manual_pages_of_all_commands_have_no_errors() {
         let page = std::fs::read_to_string(directory.join(format!("blobd-{name}.1"))).unwrap();
         assert_eq!(blobd.line(&format!("man {line}")).succeeds().text(), page);
     }
+    let keys = std::fs::read_to_string(directory.join("blobd.toml.5")).unwrap();
+    assert_eq!(blobd.line("man blobd.toml").succeeds().text(), keys);
     assert!(pull.contains("--limit\\-rate") || pull.contains("\\-\\-limit\\-rate"), "{pull}");
     for page in pages {
         let path = page.as_str().unwrap();

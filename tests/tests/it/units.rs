@@ -115,6 +115,7 @@ fn installed_paths_are_those_of_the_destination() {
     let unit = read("usr/local/lib/systemd/system/blobd.service");
     assert!(unit.contains("ExecStart=/usr/local/bin/blobd serve\n"), "{unit}");
     assert!(read("usr/local/share/man/man1/blobd-pull.1").contains(".TH BLOBD-PULL"));
+    assert!(read("usr/local/share/man/man5/blobd.toml.5").contains(".TH BLOBD.TOML 5"));
     assert!(read("usr/local/share/bash-completion/completions/blobd").contains("complete -F"));
     assert!(read("etc/blobd/config.toml").lines().all(|line| line.is_empty() || line.starts_with('#')));
     let mode = fs::metadata(folder.path().join("usr/local/bin/blobd")).unwrap().permissions().mode();

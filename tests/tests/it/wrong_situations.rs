@@ -17,6 +17,7 @@ use std::{env, fs};
 use blobd_tests::command::Run;
 
 use self::place::Place;
+use crate::documents::with_contents;
 
 /// A situation, and what must be said in it.
 struct Situation {
@@ -140,5 +141,5 @@ fn document() -> String {
             text += &format!("| {} |\n", cells.join(" | "));
         }
     }
-    text
+    with_contents(&text)
 }

@@ -42,7 +42,7 @@ fn wrong_configuration(path: &Path, error: &ErrorBody) -> Check {
         .because(
             "commands and the daemon refuse to work with a wrong file; the checks below use the defaults",
         )
-        .with_hint(hint.unwrap_or_else(|| "correct it; docs/OPERATIONS.md lists all keys".to_owned()))
+        .with_hint(hint.unwrap_or_else(|| "correct it; `man blobd.toml` lists all keys".to_owned()))
         .mended_by(format!("\"${{EDITOR:-vi}}\" {}", quoted(&path.to_string_lossy())))
 }
 
@@ -118,7 +118,7 @@ mod tests {
     fn wrong_configuration_is_a_failure_with_its_place() {
         let error = ErrorBody::new(ErrorCode::InvalidRequest, "c.toml:3:1: unknown key \"roots\"");
         let check = wrong_configuration(Path::new("/etc/blobd/c.toml"), &error);
-        assert!(check.detail.contains("c.toml:3:1") && check.hint.unwrap().contains("OPERATIONS.md"));
+        assert!(check.detail.contains("c.toml:3:1") && check.hint.unwrap().contains("man blobd.toml"));
         assert!(check.command.unwrap().ends_with(" /etc/blobd/c.toml"));
     }
 }

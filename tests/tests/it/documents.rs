@@ -1,0 +1,139 @@
+//! Checks all documents: their links lead somewhere, and long ones list their contents.
+//! `BLESS=1 cargo test -p blobd-tests --test it documents` writes the lists.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A document with more sections than this needs a list of contents.
+const SECTIONS_WITHOUT_CONTENTS: usize = 3;
+
+const CONTENTS: &str = "## Contents";
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a parent").to_path_buf()
+}
+
+/// The Markdown files of the top level, of `docs` and of its folders, with their text.
+fn documents() -> BTreeMap<PathBuf, String> {
+    let mut folders = vec![repository(), repository().join("docs")];
+    let mut found = BTreeMap::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                found.insert(path.clone(), fs::read_to_string(&path).unwrap());
+            } else if path.is_dir() && folder != repository() {
+                folders.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// The lines outside of blocks of code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        is_code ^= fence;
+        !is_code && !fence
+    })
+}
+
+/// The level and the text of each heading.
+fn headings(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    prose(text).filter_map(|line| {
+        let level = line.bytes().take_while(|byte| *byte == b'#').count();
+        let title = line.get(level..)?.strip_prefix(' ')?;
+        (level > 0).then_some((level, title))
+    })
+}
+
+/// The anchor that code hosts give to a heading.
+fn anchor(title: &str) -> String {
+    let kept = title.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|letter| letter.is_alphanumeric() || "-_".contains(*letter)).collect()
+}
+
+/// The targets of all links.
+fn links(text: &str) -> Vec<&str> {
+    let starts = prose(text).flat_map(|line| line.split("](").skip(1));
+    starts.filter_map(|rest| rest.split(')').next()).collect()
+}
+
+#[test]
+fn links_in_documents_lead_to_files_and_headings() {
+    let documents = documents();
+    assert!(documents.len() > 15, "{:?}", documents.keys());
+    let mut broken = Vec::new();
+    for (document, text) in &documents {
+        for link in links(text).into_iter().filter(|link| !link.contains("://")) {
+            let (file, heading) = link.split_once('#').map_or((link, None), |(file, at)| (file, Some(at)));
+            let target = if file.is_empty() { document.clone() } else { document.with_file_name(file) };
+            let target = target.canonicalize().ok();
+            let is_there = match (target.as_ref(), heading) {
+                (None, _) => false,
+                (Some(_), None) => true,
+                (Some(path), Some(heading)) => documents
+                    .get(path)
+                    .is_some_and(|text| headings(text).any(|(_, title)| anchor(title) == heading)),
+            };
+            if !is_there {
+                broken.push(format!("{}: {link}", document.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// The list of contents that a document must have.
+fn contents(text: &str) -> String {
+    let sections = headings(text).filter(|(level, title)| *level == 2 && *title != "Contents");
+    let lines = sections.map(|(_, title)| format!("- [{title}](#{})", anchor(title)));
+    format!("{CONTENTS}\n\n{}\n", lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// The text with its list of contents replaced, or inserted before the first section.
+pub(crate) fn with_contents(text: &str) -> String {
+    let list = contents(text);
+    let Some(start) = text.find("\n## ").map(|newline| newline + 1) else { return text.to_owned() };
+    let (head, sections) = text.split_at(start);
+    let rest = match sections.strip_prefix(CONTENTS) {
+        Some(old) => old.find("\n## ").map_or("", |newline| &old[newline + 1..]),
+        None => sections,
+    };
+    format!("{head}{list}\n{rest}")
+}
+
+#[test]
+fn long_documents_list_their_contents() {
+    let is_blessing = std::env::var_os("BLESS").is_some();
+    for (document, text) in documents() {
+        let is_in_docs = document.parent().is_some_and(|folder| folder.ends_with("docs"));
+        let sections = headings(&text).filter(|(level, title)| *level == 2 && *title != "Contents").count();
+        if !is_in_docs || sections <= SECTIONS_WITHOUT_CONTENTS {
+            continue;
+        }
+        let wanted = with_contents(&text);
+        if is_blessing {
+            fs::write(&document, wanted).unwrap();
+        } else {
+            assert!(text == wanted, "{}: run this test with BLESS=1 to write the list", document.display());
+        }
+    }
+}
+
+#[test]
+fn list_of_contents_is_inserted_and_replaced() {
+    let text = "# T\n\nIntro.\n\n## A `b` c\n\n```sh\n## no heading\n```\n\n### Below\n\n## D\n";
+    let listed = with_contents(text);
+    assert!(
+        listed.starts_with("# T\n\nIntro.\n\n## Contents\n\n- [A `b` c](#a-b-c)\n- [D](#d)\n\n## A `b` c\n")
+    );
+    assert_eq!(with_contents(&listed), listed);
+    assert_eq!(
+        with_contents(&listed.replace("## D", "## E")),
+        listed.replace("## D", "## E").replace("[D](#d)", "[E](#e)")
+    );
+}
