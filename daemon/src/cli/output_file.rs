@@ -197,7 +197,9 @@ fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
 fn link_to_new(from: &Path, to: &Path) -> io::Result<()> {
     match linkat(CWD, from, CWD, to, AtFlags::empty()) {
         // The file system, such as FAT, supports no links. Another program may then create the name in between.
-        Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP) if fs::symlink_metadata(to).is_err() => fs::rename(from, to),
+        Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP) if fs::symlink_metadata(to).is_err() => {
+            fs::rename(from, to)
+        }
         Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP) => Err(io::ErrorKind::AlreadyExists.into()),
         linked => linked.map_err(io::Error::from).and_then(|()| fs::remove_file(from)),
     }

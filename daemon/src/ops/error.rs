@@ -269,7 +269,9 @@ fn store_hint(error: &StoreError) -> Option<String> {
             ));
         }
         StoreError::WrongOwner { .. } => DOCTOR_MENDS_OWNERS,
-        StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => DOCTOR_MENDS_OWNERS,
+        StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            DOCTOR_MENDS_OWNERS
+        }
         StoreError::NoSafeRename { .. } => {
             "move the store to a file system that has one of them, such as ext4, xfs or btrfs"
         }

@@ -85,8 +85,10 @@ fn short_path(root: &Path, name: &Path) -> io::Result<(PathBuf, Option<File>)> {
 /// A directory that only this user can enter. It is created if it does not exist.
 fn private_directory() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
-    let runtime =
-        env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+    // The variable may be another user's, such as after `su`.
+    let is_own = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == uid);
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = runtime.filter(|path| path.is_absolute() && is_own(path));
     let path = match runtime {
         Some(runtime) => runtime.join("blobd"),
         None => env::temp_dir().join(format!("blobd-{uid}")),

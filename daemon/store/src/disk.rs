@@ -453,7 +453,7 @@ const ABOVE_ROOT: &str = "..";
 const MAX_LEVELS: usize = 32;
 
 /// Whether an error means that the disk has failed, unlike too many open files.
-fn is_disk_failure(error: &io::Error) -> bool {
+pub(crate) fn is_disk_failure(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::IO | Errno::ROFS | Errno::SHUTDOWN | Errno::UCLEAN | Errno::NODEV))
 }

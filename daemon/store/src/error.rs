@@ -426,8 +426,10 @@ impl From<WrongOwner> for io::Error {
 
 /// As [`UnexpectedFile`].
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("this file system has neither renames that replace nothing (RENAME_NOREPLACE) nor hard links, and a store \
-         needs one of them")]
+#[error(
+    "this file system has neither renames that replace nothing (RENAME_NOREPLACE) nor hard links, and a store \
+         needs one of them"
+)]
 pub(super) struct NoSafeRename;
 
 impl From<NoSafeRename> for io::Error {

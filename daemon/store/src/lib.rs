@@ -135,11 +135,11 @@ pub use tags::Tags;
 pub use trash::{Displaced, TrashedModel};
 
 use deferred_deletion::DeferredDeletion;
-use disk::{Disk, GuardedDisk, KernelDisk};
+use disk::{Disk, GuardedDisk, KernelDisk, is_disk_failure};
 use leases::Leases;
 use root::{Directory, OPEN_DIRECTORY, Root};
-use store_dir::MOUNTED_READ_ONLY;
 use space::Space;
+use store_dir::MOUNTED_READ_ONLY;
 use transactions::Transactions;
 
 /// Options for [`Store::open_with`].
@@ -369,8 +369,16 @@ impl Store {
     /// Why nothing can be changed now: the store refuses changes, or its file system is read-only, which may end.
     #[must_use]
     pub fn read_only_reason(&self) -> Option<Cow<'_, str>> {
-        let mounted = || self.mount_is_read_only().then_some(Cow::Borrowed(MOUNTED_READ_ONLY));
-        self.disk.failure().map(Cow::Borrowed).or_else(mounted)
+        if let Some(failure) = self.disk.failure() {
+            return Some(Cow::Borrowed(failure));
+        }
+        // XFS refuses to open anything after it has shut down, and says nothing in the options of its mount.
+        match self.root.try_open_directory(Path::new("")) {
+            Err(error) if is_disk_failure(&error) => {
+                Some(format!("its directory cannot be opened: {error}").into())
+            }
+            _ => self.mount_is_read_only().then_some(Cow::Borrowed(MOUNTED_READ_ONLY)),
+        }
     }
 
     pub(crate) const fn disk(&self) -> &GuardedDisk {

@@ -33,7 +33,8 @@ impl StoreOwner {
     pub(crate) fn of(directory: &File) -> io::Result<Self> {
         let above = fstat(directory)?;
         let found = statat(directory, layout::STORE_FILE, AtFlags::SYMLINK_NOFOLLOW).ok();
-        let store_file = found.filter(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile);
+        let store_file =
+            found.filter(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile);
         Ok(match store_file {
             Some(file) if file.st_uid != 0 || above.st_uid == 0 => Self::from(file),
             Some(_roots) => Self::from(above),

@@ -102,7 +102,8 @@ impl Store {
     fn owner_can_use_directory(&self) -> bool {
         let owner = self.owner();
         let Ok(status) = self.root_status() else { return false };
-        let may_write = || accessat(self.root.directory_file(), ".", Access::WRITE_OK, AtFlags::empty()).is_ok();
+        let may_write =
+            || accessat(self.root.directory_file(), ".", Access::WRITE_OK, AtFlags::empty()).is_ok();
         // The kernel answers only for the user of this process.
         let is_writable = |status: FileStatus| match status.permissions() & 0o022 {
             0o020 => status.group() == owner.gid,

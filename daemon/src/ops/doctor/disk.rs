@@ -45,7 +45,9 @@ pub(super) fn renames(facts: &Facts) -> Check {
     match &facts.rename_failure {
         None => ok("renames", "a file gets its name without replacing another"),
         Some(error) => failure("renames", error)
-            .because("two imports of one tensor at a time could replace each other's file, so nothing is imported")
+            .because(
+                "two imports of one tensor at a time could replace each other's file, so nothing is imported",
+            )
             .with_hint("move the store to another file system; OPERATIONS.md says how")
             .mended_by(format!("findmnt --target {}", quoted(&facts.root))),
     }

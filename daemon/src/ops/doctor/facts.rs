@@ -6,7 +6,9 @@ use std::time::SystemTime;
 use blobd_store::gc;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
-use blobd_store::{FileSystem, Inodes, LowerStatus, Mount, Ownership, SpacePolicy, Store, StoreError, StoreOwner};
+use blobd_store::{
+    FileSystem, Inodes, LowerStatus, Mount, Ownership, SpacePolicy, Store, StoreError, StoreOwner,
+};
 
 pub(super) use crate::audit::AuditStatus;
 

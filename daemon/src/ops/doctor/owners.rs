@@ -43,7 +43,8 @@ pub(super) fn ownership(facts: &Facts) -> Check {
             .mended_by(facts.chown());
     }
     if !facts.runs_as_owner() {
-        let detail = format!("the store belongs to uid {}, and this process runs as uid {}", owner.uid, facts.uid);
+        let detail =
+            format!("the store belongs to uid {}, and this process runs as uid {}", owner.uid, facts.uid);
         return failure("ownership", detail)
             .because("files of another user in it would stop its owner's daemon, so nothing is changed")
             .with_hint("run blobd as the store's owner; or give the store to this user with `chown -R`")

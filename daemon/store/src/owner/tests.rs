@@ -123,7 +123,9 @@ fn files_of_other_users_are_found_at_every_depth_and_are_not_written_to() {
     }
     chown(folder.path().join("manifests/registry.ollama.ai/library"), Some(STRANGER), None).unwrap();
     let error = import(&store, "n").unwrap_err();
-    assert!(matches!(&error, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied));
+    assert!(
+        matches!(&error, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    );
 }
 
 #[test]

@@ -70,7 +70,8 @@ mod tests {
             point: "/srv".to_owned(),
             source: "/dev/sdb".to_owned(),
         };
-        for read_only in ["ro,noatime", "rw,ro,errors=remount-ro", "rw,relatime,emergency_ro", "rw,shutdown"] {
+        for read_only in ["ro,noatime", "rw,ro,errors=remount-ro", "rw,relatime,emergency_ro", "rw,shutdown"]
+        {
             assert!(options(read_only).is_read_only(), "{read_only}");
         }
         assert!(!options("rw,relatime,errors=remount-ro").is_read_only());
