@@ -62,7 +62,7 @@ const OPERATIONS: [Operation; 10] = [
     .of_blobs(),
     Operation::of(
         "import under an existing name",
-        &["import", "RELATIVE", "--name", "kept"],
+        &["import", "RELATIVE", "--name", "kept", "--force"],
         Some(("kept", "RELATIVE")),
     )
     .of_blobs(),
