@@ -71,6 +71,38 @@ fn every_check_of_doctor_is_explained() {
     assert_eq!(sorted, explained, "in docs/OPERATIONS.md");
 }
 
+/// The sentence is in the README too.
+#[test]
+fn commands_that_need_a_daemon_are_those_that_the_documents_name() {
+    let sentence = "`health`, `limit RATE`, `log --follow` and `mount` need a daemon";
+    let readme = include_str!("../../../README.md").replace('\n', " ");
+    assert!(readme.contains(sentence) && OPERATIONS.contains(sentence));
+    let folder = tmpfs_directory();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    let model = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
+    blobd.run(["import", model.to_str().unwrap()]).succeeds();
+    for line in
+        ["health", "limit 1MB", "limit off", "log --follow", &format!("mount {}", folder.path().display())]
+    {
+        let run = blobd.line(line);
+        assert!(run.code != 0 && run.stderr.contains("daemon"), "{line}: {}", run.stderr);
+    }
+    for line in [
+        "ps",
+        "limit",
+        "log",
+        "df --users",
+        "warm m",
+        "verify",
+        "reindex",
+        "history m",
+        "partial ls",
+        "outdated",
+    ] {
+        blobd.line(line).succeeds();
+    }
+}
+
 /// Runs the commands below `<!-- test: NAME -->`, with these variables.
 fn run_block(name: &str, variables: &[(&str, &Path)]) {
     let after = OPERATIONS.split(&format!("<!-- test: {name} -->\n```sh\n")).nth(1).expect(name);
