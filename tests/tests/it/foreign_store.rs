@@ -20,8 +20,8 @@ use tempfile::TempDir;
 
 use super::multi_user::can_be_others;
 
-const OWNER: u32 = 65534;
-const GROUP: u32 = 65533;
+pub(super) const OWNER: u32 = 65534;
+pub(super) const GROUP: u32 = 65533;
 const STRANGER: u32 = 12345;
 const MODEL: &str = "application/vnd.ollama.image.model";
 
@@ -92,7 +92,7 @@ impl Place {
 }
 
 /// Files and directories of the store with another owner or group.
-fn foreign(root: &Path) -> Vec<PathBuf> {
+pub(super) fn foreign(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut next = vec![root.to_path_buf()];
     while let Some(path) = next.pop() {
