@@ -296,7 +296,7 @@ impl Root {
             if let Some(WrongOwner { uid, owner }) = inner.and_then(|inner| inner.downcast_ref()) {
                 return StoreError::WrongOwner { path, uid: *uid, owner: *owner };
             }
-            if inner.is_some_and(|inner| inner.is::<NoSafeRename>()) {
+            if let Some(NoSafeRename) = inner.and_then(|inner| inner.downcast_ref()) {
                 return StoreError::NoSafeRename { path };
             }
             match Errno::from_io_error(&error) {
