@@ -33,6 +33,7 @@
 //! - [`asynchronous`]: the same for asynchronous programs
 //! - [`residency`]: how much of a tensor is in memory; prefetching, releasing and locking it
 //! - [`gguf_view`]: a model as one GGUF file in memory, without a copy
+//! - [`name_service`]: the names of users and groups
 //! - [`error`]: the errors
 //! - [`protocol`]: the messages and frames, used by both ends
 //!
@@ -46,6 +47,7 @@ pub mod client;
 pub mod error;
 pub mod gguf_view;
 pub mod model;
+pub mod name_service;
 pub mod protocol;
 pub mod residency;
 pub mod sockets;

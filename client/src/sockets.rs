@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{getegid, geteuid, getgroups};
 
+use crate::name_service;
+
 /// The socket of the system's daemon.
 pub const SYSTEM_SOCKET: &str = "/run/blobd/blobd.sock";
 
@@ -108,15 +110,27 @@ fn hint_for_mode(socket: &Metadata) -> String {
     if getegid().as_raw() == gid || groups.iter().any(|group| group.as_raw() == gid) {
         return "the system's security policy refuses it; see the kernel's audit log".to_owned();
     }
-    let group = GroupEntry::find(gid);
-    let name = group.as_ref().map_or_else(|| gid.to_string(), |group| group.name.clone());
-    match (group.is_some_and(|group| group.has_this_user()), user_name()) {
-        (true, _) => format!("you joined the group {name} after this session began: log in again"),
-        (false, Some(user)) => {
-            format!("join the group {name} (`sudo usermod -aG {name} {user}`) and log in again")
-        }
-        (false, None) => format!("join the group {name} and log in again"),
+    let uid = geteuid().as_raw();
+    // Without an answer of the name service the advice has numbers.
+    let name =
+        name_service::group_by_id(gid).ok().flatten().map_or_else(|| gid.to_string(), |group| group.name);
+    let is_member = matches!(name_service::groups_of(uid), Ok(Some(groups)) if groups.contains(&gid));
+    if is_member {
+        return format!("you joined the group {name} after this session began: log in again");
     }
+    // Groups of a directory are changed there, and usermod takes names of the usual form only.
+    let is_local = is_plain(&name) && name_service::local_names("/etc/group").contains(&name);
+    match name_service::user_by_id(uid).ok().flatten() {
+        Some(user) if is_local && is_plain(&user.name) => {
+            format!("join the group {name} (`sudo usermod -aG {name} {}`) and log in again", user.name)
+        }
+        _ => format!("join the group {name} and log in again"),
+    }
+}
+
+/// Whether a name is one word of a shell. Names of Active Directory have backslashes and spaces.
+fn is_plain(name: &str) -> bool {
+    name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.@+".contains(c))
 }
 
 /// For a socket in a directory that this user may not enter.
@@ -128,42 +142,6 @@ fn hint_for_directory(socket: &Path) -> String {
     format!(
         "{directory} does not admit you; the daemon's owner can set socket to a path that others can reach"
     )
-}
-
-/// A line of `/etc/group`.
-struct GroupEntry {
-    name: String,
-    members: Vec<String>,
-}
-
-impl GroupEntry {
-    fn find(gid: u32) -> Option<Self> {
-        Self::parse(&fs::read_to_string("/etc/group").ok()?, gid)
-    }
-
-    fn parse(groups: &str, gid: u32) -> Option<Self> {
-        groups.lines().find_map(|line| {
-            let fields: Vec<&str> = line.split(':').collect();
-            let [name, _password, number, members] = fields[..] else { return None };
-            let members = members.split(',').map(str::to_owned).collect();
-            (number.parse() == Ok(gid)).then(|| Self { name: name.to_owned(), members })
-        })
-    }
-
-    fn has_this_user(&self) -> bool {
-        user_name().is_some_and(|user| self.members.contains(&user))
-    }
-}
-
-/// The name of the effective user.
-fn user_name() -> Option<String> {
-    let users = fs::read_to_string("/etc/passwd").ok()?;
-    let uid = geteuid().as_raw().to_string();
-    let mut lines = users.lines().map(|line| line.split(':'));
-    lines.find_map(|mut fields| {
-        let name = fields.next()?;
-        (fields.nth(1) == Some(uid.as_str())).then(|| name.to_owned())
-    })
 }
 
 #[cfg(test)]
@@ -205,13 +183,8 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_found_by_number() {
-        let groups = "root:x:0:\nbad line\nmodels:x:7:ann,bob\n";
-        let found = GroupEntry::parse(groups, 7).unwrap();
-        assert_eq!(
-            (found.name.as_str(), found.members),
-            ("models", vec!["ann".to_owned(), "bob".to_owned()])
-        );
-        assert!(GroupEntry::parse(groups, 8).is_none());
+    fn advice_has_a_command_only_for_names_that_are_words_of_a_shell() {
+        assert!(is_plain("ann.lee@example.com") && is_plain("models-x"));
+        assert!(!is_plain("DOMAIN\\ann") && !is_plain("domain users") && !is_plain("a;b"));
     }
 }

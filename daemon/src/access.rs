@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use blobd_client::protocol::access::OwnAccess;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 
-use crate::principal::{Principal, UserNames};
+use crate::names::Names;
+use crate::principal::Principal;
 use crate::user_set::UserSet;
 
 /// What a user may do. Each right includes those before it.
@@ -56,8 +57,8 @@ pub(crate) struct Access {
     pub(crate) read: UserSet,
     pub(crate) pull: UserSet,
     pub(crate) administer: UserSet,
-    /// The names when the configuration was read: finding them needs no file.
-    pub(crate) users: UserNames,
+    /// The names of users.
+    pub(crate) names: Names,
     /// The configuration file, for errors.
     pub(crate) file: Option<PathBuf>,
 }
@@ -75,7 +76,7 @@ impl Access {
     pub(crate) fn own_access(&self, principal: &Principal) -> OwnAccess {
         OwnAccess {
             uid: principal.uid,
-            user: self.users.name_of(principal.uid),
+            user: self.names.known_name_of(principal.uid),
             groups: principal.groups.all().into_iter().collect(),
             rights: self.rights_of(principal).names(),
         }
@@ -83,7 +84,7 @@ impl Access {
 
     /// The error of a request that needs a right that its user does not have. `what` is its command.
     pub(crate) fn refusal(&self, principal: &Principal, right: Right, what: &str) -> ErrorBody {
-        let (who, right) = (self.users.describe(principal.uid), right.name());
+        let (who, right) = (self.names.describe(principal.uid), right.name());
         let message = format!("{what}: {who} does not have the right \"{right}\"");
         let file = self
             .file
@@ -118,7 +119,8 @@ mod tests {
     #[test]
     fn refusal_names_user_right_and_key() {
         let file = Some("/etc/blobd/config.toml".into());
-        let access = Access { users: names().users, file, ..Access::default() };
+        let access = Access { names: names(), file, ..Access::default() };
+        access.names.name_of(70001);
         let error = access.refusal(&principal(70001, 1, None), Right::Administer, "gc");
         assert_eq!(error.code, ErrorCode::Denied);
         assert_eq!(error.message, "gc: user ann (uid 70001) does not have the right \"admin\"");

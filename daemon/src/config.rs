@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blobd_client::protocol::error::ErrorBody;
 use serde::Deserialize;
 
 use self::access::AccessConfig;
@@ -40,10 +41,10 @@ use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
 use crate::access::Access;
+use crate::names::Names;
 use crate::policy::Policy;
 use crate::quotas::Quotas;
 use crate::transfer::TransferPolicy;
-use crate::user_set::Names;
 
 /// The content of the configuration file. All keys are optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -89,6 +90,9 @@ pub(crate) struct Config {
     /// The socket that systemd has passed to this daemon.
     #[serde(skip)]
     pub passed_socket: Option<SocketOfUnit>,
+    /// The error about a name that the name service does not know at present. Only a daemon needs the names.
+    #[serde(skip)]
+    pub unresolved: Option<ErrorBody>,
     /// Whether the file was there.
     #[serde(skip)]
     was_read: bool,
@@ -273,7 +277,13 @@ impl Config {
     fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let mut config: Self =
             toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
-        config.check(Names::read).map_err(|refusal| ConfigError::of_refusal(path, text, &refusal))?;
+        match config.check(Names::system) {
+            Ok(()) => {}
+            Err(refusal) if refusal.is_temporary => {
+                config.unresolved = Some(refusal.body(path, text));
+            }
+            Err(refusal) => return Err(ConfigError::of_refusal(path, text, &refusal)),
+        }
         config.policy.note_lines(|offset| error::line(text, offset));
         for placed in config.lower.iter_mut().chain(&mut config.ca_files) {
             placed.note_place(|offset| error::place(path, text, offset));
@@ -296,17 +306,29 @@ impl Config {
         self.quotas.check(names)
     }
 
-    /// Who has which rights. Reads the names of users and groups.
+    /// Fails if the name service does not know the users and groups in the file at present.
+    pub(crate) fn with_known_names(mut self) -> Result<Self, ErrorBody> {
+        self.unresolved.take().map_or(Ok(self), Err)
+    }
+
+    /// The number of the socket's group, if the file names one. Asks the name service.
+    pub(crate) fn socket_gid(&self) -> Result<Option<u32>, ErrorBody> {
+        let path = self.location.as_deref().unwrap_or_else(|| Path::new(""));
+        let gid = self.socket_group.as_ref().map(|group| members::socket_gid(group, Names::system));
+        gid.transpose().map_err(|refusal| refusal.body(path, ""))
+    }
+
+    /// Who has which rights. Asks the name service.
     pub(crate) fn access(&self) -> Access {
         self.access.access(self.location.as_deref())
     }
 
-    /// How much may be charged to each user. Reads the names of users and groups.
+    /// How much may be charged to each user. Asks the name service if there are quotas.
     pub(crate) fn quotas(&self) -> Quotas {
         self.quotas.quotas()
     }
 
-    /// Which models are allowed to whom. Reads the names of users and groups, if there are rules.
+    /// Which models are allowed to whom. Asks the name service if there are rules.
     pub(crate) fn policy(&self) -> Policy {
         self.policy.policy(self.location.as_deref())
     }
@@ -500,7 +522,10 @@ mod tests {
     #[test]
     fn group_of_the_socket_that_does_not_exist_is_named_with_its_place_and_a_hint() {
         let error = Config::parse(Path::new("c"), "\nsocket_group = \"no-such-group\"").unwrap_err().body();
-        assert_eq!(error.message, "c:2:1: socket_group: \"no-such-group\", a group in /etc/group expected");
+        assert_eq!(
+            error.message,
+            "c:2:1: socket_group: no such group: expected a group that `getent group` finds, found \"no-such-group\""
+        );
         assert!(error.hint.unwrap().contains("`groupadd no-such-group`"));
         Config::parse(Path::new("c"), "socket_group = 64999").unwrap();
     }

@@ -39,6 +39,7 @@ mod metadata_json;
 mod metrics;
 mod monitoring;
 mod mount;
+mod names;
 mod open_sessions;
 pub mod ops;
 mod output;

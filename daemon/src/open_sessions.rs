@@ -11,8 +11,9 @@ use blobd_store_format::reference::Reference;
 use tokio::sync::{Notify, watch};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
+use crate::names::Names;
 use crate::ops::rfc3339;
-use crate::principal::{Principal, UserNames};
+use crate::principal::Principal;
 use crate::requester::Requester;
 
 /// The open sessions, and when each model was last opened.
@@ -87,7 +88,7 @@ impl Sessions {
     }
 
     /// Asks sessions to end: those of the caller's own user, or all if the caller is an administrator.
-    /// Reads `/etc/passwd`.
+    /// Asks for the names of users.
     pub(crate) fn end(&self, which: &SessionSelector, caller: Requester) -> Ending {
         let matching: Vec<OpenSession> =
             self.lock().open.values().filter(|session| session.matches(which)).cloned().collect();
@@ -98,9 +99,9 @@ impl Sessions {
         Ending { sessions: summaries(&matching), denied: denied.len(), ended }
     }
 
-    /// The open sessions. Reads `/etc/passwd`.
+    /// The open sessions. Asks for the names of users.
     pub(crate) fn list(&self) -> SessionList {
-        // The table is not locked while the summaries are made: finding user names reads a file.
+        // The table is not locked while the summaries are made: finding the names of users takes time.
         let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
         SessionList { sessions: summaries(&open) }
     }
@@ -165,7 +166,7 @@ impl Table {
 }
 
 fn summaries(sessions: &[OpenSession]) -> Vec<SessionSummary> {
-    let users = UserNames::read();
+    let users = Names::system();
     sessions.iter().map(|session| session.summary(&users)).collect()
 }
 
@@ -177,7 +178,7 @@ impl OpenSession {
         }
     }
 
-    fn summary(&self, users: &UserNames) -> SessionSummary {
+    fn summary(&self, users: &Names) -> SessionSummary {
         SessionSummary {
             pid: self.peer.pid,
             uid: self.peer.uid,

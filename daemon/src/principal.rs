@@ -1,12 +1,11 @@
-//! The user at the other end of a connection, and the names of users and groups.
+//! The user at the other end of a connection.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::sync::Arc;
 
-use blobd_client::protocol::space::UserId;
-
+use crate::names::Names;
 use crate::sys::peer_groups;
 
 /// Who has sent a request. Rights depend on the user and its groups only, not on how they were found out.
@@ -22,7 +21,7 @@ pub(crate) struct Principal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Groups {
     pub(crate) primary: u32,
-    /// `None` if the kernel does not report them. Then `/etc/group` says who is a member.
+    /// `None` if the kernel does not report them; [`Principal::named`] then asks the name service.
     pub(crate) supplementary: Option<Arc<[u32]>>,
 }
 
@@ -47,6 +46,21 @@ impl Principal {
         Ok(Self { pid: credentials.pid().unwrap_or_default(), uid: credentials.uid(), groups })
     }
 
+    /// The same after the name service was asked for what a request may need: its name, and its groups if the kernel has
+    /// not reported them. Waits a moment if it does not answer.
+    pub(crate) fn named(mut self, names: &Names) -> Self {
+        names.name_of(self.uid);
+        if self.groups.supplementary.is_none() {
+            self.groups.supplementary = names.groups_of(self.uid);
+        }
+        self
+    }
+
+    /// Whether [`Self::named`] would ask.
+    pub(crate) fn is_named(&self, names: &Names) -> bool {
+        names.knows(self.uid) && self.groups.supplementary.is_some()
+    }
+
     /// Whether this is root or the daemon's own user. These have all rights, because they own the files: they could
     /// change the store without the daemon.
     pub(crate) fn owns_store(&self) -> bool {
@@ -68,129 +82,20 @@ impl Principal {
     }
 }
 
-/// The names of users from `/etc/passwd`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UserNames(BTreeMap<u32, User>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct User {
-    name: String,
-    /// The primary group, if the line has one.
-    gid: Option<u32>,
-}
-
-impl UserNames {
-    /// Without names if the file cannot be read.
-    pub(crate) fn read() -> Self {
-        Self::parse(&fs::read_to_string("/etc/passwd").unwrap_or_default())
-    }
-
-    pub(crate) fn parse(passwd: &str) -> Self {
-        let mut names = BTreeMap::new();
-        for line in passwd.lines() {
-            let mut fields = line.split(':');
-            if let (Some(name), Some(Ok(uid))) = (fields.next(), fields.nth(1).map(str::parse)) {
-                let gid = fields.next().and_then(|gid| gid.parse().ok());
-                // The first entry of a user counts.
-                names.entry(uid).or_insert_with(|| User { name: name.to_owned(), gid });
-            }
-        }
-        Self(names)
-    }
-
-    pub(crate) fn name_of(&self, uid: u32) -> Option<String> {
-        self.0.get(&uid).map(|user| user.name.clone())
-    }
-
-    pub(crate) fn user_id(&self, uid: u32) -> UserId {
-        UserId { uid, user: self.name_of(uid) }
-    }
-
-    pub(crate) fn primary_group_of(&self, uid: u32) -> Option<u32> {
-        self.0.get(&uid)?.gid
-    }
-
-    /// `user ann (uid 7)`, or `uid 7`.
-    pub(crate) fn describe(&self, uid: u32) -> String {
-        match self.name_of(uid) {
-            Some(name) => format!("user {name} (uid {uid})"),
-            None => format!("uid {uid}"),
-        }
-    }
-
-    pub(crate) fn uid_of(&self, name: &str) -> Option<u32> {
-        self.0.iter().find_map(|(uid, known)| (known.name == name).then_some(*uid))
-    }
-
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.values().map(|user| user.name.as_str())
-    }
-}
-
-/// The groups in `/etc/group`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GroupNames(Vec<Group>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Group {
-    name: String,
-    gid: u32,
-    /// The names of users.
-    members: Vec<String>,
-}
-
-impl GroupNames {
-    /// Without groups if the file cannot be read.
-    pub(crate) fn read() -> Self {
-        Self::parse(&fs::read_to_string("/etc/group").unwrap_or_default())
-    }
-
-    pub(crate) fn parse(groups: &str) -> Self {
-        let group = |line: &str| {
-            let mut fields = line.split(':');
-            let (name, gid) = (fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?);
-            let members = fields.next().unwrap_or_default().split(',').map(str::trim);
-            let members = members.filter(|member| !member.is_empty()).map(str::to_owned).collect();
-            Some(Group { name, gid, members })
-        };
-        Self(groups.lines().filter_map(group).collect())
-    }
-
-    pub(crate) fn gid_of(&self, name: &str) -> Option<u32> {
-        self.0.iter().find(|group| group.name == name).map(|group| group.gid)
-    }
-
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|group| group.name.as_str())
-    }
-
-    /// The names of the users that the file lists as members.
-    pub(crate) fn members_of(&self, gid: u32) -> impl Iterator<Item = &str> {
-        let groups = self.0.iter().filter(move |group| group.gid == gid);
-        groups.flat_map(|group| group.members.iter().map(String::as_str))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn first_name_of_a_user_counts() {
-        let users = UserNames::parse("root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:\nno\nb:x:y:\nann:x:7:7:::\n");
-        assert_eq!(users.name_of(0).as_deref(), Some("root"));
-        assert_eq!(users.name_of(7).as_deref(), Some("ann"));
-        assert_eq!(users.name_of(8), None);
-        assert_eq!((users.uid_of("ann"), users.uid_of("an")), (Some(7), None));
-    }
-
-    #[test]
-    fn groups_have_a_number_and_members() {
-        let groups = GroupNames::parse("models-x:x:5:\nno\nmodels:x:7:ann, bob\nbad:x:y:ann\n");
-        assert_eq!(groups.gid_of("models"), Some(7));
-        assert_eq!((groups.gid_of("model"), groups.gid_of("bad")), (None, None));
-        assert_eq!(groups.members_of(7).collect::<Vec<_>>(), ["ann", "bob"]);
-        assert_eq!(groups.members_of(5).count(), 0);
+    fn groups_that_the_kernel_does_not_report_are_those_of_the_name_service() {
+        let names = Names::from_files("ann:x:7:70::/:\n", "staff:x:80:ann\n");
+        let peer =
+            |uid, supplementary| Principal { pid: 1, uid, groups: Groups { primary: 5, supplementary } };
+        let named = peer(7, None).named(&names);
+        assert_eq!(named.groups.all(), [5, 70, 80].into());
+        assert!(named.is_named(&names));
+        let reported = peer(7, Some([6].into())).named(&names);
+        assert_eq!(reported.groups.all(), [5, 6].into());
     }
 
     #[tokio::test]

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use blobd_client::protocol::accounts::{QuotaState, UserLimits};
 
+use crate::names::Names;
 use crate::principal::{Groups, Principal};
-use crate::user_set::{Names, UserSet};
+use crate::user_set::UserSet;
 
 /// The limits of one user in bytes; without both there is no quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +49,7 @@ pub(crate) struct Quotas {
     pub(crate) users: BTreeMap<u32, UserQuota>,
     /// The members of each group.
     pub(crate) groups: Vec<(UserSet, UserQuota)>,
-    /// The names when the configuration was read.
+    /// For the groups of users without a connection.
     pub(crate) names: Names,
 }
 
@@ -66,22 +67,23 @@ impl Quotas {
         of_groups.map(|(_, quota)| *quota).max_by_key(|quota| quota.order()).unwrap_or(self.default)
     }
 
-    /// A user without a connection, with the groups that the system's files list.
+    /// A user without a connection, with the groups that the name service knows. Waits a moment if that does not
+    /// answer.
     pub(crate) fn absent(&self, uid: u32) -> Principal {
-        let primary = self.names.users.primary_group_of(uid).unwrap_or(u32::MAX);
-        Principal { pid: 0, uid, groups: Groups { primary, supplementary: None } }
+        let groups = self.names.groups_of(uid);
+        // All of them are here; the largest number means no group.
+        Principal { pid: 0, uid, groups: Groups { primary: u32::MAX, supplementary: groups } }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::principal::{GroupNames, UserNames};
     use crate::user_set::{Member, NameOrNumber};
 
     fn names() -> Names {
-        let users = UserNames::parse("ann:x:70001:80003::/:\nbob:x:70002:70002::/:\n");
-        Names { users, groups: GroupNames::parse("staff:x:80001:bob\nlab:x:80003:\n") }
+        let users = "ann:x:70001:80003::/:\nbob:x:70002:70002::/:\n";
+        Names::from_files(users, "staff:x:80001:bob\nlab:x:80003:\n")
     }
 
     fn quotas() -> Quotas {
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_absent_users_are_those_of_the_files() {
+    fn groups_of_absent_users_are_those_of_the_name_service() {
         let quotas = quotas();
         let of = |uid| quotas.of(&quotas.absent(uid), false).hard;
         assert_eq!((of(70001), of(70002), of(70003)), (Some(30), Some(20), Some(1)));

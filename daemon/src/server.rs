@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::admission::Connections;
 use crate::api;
+use crate::names::Names;
 use crate::principal::Principal;
 use crate::socket::{ClientSocket, HttpIo};
 use crate::state::Daemon;
@@ -91,6 +92,7 @@ impl Server {
         self.daemon.note_peer(&peer);
         let (daemon, ending) = (Arc::clone(&self.daemon), self.ending.subscribe());
         tokio::spawn(async move {
+            let Some(peer) = named(peer).await else { return };
             if let Err(error) = serve_connection(daemon, peer, socket, ending).await {
                 tracing::debug!("a connection ended early: {error}");
             }
@@ -112,6 +114,16 @@ impl Server {
         // Best effort: the connection is closed in any case.
         let _ = send_message(socket.stream(), BUSY, &[]);
     }
+}
+
+/// Asks for the name of a peer before its first request, so that errors and records have it. `None` if the process
+/// ends.
+async fn named(peer: Principal) -> Option<Principal> {
+    let names = Names::system();
+    if peer.is_named(&names) {
+        return Some(peer);
+    }
+    tokio::task::spawn_blocking(move || peer.named(&names)).await.ok()
 }
 
 async fn serve_connection(

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::principal::{GroupNames, Principal, UserNames};
+use crate::names::{NameError, Names};
+use crate::principal::Principal;
 
 /// A member of a list of users in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,33 +31,22 @@ impl fmt::Display for Member {
     }
 }
 
+impl Member {
+    /// Whether there is such a user or group. Numbers need no name.
+    pub(crate) fn check(&self, names: &Names) -> Result<(), NameError> {
+        match self {
+            Self::User(NameOrNumber::Name(name)) => names.uid_of(name).map(drop),
+            Self::Group(NameOrNumber::Name(name)) => names.gid_of(name).map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for NameOrNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => f.write_str(name),
             Self::Number(number) => number.fmt(f),
-        }
-    }
-}
-
-/// The names of users and groups that the configuration may use.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Names {
-    pub(crate) users: UserNames,
-    pub(crate) groups: GroupNames,
-}
-
-impl Names {
-    pub(crate) fn read() -> Self {
-        Self { users: UserNames::read(), groups: GroupNames::read() }
-    }
-
-    /// Whether the member exists. Numbers need no name.
-    pub(crate) fn know(&self, member: &Member) -> bool {
-        match member {
-            Member::User(NameOrNumber::Name(name)) => self.users.uid_of(name).is_some(),
-            Member::Group(NameOrNumber::Name(name)) => self.groups.gid_of(name).is_some(),
-            _ => true,
         }
     }
 }
@@ -67,8 +57,6 @@ pub(crate) struct UserSet {
     has_everyone: bool,
     uids: BTreeSet<u32>,
     gids: BTreeSet<u32>,
-    /// The members of these groups by `/etc/group`, for kernels that do not report the groups of a process.
-    listed: BTreeSet<u32>,
 }
 
 impl UserSet {
@@ -79,22 +67,17 @@ impl UserSet {
             match member {
                 Member::Everyone => set.has_everyone = true,
                 Member::User(NameOrNumber::Number(uid)) => drop(set.uids.insert(*uid)),
-                Member::User(NameOrNumber::Name(name)) => set.uids.extend(names.users.uid_of(name)),
+                Member::User(NameOrNumber::Name(name)) => set.uids.extend(names.uid_of(name)),
                 Member::Group(NameOrNumber::Number(gid)) => drop(set.gids.insert(*gid)),
-                Member::Group(NameOrNumber::Name(name)) => set.gids.extend(names.groups.gid_of(name)),
+                Member::Group(NameOrNumber::Name(name)) => set.gids.extend(names.gid_of(name)),
             }
         }
-        let listed = set.gids.iter().flat_map(|gid| names.groups.members_of(*gid));
-        set.listed = listed.filter_map(|name| names.users.uid_of(name)).collect();
         set
     }
 
     pub(crate) fn contains(&self, principal: &Principal) -> bool {
         let Principal { uid, groups, .. } = principal;
-        self.has_everyone
-            || self.uids.contains(uid)
-            || self.gids.iter().any(|gid| groups.contains(*gid))
-            || groups.supplementary.is_none() && self.listed.contains(uid)
+        self.has_everyone || self.uids.contains(uid) || self.gids.iter().any(|gid| groups.contains(*gid))
     }
 }
 
@@ -109,8 +92,8 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn names() -> Names {
-        let users = UserNames::parse("ann:x:70001:70001::/:\nbob:x:70002:70002::/:\n");
-        Names { users, groups: GroupNames::parse("staff:x:80001:bob\nadmins:x:80002:\n") }
+        let users = "ann:x:70001:70001::/:\nbob:x:70002:70002::/:\n";
+        Names::from_files(users, "staff:x:80001:bob\nadmins:x:80002:\n")
     }
 
     pub(crate) fn name(name: &str) -> NameOrNumber {
@@ -135,8 +118,7 @@ pub(crate) mod tests {
             (70004, 1, Some(&[5, 6]), false),
             // A user who was added to the group after the process got its groups.
             (70002, 1, Some(&[]), false),
-            (70002, 1, None, true),
-            (70004, 1, None, false),
+            (70002, 1, None, false),
         ] {
             assert_eq!(set.contains(&principal(uid, gid, groups)), is_member, "{uid} {gid} {groups:?}");
         }

@@ -32,11 +32,11 @@ const RECORDS_WAITING: usize = 8;
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A user that does not administer the store gets its own records.
-pub(super) fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, ErrorBody> {
     let own_uid = (!caller.rights.include(Right::Administer)).then_some(caller.peer.uid);
     let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
     params.verb.as_deref().map_or(Ok(()), check_verb)?;
-    let filter = Filter::new(params, own_uid).map_err(invalid)?;
+    let filter = filter(params, own_uid).await?.map_err(invalid)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let (Some(directory), Some(written)) = (daemon.audit.directory(), daemon.audit.written()) else {
         return Err(is_off());
@@ -62,6 +62,13 @@ pub(super) fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, E
     let mut response = lines_response(waiting);
     [Some(lasting), follower].into_iter().flatten().for_each(|permit| response.body_mut().hold(permit));
     Ok(response)
+}
+
+/// The name of a user may be asked for at a directory server.
+async fn filter(params: &LogParams, own_uid: Option<u32>) -> Result<Result<Filter, String>, ErrorBody> {
+    let params = params.clone();
+    let parsed = tokio::task::spawn_blocking(move || Filter::new(&params, own_uid)).await;
+    parsed.map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("log: {error}")))
 }
 
 /// Refuses a verb that no record can have.

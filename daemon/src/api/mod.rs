@@ -215,7 +215,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             let resolved = resolve(caller, caller.params(request).await?).await;
             resolved.map(|resolved| json_response(&resolved)).map_err(|error| error.body())
         }
-        "/v1/log" => log::log(caller, &caller.params(request).await?),
+        "/v1/log" => log::log(caller, &caller.params(request).await?).await,
         "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
         "/v1/reindex" => reindex(caller).await,
         _ => Err(unknown(&Method::POST, path)),

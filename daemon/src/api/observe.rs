@@ -30,7 +30,7 @@ pub(super) async fn user_usage(caller: &Caller) -> Result<HttpResponse, ErrorBod
     caller.survey(usage).await
 }
 
-/// The caller has the groups of its process, by which requests are admitted; others those of the system's files.
+/// The caller has the groups of its process, by which requests are admitted; others those that the name service knows.
 fn quota_of(uid: u32, caller: &Principal, access: &Access, quotas: &Quotas) -> UserQuota {
     let user = if uid == caller.uid { caller.clone() } else { quotas.absent(uid) };
     quotas.of(&user, access.rights_of(&user).include(Right::Administer))
@@ -86,10 +86,11 @@ fn wrong_query(query: &str, expected: &str) -> ErrorBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::Names;
     use crate::principal::Groups;
-    use crate::user_set::{Member, NameOrNumber, Names, UserSet};
+    use crate::user_set::{Member, NameOrNumber, UserSet};
 
-    /// A directory service gives groups to processes that `/etc/group` does not list.
+    /// A directory service may give other groups to a process than the name service lists.
     #[test]
     fn quota_of_the_caller_is_by_the_groups_of_its_process() {
         let group = UserSet::new(&[Member::Group(NameOrNumber::Number(80001))], &Names::default());

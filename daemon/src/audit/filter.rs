@@ -7,7 +7,7 @@ use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use serde_json::Value;
 
-use crate::principal::UserNames;
+use crate::names::Names;
 
 /// The parameters of a request, checked.
 #[derive(Clone, Debug, Default)]
@@ -79,8 +79,9 @@ impl Filter {
     }
 }
 
+/// Asks the name service, which may take seconds.
 fn user_id(user: &str) -> Option<u32> {
-    user.parse().ok().or_else(|| UserNames::read().uid_of(user))
+    user.parse().ok().or_else(|| Names::system().uid_of(user).ok())
 }
 
 /// When it was written; `None` if that is no time.

@@ -29,7 +29,7 @@ pub(crate) use self::filter::Filter;
 use self::rate::{Admission, RateLimit};
 pub(crate) use self::reader::{BATCH_MEMORY, Batch, LogReader};
 use self::writer::Writer;
-use crate::principal::UserNames;
+use crate::names::Names;
 
 /// When files of the log are replaced and removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ struct Running {
     queue: Mutex<Option<SyncSender<Waiting>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     limit: RateLimit,
-    users: UserNames,
+    names: Names,
 }
 
 /// A record in the queue.
@@ -119,9 +119,11 @@ impl AuditLog {
         let thread =
             std::thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run(&waiting))?;
         let (queue, thread) = (Mutex::new(Some(queue)), Mutex::new(Some(thread)));
-        let (limit, users) = (RateLimit::default(), UserNames::read());
+        let (limit, names) = (RateLimit::default(), Names::system());
+        // Of what the daemon does by itself.
+        names.name_of(rustix::process::geteuid().as_raw());
         // Only the first start has an effect: a daemon has one log.
-        let _ = self.running.set(Running { directory, shared, queue, thread, limit, users });
+        let _ = self.running.set(Running { directory, shared, queue, thread, limit, names });
         Ok(())
     }
 
@@ -184,7 +186,7 @@ impl AuditLog {
 
 impl Running {
     fn line(&self, record: AuditRecord) -> Vec<u8> {
-        AuditRecord { time: now(), user: self.users.name_of(record.uid), ..record }.line()
+        AuditRecord { time: now(), user: self.names.known_name_of(record.uid), ..record }.line()
     }
 
     fn send(&self, record: Waiting) {

@@ -205,7 +205,7 @@ fn blocked(path: &Path) -> (AuditLog, std::sync::mpsc::Receiver<Waiting>) {
         queue: Mutex::new(Some(queue)),
         thread: Mutex::default(),
         limit: RateLimit::default(),
-        users: UserNames::default(),
+        names: Names::default(),
     };
     let log = AuditLog::default();
     log.running.set(running).unwrap();

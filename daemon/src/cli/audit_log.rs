@@ -9,8 +9,8 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
+use crate::names::{NameError, Names};
 use crate::output::{print, print_json, print_message, printable, terminal_width};
-use crate::principal::UserNames;
 use crate::size::human_bytes;
 use crate::times::{local, parse_period};
 
@@ -61,10 +61,10 @@ fn since(text: &str) -> Result<SystemTime, String> {
 }
 
 impl Params {
-    /// The user in the request if it is a name that `/etc/passwd` does not list. Records may still have it.
+    /// The user in the request if it is a name that nobody has. Records may still have it.
     fn unknown_user(&self) -> Option<&str> {
         let user = self.user.as_deref().filter(|user| user.parse::<u32>().is_err())?;
-        UserNames::read().uid_of(user).is_none().then_some(user)
+        (Names::system().uid_of(user) == Err(NameError::Unknown)).then_some(user)
     }
 
     fn request(&self) -> LogParams {
@@ -108,7 +108,7 @@ fn remarks(records: u64, end: &LogEnd, unknown_user: Option<&str>) -> String {
     let mut text = String::new();
     if records == 0 {
         if let Some(user) = unknown_user {
-            text.push_str(&format!("blobd: no user named {} in /etc/passwd\n", printable(user)));
+            text.push_str(&format!("blobd: no user named {}\n", printable(user)));
         }
         let whose = if end.own_only { " of your own; only administrators see others" } else { "" };
         text.push_str(&format!("blobd: no such records{whose}\n"));

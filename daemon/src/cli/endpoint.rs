@@ -9,7 +9,8 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::{SYSTEM_SOCKET, check_private, private_directory, user_sockets};
 
 use super::{Global, usage};
-use crate::config::{Config, SocketGroup, SocketOfUnit};
+use crate::config::{Config, SocketOfUnit};
+use crate::names::{NameError, Names};
 use crate::server::Socket;
 use crate::systemd::{ActivationError, PassedSocket};
 
@@ -148,16 +149,17 @@ pub(super) struct Admitted {
 
 impl Admitted {
     pub(super) fn by(config: &Config) -> Result<Self, ErrorBody> {
-        let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-        let configured = config.socket_group.as_ref().map(|group| gid_of(group, &groups)).transpose()?;
         let is_root = rustix::process::geteuid().is_root();
-        let gid = configured.or_else(|| gid_of_name(SYSTEM_GROUP, &groups).filter(|_| is_root));
+        let gid = match config.socket_gid()? {
+            None if is_root => system_group(),
+            configured => configured,
+        };
         let mode = config.socket_mode.unwrap_or(if gid.is_some() { 0o660 } else { 0o600 });
         Ok(Self { gid, mode })
     }
 }
 
-/// Lets those connect whom the configuration names.
+/// Sets the group and the mode of the socket.
 fn admit(socket: &Socket, config: &Config) -> Result<(), ErrorBody> {
     let Admitted { gid, mode } = Admitted::by(config)?;
     let is_configured = config.socket_group.is_some() || config.socket_mode.is_some();
@@ -169,22 +171,18 @@ fn admit(socket: &Socket, config: &Config) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-fn gid_of(group: &SocketGroup, groups: &str) -> Result<u32, ErrorBody> {
-    match group {
-        SocketGroup::Number(gid) => Ok(*gid),
-        SocketGroup::Name(name) => gid_of_name(name, groups).ok_or_else(|| {
-            let hint = format!(
-                "create it with `groupadd {name}`, or give its number if /etc/group does not list it"
+/// `None` if there is no such group. Then only root may connect, which is right too while that is not known.
+fn system_group() -> Option<u32> {
+    match Names::system().gid_of(SYSTEM_GROUP) {
+        Ok(gid) => Some(gid),
+        Err(NameError::Unknown) => None,
+        Err(NameError::Unavailable(reason)) => {
+            tracing::warn!(
+                "group {SYSTEM_GROUP}: {reason}; only root can connect until the daemon is restarted"
             );
-            usage(format!("socket_group: {name:?}, a group in /etc/group expected")).with_hint(hint)
-        }),
+            None
+        }
     }
-}
-
-fn gid_of_name(name: &str, groups: &str) -> Option<u32> {
-    groups
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.split(':').nth(1)?.parse().ok())
 }
 
 fn admission_error(gid: Option<u32>, error: &io::Error) -> ErrorBody {
@@ -217,16 +215,6 @@ fn warn_if_unreachable(socket: &Path, gid: Option<u32>, mode: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn group_is_found_by_its_whole_name() {
-        let groups = "models-x:x:5:\nmodels:x:7:ann\n";
-        assert_eq!(gid_of_name("models", groups), Some(7));
-        assert_eq!(gid_of_name("model", groups), None);
-        let error = gid_of(&SocketGroup::Name("model".to_owned()), groups).unwrap_err();
-        assert!(error.message.contains("\"model\"") && error.hint.unwrap().contains("groupadd model"));
-        assert_eq!(gid_of(&SocketGroup::Number(99), groups).unwrap(), 99);
-    }
 
     #[test]
     fn error_about_a_long_path_names_the_limit() {

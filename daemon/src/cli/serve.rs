@@ -23,6 +23,7 @@ use crate::config::{Config, ConfigError};
 use crate::housekeeping;
 use crate::metrics::Metrics;
 use crate::monitoring::MetricsServer;
+use crate::names::Names;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::sys::limit_heaps;
@@ -54,7 +55,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let passed = PassedSocket::take().map_err(|error| endpoint::activation_error(&error))?;
     let notifier = Notifier::from_environment();
     raise_descriptor_limit();
-    let mut config = load_config(global)?;
+    let mut config = load_config_with_names(global)?;
     let root = root(global, &config)?;
     config.check_root(&root).map_err(ConfigError::body)?;
     let endpoint = Endpoint::find(global, &mut config, passed)?;
@@ -103,6 +104,21 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     store.stop_index();
     audit.stop();
     served
+}
+
+/// Loads a configuration whose users and groups are known. While a machine starts, its name service may not answer yet.
+fn load_config_with_names(global: &Global) -> Result<Config, ErrorBody> {
+    /// The service manager starts the daemon again afterwards.
+    const ATTEMPTS: u32 = 5;
+    const PAUSE: Duration = Duration::from_secs(2);
+    for _attempt in 1..ATTEMPTS {
+        let config = load_config(global)?;
+        let Some(error) = &config.unresolved else { return Ok(config) };
+        tracing::warn!("{error}; trying again in {} s", PAUSE.as_secs());
+        std::thread::sleep(PAUSE);
+        Names::system().refresh();
+    }
+    load_config(global)?.with_known_names()
 }
 
 /// A daemon whose administrator has named a directory does not run without its audit log.

@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::Refusal;
 use super::members::{Named, admin_group, check_names, members, value};
 use crate::access::Access;
-use crate::user_set::{Member, Names, UserSet};
+use crate::names::Names;
+use crate::user_set::{Member, UserSet};
 
 /// Lists of users and groups: `"ann"`, `"@staff"`, 1007, `"*"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -22,14 +23,14 @@ pub(crate) struct AccessConfig {
 impl AccessConfig {
     /// `file` is named in errors about missing rights.
     pub(super) fn access(&self, file: Option<&Path>) -> Access {
-        let names = Names::read();
+        let names = Names::system();
         let set = |members: Vec<Member>| UserSet::new(&members, &names);
         Access {
             read: set(self.read_members()),
             pull: set(self.pull_members()),
             administer: set(self.admin_members()),
             file: file.map(Path::to_path_buf),
-            users: names.users.clone(),
+            names,
         }
     }
 
@@ -70,15 +71,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::principal::{GroupNames, UserNames};
 
     fn parse(text: &str) -> AccessConfig {
         toml::from_str::<Config>(text).unwrap().access
     }
 
     fn names() -> Names {
-        let users = UserNames::parse("ann:x:7:7::/:\nbarbara:x:8:8::/:\n");
-        Names { users, groups: GroupNames::parse("staff:x:9:\n") }
+        Names::from_files(
+            "ann:x:7:7::/:\nbarbara:x:8:8::/:\nDOM\\eve:x:9:9::/:\n",
+            "staff:x:9:\ndomain users:x:10:\n",
+        )
     }
 
     fn of_default(key: &str, text: &str) -> Value {
@@ -100,8 +102,17 @@ mod tests {
     fn members_are_names_and_numbers_of_users_and_groups() {
         let list = "[access]\nadmin = [\"ann\", 1007, \"1008\", \"@staff\", \"@9\", \"*\"]";
         assert_eq!(of_default("access.admin", list), json!(["ann", 1007, 1008, "@staff", "@9", "*"]));
-        for wrong in ["[\"\"]", "[\"@\"]", "[\"a b\"]", "[-1]", "[4294967295]", "\"*\"", "[1.5]", "[\"a:b\"]"]
-        {
+        for wrong in [
+            "[\"\"]",
+            "[\"@\"]",
+            "[\" a\"]",
+            "[\"a\\n\"]",
+            "[-1]",
+            "[4294967295]",
+            "\"*\"",
+            "[1.5]",
+            "[\"a:b\"]",
+        ] {
             let error = toml::from_str::<Config>(&format!("[access]\nread = {wrong}")).unwrap_err();
             assert!(error.to_string().contains("expected"), "{wrong}: {error}");
         }
@@ -110,10 +121,25 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_nearest_one() {
         for (list, start, what, hint) in [
-            ("[\"ann\", \"barbra\"]", 24, "\"barbra\", a user in /etc/passwd expected", "\"barbara\"?"),
-            ("[\"@staf\"]", 17, "\"@staf\", a group in /etc/group expected", "\"@staff\"?"),
-            ("[\"staff\"]", 17, "\"staff\", a user in /etc/passwd expected", "\"@staff\"?"),
-            ("[\"zzzzz\"]", 17, "\"zzzzz\", a user", "give the number of a user"),
+            (
+                "[\"ann\", \"barbra\"]",
+                24,
+                "no such user: expected a user that `getent passwd` finds, found \"barbra\"",
+                "\"barbara\"?",
+            ),
+            (
+                "[\"@staf\"]",
+                17,
+                "no such group: expected a group that `getent group` finds, found \"@staf\"",
+                "\"@staff\"?",
+            ),
+            (
+                "[\"staff\"]",
+                17,
+                "no such user: expected a user that `getent passwd` finds, found \"staff\"",
+                "\"@staff\"?",
+            ),
+            ("[\"zzzzz\"]", 17, "no such user: ", "give the number of a user"),
         ] {
             let refusal = parse(&format!("[access]\nread = {list}")).check(names).unwrap_err();
             assert_eq!((refusal.key, refusal.start), ("access.read", Some(start)), "{list}");
@@ -123,5 +149,6 @@ mod tests {
         parse("[access]\nread = [\"ann\", 99, \"@staff\", \"@99\", \"*\", \"@blobd-admin\"]")
             .check(names)
             .unwrap();
+        parse("[access]\nread = ['DOM\\eve', \"@domain users\"]").check(names).unwrap();
     }
 }

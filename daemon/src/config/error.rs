@@ -31,11 +31,20 @@ pub(super) struct Refusal {
     /// Where the value is in the file, if it is not the whole value of the key.
     pub(super) start: Option<usize>,
     pub(super) hint: Option<String>,
+    /// Whether the same value may be right later.
+    pub(super) is_temporary: bool,
 }
 
 impl Refusal {
     pub(super) const fn new(key: &'static str, what: String) -> Self {
-        Self { key, what, start: None, hint: None }
+        Self { key, what, start: None, hint: None, is_temporary: false }
+    }
+
+    /// The error of a program that cannot go on with the file. `text` is its content.
+    pub(super) fn body(&self, path: &Path, text: &str) -> ErrorBody {
+        let body = ConfigError::of_refusal(path, text, self).body();
+        // A service manager starts the daemon again after this one.
+        if self.is_temporary { ErrorBody { code: ErrorCode::Internal, ..body } } else { body }
     }
 }
 

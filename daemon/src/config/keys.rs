@@ -54,7 +54,7 @@ pub(crate) const KEYS: &[Key] = &[
     fixed(
         "socket_group",
         "for root the group blobd if there is one, else none",
-        "the group whose members may connect: its name in `/etc/group`, or its number",
+        "the group whose members may connect: its name or its number",
     ),
     fixed(
         "socket_mode",

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use toml::Spanned;
 
 use super::{Refusal, SocketGroup, values};
-use crate::user_set::{Member, NameOrNumber, Names};
+use crate::names::{NameError, Names};
+use crate::user_set::{Member, NameOrNumber};
 
 /// The group whose members administer by default, if there is such a group.
 const ADMIN_GROUP: &str = "blobd-admin";
@@ -48,7 +49,7 @@ pub(super) fn admin_group() -> Member {
     Member::Group(NameOrNumber::Name(ADMIN_GROUP.to_owned()))
 }
 
-/// Refuses names that do not exist. `lists` has keys and their members; `names` is called if there are any.
+/// Refuses names that do not exist, and those that the name service does not know at present. `lists` has keys and their members; `names` is called if there are any.
 pub(super) fn check_names<'n>(
     lists: impl Iterator<Item = (&'static str, &'n Vec<Named>)>,
     names: impl Fn() -> Names,
@@ -59,8 +60,12 @@ pub(super) fn check_names<'n>(
             // The group of the default need not exist, so neither in a file that has the default.
             let is_default = *member == admin_group();
             let known = known.get_or_insert_with(&names);
-            if !is_default && !known.know(member) {
-                return Err(Refusal { start: Some(*start), ..unknown(key, member, known) });
+            match member.check(known) {
+                Err(error) if !is_default => {
+                    let refusal = refusal(key, member, &error, known);
+                    return Err(Refusal { start: Some(*start), ..refusal });
+                }
+                _ => {}
             }
         }
     }
@@ -72,13 +77,23 @@ pub(super) fn check_socket_group(
     group: Option<&SocketGroup>,
     names: impl Fn() -> Names,
 ) -> Result<(), Refusal> {
-    let Some(SocketGroup::Name(name)) = group else { return Ok(()) };
-    if names().groups.gid_of(name).is_some() {
-        return Ok(());
-    }
-    let what = format!("{name:?}, a group in /etc/group expected");
-    let hint = format!("create it with `groupadd {name}`, or give its number if /etc/group does not list it");
-    Err(Refusal { hint: Some(hint), ..Refusal::new("socket_group", what) })
+    group.map_or(Ok(()), |group| socket_gid(group, names).map(drop))
+}
+
+pub(super) fn socket_gid(group: &SocketGroup, names: impl Fn() -> Names) -> Result<u32, Refusal> {
+    let name = match group {
+        SocketGroup::Number(gid) => return Ok(*gid),
+        SocketGroup::Name(name) => name,
+    };
+    names().gid_of(name).map_err(|error| {
+        let key = "socket_group";
+        if let NameError::Unavailable(reason) = error {
+            return unavailable(key, name, &reason);
+        }
+        let what = format!("no such group: expected a group that `getent group` finds, found {name:?}");
+        let hint = format!("create it with `groupadd {name}`, or give the number of a group");
+        Refusal { hint: Some(hint), ..Refusal::new(key, what) }
+    })
 }
 
 pub(super) fn members(listed: &[Named]) -> Vec<Member> {
@@ -92,29 +107,40 @@ pub(super) fn value(member: &Member) -> Value {
     }
 }
 
-fn unknown(key: &'static str, member: &Member, names: &Names) -> Refusal {
-    let (what, file) = match member {
-        Member::Group(_) => ("group", "/etc/group"),
-        _ => ("user", "/etc/passwd"),
+fn refusal(key: &'static str, member: &Member, error: &NameError, names: &Names) -> Refusal {
+    let found = member.to_string();
+    if let NameError::Unavailable(reason) = error {
+        return unavailable(key, &found, reason);
+    }
+    let (what, database) = match member {
+        Member::Group(_) => ("group", "group"),
+        _ => ("user", "passwd"),
     };
     let hint = match nearest(member, names) {
         Some(near) => format!("did you mean {near:?}?"),
-        None => format!("give the number of a {what} that {file} does not list; groups begin with @"),
+        None => format!("give the number of a {what} without a name; groups begin with @"),
     };
-    let what = format!("{:?}, a {what} in {file} expected", member.to_string());
+    let what = format!("no such {what}: expected a {what} that `getent {database}` finds, found {found:?}");
     Refusal { hint: Some(hint), ..Refusal::new(key, what) }
 }
 
-/// The most similar name, of a user or of a group: the @ may have been forgotten.
+/// Without an answer nobody can tell for whom a rule or a right is.
+fn unavailable(key: &'static str, name: &str, reason: &str) -> Refusal {
+    let hint = "wait for the directory service, or give numbers, which need no name service";
+    let what = format!("{name:?}: {reason}");
+    Refusal { hint: Some(hint.to_owned()), is_temporary: true, ..Refusal::new(key, what) }
+}
+
+/// The most similar local name, of a user or of a group: the @ may have been forgotten.
 fn nearest(member: &Member, names: &Names) -> Option<String> {
     let written = member.to_string();
     let name = written.trim_start_matches('@');
-    let groups = names.groups.names().map(|group| (group, format!("@{group}")));
-    let users = names.users.names().map(|user| (user, user.to_owned()));
+    let groups = names.local_groups().into_iter().map(|group| (group.clone(), format!("@{group}")));
+    let users = names.local_users().into_iter().map(|user| (user.clone(), user));
     let near = users.chain(groups).map(|(known, as_member)| {
         // Of equally similar names the one of the same kind.
         let is_other_kind = as_member.starts_with('@') != written.starts_with('@');
-        ((strsim::levenshtein(name, known), is_other_kind), as_member)
+        ((strsim::levenshtein(name, &known), is_other_kind), as_member)
     });
     let near = near.filter(|((distance, _), _)| *distance <= 1 + name.len() / 4);
     near.min().map(|(_, as_member)| as_member)

@@ -11,8 +11,9 @@ use toml::Spanned;
 
 use super::Refusal;
 use super::members::{Named, check_names, members, value};
+use crate::names::Names;
 use crate::policy::{Action, FORMATS, NamePattern, Pattern, PatternError, Policy, Rule};
-use crate::user_set::{Member, Names, UserSet};
+use crate::user_set::{Member, UserSet};
 
 /// Rules in their order; the first that applies decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -52,12 +53,11 @@ impl PolicyConfig {
         if self.rules.is_empty() && self.default == Action::Allow {
             return Policy { file, ..Policy::default() };
         }
-        let names = Names::read();
+        let names = Names::system();
         let lines = self.lines.iter().copied().map(Some).chain(std::iter::repeat(None));
         let rules = self.rules.iter().zip(lines);
         let rules = rules.map(|(rule, line)| rule.get_ref().rule(&names, line)).collect();
-        let users = names.users.clone();
-        Policy { rules, default: self.default, file, users }
+        Policy { rules, default: self.default, file, names }
     }
 
     /// Refuses rules without an action, those that deny without a reason, and names that do not exist.
@@ -307,7 +307,7 @@ mod tests {
             ),
             (
                 "users = [\"nobody-has-this-name\"]",
-                "c.toml:4:10: policy.rules.users: \"nobody-has-this-name\", a user",
+                "c.toml:4:10: policy.rules.users: no such user: expected a user that",
                 "give the number",
             ),
         ] {

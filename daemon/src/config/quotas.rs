@@ -9,8 +9,9 @@ use toml::Spanned;
 use super::members::{Named, check_names};
 use super::settings::{optional_size, size_text};
 use super::{Refusal, values};
+use crate::names::Names;
 use crate::quotas::{Quotas, UserQuota};
-use crate::user_set::{Member, NameOrNumber, Names, UserSet};
+use crate::user_set::{Member, NameOrNumber, UserSet};
 
 /// Limits of everyone, of users and of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -66,17 +67,17 @@ impl QuotasConfig {
         if *self == Self::default() {
             return Quotas::default();
         }
-        let names = Names::read();
+        let names = Names::system();
         let uid = |named: &Named| match named.member() {
             Member::User(NameOrNumber::Number(uid)) => Some(*uid),
-            Member::User(NameOrNumber::Name(name)) => names.users.uid_of(name),
+            Member::User(NameOrNumber::Name(name)) => names.uid_of(name).ok(),
             _ => None,
         };
         let users = self.users.iter().filter_map(|(named, limits)| Some((uid(named)?, limits.quota())));
         let group =
             |(named, limits): &(Named, Limits)| (UserSet::new([named.member()], &names), limits.quota());
         let groups = self.groups.iter().map(group).collect();
-        Quotas { default: self.default.quota(), users: users.collect(), groups, names: names.clone() }
+        Quotas { default: self.default.quota(), users: users.collect(), groups, names }
     }
 
     /// Refuses names that do not exist, and limits that contradict each other.
@@ -138,15 +139,13 @@ mod tests {
 
     use super::super::Config;
     use super::*;
-    use crate::principal::{GroupNames, UserNames};
 
     fn parse(text: &str) -> QuotasConfig {
         toml::from_str::<Config>(text).unwrap().quotas
     }
 
     fn names() -> Names {
-        let users = UserNames::parse("ann:x:7:7::/:\nbarbara:x:8:8::/:\n");
-        Names { users, groups: GroupNames::parse("staff:x:9:\n") }
+        Names::from_files("ann:x:7:7::/:\nbarbara:x:8:8::/:\n", "staff:x:9:\n")
     }
 
     const ALL: &str = "[quotas]\ndefault = { soft = \"80 GiB\", hard = \"100 GiB\" }\n\
@@ -168,18 +167,15 @@ mod tests {
 
     #[test]
     fn unknown_names_are_refused_with_the_nearest_one() {
-        for (text, key, what, hint) in [
-            ("[quotas.users]\nbarbra = {}", "quotas.users", "\"barbra\", a user in", "\"barbara\"?"),
-            ("[quotas.groups.staf]\nhard = 1", "quotas.groups", "\"@staf\", a group in", "\"@staff\"?"),
+        for (text, key, name, what, hint) in [
+            ("[quotas.users]\nbarbra = {}", "quotas.users", "barbra", "no such user: ", "\"barbara\"?"),
+            ("[quotas.groups.staf]\nhard = 1", "quotas.groups", "staf", "no such group: ", "\"@staff\"?"),
         ] {
             let refusal = parse(text).check(names).unwrap_err();
             assert_eq!(refusal.key, key);
             assert!(refusal.what.starts_with(what), "{}", refusal.what);
             assert!(refusal.hint.clone().unwrap().contains(hint), "{:?}", refusal.hint);
-            assert!(
-                text[refusal.start.unwrap()..].starts_with(&what[1..5].trim_start_matches('@')[..3]),
-                "{text}"
-            );
+            assert!(text[refusal.start.unwrap()..].starts_with(name), "{text}");
         }
     }
 
@@ -189,7 +185,7 @@ mod tests {
             ("[quotas]\ndefault = 5", "c:2:11: quotas.default: 5, a table such as"),
             ("[quotas.default]\nhrad = 5", "c:2:1: unknown key \"hrad\""),
             ("[quotas.default]\nhard = \"much\"", "c:2:8: quotas.default.hard: \"much\", a size such as"),
-            ("[quotas.users]\n\"a b\" = {}", "\"a b\", a user or a uid expected"),
+            ("[quotas.users]\n\" a\" = {}", "\" a\", a user or a uid expected"),
             (
                 "[quotas.users.0]\nsoft = 2\nhard = 1",
                 "c:1:15: quotas.users: 0: soft 2 bytes, hard 1 bytes, the soft one not above",

@@ -210,18 +210,14 @@ impl Value for SocketGroup {
     const EXPECTED: &'static str = "the name or the number of a group";
 
     fn of_text(text: &str) -> Option<Self> {
-        // The characters that separate the fields of /etc/group.
-        let is_name = !text.is_empty() && !text.contains([':', ',', '\n', '\0', ' ']);
-        match text.parse() {
-            Ok(number) => Some(Self::Number(number)),
-            Err(_) if is_name => Some(Self::Name(text.to_owned())),
-            Err(_) => None,
-        }
+        name_or_number(text).map(|group| match group {
+            NameOrNumber::Name(name) => Self::Name(name),
+            NameOrNumber::Number(gid) => Self::Number(gid),
+        })
     }
 
     fn of_number(number: u64) -> Option<Self> {
-        // The largest number means no group.
-        u32::try_from(number).ok().filter(|gid| *gid != u32::MAX).map(Self::Number)
+        account_number(number).map(Self::Number)
     }
 }
 
@@ -247,14 +243,15 @@ impl Value for Member {
     }
 }
 
+/// Names of directory services have `@`, spaces and backslashes: `ann@example.com`, `DOMAIN\domain users`.
 fn name_or_number(text: &str) -> Option<NameOrNumber> {
-    // The characters that separate the fields of /etc/passwd and /etc/group, and those that are in no name.
-    let is_name =
-        !text.is_empty() && !text.contains([':', ',', '@', '*', ' ']) && !text.contains(char::is_control);
-    match text.parse() {
-        Ok(number) => account_number(number).map(NameOrNumber::Number),
-        Err(_) => is_name.then(|| NameOrNumber::Name(text.to_owned())),
+    if let Ok(number) = text.parse() {
+        return account_number(number).map(NameOrNumber::Number);
     }
+    let is_whole = !text.is_empty() && text.trim() == text && !text.starts_with('@');
+    // The colon separates the fields in which every name service answers; a star would look like a pattern.
+    let is_name = is_whole && !text.contains([':', '*']) && !text.contains(char::is_control);
+    is_name.then(|| NameOrNumber::Name(text.to_owned()))
 }
 
 /// The largest number means no user and no group.

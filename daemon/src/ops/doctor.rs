@@ -43,6 +43,7 @@ const CHECKS: [fn(&Facts) -> Check; 23] = [
     machine::huge_pages,
     machine::kernel,
     machine::clock,
+    machine::names,
 ];
 
 /// Runs all checks. None changes anything.

@@ -8,7 +8,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
-use crate::principal::UserNames;
+use crate::names::Names;
 
 /// The history of a name, the newest change first. The name may have been removed.
 ///
@@ -16,12 +16,12 @@ use crate::principal::UserNames;
 /// [`blobd_store::StoreError::NoSuchModel`] if there never was a model with this name.
 pub fn history(store: &Store, reference: &Reference) -> Result<NameHistory, OpError> {
     let blobd_store::NameHistory { reference, rows, dropped } = store.history(reference)?;
-    let (users, stored) = (UserNames::read(), Stored::of(store)?);
+    let (users, stored) = (Names::system(), Stored::of(store)?);
     let changes = rows.into_iter().map(|row| stored.complete(change(row, &users))).collect();
     Ok(NameHistory { name: reference.short(), changes, dropped })
 }
 
-fn change(row: HistoryRow, users: &UserNames) -> NameChange {
+fn change(row: HistoryRow, users: &Names) -> NameChange {
     match row {
         HistoryRow::Unrecorded(digest) => NameChange { digest, ..NameChange::default() },
         HistoryRow::Recorded(entry) => NameChange {

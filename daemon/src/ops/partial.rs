@@ -15,7 +15,7 @@ use blobd_store_format::reference::Reference;
 
 use super::measure::{Model, measure};
 use super::{OpError, rfc3339};
-use crate::principal::UserNames;
+use crate::names::Names;
 use crate::transfer::Transfers;
 
 /// Lists the unfinished downloads, the largest first.
@@ -23,7 +23,7 @@ use crate::transfer::Transfers;
 /// # Errors
 /// [`StoreError::Io`].
 pub fn partials(store: &Store, transfers: &Transfers) -> Result<UnfinishedDownloads, OpError> {
-    let (users, published) = (UserNames::read(), published_bytes(store));
+    let (users, published) = (Names::system(), published_bytes(store));
     let summaries = store.downloads()?;
     let row = |summary: &DownloadSummary| {
         let file = summary.partial.file;

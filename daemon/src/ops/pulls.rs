@@ -3,12 +3,12 @@
 use blobd_client::protocol::response::{RunningPull, RunningPulls};
 
 use super::rfc3339;
-use crate::principal::UserNames;
+use crate::names::Names;
 use crate::running_pulls::PullState;
 
-/// Describes pulls. Reads `/etc/passwd`.
+/// Describes pulls. Asks for the names of users.
 pub(crate) fn pulls(running: &[PullState]) -> RunningPulls {
-    let users = UserNames::read();
+    let users = Names::system();
     let row = |pull: &PullState| RunningPull {
         model: pull.model.clone(),
         source: pull.source.clone(),

@@ -7,7 +7,7 @@ use blobd_store::{Eviction, Store};
 use super::disk_rows::Parts;
 use super::measure::{Model, Totals, may_collect, measure, unneeded};
 use super::{LastOpened, OpError, rfc3339, usage_detail};
-use crate::principal::UserNames;
+use crate::names::Names;
 
 /// Reports disk usage from the catalog, without details.
 ///
@@ -84,7 +84,7 @@ fn sorted_models(
     shares: &[ModelShare],
     last_opened: &LastOpened,
 ) -> Vec<ModelUsage> {
-    let users = UserNames::read();
+    let users = Names::system();
     let pairs = models.iter().zip(shares);
     let mut rows: Vec<_> =
         pairs.map(|(model, share)| row(store, model, *share, last_opened, &users)).collect();
@@ -97,7 +97,7 @@ fn row(
     model: &Model,
     share: ModelShare,
     last_opened: &LastOpened,
-    users: &UserNames,
+    users: &Names,
 ) -> ModelUsage {
     let manifest = model.manifest().digest;
     let opened = last_opened(model.reference(), manifest).or_else(|| store.last_use(manifest));

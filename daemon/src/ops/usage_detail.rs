@@ -10,7 +10,7 @@ use blobd_store_format::digest::Digest;
 
 use super::measure::{Model, counted};
 use super::{OpError, rfc3339};
-use crate::principal::UserNames;
+use crate::names::Names;
 
 /// The most names in one list.
 pub(super) const MAX_NAMES: usize = 1000;
@@ -88,7 +88,7 @@ fn add_downloads(store: &Store, usage: &mut DiskUsage) -> Result<(), OpError> {
     if usage.rows.iter().all(|row| row.digest.is_none()) {
         return Ok(());
     }
-    let (users, downloads) = (UserNames::read(), store.downloads()?);
+    let (users, downloads) = (Names::system(), store.downloads()?);
     for row in &mut usage.rows {
         let found = downloads.iter().find(|download| Some(download.partial.file) == row.digest);
         row.size = found.and_then(|download| download.size);

@@ -6,7 +6,7 @@ use blobd_client::protocol::accounts::{ChargedUser, UserUsage};
 use blobd_store::{Store, UserCharge};
 
 use super::OpError;
-use crate::principal::UserNames;
+use crate::names::Names;
 use crate::quotas::UserQuota;
 use crate::requester::Requester;
 
@@ -27,7 +27,7 @@ pub(crate) fn user_usage(
         true => store.charges(&others),
         false => store.charges_for(&others, requester.uid()),
     }?;
-    let names = UserNames::read();
+    let names = Names::system();
     let row = |charge: &UserCharge| {
         let quota = charge.uid.map(quota_of).unwrap_or_default();
         ChargedUser {

@@ -21,7 +21,8 @@ pub(crate) use self::pattern::{NamePattern, Pattern, PatternError};
 pub(crate) use self::subject::{FORMATS, Subject, Terms};
 use self::subject::{Host, Known, ModelName};
 pub(crate) use self::terms::TermsBuilder;
-use crate::principal::{Principal, UserNames};
+use crate::names::Names;
+use crate::principal::Principal;
 use crate::user_set::UserSet;
 
 /// What happens to a model that a rule applies to.
@@ -67,7 +68,7 @@ pub(crate) struct Policy {
     /// The configuration file, for errors.
     pub(crate) file: Option<PathBuf>,
     /// The names of users, for errors.
-    pub(crate) users: UserNames,
+    pub(crate) names: Names,
 }
 
 /// Why a model is denied, and what to do about it.
@@ -168,7 +169,7 @@ impl Policy {
         subject: &Subject,
         rule: Option<(usize, &Rule)>,
     ) -> Refusal {
-        let who = self.users.describe(principal.uid);
+        let who = self.names.describe(principal.uid);
         let found = self.found(principal, subject, rule);
         let found = found.map_or_else(String::new, |found| format!("; found: {found}"));
         match rule {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::principal::Groups;
-use crate::user_set::{Member, NameOrNumber, Names};
+use crate::user_set::{Member, NameOrNumber};
 
 fn user(uid: u32) -> Principal {
     Principal { pid: 1, uid, groups: Groups { primary: uid, supplementary: None } }
@@ -38,7 +38,7 @@ fn names(texts: &[&str]) -> Vec<NamePattern> {
 }
 
 fn policy(default: Action, rules: Vec<Rule>) -> Policy {
-    Policy { rules, default, file: Some("/c.toml".into()), users: UserNames::default() }
+    Policy { rules, default, file: Some("/c.toml".into()), names: Names::default() }
 }
 
 fn pulled(source: &str, others: &[&str]) -> Subject {

@@ -226,7 +226,7 @@ fn config_show_refuses_what_the_daemon_refuses() {
     let (place, directory) = (config.display(), folder.path().display());
     for (text, message) in [
         ("[mirrors]\nx = \"http://u@y\"".to_owned(), "2:5: mirrors.x: \"http://…@y\"".to_owned()),
-        ("socket_group = \"no-such\"".to_owned(), "1:1: socket_group: \"no-such\"".to_owned()),
+        ("socket_group = \"no-such\"".to_owned(), "1:1: socket_group: no such group: ".to_owned()),
         ("insecure_registries = [\"http://x\"]".to_owned(), "1:24: insecure_registries".to_owned()),
         (format!("ca_files = [\"{directory}/no.pem\"]"), format!("1:13: ca_files: {directory}/no.pem: ")),
         (format!("ca_files = [\"{directory}/empty.pem\"]"), "1:13: ca_files: ".to_owned()),

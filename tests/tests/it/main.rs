@@ -51,6 +51,7 @@ mod metrics;
 mod mixed_up;
 mod mount;
 mod multi_user;
+mod name_service;
 mod names_hold;
 mod no_space;
 mod observe;

@@ -11,6 +11,7 @@ use super::super::connect::{load_config, root};
 use super::super::embedded::{registry_policy, start_error};
 use super::super::{Global, effective};
 use crate::config::{Config, ConfigError, differences};
+use crate::names::Names;
 use crate::state::Daemon;
 use crate::verb_log;
 
@@ -54,7 +55,8 @@ impl Reloader {
 
     /// Returns the number of changes.
     fn try_reload(&mut self) -> Result<usize, ErrorBody> {
-        let mut read = load_config(&self.global)?;
+        Names::system().refresh();
+        let mut read = load_config(&self.global)?.with_known_names()?;
         read.passed_socket.clone_from(&self.config.passed_socket);
         let running = self.daemon.configuration();
         read.check_root(&root(&self.global, &read)?).map_err(ConfigError::body)?;

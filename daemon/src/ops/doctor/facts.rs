@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::time::SystemTime;
 
+use blobd_client::name_service::READS_FILES_ONLY;
 use blobd_store::gc;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
@@ -12,6 +13,7 @@ use blobd_store::{
 
 pub(super) use crate::audit::AuditStatus;
 
+use crate::names::check_service;
 use crate::ops::OpError;
 use crate::shell::quoted;
 
@@ -58,6 +60,16 @@ pub(super) struct Facts {
     pub(super) most_blobs_of_a_file: u64,
     pub(super) most_descriptors: u64,
     pub(super) kernel: KernelFacts,
+    pub(super) names: NameFacts,
+}
+
+/// Where the names of users and groups come from.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NameFacts {
+    /// Whether this binary knows no other source than `/etc/passwd` and `/etc/group`.
+    pub(super) are_of_files_only: bool,
+    /// Why the name service does not answer.
+    pub(super) failure: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +140,10 @@ impl Facts {
             most_blobs_of_a_file: store.most_blobs_of_a_file().unwrap_or_default(),
             most_descriptors: descriptors.maximum.unwrap_or(u64::MAX),
             kernel: KernelFacts::read(),
+            names: NameFacts {
+                are_of_files_only: READS_FILES_ONLY,
+                failure: check_service().err().map(|error| error.to_string()),
+            },
         })
     }
 
@@ -224,6 +240,7 @@ pub(super) fn healthy() -> Facts {
             max_map_count: Some(1_048_576),
             huge_pages: Some("always [madvise] never\n".to_owned()),
         },
+        names: NameFacts::default(),
         ..facts
     }
 }

@@ -138,6 +138,25 @@ pub(super) fn clock(facts: &Facts) -> Check {
     }
 }
 
+/// Without its answers, users are shown as numbers, and a configuration that names users cannot be loaded.
+pub(super) fn names(facts: &Facts) -> Check {
+    if let Some(failure) = &facts.names.failure {
+        return warning("names", failure)
+            .because(
+                "users are shown as numbers, and a change of the configuration that names users is refused",
+            )
+            .with_hint("look at the service that /etc/nsswitch.conf names for passwd and group, such as sssd")
+            .mended_by("systemctl status sssd nslcd systemd-userdbd");
+    }
+    if facts.names.are_of_files_only {
+        return ok(
+            "names",
+            "of users and groups in /etc/passwd and /etc/group only: this is a build without the system's name service",
+        );
+    }
+    ok("names", "of users and groups come from the system's name service (/etc/nsswitch.conf)")
+}
+
 #[cfg(test)]
 mod tests {
     use blobd_client::protocol::upkeep::CheckStatus;
@@ -209,5 +228,18 @@ mod tests {
         };
         assert_eq!(with(Some("always madvise [never]\n")), CheckStatus::Note);
         assert_eq!([with(Some("[always] madvise never")), with(None)], [CheckStatus::Ok; 2]);
+    }
+
+    #[test]
+    fn name_service_that_does_not_answer_is_a_warning_and_files_alone_are_said() {
+        let with = |failure: Option<&str>, are_of_files_only| {
+            let mut facts = healthy();
+            facts.names.failure = failure.map(str::to_owned);
+            facts.names.are_of_files_only = are_of_files_only;
+            names(&facts)
+        };
+        assert_eq!(with(Some("does not answer"), false).status, CheckStatus::Warning);
+        let check = with(None, true);
+        assert!(check.status == CheckStatus::Ok && check.detail.contains("/etc/group only"), "{check:?}");
     }
 }
