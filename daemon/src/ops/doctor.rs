@@ -19,7 +19,7 @@ pub use facts::DoctorContext;
 use facts::Facts;
 
 /// All checks, in the order of the report.
-const CHECKS: [fn(&Facts) -> Check; 23] = [
+const CHECKS: [fn(&Facts) -> Check; 24] = [
     disk::writes,
     disk::file_system,
     disk::renames,
