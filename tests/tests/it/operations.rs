@@ -1,14 +1,19 @@
 //! Checks what administrators read: the example in `docs/CONFIGURATION.md` is valid, and `docs/OPERATIONS.md` explains all
 //! checks of `doctor` and has commands for backups that work.
 
+use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
 use blobd_tests::command::{self, Blobd};
+use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
 use blobd_tests::temp_dirs::tmpfs_directory;
+
+use super::foreign_store::{GROUP, OWNER, foreign};
+use super::multi_user::can_be_others;
 
 const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
 const CONFIGURATION: &str = include_str!("../../../docs/CONFIGURATION.md");
@@ -100,5 +105,34 @@ fn store_is_backed_up_restored_and_moved_as_described() {
         assert!(blobd.line("export m -o -").succeeds().stdout == fs::read(&model).unwrap());
         blobd.line("gc").succeeds();
         blobd.line("rm m").succeeds();
+    }
+}
+
+#[test]
+fn backup_restore_and_move_by_root_leave_a_store_that_the_services_user_can_change() {
+    const AS_OWNER: [&str; 6] =
+        ["setpriv", "--pdeathsig=KILL", "--reuid=65534", "--regid=65533", "--clear-groups", "--"];
+    if !can_be_others() {
+        return;
+    }
+    let owned = || {
+        let folder = tmpfs_directory();
+        chown(folder.path(), Some(OWNER), Some(GROUP)).unwrap();
+        folder
+    };
+    let [old, restored, moved] = [owned(), owned(), owned()];
+    let [store, copy, new] = [&old, &restored, &moved].map(|folder| folder.path().join("store"));
+    let backup = old.path().join("backup.tar");
+    let model = ModelFile::dense(1).write_to(old.path(), "m.gguf");
+    Blobd::at_root(&store).run(["import", model.to_str().unwrap()]).succeeds();
+    run_block("backup", &[("STORE", &store), ("BACKUP", &backup)]);
+    run_block("restore", &[("STORE", &copy), ("BACKUP", &backup)]);
+    run_block("move", &[("STORE", &store), ("NEW", &new)]);
+    for folder in [restored, moved] {
+        assert_eq!(foreign(&folder.path().join("store")), [""; 0]);
+        let daemon = TestDaemon::start_under(&AS_OWNER, folder);
+        daemon.command().line("rm m").succeeds();
+        daemon.command().run(["import", model.to_str().unwrap()]).succeeds();
+        assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
     }
 }
