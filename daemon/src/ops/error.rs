@@ -90,6 +90,8 @@ pub enum OpError {
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
     )]
     TooManyLayers { model: String, count: usize },
+    #[error("{name}: {source}")]
+    NoMemory { name: String, source: Box<TransferError> },
     #[error("{source}")]
     NoSpace {
         source: Box<OpError>,
@@ -152,7 +154,9 @@ impl OpError {
             Self::Pinned { .. } | Self::DownloadOfAnother { .. } | Self::ChargedToAnother { .. } => {
                 ErrorCode::Denied
             }
-            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } => ErrorCode::Busy,
+            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } | Self::NoMemory { .. } => {
+                ErrorCode::Busy
+            }
             Self::NoSpace { source, .. } => source.code(),
             Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,

@@ -247,8 +247,19 @@ impl Incoming<'_> {
         });
         let limits = transfers.limits(&self.limit);
         let (silence, again, as_stream) = (silence.clone(), again.clone(), as_stream.clone());
-        let job =
-            Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
+        let job = Job {
+            registry,
+            file,
+            handle,
+            uid,
+            about,
+            limits,
+            silence,
+            again,
+            as_stream,
+            gauge: None,
+            report: &report,
+        };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }
