@@ -86,6 +86,7 @@ mod substituted;
 mod tensor;
 mod trash;
 mod units;
+mod unread;
 mod verbosity;
 mod verify;
 mod warm;
