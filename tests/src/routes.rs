@@ -92,7 +92,7 @@ pub fn model_with_large_header(mib: usize) -> Vec<u8> {
     let text = "x".repeat(1 << 20);
     let architecture = RawGguf::new().key("general.architecture", id::STRING, string("llama"));
     let with_text =
-        |raw: RawGguf, number| raw.key(&format!("general.text.{number}"), id::STRING, string(&text));
+        |raw: RawGguf, number| raw.key(format!("general.text.{number}"), id::STRING, string(&text));
     let header = (0..mib).fold(architecture, with_text);
     header.tensor("output.weight", id::I8, &[32], 0).with_data(&[7; 32])
 }

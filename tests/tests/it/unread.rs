@@ -78,7 +78,8 @@ fn unread_responses_to_all_requests_keep_within_memory_and_threads() {
         let status = reader.join().unwrap().status;
         assert!(matches!(status, 200 | 409), "{status}");
     });
-    let peak = status_bytes(pid, "VmHWM");
+    // Without the pages of the program's file: a build for tests has many more of them.
+    let peak = status_bytes(pid, "VmHWM").saturating_sub(status_bytes(pid, "RssFile"));
     assert!(peak < MEMORY_BYTES, "{} MiB", peak >> 20);
     assert!(most < THREADS, "{most} threads");
     drop(unread);
