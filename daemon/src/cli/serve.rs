@@ -1,7 +1,9 @@
 //! `blobd serve`: the daemon.
 
 mod reload;
+mod start_failure;
 
+use std::io::ErrorKind;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use tokio::signal::unix::SignalKind;
 use tracing_mutex::stdsync::Mutex;
 
 use self::reload::Reloader;
+pub(super) use self::start_failure::exit_code;
 use super::Global;
 use super::connect::{load_config, root};
 use super::embedded::{registry_policy, start_audit, start_error};
@@ -47,12 +50,25 @@ const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
 
 The log goes to standard error. BLOBD_LOG, or else RUST_LOG, is LEVEL or TARGET=LEVEL, or
 several of them separated by commas. Levels: off, error, warn, info, debug, trace.
-Targets: blobd, blobd_store, blobd_registry. BLOBD_LOG_FORMAT is text, json or journal.")]
+Targets: blobd, blobd_store, blobd_registry. BLOBD_LOG_FORMAT is text, json or journal.
+
+As a service of systemd, it ends with exit code 78 if the configuration or the store must be
+corrected before a start can succeed.")]
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     // Before anything is opened.
     let passed = PassedSocket::take().map_err(|error| endpoint::activation_error(&error))?;
+    let waiting = passed.as_ref().and_then(|passed| passed.listener().try_clone().ok());
+    let started = start(global, passed);
+    if let (Err(error), Some(waiting)) = (&started, waiting) {
+        start_failure::answer_waiting(&waiting, error);
+    }
+    started
+}
+
+/// Starts the daemon, and returns when it has stopped.
+fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody> {
     let notifier = Notifier::from_environment();
     raise_descriptor_limit();
     let mut config = load_config_with_names(global)?;
@@ -118,7 +134,12 @@ fn load_config_with_names(global: &Global) -> Result<Config, ErrorBody> {
 
 /// A daemon whose administrator has named a directory does not run without its audit log.
 fn audit_error(error: &std::io::Error) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Internal, format!("audit.directory: {error}"))
+    let code = match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => ErrorCode::Denied,
+        ErrorKind::NotFound | ErrorKind::NotADirectory => ErrorCode::InvalidRequest,
+        _ => ErrorCode::Internal,
+    };
+    ErrorBody::new(code, format!("audit.directory: {error}"))
         .with_hint("create it for the daemon's user alone, or set audit.enabled = false")
 }
 
