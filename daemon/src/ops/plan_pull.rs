@@ -18,9 +18,10 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let target = target_name(params)?;
     let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;
-    let known = known_files(store, registry, policy, &params.source)?;
+    let reusable = Reusable::new(store, policy);
+    let known = known_files(pull, &reusable)?;
     let remote = handle.block_on(resolve(registry, params, &known, events.closed()))?;
-    check_pull(pull, reference, &remote)?;
+    check_pull(pull, &reusable, reference, &remote)?;
     name_change(pull, reference).check(&target, |present| may_be(present, &remote))?;
     let chosen = chosen_files(&remote);
     let (digest, files) = match remote {
@@ -31,7 +32,6 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     };
     // Protects what is found until it has been compared.
     let lease = store.leases().grant(format!("plan of a pull of {}", reference.short()));
-    let reusable = Reusable::of_files(store, policy, &files)?;
     let planned: Vec<_> =
         files.iter().map(|file| planned(pull, &lease, &reusable, file)).collect::<Result<_, OpError>>()?;
     let (files, needs): (Vec<_>, Vec<_>) = planned.into_iter().unzip();
@@ -113,10 +113,9 @@ fn space_of_store(
 fn planned(
     pull: Pull<'_>,
     lease: &Lease,
-    reusable: &Reusable,
+    reusable: &Reusable<'_>,
     file: &RemoteFile,
 ) -> Result<(PlannedFile, u64), OpError> {
-    let store = pull.store;
     let size = file.size();
     let name = file.digest().map_or_else(|| file.label(), |_| file.media_type().component().to_owned());
     let bare = PlannedFile {
@@ -129,13 +128,12 @@ fn planned(
         download_bytes: size,
     };
     if let Some(descriptor) = file.descriptor().or_else(|| file.unchanged())
-        && reusable.contains(descriptor.digest)
-        && store.stored_file_now(&descriptor)?.is_some()
-        && store.has_file(&descriptor)?
+        && reusable.has_file(&descriptor)?
     {
         return Ok((PlannedFile { stored_bytes: size, download_bytes: 0, ..bare }, 0));
     }
-    let plan = transfer_plan(pull, lease, file)?;
+    let download = reusable.download(file, (&pull.params.source, pull.requester.uid()))?;
+    let plan = transfer_plan(pull, reusable, lease, &download)?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);
     Ok((PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare }, plan.needed_bytes))

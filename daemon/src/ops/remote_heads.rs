@@ -135,6 +135,9 @@ impl Inspector<'_> {
             handle,
             uid,
             about,
+            continues: false,
+            // A description is of what the server has.
+            may_read: &|_name, _manifest| false,
             limits,
             silence,
             again,

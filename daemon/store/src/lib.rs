@@ -99,8 +99,8 @@ mod transactions;
 mod trash;
 
 pub use assembler::{
-    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences, DownloadAbout,
-    DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
+    Assembler, BlobSink, BlobWriter, BytesFrom, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences,
+    DownloadAbout, DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
 pub use charges::UserCharge;
 pub use counts::StoreEvents;
