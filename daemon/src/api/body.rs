@@ -1,6 +1,6 @@
 //! Reads request bodies, and builds responses.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -89,6 +89,12 @@ impl<P> Deref for Params<P> {
 
     fn deref(&self) -> &P {
         &self.params
+    }
+}
+
+impl<P> DerefMut for Params<P> {
+    fn deref_mut(&mut self) -> &mut P {
+        &mut self.params
     }
 }
 

@@ -23,11 +23,12 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     let upgrade = Upgrade::requested(&mut request)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
-    let params: Params<OpenParams> = caller.params(request).await?;
+    let mut params: Params<OpenParams> = caller.params(request).await?;
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
     // The cache of responses does not depend on the purpose.
-    let params = Arc::new(OpenParams { purpose: OpenPurpose::default(), ..params });
+    params.purpose = OpenPurpose::default();
+    let params = Arc::new(params);
     let (uid, policy) = (peer.uid, caller.policy());
     let open = move |daemon: &Daemon| {
         ops::open(&daemon.store, &daemon.open_cache, &params, &policy, uid, holder.clone())

@@ -151,12 +151,13 @@ const ROUTES: &[Route] = &[
     post("/v1/promote", Right::Pull, imports),
     // One's own downloads.
     post("/v1/partials/remove", Right::Pull, disk),
+    // Of names that the user has added: the operations check that by `Store::check_change`.
+    post("/v1/remove", Right::Pull, disk),
+    post("/v1/undelete", Right::Pull, disk),
+    post("/v1/pin", Right::Pull, disk),
+    post("/v1/tag", Right::Pull, disk),
+    post("/v1/rename", Right::Pull, disk),
     post("/v1/limit", Right::Administer, disk),
-    post("/v1/remove", Right::Administer, disk),
-    post("/v1/undelete", Right::Administer, disk),
-    post("/v1/pin", Right::Administer, disk),
-    post("/v1/tag", Right::Administer, disk),
-    post("/v1/rename", Right::Administer, disk),
     post("/v1/gc", Right::Administer, survey).by_store(|size| size.models_and_blobs(128, 128)),
     post("/v1/reindex", Right::Administer, disk),
 ];

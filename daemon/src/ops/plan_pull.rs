@@ -40,7 +40,8 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     drop(lease);
     let space = planned_space(pull, last_opened, sum(&mut needs.into_iter()))?;
     let evicted_bytes = space.evicted.last().map_or(0, |last| last.freed_bytes);
-    let evicted_bytes = match store.can_make_space() && space.limit != SpaceLimit::UserQuota {
+    let is_of_store = matches!(space.limit, SpaceLimit::Disk | SpaceLimit::Quota);
+    let evicted_bytes = match store.can_make_space() && is_of_store {
         true => evicted_bytes.saturating_add(space.reclaimable_bytes.unwrap_or_default()),
         false => 0,
     };
@@ -56,21 +57,25 @@ fn planned_space(
     needed_bytes: u64,
 ) -> Result<PlannedSpace, OpError> {
     let space = space_of_store(pull.store, last_opened, needed_bytes)?;
-    let requester = pull.requester;
     // What takes nothing is not refused, however much is charged to the user.
-    let Some(hard_bytes) = requester.quota().hard.filter(|_| needed_bytes > 0) else { return Ok(space) };
-    let left_bytes = pull.store.quota_left(requester.uid(), hard_bytes)?;
-    // A quota that is too small refuses the pull first, before anything is freed.
-    if left_bytes >= needed_bytes.max(space.available_bytes) {
+    if needed_bytes == 0 {
         return Ok(space);
     }
-    let missing_bytes = needed_bytes.saturating_sub(left_bytes);
-    let (available_bytes, limit) = (left_bytes, SpaceLimit::UserQuota);
-    let replaced_bytes = gc::displaced_bytes(pull.store, Some(requester.uid())).ok();
+    let limits = pull.requester.limits(pull.store);
+    let left = limits.iter().zip(pull.store.quotas_left(&limits)?);
+    // A quota that is too small refuses the pull first, before anything is freed.
+    let tightest = left.min_by_key(|(_, left_bytes)| *left_bytes);
+    let tightest = tightest.filter(|(_, left_bytes)| *left_bytes < needed_bytes.max(space.available_bytes));
+    let Some((limit, available_bytes)) = tightest else { return Ok(space) };
+    let missing_bytes = needed_bytes.saturating_sub(available_bytes);
+    let replaced_bytes = gc::displaced_bytes(pull.store, Some(&limit.payer)).ok();
+    let group = limit.payer.group().map(str::to_owned);
+    let limit = if group.is_some() { SpaceLimit::GroupQuota } else { SpaceLimit::UserQuota };
     Ok(PlannedSpace {
         needed_bytes,
         available_bytes,
         limit,
+        group,
         missing_bytes,
         replaced_bytes,
         ..PlannedSpace::default()

@@ -373,7 +373,7 @@ impl Incoming<'_> {
     /// Reserves space of the requester's quota for all missing files, before any of them is requested. If they do not
     /// fit as they are, finds out how much of them is new.
     fn reserve_quota(&self, files: &[RemoteFile]) -> Result<(), OpError> {
-        if self.pull.requester.quota().hard.is_none() {
+        if self.pull.requester.limits(self.ingest.store()).is_empty() {
             return Ok(());
         }
         let (mut missing, mut present) = (Vec::new(), BTreeSet::new());
