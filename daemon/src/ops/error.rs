@@ -91,6 +91,8 @@ pub enum OpError {
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
     )]
     TooManyLayers { model: String, count: usize },
+    #[error("{name}: {source}")]
+    NoMemory { name: String, source: Box<TransferError> },
     #[error("{source}")]
     NoSpace {
         source: Box<OpError>,
@@ -153,7 +155,9 @@ impl OpError {
                 ErrorCode::NotFound
             }
             Self::Pinned { .. } | Self::DownloadOfAnother { .. } => ErrorCode::Denied,
-            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } => ErrorCode::Busy,
+            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } | Self::NoMemory { .. } => {
+                ErrorCode::Busy
+            }
             Self::NoSpace { source, .. } => source.code(),
             Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,

@@ -133,7 +133,7 @@ pub use seal::StagedBlob;
 pub use space::{AvailableSpace, Eviction, SpacePolicy, SpaceStatus};
 pub use staging::Staging;
 pub use store_dir::FORMAT;
-pub use summaries::{ManifestSummary, TagSummary};
+pub use summaries::{ListingSize, ManifestSummary, TagSummary};
 pub use surroundings::{ForeignOwner, Inodes, Mount, Ownership};
 pub use sys::{FileIdentity, give_back_memory};
 pub use tags::Tags;

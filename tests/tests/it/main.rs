@@ -91,6 +91,7 @@ mod system_service;
 mod tensor;
 mod trash;
 mod units;
+mod unread;
 mod verbosity;
 mod verify;
 mod warm;
