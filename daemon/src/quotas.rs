@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use blobd_client::protocol::accounts::{QuotaState, UserLimits};
 
 use crate::names::Names;
+use crate::peer_process::Namespaces;
 use crate::principal::{Groups, Principal};
 use crate::user_set::UserSet;
 
@@ -72,7 +73,12 @@ impl Quotas {
     pub(crate) fn absent(&self, uid: u32) -> Principal {
         let groups = self.names.groups_of(uid);
         // All of them are here; the largest number means no group.
-        Principal { pid: 0, uid, groups: Groups { primary: u32::MAX, supplementary: groups } }
+        Principal {
+            pid: 0,
+            uid,
+            groups: Groups { primary: u32::MAX, supplementary: groups },
+            namespaces: Namespaces::default(),
+        }
     }
 }
 
@@ -106,7 +112,7 @@ mod tests {
         let quotas = quotas();
         let of = |uid, gids: &[u32]| {
             let groups = Groups { primary: 1, supplementary: Some(gids.into()) };
-            quotas.of(&Principal { pid: 1, uid, groups }, false).hard
+            quotas.of(&Principal { pid: 1, uid, groups, namespaces: Namespaces::default() }, false).hard
         };
         assert_eq!(of(5, &[]), Some(1));
         assert_eq!(of(5, &[80001]), Some(20));

@@ -1,17 +1,19 @@
 //! What is known of a request, from its start to its end: the one place that the log, the audit log and the metrics
 //! learn about requests from.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request_id::RequestId;
-use serde_json::json;
+use serde_json::{Value, json};
 use tracing::Span;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::metrics::RequestEnd;
+use crate::peer_process;
 use crate::principal::Principal;
 use crate::state::Daemon;
 use crate::verb_log::{self, Finished, Outcome};
@@ -33,6 +35,8 @@ pub(crate) struct RequestRecord {
     peer: Principal,
     /// The name of the client's program. Read at the start, because the program may have ended before its request.
     command: Option<String>,
+    /// Its engine and its container, if there are such.
+    about_peer: BTreeMap<String, Value>,
     start: Instant,
     span: Span,
     state: Mutex<State>,
@@ -57,6 +61,8 @@ pub(crate) struct EndedRequest<'r> {
     pub(crate) verb: Verb,
     pub(crate) peer: &'r Principal,
     pub(crate) command: Option<&'r str>,
+    /// Its engine and its container, if there are such.
+    pub(crate) about_peer: &'r BTreeMap<String, Value>,
     /// The model that the client named, as it named it.
     pub(crate) subject: Option<&'r str>,
     /// What that is made from, if the client named that too.
@@ -104,6 +110,7 @@ impl RequestRecord {
         // At the highest level, so that it is in every line of the log, however little is logged.
         let span = tracing::error_span!("request", %id);
         let command = if verb.is_audited { peer.command() } else { None };
+        let about_peer = if verb.is_audited { peer_process::facts(peer.pid) } else { BTreeMap::new() };
         let state = State {
             verb,
             subject: None,
@@ -114,7 +121,7 @@ impl RequestRecord {
             is_ended: false,
         };
         let (daemon, peer, start) = (Arc::clone(daemon), peer.clone(), Instant::now());
-        Arc::new(Self { daemon, id, peer, command, start, span, state: Mutex::new(state) })
+        Arc::new(Self { daemon, id, peer, command, about_peer, start, span, state: Mutex::new(state) })
     }
 
     pub(crate) const fn id(&self) -> &RequestId {
@@ -211,6 +218,7 @@ impl RequestRecord {
             verb: state.verb,
             peer: &self.peer,
             command: self.command.as_deref(),
+            about_peer: &self.about_peer,
             subject: state.subject.as_deref(),
             source: state.source.as_deref(),
             outcome: state.outcome.as_ref(),
@@ -272,7 +280,8 @@ fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
 
 /// The audit log adds the time and the name of the user.
 fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
-    let EndedRequest { id, verb, peer, command, subject, source, outcome, result, duration } = ended;
+    let EndedRequest { id, verb, peer, command, about_peer, subject, source, outcome, result, duration } =
+        ended;
     let message = match result {
         RequestResult::Failed(error) => Some(error.message.clone()),
         _ => None,
@@ -297,7 +306,7 @@ fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
         duration_ms: Some(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
         dry_run: outcome.is_some_and(|outcome| outcome.is_dry_run),
         // What was done is more certain than what was asked for.
-        details: from.into_iter().chain(details).collect(),
+        details: (*about_peer).clone().into_iter().chain(from).chain(details).collect(),
     }
 }
 
@@ -309,6 +318,7 @@ mod tests {
     use super::*;
     use crate::audit::{LogDirectory, Rotation};
     use crate::metrics::Metrics;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
 
     /// The result in the audit log.
@@ -319,7 +329,12 @@ mod tests {
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default(), metrics).unwrap());
         let log = folder.path().join("log");
         daemon.audit.start(LogDirectory::at(&log), Rotation { max_bytes: 1 << 20, keep: 2 }).unwrap();
-        let peer = Principal { pid: 0, uid: 1, groups: Groups { primary: 1, supplementary: None } };
+        let peer = Principal {
+            pid: 0,
+            uid: 1,
+            groups: Groups { primary: 1, supplementary: None },
+            namespaces: Namespaces::default(),
+        };
         let verb = Verb { name: "open", is_audited };
         let record = RequestRecord::start(&daemon, &peer, verb, daemon.request_ids.next_id());
         request(&record);
