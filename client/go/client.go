@@ -19,8 +19,9 @@ const SocketVariable = "BLOBD_SOCKET"
 // valid after a restart of the daemon: open the model again then. It must not be copied, nor its fields
 // changed, after its first request.
 type Client struct {
-	// Socket is the daemon's socket. If empty, the socket is the one that BLOBD_SOCKET names, or else
-	// the first of DefaultSockets that accepts a connection.
+	// Socket is the daemon's socket. If empty, the socket is the one that BLOBD_SOCKET names, or else the
+	// system's, or else the first of this user's that accepts a connection. On a machine with a daemon for
+	// all users, requests fail while that daemon does not accept connections of this user.
 	Socket string
 	// Timeout is how long to wait for the daemon to take or send the next bytes; if 0, there is no limit.
 	Timeout time.Duration
@@ -129,8 +130,18 @@ func (c *Client) connect() (*wire, error) {
 		if err == nil {
 			return newWire(conn, c.Timeout, id), nil
 		}
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) && refused == nil {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+			if evidence := evidenceOfService(path); evidence != "" {
+				return nil, fail(ErrUnavailable, "blobd daemon: nothing listens on %s, although %s exists; "+
+					"see `systemctl status blobd`, or name another socket in BLOBD_SOCKET", path, evidence)
+			}
+			continue
+		}
+		if refused == nil {
 			refused = connectError(path, err)
+		}
+		if path == SystemSocket {
+			break
 		}
 	}
 	if refused != nil {

@@ -22,6 +22,7 @@ const (
 	CodeDenied         Code = "denied"
 	CodeDeniedByPolicy Code = "denied_by_policy"
 	CodeUpstream       Code = "upstream"
+	CodeUnavailable    Code = "unavailable"
 	CodeInternal       Code = "internal"
 )
 
@@ -38,6 +39,7 @@ var codes = map[Code]bool{
 	CodeDenied:         true,
 	CodeDeniedByPolicy: true,
 	CodeUpstream:       true,
+	CodeUnavailable:    true,
 	CodeInternal:       true,
 }
 
@@ -45,6 +47,9 @@ var codes = map[Code]bool{
 var (
 	// ErrNotRunning: there is no socket, or no daemon listens on it.
 	ErrNotRunning = errors.New("daemon not running")
+	// ErrUnavailable: nothing listens on the system's socket, although this machine has a daemon for all its
+	// users. A program that used another daemon now would not find the models of the system.
+	ErrUnavailable = errors.New("system's daemon not available")
 	// ErrConnect: the socket exists, but connecting to it failed.
 	ErrConnect = errors.New("cannot connect")
 	// ErrClosed: the daemon closed the connection before its response was complete.
@@ -106,6 +111,8 @@ func CodeOf(err error) Code {
 		return known.code
 	case errors.Is(err, ErrNoTensor), errors.Is(err, ErrNoLayer), errors.Is(err, ErrNoExpert):
 		return CodeNotFound
+	case errors.Is(err, ErrNotRunning), errors.Is(err, ErrUnavailable):
+		return CodeUnavailable
 	case errors.Is(err, ErrShort):
 		return CodeCorrupt
 	case errors.Is(err, ErrGguf):

@@ -14,8 +14,54 @@ import (
 // SystemSocket is the socket of the system's daemon.
 const SystemSocket = "/run/blobd/blobd.sock"
 
+// The directories of systemd's system units, the units of the system's daemon, and its configuration.
+var (
+	unitDirectories = []string{
+		"/etc/systemd/system",
+		"/run/systemd/transient",
+		"/run/systemd/system",
+		"/run/systemd/generator",
+		"/usr/local/lib/systemd/system",
+		"/usr/lib/systemd/system",
+		"/lib/systemd/system",
+	}
+	systemUnits = []string{"blobd.socket", "blobd.service"}
+)
+
+const systemConfiguration = "/etc/blobd/config.toml"
+
+// evidenceOfService is what proves, while nothing listens at the socket, that it is the socket of a daemon
+// for all users: itself, or a file of its installation. It is empty for other sockets, and on machines
+// without such a daemon.
+func evidenceOfService(socket string) string {
+	if socket != SystemSocket {
+		return ""
+	}
+	for _, unit := range systemUnits {
+		for _, directory := range unitDirectories {
+			file := filepath.Join(directory, unit)
+			// A link to /dev/null masks a unit, and may outlive it.
+			if target, _ := os.Readlink(file); target != os.DevNull && exists(file) {
+				return file
+			}
+		}
+	}
+	for _, file := range []string{socket, systemConfiguration} {
+		if exists(file) {
+			return file
+		}
+	}
+	return ""
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // DefaultSockets are the sockets that are tried if none is given, in this order: the system's, then
-// those at which this user's daemon may listen.
+// those at which this user's daemon may listen. A client uses the latter only on a machine without a
+// daemon for all users.
 func DefaultSockets() []string {
 	usual := fmt.Sprintf("/run/user/%d", os.Geteuid())
 	directories := []string{usual}

@@ -46,7 +46,7 @@ use crate::protocol::space::{DroppedDownloads, RemovePartialsParams, UnfinishedD
 use crate::protocol::upkeep::{
     DoctorReport, EvictionPlan, Pinned, PullLimit, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
 };
-use crate::sockets::{self, default_sockets};
+use crate::sockets::{self, SYSTEM_SOCKET, default_sockets, user_sockets};
 
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
 
@@ -88,16 +88,33 @@ impl Client {
         Ok(client)
     }
 
-    /// A client of the default daemon: the one that `BLOBD_SOCKET` names, otherwise the first of
-    /// [`default_sockets`] that can be reached.
+    /// A client of the default daemon: the one that `BLOBD_SOCKET` names, otherwise the system's, otherwise this
+    /// user's.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// As [`connect`](Self::connect), and as [`connect_to_system`](Self::connect_to_system).
     pub fn connect_default() -> Result<Self, ClientError> {
         if let Some(socket) = env::var_os(SOCKET_VARIABLE).filter(|socket| !socket.is_empty()) {
             return Self::connect(socket);
         }
-        Self::connect_first(&default_sockets())
+        match Self::connect_to_system()? {
+            Some(client) => Ok(client),
+            None => Self::connect_to_own(),
+        }
+    }
+
+    /// A client of the daemon that serves all users of this machine; `None` if the machine has none. Only then may a
+    /// program use a daemon or a store of its user without being told to: the models of the system are not there.
+    ///
+    /// # Errors
+    /// [`ClientError::Unavailable`] when the daemon is installed and does not listen, [`ClientError::Connect`] when it
+    /// does not admit this user.
+    pub fn connect_to_system() -> Result<Option<Self>, ClientError> {
+        match Self::connect(SYSTEM_SOCKET) {
+            Ok(client) => Ok(Some(client)),
+            Err(ClientError::NotRunning { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// A client that connects in another way, such as to a server in the same process. An error that wraps an
@@ -552,16 +569,17 @@ impl Client {
         })
     }
 
-    fn connect_first(sockets: &[PathBuf]) -> Result<Self, ClientError> {
+    /// A client of the first daemon of this user that listens.
+    fn connect_to_own() -> Result<Self, ClientError> {
         let mut refused = None;
-        for socket in sockets {
+        for socket in user_sockets() {
             match Self::connect(socket) {
                 Err(ClientError::NotRunning { .. }) => {}
                 Err(error) => refused = refused.or(Some(error)),
                 connected => return connected,
             }
         }
-        let names: Vec<_> = sockets.iter().map(|socket| socket.display().to_string()).collect();
+        let names: Vec<_> = default_sockets().iter().map(|socket| socket.display().to_string()).collect();
         Err(refused.unwrap_or(ClientError::NotRunning { socket: names.join(" or ") }))
     }
 }

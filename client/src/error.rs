@@ -3,6 +3,7 @@
 mod model;
 
 use std::io;
+use std::path::PathBuf;
 
 pub use self::model::ModelError;
 use crate::protocol::connection::{ConnectionError, FdsLost, TOO_MANY_IN_FLIGHT};
@@ -21,6 +22,19 @@ pub enum ClientError {
     NotRunning {
         /// The socket; several when the default ones were tried.
         socket: String,
+    },
+    /// Nothing listens at the system's socket, although this machine has a daemon for all its users. A program that
+    /// used another daemon now would not find the models of the system.
+    #[error(
+        "blobd daemon: nothing listens on {socket}, although {} exists; see `systemctl status blobd`, or name \
+         another socket in BLOBD_SOCKET",
+        evidence.display()
+    )]
+    Unavailable {
+        /// The system's socket.
+        socket: String,
+        /// A file that only machines with such a daemon have.
+        evidence: PathBuf,
     },
     /// The socket cannot be connected to.
     #[error("blobd daemon: cannot connect to {socket}: {reason}{}", after_semicolon(.hint))]
@@ -74,6 +88,7 @@ impl ClientError {
             Self::Connect { reason, .. } if reason.kind() == io::ErrorKind::PermissionDenied => {
                 ErrorCode::Denied
             }
+            Self::NotRunning { .. } | Self::Unavailable { .. } => ErrorCode::Unavailable,
             Self::TooManyInFlight => ErrorCode::Busy,
             _ => ErrorCode::Internal,
         }
@@ -227,7 +242,7 @@ mod tests {
         let daemon = ClientError::from(ErrorBody::new(ErrorCode::NoSpace, "disk full"));
         assert_eq!((daemon.code(), daemon.to_string().as_str()), (ErrorCode::NoSpace, "disk full"));
         let away = ClientError::NotRunning { socket: "/run/x.sock".into() };
-        assert_eq!(away.code(), ErrorCode::Internal);
+        assert_eq!(away.code(), ErrorCode::Unavailable);
         assert_eq!(
             away.to_string(),
             "blobd daemon: nothing listens on /run/x.sock; start it with `blobd serve`"

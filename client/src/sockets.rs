@@ -1,4 +1,5 @@
-//! Where daemons listen by default, and what to do about a socket that refuses this user.
+//! Where daemons listen by default, whether this machine has one for all its users, and what to do about a socket
+//! that refuses this user.
 
 use std::env;
 use std::fs::{self, Metadata};
@@ -14,7 +15,46 @@ use crate::name_service;
 /// The socket of the system's daemon.
 pub const SYSTEM_SOCKET: &str = "/run/blobd/blobd.sock";
 
-/// The default sockets in order: the system's, then those at which this user's daemon may listen.
+/// The directories of systemd's system units, in the order in which systemd searches them.
+const UNIT_DIRECTORIES: [&str; 7] = [
+    "/etc/systemd/system",
+    "/run/systemd/transient",
+    "/run/systemd/system",
+    "/run/systemd/generator",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+];
+
+/// The units of the system's daemon.
+pub const SYSTEM_UNITS: [&str; 2] = ["blobd.socket", "blobd.service"];
+
+/// The configuration of the system's daemon, for machines without systemd.
+pub const SYSTEM_CONFIGURATION: &str = "/etc/blobd/config.toml";
+
+/// The file of a system unit; `None` if it is not installed.
+#[must_use]
+pub fn unit_file(unit: &str) -> Option<PathBuf> {
+    let files = UNIT_DIRECTORIES.iter().map(|directory| Path::new(directory).join(unit));
+    // A link to /dev/null masks a unit, and may outlive it.
+    let is_mask = |file: &Path| fs::read_link(file).is_ok_and(|target| target == Path::new("/dev/null"));
+    files.into_iter().find(|file| fs::symlink_metadata(file).is_ok() && !is_mask(file))
+}
+
+/// What proves, while nothing listens at `socket`, that it is the socket of a daemon for all users: itself, or a file of
+/// its installation. `None` for other sockets, and on machines without such a daemon.
+#[must_use]
+pub fn evidence_of_service(socket: &Path) -> Option<PathBuf> {
+    if socket != Path::new(SYSTEM_SOCKET) {
+        return None;
+    }
+    let installed = SYSTEM_UNITS.into_iter().find_map(unit_file);
+    let others = [socket, Path::new(SYSTEM_CONFIGURATION)].into_iter();
+    installed.or_else(|| others.map(Path::to_path_buf).find(|file| fs::symlink_metadata(file).is_ok()))
+}
+
+/// The default sockets in order: the system's, then those at which this user's daemon may listen. A client uses the
+/// latter only on a machine without a daemon for all users: [`Client::connect_default`](crate::Client).
 #[must_use]
 pub fn default_sockets() -> Vec<PathBuf> {
     std::iter::once(PathBuf::from(SYSTEM_SOCKET)).chain(user_sockets()).collect()

@@ -29,7 +29,7 @@ pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
 pub(crate) use self::keys::{KEYS, Key};
 use self::metrics::MetricsConfig;
-pub(crate) use self::paths::{default_config, default_root};
+pub(crate) use self::paths::{SYSTEM_ROOT, default_config, default_root};
 use self::policy::PolicyConfig;
 use self::quotas::QuotasConfig;
 use self::registries::{Host, Mirrors};

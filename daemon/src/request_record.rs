@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tracing::Span;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
+use crate::audit::Class;
 use crate::metrics::RequestEnd;
 use crate::peer_process;
 use crate::principal::Principal;
@@ -25,6 +26,8 @@ pub(crate) struct Verb {
     pub(crate) name: &'static str,
     /// Whether it changes the store, gives out descriptors or controls the daemon.
     pub(crate) is_audited: bool,
+    /// Whether it gives out the content of a model.
+    pub(crate) gives_content: bool,
 }
 
 /// A request in progress. It ends when its result is known, which may be long after the head of the response was
@@ -256,6 +259,7 @@ fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
     let detail = |name| done.and_then(|done| done.details.get(name)?.as_u64()).unwrap_or_default();
     RequestEnd {
         verb: ended.verb.name,
+        is_open: ended.verb.gives_content,
         result: ended.result.metric(),
         duration: ended.duration,
         bytes: done.and_then(|done| done.bytes).unwrap_or_default(),
@@ -269,13 +273,21 @@ fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
 fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
     daemon.metrics.events.request_ended(&request_end(ended));
     if ended.verb.is_audited || ended.result.is_refusal() {
-        let (record, has_changed) = (audit_record(ended), ended.outcome.is_some_and(|done| done.has_changed));
-        if has_changed { daemon.audit.record(record) } else { daemon.audit.record_limited(record) }
+        daemon.audit.record_as(class(ended), audit_record(ended));
     }
     let EndedRequest { verb, peer, command, subject, outcome, result, duration, .. } = ended;
     let (uid, pid, verb, result) = (peer.uid, peer.pid, verb.name, result.name());
     let model = outcome.and_then(|outcome| outcome.model.as_deref()).or(*subject);
     tracing::debug!(uid, pid, command, verb, model, result, ms = duration.as_millis(), "ended");
+}
+
+fn class(ended: &EndedRequest<'_>) -> Class {
+    if ended.outcome.is_some_and(|done| done.has_changed) {
+        return Class::Change;
+    }
+    // An open that fails may have given out descriptors before.
+    let has_given = ended.outcome.is_some() || matches!(ended.result, RequestResult::Done);
+    if ended.verb.gives_content && has_given { Class::Open } else { Class::Attempt }
 }
 
 /// The audit log adds the time and the name of the user.
@@ -290,6 +302,7 @@ fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
     let details = details.map(|(name, value)| ((*name).to_owned(), value.clone()));
     let from = source.map(|source| ("from".to_owned(), json!(source)));
     AuditRecord {
+        seq: None,
         time: String::new(),
         request: Some(id.to_string()),
         uid: peer.uid,
@@ -316,47 +329,56 @@ mod tests {
     use blobd_store::Store;
 
     use super::*;
-    use crate::audit::{LogDirectory, Rotation};
+    use crate::audit::{LogDirectory, LogSettings, Rotation};
     use crate::metrics::Metrics;
     use crate::peer_process::Namespaces;
     use crate::principal::Groups;
 
-    /// The result in the audit log.
+    /// The class and the result in the audit log.
     fn recorded(is_audited: bool, request: impl FnOnce(&RequestRecord)) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
         let metrics = Metrics::new([]).unwrap();
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default(), metrics).unwrap());
         let log = folder.path().join("log");
-        daemon.audit.start(LogDirectory::at(&log), Rotation { max_bytes: 1 << 20, keep: 2 }).unwrap();
-        let peer = Principal {
-            pid: 0,
-            uid: 1,
-            groups: Groups { primary: 1, supplementary: None },
-            namespaces: Namespaces::default(),
-        };
-        let verb = Verb { name: "open", is_audited };
+        let rotation = Rotation { max_bytes: 1 << 20, keep: 2 };
+        let settings = LogSettings { directory: LogDirectory::at(&log), rotation, is_forwarded: false };
+        daemon.audit.start(settings).unwrap();
+        let groups = Groups { primary: 1, supplementary: None };
+        let peer = Principal { pid: 0, uid: 1, groups, namespaces: Namespaces::default() };
+        let verb = Verb { name: "open", is_audited, gives_content: true };
         let record = RequestRecord::start(&daemon, &peer, verb, daemon.request_ids.next_id());
         request(&record);
         drop(record);
         daemon.audit.stop();
-        let line = std::fs::read(log.join("audit-00000001.jsonl")).ok()?;
-        Some(AuditRecord::parse(&line).unwrap().result)
+        let file = std::fs::read_dir(log).ok()?.next()?.unwrap();
+        let record = AuditRecord::parse(&std::fs::read(file.path()).unwrap()).unwrap();
+        let class = file.file_name().into_string().unwrap().split('-').next().unwrap().to_owned();
+        Some(format!("{class} {}", record.result))
     }
 
     #[test]
     fn request_of_a_client_that_has_gone_ends_as_its_work_did() {
         let result = |request: fn(&RequestRecord)| recorded(true, request).unwrap();
         let outcome = || Outcome::of("m", None);
-        assert_eq!(result(|_| {}), "cancelled");
-        assert_eq!(result(RequestRecord::cancelled), "cancelled");
+        assert_eq!(result(|_| {}), "attempts cancelled");
+        assert_eq!(result(RequestRecord::cancelled), "attempts cancelled");
         let complete = |record: &RequestRecord| {
             record.note_outcome(outcome());
             record.cancelled();
         };
-        assert_eq!(recorded(true, complete).unwrap(), "ok");
+        assert_eq!(recorded(true, complete).unwrap(), "opens ok");
         let sent = |record: &RequestRecord| record.descriptors_sent(outcome());
-        assert_eq!(recorded(true, sent).unwrap(), "unacknowledged");
+        assert_eq!(recorded(true, sent).unwrap(), "opens unacknowledged");
+        let failed_later = |record: &RequestRecord| {
+            record.descriptors_sent(outcome());
+            record.failed(ErrorBody::new(ErrorCode::Internal, "the disk"));
+        };
+        assert_eq!(recorded(true, failed_later).unwrap(), "opens internal");
+        let changed = |record: &RequestRecord| {
+            record.note_outcome(Outcome { has_changed: true, ..outcome() });
+        };
+        assert_eq!(recorded(true, changed).unwrap(), "audit ok");
     }
 
     #[test]
@@ -365,7 +387,7 @@ mod tests {
             [(ErrorCode::Denied, true), (ErrorCode::DeniedByPolicy, true), (ErrorCode::NotFound, false)]
         {
             let refuse = |record: &RequestRecord| drop(record.failed(ErrorBody::new(code, "no")));
-            let expected = is_recorded.then(|| code.name().to_owned());
+            let expected = is_recorded.then(|| format!("attempts {}", code.name()));
             assert_eq!(recorded(false, refuse), expected, "{}", code.name());
         }
     }

@@ -25,7 +25,8 @@ typedef struct blobd_image blobd_image;
 /* Why a function failed. */
 typedef struct blobd_error {
     /* 0 no error, 1 other failure, 2 invalid request, 3 not found, 4 busy, 5 corrupt data,
-     * 6 no space left on the disk or in a quota, 7 denied by the rights or the policy. */
+     * 6 no space left on the disk or in a quota, 7 denied by the rights or the policy,
+     * 8 no daemon answers. */
     int code;
     /* What happened and what to do, for people, in one line. Terminated by a zero byte. */
     char message[508];
@@ -87,7 +88,7 @@ typedef struct blobd_facts {
 /* Opens a model with all its tensors. Returns null on failure.
  *
  * `socket` is the path of the daemon's socket. If it is null, `BLOBD_SOCKET` is used, or without that
- * the default paths. `error` may be null. The caller must release the result with `blobd_close`. Any
+ * the system's socket or, on a machine without a daemon for all users, this user's. `error` may be null. The caller must release the result with `blobd_close`. Any
  * number of threads may use it at once.
  *
  * Requirements:

@@ -196,7 +196,7 @@ fn failures_have_a_code_and_a_message() {
     let link: Vec<_> = link.iter().map(String::as_str).collect();
     let Some(program) = example(folder.path(), &link) else { return };
     let output = run(&mut Command::new(&program), &socket, &["tiny", "a"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(8));
     assert!(text(&output.stderr).contains("nothing listens on"), "{}", text(&output.stderr));
     serve(&socket);
     let output = run(&mut Command::new(&program), &socket, &["tiny", "no such tensor"]);

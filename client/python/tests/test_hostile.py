@@ -52,7 +52,7 @@ class Away(unittest.TestCase):
         self.assertEqual(
             str(caught.exception), f"blobd daemon: nothing listens on {path}; start it with `blobd serve`"
         )
-        self.assertEqual(caught.exception.code, "internal")
+        self.assertEqual(caught.exception.code, "unavailable")
 
     def test_default_sockets_are_tried_in_order(self) -> None:
         uid = os.geteuid()

@@ -105,7 +105,10 @@ impl Client {
             let socket = self.socket.clone();
             match reason.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    ClientError::NotRunning { socket }
+                    match sockets::evidence_of_service(Path::new(&socket)) {
+                        Some(evidence) => ClientError::Unavailable { socket, evidence },
+                        None => ClientError::NotRunning { socket },
+                    }
                 }
                 _ => {
                     let hint = sockets::hint(Path::new(&socket), &reason);

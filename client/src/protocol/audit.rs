@@ -13,12 +13,22 @@ use super::error::ErrorResponse;
 /// The longest line of the audit log, with its line break. A longer record is written without its details.
 pub const MAX_LINE_BYTES: usize = 16 << 10;
 
+/// What `"seq":18446744073709551615,` adds to a line.
+const SEQ_BYTES: usize = 27;
+
 /// The most characters of a name, and of a message, in a record.
 const MAX_TEXT_CHARS: usize = 1000;
+
+/// How many entries of each list a record keeps if it would be too long otherwise: the first number that fits.
+const LIST_LENGTHS: [usize; 6] = [usize::MAX, 50, 24, 12, 4, 1];
 
 /// What a request, or the daemon itself, has done or was refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditRecord {
+    /// Its number in the log: each record has a higher one than those written before it, whatever the clock says.
+    /// Absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq: Option<u64>,
     /// When it ended, RFC 3339 in UTC, with milliseconds.
     pub time: String,
     /// The ID of the request; absent for what the daemon did by itself.
@@ -35,7 +45,8 @@ pub struct AuditRecord {
     /// The name of its program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// What was requested, such as `pull` or `rm`; `evict` and `scrub` for what the daemon did by itself.
+    /// What was requested, such as `pull` or `rm`; `evict`, `scrub`, `start`, `stop`, `reload` and `audit` for what the
+    /// daemon did by itself.
     pub verb: String,
     /// The model, as it is stored, or else as it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,7 +57,8 @@ pub struct AuditRecord {
     /// The bytes that were downloaded, written, freed, verified or opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// `ok`, `cancelled`, `unacknowledged`, or the code of the error; of the verb `audit`, `dropped` or `omitted`.
+    /// `ok`, `cancelled`, `unacknowledged`, or the code of the error; of the verb `audit`, `dropped`, `omitted`, `on` or
+    /// `off`.
     pub result: String,
     /// The message of the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -63,24 +75,36 @@ pub struct AuditRecord {
 }
 
 impl AuditRecord {
-    /// The record as a line of the log, at most [`MAX_LINE_BYTES`] long. All control characters are escaped; what
-    /// follows `?` in a URL, and users and passwords in it, are removed.
+    /// The record as a line of the log, at most [`MAX_LINE_BYTES`] long with the number that [`Self::numbered`] adds.
+    /// All control characters are escaped; what follows `?` in a URL, and users and passwords in it, are removed.
     #[must_use]
     pub fn line(&self) -> Vec<u8> {
-        let short = |text: &String| without_secrets(text).chars().take(MAX_TEXT_CHARS).collect();
         let record = Self {
-            model: self.model.as_ref().map(short),
-            message: self.message.as_ref().map(short),
-            command: self.command.as_ref().map(short),
-            details: self.details.iter().map(|(name, value)| (name.clone(), short_detail(value))).collect(),
+            model: self.model.as_deref().map(short),
+            message: self.message.as_deref().map(short),
+            command: self.command.as_deref().map(short),
             ..self.clone()
         };
-        let line = record.json_line();
-        if line.len() <= MAX_LINE_BYTES {
-            return line;
+        // Long names must not remove the list of what was done: it is shortened instead.
+        for entries in LIST_LENGTHS {
+            let details =
+                self.details.iter().map(|(name, value)| (name.clone(), short_detail(value, entries)));
+            let line = Self { details: details.collect(), ..record.clone() }.json_line();
+            if line.len() + SEQ_BYTES <= MAX_LINE_BYTES {
+                return line;
+            }
         }
-        let details = BTreeMap::from([("omitted_bytes".to_owned(), json!(line.len()))]);
+        let bytes = serde_json::to_string(&self.details).unwrap_or_default().len();
+        let details = BTreeMap::from([("omitted_bytes".to_owned(), json!(bytes))]);
         Self { details, ..record }.json_line()
+    }
+
+    /// The line of a record without a number, with this one.
+    #[must_use]
+    pub fn numbered(line: &[u8], seq: u64) -> Vec<u8> {
+        let mut numbered = format!("{{\"seq\":{seq},").into_bytes();
+        numbered.extend_from_slice(line.get(1..).unwrap_or_default());
+        numbered
     }
 
     fn json_line(&self) -> Vec<u8> {
@@ -114,11 +138,31 @@ pub fn escape_controls(json: String) -> String {
     json.chars().map(escaped).collect()
 }
 
-fn short_detail(value: &Value) -> Value {
+fn short(text: &str) -> String {
+    without_secrets(text).chars().take(MAX_TEXT_CHARS).collect()
+}
+
+/// The value with short texts, and at most `entries` of a list. The daemon makes these values, so they are not deep.
+fn short_detail(value: &Value, entries: usize) -> Value {
     match value {
-        Value::String(text) => without_secrets(text).chars().take(MAX_TEXT_CHARS).collect::<String>().into(),
+        Value::String(text) => short(text).into(),
+        Value::Array(list) => {
+            let left = list.len().saturating_sub(entries);
+            let more = (left > 0).then(|| json!({ "more": left.saturating_add(already_left(list)) }));
+            list.iter().take(entries).map(|entry| short_detail(entry, entries)).chain(more).collect()
+        }
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(name, value)| (short(name), short_detail(value, entries)));
+            Value::Object(fields.collect())
+        }
         value => value.clone(),
     }
+}
+
+/// How many entries the list has lost before, apart from the entry that says so.
+fn already_left(list: &[Value]) -> usize {
+    let more = list.last().and_then(|last| last.get("more")?.as_u64());
+    more.map_or(0, |more| usize::try_from(more).unwrap_or(usize::MAX).saturating_sub(1))
 }
 
 /// The text without the queries, fragments, users and passwords of the URLs in it.
@@ -148,12 +192,18 @@ pub struct LogParams {
     /// The model, by name or by its digest's first digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The verb.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub verb: Option<String>,
+    /// The verb, or one of several.
+    #[serde(rename = "verb", with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
+    pub verbs: Vec<String>,
+    /// The result, or one of several.
+    #[serde(rename = "result", with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<String>,
     /// The earliest time, RFC 3339 in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<String>,
+    /// The time after the latest one, RFC 3339 in UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<String>,
     /// Only what failed or was refused.
     pub failed: bool,
     /// The most records: the latest ones. 1000 if absent.
@@ -161,6 +211,33 @@ pub struct LogParams {
     pub limit: Option<u64>,
     /// Continue with the records that are written from now on, until the client disconnects.
     pub follow: bool,
+}
+
+/// One text, or a list of them.
+mod one_or_several {
+    use serde::{Deserialize, Deserializer, Serialize as _, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrSeveral {
+        One(String),
+        Several(Vec<String>),
+    }
+
+    pub(super) fn serialize<S: Serializer>(texts: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+        match texts {
+            [one] => one.serialize(serializer),
+            several => several.serialize(serializer),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+        Ok(match Option::deserialize(deserializer)? {
+            None => Vec::new(),
+            Some(OneOrSeveral::One(text)) => vec![text],
+            Some(OneOrSeveral::Several(texts)) => texts,
+        })
+    }
 }
 
 /// One line of the response to `POST /v1/log`.
@@ -182,6 +259,15 @@ pub struct LogEnd {
     pub unreadable_lines: u64,
     /// Whether the response has the records of this user only, because it does not administer the store.
     pub own_only: bool,
+    /// How many earlier records match that the limit has left out, counted up to
+    /// [`MAX_EARLIER`](Self::MAX_EARLIER).
+    #[serde(default)]
+    pub earlier_records: u64,
+}
+
+impl LogEnd {
+    /// The highest number of earlier records that is counted: there may be more.
+    pub const MAX_EARLIER: u64 = 10_000;
 }
 
 #[cfg(test)]
@@ -205,13 +291,45 @@ mod tests {
     }
 
     #[test]
-    fn long_record_is_written_without_its_details() {
-        let details = BTreeMap::from([("names".to_owned(), json!(vec!["x"; 10_000]))]);
-        let line = AuditRecord { model: Some("m".repeat(5000)), details, ..record() }.line();
+    fn long_record_is_written_without_details_that_cannot_be_shortened() {
+        let many = (0..10_000).map(|number| (format!("n{number}"), json!(number)));
+        let line = AuditRecord { model: Some("m".repeat(5000)), details: many.collect(), ..record() }.line();
         assert!(line.len() <= MAX_LINE_BYTES);
         let parsed = AuditRecord::parse(&line).unwrap();
         assert_eq!(parsed.model.unwrap().len(), MAX_TEXT_CHARS);
         assert!(parsed.details.contains_key("omitted_bytes"));
+    }
+
+    #[test]
+    fn long_names_shorten_the_list_of_what_was_done_and_do_not_remove_it() {
+        let entry = |number| json!({ "model": format!("{number}{}", "x".repeat(2000)), "freed_bytes": 1 });
+        let list = (0..50).map(entry).chain([json!({ "more": 7 })]).collect::<Vec<_>>();
+        let line = AuditRecord { details: [("removed".to_owned(), json!(list))].into(), ..record() }.line();
+        assert!(line.len() <= MAX_LINE_BYTES);
+        let removed = AuditRecord::parse(&line).unwrap().details["removed"].as_array().unwrap().clone();
+        let (more, listed) = removed.split_last().unwrap();
+        assert!(!listed.is_empty() && listed[0]["model"].as_str().unwrap().starts_with("0xx"));
+        assert_eq!(more["more"].as_u64(), Some(57 - listed.len() as u64));
+    }
+
+    #[test]
+    fn number_is_added_to_a_line() {
+        let line = AuditRecord::numbered(&record().line(), u64::MAX);
+        assert_eq!(AuditRecord::parse(&line), Some(AuditRecord { seq: Some(u64::MAX), ..record() }));
+        let details = BTreeMap::from([("text".to_owned(), json!(vec!["x"; 10_000]))]);
+        let longest = AuditRecord { details, ..record() }.line();
+        assert!(AuditRecord::numbered(&longest, u64::MAX).len() <= MAX_LINE_BYTES);
+    }
+
+    #[test]
+    fn verbs_and_results_are_one_text_or_a_list() {
+        let parse = |json: &str| serde_json::from_str::<LogParams>(json).unwrap();
+        assert_eq!(parse(r#"{"verb":"rm"}"#).verbs, ["rm"]);
+        assert_eq!(parse(r#"{"verb":["rm","pull"],"result":"denied"}"#).verbs, ["rm", "pull"]);
+        assert_eq!(parse("{}").verbs, parse(r#"{"verb":null}"#).verbs);
+        // As daemons of earlier versions read it.
+        let one = LogParams { verbs: vec!["rm".to_owned()], ..LogParams::default() };
+        assert_eq!(serde_json::to_value(&one).unwrap()["verb"], "rm");
     }
 
     #[test]

@@ -79,13 +79,15 @@ pub enum ErrorCode {
     DeniedByPolicy,
     /// A registry failed, sent wrong data or could not be reached.
     Upstream,
+    /// No daemon answers where one is expected.
+    Unavailable,
     /// The daemon itself failed.
     Internal,
 }
 
 impl ErrorCode {
     /// All codes of this version.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::InvalidRequest,
         Self::InvalidInput,
         Self::NotFound,
@@ -97,6 +99,7 @@ impl ErrorCode {
         Self::Denied,
         Self::DeniedByPolicy,
         Self::Upstream,
+        Self::Unavailable,
         Self::Internal,
     ];
 
@@ -115,6 +118,7 @@ impl ErrorCode {
             Self::Denied => "denied",
             Self::DeniedByPolicy => "denied_by_policy",
             Self::Upstream => "upstream",
+            Self::Unavailable => "unavailable",
             Self::Internal => "internal",
         }
     }
@@ -129,7 +133,7 @@ impl ErrorCode {
             Self::Busy => 409,
             Self::Corrupt | Self::Internal => 500,
             Self::NoSpace | Self::OverQuota => 507,
-            Self::ReadOnly => 503,
+            Self::ReadOnly | Self::Unavailable => 503,
             Self::Denied | Self::DeniedByPolicy => 403,
             Self::Upstream => 502,
         }
@@ -146,6 +150,7 @@ impl ErrorCode {
             Self::Corrupt => 5,
             Self::NoSpace | Self::OverQuota => 6,
             Self::Denied | Self::DeniedByPolicy => 7,
+            Self::Unavailable => 8,
         }
     }
 }

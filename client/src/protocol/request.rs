@@ -21,13 +21,57 @@ pub struct OpenParams {
     /// The layers that can be read as files: the response contains their descriptor or their pieces.
     #[serde(default)]
     pub files: FileSelection,
+    /// What the client says that it needs the model for: the verb of the request in the audit log.
+    #[serde(default, skip_serializing_if = "OpenPurpose::is_default")]
+    pub purpose: OpenPurpose,
 }
 
 impl OpenParams {
     /// Requests all tensors of all layers, and the files that are stored whole.
     #[must_use]
     pub const fn new(reference: Reference) -> Self {
-        Self { reference, tensors: TensorSelection::All, component: None, files: FileSelection::Whole }
+        Self {
+            reference,
+            tensors: TensorSelection::All,
+            component: None,
+            files: FileSelection::Whole,
+            purpose: OpenPurpose::Open,
+        }
+    }
+}
+
+/// What a model is opened for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpenPurpose {
+    /// To compute with it, as inference engines do.
+    #[default]
+    Open,
+    /// To write its files elsewhere.
+    Export,
+    /// For a program that `blobd exec` runs.
+    Exec,
+    /// To show its files in a file system.
+    Mount,
+}
+
+impl OpenPurpose {
+    /// All purposes.
+    pub const ALL: [Self; 4] = [Self::Open, Self::Export, Self::Exec, Self::Mount];
+
+    /// The verb of the request.
+    #[must_use]
+    pub const fn verb(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Export => "export",
+            Self::Exec => "exec",
+            Self::Mount => "mount",
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }
 

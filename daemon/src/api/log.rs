@@ -16,7 +16,7 @@ use super::Caller;
 use super::body::{HttpResponse, lines_response};
 use super::verbs;
 use crate::access::Right;
-use crate::audit::{BATCH_MEMORY, Batch, Filter, LogDirectory, LogReader};
+use crate::audit::{BATCH_MEMORY, Batch, Filter, Latest, LogDirectory, LogReader};
 use crate::ops::OpError;
 use crate::permits::Permit;
 use crate::principal::Principal;
@@ -24,8 +24,6 @@ use crate::state::Daemon;
 
 /// Records without a limit in the request.
 const DEFAULT_LIMIT: u64 = 1000;
-/// The most records of one response.
-const MAX_LIMIT: u64 = 100_000;
 /// Records that may wait for a client. Their batch is counted until the last of them is sent.
 const RECORDS_WAITING: usize = 8;
 /// The shortest time between two reads of a follower: many records within it are one batch.
@@ -35,13 +33,18 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) async fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, ErrorBody> {
     let own_uid = (!caller.rights.include(Right::Administer)).then_some(caller.peer.uid);
     let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
-    params.verb.as_deref().map_or(Ok(()), check_verb)?;
+    params.verbs.iter().try_for_each(|verb| check("verb", verb, "pull, rm or evict", verbs::recorded()))?;
+    params.results.iter().try_for_each(|result| check("result", result, "ok or denied", verbs::results()))?;
     let filter = filter(params, own_uid).await?.map_err(invalid)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let (Some(directory), Some(written)) = (daemon.audit.directory(), daemon.audit.written()) else {
         return Err(is_off());
     };
-    let limit = usize::try_from(params.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT)).unwrap_or(usize::MAX);
+    let latest = Latest {
+        limit: params.limit.unwrap_or(DEFAULT_LIMIT),
+        count_earlier: LogEnd::MAX_EARLIER,
+        up_to: last_written(&written),
+    };
     let follower = params.follow.then(|| daemon.limits.log_follower_for(peer.uid)).transpose()?;
     let lasting = caller.lasting()?;
     let (events, waiting) = mpsc::channel(RECORDS_WAITING);
@@ -50,7 +53,7 @@ pub(super) async fn log(caller: &Caller, params: &LogParams) -> Result<HttpRespo
     let stream = LogStream { daemon, peer, events: events.clone(), own_only: own_uid.is_some() };
     let follow = params.follow.then_some(written);
     let work = async move {
-        let last = match stream.run(Search { directory, filter, limit }, follow).await {
+        let last = match stream.run(Search { directory, filter, latest }, follow).await {
             Ok(end) => LogEvent::Done(end),
             Err(Stop::ClientHasGone) => return record.cancelled(),
             Err(Stop::Failed(error)) => LogEvent::Failed(ErrorResponse { error: record.failed(error) }),
@@ -71,17 +74,19 @@ async fn filter(params: &LogParams, own_uid: Option<u32>) -> Result<Result<Filte
     parsed.map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("log: {error}")))
 }
 
-/// Refuses a verb that no record can have.
-fn check_verb(verb: &str) -> Result<(), ErrorBody> {
-    if verbs::recorded().any(|known| known == verb) {
-        return Ok(());
-    }
-    let message = format!("log: verb {verb:?}, a verb such as pull, rm or evict expected");
-    let distance = |known: &&str| strsim::osa_distance(verb, known);
-    let near = verbs::recorded().filter(|known| distance(known) <= 1 + verb.len() / 4).min_by_key(distance);
-    let hint = match near {
-        Some(near) => format!("did you mean {near}?"),
-        None => "docs/USERS.md lists the verbs that are recorded".to_owned(),
+/// Refuses a verb or a result that no record can have.
+fn check(
+    key: &str,
+    given: &str,
+    examples: &str,
+    known: impl Iterator<Item = &'static str>,
+) -> Result<(), ErrorBody> {
+    let distance = |known: &&str| strsim::osa_distance(given, known);
+    let Some(near) = known.min_by_key(distance).filter(|near| *near != given) else { return Ok(()) };
+    let message = format!("log: {key}: expected one such as {examples}, found {given:?}");
+    let hint = match distance(&near) <= 1 + given.len() / 4 {
+        true => format!("did you mean {near}?"),
+        false => format!("docs/USERS.md lists each {key} that is recorded"),
     };
     Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint))
 }
@@ -107,7 +112,33 @@ impl Serialize for Counted {
 struct Search {
     directory: Arc<LogDirectory>,
     filter: Filter,
-    limit: usize,
+    latest: Latest,
+}
+
+/// Which records are sent next.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Those that were found.
+    Found,
+    /// Those that were written since, up to a number.
+    Written { up_to: u64 },
+}
+
+impl Step {
+    fn read(self, reader: &mut LogReader) -> io::Result<Batch> {
+        match self {
+            Self::Found => reader.next_found(),
+            Self::Written { up_to } => reader.next_written(up_to),
+        }
+    }
+}
+
+/// The number of the last record that is written. Before the first one nothing is being written.
+fn last_written(written: &watch::Receiver<u64>) -> u64 {
+    match *written.borrow() {
+        0 => u64::MAX,
+        last => last,
+    }
 }
 
 /// Why a response ends early.
@@ -136,13 +167,14 @@ struct LogStream {
 }
 
 impl LogStream {
-    async fn run(mut self, search: Search, follow: Option<watch::Receiver<()>>) -> Result<LogEnd, Stop> {
+    async fn run(mut self, search: Search, follow: Option<watch::Receiver<u64>>) -> Result<LogEnd, Stop> {
         let reader = self.find(search).await?;
-        let mut reader = self.send_all(reader, LogReader::next_found).await?;
+        let mut reader = self.send_all(reader, Step::Found).await?;
         if let Some(written) = follow {
             reader = self.follow(reader, written).await?;
         }
-        Ok(LogEnd { unreadable_lines: reader.unreadable_lines, own_only: self.own_only })
+        let LogReader { unreadable_lines, earlier_records, .. } = reader;
+        Ok(LogEnd { unreadable_lines, own_only: self.own_only, earlier_records })
     }
 
     async fn find(&self, search: Search) -> Result<LogReader, Stop> {
@@ -151,8 +183,8 @@ impl LogStream {
         let find = move |_: &Daemon| {
             let _turn = turn;
             let is_wanted = || !events.is_closed();
-            let Search { directory, filter, limit } = search;
-            LogReader::find(directory, filter, limit, &is_wanted).map_err(|error| failed(&error))
+            let Search { directory, filter, latest } = search;
+            LogReader::find(directory, filter, latest, &is_wanted).map_err(|error| failed(&error))
         };
         self.daemon.blocking(find).await?.ok_or(Stop::ClientHasGone)
     }
@@ -161,24 +193,21 @@ impl LogStream {
     async fn follow(
         &mut self,
         mut reader: LogReader,
-        mut written: watch::Receiver<()>,
+        mut written: watch::Receiver<u64>,
     ) -> Result<LogReader, Stop> {
         loop {
             written.mark_unchanged();
-            reader = self.send_all(reader, LogReader::next_written).await?;
+            let up_to = last_written(&written);
+            reader = self.send_all(reader, Step::Written { up_to }).await?;
             self.unless_gone(sleep(FOLLOW_INTERVAL)).await?;
             self.unless_gone(written.changed()).await?.map_err(|_stopped| Stop::ClientHasGone)?;
         }
     }
 
     /// Sends batches until there are no more.
-    async fn send_all(
-        &mut self,
-        mut reader: LogReader,
-        read: fn(&mut LogReader) -> io::Result<Batch>,
-    ) -> Result<LogReader, Stop> {
+    async fn send_all(&mut self, mut reader: LogReader, step: Step) -> Result<LogReader, Stop> {
         loop {
-            let (returned, may_have_more) = self.send_batch(reader, read).await?;
+            let (returned, may_have_more) = self.send_batch(reader, step).await?;
             if !may_have_more {
                 return Ok(returned);
             }
@@ -187,17 +216,13 @@ impl LogStream {
     }
 
     /// Reads some records on a thread that may block, and sends them. Returns whether there may be more.
-    async fn send_batch(
-        &mut self,
-        mut reader: LogReader,
-        read: fn(&mut LogReader) -> io::Result<Batch>,
-    ) -> Result<(LogReader, bool), Stop> {
+    async fn send_batch(&mut self, mut reader: LogReader, step: Step) -> Result<(LogReader, bool), Stop> {
         let uid = self.peer.uid;
         let memory = self.unless_gone(self.daemon.limits.memory_for(uid, BATCH_MEMORY)).await??;
         let memory = memory.map(Arc::new);
         self.check_rights(&mut reader)?;
         let work = move |_: &Daemon| {
-            let batch = read(&mut reader).map_err(|error| failed(&error))?;
+            let batch = step.read(&mut reader).map_err(|error| failed(&error))?;
             Ok((reader, batch))
         };
         let (reader, batch) = self.daemon.disk_work(uid, work).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{ImportParams, OpenParams};
+use blobd_client::protocol::request::{ImportParams, OpenParams, OpenPurpose};
 use hyper::Request;
 use hyper::body::Incoming;
 
@@ -25,7 +25,8 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     let (params, params_permit): (OpenParams, _) = caller.counted_params(request).await?;
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
-    let params = Arc::new(params);
+    // The cache of responses does not depend on the purpose.
+    let params = Arc::new(OpenParams { purpose: OpenPurpose::default(), ..params });
     let (uid, policy) = (peer.uid, caller.policy());
     let open = move |daemon: &Daemon| {
         ops::open(&daemon.store, &daemon.open_cache, &params, &policy, uid, holder.clone())

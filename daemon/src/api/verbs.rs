@@ -2,16 +2,18 @@
 
 use blobd_client::protocol::audit::LogParams;
 use blobd_client::protocol::edit::EditParams;
+use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::promote::PromoteParams;
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
-    RenameParams, TagParams, UndeleteParams, VerifyParams,
+    GcParams, ImportParams, LimitParams, OpenParams, OpenPurpose, PinParams, PullParams, ReleaseParams,
+    RemoveParams, RenameParams, TagParams, UndeleteParams, VerifyParams,
 };
 use blobd_client::protocol::space::RemovePartialsParams;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use hyper::Method;
 
+use crate::audit::LIFECYCLE_VERBS;
 use crate::ops::imported_name;
 use crate::request_record::Verb;
 
@@ -71,13 +73,20 @@ const OF_DAEMON: [&str; 3] = ["evict", "scrub", "audit"];
 
 /// The verbs that a record of the audit log can have.
 pub(super) fn recorded() -> impl Iterator<Item = &'static str> {
-    names().chain(OF_DAEMON)
+    names().chain(OF_DAEMON).chain(LIFECYCLE_VERBS)
+}
+
+/// The results that a record of the audit log can have.
+pub(super) fn results() -> impl Iterator<Item = &'static str> {
+    let others = ["ok", "cancelled", "unacknowledged", "dropped", "omitted", "on", "off"];
+    ErrorCode::ALL.into_iter().map(ErrorCode::name).chain(others)
 }
 
 /// All verbs.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    // Only the parameters tell it from `pin`.
-    let by_parameters = ["unpin"];
+    // Only the parameters tell them from `pin` and `open`.
+    let purposes = OpenPurpose::ALL.into_iter().map(OpenPurpose::verb).filter(|verb| *verb != "open");
+    let by_parameters = purposes.chain(["unpin"]);
     let of_paths = READING.iter().map(|(_, _, name)| *name).chain(AUDITED.iter().map(|(_, name)| *name));
     of_paths.chain(by_parameters)
 }
@@ -87,11 +96,11 @@ pub(super) fn verb(method: &Method, path: &str) -> Verb {
     if method == Method::POST
         && let Some((_, name)) = AUDITED.iter().find(|(audited, _)| *audited == path)
     {
-        return Verb { name, is_audited: true };
+        return Verb { name, is_audited: true, gives_content: path == "/v1/open" };
     }
     let is_of = |start: &str| path == start || start.ends_with('/') && path.starts_with(start);
     let found = READING.iter().find(|(of, start, _)| method.as_str() == *of && is_of(start));
-    Verb { name: found.map_or("unknown", |(_, _, name)| name), is_audited: false }
+    Verb { name: found.map_or("unknown", |(_, _, name)| name), is_audited: false, gives_content: false }
 }
 
 /// What the parameters of a request name, for the records of failed requests too.
@@ -128,7 +137,6 @@ macro_rules! subjects {
 }
 
 subjects! {
-    OpenParams: |params| Some(short_name(&params.reference));
     ImportParams: |params| Some(imported(params));
     PullParams: |params| Some(pulled(params));
     EditParams: |params| Some(short_name(&params.target)), from |params| Some(short_name(&params.source));
@@ -145,6 +153,16 @@ subjects! {
 impl Subject for GcParams {}
 impl Subject for LimitParams {}
 impl Subject for LogParams {}
+
+impl Subject for OpenParams {
+    fn subject(&self) -> Option<String> {
+        Some(short_name(&self.reference))
+    }
+
+    fn verb(&self) -> Option<&'static str> {
+        Some(self.purpose.verb())
+    }
+}
 
 impl Subject for PinParams {
     fn subject(&self) -> Option<String> {

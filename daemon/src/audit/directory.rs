@@ -1,4 +1,5 @@
-//! The files of the audit log: `audit-00000001.jsonl` and so on, the last of which is written.
+//! The files of the audit log: `audit-00000001.jsonl` and so on for changes, `opens-…` and `attempts-…` for the other
+//! classes. The last one of each class is written.
 //!
 //! A file never gets another name, so a reader that follows the log cannot lose its place, and an administrator may
 //! make the files append-only (`chattr +a`).
@@ -10,10 +11,11 @@ use std::sync::{Arc, Weak};
 
 use blobd_store::Store;
 use blobd_store_format::layout;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fsync, mkdir, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fsync, mkdir, openat, statat, unlinkat};
 use rustix::io::Errno;
 use tracing_mutex::stdsync::Mutex;
 
+use super::class::Class;
 use super::lock;
 
 /// No symbolic link is followed, and no open waits for a pipe's other end.
@@ -25,6 +27,14 @@ pub(crate) struct LogDirectory {
     place: Place,
     opened: Mutex<Option<Arc<File>>>,
     path: String,
+}
+
+/// A file of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LogFile {
+    pub(super) class: Class,
+    pub(super) number: u64,
+    pub(super) bytes: u64,
 }
 
 #[derive(Debug)]
@@ -51,6 +61,14 @@ impl LogDirectory {
         &self.path
     }
 
+    /// Whether there is something at its place. Unlike the other methods, this creates nothing.
+    pub(super) fn exists(&self) -> bool {
+        match &self.place {
+            Place::Store(store) => store.upgrade().is_some_and(|store| store.has_audit_directory()),
+            Place::Path(path) => path.exists(),
+        }
+    }
+
     fn directory(&self) -> io::Result<Arc<File>> {
         let mut current = lock(&self.opened);
         if let Some(opened) = &*current
@@ -68,34 +86,56 @@ impl LogDirectory {
         Ok(Arc::clone(current.insert(Arc::new(opened))))
     }
 
-    /// The numbers of the files, the oldest first.
-    pub(super) fn numbers(&self) -> io::Result<Vec<u64>> {
-        let mut numbers = Vec::new();
-        for entry in Dir::read_from(&self.directory()?)? {
-            numbers.extend(entry?.file_name().to_str().ok().and_then(parse_name));
-        }
+    /// The numbers of the files of a class, the oldest first.
+    pub(super) fn numbers(&self, class: Class) -> io::Result<Vec<u64>> {
+        let names = self.names()?.into_iter().filter(|(of, _)| *of == class);
+        let mut numbers: Vec<u64> = names.map(|(_, number)| number).collect();
         numbers.sort_unstable();
         Ok(numbers)
     }
 
+    /// All files, with their sizes.
+    pub(super) fn files(&self) -> io::Result<Vec<LogFile>> {
+        let directory = self.directory()?;
+        let mut files = Vec::new();
+        for (class, number) in self.names()? {
+            match statat(&directory, name(class, number), AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(status) => {
+                    files.push(LogFile { class, number, bytes: status.st_size.try_into().unwrap_or(0) });
+                }
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(files)
+    }
+
+    fn names(&self) -> io::Result<Vec<(Class, u64)>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.directory()?)? {
+            names.extend(entry?.file_name().to_str().ok().and_then(parse_name));
+        }
+        Ok(names)
+    }
+
     /// Opens a file for appending, and creates it if it does not exist.
-    pub(super) fn append(&self, number: u64) -> io::Result<File> {
+    pub(super) fn append(&self, class: Class, number: u64) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | SAFE;
-        let file = openat(&self.directory()?, name(number), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = openat(&self.directory()?, name(class, number), flags, Mode::RUSR | Mode::WUSR)?;
         regular(File::from(file))
     }
 
     /// Opens a file for reading; `None` if it was removed.
-    pub(super) fn read(&self, number: u64) -> io::Result<Option<File>> {
-        match openat(&self.directory()?, name(number), OFlags::RDONLY | SAFE, Mode::empty()) {
+    pub(super) fn read(&self, class: Class, number: u64) -> io::Result<Option<File>> {
+        match openat(&self.directory()?, name(class, number), OFlags::RDONLY | SAFE, Mode::empty()) {
             Ok(file) => regular(File::from(file)).map(Some),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    pub(super) fn remove(&self, number: u64) -> io::Result<()> {
-        Ok(unlinkat(&self.directory()?, name(number), AtFlags::empty())?)
+    pub(super) fn remove(&self, file: LogFile) -> io::Result<()> {
+        Ok(unlinkat(&self.directory()?, name(file.class, file.number), AtFlags::empty())?)
     }
 
     /// Makes the names of the files durable.
@@ -123,13 +163,14 @@ fn open(path: &Path) -> io::Result<File> {
     )))
 }
 
-fn name(number: u64) -> String {
-    format!("audit-{number:08}.jsonl")
+fn name(class: Class, number: u64) -> String {
+    format!("{}{number:08}.jsonl", class.file_prefix())
 }
 
-fn parse_name(text: &str) -> Option<u64> {
-    let number = text.strip_prefix("audit-")?.strip_suffix(".jsonl")?.parse().ok()?;
-    (name(number) == text).then_some(number)
+fn parse_name(text: &str) -> Option<(Class, u64)> {
+    let class = Class::ALL.into_iter().find(|class| text.starts_with(class.file_prefix()))?;
+    let number = text.strip_prefix(class.file_prefix())?.strip_suffix(".jsonl")?.parse().ok()?;
+    (name(class, number) == text).then_some((class, number))
 }
 
 /// Refuses anything but a file with one name: another name may be in a directory that others can write.
@@ -147,8 +188,10 @@ mod tests {
 
     #[test]
     fn names_are_parsed_as_they_are_made() {
-        for number in [0, 1, 99_999_999, 100_000_000, u64::MAX] {
-            assert_eq!(parse_name(&name(number)), Some(number));
+        for class in Class::ALL {
+            for number in [0, 1, 99_999_999, 100_000_000, u64::MAX] {
+                assert_eq!(parse_name(&name(class, number)), Some((class, number)));
+            }
         }
         for other in ["audit-1.jsonl", "audit-+0000001.jsonl", "audit-00000001.json", "other"] {
             assert_eq!(parse_name(other), None, "{other}");
@@ -159,26 +202,30 @@ mod tests {
     fn directory_that_was_removed_is_created_again() {
         let folder = tempfile::tempdir().unwrap();
         let directory = LogDirectory::at(&folder.path().join("log"));
-        directory.append(1).unwrap();
+        directory.append(Class::Change, 1).unwrap();
         std::fs::remove_dir_all(folder.path().join("log")).unwrap();
-        directory.append(2).unwrap();
-        assert_eq!(directory.numbers().unwrap(), [2]);
+        directory.append(Class::Change, 2).unwrap();
+        assert_eq!(directory.numbers(Class::Change).unwrap(), [2]);
     }
 
     #[test]
     fn links_and_pipes_are_not_opened() {
         let folder = tempfile::tempdir().unwrap();
         let directory = LogDirectory::at(&folder.path().join("log"));
-        assert!(directory.numbers().unwrap().is_empty());
-        let path = |number| folder.path().join("log").join(name(number));
+        assert!(directory.numbers(Class::Change).unwrap().is_empty());
+        let path = |number| folder.path().join("log").join(name(Class::Open, number));
         std::fs::write(folder.path().join("victim"), "x").unwrap();
         std::os::unix::fs::symlink("../victim", path(1)).unwrap();
         std::fs::hard_link(folder.path().join("victim"), path(2)).unwrap();
         rustix::fs::mknodat(CWD, path(3), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         for number in 1..=3 {
-            assert!(directory.append(number).is_err() && directory.read(number).is_err(), "{number}");
+            assert!(
+                directory.append(Class::Open, number).is_err()
+                    && directory.read(Class::Open, number).is_err(),
+                "{number}"
+            );
         }
-        assert!(directory.read(4).unwrap().is_none());
+        assert!(directory.read(Class::Open, 4).unwrap().is_none());
     }
 
     #[test]
@@ -188,7 +235,7 @@ mod tests {
         let path = folder.path().join("log");
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o770)).unwrap();
-        let error = LogDirectory::at(&path).numbers().unwrap_err().to_string();
+        let error = LogDirectory::at(&path).numbers(Class::Change).unwrap_err().to_string();
         assert!(error.contains("mode 0770"), "{error}");
     }
 }

@@ -17,8 +17,10 @@ pub(crate) struct Filter {
     /// The uid, and the name if that was given: it may be of a user that no longer exists.
     user: Option<(Option<u32>, String)>,
     model: Option<Model>,
-    verb: Option<String>,
+    verbs: Vec<String>,
+    results: Vec<String>,
     since: Option<SystemTime>,
+    until: Option<SystemTime>,
     failed: bool,
 }
 
@@ -43,17 +45,15 @@ impl Filter {
     /// # Errors
     /// What is wrong with the parameters.
     pub(crate) fn new(params: &LogParams, own_uid: Option<u32>) -> Result<Self, String> {
-        let since = params.since.as_ref().map(|text| {
-            let time = humantime::parse_rfc3339_weak(text);
-            time.map_err(|error| format!("since {text:?}: {error}, a time as in RFC 3339 expected"))
-        });
         let user = params.user.as_ref().map(|user| (user_id(user), user.clone()));
         Ok(Self {
             own_uid,
             user,
             model: params.model.as_deref().map(Model::new),
-            verb: params.verb.clone(),
-            since: since.transpose()?,
+            verbs: params.verbs.clone(),
+            results: params.results.clone(),
+            since: requested_time("since", params.since.as_deref())?,
+            until: requested_time("until", params.until.as_deref())?,
             failed: params.failed,
         })
     }
@@ -72,11 +72,26 @@ impl Filter {
             && self.user.as_ref().is_none_or(|(uid, name)| {
                 *uid == Some(record.uid) || record.user.as_ref().is_some_and(|user| user == name)
             })
-            && self.verb.as_ref().is_none_or(|verb| record.verb == *verb)
-            && (!self.failed || record.result != "ok")
+            && (self.verbs.is_empty() || self.verbs.contains(&record.verb))
+            && (self.results.is_empty() || self.results.contains(&record.result))
+            && (!self.failed || is_failure(record))
             && self.since.is_none_or(|since| time(record).is_none_or(|time| time >= since))
+            && self.until.is_none_or(|until| time(record).is_none_or(|time| time < until))
             && self.model.as_ref().is_none_or(|model| model.is_in(record))
     }
+}
+
+/// Whether it failed or was refused. Switching the log on is no failure.
+fn is_failure(record: &AuditRecord) -> bool {
+    !matches!(record.result.as_str(), "ok" | "on")
+}
+
+fn requested_time(name: &str, text: Option<&str>) -> Result<Option<SystemTime>, String> {
+    let time = |text: &str| {
+        let time = humantime::parse_rfc3339_weak(text);
+        time.map_err(|error| format!("{name}: {error}: expected a time as in RFC 3339, found {text:?}"))
+    };
+    text.map(time).transpose()
 }
 
 /// Asks the name service, which may take seconds.
@@ -158,10 +173,15 @@ mod tests {
         let text = |text: &str| Some(text.to_owned());
         let user = |user| LogParams { user: text(user), ..LogParams::default() };
         assert!(matches(&user("ann")) && matches(&user("70001")) && !matches(&user("bob")));
-        let verb = |verb| LogParams { verb: text(verb), ..user("ann") };
-        assert!(matches(&verb("rm")) && !matches(&verb("pull")));
+        let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let verbs = |verbs| LogParams { verbs: list(verbs), ..user("ann") };
+        assert!(matches(&verbs(&["rm"])) && matches(&verbs(&["pull", "rm"])) && !matches(&verbs(&["pull"])));
+        let results = |results| LogParams { results: list(results), ..user("ann") };
+        assert!(matches(&results(&["denied", "ok"])) && !matches(&results(&["denied"])));
         let since = |since| LogParams { since: text(since), ..LogParams::default() };
         assert!(matches(&since("2026-11-24T10:00:00Z")) && !matches(&since("2026-11-24T10:00:01Z")));
+        let until = |until| LogParams { until: text(until), ..LogParams::default() };
+        assert!(matches(&until("2026-11-24T10:00:01Z")) && !matches(&until("2026-11-24T10:00:00.500Z")));
         assert!(!matches(&LogParams { failed: true, ..LogParams::default() }));
         let refusal = Filter::new(&since("soon"), None).unwrap_err();
         assert!(refusal.contains("\"soon\""), "{refusal}");

@@ -2,14 +2,20 @@
 //! daemon, whether it succeeded or not, for each other request that is refused, and for what the daemon does by itself.
 //!
 //! Records go through a bounded queue to one thread, so no request waits for the disk. If the queue or the disk is
-//! full, records are dropped; their number is logged, and is itself a record as soon as writing succeeds again. Records
-//! of what changes nothing are limited, so that they leave room for the others.
+//! full, records are dropped; their number is logged, and is itself a record as soon as writing succeeds again. Each
+//! [`Class`] has its own part of the queue and its own files. Records that a user can cause as often as it likes are
+//! limited, and those that are left out are counted in a record.
 
+mod class;
 mod directory;
 mod filter;
+mod forward;
+mod lifecycle;
 mod lines;
 mod rate;
 mod reader;
+mod rotation;
+mod series;
 mod writer;
 
 use std::io;
@@ -20,31 +26,32 @@ use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use blobd_client::protocol::audit::AuditRecord;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
+pub(crate) use self::class::{ByClass, Class};
 pub(crate) use self::directory::LogDirectory;
 pub(crate) use self::filter::Filter;
-use self::rate::{Admission, RateLimit};
-pub(crate) use self::reader::{BATCH_MEMORY, Batch, LogReader};
+use self::forward::Forwarder;
+pub(crate) use self::lifecycle::{LIFECYCLE_VERBS, reload_record, start_record, stop_record, switch};
+use self::rate::{Omission, RateLimit};
+pub(crate) use self::reader::{BATCH_MEMORY, Batch, Latest, LogReader};
+pub(crate) use self::rotation::Rotation;
 use self::writer::Writer;
 use crate::names::Names;
 
-/// When files of the log are replaced and removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rotation {
-    /// A file that would become larger is followed by the next one.
-    pub(crate) max_bytes: u64,
-    /// How many files are kept, including the current one.
-    pub(crate) keep: usize,
-}
-
 /// Records that may wait for the disk; with the longest lines they take 16 MiB.
 const MAX_WAITING: usize = 1024;
-/// Those of them that changed nothing. Users can cause so many that the disk cannot follow; the rest of the queue is
-/// for changes.
-const MAX_LIMITED_WAITING: usize = MAX_WAITING / 2;
+
+/// Those of them that are of one class. Users can cause so many opens and attempts that the disk cannot follow; half of
+/// the queue is for changes alone.
+const fn max_waiting(class: Class) -> usize {
+    match class {
+        Class::Change => MAX_WAITING,
+        Class::Open | Class::Attempt => MAX_WAITING / 4,
+    }
+}
 
 /// The audit log of a daemon; off until it is started.
 #[derive(Debug, Default)]
@@ -59,38 +66,83 @@ struct Running {
     /// `None` after the stop.
     queue: Mutex<Option<SyncSender<Waiting>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    limit: RateLimit,
-    names: Names,
 }
 
 /// A record in the queue.
 #[derive(Debug)]
 struct Waiting {
     line: Vec<u8>,
-    /// Whether it changed nothing.
-    is_limited: bool,
+    class: Class,
 }
 
-/// What the writer reports.
-#[derive(Debug)]
+/// What the writer and the senders share.
+#[derive(Debug, Default)]
 struct Shared {
+    classes: ByClass<ClassState>,
+    /// The number of the last record that was written.
+    written: watch::Sender<u64>,
+    /// Records that could not be forwarded since the start.
+    not_forwarded: AtomicU64,
+    names: Names,
+}
+
+/// The state of one class.
+#[derive(Debug, Default)]
+struct ClassState {
     /// Records that could not be written since the start.
     dropped: AtomicU64,
-    /// Records in the queue that changed nothing.
-    limited_waiting: AtomicUsize,
-    /// Changes when records were written.
-    written: watch::Sender<()>,
+    /// Records that were left out since the start, because their users caused too many.
+    omitted: AtomicU64,
+    /// Records in the queue.
+    waiting: AtomicUsize,
+    limit: RateLimit,
     /// The error of the last write, if it failed.
     failure: Mutex<Option<String>>,
 }
 
 impl Shared {
-    fn add_dropped(&self, records: usize) {
-        self.dropped.fetch_add(u64::try_from(records).unwrap_or(u64::MAX), Ordering::Relaxed);
+    fn new() -> Self {
+        let names = Names::system();
+        // Of what the daemon does by itself.
+        names.name_of(rustix::process::geteuid().as_raw());
+        Self { names, ..Self::default() }
+    }
+
+    fn add_dropped(&self, class: Class, records: usize) {
+        let dropped = &self.classes.of(class).dropped;
+        dropped.fetch_add(u64::try_from(records).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The line of a record, with the time and the name of its user.
+    fn line(&self, record: AuditRecord) -> Vec<u8> {
+        AuditRecord { time: now(), user: self.names.known_name_of(record.uid), ..record }.line()
+    }
+
+    /// The records that say what was left out in intervals that have ended, or until now.
+    fn omissions(&self, until_now: bool) -> Vec<Waiting> {
+        let of_class = |class: Class| {
+            let omissions = self.classes.of(class).limit.take_omissions(until_now);
+            omissions.into_iter().map(move |omission| (class, omission))
+        };
+        let line = |(class, omission)| Waiting { line: self.line(omission_record(class, omission)), class };
+        Class::ALL.into_iter().flat_map(of_class).map(line).collect()
+    }
+
+    fn has_omissions_to_come(&self) -> bool {
+        self.classes.iter().any(|(_, state)| !state.limit.is_idle())
     }
 }
 
-/// The state of the audit log, for `doctor`.
+/// Where the audit log is, and its limits.
+#[derive(Debug)]
+pub(crate) struct LogSettings {
+    pub(crate) directory: LogDirectory,
+    pub(crate) rotation: Rotation,
+    /// Whether each record is also sent to systemd's journal.
+    pub(crate) is_forwarded: bool,
+}
+
+/// The state of the audit log, for `doctor` and the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditStatus {
     /// Its directory; `None` if it is off.
@@ -98,7 +150,18 @@ pub struct AuditStatus {
     /// Why records cannot be written now.
     pub failure: Option<String>,
     /// The number of records that were dropped since the start.
-    pub dropped: u64,
+    pub(crate) dropped: ByClass<u64>,
+    /// The number of records that were left out since the start, because their users caused too many.
+    pub(crate) omitted: ByClass<u64>,
+    /// The number of records that could not be sent to the journal since the start.
+    pub(crate) not_forwarded: u64,
+}
+
+impl AuditStatus {
+    /// The number of records of all classes that were dropped.
+    pub(crate) fn all_dropped(&self) -> u64 {
+        self.dropped.iter().map(|(_, dropped)| *dropped).fold(0, u64::saturating_add)
+    }
 }
 
 impl AuditLog {
@@ -106,33 +169,26 @@ impl AuditLog {
     ///
     /// # Errors
     /// If the thread cannot be started.
-    pub(crate) fn start(&self, directory: LogDirectory, rotation: Rotation) -> io::Result<()> {
-        let directory = Arc::new(directory);
-        let shared = Arc::new(Shared {
-            dropped: AtomicU64::new(0),
-            limited_waiting: AtomicUsize::new(0),
-            written: watch::Sender::new(()),
-            failure: Mutex::default(),
-        });
-        let writer = Writer::new(Arc::clone(&directory), rotation, Arc::clone(&shared));
+    pub(crate) fn start(&self, settings: LogSettings) -> io::Result<()> {
+        let LogSettings { directory, rotation, is_forwarded } = settings;
+        let (directory, shared) = (Arc::new(directory), Arc::new(Shared::new()));
+        let forwarder = is_forwarded.then(Forwarder::new).transpose()?;
+        let writer = Writer::new(Arc::clone(&directory), rotation, forwarder, Arc::clone(&shared));
         let (queue, waiting) = std::sync::mpsc::sync_channel(MAX_WAITING);
         let thread =
             std::thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run(&waiting))?;
         let (queue, thread) = (Mutex::new(Some(queue)), Mutex::new(Some(thread)));
-        let (limit, names) = (RateLimit::default(), Names::system());
-        // Of what the daemon does by itself.
-        names.name_of(rustix::process::geteuid().as_raw());
         // Only the first start has an effect: a daemon has one log.
-        let _ = self.running.set(Running { directory, shared, queue, thread, limit, names });
+        let _ = self.running.set(Running { directory, shared, queue, thread });
         Ok(())
     }
 
-    /// Opens the current file, to find out whether it can be written. Blocks.
+    /// Opens the current file of changes, to find out whether it can be written. Blocks.
     pub(crate) fn check(&self) -> io::Result<()> {
         let Some(Running { directory, .. }) = self.running.get() else { return Ok(()) };
         let failed = |error| io::Error::other(format!("{}: {error}", directory.path()));
-        let last = directory.numbers().map_err(failed)?.last().copied().unwrap_or(1);
-        directory.append(last).map(drop).map_err(failed)
+        let last = directory.numbers(Class::Change).map_err(failed)?.last().copied().unwrap_or(1);
+        directory.append(Class::Change, last).map(drop).map_err(failed)
     }
 
     /// Writes what is waiting, makes it durable, and ends. Blocks.
@@ -144,22 +200,23 @@ impl AuditLog {
         }
     }
 
-    /// Adds the record of a change, with the time and the name of its user. Never blocks.
+    /// Adds the record of a change. Never blocks.
     pub(crate) fn record(&self, record: AuditRecord) {
-        let Some(running) = self.running.get() else { return };
-        running.send(Waiting { line: running.line(record), is_limited: false });
+        self.record_as(Class::Change, record);
     }
 
-    /// The same for what changed nothing, which its user may repeat as often as it likes: too many are omitted.
-    pub(crate) fn record_limited(&self, record: AuditRecord) {
+    /// Adds a record. Of those that its user may cause as often as it likes, too many are left out and counted. Never
+    /// blocks.
+    pub(crate) fn record_as(&self, class: Class, record: AuditRecord) {
         let Some(running) = self.running.get() else { return };
-        let uid = record.uid;
-        let line = running.line(record);
-        let Admission::Admitted { omitted } = running.limit.admit(uid, line.len()) else { return };
-        if omitted > 0 {
-            running.send(Waiting { line: running.line(omission(uid, omitted)), is_limited: true });
+        let (uid, kind) = (record.uid, kind(class, &record));
+        let line = running.shared.line(record);
+        let state = running.shared.classes.of(class);
+        if class == Class::Change || state.limit.admit(uid, &kind, line.len()) {
+            running.send(Waiting { line, class });
+        } else {
+            state.omitted.fetch_add(1, Ordering::Relaxed);
         }
-        running.send(Waiting { line, is_limited: true });
     }
 
     /// What the log consists of; `None` if it is off.
@@ -167,8 +224,8 @@ impl AuditLog {
         self.running.get().map(|running| Arc::clone(&running.directory))
     }
 
-    /// Changes when records are written; `None` if the log is off.
-    pub(crate) fn written(&self) -> Option<watch::Receiver<()>> {
+    /// The number of the last record, when records are written; `None` if the log is off.
+    pub(crate) fn written(&self) -> Option<watch::Receiver<u64>> {
         self.running.get().map(|running| running.shared.written.subscribe())
     }
 
@@ -176,45 +233,75 @@ impl AuditLog {
         let Some(Running { directory, shared, .. }) = self.running.get() else {
             return AuditStatus::default();
         };
+        let count = |counter: fn(&ClassState) -> &AtomicU64| {
+            ByClass::new(|class| counter(shared.classes.of(class)).load(Ordering::Relaxed))
+        };
         AuditStatus {
             directory: Some(directory.path().to_owned()),
-            failure: lock(&shared.failure).clone(),
-            dropped: shared.dropped.load(Ordering::Relaxed),
+            failure: shared.classes.iter().find_map(|(_, state)| lock(&state.failure).clone()),
+            dropped: count(|state| &state.dropped),
+            omitted: count(|state| &state.omitted),
+            not_forwarded: shared.not_forwarded.load(Ordering::Relaxed),
         }
     }
 }
 
 impl Running {
-    fn line(&self, record: AuditRecord) -> Vec<u8> {
-        AuditRecord { time: now(), user: self.names.known_name_of(record.uid), ..record }.line()
-    }
-
     fn send(&self, record: Waiting) {
-        let is_limited = record.is_limited;
+        let class = record.class;
         // Counted within the lock, so that it is never more than the queue has.
         let queue = lock(&self.queue);
-        let waiting = &self.shared.limited_waiting;
-        let has_room = !is_limited || waiting.load(Ordering::Relaxed) < MAX_LIMITED_WAITING;
-        if has_room && is_limited {
+        let waiting = &self.shared.classes.of(class).waiting;
+        let has_room = waiting.load(Ordering::Relaxed) < max_waiting(class);
+        if has_room {
             waiting.fetch_add(1, Ordering::Relaxed);
         }
         let is_sent = has_room && queue.as_ref().is_some_and(|queue| queue.try_send(record).is_ok());
-        if has_room && is_limited && !is_sent {
+        if has_room && !is_sent {
             waiting.fetch_sub(1, Ordering::Relaxed);
         }
         if !is_sent {
-            self.shared.add_dropped(1);
+            self.shared.add_dropped(class, 1);
         }
     }
 }
 
-/// Says how many records of a user were omitted.
-fn omission(uid: u32, records: u64) -> AuditRecord {
+/// What is told apart among the records of a user that are left out: the model that was opened, or what was tried. A
+/// client chooses the names in failed requests, so these are not told apart.
+fn kind(class: Class, record: &AuditRecord) -> String {
+    match class {
+        Class::Open => record.model.clone().unwrap_or_default(),
+        Class::Change | Class::Attempt => format!("{} {}", record.verb, record.result),
+    }
+}
+
+/// Says how many records of a user were left out, and what they were about.
+fn omission_record(class: Class, omission: Omission) -> AuditRecord {
+    /// The most entries of the list.
+    const MAX_LISTED: usize = 50;
+    let Omission { uid, records, kinds } = omission;
+    let list = if class == Class::Open { "models" } else { "requests" };
+    let listed = kinds.into_iter().take(MAX_LISTED).map(|(kind, records)| (kind, json!(records)));
+    let whose = uid.is_none().then(|| ("of", json!("users that are not counted one by one")));
+    let details = [
+        ("records", json!(records)),
+        ("class", json!(class.name())),
+        (list, Value::Object(listed.collect())),
+    ];
+    notice(uid, "omitted", details.into_iter().chain(whose))
+}
+
+/// A record about the log itself.
+fn notice(
+    uid: Option<u32>,
+    result: &str,
+    details: impl IntoIterator<Item = (&'static str, Value)>,
+) -> AuditRecord {
     AuditRecord {
-        uid,
+        uid: uid.unwrap_or_else(|| rustix::process::geteuid().as_raw()),
         verb: "audit".to_owned(),
-        result: "omitted".to_owned(),
-        details: [("records".to_owned(), json!(records))].into(),
+        result: result.to_owned(),
+        details: details.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         ..AuditRecord::default()
     }
 }

@@ -1,5 +1,5 @@
-//! Limits the records of requests that change nothing, which any user may repeat: otherwise one user could replace the
-//! whole log by its own records.
+//! Limits the records that any user can cause as often as it likes, and counts those that are left out: otherwise one
+//! user could replace a whole class of records by its own.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,18 +8,29 @@ use tracing_mutex::stdsync::Mutex;
 
 use super::lock;
 
-/// Such records of one user in one interval. A long record counts as several.
+/// Records of one user in one interval. A long record counts as several.
 const MAX_IN_INTERVAL: usize = 1000;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// The longest record that counts as one. Most have 300 to 400 bytes; with long messages they would fill the log
 /// many times faster.
 const BYTES_OF_ONE: usize = 512;
-/// From this number of users on, those without a record in the last interval are forgotten.
-const MAX_USERS_REMEMBERED: usize = 1024;
+/// Users that are counted one by one. One person may have 65,536 of them, with a user namespace.
+const MAX_USERS: usize = 1024;
+/// Kinds that are told apart of one user, and of all users.
+const MAX_KINDS_OF_USER: usize = 256;
+const MAX_KINDS: usize = 8192;
 
+/// The limit of one class of records.
 #[derive(Debug, Default)]
 pub(super) struct RateLimit {
-    users: Mutex<BTreeMap<u32, User>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` stands for all users above [`MAX_USERS`], which share one limit.
+    users: BTreeMap<Option<u32>, User>,
+    kinds: usize,
 }
 
 #[derive(Debug)]
@@ -27,41 +38,74 @@ struct User {
     since: Instant,
     records: usize,
     omitted: u64,
+    /// The records that were left out, by kind. One record of each kind was written.
+    kinds: BTreeMap<String, u64>,
 }
 
-/// Whether a record is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
-    /// Some of its user's records were omitted before it.
-    Admitted {
-        omitted: u64,
-    },
-    Omitted,
+/// Records of a user that were left out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Omission {
+    /// `None` for users that were not counted one by one.
+    pub(super) uid: Option<u32>,
+    pub(super) records: u64,
+    /// How many of which kind, the most frequent first. Some may be of none of these kinds.
+    pub(super) kinds: Vec<(String, u64)>,
 }
 
 impl RateLimit {
-    pub(super) fn admit(&self, uid: u32, bytes: usize) -> Admission {
-        self.admit_at(uid, bytes, Instant::now())
+    /// Whether the record is written. `kind` says what the record is about: when a user's limit is used up, one more
+    /// record of each kind is written, so that a rare one cannot hide among many others.
+    pub(super) fn admit(&self, uid: u32, kind: &str, bytes: usize) -> bool {
+        lock(&self.state).admit(uid, kind, bytes, Instant::now())
     }
 
-    fn admit_at(&self, uid: u32, bytes: usize, now: Instant) -> Admission {
-        let mut users = lock(&self.users);
-        if users.len() >= MAX_USERS_REMEMBERED {
-            users.retain(|_, user| user.omitted > 0 || now.duration_since(user.since) < INTERVAL);
+    /// Whether nothing is counted.
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.state).users.is_empty()
+    }
+
+    /// What was left out in intervals that have ended, or until now.
+    pub(super) fn take_omissions(&self, until_now: bool) -> Vec<Omission> {
+        lock(&self.state).take_omissions(until_now, Instant::now())
+    }
+}
+
+impl State {
+    fn admit(&mut self, uid: u32, kind: &str, bytes: usize, now: Instant) -> bool {
+        let is_known = self.users.contains_key(&Some(uid)) || self.users.len() < MAX_USERS;
+        let new = || User { since: now, records: 0, omitted: 0, kinds: BTreeMap::new() };
+        let user = self.users.entry(is_known.then_some(uid)).or_insert_with(new);
+        if user.omitted == 0 && user.kinds.is_empty() && now.duration_since(user.since) >= INTERVAL {
+            *user = new();
         }
-        let count = bytes.div_ceil(BYTES_OF_ONE).max(1);
-        let user = users.entry(uid).or_insert(User { since: now, records: 0, omitted: 0 });
-        if now.duration_since(user.since) >= INTERVAL {
-            let omitted = user.omitted;
-            *user = User { since: now, records: count, omitted: 0 };
-            return Admission::Admitted { omitted };
-        }
-        user.records = user.records.saturating_add(count);
+        user.records = user.records.saturating_add(bytes.div_ceil(BYTES_OF_ONE).max(1));
         if user.records <= MAX_IN_INTERVAL {
-            return Admission::Admitted { omitted: 0 };
+            return true;
+        }
+        let known = user.kinds.get_mut(kind);
+        if known.is_none() && user.kinds.len() < MAX_KINDS_OF_USER && self.kinds < MAX_KINDS {
+            user.kinds.insert(kind.to_owned(), 0);
+            self.kinds = self.kinds.saturating_add(1);
+            return true;
+        }
+        if let Some(omitted) = user.kinds.get_mut(kind) {
+            *omitted = omitted.saturating_add(1);
         }
         user.omitted = user.omitted.saturating_add(1);
-        Admission::Omitted
+        false
+    }
+
+    fn take_omissions(&mut self, until_now: bool, now: Instant) -> Vec<Omission> {
+        let has_ended = |user: &User| until_now || now.duration_since(user.since) >= INTERVAL;
+        let ended: Vec<_> = self.users.extract_if(.., |_, user| has_ended(user)).collect();
+        self.kinds = self.users.values().map(|user| user.kinds.len()).sum();
+        let omissions = ended.into_iter().filter(|(_, user)| user.omitted > 0);
+        let omission = |(uid, user): (_, User)| {
+            let mut kinds: Vec<_> = user.kinds.into_iter().filter(|(_, records)| *records > 0).collect();
+            kinds.sort_by_key(|(_, records)| std::cmp::Reverse(*records));
+            Omission { uid, records: user.omitted, kinds }
+        };
+        omissions.map(omission).collect()
     }
 }
 
@@ -69,26 +113,55 @@ impl RateLimit {
 mod tests {
     use super::*;
 
-    const ADMITTED: Admission = Admission::Admitted { omitted: 0 };
+    /// How many of so many records are written.
+    fn admitted(state: &mut State, uid: u32, kind: &str, records: usize, now: Instant) -> usize {
+        (0..records).filter(|_| state.admit(uid, kind, 300, now)).count()
+    }
 
     #[test]
-    fn records_of_each_user_are_limited_and_those_that_were_omitted_are_counted() {
-        let (limit, now) = (RateLimit::default(), Instant::now());
-        for _ in 0..MAX_IN_INTERVAL {
-            assert_eq!(limit.admit_at(1, 300, now), ADMITTED);
-        }
-        assert_eq!(limit.admit_at(1, 300, now), Admission::Omitted);
-        assert_eq!(limit.admit_at(1, 300, now), Admission::Omitted);
-        assert_eq!(limit.admit_at(2, 300, now), ADMITTED, "another user");
-        assert_eq!(limit.admit_at(1, 300, now + INTERVAL), Admission::Admitted { omitted: 2 });
-        assert_eq!(limit.admit_at(1, 300, now + INTERVAL), ADMITTED);
+    fn records_of_each_user_are_limited_and_those_that_were_left_out_are_counted_by_kind() {
+        let (mut state, now) = (State::default(), Instant::now());
+        // One more is the first of its kind above the limit.
+        assert_eq!(admitted(&mut state, 1, "a", MAX_IN_INTERVAL + 3, now), MAX_IN_INTERVAL + 1);
+        assert_eq!(admitted(&mut state, 1, "b", 4, now), 1);
+        assert_eq!(admitted(&mut state, 2, "a", 1, now), 1, "another user");
+        assert_eq!(state.take_omissions(false, now), []);
+        let kinds = vec![("b".to_owned(), 3), ("a".to_owned(), 2)];
+        let omission = Omission { uid: Some(1), records: 5, kinds };
+        assert_eq!(state.take_omissions(false, now + INTERVAL), [omission]);
+        assert!(state.users.is_empty() && state.kinds == 0);
+        assert_eq!(admitted(&mut state, 1, "a", 1, now + INTERVAL), 1);
+    }
+
+    #[test]
+    fn interval_without_omissions_ends_by_itself() {
+        let (mut state, now) = (State::default(), Instant::now());
+        assert_eq!(admitted(&mut state, 1, "a", MAX_IN_INTERVAL, now), MAX_IN_INTERVAL);
+        assert_eq!(admitted(&mut state, 1, "a", MAX_IN_INTERVAL, now + INTERVAL), MAX_IN_INTERVAL);
     }
 
     #[test]
     fn long_records_count_as_several() {
-        let (limit, now) = (RateLimit::default(), Instant::now());
+        let (mut state, now) = (State::default(), Instant::now());
         let bytes = (0..MAX_IN_INTERVAL).map(|_| 16 << 10);
-        let admitted: usize = bytes.filter(|bytes| limit.admit_at(1, *bytes, now) == ADMITTED).sum();
-        assert!(admitted <= MAX_IN_INTERVAL * BYTES_OF_ONE, "{admitted}");
+        let admitted: usize = bytes.filter(|bytes| state.admit(1, "a", *bytes, now)).sum();
+        assert!(admitted <= (MAX_IN_INTERVAL + 32) * BYTES_OF_ONE, "{admitted}");
+    }
+
+    #[test]
+    fn many_users_and_kinds_take_a_limited_amount_of_memory_and_all_are_counted() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let users = 3 * MAX_USERS;
+        for uid in 0..users {
+            state.admit(uid.try_into().unwrap(), "a", usize::MAX, now);
+            for kind in 0..20 {
+                state.admit(uid.try_into().unwrap(), &format!("{uid} {kind}"), 300, now);
+            }
+        }
+        assert!(state.users.len() <= MAX_USERS + 1);
+        assert!(state.users.values().map(|user| user.kinds.len()).sum::<usize>() <= MAX_KINDS);
+        let written = state.kinds as u64;
+        let omitted: u64 = state.take_omissions(true, now).iter().map(|omission| omission.records).sum();
+        assert_eq!(written + omitted, users as u64 * 21);
     }
 }

@@ -1,13 +1,15 @@
-//! Reads the audit log: the latest records that match, and then those that are written.
+//! Reads the audit log: the latest records that match, and then those that are written. The records of all classes are
+//! merged in the order in which they were written.
 
 use std::io;
 use std::sync::Arc;
 
 use blobd_client::protocol::audit::AuditRecord;
 
+use super::class::{ByClass, Class};
 use super::directory::LogDirectory;
-use super::filter::{Filter, time};
-use super::lines::{Line, Lines, LinesBackward};
+use super::filter::Filter;
+use super::series::{Backward, Forward, Found, Place, Reading, SearchError};
 
 /// Records that are read at a time.
 const BATCH_RECORDS: usize = 64;
@@ -19,8 +21,16 @@ const MAX_STEP_BYTES: u64 = 4 << 20;
 /// The memory that the records of one batch take at most: texts, and lists of short ones.
 pub(crate) const BATCH_MEMORY: usize = 512 << 10;
 
-/// A file's number, and an offset in it.
-type Place = (u64, u64);
+/// Which records are searched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Latest {
+    /// At most so many, the latest ones.
+    pub(crate) limit: u64,
+    /// How many earlier ones that match are counted.
+    pub(crate) count_earlier: u64,
+    /// The number of the last record.
+    pub(crate) up_to: u64,
+}
 
 /// Reads the log for one request. Keeps only places, so that a client that waits takes no memory.
 #[derive(Debug)]
@@ -28,11 +38,13 @@ pub(crate) struct LogReader {
     directory: Arc<LogDirectory>,
     filter: Filter,
     /// Where the records begin that were not read yet.
-    next: Place,
+    next: ByClass<Place>,
     /// Where the records end that existed when the reader was made.
-    end: Place,
+    end: ByClass<Place>,
     /// Lines that are no records.
     pub(crate) unreadable_lines: u64,
+    /// Records before those that were found that match too.
+    pub(crate) earlier_records: u64,
 }
 
 /// Some records.
@@ -44,60 +56,23 @@ pub(crate) struct Batch {
 }
 
 impl LogReader {
-    /// Finds the latest `limit` records that match. Reads from the end of the log, and no more than it needs. Returns
-    /// `None` as soon as `is_wanted` does not hold any more.
+    /// Finds the latest records that match. Reads from the end of the log, and no more than it needs. Returns `None` as
+    /// soon as `is_wanted` does not hold any more.
     pub(crate) fn find(
         directory: Arc<LogDirectory>,
         filter: Filter,
-        limit: usize,
+        latest: Latest,
         is_wanted: &dyn Fn() -> bool,
     ) -> io::Result<Option<Self>> {
-        let numbers = directory.numbers()?;
-        let end = (numbers.last().copied().unwrap_or(1), 0);
-        let mut reader = Self { directory, filter, next: end, end, unreadable_lines: 0 };
-        let mut search = Search { left: limit, first: None, is_wanted };
-        for number in numbers.into_iter().rev() {
-            let Some(may_have_older) = reader.find_in(number, &mut search)? else { return Ok(None) };
-            if !may_have_older {
-                break;
-            }
-        }
-        reader.next = search.first.unwrap_or(reader.end);
-        Ok(Some(reader))
-    }
-
-    /// Searches one file from its end. Returns whether older files can have more that is looked for; `None` if nobody
-    /// wants it any more.
-    fn find_in(&mut self, number: u64, search: &mut Search<'_>) -> io::Result<Option<bool>> {
-        let Some(file) = self.directory.read(number)? else { return Ok(Some(true)) };
-        let mut lines = LinesBackward::new(file)?;
-        if number == self.end.0 {
-            self.end.1 = lines.end;
-        }
-        let mut oldest = None;
-        while search.left > 0 {
-            if !(search.is_wanted)() {
-                return Ok(None);
-            }
-            let Some(line) = lines.next_line()? else {
-                let since = self.filter.since();
-                // The clock may have been changed within a file.
-                return Ok(Some(since.zip(oldest).is_none_or(|(since, oldest)| oldest >= since)));
-            };
-            let record = self.parse(&line);
-            oldest = record.as_ref().and_then(time).or(oldest);
-            if record.is_some_and(|record| self.filter.matches(&record)) {
-                search.first = Some((number, line.offset));
-                search.left = search.left.saturating_sub(1);
-            }
-        }
-        Ok(Some(false))
-    }
-
-    fn parse(&mut self, line: &Line) -> Option<AuditRecord> {
-        let record = line.record();
-        self.unreadable_lines += u64::from(record.is_none() && !line.is_empty());
-        record
+        let mut reading =
+            Reading { directory: &directory, filter: &filter, up_to: latest.up_to, unreadable_lines: 0 };
+        let (next, end, earlier_records) = match search(&mut reading, latest, is_wanted) {
+            Ok(found) => found,
+            Err(SearchError::NotWanted) => return Ok(None),
+            Err(SearchError::Io(error)) => return Err(error),
+        };
+        let unreadable_lines = reading.unreadable_lines;
+        Ok(Some(Self { directory, filter, next, end, unreadable_lines, earlier_records }))
     }
 
     /// From now on reads only the records of this user.
@@ -107,59 +82,83 @@ impl LogReader {
 
     /// The next of the records that were found.
     pub(crate) fn next_found(&mut self) -> io::Result<Batch> {
-        if self.next >= self.end {
-            return Ok(Batch::default());
-        }
         let unreadable_lines = self.unreadable_lines;
-        let last = if self.next.0 == self.end.0 { self.end.1 } else { u64::MAX };
-        let batch = self.read(last);
+        let end = self.end;
+        let batch = self.read(|class| Some(*end.of(class)), u64::MAX);
         // They were counted when the records were found.
         self.unreadable_lines = unreadable_lines;
         batch
     }
 
-    /// The next of the records that were written since.
-    pub(crate) fn next_written(&mut self) -> io::Result<Batch> {
-        self.read(u64::MAX)
+    /// The next of the records that were written since, up to a number.
+    pub(crate) fn next_written(&mut self, up_to: u64) -> io::Result<Batch> {
+        self.read(|_| None, up_to)
     }
 
-    /// Reads from the next record on, at most up to this offset of its file.
-    fn read(&mut self, end: u64) -> io::Result<Batch> {
-        // Listed first: a file is complete when the next one exists.
-        let following = self.directory.numbers()?.into_iter().find(|number| *number > self.next.0);
-        let (number, start) = self.next;
-        let (mut records, mut bytes) = (Vec::new(), 0);
-        if let Some(file) = self.directory.read(number)? {
-            let mut lines = Lines::new(file, start)?;
-            while lines.offset < end
-                && let Some(line) = lines.next_line()?
-            {
-                let record = self.parse(&line).filter(|record| self.filter.matches(record));
-                bytes += if record.is_some() { lines.offset.saturating_sub(line.offset) } else { 0 };
-                records.extend(record);
-                self.next.1 = lines.offset;
-                let is_batch = records.len() >= BATCH_RECORDS || bytes >= BATCH_BYTES;
-                if is_batch || lines.offset.saturating_sub(start) >= MAX_STEP_BYTES {
-                    return Ok(Batch { records, may_have_more: true });
-                }
-            }
-        }
-        if self.next.1 >= end {
-            // What follows in this file was written later.
-            return Ok(Batch { records, may_have_more: false });
-        }
-        if let Some(next) = following {
-            self.next = (next, 0);
-        }
-        Ok(Batch { records, may_have_more: following.is_some() })
+    fn read(&mut self, end: impl Fn(Class) -> Option<Place>, up_to: u64) -> io::Result<Batch> {
+        let mut series = ByClass::new(|class| Forward::new(class, *self.next.of(class), end(class)));
+        let mut reading =
+            Reading { directory: &self.directory, filter: &self.filter, up_to, unreadable_lines: 0 };
+        let batch = merge(&mut series, &mut reading)?;
+        self.unreadable_lines = self.unreadable_lines.saturating_add(reading.unreadable_lines);
+        self.next = ByClass::new(|class| series.of(class).place);
+        Ok(batch)
     }
 }
 
-/// The state of a search for the latest records.
-struct Search<'w> {
-    /// How many more are looked for.
-    left: usize,
-    /// The first of those that were found.
-    first: Option<Place>,
-    is_wanted: &'w dyn Fn() -> bool,
+/// Where the latest records begin and end, and how many match before them.
+fn search(
+    reading: &mut Reading<'_>,
+    latest: Latest,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<(ByClass<Place>, ByClass<Place>, u64), SearchError> {
+    let mut searches = Vec::new();
+    for class in Class::ALL {
+        searches.push((class, Backward::new(reading.directory, class)?));
+    }
+    let mut heads = ByClass::<Option<Found>>::default();
+    for (class, search) in &mut searches {
+        *heads.of_mut(*class) = search.next_match(reading, is_wanted)?;
+    }
+    let (mut first, mut left, mut earlier) = (ByClass::<Option<Place>>::default(), latest.limit, 0);
+    while left > 0 || earlier < latest.count_earlier {
+        let latest_head = heads.iter().filter_map(|(class, head)| Some((class, (*head)?)));
+        let Some((class, found)) = latest_head.max_by_key(|(_, found)| found.seq) else { break };
+        if left > 0 {
+            left -= 1;
+            *first.of_mut(class) = Some(found.place);
+        } else {
+            earlier += 1;
+        }
+        if let Some((_, search)) = searches.iter_mut().find(|(of, _)| *of == class) {
+            *heads.of_mut(class) = search.next_match(reading, is_wanted)?;
+        }
+    }
+    let mut end = ByClass::<Place>::default();
+    searches.iter().for_each(|(class, search)| *end.of_mut(*class) = search.end());
+    let next = ByClass::new(|class| first.of(class).unwrap_or(*end.of(class)));
+    Ok((next, end, earlier))
+}
+
+/// The next records of all series, in their order.
+fn merge(series: &mut ByClass<Forward>, reading: &mut Reading<'_>) -> io::Result<Batch> {
+    let (mut records, mut bytes, mut budget) = (Vec::new(), 0, MAX_STEP_BYTES);
+    loop {
+        for class in Class::ALL {
+            series.of_mut(class).find_next(reading, &mut budget)?;
+        }
+        if !series.iter().all(|(_, series)| series.is_ready()) {
+            return Ok(Batch { records, may_have_more: true });
+        }
+        let heads = series.iter().filter_map(|(class, series)| Some((series.next_seq()?, class)));
+        let Some((_, class)) = heads.min() else { return Ok(Batch { records, may_have_more: false }) };
+        let Some(head) = series.of_mut(class).take() else {
+            return Ok(Batch { records, may_have_more: false });
+        };
+        bytes += head.bytes;
+        records.push(head.record);
+        if records.len() >= BATCH_RECORDS || bytes >= BATCH_BYTES {
+            return Ok(Batch { records, may_have_more: true });
+        }
+    }
 }

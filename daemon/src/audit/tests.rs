@@ -9,8 +9,12 @@ const SMALL: Rotation = Rotation { max_bytes: 4096, keep: 3 };
 
 fn start(path: &Path, rotation: Rotation) -> AuditLog {
     let log = AuditLog::default();
-    log.start(LogDirectory::at(path), rotation).unwrap();
+    log.start(LogSettings { directory: LogDirectory::at(path), rotation, is_forwarded: false }).unwrap();
     log
+}
+
+const fn latest(limit: u64) -> Latest {
+    Latest { limit, count_earlier: 0, up_to: u64::MAX }
 }
 
 fn record(number: u64) -> AuditRecord {
@@ -42,9 +46,9 @@ fn write(path: &Path, rotation: Rotation, numbers: impl IntoIterator<Item = u64>
     log.stop();
 }
 
-fn reader(path: &Path, params: &LogParams, limit: usize) -> LogReader {
+fn reader(path: &Path, params: &LogParams, limit: u64) -> LogReader {
     let filter = Filter::new(params, None).unwrap();
-    LogReader::find(Arc::new(LogDirectory::at(path)), filter, limit, &|| true).unwrap().unwrap()
+    LogReader::find(Arc::new(LogDirectory::at(path)), filter, latest(limit), &|| true).unwrap().unwrap()
 }
 
 fn found(reader: &mut LogReader) -> Vec<u64> {
@@ -52,7 +56,7 @@ fn found(reader: &mut LogReader) -> Vec<u64> {
 }
 
 fn followed(reader: &mut LogReader) -> Vec<u64> {
-    numbers(|| reader.next_written())
+    numbers(|| reader.next_written(u64::MAX))
 }
 
 fn numbers(mut next: impl FnMut() -> io::Result<Batch>) -> Vec<u64> {
@@ -95,12 +99,13 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 fn latest_records_are_found_over_all_files_and_old_files_are_removed() {
     let (_folder, path) = folder();
     write(&path, SMALL, 0..100);
-    assert_eq!(files(&path).len(), 3);
-    assert!(files(&path).iter().all(|file| fs::metadata(file).unwrap().len() <= SMALL.max_bytes));
+    let sizes: Vec<u64> = files(&path).iter().map(|file| fs::metadata(file).unwrap().len()).collect();
+    assert!(sizes.iter().all(|bytes| *bytes <= SMALL.file_bytes()), "{sizes:?}");
+    assert!(sizes.len() > 2 && sizes.iter().sum::<u64>() <= SMALL.max_bytes * SMALL.keep as u64, "{sizes:?}");
     assert_eq!(found(&mut reader(&path, &LogParams::default(), 30)), Vec::from_iter(70..100));
     let all = found(&mut reader(&path, &LogParams::default(), 1000));
     assert!(all.len() < 100 && all.last() == Some(&99) && all.is_sorted(), "{all:?}");
-    let none = LogParams { verb: Some("pull".to_owned()), ..LogParams::default() };
+    let none = LogParams { verbs: vec!["pull".to_owned()], ..LogParams::default() };
     assert!(found(&mut reader(&path, &none, 1000)).is_empty());
 }
 
@@ -165,7 +170,7 @@ fn records_that_cannot_be_written_are_counted_and_reported_later() {
     let log = start(&path, SMALL);
     log.record(record(1));
     eventually("it fails", || log.status().failure.is_some());
-    assert_eq!(log.status().dropped, 1);
+    assert_eq!(log.status().all_dropped(), 1);
     fs::remove_file(&path).unwrap();
     log.record(record(2));
     log.stop();
@@ -185,7 +190,7 @@ fn files_are_private_and_the_log_ends_with_its_daemon() {
     log.record(record(1));
     log.stop();
     log.record(record(2));
-    assert_eq!(log.status().dropped, 1);
+    assert_eq!(log.status().all_dropped(), 1);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&path), mode(&files(&path)[0])), (0o700, 0o600));
 }
@@ -193,19 +198,11 @@ fn files_are_private_and_the_log_ends_with_its_daemon() {
 /// A log whose writer is blocked, as by a slow disk.
 fn blocked(path: &Path) -> (AuditLog, std::sync::mpsc::Receiver<Waiting>) {
     let (queue, waiting) = std::sync::mpsc::sync_channel(MAX_WAITING);
-    let shared = Shared {
-        dropped: AtomicU64::new(0),
-        limited_waiting: AtomicUsize::new(0),
-        written: watch::Sender::new(()),
-        failure: Mutex::default(),
-    };
     let running = Running {
         directory: Arc::new(LogDirectory::at(path)),
-        shared: Arc::new(shared),
+        shared: Arc::new(Shared::default()),
         queue: Mutex::new(Some(queue)),
         thread: Mutex::default(),
-        limit: RateLimit::default(),
-        names: Names::default(),
     };
     let log = AuditLog::default();
     log.running.set(running).unwrap();
@@ -213,40 +210,199 @@ fn blocked(path: &Path) -> (AuditLog, std::sync::mpsc::Receiver<Waiting>) {
 }
 
 #[test]
-fn records_that_change_nothing_leave_half_of_the_queue_to_changes() {
+fn each_class_has_room_in_the_queue_that_others_cannot_take() {
     let (_folder, path) = folder();
     let (log, waiting) = blocked(&path);
-    let (limited, dropped) = (MAX_LIMITED_WAITING, || log.status().dropped);
-    for uid in 0..limited + 10 {
-        log.record_limited(AuditRecord { uid: uid.try_into().unwrap(), ..record(1) });
+    let dropped = |class| *log.status().dropped.of(class);
+    for class in [Class::Attempt, Class::Open] {
+        for uid in 0..max_waiting(class) + 10 {
+            log.record_as(class, AuditRecord { uid: uid.try_into().unwrap(), ..record(1) });
+        }
+        assert_eq!(dropped(class), 10);
     }
-    assert_eq!(dropped(), 10);
-    for _ in 0..MAX_WAITING - limited {
+    for _ in 0..MAX_WAITING / 2 {
         log.record(record(2));
     }
-    assert_eq!(dropped(), 10, "changes have room");
+    assert_eq!(dropped(Class::Change), 0, "changes have room");
     log.record(record(3));
-    assert_eq!(dropped(), 11);
-    // The writer takes some of them.
+    assert_eq!(dropped(Class::Change), 1);
+    // The writer takes all of them, and says in each class what is missing.
     let running = log.running.get().unwrap();
-    let writer = Writer::new(Arc::clone(&running.directory), SMALL, Arc::clone(&running.shared));
+    let writer = Writer::new(Arc::clone(&running.directory), LARGE, None, Arc::clone(&running.shared));
     drop(lock(&running.queue).take());
     writer.run(&waiting);
-    assert_eq!(running.shared.limited_waiting.load(Ordering::Relaxed), 0);
+    assert!(running.shared.classes.iter().all(|(_, state)| state.waiting.load(Ordering::Relaxed) == 0));
+    let missing = notices(&path, "dropped");
+    let missing = missing.iter().map(|record| (&record.details["class"], &record.details["records"]));
+    let expected = [("changes", 1), ("opens", 10), ("attempts", 10)];
+    assert!(
+        missing
+            .eq(expected.map(|(class, records)| (json!(class), json!(records))).iter().map(|(a, b)| (a, b)))
+    );
+}
+
+const LARGE: Rotation = Rotation { max_bytes: 1 << 20, keep: 10 };
+
+/// The records about the log itself with this result.
+fn notices(path: &Path, result: &str) -> Vec<AuditRecord> {
+    let (verbs, results) = (vec!["audit".to_owned()], vec![result.to_owned()]);
+    let params = LogParams { verbs, results, ..LogParams::default() };
+    let mut reader = reader(path, &params, 1000);
+    reader.next_found().unwrap().records
+}
+
+fn attempt(number: u64) -> AuditRecord {
+    AuditRecord { verb: "open".to_owned(), result: "denied".to_owned(), ..record(number) }
+}
+
+fn open(model: &str) -> AuditRecord {
+    AuditRecord { verb: "open".to_owned(), model: Some(model.to_owned()), ..record(0) }
 }
 
 #[test]
-fn one_user_cannot_replace_the_log_by_requests_that_change_nothing() {
+fn refusals_do_not_use_up_the_limit_of_opens_and_rare_records_do_not_hide_among_many() {
     let (_folder, path) = folder();
-    let log = start(&path, Rotation { max_bytes: 1 << 20, keep: 2 });
-    log.record(record(42));
-    for _ in 0..50_000 {
-        log.record_limited(AuditRecord { message: Some("long ".repeat(200)), ..record(0) });
+    let log = start(&path, LARGE);
+    for _ in 0..1500 {
+        log.record_as(Class::Attempt, attempt(0));
+        // The queue is for a slow disk, and is not tested here.
+        while lock(&log.running.get().unwrap().queue).is_some()
+            && log.running.get().unwrap().shared.classes.of(Class::Attempt).waiting.load(Ordering::Relaxed)
+                > 100
+        {
+            std::thread::yield_now();
+        }
     }
-    log.record(record(43));
+    log.record_as(Class::Open, open("secret"));
+    let state = &log.running.get().unwrap().shared.classes;
+    for _ in 0..1500 {
+        log.record_as(Class::Open, open("public"));
+        while state.of(Class::Open).waiting.load(Ordering::Relaxed) > 100 {
+            std::thread::yield_now();
+        }
+    }
+    log.record_as(Class::Open, open("rare"));
     log.stop();
-    let changes = found(&mut reader(&path, &LogParams::default(), 100_000));
-    assert_eq!((changes.first(), changes.last()), (Some(&42), Some(&43)));
+    let of_model = |model: &str| {
+        let params = LogParams { model: Some(model.to_owned()), ..LogParams::default() };
+        numbers_of(&mut reader(&path, &params, 10_000))
+    };
+    assert_eq!((of_model("secret"), of_model("rare")), (1, 1));
+    let omitted = notices(&path, "omitted");
+    let count = |class: &str| {
+        let of_class = omitted.iter().filter(|record| record.details["class"] == class);
+        of_class.map(|record| record.details["records"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(count("opens") + of_model("public") as u64, 1500);
+    let params = LogParams { results: vec!["denied".to_owned()], ..LogParams::default() };
+    assert_eq!(count("attempts") + numbers_of(&mut reader(&path, &params, 10_000)) as u64, 1500);
+    assert!(
+        omitted.iter().any(|record| record.details["models"]["public"].as_u64() > Some(0)),
+        "{omitted:?}"
+    );
+    assert_eq!(*log.status().omitted.of(Class::Open), count("opens"));
+}
+
+fn numbers_of(reader: &mut LogReader) -> usize {
+    found(reader).len()
+}
+
+#[test]
+fn opens_and_attempts_do_not_displace_changes_and_the_log_keeps_its_size() {
+    let (_folder, path) = folder();
+    let log = start(&path, SMALL);
+    let state = &log.running.get().unwrap().shared.classes;
+    for number in 0..15 {
+        log.record(record(number));
+    }
+    for number in 0..1000 {
+        for (class, record) in [(Class::Attempt, attempt(number)), (Class::Open, open("m"))] {
+            log.record_as(class, record);
+            while state.of(class).waiting.load(Ordering::Relaxed) > 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+    log.stop();
+    let params = LogParams { verbs: vec!["rm".to_owned()], ..LogParams::default() };
+    assert_eq!(found(&mut reader(&path, &params, 1000)), Vec::from_iter(0..15));
+    let bytes: u64 = files(&path).iter().map(|file| fs::metadata(file).unwrap().len()).sum();
+    assert!(bytes <= SMALL.max_bytes * SMALL.keep as u64, "{bytes}");
+}
+
+/// Writes a file of lines with these numbers and times.
+fn write_file(path: &Path, name: &str, lines: &[(Option<u64>, &str, u64)]) {
+    let line = |(seq, time, number): &(Option<u64>, &str, u64)| {
+        let time = format!("2026-11-24T{time}:00.000Z");
+        AuditRecord { seq: *seq, time, ..record(*number) }.line()
+    };
+    fs::write(path.join(name), lines.iter().flat_map(line).collect::<Vec<u8>>()).unwrap();
+}
+
+#[test]
+fn records_of_all_classes_are_merged_in_the_order_in_which_they_were_written() {
+    let (_folder, path) = folder();
+    fs::create_dir(&path).unwrap();
+    // The first two are of an earlier version. The clock has gone back between 2 and 3.
+    let changes = [(None, "10:00", 0), (None, "10:01", 1), (Some(1), "10:02", 2), (Some(4), "09:01", 5)];
+    write_file(&path, "audit-00000007.jsonl", &changes);
+    write_file(&path, "opens-00000001.jsonl", &[(Some(2), "10:03", 3), (Some(6), "09:03", 7)]);
+    write_file(&path, "attempts-00000001.jsonl", &[(Some(3), "09:00", 4)]);
+    write_file(&path, "attempts-00000002.jsonl", &[(Some(5), "09:02", 6)]);
+    let all = LogParams::default();
+    assert_eq!(found(&mut reader(&path, &all, 100)), Vec::from_iter(0..8));
+    for limit in 0..8 {
+        assert_eq!(found(&mut reader(&path, &all, limit)), Vec::from_iter(8 - limit..8));
+    }
+    // The next record follows all of them.
+    write(&path, LARGE, [8]);
+    let mut reader = reader(&path, &all, 2);
+    assert_eq!(found(&mut reader), [7, 8]);
+    let log = start(&path, LARGE);
+    log.record_as(Class::Attempt, attempt(9));
+    log.record(record(10));
+    log.record_as(Class::Open, AuditRecord { bytes: Some(11), ..open("m") });
+    log.stop();
+    assert_eq!(followed(&mut reader), [9, 10, 11]);
+}
+
+#[test]
+fn reader_leaves_records_to_the_next_step_that_were_written_to_some_files_only() {
+    let (_folder, path) = folder();
+    fs::create_dir(&path).unwrap();
+    write_file(&path, "audit-00000001.jsonl", &[(Some(1), "10:00", 1), (Some(4), "10:03", 4)]);
+    write_file(&path, "opens-00000001.jsonl", &[(Some(2), "10:01", 2), (Some(3), "10:02", 3)]);
+    let directory = Arc::new(LogDirectory::at(&path));
+    let latest = Latest { up_to: 2, ..latest(100) };
+    let mut reader = LogReader::find(directory, Filter::default(), latest, &|| true).unwrap().unwrap();
+    assert_eq!(found(&mut reader), [1, 2]);
+    assert_eq!(numbers(|| reader.next_written(3)), [3]);
+    assert_eq!(numbers(|| reader.next_written(4)), [4]);
+}
+
+#[test]
+fn log_of_an_earlier_version_is_read_and_loses_files_only_for_space() {
+    let (_folder, path) = folder();
+    fs::create_dir(&path).unwrap();
+    let rotation = Rotation { max_bytes: 4096, keep: 10 };
+    for number in 1..=10 {
+        write_file(&path, &format!("audit-{number:08}.jsonl"), &[(None, "10:00", number); 16]);
+    }
+    write(&path, rotation, [11]);
+    let numbers = found(&mut reader(&path, &LogParams::default(), 1000));
+    assert_eq!((numbers.first(), numbers.last(), numbers.len()), (Some(&1), Some(&11), 161));
+}
+
+#[test]
+fn earlier_records_are_counted_up_to_a_number() {
+    let (_folder, path) = folder();
+    write(&path, LARGE, 0..30);
+    let earlier = |limit, count_earlier| {
+        let latest = Latest { count_earlier, ..latest(limit) };
+        let directory = Arc::new(LogDirectory::at(&path));
+        LogReader::find(directory, Filter::default(), latest, &|| true).unwrap().unwrap().earlier_records
+    };
+    assert_eq!([earlier(10, 100), earlier(10, 5), earlier(30, 100), earlier(100, 100)], [20, 5, 0, 0]);
 }
 
 #[test]
@@ -262,10 +418,11 @@ fn latest_records_are_read_from_the_end_and_only_while_somebody_waits() {
             lines_read.set(lines_read.get() + 1);
             lines_read.get() <= most
         };
-        LogReader::find(Arc::new(LogDirectory::at(&path)), Filter::default(), limit, &is_wanted).unwrap()
+        let directory = Arc::new(LogDirectory::at(&path));
+        LogReader::find(directory, Filter::default(), latest(limit), &is_wanted).unwrap()
     };
     assert_eq!(found(&mut find(3, u64::MAX).unwrap()), [4997, 4998, 4999]);
-    assert_eq!(lines_read.get(), 3);
+    assert!(lines_read.get() <= 4, "{}", lines_read.get());
     assert!(find(5000, 100).is_none());
     assert_eq!(lines_read.get(), 101);
 }

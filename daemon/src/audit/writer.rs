@@ -11,26 +11,41 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::audit::AuditRecord;
 use serde_json::json;
 
-use super::directory::LogDirectory;
-use super::{Rotation, Shared, Waiting, lock, now};
+use super::class::{ByClass, Class};
+use super::directory::{LogDirectory, LogFile};
+use super::forward::Forwarder;
+use super::series::last_seq;
+use super::{Rotation, Shared, Waiting, lock, notice};
 
 /// How long a written record may wait until it is durable. A crash of the process loses no written record; a power
 /// cut loses those of this time.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the records of users that have caused too many are looked for.
+const OMISSIONS_INTERVAL: Duration = Duration::from_secs(2);
 /// Records that are written by one call.
 const MAX_BATCH_BYTES: usize = 256 << 10;
 
 pub(super) struct Writer {
     directory: Arc<LogDirectory>,
     rotation: Rotation,
+    forwarder: Option<Forwarder>,
     shared: Arc<Shared>,
+    series: ByClass<Series>,
+    /// The number of the last record; `None` until the files were read.
+    last_seq: Option<u64>,
+    has_failed_to_remove: bool,
+    /// When the oldest record was written that is not durable yet.
+    unsynced_since: Option<Instant>,
+    omissions_written: Instant,
+}
+
+/// The files of one class.
+#[derive(Default)]
+struct Series {
     /// `None` before the first record, and after an error: then it is opened again.
     current: Option<Current>,
     /// Dropped records that the log has a record of.
     reported: u64,
-    has_failed_to_remove: bool,
-    /// When the oldest record was written that is not durable yet.
-    unsynced_since: Option<Instant>,
 }
 
 struct Current {
@@ -42,112 +57,196 @@ struct Current {
 }
 
 impl Writer {
-    pub(super) fn new(directory: Arc<LogDirectory>, rotation: Rotation, shared: Arc<Shared>) -> Self {
-        let (current, unsynced_since) = (None, None);
+    pub(super) fn new(
+        directory: Arc<LogDirectory>,
+        rotation: Rotation,
+        forwarder: Option<Forwarder>,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self {
             directory,
             rotation,
+            forwarder,
             shared,
-            current,
-            reported: 0,
+            series: ByClass::default(),
+            last_seq: None,
             has_failed_to_remove: false,
-            unsynced_since,
+            unsynced_since: None,
+            omissions_written: Instant::now(),
         }
     }
 
     /// Writes until all senders are gone.
     pub(super) fn run(mut self, waiting: &Receiver<Waiting>) {
         loop {
-            let received = match self.unsynced_since {
-                Some(since) => waiting.recv_timeout(SYNC_INTERVAL.saturating_sub(since.elapsed())),
+            let received = match self.next_work() {
+                Some(timeout) => waiting.recv_timeout(timeout),
                 None => waiting.recv().map_err(RecvTimeoutError::from),
             };
             match received {
-                Ok(first) => self.write(&batch(&self.shared, first, waiting)),
+                Ok(first) => self.write(batch(&self.shared, first, waiting)),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self.omissions_written.elapsed() >= OMISSIONS_INTERVAL {
+                self.write_omissions(false);
             }
             if self.unsynced_since.is_some_and(|since| since.elapsed() >= SYNC_INTERVAL) {
                 self.sync();
             }
         }
-        if self.missing() > 0 {
-            self.write(&[]);
+        self.write_omissions(true);
+        if Class::ALL.iter().any(|class| self.missing(*class) > 0) {
+            self.write(Vec::new());
         }
         self.sync();
     }
 
-    /// The number of dropped records that the log does not mention yet.
-    fn missing(&self) -> u64 {
-        self.shared.dropped.load(Ordering::Relaxed).saturating_sub(self.reported)
+    /// The time until something must be done although no record arrives.
+    fn next_work(&self) -> Option<Duration> {
+        let sync = self.unsynced_since.map(|since| SYNC_INTERVAL.saturating_sub(since.elapsed()));
+        // A user is counted before its first record is sent, so none is forgotten by a writer that sleeps.
+        let omissions = self
+            .shared
+            .has_omissions_to_come()
+            .then(|| OMISSIONS_INTERVAL.saturating_sub(self.omissions_written.elapsed()));
+        sync.into_iter().chain(omissions).min()
     }
 
-    fn write(&mut self, lines: &[Vec<u8>]) {
-        let missing = self.missing();
-        let notice = (missing > 0).then(|| dropped(missing));
-        let all: Vec<&[u8]> = notice.iter().chain(lines).map(Vec::as_slice).collect();
-        let (written, result) = self.append(&all);
-        if written > 0 && notice.is_some() {
-            self.reported = self.reported.saturating_add(missing);
+    fn write_omissions(&mut self, until_now: bool) {
+        self.omissions_written = Instant::now();
+        let omissions = self.shared.omissions(until_now);
+        if !omissions.is_empty() {
+            self.write(omissions);
         }
-        let written = written.saturating_sub(usize::from(notice.is_some()));
-        self.shared.add_dropped(lines.len().saturating_sub(written));
-        self.note(result);
+    }
+
+    /// The number of dropped records that the log does not mention yet.
+    fn missing(&self, class: Class) -> u64 {
+        let dropped = self.shared.classes.of(class).dropped.load(Ordering::Relaxed);
+        dropped.saturating_sub(self.series.of(class).reported)
+    }
+
+    /// Writes records, and before them how many were dropped.
+    fn write(&mut self, records: Vec<Waiting>) {
+        let missing = ByClass::new(|class| self.missing(class));
+        let notices = missing.iter().filter(|(_, records)| **records > 0).map(|(class, records)| {
+            let line = self.shared.line(dropped(class, *records));
+            Waiting { line, class }
+        });
+        let all: Vec<Waiting> = notices.chain(records).collect();
+        let is_numbered = self.find_last_seq();
+        let mut lines = ByClass::<Vec<Vec<u8>>>::default();
+        for Waiting { line, class } in all {
+            // In the order of the queue: it is the order in which readers merge the classes.
+            let line = self.numbered(line);
+            self.forward(&line);
+            lines.of_mut(class).push(line);
+        }
+        for (class, lines) in lines.iter().filter(|(_, lines)| !lines.is_empty()) {
+            let (written, result) = match &is_numbered {
+                Ok(()) => self.append(class, lines),
+                Err(error) => (0, Err(io::Error::new(error.kind(), error.to_string()))),
+            };
+            self.note_written(class, lines.len(), written, *missing.of(class));
+            self.note(class, result);
+        }
+        self.shared.written.send_replace(self.last_seq.unwrap_or_default());
         self.unsynced_since.get_or_insert_with(Instant::now);
-        self.shared.written.send_replace(());
+    }
+
+    /// Reads the number of the last record, if it is not known.
+    fn find_last_seq(&mut self) -> io::Result<()> {
+        if self.last_seq.is_none() {
+            let last =
+                |last: u64, class: Class| Ok::<_, io::Error>(last.max(last_seq(&self.directory, class)?));
+            self.last_seq = Some(Class::ALL.into_iter().try_fold(0, last)?);
+        }
+        Ok(())
+    }
+
+    fn numbered(&mut self, line: Vec<u8>) -> Vec<u8> {
+        let Some(last) = &mut self.last_seq else { return line };
+        *last = last.saturating_add(1);
+        AuditRecord::numbered(&line, *last)
+    }
+
+    /// `missing` is the number in the first line, if that is a notice.
+    fn note_written(&mut self, class: Class, lines: usize, written: usize, missing: u64) {
+        let has_notice = missing > 0;
+        if has_notice && written > 0 {
+            let reported = &mut self.series.of_mut(class).reported;
+            *reported = reported.saturating_add(missing);
+        }
+        let notice = usize::from(has_notice);
+        let records = lines.saturating_sub(notice);
+        self.shared.add_dropped(class, records.saturating_sub(written.saturating_sub(notice)));
+    }
+
+    /// Before the line is written, so that a full disk does not keep it from the journal.
+    fn forward(&mut self, line: &[u8]) {
+        if self.forwarder.as_mut().is_some_and(|forwarder| !forwarder.send(line)) {
+            self.shared.not_forwarded.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Writes lines, and returns how many of them are complete.
-    fn append(&mut self, lines: &[&[u8]]) -> (usize, io::Result<()>) {
-        let bytes = lines.iter().map(|line| line.len()).sum::<usize>();
-        let current = match self.current_for(bytes) {
-            Ok(current) => current,
-            Err(error) => return (0, Err(error)),
-        };
-        let (length, result) = current.append(&lines.concat());
-        if result.is_err() {
-            self.current = None;
+    fn append(&mut self, class: Class, lines: &[Vec<u8>]) -> (usize, io::Result<()>) {
+        let (mut rest, mut complete) = (lines, 0);
+        while let Some(first) = rest.first() {
+            let max_bytes = self.rotation.file_bytes();
+            let current = match self.current_for(class, first.len() as u64) {
+                Ok(current) => current,
+                Err(error) => return (complete, Err(error)),
+            };
+            let mut end = current.bytes;
+            let fits = rest.iter().take_while(|line| {
+                end = end.saturating_add(line.len() as u64);
+                end <= max_bytes
+            });
+            let (part, others) = rest.split_at(fits.count().max(1));
+            let (written, result) = current.append_lines(part);
+            complete += written;
+            if result.is_err() {
+                self.series.of_mut(class).current = None;
+                return (complete, result);
+            }
+            rest = others;
         }
-        let mut end = 0;
-        let complete = lines.iter().take_while(|line| {
-            end += line.len();
-            end <= length
-        });
-        (complete.count(), result)
+        (complete, Ok(()))
     }
 
     /// The file for so many more bytes: the next one if this one would become too large, or was removed.
-    fn current_for(&mut self, bytes: usize) -> io::Result<&mut Current> {
-        let current = match self.current.take() {
+    fn current_for(&mut self, class: Class, bytes: u64) -> io::Result<&mut Current> {
+        let current = match self.series.of_mut(class).current.take() {
             Some(current) => current,
             None => {
-                let last = Current::last(&self.directory)?;
+                let last = Current::last(&self.directory, class)?;
                 self.directory.sync()?;
-                // The configuration may keep fewer files than before.
+                // The configuration may allow less than before.
                 self.remove_old();
                 last
             }
         };
-        let is_full =
-            current.bytes > 0 && current.bytes.saturating_add(bytes as u64) > self.rotation.max_bytes;
+        let is_full = current.bytes > 0 && current.bytes.saturating_add(bytes) > self.rotation.file_bytes();
         let is_removed = rustix::fs::fstat(&current.file)?.st_nlink == 0;
         if !is_full && !is_removed {
-            return Ok(self.current.insert(current));
+            return Ok(self.series.of_mut(class).current.insert(current));
         }
         current.file.sync_data()?;
-        let next = Current::open(&self.directory, current.number.saturating_add(1))?;
+        let next = Current::open(&self.directory, class, current.number.saturating_add(1))?;
         self.directory.sync()?;
-        self.current = Some(next);
         self.remove_old();
-        self.current.as_mut().ok_or_else(|| io::ErrorKind::NotFound.into())
+        Ok(self.series.of_mut(class).current.insert(next))
     }
 
     /// Removes the oldest files. They stay if an administrator has made them append-only.
     fn remove_old(&mut self) {
-        let removed = self.directory.numbers().and_then(|numbers| {
-            let old = numbers.len().saturating_sub(self.rotation.keep);
-            numbers.iter().take(old).try_for_each(|number| self.directory.remove(*number))
-        });
+        let remove = |files: Vec<LogFile>| {
+            let old = self.rotation.to_remove(&files);
+            old.into_iter().try_for_each(|file| self.directory.remove(file))
+        };
+        let removed = self.directory.files().and_then(remove);
         let has_failed = removed.is_err();
         if let Err(error) = removed
             && !self.has_failed_to_remove
@@ -159,26 +258,31 @@ impl Writer {
 
     fn sync(&mut self) {
         self.unsynced_since = None;
-        let Some(current) = &self.current else { return };
-        if let Err(error) = current.file.sync_data() {
-            self.note(Err(error));
+        for class in Class::ALL {
+            let Some(current) = &self.series.of(class).current else { continue };
+            if let Err(error) = current.file.sync_data() {
+                self.note(class, Err(error));
+            }
         }
     }
 
     /// Logs the first of several failures, and their end.
-    fn note(&self, result: io::Result<()>) {
-        let mut failure = lock(&self.shared.failure);
-        let path = self.directory.path();
+    fn note(&self, class: Class, result: io::Result<()>) {
+        let state = self.shared.classes.of(class);
+        let mut failure = lock(&state.failure);
+        let (path, class) = (self.directory.path(), class.name());
         match (result, failure.is_some()) {
             (Err(error), was_failing) => {
                 if !was_failing {
-                    tracing::error!("audit log: {path}: cannot be written, records are dropped: {error}");
+                    tracing::error!(
+                        "audit log: {path}: {class} cannot be written, records are dropped: {error}"
+                    );
                 }
                 *failure = Some(error.to_string());
             }
             (Ok(()), true) => {
-                let dropped = self.shared.dropped.load(Ordering::Relaxed);
-                tracing::warn!("audit log: {path}: is written again; {dropped} records were dropped");
+                let dropped = state.dropped.load(Ordering::Relaxed);
+                tracing::warn!("audit log: {path}: {class} are written again; dropped records: {dropped}");
                 *failure = None;
             }
             (Ok(()), false) => {}
@@ -186,53 +290,54 @@ impl Writer {
     }
 }
 
-/// The lines that are waiting.
-fn batch(shared: &Shared, first: Waiting, waiting: &Receiver<Waiting>) -> Vec<Vec<u8>> {
-    let taken = |record: Waiting| {
-        shared.limited_waiting.fetch_sub(usize::from(record.is_limited), Ordering::Relaxed);
-        record.line
-    };
-    let mut lines = vec![taken(first)];
-    let mut bytes = lines.iter().map(Vec::len).sum::<usize>();
+/// The records that are waiting.
+fn batch(shared: &Shared, first: Waiting, waiting: &Receiver<Waiting>) -> Vec<Waiting> {
+    let mut bytes = first.line.len();
+    let mut records = vec![first];
     while bytes < MAX_BATCH_BYTES
         && let Ok(record) = waiting.try_recv()
     {
-        let line = taken(record);
-        bytes = bytes.saturating_add(line.len());
-        lines.push(line);
+        bytes = bytes.saturating_add(record.line.len());
+        records.push(record);
     }
-    lines
+    for record in &records {
+        shared.classes.of(record.class).waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+    records
 }
 
-fn dropped(records: u64) -> Vec<u8> {
-    let record = AuditRecord {
-        time: now(),
-        uid: rustix::process::geteuid().as_raw(),
-        verb: "audit".to_owned(),
-        result: "dropped".to_owned(),
-        details: [("records".to_owned(), json!(records))].into(),
-        ..AuditRecord::default()
-    };
-    record.line()
+fn dropped(class: Class, records: u64) -> AuditRecord {
+    notice(None, "dropped", [("records", json!(records)), ("class", json!(class.name()))])
 }
 
 impl Current {
     /// The file with the highest number, or the first one.
-    fn last(directory: &LogDirectory) -> io::Result<Self> {
-        let number = directory.numbers()?.last().copied().unwrap_or(1);
-        Self::open(directory, number)
+    fn last(directory: &LogDirectory, class: Class) -> io::Result<Self> {
+        let number = directory.numbers(class)?.last().copied().unwrap_or(1);
+        Self::open(directory, class, number)
     }
 
-    fn open(directory: &LogDirectory, number: u64) -> io::Result<Self> {
-        let file = directory.append(number)?;
+    fn open(directory: &LogDirectory, class: Class, number: u64) -> io::Result<Self> {
+        let file = directory.append(class, number)?;
         let bytes = file.metadata()?.len();
         let mut last = [b'\n'];
         if bytes > 0
-            && let Some(content) = directory.read(number)?
+            && let Some(content) = directory.read(class, number)?
         {
             content.read_exact_at(&mut last, bytes - 1)?;
         }
         Ok(Self { number, file, bytes, is_torn: last != [b'\n'] })
+    }
+
+    /// Appends lines, and returns how many of them are complete.
+    fn append_lines(&mut self, lines: &[Vec<u8>]) -> (usize, io::Result<()>) {
+        let (length, result) = self.append(&lines.concat());
+        let mut end = 0;
+        let complete = lines.iter().take_while(|line| {
+            end += line.len();
+            end <= length
+        });
+        (complete.count(), result)
     }
 
     /// Appends bytes, after a line break if the file ends within a line. Returns how many of them were written.

@@ -21,7 +21,9 @@ use crate::times::{local, parse_period};
   blobd log --follow                           and those that are written from now on
   blobd log --model llama3:8b --since 7d       what happened to a model within a week
   blobd log --user ann --failed -v             what failed or was refused, with the reasons
-  blobd log -n 100000 --json | jq -r .verb     for programs: one JSON object per line
+  blobd log --verb rm --verb evict --until 1d  what was removed before yesterday
+  blobd log --result denied                    what a right has refused
+  blobd log --limit 0 --json | jq -r .verb     for programs: all records, one JSON object per line
 
 Users who do not administer the store see only their own records. The records are in the directory
 audit/ of the store, unless audit.directory in the configuration names another one.")]
@@ -36,25 +38,31 @@ pub(super) struct Params {
     #[arg(long, value_name = "REF")]
     model: Option<String>,
     /// Only records since then: a period such as 2h or 7d, or a time such as 2026-11-24T10:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = since)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     since: Option<SystemTime>,
-    /// Only records of this verb, such as pull, rm, open or evict
-    #[arg(long, value_name = "VERB")]
-    verb: Option<String>,
+    /// Only records before then, given as for --since
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    until: Option<SystemTime>,
+    /// Only records of this verb, such as pull, rm, open or evict; several are alternatives
+    #[arg(long = "verb", value_name = "VERB")]
+    verbs: Vec<String>,
+    /// Only records with this result, such as ok, denied or cancelled; several are alternatives
+    #[arg(long = "result", value_name = "RESULT")]
+    results: Vec<String>,
     /// Only what failed or was refused
     #[arg(long)]
     failed: bool,
-    /// Print at most this number of records, the latest ones
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=100_000))]
-    lines: u64,
+    /// Print at most this number of records, the latest ones; 0 for all
+    #[arg(short = 'n', long, alias = "lines", value_name = "N", default_value_t = 50)]
+    limit: u64,
 }
 
 /// A period before now, a time, or a day, in UTC.
-fn since(text: &str) -> Result<SystemTime, String> {
+fn time(text: &str) -> Result<SystemTime, String> {
     let ago = |period| SystemTime::now().checked_sub(period).unwrap_or(UNIX_EPOCH);
-    let time = |text: &str| humantime::parse_rfc3339_weak(text).ok();
+    let parse = |text: &str| humantime::parse_rfc3339_weak(text).ok();
     let found = parse_period(text).ok().map(ago);
-    let found = found.or_else(|| time(text)).or_else(|| time(&format!("{text}T00:00:00")));
+    let found = found.or_else(|| parse(text)).or_else(|| parse(&format!("{text}T00:00:00")));
     found.ok_or_else(|| {
         format!("{text:?}: not a time; write for example 2h, 7d, 2026-11-24 or 2026-11-24T10:00:00Z")
     })
@@ -68,13 +76,16 @@ impl Params {
     }
 
     fn request(&self) -> LogParams {
+        let time = |time| humantime::format_rfc3339_millis(time).to_string();
         LogParams {
             user: self.user.clone(),
             model: self.model.clone(),
-            verb: self.verb.clone(),
-            since: self.since.map(|since| humantime::format_rfc3339_millis(since).to_string()),
+            verbs: self.verbs.clone(),
+            results: self.results.clone(),
+            since: self.since.map(time),
+            until: self.until.map(time),
             failed: self.failed,
-            limit: Some(self.lines),
+            limit: Some(if self.limit == 0 { u64::MAX } else { self.limit }),
             follow: self.follow,
         }
     }
@@ -105,7 +116,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 /// `unknown_user` is the user in the request if nobody has that name.
 fn remarks(records: u64, end: &LogEnd, unknown_user: Option<&str>) -> String {
-    let mut text = String::new();
+    let mut text = match end.earlier_records {
+        0 => String::new(),
+        1 => "blobd: 1 earlier record not shown (`--limit 0`)\n".to_owned(),
+        LogEnd::MAX_EARLIER.. => {
+            format!("blobd: {} or more earlier records not shown (`--limit 0`)\n", LogEnd::MAX_EARLIER)
+        }
+        earlier => format!("blobd: {earlier} earlier records not shown (`--limit 0`)\n"),
+    };
     if records == 0 {
         if let Some(user) = unknown_user {
             text.push_str(&format!("blobd: no user named {}\n", printable(user)));
@@ -234,6 +252,15 @@ mod tests {
     }
 
     #[test]
+    fn records_that_the_limit_leaves_out_are_counted() {
+        let text = |earlier_records| remarks(50, &LogEnd { earlier_records, ..LogEnd::default() }, None);
+        assert_eq!(text(0), "");
+        assert_eq!(text(1), "blobd: 1 earlier record not shown (`--limit 0`)\n");
+        assert_eq!(text(554), "blobd: 554 earlier records not shown (`--limit 0`)\n");
+        assert!(text(LogEnd::MAX_EARLIER).contains(" or more earlier"));
+    }
+
+    #[test]
     fn details_have_no_control_characters() {
         assert!(Columns::of_width(80).text(&record(), true).chars().all(|c| c == '\n' || !c.is_control()));
     }
@@ -241,8 +268,8 @@ mod tests {
     #[test]
     fn since_is_a_period_a_day_or_a_time() {
         for text in ["2h", "7d", "2026-11-24", "2026-11-24T10:00:00Z", "2026-11-24 10:00:00"] {
-            assert!(since(text).is_ok(), "{text}");
+            assert!(time(text).is_ok(), "{text}");
         }
-        assert!(since("yesterday").unwrap_err().contains("2h"));
+        assert!(time("yesterday").unwrap_err().contains("2h"));
     }
 }

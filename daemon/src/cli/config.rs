@@ -5,6 +5,7 @@ use std::path::Path;
 use blobd_client::client::Client;
 use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin};
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::sockets::SYSTEM_SOCKET;
 use blobd_registry::RegistryClient;
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use super::connect::{client_error, load_config, print_result, root};
 use super::embedded::{registry_policy, start_error};
 use super::{Global, effective};
-use crate::config::{Config, ConfigError, differences};
+use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root, differences};
 use crate::output::printable;
 
 /// Check the configuration, and show every setting
@@ -51,6 +52,18 @@ struct Shown {
     configuration: Configuration,
     /// `None` without a daemon on the configured socket.
     daemon: Option<Running>,
+    /// `None` if commands use a daemon or a store with these settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<SystemDaemon>,
+}
+
+/// The system's daemon, if commands of this user use that one.
+#[derive(Debug, Serialize)]
+struct SystemDaemon {
+    socket: &'static str,
+    /// Why it does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 /// A daemon, and the settings in which it differs.
@@ -72,7 +85,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let socket = configuration.settings.iter().find(|setting| setting.key == "socket");
     let socket = socket.and_then(|setting| setting.value.as_str()).unwrap_or_default();
     let daemon = running(Path::new(socket), &configuration)?;
-    print_result(global, &Shown { configuration, daemon }, render)
+    let system = system_daemon(global, &config);
+    print_result(global, &Shown { configuration, daemon, system }, render)
 }
 
 /// Refuses what a daemon with this configuration would refuse at its start: `systemctl reload` runs this command first.
@@ -81,6 +95,20 @@ fn check_as_daemon(global: &Global, config: &Config) -> Result<(), ErrorBody> {
         config.check_root(&root).map_err(ConfigError::body)?;
     }
     RegistryClient::new(&registry_policy(config)).map(drop).map_err(|error| start_error(config, error))
+}
+
+fn system_daemon(global: &Global, config: &Config) -> Option<SystemDaemon> {
+    let is_named =
+        [&global.root, &global.socket, &config.root, &config.socket].iter().any(|path| path.is_some());
+    if is_named || default_root().is_ok_and(|root| root == Path::new(SYSTEM_ROOT)) {
+        return None;
+    }
+    let problem = match Client::connect_to_system() {
+        Ok(None) => return None,
+        Ok(Some(_client)) => None,
+        Err(error) => Some(client_error(error).message),
+    };
+    Some(SystemDaemon { socket: SYSTEM_SOCKET, problem })
 }
 
 fn running(socket: &Path, configuration: &Configuration) -> Result<Option<Running>, ErrorBody> {
@@ -103,6 +131,17 @@ fn render(shown: &Shown) -> String {
     }
     if let Some(daemon) = &shown.daemon {
         text.push_str(&format!("\n{}", render_daemon(daemon, file.as_deref())));
+    }
+    match &shown.system {
+        None => {}
+        Some(SystemDaemon { problem: None, socket }) => {
+            text.push_str(&format!(
+                "\ncommands of this user use the system's daemon at {socket}, not these settings\n"
+            ));
+        }
+        Some(SystemDaemon { problem: Some(problem), .. }) => {
+            text.push_str(&format!("\ncommands of this user fail: {}\n", printable(problem)));
+        }
     }
     text
 }

@@ -3,21 +3,23 @@
 //! Without a daemon, the command opens the store and runs the daemon's server code on a socket pair, so
 //! that every command has one code path. If another command has the store open, that one serves it.
 
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::sockets::{SYSTEM_SOCKET, default_sockets};
+use blobd_client::sockets::user_sockets;
 use blobd_store::{Glance, StoreError};
 use blobd_store_format::reference::Reference;
 use serde::Serialize;
 
-use super::Global;
 use super::store_access::{Place, StoreAccess, find};
-use crate::config::{Config, ConfigError, default_root};
+use super::{Global, system_service};
+use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root};
 use crate::output::{print_json, print_message, print_text, printable};
 
 #[derive(Debug)]
@@ -38,7 +40,8 @@ impl Drop for OpenAccess {
 }
 
 /// Connects to the socket given on the command line, else opens the store given there (or connects to
-/// the daemon that has it), else tries the configured ones, the default sockets and the default store.
+/// the daemon that has it), else tries the configured ones, the default sockets and the default store. A user's own
+/// default store is used only on a machine without a daemon for all users.
 ///
 /// A store that `--root` names must exist: the path may be mistyped.
 pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
@@ -72,25 +75,58 @@ fn connect_by(global: &Global, config: &Config, absent: WhenAbsent) -> Result<Co
     }
     if let Some(socket) = &config.socket {
         match connect_to(socket) {
-            // Without its configured daemon the command opens the store itself.
-            Err(ClientError::NotRunning { .. }) => {}
+            // Without its configured daemon the command opens the store itself, but not another one than that daemon has.
+            Err(ClientError::NotRunning { .. }) if config.root.is_some() || is_own(socket) => {}
             connected => return connected.map_err(client_error),
         }
     }
-    if let Some(root) = &config.root {
-        return embedded(root, config, absent);
+    match (&config.root, &config.socket) {
+        (Some(root), _) => embedded(root, config, absent),
+        (None, Some(_own)) => embedded(&default_root().map_err(ConfigError::body)?, config, absent),
+        (None, None) => connect_to_default(global, config, absent),
     }
-    let mut refusal = None;
-    for socket in default_sockets() {
-        match connect_to(&socket) {
-            Ok(connected) => return Ok(connected),
-            Err(error) if socket == Path::new(SYSTEM_SOCKET) => refusal = Some(client_error(error)),
-            Err(_) => {}
+}
+
+fn connect_to_default(global: &Global, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
+    match Client::connect_to_system() {
+        Ok(Some(client)) => return Ok(Connected { client, access: None }),
+        Ok(None) => {}
+        Err(error) => return without_system_daemon(global, config, error),
+    }
+    match user_sockets().iter().find_map(|socket| connect_to(socket).ok()) {
+        Some(connected) => Ok(connected),
+        None => embedded(&default_root().map_err(ConfigError::body)?, config, absent),
+    }
+}
+
+/// The system's daemon does not answer, or refuses this user. Whoever uses the system's store by default, such as root,
+/// opens that one; other users would be moved to a store without the models that they know, and fill it with copies.
+fn without_system_daemon(
+    global: &Global,
+    config: &Config,
+    error: ClientError,
+) -> Result<Connected, ErrorBody> {
+    const OWN_STORE: &str =
+        "for a store of your own, give --root, or set root in your configuration or BLOBD_ROOT";
+    let is_silent = matches!(error, ClientError::Unavailable { .. });
+    let refusal = client_error(error);
+    let root = default_root().ok().filter(|root| root == Path::new(SYSTEM_ROOT) && is_silent);
+    if let Some(root) = root.filter(|root| refuse_absent_store(root).is_ok()) {
+        if !global.hides_reports() {
+            print_message(&format!("blobd: {}; using {}\n", printable(&refusal.message), root.display()));
         }
+        return embedded(&root, config, WhenAbsent::Refuse);
     }
-    let root = default_root().map_err(ConfigError::body)?;
-    note_refusal(global, refusal.as_ref(), &root);
-    embedded(&root, config, absent)
+    let hint =
+        refusal.hint.as_ref().map_or_else(|| OWN_STORE.to_owned(), |hint| format!("{hint}; {OWN_STORE}"));
+    Err(refusal.with_hint(hint))
+}
+
+/// Whether the directory of a socket is this user's, so that nobody else's daemon listens there.
+pub(super) fn is_own(socket: &Path) -> bool {
+    let uid = rustix::process::geteuid();
+    let nearest = socket.ancestors().skip(1).find_map(|directory| fs::metadata(directory).ok());
+    uid.is_root() || nearest.is_some_and(|directory| directory.uid() == uid.as_raw())
 }
 
 fn refuse_absent_store(root: &Path) -> Result<(), ErrorBody> {
@@ -103,19 +139,6 @@ fn refuse_absent_store(root: &Path) -> Result<(), ErrorBody> {
     };
     let message = format!("{}: contains no store: {found}", root.display());
     Err(ErrorBody::new(ErrorCode::NotFound, message).with_hint(HINT))
-}
-
-/// Says on standard error that the system's daemon refuses this user, who may expect its models.
-fn note_refusal(global: &Global, refusal: Option<&ErrorBody>, root: &Path) {
-    let Some(refusal) = refusal.filter(|refusal| refusal.code == ErrorCode::Denied) else { return };
-    if !global.hides_reports() {
-        let hint = refusal.hint.as_ref().map_or_else(String::new, |hint| format!("hint: {hint}\n"));
-        print_message(&format!(
-            "blobd: {}; using {}\n{hint}",
-            refusal.message,
-            printable(&root.to_string_lossy())
-        ));
-    }
 }
 
 /// Sends one request and prints its result.
@@ -201,6 +224,7 @@ pub(crate) fn client_error(error: ClientError) -> ErrorBody {
         ClientError::Connect { socket, reason, hint: Some(hint) } => {
             ErrorBody::new(code, format!("{socket}: cannot connect: {reason}")).with_hint(hint)
         }
+        ClientError::Unavailable { socket, evidence } => system_service::unavailable(&socket, &evidence),
         ClientError::NotRunning { socket } => {
             ErrorBody::new(code, format!("{socket}: nothing listens there")).with_hint(NOT_RUNNING_HINT)
         }

@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use crate::api;
+use crate::audit;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::ops::OpError;
@@ -50,14 +51,16 @@ pub(super) fn registry_policy(config: &Config) -> RegistryPolicy {
     if config.is_single_user() { policy } else { policy.for_many_users() }
 }
 
-/// Starts the audit log, unless it is off or the store is read-only.
+/// Starts the audit log, unless it is off or the store is read-only. A log that is not continued says so.
 pub(super) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorBody> {
-    let store = &daemon.store;
-    if !config.audit.enabled || store.read_only_reason().is_some() {
+    let (store, audit) = (&daemon.store, &config.audit);
+    if store.read_only_reason().is_some() {
         return Ok(());
     }
-    let started = daemon.audit.start(config.audit.log_directory(store), config.audit.rotation());
-    started.map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("audit log: {error}")))
+    let left = audit.log_left_in_store(store);
+    let left = left.map_or(Ok(()), |left| audit::switch(&daemon.audit, left, false));
+    let switched = left.and_then(|()| audit::switch(&daemon.audit, audit.log(store), audit.enabled));
+    switched.map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("audit log: {error}")))
 }
 
 #[derive(Debug)]

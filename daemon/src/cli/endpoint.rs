@@ -6,7 +6,9 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::sockets::{SYSTEM_SOCKET, check_private, private_directory, user_sockets};
+use blobd_client::sockets::{
+    SYSTEM_SOCKET, check_private, evidence_of_service, private_directory, user_sockets,
+};
 
 use super::{Global, usage};
 use crate::config::{Config, SocketOfUnit};
@@ -85,6 +87,15 @@ fn path(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
     let path = default_path();
     if path.starts_with(private_directory()) {
         create_private_directory(&private_directory())?;
+    }
+    if path != Path::new(SYSTEM_SOCKET)
+        && let Some(found) = evidence_of_service(Path::new(SYSTEM_SOCKET))
+    {
+        let (found, path) = (found.display(), path.display());
+        tracing::warn!(
+            "{found}: this machine has a daemon for all users, so commands and clients use this one at {path} only if \
+             BLOBD_SOCKET, or for commands root or socket in the configuration, names it"
+        );
     }
     Ok(path)
 }

@@ -9,7 +9,7 @@ use blobd_client::client::Client;
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::FileFormat;
@@ -105,6 +105,7 @@ fn open(client: &Client, params: &Params, reference: &Reference) -> Result<OpenM
         tensors: TensorSelection::None,
         component: Some(params.component.clone()),
         files: FileSelection::All,
+        purpose: OpenPurpose::Export,
     };
     client.open_with(&request).map_err(client_error)
 }

@@ -11,8 +11,9 @@ use crate::output::printable;
 /// Ask the daemon whether it works
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The exit code is 0 if the daemon works, even if it is degraded, 1 if it is failing, and 3 if no
-daemon is running. `blobd doctor` says what to do.
+    after_help = "The exit code is 0 if the daemon works, even if it is degraded, 1 if it is failing, 3 if no
+daemon is running, and 8 if the system's daemon is installed and does not answer. `blobd doctor`
+says what to do.
 
 Examples:
   blobd health

@@ -13,6 +13,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
 use self::format::Format;
+pub(super) use self::format::at_error_priority;
 use super::usage;
 
 /// The variable that says what is logged.

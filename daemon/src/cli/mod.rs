@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
 use crate::output::{output_written, print, print_message, print_message_unbroken, printable};
+use crate::systemd::Notifier;
 
 mod advice;
 mod audit_log;
@@ -73,6 +74,7 @@ mod shown_commands;
 mod source_file;
 mod store_access;
 mod suggest;
+mod system_service;
 mod tag;
 mod target;
 mod tensor;
@@ -97,7 +99,7 @@ as `blobd ls` prints it, or at least the first four digits of that ID. The name 
 a pattern: * is any text, ? one character, [a-c] one of these. Case does not matter.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
-6 no space, 7 denied, 130 stopped by Ctrl-C during a pull.")]
+6 no space, 7 denied, 8 no daemon answers, 130 stopped by Ctrl-C during a pull.")]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -273,11 +275,16 @@ pub fn main() -> ExitCode {
         Err(error) => return refuse(&error, &arguments),
     };
     let log = log::start(command.log_use(global.verbose), global.verbose);
+    let is_daemon = matches!(command, Command::Serve(_));
     match log.and_then(|()| run(&global.or_environment()?, command)) {
         Ok(code) => code,
         Err(error) => {
             report(&global, &error);
-            ExitCode::from(error.code.exit_code())
+            ExitCode::from(if is_daemon {
+                serve::exit_code(&error, Notifier::is_requested())
+            } else {
+                error.code.exit_code()
+            })
         }
     }
 }
@@ -353,12 +360,14 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
 fn report(global: &Global, error: &ErrorBody) {
     if global.json {
         let response = ErrorResponse { error: error.clone() };
-        print_message_unbroken(&format!("{}\n", serde_json::to_string(&response).unwrap_or_default()));
+        let json = serde_json::to_string(&response).unwrap_or_default();
+        print_message_unbroken(&log::at_error_priority(&format!("{json}\n")));
         return;
     }
     let hint = error.hint.as_ref().filter(|_hint| !global.quiet);
     let hint = hint.map_or_else(String::new, |hint| format!("hint: {}\n", printable(hint)));
-    print_message(&format!("blobd: {}\n{hint}{}", printable(&error.message), request_note(error)));
+    let text = format!("blobd: {}\n{hint}{}", printable(&error.message), request_note(error));
+    print_message(&log::at_error_priority(&text));
 }
 
 /// How to find a failure of the daemon itself in its log.

@@ -1,7 +1,9 @@
 //! `blobd serve`: the daemon.
 
 mod reload;
+mod start_failure;
 
+use std::io::ErrorKind;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use tokio::signal::unix::SignalKind;
 use tracing_mutex::stdsync::Mutex;
 
 use self::reload::Reloader;
+pub(super) use self::start_failure::exit_code;
 use super::Global;
 use super::connect::{load_config, root};
 use super::embedded::{registry_policy, start_audit, start_error};
@@ -19,6 +22,7 @@ use super::endpoint::{self, Endpoint};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
 use crate::api;
+use crate::audit::{start_record, stop_record};
 use crate::config::{Config, ConfigError};
 use crate::housekeeping;
 use crate::metrics::Metrics;
@@ -47,12 +51,25 @@ const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
 
 The log goes to standard error. BLOBD_LOG, or else RUST_LOG, is LEVEL or TARGET=LEVEL, or
 several of them separated by commas. Levels: off, error, warn, info, debug, trace.
-Targets: blobd, blobd_store, blobd_registry. BLOBD_LOG_FORMAT is text, json or journal.")]
+Targets: blobd, blobd_store, blobd_registry. BLOBD_LOG_FORMAT is text, json or journal.
+
+As a service of systemd, it ends with exit code 78 if the configuration or the store must be
+corrected before a start can succeed.")]
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     // Before anything is opened.
     let passed = PassedSocket::take().map_err(|error| endpoint::activation_error(&error))?;
+    let waiting = passed.as_ref().and_then(|passed| passed.listener().try_clone().ok());
+    let started = start(global, passed);
+    if let (Err(error), Some(waiting)) = (&started, waiting) {
+        start_failure::answer_waiting(&waiting, error);
+    }
+    started
+}
+
+/// Starts the daemon, and returns when it has stopped.
+fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody> {
     let notifier = Notifier::from_environment();
     raise_descriptor_limit();
     let mut config = load_config_with_names(global)?;
@@ -90,16 +107,22 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let served = runtime.block_on(async {
         let socket = endpoint.listen(&config)?;
         let metrics = listen_for_metrics(&config).await?;
-        serve(daemon, socket, metrics, &notifier, signals).await;
-        Ok(())
+        Ok(serve(daemon, socket, metrics, &notifier, signals).await)
     });
     reloader.lock().unwrap_or_else(PoisonError::into_inner).stop();
     // Aborts work in progress: the next start deletes what is not committed.
-    runtime.shutdown_background();
+    runtime.shutdown_timeout(RECORDS_LIMIT);
     store.stop_index();
+    if let Ok(signal) = &served {
+        audit.record(stop_record(*signal));
+    }
     audit.stop();
-    served
+    served.map(drop)
 }
+
+/// How long a stop waits for requests that it has aborted: they have records too, such as an open whose client has
+/// descriptors and has not acknowledged them.
+const RECORDS_LIMIT: Duration = Duration::from_millis(500);
 
 /// Loads a configuration whose users and groups are known. While a machine starts, its name service may not answer yet.
 fn load_config_with_names(global: &Global) -> Result<Config, ErrorBody> {
@@ -118,7 +141,12 @@ fn load_config_with_names(global: &Global) -> Result<Config, ErrorBody> {
 
 /// A daemon whose administrator has named a directory does not run without its audit log.
 fn audit_error(error: &std::io::Error) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Internal, format!("audit.directory: {error}"))
+    let code = match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => ErrorCode::Denied,
+        ErrorKind::NotFound | ErrorKind::NotADirectory => ErrorCode::InvalidRequest,
+        _ => ErrorCode::Internal,
+    };
+    ErrorBody::new(code, format!("audit.directory: {error}"))
         .with_hint("create it for the daemon's user alone, or set audit.enabled = false")
 }
 
@@ -153,23 +181,29 @@ async fn serve(
     metrics: Option<MetricsServer>,
     notifier: &Notifier,
     signals: Option<Signals>,
-) {
+) -> Option<&'static str> {
+    let place = daemon.store.place().display().to_string();
+    daemon.audit.record(start_record(&socket.path().display().to_string(), &place));
     daemon.store.announce(Some(socket.path()));
-    let serving = format!("serving {} on {}", daemon.store.place().display(), socket.path().display());
+    let serving = format!("serving {place} on {}", socket.path().display());
     tracing::info!("{serving}");
     let server = Server::new(Arc::clone(&daemon));
     notifier.ready(&serving);
-    tokio::select! {
-        () = server.serve(socket.listener()) => {}
-        () = serve_metrics(metrics, &daemon) => {}
-        () = housekeeping::run(Arc::clone(&daemon)) => {}
-        () = keep_alive(notifier) => {}
-        () = stop_requested(signals) => tracing::info!("stopping; clients keep what they have mapped"),
-    }
+    let signal = tokio::select! {
+        () = server.serve(socket.listener()) => None,
+        () = serve_metrics(metrics, &daemon) => None,
+        () = housekeeping::run(Arc::clone(&daemon)) => None,
+        () = keep_alive(notifier) => None,
+        signal = stop_requested(signals) => {
+            tracing::info!("stopping; clients keep what they have mapped");
+            Some(signal_name(signal))
+        }
+    };
     notifier.stopping();
     // Refuses new connections, or leaves them to systemd, whose next daemon answers them.
     drop(socket);
     complete_requests(&server, &daemon).await;
+    signal
 }
 
 /// How long a daemon that stops waits for requests that it has read. They take milliseconds, unless their client or
@@ -194,10 +228,21 @@ async fn complete_requests(server: &Server, daemon: &Daemon) {
 }
 
 /// Waits for a stop signal; forever if the process cannot handle signals.
-async fn stop_requested(signals: Option<Signals>) {
+async fn stop_requested(signals: Option<Signals>) -> SignalKind {
     match signals {
-        Some(mut signals) => drop(first_of(&mut signals).await),
+        Some(mut signals) => first_of(&mut signals).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Of those of [`listen_for_stop`].
+fn signal_name(signal: SignalKind) -> &'static str {
+    if signal == SignalKind::interrupt() {
+        "SIGINT"
+    } else if signal == SignalKind::quit() {
+        "SIGQUIT"
+    } else {
+        "SIGTERM"
     }
 }
 

@@ -11,14 +11,14 @@ use std::thread;
 use std::time::Duration;
 
 use blobd_client::client::Client;
-use blobd_client::sockets::default_sockets;
+use blobd_client::sockets::user_sockets;
 use blobd_store::Glance;
 use blobd_store_format::reference::Reference;
 use clap::{Args, CommandFactory as _, ValueEnum};
 
-use super::connect::load_config;
+use super::connect::{is_own, load_config};
 use super::{Cli, Global};
-use crate::config::default_root;
+use crate::config::{SYSTEM_ROOT, default_root};
 use crate::output::printable;
 use crate::socket::connect_announced;
 
@@ -154,13 +154,20 @@ fn place(global: &Global) -> Option<Place> {
         (None, None) => {}
     }
     let config = load_config(global).ok()?;
-    if let Some(served) = config.socket.as_deref().and_then(daemon) {
-        return Some(served);
+    if let Some(socket) = &config.socket {
+        let own = || config.root.clone().or_else(|| default_root().ok().filter(|_root| is_own(socket)));
+        return daemon(socket).or_else(|| own().map(Place::Store));
     }
     if let Some(root) = config.root {
         return Some(Place::Store(root));
     }
-    let served = default_sockets().iter().find_map(|socket| daemon(socket));
+    match Client::connect_to_system() {
+        Ok(Some(client)) => return Some(Place::Daemon(client)),
+        Ok(None) => {}
+        // Commands open the system's own store then, and no other.
+        Err(_) => return default_root().ok().filter(|root| root == Path::new(SYSTEM_ROOT)).map(Place::Store),
+    }
+    let served = user_sockets().iter().find_map(|socket| daemon(socket));
     served.or_else(|| default_root().ok().map(Place::Store))
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::error::Refusal;
 use super::values;
-use crate::audit::{LogDirectory, Rotation};
+use crate::audit::{LogDirectory, LogSettings, Rotation};
 
 /// The section `[audit]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -22,14 +22,16 @@ pub(crate) struct AuditConfig {
     /// A file that would become larger is followed by the next one.
     #[serde(deserialize_with = "values::whole_size")]
     pub max_bytes: u64,
-    /// How many files are kept, including the current one.
+    /// How many files of this size the log takes at most.
     pub keep: usize,
+    /// Whether each record is also sent to systemd's journal.
+    pub journal: bool,
 }
 
 impl Default for AuditConfig {
     fn default() -> Self {
         // A record has about 300 bytes: half a million records.
-        Self { enabled: true, directory: None, max_bytes: 16 << 20, keep: 10 }
+        Self { enabled: true, directory: None, max_bytes: 16 << 20, keep: 10, journal: false }
     }
 }
 
@@ -38,7 +40,7 @@ impl AuditConfig {
     const MIN_BYTES: u64 = 64 << 10;
     /// A request for records that few files have reads whole files.
     const MAX_BYTES: u64 = 1 << 30;
-    /// The current file, and one that is complete.
+    /// With one, a file would have little more than the longest record.
     const MIN_KEEP: usize = 2;
     /// A reader lists all of them.
     const MAX_KEEP: usize = 10_000;
@@ -55,12 +57,21 @@ impl AuditConfig {
         Ok(())
     }
 
-    pub(crate) fn rotation(&self) -> Rotation {
-        Rotation { max_bytes: self.max_bytes, keep: self.keep }
+    /// The log that the configuration means, whether it is on or off.
+    pub(crate) fn log(&self, store: &Arc<Store>) -> LogSettings {
+        let directory =
+            self.directory.as_deref().map_or_else(|| LogDirectory::of_store(store), LogDirectory::at);
+        self.log_at(directory)
     }
 
-    pub(crate) fn log_directory(&self, store: &Arc<Store>) -> LogDirectory {
-        self.directory.as_deref().map_or_else(|| LogDirectory::of_store(store), LogDirectory::at)
+    /// The log in the store, if the configuration names another place.
+    pub(crate) fn log_left_in_store(&self, store: &Arc<Store>) -> Option<LogSettings> {
+        self.directory.as_ref().map(|_| self.log_at(LogDirectory::of_store(store)))
+    }
+
+    const fn log_at(&self, directory: LogDirectory) -> LogSettings {
+        let rotation = Rotation { max_bytes: self.max_bytes, keep: self.keep };
+        LogSettings { directory, rotation, is_forwarded: self.journal }
     }
 }
 

@@ -189,12 +189,17 @@ pub(crate) const KEYS: &[Key] = &[
     fixed(
         "audit.max_bytes",
         r#"`"16 MiB"`"#,
-        "the maximum size of a file, 64 KiB to 1 GiB; a record that does not fit begins the next file",
+        "the maximum size of a file, 64 KiB to 1 GiB; an eighth of the whole log if `audit.keep` is less than 8",
     ),
     fixed(
         "audit.keep",
         "`10`",
-        "how many files are kept, the current one included; at least 2",
+        "the log takes at most so many files of `audit.max_bytes`; at least 2",
+    ),
+    fixed(
+        "audit.journal",
+        "`false`",
+        "whether each record is also sent to systemd's journal, with its keys as fields",
     ),
     key(
         "transfer.limit_rate",

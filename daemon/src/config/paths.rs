@@ -3,12 +3,17 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use blobd_client::sockets::SYSTEM_CONFIGURATION;
+
 use super::ConfigError;
+
+/// The system's store.
+pub(crate) const SYSTEM_ROOT: &str = "/var/lib/blobd";
 
 /// The store of this user: the system's for root.
 pub(crate) fn default_root() -> Result<PathBuf, ConfigError> {
     if is_root() {
-        return Ok("/var/lib/blobd".into());
+        return Ok(SYSTEM_ROOT.into());
     }
     let data = base_directory("XDG_DATA_HOME", ".local/share");
     data.map(|data| data.join("blobd")).ok_or_else(|| ConfigError::no_home("the store", "give --root"))
@@ -17,7 +22,7 @@ pub(crate) fn default_root() -> Result<PathBuf, ConfigError> {
 /// The configuration file of this user; `None` without a home directory.
 pub(crate) fn default_config() -> Option<PathBuf> {
     if is_root() {
-        return Some("/etc/blobd/config.toml".into());
+        return Some(SYSTEM_CONFIGURATION.into());
     }
     base_directory("XDG_CONFIG_HOME", ".config").map(|directory| directory.join("blobd/config.toml"))
 }

@@ -81,6 +81,7 @@ impl Config {
             ("audit.directory", optional_path(audit.directory.as_deref())),
             ("audit.max_bytes", size(audit.max_bytes)),
             ("audit.keep", json!(audit.keep)),
+            ("audit.journal", json!(audit.journal)),
             ("transfer.limit_rate", optional_size(transfer.bytes_per_second)),
             ("transfer.max_connections", json!(transfer.max_connections)),
             ("transfer.stall_timeout_seconds", json!(stall_timeout.as_secs())),

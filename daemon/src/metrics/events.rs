@@ -41,6 +41,8 @@ pub(crate) struct Events {
 pub(crate) struct RequestEnd {
     /// One of a fixed list.
     pub(crate) verb: &'static str,
+    /// Whether it opens a model, for whatever purpose.
+    pub(crate) is_open: bool,
     /// `ok`, `cancelled`, or the error's code.
     pub(crate) result: &'static str,
     pub(crate) duration: Duration,
@@ -151,8 +153,10 @@ impl Events {
         };
         self.requests.with_label_values(&[verb, result]).inc();
         self.request_seconds.with_label_values(&[verb]).observe(duration.as_secs_f64());
+        if end.is_open && result == "ok" {
+            self.open_seconds.observe(duration.as_secs_f64());
+        }
         match (verb, result) {
-            ("open", "ok") => self.open_seconds.observe(duration.as_secs_f64()),
             ("pull", result) => self.pull_ended(result, end),
             ("import", "ok") => self.imported(end),
             ("verify", "ok") => self.repaired_blobs.inc_by(end.repaired_blobs),

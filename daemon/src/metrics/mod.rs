@@ -19,7 +19,7 @@ mod sizes;
 
 pub(crate) use condition::ConditionReading;
 pub(crate) use events::{Events, RequestEnd};
-pub(crate) use readings::{Permits, Reading};
+pub(crate) use readings::{AuditReading, Permits, Reading};
 pub(crate) use sizes::SizeReading;
 
 use condition::Condition;

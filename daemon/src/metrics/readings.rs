@@ -1,6 +1,6 @@
 //! What is read from the daemon's parts when the metrics are read. Takes no time and no disk access.
 
-use prometheus::{Counter, Error, Gauge, IntCounter};
+use prometheus::{Counter, Error, Gauge, IntCounter, IntCounterVec};
 
 use super::process::Process;
 use super::register::{Register, UintGauge, UintGauges};
@@ -24,8 +24,16 @@ pub(crate) struct Reading {
     pub(crate) damaged_blobs: u64,
     pub(crate) checked_bytes: u64,
     pub(crate) index_rebuilds: u64,
-    pub(crate) lost_audit_records: u64,
+    pub(crate) audit: AuditReading,
     pub(crate) unavailable_lower_stores: usize,
+}
+
+/// Records of the audit log, in total and by class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AuditReading {
+    pub(crate) lost: Vec<(&'static str, u64)>,
+    pub(crate) omitted: Vec<(&'static str, u64)>,
+    pub(crate) not_forwarded: u64,
 }
 
 /// The use of one pool of permits.
@@ -58,7 +66,7 @@ pub(super) struct Readings {
     damaged_blobs: IntCounter,
     checked_bytes: IntCounter,
     index_rebuilds: IntCounter,
-    lost_audit_records: IntCounter,
+    audit: AuditCounters,
     unavailable_lower_stores: UintGauge,
 }
 
@@ -112,10 +120,7 @@ impl Readings {
                 "blobd_index_rebuilds_total",
                 "How often the index was built from the files of the store, or compared with all of them.",
             ))?,
-            lost_audit_records: register.counter((
-                "blobd_audit_records_lost_total",
-                "Records that the audit log lacks because its disk was full, failed or was too slow.",
-            ))?,
+            audit: AuditCounters::new(register)?,
             unavailable_lower_stores: register.gauge((
                 "blobd_lower_stores_unavailable",
                 "Lower stores that could not be used when they were last searched; their models are hidden.",
@@ -142,13 +147,56 @@ impl Readings {
             (&self.damaged_blobs, reading.damaged_blobs),
             (&self.checked_bytes, reading.checked_bytes),
             (&self.index_rebuilds, reading.index_rebuilds),
-            (&self.lost_audit_records, reading.lost_audit_records),
+            (&self.audit.not_forwarded, reading.audit.not_forwarded),
         ] {
             // A reading that was taken earlier may come later.
             counter.inc_by(total.saturating_sub(counter.get()));
         }
+        self.audit.set_by_class(&reading.audit);
         if let Some(process) = Process::read() {
             self.process.set(&process);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct AuditCounters {
+    lost: IntCounterVec,
+    omitted: IntCounterVec,
+    not_forwarded: IntCounter,
+}
+
+impl AuditCounters {
+    fn new(register: &mut Register) -> Result<Self, Error> {
+        Ok(Self {
+            lost: register.counters(
+                (
+                    "blobd_audit_records_lost_total",
+                    "Records that the audit log lacks because its disk was full, failed or was too slow, by class.",
+                ),
+                &["class"],
+            )?,
+            omitted: register.counters(
+                (
+                    "blobd_audit_records_omitted_total",
+                    "Records that the audit log counts and does not list, because one user caused too many, by class.",
+                ),
+                &["class"],
+            )?,
+            not_forwarded: register.counter((
+                "blobd_audit_records_not_forwarded_total",
+                "Records that could not be sent to the journal.",
+            ))?,
+        })
+    }
+
+    fn set_by_class(&self, reading: &AuditReading) {
+        for (counters, by_class) in [(&self.lost, &reading.lost), (&self.omitted, &reading.omitted)] {
+            for (class, total) in by_class {
+                let counter = counters.with_label_values(&[class]);
+                // A reading that was taken earlier may come later.
+                counter.inc_by(total.saturating_sub(counter.get()));
+            }
         }
     }
 }

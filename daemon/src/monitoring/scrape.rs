@@ -10,7 +10,8 @@ use blobd_store::StoreEvents;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::metrics::{ConditionReading, Permits, Reading, SizeReading};
+use crate::audit::{AuditStatus, ByClass};
+use crate::metrics::{AuditReading, ConditionReading, Permits, Reading, SizeReading};
 use crate::ops::{self, OpError};
 use crate::permits::PermitPool;
 use crate::state::{Daemon, WorkLimits};
@@ -79,9 +80,15 @@ fn reading(daemon: &Daemon) -> Reading {
         damaged_blobs,
         checked_bytes,
         index_rebuilds,
-        lost_audit_records: daemon.audit.status().dropped,
+        audit: audit(daemon),
         unavailable_lower_stores: daemon.store.unavailable_lower_stores(),
     }
+}
+
+fn audit(daemon: &Daemon) -> AuditReading {
+    let AuditStatus { dropped, omitted, not_forwarded, .. } = daemon.audit.status();
+    let named = |counts: ByClass<u64>| counts.iter().map(|(class, count)| (class.name(), *count)).collect();
+    AuditReading { lost: named(dropped), omitted: named(omitted), not_forwarded }
 }
 
 fn permits(daemon: &Daemon) -> Vec<Permits> {

@@ -87,9 +87,12 @@ impl OpenError {
     pub(super) fn errno(&self) -> Errno {
         match self {
             Self::Removed => Errno::ESTALE,
-            Self::Client(ClientError::NotRunning { .. } | ClientError::Closed | ClientError::TimedOut) => {
-                Errno::EHOSTDOWN
-            }
+            Self::Client(
+                ClientError::NotRunning { .. }
+                | ClientError::Unavailable { .. }
+                | ClientError::Closed
+                | ClientError::TimedOut,
+            ) => Errno::EHOSTDOWN,
             Self::Client(ClientError::FdsLost) => Errno::EMFILE,
             Self::Client(error) => match error.code() {
                 ErrorCode::NotFound => Errno::ESTALE,

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::model::OpenModel;
-use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_store_format::digest::Digest;
 use tracing_mutex::stdsync::Mutex;
 
@@ -76,6 +76,7 @@ impl Opener {
             tensors: TensorSelection::None,
             component: Some(source.component.to_string()),
             files: FileSelection::All,
+            purpose: OpenPurpose::Mount,
         };
         let model = Arc::new(self.client.open_with(&params)?);
         remember(&self.models, (model.digest(), source.component.clone()), &model);

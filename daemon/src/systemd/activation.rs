@@ -64,6 +64,10 @@ impl PassedSocket {
         &self.path
     }
 
+    pub(crate) const fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
     pub(crate) fn into_parts(self) -> (UnixListener, PathBuf) {
         (self.listener, self.path)
     }

@@ -9,6 +9,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+/// Names the socket that takes the messages.
+const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
 /// How long one request for more time is valid, and after how long it is repeated.
 const EXTENSION: Duration = Duration::from_secs(60);
 const EXTENSION_INTERVAL: Duration = Duration::from_secs(15);
@@ -29,8 +31,13 @@ struct Target {
 }
 
 impl Notifier {
+    /// Whether systemd, or another service manager, waits for messages of this process.
+    pub(crate) fn is_requested() -> bool {
+        env::var_os(SOCKET_VARIABLE).is_some_and(|name| !name.is_empty())
+    }
+
     pub(crate) fn from_environment() -> Self {
-        let Some(name) = env::var("NOTIFY_SOCKET").ok().filter(|name| !name.is_empty()) else {
+        let Some(name) = env::var(SOCKET_VARIABLE).ok().filter(|name| !name.is_empty()) else {
             return Self::default();
         };
         match Target::at(&name) {

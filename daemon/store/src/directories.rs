@@ -54,6 +54,12 @@ impl Store {
         directory.file().try_clone().map_err(StoreError::io("open directory", self.root.full(path)))
     }
 
+    /// Whether the store has the directory of an audit log.
+    #[must_use]
+    pub fn has_audit_directory(&self) -> bool {
+        matches!(self.root.find_directory(Path::new(layout::AUDIT)), Ok(Some(_)))
+    }
+
     fn odd_file(&self, path: &Path) -> Option<StoreError> {
         let found = match self.root.status(path) {
             Ok(status) => status.filter(|status| !status.is_file())?.kind(),

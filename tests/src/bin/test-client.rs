@@ -8,6 +8,8 @@
 //! `test-client --hold SOCKET COUNT` connects so many times, prints how many connections succeeded, and keeps
 //! them until its input ends. `test-client --lease SOCKET MODEL COUNT` opens the model so many times instead.
 //!
+//! `test-client --default` prints the name of the first model of the default daemon, or the code of the error.
+//!
 //! `test-client --requests SOCKET` reads requests, one `METHOD PATH BODY` per line, and prints a line with the status
 //! and the body of each response.
 #![allow(clippy::print_stdout)]
@@ -56,6 +58,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     if socket == "--requests" {
         return requests(argument()?.as_ref());
     }
+    if socket == "--default" {
+        println!("{}", first_model_of_default());
+        return Ok(());
+    }
     let client = Client::connect(socket)?;
     let mut params = OpenParams::new(argument()?.parse()?);
     if let Ok(prefix) = argument() {
@@ -79,6 +85,13 @@ fn run() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+fn first_model_of_default() -> String {
+    match Client::connect_default().and_then(|client| client.models()) {
+        Ok(list) => list.models.first().map_or_else(String::new, |model| model.name.clone()),
+        Err(error) => error.code().name().to_owned(),
+    }
 }
 
 /// Opens a model repeatedly and keeps the leases.

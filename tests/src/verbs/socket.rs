@@ -8,8 +8,8 @@ use blobd_client::error::ClientError;
 use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    FileSelection, GcParams, ImportParams, OpenParams, PinParams, RemoveParams, RenameParams, TagParams,
-    TensorSelection, UndeleteParams,
+    FileSelection, GcParams, ImportParams, OpenParams, OpenPurpose, PinParams, RemoveParams, RenameParams,
+    TagParams, TensorSelection, UndeleteParams,
 };
 use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
@@ -53,6 +53,7 @@ impl Verbs for ThroughSocket {
             tensors: TensorSelection::None,
             component: Some("model".to_owned()),
             files: FileSelection::All,
+            purpose: OpenPurpose::Export,
         };
         let model = self.client.open_with(&params).map_err(body)?;
         let mut bytes = Vec::new();

@@ -1,6 +1,9 @@
 //! The audit log: what it has records of, who can read them, and what it survives.
 
+mod filters;
 mod full_disk;
+mod hidden;
+mod lifecycle;
 mod readers;
 mod refusals;
 mod requests;
@@ -22,10 +25,17 @@ fn import(blobd: &Blobd, folder: &Path, seed: u64, name: &str) {
     blobd.run(["import", path.to_str().unwrap(), "--name", name]).succeeds();
 }
 
-/// The records that `blobd log` prints with these options.
+/// The records that `blobd log` prints with these options. Those of starts, stops and reloads only if the options name
+/// verbs.
 fn records(blobd: &Blobd, options: &str) -> Vec<Json> {
-    let text = blobd.line(&format!("log --json -n 100000 {options}")).succeeds().text();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let text = blobd.line(&format!("log --json --limit 0 {options}")).succeeds().text();
+    let all = text.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let is_wanted = |record: &Json| options.contains("--verb") || !is_of_daemon(record);
+    all.filter(is_wanted).collect()
+}
+
+fn is_of_daemon(record: &Json) -> bool {
+    ["start", "stop", "reload"].iter().any(|verb| record["verb"] == *verb)
 }
 
 /// The verbs and results of these records.
@@ -47,7 +57,12 @@ fn eventual_records(blobd: &Blobd, options: &str, expected: &[&str]) -> Vec<Json
     }
 }
 
-/// The files of a log, the oldest first.
+/// The text of all files of a log.
+fn content(directory: &Path) -> String {
+    files(directory).iter().map(|file| fs::read_to_string(file).unwrap()).collect()
+}
+
+/// The files of a log, the oldest of each class first.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();

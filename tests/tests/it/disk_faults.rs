@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use blobd::ops;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_store::{Durability, StoreOptions};
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
 use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMED, NAMES, PACKED, WHOLE, reference, weights};
@@ -160,6 +160,7 @@ impl TestStore {
             tensors: TensorSelection::All,
             component: None,
             files: FileSelection::All,
+            purpose: OpenPurpose::Open,
         };
         ops::open(
             &self.verbs.store,

@@ -84,6 +84,7 @@ mod space;
 mod space_model;
 mod special_files;
 mod substituted;
+mod system_service;
 mod tensor;
 mod trash;
 mod units;

@@ -137,7 +137,7 @@ fn descriptor_that_is_no_listening_socket_is_refused() {
     for (descriptor, found) in others {
         let mut service = Service::with_descriptor(descriptor);
         service.start();
-        assert_eq!(service.ended().code(), Some(2), "{}", service.log());
+        assert_eq!(service.ended().code(), Some(78), "{}", service.log());
         let log = service.log();
         assert!(
             log.contains(&format!("systemd has passed {found}, a listening Unix stream socket expected")),
@@ -151,7 +151,7 @@ fn descriptor_that_is_no_listening_socket_is_refused() {
 fn several_descriptors_are_refused() {
     let mut service = Service::new().with_variable("LISTEN_FDNAMES", "a:b");
     service.start_with_descriptors(2);
-    assert_eq!(service.ended().code(), Some(2), "{}", service.log());
+    assert_eq!(service.ended().code(), Some(78), "{}", service.log());
     assert!(
         service.log().contains("systemd has passed 2 descriptors (a, b), one expected"),
         "{}",

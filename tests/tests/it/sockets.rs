@@ -14,7 +14,7 @@ use blobd_tests::temp_dirs::tmpfs_directory;
 use super::multi_user::can_be_others;
 
 /// The user of the daemon, and a group that it is a member of.
-const OWNER: u32 = 65534;
+pub(super) const OWNER: u32 = 65534;
 const GROUP: u32 = 43210;
 /// Another user.
 const OTHER: u32 = 12345;
@@ -163,10 +163,10 @@ fn socket_that_cannot_be_made_is_an_error_with_a_hint() {
     assert!(run.code != 0 && run.stderr.contains("hint: choose another --socket"), "{}", run.stderr);
 }
 
-/// Runs a script in which `/tmp` and `/run` are empty, `$blobd` is the binary, and `as_owner` runs a command as
-/// [`OWNER`] without any variable but `HOME`. All its processes end with it.
+/// Runs a script in which `/tmp` and `/run` are empty, `/etc` is a copy, no blobd is installed, `$blobd` is the binary,
+/// and `as_owner` runs a command as [`OWNER`] without any variable but `HOME`. All its processes end with it.
 /// `wait_for_daemon` returns when the daemon answers: only a daemon takes a limit.
-fn in_empty_machine(script: &str) -> Option<Run> {
+pub(super) fn in_empty_machine(script: &str) -> Option<Run> {
     if !can_be_others() {
         return None;
     }
@@ -176,6 +176,9 @@ fn in_empty_machine(script: &str) -> Option<Run> {
     }
     let setup = format!(
         "set -eu; mount -t tmpfs -o mode=1777 none /tmp; mount -t tmpfs -o mode=755 none /run
+        cp -a /etc /tmp/etc; mount --bind /tmp/etc /etc; rm -rf /etc/blobd /etc/systemd/system/blobd.*
+        for directory in /usr/lib/systemd/system /usr/local/lib; do
+            if test -d $directory; then mount -t tmpfs -o mode=755 none $directory; fi; done
         as_owner() {{ setpriv --reuid={OWNER} --regid={OWNER} --clear-groups -- env -i PATH=\"$PATH\" HOME=/tmp/home \"$@\"; }}
         as_owner mkdir /tmp/home
         wait_for_daemon() {{ n=0; until test -S /tmp/blobd-{OWNER}/blobd.sock && as_owner \"$blobd\" limit off >/tmp/out 2>&1; do
@@ -214,27 +217,6 @@ fn daemon_without_a_runtime_directory_is_found_by_all_clients() {
     let found = ["700 65534", "600 65534", "no limit", "/tmp/home/.local/share/blobd"];
     assert_eq!(lines[..4], found, "{text}{}", run.stderr);
     assert!(text.contains("the socket is in /tmp/blobd-65534"), "{text}");
-}
-
-/// Else the models of the system's daemon seem to be gone.
-#[test]
-fn user_whom_the_systems_daemon_refuses_is_told_that_another_store_is_used() {
-    let script = "
-        mkdir /run/blobd
-        \"$blobd\" serve --root /tmp/theirs --socket /run/blobd/blobd.sock 2>/tmp/log &
-        until test -S /run/blobd/blobd.sock; do sleep 0.1; done
-        as_owner \"$blobd\" ls 2>&1 >/dev/null
-        echo quiet
-        as_owner \"$blobd\" ls --quiet 2>&1
-        as_owner \"$blobd\" ls --json 2>&1 >/dev/null";
-    let Some(run) = in_empty_machine(script) else { return };
-    let text = run.succeeds().text();
-    let lines: Vec<&str> = text.lines().collect();
-    let note =
-        "blobd: /run/blobd/blobd.sock: cannot connect: Permission denied; using /tmp/home/.local/share/blobd";
-    assert_eq!(lines[0], note, "{text}");
-    assert!(lines[1].starts_with("hint: only uid 0 may connect"), "{text}");
-    assert_eq!(lines[2..], ["quiet"], "{text}");
 }
 
 /// After `su`, the variable is that of the user before.

@@ -132,7 +132,11 @@ fn allowed_calls(unit: &str, groups: &str) -> BTreeSet<String> {
     let expand = |word: &str| {
         let (mut open, mut calls) = (vec![word.to_owned()], BTreeSet::new());
         while let Some(word) = open.pop() {
-            if word.starts_with('@') { open.extend(members(&word)) } else { drop(calls.insert(word)) }
+            if word.starts_with('@') {
+                open.extend(members(&word));
+            } else {
+                calls.insert(word);
+            }
         }
         calls
     };
@@ -140,7 +144,11 @@ fn allowed_calls(unit: &str, groups: &str) -> BTreeSet<String> {
     for words in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
         let (is_denied, words) = words.strip_prefix('~').map_or((false, words), |words| (true, words));
         for call in words.split_whitespace().flat_map(expand) {
-            if is_denied { drop(allowed.remove(&call)) } else { drop(allowed.insert(call)) }
+            if is_denied {
+                allowed.remove(&call);
+            } else {
+                allowed.insert(call);
+            }
         }
     }
     allowed

@@ -40,6 +40,7 @@ from .errors import (
     SessionClosedError,
     ShortError,
     TimedOutError,
+    UnavailableError,
 )
 from .metadata import Metadata, Range
 from .model import OpenModel
@@ -75,6 +76,7 @@ __all__ = [
     "ShortError",
     "Tensor",
     "TimedOutError",
+    "UnavailableError",
     "Version",
     "default_sockets",
     "models",

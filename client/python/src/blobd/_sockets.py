@@ -1,4 +1,5 @@
-"""Where daemons listen by default, and what to do about a socket that refuses this user."""
+"""Where daemons listen by default, whether this machine has one for all its users, and what to do about a socket
+that refuses this user."""
 
 from __future__ import annotations
 
@@ -6,15 +7,44 @@ import errno
 import grp
 import os
 import stat
-from typing import List
+from typing import List, Optional
 
 SYSTEM_SOCKET = "/run/blobd/blobd.sock"
 """The socket of the system's daemon."""
 
 
+_UNIT_DIRECTORIES = (
+    "/etc/systemd/system",
+    "/run/systemd/transient",
+    "/run/systemd/system",
+    "/run/systemd/generator",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+_SYSTEM_UNITS = ("blobd.socket", "blobd.service")
+_SYSTEM_CONFIGURATION = "/etc/blobd/config.toml"
+
+
+def evidence_of_service(socket: str) -> Optional[str]:
+    """What proves, while nothing listens at `socket`, that it is the socket of a daemon for all users: itself, or a
+    file of its installation. `None` for other sockets, and on machines without such a daemon."""
+    if socket != SYSTEM_SOCKET:
+        return None
+    units = [f"{directory}/{unit}" for unit in _SYSTEM_UNITS for directory in _UNIT_DIRECTORIES]
+    # A link to /dev/null masks a unit, and may outlive it.
+    installed = [unit for unit in units if os.path.lexists(unit) and not _is_mask(unit)]
+    others = [path for path in (socket, _SYSTEM_CONFIGURATION) if os.path.lexists(path)]
+    return next(iter(installed + others), None)
+
+
+def _is_mask(unit: str) -> bool:
+    return os.path.islink(unit) and os.readlink(unit) == os.devnull
+
+
 def default_sockets() -> List[str]:
     """The sockets that are tried if none is given, in this order: the system's, then those at which this
-    user's daemon may listen."""
+    user's daemon may listen. A client uses the latter only on a machine without a daemon for all users."""
     usual = f"/run/user/{os.geteuid()}"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     directories = [runtime, usual] if os.path.isabs(runtime) and runtime != usual else [usual]

@@ -14,9 +14,9 @@ from urllib.parse import quote
 from ._http import query, upgrade
 from ._request_ids import RequestIds
 from ._responses import ModelSummary, Version, as_object, read_models, read_version
-from ._sockets import check_before_connecting, default_sockets, hint
+from ._sockets import SYSTEM_SOCKET, check_before_connecting, default_sockets, evidence_of_service, hint
 from ._wire import Wire
-from .errors import BlobdError, ConnectError, NotRunningError
+from .errors import BlobdError, ConnectError, NotRunningError, UnavailableError
 from .model import OpenModel, receive
 
 SOCKET_VARIABLE = "BLOBD_SOCKET"
@@ -28,8 +28,9 @@ Path = Union[str, "os.PathLike[str]"]
 class Client:
     """Sends requests to a daemon.
 
-    `socket` is the daemon's socket; without it, the one that `BLOBD_SOCKET` names, or else the first
-    of `default_sockets` that accepts a connection. `timeout` is how many seconds to wait for the
+    `socket` is the daemon's socket; without it, the one that `BLOBD_SOCKET` names, or else the system's,
+    or else the first of this user's that accepts a connection. On a machine with a daemon for all users, a
+    request fails while that daemon does not accept connections of this user. `timeout` is how many seconds to wait for the
     daemon to take or send the next bytes; without it, there is no limit.
 
     `request_prefix` starts the ID of each request, such as the ID of a job in the program's own log; a
@@ -108,9 +109,13 @@ class Client:
             try:
                 return Wire(self._connected(path))
             except (FileNotFoundError, ConnectionRefusedError):
-                continue
+                evidence = evidence_of_service(path)
+                if evidence is not None:
+                    raise UnavailableError(path, evidence) from None
             except OSError as error:
                 refused = refused or _refused(path, error)
+                if path == SYSTEM_SOCKET:
+                    break
         raise refused or NotRunningError(" or ".join(paths))
 
     def _connected(self, path: str) -> sockets.socket:

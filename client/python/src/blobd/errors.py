@@ -21,6 +21,7 @@ CODES = frozenset(
         "denied",
         "denied_by_policy",
         "upstream",
+        "unavailable",
         "internal",
     }
 )
@@ -71,12 +72,35 @@ class DeniedError(DaemonError):
 class NotRunningError(BlobdError):
     """There is no socket, or no daemon listens on it."""
 
+    code = "unavailable"
+
     def __init__(self, socket: str) -> None:
         super().__init__(f"blobd daemon: nothing listens on {socket}; start it with `blobd serve`")
         self.socket = socket
 
     def __reduce__(self) -> tuple[type[NotRunningError], tuple[str]]:
         return type(self), (self.socket,)
+
+
+class UnavailableError(BlobdError):
+    """Nothing listens on the system's socket, although this machine has a daemon for all its users.
+
+    A program that used another daemon now would not find the models of the system.
+    """
+
+    code = "unavailable"
+
+    def __init__(self, socket: str, evidence: str) -> None:
+        super().__init__(
+            f"blobd daemon: nothing listens on {socket}, although {evidence} exists; see `systemctl status blobd`, "
+            "or name another socket in BLOBD_SOCKET"
+        )
+        self.socket = socket
+        self.evidence = evidence
+        """A file that only machines with such a daemon have."""
+
+    def __reduce__(self) -> tuple[type[UnavailableError], tuple[str, str]]:
+        return type(self), (self.socket, self.evidence)
 
 
 class ConnectError(BlobdError):

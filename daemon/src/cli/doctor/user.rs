@@ -6,16 +6,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
+use blobd_client::sockets::{SYSTEM_UNITS, unit_file};
 use blobd_registry::Proxies;
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::cli::Global;
+use crate::cli::system_service::{self, Unit, telling};
 use crate::size::human_bytes;
-
-/// Where systemd says that it runs.
-const SYSTEMD: &str = "/run/systemd/system";
-/// Where packages and admins install the unit.
-const UNIT_DIRECTORIES: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
 
 pub(super) fn environment(global: &Global) -> Check {
     let paths = ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG"];
@@ -60,25 +57,47 @@ pub(super) fn locked_memory() -> Check {
     Check::new("locked memory", CheckStatus::Ok, format!("{most} for `blobd warm --lock`"))
 }
 
+/// The system's daemon, if it is installed: commands of users fail while it does not answer.
 pub(super) fn service() -> Check {
-    let is_installed =
-        UNIT_DIRECTORIES.iter().any(|directory| Path::new(directory).join("blobd.socket").exists());
-    let is_enabled = Path::new("/etc/systemd/system/sockets.target.wants/blobd.socket").exists();
-    service_of(Path::new(SYSTEMD).is_dir(), is_installed, is_enabled)
+    let installed = SYSTEM_UNITS.into_iter().find_map(unit_file);
+    service_of(system_service::has_systemd(), installed.as_deref(), &system_service::units())
 }
 
-fn service_of(has_systemd: bool, is_installed: bool, is_enabled: bool) -> Check {
-    let ok = |detail| Check::new("service", CheckStatus::Ok, detail);
-    match (has_systemd, is_installed, is_enabled) {
-        (false, _, _) => ok("systemd does not run here"),
-        (true, false, _) => ok("blobd.socket is not installed; commands work without it"),
-        (true, true, true) => ok("blobd.socket is enabled"),
-        (true, true, false) => {
-            Check::new("service", CheckStatus::Note, "blobd.socket is installed and not enabled")
-                .because("the system's daemon does not start with the machine")
-                .with_hint("enable it if this machine shall have one")
-                .mended_by("sudo systemctl enable --now blobd.socket")
+fn service_of(has_systemd: bool, installed: Option<&Path>, units: &[Unit]) -> Check {
+    let check = |status, detail| Check::new("service", status, detail);
+    let file = match installed {
+        None if has_systemd => {
+            return check(
+                CheckStatus::Ok,
+                "blobd.socket is not installed; commands work without it".to_owned(),
+            );
         }
+        None => return check(CheckStatus::Ok, "systemd does not run here".to_owned()),
+        Some(file) => file.display(),
+    };
+    let Some(unit) = telling(units) else {
+        let detail = format!("{file} is installed, and systemd does not say whether it is used");
+        return check(CheckStatus::Note, detail)
+            .because("commands fail while the system's daemon does not answer")
+            .with_hint("start the daemon, or remove the file if this machine shall have none")
+            .mended_by("systemctl status blobd.socket blobd.service");
+    };
+    // The service says more than its socket.
+    let failed = units.iter().filter(|unit| unit.has_failed()).max_by_key(|unit| unit.is_service());
+    let idle = units.iter().find(|unit| !unit.is_service() && !unit.is_active());
+    match (failed, idle) {
+        (Some(unit), _) => {
+            let reason = unit.last_error().map_or_else(String::new, |line| format!(": {line}"));
+            check(CheckStatus::Failure, format!("{unit}{reason}"))
+                .because("the system's daemon does not run, and commands of users fail")
+                .with_hint(unit.next_step())
+                .mended_by("sudo journalctl -u blobd.service -n 20")
+        }
+        (None, Some(socket)) => check(CheckStatus::Warning, format!("installed, but {socket}"))
+            .because("commands of users fail instead of using another store")
+            .with_hint(socket.next_step())
+            .mended_by(socket.mended_by()),
+        (None, None) => check(CheckStatus::Ok, unit.to_string()),
     }
 }
 
@@ -86,15 +105,44 @@ fn service_of(has_systemd: bool, is_installed: bool, is_enabled: bool) -> Check 
 mod tests {
     use super::*;
 
+    fn units(socket: &str, service: &str) -> Vec<Unit> {
+        [("blobd.socket", socket), ("blobd.service", service)]
+            .map(|(id, state)| {
+                Unit::parse(&format!("Id={id}\nLoadState=loaded\n{}", state.replace(' ', "\n"))).unwrap()
+            })
+            .into()
+    }
+
     #[test]
-    fn only_an_installed_unit_that_is_not_enabled_is_noted() {
-        for (has_systemd, is_installed, is_enabled, status) in [
-            (false, true, false, CheckStatus::Ok),
-            (true, false, false, CheckStatus::Ok),
-            (true, true, true, CheckStatus::Ok),
-            (true, true, false, CheckStatus::Note),
+    fn service_that_has_failed_or_does_not_listen_is_reported() {
+        let socket = Path::new("/usr/lib/systemd/system/blobd.socket");
+        for (socket_state, service_state, status, detail) in [
+            ("ActiveState=active", "ActiveState=active", CheckStatus::Ok, "blobd.service is active"),
+            ("ActiveState=active", "ActiveState=inactive", CheckStatus::Ok, "blobd.socket is active"),
+            (
+                "ActiveState=active",
+                "ActiveState=failed ExecMainStatus=78",
+                CheckStatus::Failure,
+                "blobd.service is failed (exit code 78)",
+            ),
+            (
+                "ActiveState=failed Result=service-start-limit-hit",
+                "ActiveState=inactive",
+                CheckStatus::Failure,
+                "blobd.socket is failed (service-start-limit-hit)",
+            ),
+            (
+                "ActiveState=inactive UnitFileState=disabled",
+                "ActiveState=inactive",
+                CheckStatus::Warning,
+                "installed, but blobd.socket is inactive (disabled)",
+            ),
         ] {
-            assert_eq!(service_of(has_systemd, is_installed, is_enabled).status, status);
+            let check = service_of(true, Some(socket), &units(socket_state, service_state));
+            assert_eq!((check.status, check.detail.as_str()), (status, detail));
         }
+        assert_eq!(service_of(false, Some(socket), &[]).status, CheckStatus::Note);
+        assert_eq!(service_of(true, None, &[]).status, CheckStatus::Ok);
+        assert_eq!(service_of(false, None, &[]).status, CheckStatus::Ok);
     }
 }

@@ -18,7 +18,7 @@ use blobd_client::gguf_view::{ImagePart, ImagePlan};
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::connection::send_all;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_store_format::reference::Reference;
 
 use super::super::connect::client_error;
@@ -77,6 +77,7 @@ fn open(path: &str, client: &Client) -> Result<(OpenModel, Response), ErrorBody>
         tensors: TensorSelection::All,
         component: Some(component.to_owned()),
         files: FileSelection::Whole,
+        purpose: OpenPurpose::Exec,
     };
     let model = client.open_with(&params).map_err(client_error)?;
     let plan = model.plan_contiguous(component).map_err(|error| ErrorBody::new(error.code(), error))?;

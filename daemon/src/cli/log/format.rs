@@ -33,9 +33,7 @@ impl Format {
     /// As the environment says; for a service of systemd whose standard error is the journal, that.
     pub(super) fn of_environment() -> Result<Self, ErrorBody> {
         let Some(name) = value_of(VARIABLE) else {
-            let stream = value_of(JOURNAL_VARIABLE);
-            let is_journal = stream.is_some_and(|stream| names(&stream, io::stderr().as_fd()));
-            return Ok(if is_journal { Self::Journal } else { Self::Text });
+            return Ok(if is_journal() { Self::Journal } else { Self::Text });
         };
         Self::of_name(&name)
             .ok_or_else(|| usage(format!("{VARIABLE}: {name:?}, text, json or journal expected")))
@@ -68,6 +66,21 @@ impl Format {
             Self::Text => Box::new(lines.with_target(false).with_ansi(has_color())),
         }
     }
+}
+
+/// The text of an error for standard error. If that is the journal, each line gets the priority of errors, as in
+/// `sd-daemon(3)`: otherwise systemd takes it for an ordinary message.
+pub(in super::super) fn at_error_priority(text: &str) -> String {
+    if is_journal() {
+        text.split_inclusive('\n').map(|line| format!("<3>{line}")).collect()
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Whether systemd has connected standard error to the journal.
+fn is_journal() -> bool {
+    value_of(JOURNAL_VARIABLE).is_some_and(|stream| names(&stream, io::stderr().as_fd()))
 }
 
 /// Whether `stream` is this descriptor's device and inode.

@@ -1,8 +1,6 @@
 //! The log in systemd's journal: one entry per message, with its fields.
 //!
 //! A crate for this exists, but its messages lack the fields, so `journalctl` would print `pull` without the model.
-//! The format is the native protocol of the journal (systemd.io/JOURNAL_NATIVE_PROTOCOL): one datagram per entry, one
-//! line `NAME=value` per field.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -14,9 +12,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-const SOCKET: &str = "/run/systemd/journal/socket";
-/// Fields are named `BLOBD_UID`, `BLOBD_MODEL` and so on.
-const PREFIX: &str = "BLOBD_";
+use crate::journal::{self, SOCKET};
 
 /// Sends messages to the journal.
 #[derive(Debug)]
@@ -57,7 +53,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Journal {
             }
         }
         event.record(&mut entry);
-        if self.socket.send(&entry.encode(event.metadata())).is_err() {
+        if self.socket.send(entry.encode(event.metadata()).as_bytes()).is_err() {
             // The journal restarts, or the entry is too long. Standard error leads to it too.
             let _ = writeln!(io::stderr(), "{}", entry.line());
         }
@@ -95,31 +91,18 @@ impl Entry {
         fields.fold(self.message.clone(), |line, field| line + &field)
     }
 
-    fn encode(&self, metadata: &Metadata<'_>) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        push(&mut bytes, "MESSAGE", &self.line());
-        push(&mut bytes, "PRIORITY", priority(*metadata.level()));
-        push(&mut bytes, "SYSLOG_IDENTIFIER", "blobd");
-        push(&mut bytes, "TARGET", metadata.target());
-        push(&mut bytes, &format!("{PREFIX}EVENT"), &self.message);
+    fn encode(&self, metadata: &Metadata<'_>) -> journal::Entry {
+        let mut entry = journal::Entry::default();
+        entry.field("MESSAGE", &self.line());
+        entry.field("PRIORITY", priority(*metadata.level()));
+        entry.field("SYSLOG_IDENTIFIER", "blobd");
+        entry.field("TARGET", metadata.target());
+        entry.own_field("event", &self.message);
         for (name, value) in &self.fields {
-            push(&mut bytes, &format!("{PREFIX}{}", name.to_ascii_uppercase().replace('.', "_")), value);
+            entry.own_field(name, value);
         }
-        bytes
+        entry
     }
-}
-
-/// Appends a field. A value with line breaks has its length before it, in 8 bytes, the lowest first.
-fn push(bytes: &mut Vec<u8>, name: &str, value: &str) {
-    bytes.extend_from_slice(name.as_bytes());
-    if value.contains('\n') {
-        bytes.push(b'\n');
-        bytes.extend_from_slice(&(value.len() as u64).to_le_bytes());
-    } else {
-        bytes.push(b'=');
-    }
-    bytes.extend_from_slice(value.as_bytes());
-    bytes.push(b'\n');
 }
 
 /// As syslog numbers them.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blobd_client::protocol::configuration::{AppliedBy, Configuration};
+use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::RegistryClient;
 use blobd_store::scrub::{Scrubber, Verdict};
@@ -10,6 +10,7 @@ use blobd_store::scrub::{Scrubber, Verdict};
 use super::super::connect::{load_config, root};
 use super::super::embedded::{registry_policy, start_error};
 use super::super::{Global, effective};
+use crate::audit::reload_record;
 use crate::config::{Config, ConfigError, differences};
 use crate::names::Names;
 use crate::state::Daemon;
@@ -44,17 +45,21 @@ impl Reloader {
     /// Uses what has changed in the configuration file, and logs each change. After an error everything stays as it
     /// was. Pulls and other requests that are running end with the settings that they began with.
     pub(super) fn reload(&mut self) {
-        match self.try_reload() {
-            Ok(0) => tracing::info!("SIGHUP: the configuration has not changed"),
-            Ok(1) => tracing::info!("SIGHUP: the configuration was reloaded: 1 change"),
-            Ok(changes) => tracing::info!("SIGHUP: the configuration was reloaded: {changes} changes"),
+        let reloaded = self.try_reload();
+        match reloaded.as_deref() {
+            Ok([]) => tracing::info!("SIGHUP: the configuration has not changed"),
+            Ok([_]) => tracing::info!("SIGHUP: the configuration was reloaded: 1 change"),
+            Ok(changes) => {
+                tracing::info!("SIGHUP: the configuration was reloaded: {} changes", changes.len());
+            }
             // With its hint.
             Err(error) => tracing::error!("SIGHUP: the configuration stays as it is: {error}"),
         }
+        self.daemon.audit.record(reload_record(reloaded.as_deref()));
     }
 
-    /// Returns the number of changes.
-    fn try_reload(&mut self) -> Result<usize, ErrorBody> {
+    /// Returns the settings that differ, before and after.
+    fn try_reload(&mut self) -> Result<Vec<(Setting, Setting)>, ErrorBody> {
         Names::system().refresh();
         let mut read = load_config(&self.global)?.with_known_names()?;
         read.passed_socket.clone_from(&self.config.passed_socket);
@@ -63,7 +68,7 @@ impl Reloader {
         let found = read.settings(&effective::given(&self.global, &read)?);
         self.apply(read.with_fixed_of(&self.config))?;
         report_changes(&running, &found);
-        Ok(differences(&running, &found).count())
+        Ok(differences(&running, &found).map(|(old, new)| (old.clone(), new.clone())).collect())
     }
 
     /// What can fail comes first.

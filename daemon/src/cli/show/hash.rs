@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::Header;
 use blobd_store_format::reference::Reference;
@@ -90,6 +90,7 @@ pub(super) fn show(global: &Global, model: &ModelName, args: &HashArgs) -> Resul
         tensors: TensorSelection::None,
         component: Some("model".to_owned()),
         files: FileSelection::All,
+        purpose: OpenPurpose::Open,
     };
     let model = connected.client.open_with(&request).map_err(client_error)?;
     note_name(global, reference, model.name());

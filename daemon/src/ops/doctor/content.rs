@@ -83,7 +83,9 @@ pub(super) fn metadata(facts: &Facts) -> Check {
 }
 
 pub(super) fn audit(facts: &Facts) -> Check {
-    let AuditStatus { directory, failure: error, dropped } = &facts.context.audit;
+    let audit = &facts.context.audit;
+    let AuditStatus { directory, failure: error, not_forwarded, .. } = audit;
+    let dropped = audit.all_dropped();
     let Some(directory) = directory else {
         return ok("audit log", "off");
     };
@@ -96,11 +98,17 @@ pub(super) fn audit(facts: &Facts) -> Check {
         .with_hint("free space there, or correct its permissions; the next record is written then")
         .mended_by(format!("ls -ld {}", quoted(directory)));
     }
-    if *dropped > 0 {
+    if dropped > 0 {
         let detail = format!("{directory}: dropped records since the start: {dropped}");
         return note("audit log", detail)
             .because("the disk was full or too slow; the log says where records are missing")
             .with_hint("`blobd log --verb audit` shows when");
+    }
+    if *not_forwarded > 0 {
+        let detail = format!("{directory}: records not sent to the journal since the start: {not_forwarded}");
+        return note("audit log", detail)
+            .because("the journal does not run or does not keep up; the log itself has these records")
+            .with_hint("`systemctl status systemd-journald`");
     }
     ok("audit log", directory.clone())
 }

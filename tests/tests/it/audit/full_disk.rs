@@ -67,7 +67,7 @@ fn full_disk_drops_records_and_no_requests_and_the_log_says_how_many() {
     request();
     fs::remove_file(directory.join("fill")).unwrap();
     request();
-    eventually("the log is written again", || daemon.log().contains("is written again"));
+    eventually("the log is written again", || daemon.log().contains("are written again"));
     let all = records(&blobd, "");
     let dropped = all.iter().filter(|record| record["result"] == "dropped");
     let dropped: u64 = dropped.map(|record| record["details"]["records"].as_u64().unwrap()).sum();

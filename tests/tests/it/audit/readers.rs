@@ -8,7 +8,7 @@ use blobd_tests::daemon::TestDaemon;
 use serde_json::Value as Json;
 
 use super::super::access::{ADMIN, CONFIG, Shared, User, can_be_others};
-use super::{eventual_records, import};
+use super::{eventual_records, import, is_of_daemon};
 
 /// A follower that has printed the record of an import.
 struct Follower(Child, BufReader<std::process::ChildStdout>);
@@ -24,9 +24,14 @@ impl Follower {
     }
 
     fn next(&mut self) -> Json {
-        let mut line = String::new();
-        self.1.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+        loop {
+            let mut line = String::new();
+            self.1.read_line(&mut line).unwrap();
+            let record = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+            if !is_of_daemon(&record) {
+                return record;
+            }
+        }
     }
 
     /// What it prints before it ends by itself.
@@ -75,7 +80,7 @@ fn is_free(shared: &Shared) -> bool {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let _ = child.kill();
     let _ = child.wait();
-    line.contains("import")
+    line.contains("\"verb\"")
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn lower_stores(session: &mut Session, sample: &Sample) {
     let config = gone.to_str().unwrap();
     session.fails_after_output("verify", ["verify", "alias72", "--config", config], "not_found");
     session.line("rm", "--yes below71 alias72");
-    session.line("log", "--lines 1000");
+    session.line("log", "--limit 1000 --until 2100-01-01");
 }
 
 fn explaining(session: &mut Session, sample: &Sample) {
@@ -279,7 +279,7 @@ fn some_failing(session: &mut Session, sample: &Sample) {
     session.line("pin", "fresh");
     let own = rustix::process::geteuid().as_raw();
     session.line("log", &format!("--failed --verb verify --since 1d --user {own}"));
-    session.line("log", "--model fresh --lines 1000");
+    session.line("log", "--model fresh --limit 1000");
 }
 
 fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
@@ -342,7 +342,7 @@ fn evicting(session: &mut Session, sample: &Sample) {
         let done = session.ok(form, arguments.iter().copied().chain(["--config", config.to_str().unwrap()]));
         if form == "tag" {
             session.line("history", done["evicted"][0]["name"].as_str().unwrap());
-            session.line("log", "--verb evict");
+            session.line("log", "--verb evict --result ok");
         }
     }
 }

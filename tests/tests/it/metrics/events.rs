@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use blobd_client::protocol::request::PinParams;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
@@ -240,12 +242,24 @@ pub(super) fn lose_lower_store(world: &mut World) {
     world.line("ls");
 }
 
-/// A directory has the name of the next file.
+/// A directory has the name of the next file of each class.
 pub(super) fn block_audit_log(world: &mut World) {
     let audit = world.daemon.root().join("audit");
-    fs::create_dir(audit.join("audit-00000002.jsonl")).unwrap();
-    fs::remove_file(audit.join("audit-00000001.jsonl")).unwrap();
+    for class in ["audit", "attempts"] {
+        fs::create_dir(audit.join(format!("{class}-00000002.jsonl"))).unwrap();
+        fs::remove_file(audit.join(format!("{class}-00000001.jsonl"))).unwrap();
+    }
+    world.line("limit 20MB");
     world.line("gc");
+}
+
+/// More refused requests than are recorded.
+pub(super) fn attempt_too_often(world: &mut World) {
+    let client = world.daemon.client();
+    let reference: Reference = "absent".parse().unwrap();
+    for _ in 0..1100 {
+        client.pin(&PinParams { reference: reference.clone(), pinned: true }).unwrap_err();
+    }
 }
 
 pub(super) fn restart(world: &mut World) {

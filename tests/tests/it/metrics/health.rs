@@ -61,5 +61,5 @@ fn socket_on_which_nothing_listens_has_the_exit_code_of_no_daemon() {
     let mut killed = TestDaemon::start();
     killed.kill();
     Blobd::at_socket(&killed.socket()).line("health").exits_with(3);
-    Blobd::at_socket(&killed.socket()).line("ls").exits_with(1);
+    Blobd::at_socket(&killed.socket()).line("ls").exits_with(8);
 }

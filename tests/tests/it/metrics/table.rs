@@ -170,9 +170,17 @@ const EVENTS: &[Event] = &[
         moves: &["blobd_lower_stores_unavailable"],
     },
     Event {
+        what: "a user tries something too often",
+        happen: events::attempt_too_often,
+        moves: &["blobd_audit_records_omitted_total{class=\"attempts\"}"],
+    },
+    Event {
         what: "the audit log cannot be written",
         happen: events::block_audit_log,
-        moves: &["blobd_audit_records_lost_total"],
+        moves: &[
+            "blobd_audit_records_lost_total{class=\"changes\"}",
+            "blobd_audit_records_lost_total{class=\"attempts\"}",
+        ],
     },
     Event {
         what: "the daemon is restarted",
@@ -194,6 +202,8 @@ const STEADY: &[Steady] = &[
     Steady { sample: "blobd_store_writable", least: 1.0 },
     Steady { sample: "blobd_index_ready", least: 1.0 },
     Steady { sample: "blobd_permits_limit{pool=\"imports\"}", least: 1.0 },
+    // Whether it moves depends on the machine's journal; a unit test sends records to one.
+    Steady { sample: "blobd_audit_records_not_forwarded_total", least: 0.0 },
     Steady { sample: "process_max_fds", least: 64.0 },
     Steady { sample: "process_resident_memory_bytes", least: 1e6 },
     Steady { sample: "process_virtual_memory_bytes", least: 1e6 },

@@ -13,8 +13,8 @@ use blobd_client::error::ClientError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{
-    FileSelection, GcParams, ImportParams, OpenParams, PinParams, RemoveParams, TagParams, TensorSelection,
-    UndeleteParams, VerifyParams,
+    FileSelection, GcParams, ImportParams, OpenParams, OpenPurpose, PinParams, RemoveParams, TagParams,
+    TensorSelection, UndeleteParams, VerifyParams,
 };
 use blobd_client::protocol::response::{GcReason, GcReport};
 use blobd_store_format::reference::Reference;
@@ -361,6 +361,7 @@ impl<'o> Pair<'o> {
             tensors: TensorSelection::None,
             component: Some("model".to_owned()),
             files: FileSelection::Whole,
+            purpose: OpenPurpose::Open,
         };
         match self.client.open_with(&params) {
             Ok(model) => self.sessions.push((model, self.names[&name].clone())),

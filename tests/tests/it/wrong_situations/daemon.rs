@@ -12,7 +12,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
         did: "BLOBD_SOCKET names nothing",
         command: "BLOBD_SOCKET=/run/wrong.sock blobd ls",
         run: |place| place.run_by(&Blobd::at_socket(&place.path("wrong.sock")), &["ls"]),
-        code: 1,
+        code: 8,
         happened: "wrong.sock",
         why: "nothing listens there",
         to_do: "start the daemon there with `blobd serve`",
@@ -25,7 +25,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
             daemon.kill();
             place.run_by(&Blobd::at_socket(&daemon.socket()), &["ls"])
         },
-        code: 1,
+        code: 8,
         happened: "blobd.sock",
         why: "nothing listens there",
         to_do: "start the daemon there with `blobd serve`",

@@ -1,0 +1,76 @@
+//! The classes of records. Each has files, a part of the queue and limits of its own, so that records of one class do
+//! not displace those of another.
+
+/// What a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// The store or the daemon has changed.
+    Change,
+    /// A client was given the content of a model.
+    Open,
+    /// Nothing was changed or given out: refused and failed requests, dry runs, requests that find nothing to change.
+    Attempt,
+}
+
+impl Class {
+    pub(crate) const ALL: [Self; 3] = [Self::Change, Self::Open, Self::Attempt];
+
+    /// In metrics, and in records about other records.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Change => "changes",
+            Self::Open => "opens",
+            Self::Attempt => "attempts",
+        }
+    }
+
+    /// How the names of its files begin. Files of earlier versions have records of all classes, and the name of those of
+    /// changes.
+    pub(super) const fn file_prefix(self) -> &'static str {
+        match self {
+            Self::Change => "audit-",
+            Self::Open => "opens-",
+            Self::Attempt => "attempts-",
+        }
+    }
+
+    /// The part of `total` that records of other classes never take.
+    pub(super) const fn share(self, total: u64) -> u64 {
+        match self {
+            Self::Change => total / 2,
+            Self::Open | Self::Attempt => total / 4,
+        }
+    }
+}
+
+/// One value for each class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ByClass<T>([T; 3]);
+
+impl<T> ByClass<T> {
+    pub(super) fn new(make: impl FnMut(Class) -> T) -> Self {
+        Self(Class::ALL.map(make))
+    }
+
+    pub(crate) const fn of(&self, class: Class) -> &T {
+        let [change, open, attempt] = &self.0;
+        match class {
+            Class::Change => change,
+            Class::Open => open,
+            Class::Attempt => attempt,
+        }
+    }
+
+    pub(super) const fn of_mut(&mut self, class: Class) -> &mut T {
+        let [change, open, attempt] = &mut self.0;
+        match class {
+            Class::Change => change,
+            Class::Open => open,
+            Class::Attempt => attempt,
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Class, &T)> {
+        Class::ALL.into_iter().zip(&self.0)
+    }
+}

@@ -1,0 +1,104 @@
+//! How large the files of the log become, and which of them are removed.
+
+use super::class::{ByClass, Class};
+use super::directory::LogFile;
+
+/// The limits of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rotation {
+    /// A file that would become larger is followed by the next one.
+    pub(crate) max_bytes: u64,
+    /// How many files of that size the log takes at most.
+    pub(crate) keep: usize,
+}
+
+impl Rotation {
+    /// The smallest share of a class has room for two files, so that one is left when another is removed.
+    const FILES_OF_TOTAL: u64 = 8;
+
+    fn total(self) -> u64 {
+        self.max_bytes.saturating_mul(self.keep as u64)
+    }
+
+    /// The size of a file, for all classes.
+    pub(super) fn file_bytes(self) -> u64 {
+        self.max_bytes.min(self.total() / Self::FILES_OF_TOTAL)
+    }
+
+    /// The files to remove so that each class can complete its current file, the oldest first. A class uses what
+    /// others leave, until they need their shares: a class that uses more than its share loses files first.
+    pub(super) fn to_remove(self, files: &[LogFile]) -> Vec<LogFile> {
+        let mut usages = ByClass::new(|class| Usage::new(class, files, self.file_bytes()));
+        let mut removed = Vec::new();
+        while usages.iter().map(|(_, usage)| usage.bytes).fold(0, u64::saturating_add) > self.total() {
+            let excess = |class: Class, usage: &Usage| usage.bytes.saturating_sub(class.share(self.total()));
+            let with_files = usages.iter().filter(|(_, usage)| !usage.complete.is_empty());
+            let largest = with_files.max_by_key(|(class, usage)| excess(*class, usage));
+            let Some(class) = largest.map(|(class, _)| class) else { break };
+            let usage = usages.of_mut(class);
+            let oldest = usage.complete.remove(0);
+            usage.bytes = usage.bytes.saturating_sub(oldest.bytes);
+            removed.push(oldest);
+        }
+        removed
+    }
+}
+
+/// What one class takes.
+struct Usage {
+    /// Its current file counts as if it were complete.
+    bytes: u64,
+    /// All files but the current one, the oldest first.
+    complete: Vec<LogFile>,
+}
+
+impl Usage {
+    fn new(class: Class, files: &[LogFile], file_bytes: u64) -> Self {
+        let mut complete: Vec<LogFile> = files.iter().filter(|file| file.class == class).copied().collect();
+        complete.sort_unstable_by_key(|file| file.number);
+        let current = complete.pop().map_or(0, |current| current.bytes.max(file_bytes));
+        let bytes = complete.iter().map(|file| file.bytes).fold(current, u64::saturating_add);
+        Self { bytes, complete }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROTATION: Rotation = Rotation { max_bytes: 100, keep: 16 };
+
+    fn files(class: Class, count: u64) -> Vec<LogFile> {
+        (1..=count).map(|number| LogFile { class, number, bytes: 100 }).collect()
+    }
+
+    fn removed(changes: u64, opens: u64, attempts: u64) -> Vec<(Class, u64)> {
+        let counts = [(Class::Change, changes), (Class::Open, opens), (Class::Attempt, attempts)];
+        let files: Vec<_> = counts.into_iter().flat_map(|(class, count)| files(class, count)).collect();
+        ROTATION.to_remove(&files).into_iter().map(|file| (file.class, file.number)).collect()
+    }
+
+    #[test]
+    fn class_uses_the_space_that_others_leave_until_they_need_their_shares() {
+        assert_eq!(removed(16, 0, 0), []);
+        assert_eq!(removed(16, 1, 1), [(Class::Change, 1), (Class::Change, 2)]);
+        assert_eq!(removed(1, 1, 15), [(Class::Attempt, 1)]);
+        assert_eq!(removed(8, 4, 5), [(Class::Attempt, 1)]);
+        assert_eq!(removed(9, 4, 4), [(Class::Change, 1)]);
+    }
+
+    #[test]
+    fn few_files_become_smaller_ones_so_that_every_class_has_two() {
+        for (keep, bytes) in [(2, 25), (4, 50), (8, 100), (100, 100)] {
+            assert_eq!(Rotation { max_bytes: 100, keep }.file_bytes(), bytes, "{keep}");
+        }
+    }
+
+    #[test]
+    fn current_file_is_never_removed() {
+        let huge = LogFile { class: Class::Attempt, number: 7, bytes: 1 << 40 };
+        let old = LogFile { class: Class::Change, number: 1, bytes: 1 };
+        assert_eq!(ROTATION.to_remove(&[huge]), []);
+        assert_eq!(ROTATION.to_remove(&[huge, old, LogFile { number: 2, ..old }]), [old]);
+    }
+}
