@@ -102,11 +102,11 @@ fn check_owned_by(directory: &Path, uid: u32) -> io::Result<()> {
     let mode = found.mode() & 0o7777;
     let name = directory.display();
     let refusal = if !found.is_dir() {
-        format!("{name}: not a directory")
+        format!("{name}: wrong kind of file: expected a directory, found another")
     } else if found.uid() != uid {
-        format!("{name}: owned by uid {}, uid {uid} expected", found.uid())
+        format!("{name}: wrong owner: expected uid {uid}, found uid {}", found.uid())
     } else if mode & 0o077 != 0 {
-        format!("{name}: mode {mode:04o}, 0700 expected")
+        format!("{name}: wrong mode: expected 0700, found {mode:04o}")
     } else {
         return Ok(());
     };
@@ -212,9 +212,9 @@ mod tests {
         let set = |mode| fs::set_permissions(&own, fs::Permissions::from_mode(mode)).unwrap();
         set(0o700);
         check_owned_by(&own, uid).unwrap();
-        assert!(refusal(&own, uid + 1).contains(&format!("owned by uid {uid}, uid {} expected", uid + 1)));
+        assert!(refusal(&own, uid + 1).contains(&format!("expected uid {}, found uid {uid}", uid + 1)));
         set(0o711);
-        assert!(refusal(&own, uid).contains("mode 0711, 0700 expected"));
+        assert!(refusal(&own, uid).contains("expected 0700, found 0711"));
         set(0o700);
         std::os::unix::fs::symlink(&own, &link).unwrap();
         assert!(refusal(&link, uid).contains("not a directory"));

@@ -15,9 +15,9 @@ use crate::user_set::UserSet;
 pub(crate) enum Right {
     /// List and open models.
     Read,
-    /// Add models.
+    /// Add models, and remove, rename and pin those that the user has added.
     Pull,
-    /// Remove and rename models, collect.
+    /// Do the same with the models of all users, and collect.
     Administer,
 }
 
@@ -112,7 +112,10 @@ impl Access {
     /// The error of a request that needs a right that its user does not have. `what` is its command.
     pub(crate) fn refusal(&self, principal: &Principal, right: Right, what: &str) -> ErrorBody {
         let (who, right) = (self.names.describe(principal.uid), right.name());
-        let message = format!("{what}: {who} does not have the right \"{right}\"");
+        let found = self.rights_of(principal).highest;
+        let found = found.map_or_else(|| "none".to_owned(), |right| format!("{:?}", right.name()));
+        let message =
+            format!("{what}: not permitted for {who}: expected the right \"{right}\", found {found}");
         let file = self
             .file
             .as_ref()
@@ -172,9 +175,10 @@ mod tests {
         access.names.name_of(70001);
         let error = access.refusal(&principal(70001, 1, None), Right::Administer, "gc");
         assert_eq!(error.code, ErrorCode::Denied);
-        assert_eq!(error.message, "gc: user ann (uid 70001) does not have the right \"admin\"");
+        let expected = "gc: not permitted for user ann (uid 70001): expected the right \"admin\", found none";
+        assert_eq!(error.message, expected);
         assert!(error.hint.unwrap().contains("access.admin in /etc/blobd/config.toml"));
         let error = access.refusal(&principal(7, 1, None), Right::Read, "df");
-        assert!(error.message.starts_with("df: uid 7 does"), "{error}");
+        assert!(error.message.starts_with("df: not permitted for uid 7: expected"), "{error}");
     }
 }

@@ -180,12 +180,12 @@ impl SpaceConfig {
             let key =
                 if self.low_watermark.is_some() { "space.low_watermark" } else { "space.high_watermark" };
             let what = format!(
-                "low {low_percent}, high {high_percent}, the low one not above the high one expected"
+                "expected low_watermark to be at most high_watermark, found {low_percent} and {high_percent}"
             );
             return Err(Refusal::new(key, what));
         }
         if eviction != Eviction::Never && quota_bytes.is_none() && self.min_free.is_none() {
-            let what = "set without a limit; set quota or min_free too".to_owned();
+            let what = "expected quota or min_free beside it, found neither".to_owned();
             return Err(Refusal::new("space.evict", what));
         }
         Ok(())
@@ -243,12 +243,12 @@ impl TransferConfig {
     fn check(&self) -> Result<(), Refusal> {
         let (found, most) = (self.policy().max_connections, Self::MAX_CONNECTIONS);
         if !(1..=most).contains(&found) {
-            let what = format!("{found}, 1 to {most} expected");
+            let what = format!("expected 1 to {most}, found {found}");
             return Err(Refusal::new("transfer.max_connections", what));
         }
         let (seconds, most) = (self.stall_timeout_seconds.unwrap_or(1), Self::LONGEST_STALL_SECONDS);
         if !(1..=most).contains(&seconds) {
-            let what = format!("{seconds}, 1 to {most} expected");
+            let what = format!("expected 1 to {most}, found {seconds}");
             return Err(Refusal::new("transfer.stall_timeout_seconds", what));
         }
         Ok(())
@@ -457,8 +457,8 @@ mod tests {
         assert_eq!(options.space.quota_bytes, Some(2 << 30));
         assert_eq!(options.space.low_bytes(), Some((2 << 30) / 100 * 85 + (2 << 30) % 100 * 85 / 100));
         for (text, what) in [
-            ("[space]\nevict = \"all\"", "without a limit"),
-            ("[space]\nquota = 1\nlow_watermark = 96", "the low one not above"),
+            ("[space]\nevict = \"all\"", "expected quota or min_free beside it"),
+            ("[space]\nquota = 1\nlow_watermark = 96", "expected low_watermark to be at most high_watermark"),
             ("[space]\nquota = \"much\"", "a size such as"),
         ] {
             assert!(load(text).unwrap_err().contains(what), "{text}");
@@ -479,8 +479,8 @@ mod tests {
         let policy = load(text).unwrap().transfer_policy();
         assert_eq!((policy.bytes_per_second, policy.max_connections), (Some(20_000_000), 64));
         for (text, what) in [
-            ("[transfer]\nmax_connections = 0", "1 to 64 expected"),
-            ("[transfer]\nmax_connections = 65", "1 to 64 expected"),
+            ("[transfer]\nmax_connections = 0", "expected 1 to 64, found "),
+            ("[transfer]\nmax_connections = 65", "expected 1 to 64, found "),
             ("[transfer]\nlimit_rate = \"fast\"", "a rate such as"),
             ("[transfer]\nlimit = 1", "unknown key"),
         ] {
@@ -514,7 +514,7 @@ mod tests {
         let path = dir.path().join("config.toml");
         std::fs::write(&path, b"# \xc3\xbc\nroot = \"/m\xf6dels\"\n").unwrap();
         let error = Config::load(Some(&path)).unwrap_err().body();
-        let expected = format!("{}:2:11: byte 0xf6, text in UTF-8 expected", path.display());
+        let expected = format!("{}:2:11: expected text in UTF-8, found the byte 0xf6", path.display());
         assert_eq!(error.message, expected);
         assert_eq!(error.hint.as_deref(), Some("save the file in the encoding UTF-8"));
     }

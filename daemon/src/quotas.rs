@@ -1,8 +1,12 @@
-//! How much of the disk may be charged to each user.
+//! How much of the disk may be charged to each user, and to the members of groups together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
 
 use blobd_client::protocol::accounts::{QuotaState, UserLimits};
+
+use blobd_store::{Members, Pool};
+use tracing_mutex::stdsync::{RwLock, RwLockReadGuard};
 
 use crate::names::Names;
 use crate::peer_process::Namespaces;
@@ -42,14 +46,24 @@ impl UserQuota {
     }
 }
 
+/// What the configuration says about a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GroupQuota {
+    pub(crate) name: String,
+    pub(crate) members: UserSet,
+    /// Of each member; `None` if the entry says nothing about that.
+    pub(crate) each: Option<UserQuota>,
+    /// Of all members together.
+    pub(crate) together: UserQuota,
+}
+
 /// The quotas of all users. By default there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Quotas {
     pub(crate) default: UserQuota,
     /// By uid.
     pub(crate) users: BTreeMap<u32, UserQuota>,
-    /// The members of each group.
-    pub(crate) groups: Vec<(UserSet, UserQuota)>,
+    pub(crate) groups: Vec<GroupQuota>,
     /// For the groups of users without a connection.
     pub(crate) names: Names,
 }
@@ -64,22 +78,124 @@ impl Quotas {
         if may_administer {
             return UserQuota::default();
         }
-        let of_groups = self.groups.iter().filter(|(members, _)| members.contains(principal));
-        of_groups.map(|(_, quota)| *quota).max_by_key(|quota| quota.order()).unwrap_or(self.default)
+        let of_groups = self.groups.iter().filter(|group| group.members.contains(principal));
+        let of_members = of_groups.filter_map(|group| group.each);
+        of_members.max_by_key(|quota| quota.order()).unwrap_or(self.default)
     }
 
     /// A user without a connection, with the groups that the name service knows. Waits a moment if that does not
     /// answer.
     pub(crate) fn absent(&self, uid: u32) -> Principal {
-        let groups = self.names.groups_of(uid);
-        // All of them are here; the largest number means no group.
-        Principal {
-            pid: 0,
-            uid,
-            groups: Groups { primary: u32::MAX, supplementary: groups },
-            namespaces: Namespaces::default(),
+        absent(&self.names, uid)
+    }
+
+    /// The limits of what the members of each group may store together. A user whose processes had the group when they
+    /// connected is a member in `earlier` pools, and stays one.
+    pub(crate) fn pools(&self, earlier: &[GroupPool]) -> Vec<GroupPool> {
+        let pooled = self.groups.iter().filter(|group| group.together != UserQuota::default());
+        let pool = |group: &GroupQuota| {
+            let before = earlier.iter().find(|pool| pool.members.set == group.members);
+            let seen = before.map(|pool| read(&pool.members.seen).clone()).unwrap_or_default();
+            let (set, names) = (group.members.clone(), self.names.clone());
+            let (listed, seen) = (RwLock::default(), RwLock::new(seen));
+            let members = Arc::new(PoolMembers { set, names, listed, seen });
+            GroupPool { name: group.name.clone(), quota: group.together, members }
+        };
+        pooled.map(pool).collect()
+    }
+}
+
+fn absent(names: &Names, uid: u32) -> Principal {
+    // All of them are here; the largest number means no group.
+    Principal {
+        pid: 0,
+        uid,
+        groups: Groups { primary: u32::MAX, supplementary: names.groups_of(uid) },
+        namespaces: Namespaces::default(),
+    }
+}
+
+/// The quota that the members of a group share.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupPool {
+    name: String,
+    quota: UserQuota,
+    members: Arc<PoolMembers>,
+}
+
+impl GroupPool {
+    /// The same for the store.
+    pub(crate) fn of_store(&self) -> Pool {
+        Pool {
+            name: self.name.clone(),
+            soft_bytes: self.quota.soft,
+            hard_bytes: self.quota.hard,
+            members: Arc::<PoolMembers>::clone(&self.members),
         }
     }
+
+    /// Counts the user as a member from now on, if its process has the group: the system may not list all groups that
+    /// processes have.
+    pub(crate) fn note(&self, principal: &Principal) {
+        self.members.note(principal);
+    }
+}
+
+/// The members of a group: those that the system lists, and those whose processes had the group. A process without the
+/// group does not end the membership of its user, who could otherwise add data outside of the pool.
+#[derive(Debug)]
+struct PoolMembers {
+    set: UserSet,
+    names: Names,
+    /// Whether the system lists a user, as it was last asked.
+    listed: RwLock<BTreeMap<u32, bool>>,
+    /// Members by their processes.
+    seen: RwLock<BTreeSet<u32>>,
+}
+
+impl PoolMembers {
+    /// The most members by their processes; more are not recorded.
+    const MAX_SEEN: usize = 65_536;
+
+    /// Asks no other service: requests are counted here before their turn.
+    fn note(&self, principal: &Principal) {
+        if !self.set.contains(principal) || read(&self.seen).contains(&principal.uid) {
+            return;
+        }
+        let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() < Self::MAX_SEEN {
+            seen.insert(principal.uid);
+        }
+    }
+}
+
+impl Members for PoolMembers {
+    fn contains(&self, uid: u32) -> bool {
+        if read(&self.seen).contains(&uid) {
+            return true;
+        }
+        if let Some(is_listed) = read(&self.listed).get(&uid) {
+            return *is_listed;
+        }
+        self.prepare(&[uid]);
+        read(&self.listed).get(&uid).is_some_and(|is_listed| *is_listed)
+    }
+
+    fn prepare(&self, uids: &[u32]) {
+        let asked: Vec<_> = uids.iter().map(|uid| absent(&self.names, *uid)).collect();
+        let mut listed = self.listed.write().unwrap_or_else(PoisonError::into_inner);
+        for user in asked {
+            // While the name service does not answer, what it said before counts.
+            if user.groups.supplementary.is_some() || !listed.contains_key(&user.uid) {
+                listed.insert(user.uid, self.set.contains(&user));
+            }
+        }
+    }
+}
+
+fn read<T>(value: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    // Each change is complete before anything can panic.
+    value.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -94,15 +210,16 @@ mod tests {
 
     fn quotas() -> Quotas {
         let hard = |hard| UserQuota { soft: None, hard: Some(hard) };
-        let group = |gid| UserSet::new(&[Member::Group(NameOrNumber::Number(gid))], &names());
+        let group = |gid, each| GroupQuota {
+            name: format!("{gid}"),
+            members: UserSet::new(&[Member::Group(NameOrNumber::Number(gid))], &names()),
+            each: Some(each),
+            together: UserQuota::default(),
+        };
         Quotas {
             default: hard(1),
             users: BTreeMap::from([(7, UserQuota::default()), (0, hard(9))]),
-            groups: vec![
-                (group(80001), hard(20)),
-                (group(80003), hard(30)),
-                (group(80004), UserQuota::default()),
-            ],
+            groups: vec![group(80001, hard(20)), group(80003, hard(30)), group(80004, UserQuota::default())],
             names: names(),
         }
     }
@@ -133,6 +250,47 @@ mod tests {
         let quotas = quotas();
         let of = |uid| quotas.of(&quotas.absent(uid), false).hard;
         assert_eq!((of(70001), of(70002), of(70003)), (Some(30), Some(20), Some(1)));
+    }
+
+    fn pooled(gid: u32, each: Option<UserQuota>, together: u64) -> GroupQuota {
+        let members = UserSet::new(&[Member::Group(NameOrNumber::Number(gid))], &names());
+        let together = UserQuota { soft: None, hard: Some(together) };
+        GroupQuota { name: format!("g{gid}"), members, each, together }
+    }
+
+    fn members(pool: &GroupPool, uids: &[u32]) -> Vec<u32> {
+        let pool = pool.of_store();
+        uids.iter().copied().filter(|uid| pool.members.contains(*uid)).collect()
+    }
+
+    #[test]
+    fn entry_about_a_whole_group_leaves_the_quota_of_each_member_to_other_entries() {
+        let quotas = Quotas { groups: vec![pooled(80003, None, 50)], ..quotas() };
+        assert_eq!(quotas.of(&quotas.absent(70001), false).hard, Some(1), "the default");
+        let pools = quotas.pools(&[]);
+        let shared: Vec<_> =
+            pools.iter().map(|pool| (pool.of_store().name, pool.of_store().hard_bytes)).collect();
+        assert_eq!(shared, [("g80003".to_owned(), Some(50))]);
+    }
+
+    #[test]
+    fn members_of_a_pool_are_those_that_the_system_lists_and_those_whose_processes_had_the_group() {
+        let quotas = Quotas { groups: vec![pooled(80001, None, 50), pooled(80003, None, 50)], ..quotas() };
+        let pools = quotas.pools(&[]);
+        let uids = [70001, 70002, 70003];
+        assert_eq!((members(&pools[0], &uids), members(&pools[1], &uids)), (vec![70002], vec![70001]));
+        let process = |uid, gids: &[u32]| {
+            let groups = Groups { primary: 1, supplementary: Some(gids.into()) };
+            Principal { pid: 1, uid, groups, namespaces: Namespaces::default() }
+        };
+        pools.iter().for_each(|pool| pool.note(&process(70003, &[80001])));
+        assert_eq!(members(&pools[0], &uids), [70002, 70003]);
+        // Without the group, its process would store outside of the pool.
+        pools.iter().for_each(|pool| pool.note(&process(70003, &[])));
+        pools.iter().for_each(|pool| pool.note(&process(70002, &[])));
+        let reloaded = quotas.pools(&pools);
+        assert_eq!(members(&reloaded[0], &uids), [70002, 70003]);
+        assert_eq!(members(&reloaded[1], &uids), [70001]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The user on whose behalf a verb runs.
 
-use blobd_store::{Actor, Ingest, Verb};
+use blobd_store::{Actor, ChargeLimit, Ingest, NameUser, Pinner, Store, Verb};
 
 use crate::access::{Right, Rights};
 use crate::principal::Principal;
@@ -41,9 +41,17 @@ impl Requester {
         self.quota
     }
 
-    /// A transaction by which the requester changes a name, within the quota.
+    /// A transaction by which the requester changes a name, within the quotas of the requester and of its groups.
     pub(crate) fn acting(self, ingest: Ingest, verb: Verb) -> Ingest {
-        ingest.on_behalf_of(self.doing(verb)).within_quota(self.quota.hard)
+        let ingest = ingest.on_behalf_of(self.doing(verb)).within_quota(self.quota.hard);
+        if self.may_administer { ingest } else { ingest.within_pools() }
+    }
+
+    /// The hard limits of what may be charged to the requester and to its groups.
+    pub(crate) fn limits(self, store: &Store) -> Vec<ChargeLimit> {
+        let own = self.quota.hard.map(|bytes| ChargeLimit::of_user(self.uid, bytes));
+        let of_groups = (!self.may_administer).then(|| store.pool_limits_of(self.uid));
+        own.into_iter().chain(of_groups.into_iter().flatten()).collect()
     }
 
     pub(crate) const fn uid(self) -> u32 {
@@ -59,7 +67,17 @@ impl Requester {
         self.pid
     }
 
-    /// Whether the requester may change what administrators have pinned.
+    /// The requester as a user who changes names.
+    pub(crate) const fn name_user(self) -> NameUser {
+        NameUser { uid: self.uid, is_administrator: self.may_administer }
+    }
+
+    /// The requester as one who pins models.
+    pub(crate) const fn pinner(self) -> Pinner {
+        if self.may_administer { Pinner::Administrator } else { Pinner::User(self.uid) }
+    }
+
+    /// Whether the requester may change what others have added and pinned.
     pub(crate) const fn may_administer(self) -> bool {
         self.may_administer
     }

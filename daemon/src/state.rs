@@ -31,7 +31,7 @@ use crate::ops::{
 use crate::permits::{Limits, PermitPool};
 use crate::policy::Policy;
 use crate::principal::Principal;
-use crate::quotas::Quotas;
+use crate::quotas::{GroupPool, Quotas};
 use crate::requester::Requester;
 use crate::running_pulls::RunningPulls;
 use crate::socket::Closer;
@@ -48,6 +48,8 @@ pub(crate) struct Daemon {
     access: RwLock<Arc<Access>>,
     /// How much may be charged to each user. Replaced likewise.
     quotas: RwLock<Arc<Quotas>>,
+    /// How much may be charged to the members of each group together. The store has the same pools.
+    pools: RwLock<Vec<GroupPool>>,
     /// Which models are allowed to whom. Replaced like the rights.
     policy: RwLock<Arc<Policy>>,
     /// What the policy needs to know of stored models.
@@ -200,6 +202,7 @@ impl Daemon {
             registry: RwLock::new(RegistryClient::new(policy)?),
             access: RwLock::default(),
             quotas: RwLock::default(),
+            pools: RwLock::default(),
             policy: RwLock::default(),
             terms: Arc::default(),
             configuration: RwLock::default(),
@@ -276,6 +279,7 @@ impl Daemon {
     /// A user with these rights, and with its quota.
     pub(crate) fn requester_with(&self, peer: &Principal, rights: Rights) -> Requester {
         let requester = Requester::of(peer, rights);
+        self.pools.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|pool| pool.note(peer));
         requester.within(self.quotas().of(peer, requester.may_administer()))
     }
 
@@ -284,6 +288,10 @@ impl Daemon {
     }
 
     pub(crate) fn set_quotas(&self, quotas: Quotas) {
+        let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
+        *pools = quotas.pools(&pools);
+        self.store.set_pools(pools.iter().map(GroupPool::of_store).collect());
+        drop(pools);
         *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(quotas);
     }
 

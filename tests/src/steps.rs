@@ -112,7 +112,8 @@ impl Step {
             )
             .map(|_| ()),
             Self::Pin { name, pinned } => {
-                ops::pin(store, &PinParams { reference: reference(name), pinned }).map(|_| ())
+                ops::pin(store, Requester::own(), &PinParams { reference: reference(name), pinned })
+                    .map(|_| ())
             }
             Self::Collect => ops::gc(store, GcParams { dry_run: false }).map(|_| ()),
             Self::Abandon { file } => abandon(store, &files()[file].bytes),

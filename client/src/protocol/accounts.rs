@@ -8,6 +8,9 @@ pub struct UserUsage {
     /// The users, the one that pays for the most first. Administrators see all, and a last entry for what is charged
     /// to no user; others see only themselves.
     pub users: Vec<ChargedUser>,
+    /// The groups whose members have a quota together. Administrators see all, others those that they are members of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ChargedGroup>,
     /// The size on disk of the store's directory, for administrators: the sum of `charged_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
@@ -34,7 +37,22 @@ pub struct ChargedUser {
     pub state: QuotaState,
 }
 
-/// The limits of a user in bytes on disk.
+/// What is charged to the members of a group together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChargedGroup {
+    /// The group, by the name or number that the configuration has.
+    pub group: String,
+    /// The bytes on disk that its members pay for: the sum of their `charged_bytes`.
+    pub charged_bytes: u64,
+    /// The number of members whom something is charged to.
+    pub members: u64,
+    /// The limits.
+    pub quota: UserLimits,
+    /// How the charged bytes compare with the limits.
+    pub state: QuotaState,
+}
+
+/// The limits of a user or of a group in bytes on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserLimits {
     /// Above it requests succeed with a note.
@@ -43,7 +61,7 @@ pub struct UserLimits {
     pub hard_bytes: Option<u64>,
 }
 
-/// How a user's charged bytes compare with the quota.
+/// How the charged bytes of a user or a group compare with the quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -41,6 +41,9 @@ pub struct PlannedSpace {
     pub available_bytes: u64,
     /// What limits them.
     pub limit: SpaceLimit,
+    /// The group whose quota that is; only with [`SpaceLimit::GroupQuota`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// How many bytes must become free before the pull; 0 if it fits.
     pub missing_bytes: u64,
     /// If bytes are missing: how many models in the trash take whose names other models have taken. The pull frees them.
@@ -68,6 +71,8 @@ pub enum SpaceLimit {
     Quota,
     /// What the quota of the user leaves; evictions and collections do not help.
     UserQuota,
+    /// What the quota of a group leaves that the user is a member of; likewise.
+    GroupQuota,
 }
 
 /// One file of a planned pull. The last four sizes are disjoint parts of it.

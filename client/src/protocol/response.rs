@@ -76,6 +76,9 @@ pub struct ModelSummary {
     /// The directory of the lower store that it is in; absent if it is in the writable store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
+    /// The user who has added the name, and may change it besides administrators; absent if that is not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub added_by: Option<u32>,
 }
 
 /// Response to `GET /v1/models/{reference}`.

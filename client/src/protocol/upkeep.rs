@@ -99,6 +99,9 @@ pub struct TrashedModel {
     /// Whether another model has taken its name. Such a model is deleted before it expires if its space is needed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replaced: bool,
+    /// The user who had added the name, and may restore it besides administrators; absent if that is not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub added_by: Option<u32>,
 }
 
 /// Response to `POST /v1/undelete`.

@@ -244,13 +244,13 @@ pub enum RegistryError {
         expected: String,
     },
     /// The reference's host is not a host name with at most a port.
-    #[error("host {host:?}: not a host name and a port")]
+    #[error("host: expected a host name with at most a port, found {host:?}")]
     Host {
         /// The text in the reference.
         host: String,
     },
     /// A mirror's base URL is not usable.
-    #[error("mirror of {host}: {base:?}: http://HOST[:PORT] or https://HOST[:PORT] expected")]
+    #[error("mirror of {host}: expected http://HOST[:PORT] or https://HOST[:PORT], found {base:?}")]
     Mirror {
         /// The host that it is a mirror of.
         host: String,

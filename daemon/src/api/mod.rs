@@ -177,7 +177,9 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
                 move |store: &_, requester, params: &_| ops::undelete(store, requester, &policy, params);
             caller.change(request, undelete).await
         }
-        "/v1/pin" => caller.change(request, |store, _, params| ops::pin(store, params)).await,
+        "/v1/pin" => {
+            caller.change(request, |store: &_, requester, params| ops::pin(store, requester, params)).await
+        }
         "/v1/partials/remove" => remove_partials(caller, caller.params(request).await?).await,
         "/v1/remove" => {
             let last_opened = Arc::clone(&daemon.last_opened);

@@ -89,6 +89,7 @@ mod tests {
     use crate::names::Names;
     use crate::peer_process::Namespaces;
     use crate::principal::Groups;
+    use crate::quotas::GroupQuota;
     use crate::user_set::{Member, NameOrNumber, UserSet};
 
     /// A directory service may give other groups to a process than the name service lists.
@@ -96,8 +97,13 @@ mod tests {
     fn quota_of_the_caller_is_by_the_groups_of_its_process() {
         let group = UserSet::new(&[Member::Group(NameOrNumber::Number(80001))], &Names::default());
         let hard = |hard| UserQuota { soft: None, hard: Some(hard) };
-        let quotas =
-            Quotas { default: hard(1), groups: vec![(group.clone(), hard(20))], ..Quotas::default() };
+        let entry = GroupQuota {
+            name: "80001".to_owned(),
+            members: group.clone(),
+            each: Some(hard(20)),
+            together: UserQuota::default(),
+        };
+        let quotas = Quotas { default: hard(1), groups: vec![entry], ..Quotas::default() };
         let groups = Groups { primary: 70001, supplementary: Some([80001].into()) };
         let caller = Principal { pid: 1, uid: 70001, groups, namespaces: Namespaces::default() };
         let of = |uid, access: &Access| quota_of(uid, &caller, access, &quotas);

@@ -65,12 +65,13 @@ const ROUTES: &[Route] = &[
     post("/v1/promote", Right::Pull),
     // One's own downloads.
     post("/v1/partials/remove", Right::Pull),
+    // Of names that the user has added: the operations check that by `Store::check_change`.
+    post("/v1/remove", Right::Pull),
+    post("/v1/undelete", Right::Pull),
+    post("/v1/pin", Right::Pull),
+    post("/v1/tag", Right::Pull),
+    post("/v1/rename", Right::Pull),
     post("/v1/limit", Right::Administer),
-    post("/v1/remove", Right::Administer),
-    post("/v1/undelete", Right::Administer),
-    post("/v1/pin", Right::Administer),
-    post("/v1/tag", Right::Administer),
-    post("/v1/rename", Right::Administer),
     post("/v1/gc", Right::Administer),
     post("/v1/reindex", Right::Administer),
 ];

@@ -159,7 +159,7 @@ fn open(path: &Path) -> io::Result<File> {
     }
     let (mode, uid) = (status.st_mode & 0o777, status.st_uid);
     Err(io::Error::other(format!(
-        "mode {mode:04o} and owner uid {uid}, a directory of uid {own} or root that only its owner can write expected"
+        "expected a directory of uid {own} or root that only its owner can write, found owner uid {uid} and mode {mode:04o}"
     )))
 }
 

@@ -378,6 +378,7 @@ mod tests {
             removed: "2026-11-23T15:30:49Z".to_owned(),
             expires: "2026-11-30T15:30:49Z".to_owned(),
             replaced: false,
+            added_by: None,
         }];
         let text = details(&Document { usage: usage(), trash });
         let shared = "  shared with hf.co/user/repo:Q8_0 1023 GiB and 29 more";

@@ -142,8 +142,10 @@ fn bind_error(path: &Path, error: &io::Error) -> ErrorBody {
     }
     if error.raw_os_error() == Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()) {
         let (bytes, most) = (path.as_os_str().len(), Socket::MAX_PATH_BYTES);
-        return usage(format!("{name}: {bytes} bytes, at most {most} expected for the path of a socket"))
-            .with_hint(ELSEWHERE);
+        return usage(format!(
+            "{name}: path of a socket is too long: expected at most {most} bytes, found {bytes}"
+        ))
+        .with_hint(ELSEWHERE);
     }
     let code = match error.kind() {
         io::ErrorKind::PermissionDenied => ErrorCode::Denied,
@@ -231,6 +233,6 @@ mod tests {
     fn error_about_a_long_path_names_the_limit() {
         let path = PathBuf::from(format!("/{}", "x".repeat(107)));
         let body = bind_error(&path, &rustix::io::Errno::NAMETOOLONG.into());
-        assert!(body.message.ends_with("108 bytes, at most 107 expected for the path of a socket"), "{body}");
+        assert!(body.message.ends_with("is too long: expected at most 107 bytes, found 108"), "{body}");
     }
 }

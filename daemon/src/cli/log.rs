@@ -68,12 +68,12 @@ fn parse(text: &str, default: Targets) -> Result<Targets, String> {
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (target, name) = part.split_once('=').map_or((None, part), |(target, name)| (Some(target), name));
         let Some(level) = level(name.trim()) else {
-            return Err(format!("{name:?}, off, error, warn, info, debug or trace expected"));
+            return Err(format!("expected off, error, warn, info, debug or trace, found {name:?}"));
         };
         targets = match target.map(str::trim) {
             None => targets.with_default(level),
             Some(target) if is_target(target) => targets.with_target(target, level),
-            Some(target) => return Err(format!("{target:?}, a target such as blobd_store expected")),
+            Some(target) => return Err(format!("expected a target such as blobd_store, found {target:?}")),
         };
     }
     Ok(targets)

@@ -66,7 +66,7 @@ fn credential(params: &Params, host: &RegistryHost) -> Result<Credential, ErrorB
         None => ask(&format!("User at {host}: "), Echo::On)?,
     };
     if user.is_empty() || user.contains(':') {
-        return Err(super::usage(format!("user {user:?}: a non-empty name without ':' expected")));
+        return Err(super::usage(format!("user: expected a non-empty name without ':', found {user:?}")));
     }
     let password = match params.password_stdin {
         true => from_stdin()?,
@@ -93,9 +93,9 @@ const MAX_SECRET_BYTES: u64 = 16 << 10;
 
 fn checked(text: &str) -> Result<Secret, ErrorBody> {
     match text {
-        "" => Err(super::usage("secret: empty; a password or a token expected")),
+        "" => Err(super::usage("secret: is empty: expected a password or a token")),
         _ if text.chars().any(char::is_control) => {
-            Err(super::usage("secret: contains control characters; one line of text expected"))
+            Err(super::usage("secret: expected one line of text, found control characters"))
         }
         _ => Ok(Secret::new(text)),
     }

@@ -160,7 +160,7 @@ impl Global {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let (None, Some(root)) = (&self.root, variable("BLOBD_ROOT").filter(|root| root.is_relative())) {
             // A variable lasts longer than a command, and a relative one names another store in each directory.
-            let message = format!("BLOBD_ROOT: {root:?}, an absolute path expected");
+            let message = format!("BLOBD_ROOT: expected an absolute path, found {root:?}");
             return Err(usage(message).with_hint("--root takes relative paths too"));
         }
         let path = |option: &str, given: &Option<PathBuf>, name| {

@@ -33,20 +33,22 @@ pub(super) fn chosen_line(chosen: Option<&ChosenFiles>) -> String {
 
 /// Nothing if the pull fits as it is.
 fn space(plan: &PullPlan) -> String {
-    let PlannedSpace { needed_bytes, available_bytes, limit, missing_bytes, .. } = plan.space;
+    let PlannedSpace { needed_bytes, available_bytes, limit, missing_bytes, ref group, .. } = plan.space;
     if missing_bytes == 0 {
         return String::new();
     }
-    let limit = match limit {
-        SpaceLimit::Disk => "on the disk",
-        SpaceLimit::Quota => "of the quota",
-        SpaceLimit::UserQuota => "of your quota",
+    let group = printable(group.as_deref().unwrap_or_default());
+    let (limit, is_of_store) = match limit {
+        SpaceLimit::Disk => ("on the disk".to_owned(), true),
+        SpaceLimit::Quota => ("of the quota".to_owned(), true),
+        SpaceLimit::UserQuota => ("of your quota".to_owned(), false),
+        SpaceLimit::GroupQuota => (format!("of the quota of group {group}"), false),
     };
     let [needed, available] = [needed_bytes, available_bytes].map(human_bytes);
     let space = format!("{needed} of space needed, {available} available {limit}");
-    if plan.space.limit == SpaceLimit::UserQuota && !plan.enough_space {
+    if !is_of_store && !plan.enough_space {
         return format!(
-            "over quota: {space}; `blobd df --users` shows your use, and administrators can remove models\n"
+            "over quota: {space}; `blobd df --users` shows the use, and `blobd rm` of your own models lowers it\n"
         );
     }
     if plan.enough_space {

@@ -24,8 +24,9 @@ use crate::times::parse_period;
 #[derive(Debug, Args)]
 #[command(
     long_about = "Remove models and free what nothing else needs\n\nOf several names, those that cannot be removed are \
-reported, and the others are removed. Pinned models are never removed. A pattern, \
---older-than and --unused leave out models that are pinned, and the last two also models that are open now. The \
+reported, and the others are removed. Pinned models are never removed. Users remove the names that they have added, \
+administrators all. A pattern, --older-than and --unused leave out names of other users and models that are pinned, and \
+the last two also models that are open now. The \
 daemon records when models are used. Where records are missing, such as before its first start or after a crash, \
 models count as used. A command without a daemon has no records."
 )]

@@ -168,7 +168,8 @@ impl fmt::Display for Unit {
         }
         match self.file_state.as_str() {
             _ if self.is_masked() => details.push("masked".to_owned()),
-            "disabled" => details.push("disabled".to_owned()),
+            // A service that its socket starts need not be enabled.
+            "disabled" if self.active == "inactive" => details.push("disabled".to_owned()),
             _ => {}
         }
         write!(f, "{} is {}", self.id, self.active)?;
@@ -224,7 +225,7 @@ mod tests {
     fn state_of_a_unit_is_told_in_one_line_with_the_next_step() {
         for (properties, told, step) in [
             (
-                "Id=blobd.service LoadState=loaded ActiveState=failed SubState=failed Result=exit-code ExecMainStatus=78",
+                "Id=blobd.service LoadState=loaded ActiveState=failed SubState=failed Result=exit-code ExecMainStatus=78 UnitFileState=disabled",
                 "blobd.service is failed (exit code 78)",
                 "journalctl -u blobd",
             ),

@@ -7,6 +7,7 @@ use blobd_store::Store;
 use serde::Deserialize;
 
 use super::error::Refusal;
+use super::settings::size_text;
 use super::values;
 use crate::audit::{LogDirectory, LogSettings, Rotation};
 
@@ -47,11 +48,11 @@ impl AuditConfig {
 
     pub(super) fn check(&self) -> Result<(), Refusal> {
         if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&self.max_bytes) {
-            let what = format!("{} bytes, 64 KiB to 1 GiB expected", self.max_bytes);
+            let what = format!("expected 64 KiB to 1 GiB, found {}", size_text(self.max_bytes));
             return Err(Refusal::new("audit.max_bytes", what));
         }
         if !(Self::MIN_KEEP..=Self::MAX_KEEP).contains(&self.keep) {
-            let what = format!("{}, {} to {} expected", self.keep, Self::MIN_KEEP, Self::MAX_KEEP);
+            let what = format!("expected {} to {}, found {}", Self::MIN_KEEP, Self::MAX_KEEP, self.keep);
             return Err(Refusal::new("audit.keep", what));
         }
         Ok(())
@@ -85,7 +86,7 @@ mod tests {
         assert!(check(64 << 10).is_ok() && check(1 << 30).is_ok());
         for bytes in [(64 << 10) - 1, (1 << 30) + 1] {
             let refusal = format!("{:?}", check(bytes).unwrap_err());
-            assert!(refusal.contains("64 KiB to 1 GiB expected"), "{refusal}");
+            assert!(refusal.contains("expected 64 KiB to 1 GiB, found "), "{refusal}");
         }
     }
 }

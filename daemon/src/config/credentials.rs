@@ -68,7 +68,7 @@ impl CredentialsConfig {
         let has_port =
             |host: &str| host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         if let Some(host) = self.insecure_hosts.iter().find(|host| !is_host(host) || !has_port(host)) {
-            let what = format!("{:?}, HOST:PORT expected", without_userinfo(host));
+            let what = format!("expected HOST:PORT, found {:?}", without_userinfo(host));
             return Err(Refusal::new("credentials.insecure_hosts", what));
         }
         let mut services = self.token_services.iter().flat_map(|(registry, service)| [registry, service]);
@@ -77,9 +77,10 @@ impl CredentialsConfig {
         let in_key_hosts = self.ollama_key_hosts.iter().find(|host| !is_host(host));
         match in_key_hosts.map(|host| ("credentials.ollama_key_hosts", host)).or(in_services) {
             None => Ok(()),
-            Some((key, host)) => {
-                Err(Refusal::new(key, format!("{:?}, HOST or HOST:PORT expected", without_userinfo(host))))
-            }
+            Some((key, host)) => Err(Refusal::new(
+                key,
+                format!("expected HOST or HOST:PORT, found {:?}", without_userinfo(host)),
+            )),
         }
     }
 }
@@ -111,10 +112,10 @@ mod tests {
         let policy = toml::from_str::<Config>(text).unwrap().credentials.policy(None);
         assert_eq!(policy.docker_helpers, DockerHelpers::Run);
         for (text, what) in [
-            ("insecure_hosts = [\"lan\"]", "HOST:PORT expected"),
-            ("insecure_hosts = [\"http://lan:5000\"]", "HOST:PORT expected"),
-            ("ollama_key_hosts = [\"https://mirror.example\"]", "HOST or HOST:PORT expected"),
-            ("token_services = { \"a\" = \"b c\" }", "HOST or HOST:PORT expected"),
+            ("insecure_hosts = [\"lan\"]", "expected HOST:PORT, found \""),
+            ("insecure_hosts = [\"http://lan:5000\"]", "expected HOST:PORT, found \""),
+            ("ollama_key_hosts = [\"https://mirror.example\"]", "expected HOST or HOST:PORT, found \""),
+            ("token_services = { \"a\" = \"b c\" }", "expected HOST or HOST:PORT, found \""),
         ] {
             let error = check(&format!("[credentials]\n{text}")).unwrap_err();
             assert!(error.what.contains(what), "{error:?}");

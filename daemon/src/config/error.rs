@@ -72,7 +72,7 @@ impl ConfigError {
         let byte = content.get(offset).copied().unwrap_or_default();
         Self {
             place: place(path, &text, offset),
-            what: format!("byte {byte:#04x}, text in UTF-8 expected"),
+            what: format!("expected text in UTF-8, found the byte {byte:#04x}"),
             hint: Some("save the file in the encoding UTF-8".to_owned()),
         }
     }
@@ -80,7 +80,7 @@ impl ConfigError {
     /// The home directory is not known, and so neither is the directory `what`.
     pub(super) fn no_home(what: &str, option: &str) -> Self {
         let home = std::env::var_os("HOME").unwrap_or_default();
-        let what = format!("{home:?}, an absolute path expected: it is needed to find {what}");
+        let what = format!("expected an absolute path, found {home:?}; it is needed to find {what}");
         Self { place: "HOME".to_owned(), what, hint: Some(format!("set HOME, or {option}")) }
     }
 
@@ -96,8 +96,10 @@ impl ConfigError {
                 (without_passwords(&format!("unknown key {key:?}")), Some(hint_for(key, &section, &allowed)));
             return Self { place: place(path, text, span.start), what, hint };
         }
-        let key = key_at(text, &span).map_or_else(String::new, |key| format!("{key}: "));
-        let what = without_passwords(&format!("{key}{}", in_plain_words(&message)));
+        let key = key_at(text, &span).or_else(|| key_of_line(text, span.start));
+        let key = key.map_or_else(String::new, |key| format!("{key}: "));
+        let found = one_line(text.get(span.clone()).unwrap_or_default());
+        let what = without_passwords(&format!("{key}{}", in_plain_words(&message, &found)));
         Self { place: place(path, text, span.start), what, hint: None }
     }
 
@@ -143,21 +145,22 @@ fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Rewrites serde's messages: `invalid type: integer `-5`, expected u8` → `-5, a whole number expected`.
-fn in_plain_words(message: &str) -> String {
+/// Rewrites serde's messages: `invalid type: integer `-5`, expected u8` → `expected a whole number, found -5`. `value` is
+/// the text of the value in the file.
+fn in_plain_words(message: &str, value: &str) -> String {
     match message {
         // Of unquoted words: `yes`, `5 GB`.
         "string values must be quoted, expected literal string" => {
-            return "a text in quotes, a number, true or false expected".to_owned();
+            return format!("expected a text in quotes, a number, true or false, found {value}");
         }
-        "wanted string or table" => return "a text in quotes expected".to_owned(),
+        "wanted string or table" => return format!("expected a text in quotes, found {value}"),
         _ => {}
     }
     let without_kind = ["invalid type: ", "invalid value: ", "unknown variant "]
         .into_iter()
         .find_map(|start| message.strip_prefix(start))
         .and_then(|rest| rest.split_once(", expected "));
-    let Some((found, expected)) = without_kind else { return message.to_owned() };
+    let Some((found, expected)) = without_kind else { return of_syntax(message) };
     let found = ["integer ", "string ", "boolean ", "floating point "]
         .into_iter()
         .find_map(|kind| found.strip_prefix(kind))
@@ -170,14 +173,34 @@ fn in_plain_words(message: &str) -> String {
         None => found.to_owned(),
     };
     let expected = match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, not negative,",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number that is not negative",
         "a sequence" => "a list",
         "a boolean" => "true or false",
         "a map" => "a table",
-        _ if expected.starts_with("struct ") => "a section, such as [space],",
-        other => &other.replace("one of ", "").replace('`', "\""),
+        _ if expected.starts_with("struct ") => "a section such as [space]",
+        other => &alternatives(other),
     };
-    format!("{found}, {expected} expected")
+    format!("expected {expected}, found {found}")
+}
+
+/// Of what is not TOML: `unclosed array, expected `]`` → `unclosed array: expected "]"`.
+fn of_syntax(message: &str) -> String {
+    match message.split_once(", expected ") {
+        Some((what, expected)) if !message.starts_with("expected ") => {
+            format!("{what}: expected {}", alternatives(expected))
+        }
+        _ => message.to_owned(),
+    }
+}
+
+/// `one of `a`, `b`, `c`` → `"a", "b" or "c"`.
+fn alternatives(expected: &str) -> String {
+    let Some(listed) = expected.strip_prefix("one of ") else { return expected.replace('`', "\"") };
+    let listed = listed.replace('`', "\"");
+    match listed.rsplit_once(", ") {
+        Some((others, last)) => format!("{others} or {last}"),
+        None => listed,
+    }
 }
 
 /// The keys that serde lists after `expected`: those that are allowed where the unknown one is.
@@ -252,6 +275,23 @@ fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
     })
 }
 
+/// The key of the line of an offset, with its section, in a file that is not TOML.
+fn key_of_line(text: &str, offset: usize) -> Option<String> {
+    let before = text.get(..offset)?;
+    let line_start = before.rfind('\n').map_or(0, |newline| newline.saturating_add(1));
+    let (key, _) = before.get(line_start..)?.split_once('=')?;
+    let is_key = |key: &str| {
+        !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
+    };
+    let lines = before.get(..line_start)?.lines().rev().map(str::trim);
+    let section = lines.clone().find(|line| line.starts_with('[')).map(|line| line.trim_matches(['[', ']']));
+    let key = Some(key.trim()).filter(|key| is_key(key))?;
+    match section.filter(|section| is_key(section)) {
+        Some(section) => Some(format!("{section}.{key}")),
+        None => Some(key.to_owned()),
+    }
+}
+
 /// All keys of the file; none if it is not TOML. Not recursive: the nesting comes from the file.
 fn entries(text: &str) -> Vec<Entry> {
     let Ok(document) = DeTable::parse(text) else { return Vec::new() };
@@ -312,63 +352,87 @@ mod tests {
 
     #[test]
     fn wrong_value_is_named_with_its_key_and_what_is_expected() {
-        let size = "a size such as \"200 GiB\" or a number of bytes expected";
+        let size = "expected a size such as \"200 GiB\" or a number of bytes, found";
         for (text, message) in [
-            ("[space]\nquota = -5", format!("c.toml:2:9: space.quota: -5, {size}")),
-            ("[space]\nquota = true", format!("c.toml:2:9: space.quota: true, {size}")),
-            ("[space]\nquota = 1.5", format!("c.toml:2:9: space.quota: 1.5, {size}")),
-            ("[space]\nquota = []", format!("c.toml:2:9: space.quota: a list, {size}")),
-            ("[space]\nquota = \"much\"", format!("c.toml:2:9: space.quota: \"much\", {size}")),
+            ("[space]\nquota = -5", format!("c.toml:2:9: space.quota: {size} -5")),
+            ("[space]\nquota = true", format!("c.toml:2:9: space.quota: {size} true")),
+            ("[space]\nquota = 1.5", format!("c.toml:2:9: space.quota: {size} 1.5")),
+            ("[space]\nquota = []", format!("c.toml:2:9: space.quota: {size} a list")),
+            ("[space]\nquota = \"much\"", format!("c.toml:2:9: space.quota: {size} \"much\"")),
             (
                 "[scrub]\nrate_bytes_per_second = \"fast\"",
-                "c.toml:2:25: scrub.rate_bytes_per_second: \"fast\", a rate such as \"50 MiB/s\" or a number of \
-                 bytes per second expected"
+                "c.toml:2:25: scrub.rate_bytes_per_second: expected a rate such as \"50 MiB/s\" or a number of \
+                 bytes per second, found \"fast\""
                     .to_owned(),
             ),
             (
                 "[space]\nhigh_watermark = 300",
-                "c.toml:2:18: space.high_watermark: 300, a percentage from 0 to 100 expected".to_owned(),
+                "c.toml:2:18: space.high_watermark: expected a percentage from 0 to 100, found 300".to_owned(),
             ),
             (
                 "[transfer]\nmax_connections = -1",
-                "c.toml:2:19: transfer.max_connections: -1, a whole number, not negative, expected".to_owned(),
+                "c.toml:2:19: transfer.max_connections: expected a whole number that is not negative, found -1".to_owned(),
             ),
             (
                 "durability = \"fsynk\"",
-                "c.toml:1:14: durability: \"fsynk\", \"auto\", \"fsync\", \"syncfs\" expected".to_owned(),
+                "c.toml:1:14: durability: expected \"auto\", \"fsync\" or \"syncfs\", found \"fsynk\"".to_owned(),
             ),
-            ("single_user = 1", "c.toml:1:15: single_user: 1, true or false expected".to_owned()),
+            ("single_user = 1", "c.toml:1:15: single_user: expected true or false, found 1".to_owned()),
             (
                 "root = \"models\"",
-                "c.toml:1:8: root: \"models\", an absolute path such as \"/srv/models\" expected".to_owned(),
+                "c.toml:1:8: root: expected an absolute path such as \"/srv/models\", found \"models\"".to_owned(),
             ),
             (
                 "ca_files = [\"/a\", \"~/b\"]",
-                "c.toml:1:19: ca_files: \"~/b\", an absolute path such as \"/srv/models\" expected".to_owned(),
+                "c.toml:1:19: ca_files: expected an absolute path such as \"/srv/models\", found \"~/b\"".to_owned(),
             ),
             (
                 "socket_mode = \"0060\"",
-                "c.toml:1:15: socket_mode: \"0060\", an octal mode such as \"0660\", at least \"0600\", expected"
+                "c.toml:1:15: socket_mode: expected an octal mode such as \"0660\", at least \"0600\", found \"0060\""
                     .to_owned(),
             ),
-            ("durability = 5", "c.toml:1:14: durability: a text in quotes expected".to_owned()),
-            ("single_user = yes", "c.toml:1:15: a text in quotes, a number, true or false expected".to_owned()),
-            ("single_user = \"map\"", "c.toml:1:15: single_user: \"map\", true or false expected".to_owned()),
-            ("space = 5", "c.toml:1:9: space: 5, a section, such as [space], expected".to_owned()),
+            ("durability = 5", "c.toml:1:14: durability: expected a text in quotes, found 5".to_owned()),
+            ("single_user = yes", "c.toml:1:15: single_user: expected a text in quotes, a number, true or false, found yes".to_owned()),
+            ("single_user = \"map\"", "c.toml:1:15: single_user: expected true or false, found \"map\"".to_owned()),
+            ("space = 5", "c.toml:1:9: space: expected a section such as [space], found 5".to_owned()),
         ] {
             assert_eq!(error(text).0, message, "{text}");
+        }
+    }
+
+    /// A wrong value of any key, present and future, is reported in the one form that errors have.
+    #[test]
+    fn error_of_every_key_says_what_is_expected_and_what_was_found() {
+        for key in names() {
+            for (value, found) in [("-1.5", "-1.5"), ("[[1.5]]", "a list"), ("yes", "yes")] {
+                let key = key.trim_matches(['[', ']']);
+                let text = match key.rsplit_once('.') {
+                    None => format!("{key} = {value}"),
+                    Some(("policy.rules", name)) => format!("[[policy.rules]]\n{name} = {value}"),
+                    Some((section, name)) => format!("[{section}]\n{name} = {value}"),
+                };
+                let (message, _) = error(&text);
+                let (_, what) =
+                    message.split_once(&format!(": {key}: ")).unwrap_or_else(|| panic!("{message}"));
+                let (expected, shown) = what.rsplit_once(", found ").unwrap_or_else(|| panic!("{message}"));
+                assert!(expected.starts_with("expected ") && expected.len() > 10, "{text}: {message}");
+                assert!(shown == found || value.contains(shown), "{text}: {message}");
+            }
         }
     }
 
     #[test]
     fn values_that_contradict_each_other_are_named_with_their_place() {
         let (message, _) = error("[space]\nquota = 1\nlow_watermark = 96");
-        assert!(message.starts_with("c.toml:3:1: space.low_watermark: low 96"), "{message}");
+        assert!(message.starts_with("c.toml:3:1: space.low_watermark: expected low_watermark to be at most high_watermark, found 96"), "{message}");
         let (message, _) = error("[space]\nevict = \"all\"");
-        assert!(message.starts_with("c.toml:2:1: space.evict: set without a limit"), "{message}");
+        assert!(
+            message.starts_with("c.toml:2:1: space.evict: expected quota or min_free beside it"),
+            "{message}"
+        );
         let (message, _) = error("# ü\n[transfer]\nmax_connections = 65");
         assert!(
-            message.starts_with("c.toml:3:1: transfer.max_connections: 65, 1 to 64 expected"),
+            message.starts_with("c.toml:3:1: transfer.max_connections: expected 1 to 64, found 65"),
             "{message}"
         );
     }

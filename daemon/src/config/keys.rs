@@ -119,7 +119,7 @@ pub(crate) const KEYS: &[Key] = &[
     key(
         "quotas.groups",
         "none",
-        "a table: a group's name or number, and the limits of each of its members",
+        "a table: a group's name or number, and the limits: `soft` and `hard` of each of its members, `together` of all members",
     ),
     key(
         "policy.default",

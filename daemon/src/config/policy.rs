@@ -64,9 +64,9 @@ impl PolicyConfig {
     pub(super) fn check(&self, names: impl Fn() -> Names) -> Result<(), Refusal> {
         for (index, rule) in self.rules.iter().enumerate() {
             let what = match rule.get_ref() {
-                RuleConfig { action: None, .. } => "no action, \"allow\" or \"deny\" expected",
+                RuleConfig { action: None, .. } => "expected the action \"allow\" or \"deny\", found none",
                 RuleConfig { action: Some(Action::Deny), reason: None, .. } => {
-                    "denies without a reason, a reason for those who are denied expected"
+                    "expected a reason for the users who are denied, found none"
                 }
                 _ => continue,
             };
@@ -217,7 +217,7 @@ impl<'de, T: Condition> Visitor<'de> for PatternsReader<T> {
             patterns.push(pattern);
         }
         match patterns.is_empty() {
-            true => Err(A::Error::custom("an empty list, at least one pattern expected")),
+            true => Err(A::Error::custom("expected at least one pattern, found an empty list")),
             false => Ok(Patterns(patterns)),
         }
     }
@@ -288,21 +288,21 @@ mod tests {
                 "c.toml:4:1: unknown key \"licence\"",
                 "did you mean policy.rules.license?",
             ),
+            ("registry = \"https://hf.co\"", "c.toml:4:12: policy.rules.registry: expected a host such", ""),
+            ("name = [\"a/*\", \"b c\"]", "c.toml:4:16: policy.rules.name: expected letters, digits", ""),
             (
-                "registry = \"https://hf.co\"",
-                "c.toml:4:12: policy.rules.registry: \"https://hf.co\", a host such",
+                "name = []",
+                "c.toml:4:8: policy.rules.name: expected at least one pattern, found an empty list",
                 "",
             ),
-            ("name = [\"a/*\", \"b c\"]", "c.toml:4:16: policy.rules.name: \"b c\", letters, digits", ""),
-            ("name = []", "c.toml:4:8: policy.rules.name: an empty list, at least one pattern expected", ""),
             (
                 "license = 5",
-                "c.toml:4:11: policy.rules.license: 5, a pattern or a list of patterns expected",
+                "c.toml:4:11: policy.rules.license: expected a pattern or a list of patterns, found 5",
                 "",
             ),
             (
                 "format = \"ggml\"",
-                "c.toml:4:10: policy.rules.format: \"ggml\", gguf, safetensors, dduf, other expected",
+                "c.toml:4:10: policy.rules.format: expected gguf, safetensors, dduf, other, found \"ggml\"",
                 "",
             ),
             (
@@ -316,18 +316,15 @@ mod tests {
             assert!(found_hint.contains(hint), "{key}: {found_hint}");
         }
         for (text, message) in [
-            ("[[policy.rules]]\nname = \"a\"", "c.toml:1:1: policy.rules: rule 1: no action"),
-            (
-                "[[policy.rules]]\naction = \"deny\"",
-                "c.toml:1:1: policy.rules: rule 1: denies without a reason",
-            ),
+            ("[[policy.rules]]\nname = \"a\"", "c.toml:1:1: policy.rules: rule 1: expected the action"),
+            ("[[policy.rules]]\naction = \"deny\"", "c.toml:1:1: policy.rules: rule 1: expected a reason"),
             (
                 "[[policy.rules]]\naction = \"block\"",
-                "c.toml:2:10: policy.rules.action: \"block\", \"allow\" or \"deny\" expected",
+                "c.toml:2:10: policy.rules.action: expected \"allow\" or \"deny\", found \"block\"",
             ),
             (
                 "[policy]\ndefault = \"no\"",
-                "c.toml:2:11: policy.default: \"no\", \"allow\" or \"deny\" expected",
+                "c.toml:2:11: policy.default: expected \"allow\" or \"deny\", found \"no\"",
             ),
             ("[polcy]\ndefault = \"deny\"", "c.toml:1:2: unknown key \"polcy\""),
         ] {

@@ -1,7 +1,10 @@
 //! The section `[quotas]`: how much of the disk may be charged to each user.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use toml::Spanned;
@@ -10,7 +13,8 @@ use super::members::{Named, check_names};
 use super::settings::{optional_size, size_text};
 use super::{Refusal, values};
 use crate::names::Names;
-use crate::quotas::{Quotas, UserQuota};
+use crate::quotas::{GroupQuota, Quotas, UserQuota};
+use crate::size::parse_size;
 use crate::user_set::{Member, NameOrNumber, UserSet};
 
 /// Limits of everyone, of users and of groups.
@@ -21,7 +25,7 @@ pub(crate) struct QuotasConfig {
     #[serde(deserialize_with = "of_users")]
     users: Vec<(Named, Limits)>,
     #[serde(deserialize_with = "of_groups")]
-    groups: Vec<(Named, Limits)>,
+    groups: Vec<(Named, GroupLimits)>,
 }
 
 /// Sizes are numbers of bytes or strings such as `"200 GiB"`.
@@ -36,6 +40,106 @@ struct Limits {
     soft: Option<u64>,
     #[serde(deserialize_with = "values::size")]
     hard: Option<u64>,
+}
+
+/// Limits of each member of a group, and of all members together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table such as { hard = \"100 GiB\", together = \"1 TiB\" }"
+)]
+struct GroupLimits {
+    #[serde(deserialize_with = "values::size")]
+    soft: Option<u64>,
+    #[serde(deserialize_with = "values::size")]
+    hard: Option<u64>,
+    together: Option<Together>,
+}
+
+/// A size, which is the hard limit, or both limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Together(Limits);
+
+impl<'de> Deserialize<'de> for Together {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TogetherVisitor)
+    }
+}
+
+struct TogetherVisitor;
+
+impl TogetherVisitor {
+    fn hard<E: Error>(self, found: Unexpected<'_>, bytes: Option<u64>) -> Result<Together, E> {
+        match bytes {
+            Some(bytes) => Ok(Together(Limits { soft: None, hard: Some(bytes) })),
+            None => Err(E::invalid_value(found, &self)),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for TogetherVisitor {
+    type Value = Together;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "a size such as \"10 TiB\", a number of bytes, or a table such as { soft = \"9 TiB\", hard = \"10 TiB\" }",
+        )
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Together, E> {
+        self.hard(Unexpected::Signed(number), u64::try_from(number).ok())
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Together, E> {
+        self.hard(Unexpected::Unsigned(number), Some(number))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Together, E> {
+        self.hard(Unexpected::Str(text), parse_size(text).ok())
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Together, M::Error> {
+        Limits::deserialize(MapAccessDeserializer::new(map)).map(Together)
+    }
+}
+
+impl GroupLimits {
+    const fn each(self) -> Limits {
+        Limits { soft: self.soft, hard: self.hard }
+    }
+
+    fn together(self) -> Limits {
+        self.together.unwrap_or_default().0
+    }
+
+    /// An entry that only limits what is stored together leaves the limits of each member to other entries.
+    fn quota(&self, named: &Named, names: &Names) -> GroupQuota {
+        let is_about_each = self.together.is_none() || self.each() != Limits::default();
+        GroupQuota {
+            name: shown(named),
+            members: UserSet::new([named.member()], names),
+            each: is_about_each.then(|| self.each().quota()),
+            together: self.together().quota(),
+        }
+    }
+
+    fn value(self) -> Value {
+        let mut value = self.each().value();
+        if let (Some(Together(limits)), Some(entry)) = (self.together, value.as_object_mut()) {
+            let together = match limits {
+                Limits { soft: None, hard: hard @ Some(_) } => optional_size(hard),
+                limits => limits.value(),
+            };
+            entry.insert("together".to_owned(), together);
+        }
+        value
+    }
+}
+
+/// As the table has it.
+fn shown(named: &Named) -> String {
+    named.member().to_string().trim_start_matches('@').to_owned()
 }
 
 impl Limits {
@@ -56,7 +160,7 @@ impl Limits {
         }
         let whose = of.map_or_else(String::new, |named| format!("{}: ", named.member()));
         let (soft, hard) = (size_text(soft), size_text(hard));
-        let what = format!("{whose}soft {soft}, hard {hard}, the soft one not above the hard one expected");
+        let what = format!("{whose}expected soft to be at most hard, found soft {soft} and hard {hard}");
         Err(Refusal { start: of.map(Named::start), ..Refusal::new(key, what) })
     }
 }
@@ -74,35 +178,31 @@ impl QuotasConfig {
             _ => None,
         };
         let users = self.users.iter().filter_map(|(named, limits)| Some((uid(named)?, limits.quota())));
-        let group =
-            |(named, limits): &(Named, Limits)| (UserSet::new([named.member()], &names), limits.quota());
-        let groups = self.groups.iter().map(group).collect();
+        let groups = self.groups.iter().map(|(named, limits)| limits.quota(named, &names)).collect();
         Quotas { default: self.default.quota(), users: users.collect(), groups, names }
     }
 
     /// Refuses names that do not exist, and limits that contradict each other.
     pub(super) fn check(&self, names: impl Fn() -> Names) -> Result<(), Refusal> {
         self.default.check("quotas.default", None)?;
-        let tables = [("quotas.users", &self.users), ("quotas.groups", &self.groups)];
-        for (key, table) in tables {
-            table.iter().try_for_each(|(named, limits)| limits.check(key, Some(named)))?;
+        self.users.iter().try_for_each(|(named, limits)| limits.check("quotas.users", Some(named)))?;
+        for (named, limits) in &self.groups {
+            for limits in [limits.each(), limits.together()] {
+                limits.check("quotas.groups", Some(named))?;
+            }
         }
-        let lists = tables
-            .map(|(key, table)| (key, table.iter().map(|(named, _)| named.clone()).collect::<Vec<_>>()));
-        check_names(lists.iter().map(|(key, list)| (*key, list)), names)
+        let users = self.users.iter().map(|(named, _)| named.clone()).collect();
+        let groups = self.groups.iter().map(|(named, _)| named.clone()).collect();
+        check_names([("quotas.users", &users), ("quotas.groups", &groups)].into_iter(), names)
     }
 
     pub(super) fn values(&self) -> [(&'static str, Value); 3] {
-        let table = |entries: &[(Named, Limits)]| -> Value {
-            let entry = |(named, limits): &(Named, Limits)| {
-                (named.member().to_string().trim_start_matches('@').to_owned(), limits.value())
-            };
-            json!(entries.iter().map(entry).collect::<BTreeMap<_, _>>())
-        };
+        let users = self.users.iter().map(|(named, limits)| (shown(named), limits.value()));
+        let groups = self.groups.iter().map(|(named, limits)| (shown(named), limits.value()));
         [
             ("quotas.default", self.default.value()),
-            ("quotas.users", table(&self.users)),
-            ("quotas.groups", table(&self.groups)),
+            ("quotas.users", json!(users.collect::<BTreeMap<_, _>>())),
+            ("quotas.groups", json!(groups.collect::<BTreeMap<_, _>>())),
         ]
     }
 }
@@ -111,22 +211,19 @@ fn of_users<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, Li
     entries(deserializer, "a user or a uid", str::to_owned)
 }
 
-fn of_groups<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, Limits)>, D::Error> {
+fn of_groups<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, GroupLimits)>, D::Error> {
     entries(deserializer, "a group or a gid", |name| format!("@{}", name.strip_prefix('@').unwrap_or(name)))
 }
 
 /// The entries of a table whose keys name users or groups.
-fn entries<'de, D: Deserializer<'de>>(
+fn entries<'de, D: Deserializer<'de>, L: Deserialize<'de>>(
     deserializer: D,
     expected: &str,
     member: impl Fn(&str) -> String,
-) -> Result<Vec<(Named, Limits)>, D::Error> {
-    let table = BTreeMap::<Spanned<String>, Limits>::deserialize(deserializer)?;
-    let entry = |(key, limits): (Spanned<String>, Limits)| {
-        let wrong = || {
-            let found = serde::de::Unexpected::Str(key.get_ref());
-            <D::Error as serde::de::Error>::invalid_value(found, &expected)
-        };
+) -> Result<Vec<(Named, L)>, D::Error> {
+    let table = BTreeMap::<Spanned<String>, L>::deserialize(deserializer)?;
+    let entry = |(key, limits): (Spanned<String>, L)| {
+        let wrong = || D::Error::invalid_value(Unexpected::Str(key.get_ref()), &expected);
         let member = values::member_of(&member(key.get_ref())).filter(|member| *member != Member::Everyone);
         Ok((Named::new(member.ok_or_else(wrong)?, key.span().start), limits))
     };
@@ -166,6 +263,27 @@ mod tests {
     }
 
     #[test]
+    fn group_has_limits_of_each_member_and_of_all_together() {
+        let text = "[quotas.groups]\nlab = { hard = \"1 GiB\", together = \"10 TiB\" }\n\
+                    1008 = { together = { soft = 5, hard = 6 } }\n1009 = {}\n1010 = { together = 7 }\n";
+        let config = parse(text);
+        let groups = config.quotas().groups;
+        let limits = |soft, hard| UserQuota { soft, hard };
+        let found = |name: &str| {
+            let group = groups.iter().find(|group| group.name == name).unwrap();
+            (group.each, group.together)
+        };
+        assert_eq!(found("lab"), (Some(limits(None, Some(1 << 30))), limits(None, Some(10 << 40))));
+        assert_eq!(found("1008"), (None, limits(Some(5), Some(6))));
+        assert_eq!(found("1009"), (Some(limits(None, None)), limits(None, None)), "no limit");
+        assert_eq!(found("1010"), (None, limits(None, Some(7))));
+        let shown = config.values().into_iter().find(|(key, _)| *key == "quotas.groups").unwrap().1;
+        assert_eq!(shown["lab"], json!({ "hard": "1 GiB", "together": "10 TiB" }));
+        assert_eq!(shown["1008"]["together"]["soft"], json!(5));
+        assert_eq!(shown["1010"]["together"], json!(7));
+    }
+
+    #[test]
     fn unknown_names_are_refused_with_the_nearest_one() {
         for (text, key, name, what, hint) in [
             ("[quotas.users]\nbarbra = {}", "quotas.users", "barbra", "no such user: ", "\"barbara\"?"),
@@ -174,6 +292,8 @@ mod tests {
             let refusal = parse(text).check(names).unwrap_err();
             assert_eq!(refusal.key, key);
             assert!(refusal.what.starts_with(what), "{}", refusal.what);
+            let found = refusal.what.split_once(", found ").unwrap().1;
+            assert_eq!(found.trim_matches(['"', '@']), name, "{}", refusal.what);
             assert!(refusal.hint.clone().unwrap().contains(hint), "{:?}", refusal.hint);
             assert!(text[refusal.start.unwrap()..].starts_with(name), "{text}");
         }
@@ -182,17 +302,26 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_their_place() {
         for (text, message) in [
-            ("[quotas]\ndefault = 5", "c:2:11: quotas.default: 5, a table such as"),
+            ("[quotas]\ndefault = 5", "c:2:11: quotas.default: expected a table such as"),
             ("[quotas.default]\nhrad = 5", "c:2:1: unknown key \"hrad\""),
-            ("[quotas.default]\nhard = \"much\"", "c:2:8: quotas.default.hard: \"much\", a size such as"),
-            ("[quotas.users]\n\" a\" = {}", "\" a\", a user or a uid expected"),
+            ("[quotas.default]\nhard = \"much\"", "c:2:8: quotas.default.hard: expected a size such as"),
+            ("[quotas.users]\n\" a\" = {}", "expected a user or a uid, found \" a\""),
             (
                 "[quotas.users.0]\nsoft = 2\nhard = 1",
-                "c:1:15: quotas.users: 0: soft 2 bytes, hard 1 bytes, the soft one not above",
+                "c:1:15: quotas.users: 0: expected soft to be at most hard, found soft 2 bytes and hard 1 bytes",
             ),
             (
+                "[quotas.groups.0]\ntogether = { soft = 2, hard = 1 }",
+                "quotas.groups: @0: expected soft to be at most hard, found soft 2 bytes and hard 1 bytes",
+            ),
+            (
+                "[quotas.groups.0]\ntogether = true",
+                "c:2:12: quotas.groups.0.together: expected a size such as \"10 TiB\", a number of bytes, or a table",
+            ),
+            ("[quotas.groups.0]\ntogether = { hrad = 1 }", "c:2:14: unknown key \"hrad\""),
+            (
                 "[quotas.default]\nsoft = \"5 GiB\"\nhard = \"1 GiB\"",
-                "quotas.default: soft 5 GiB, hard 1 GiB,",
+                "quotas.default: expected soft to be at most hard, found soft 5 GiB and hard 1 GiB",
             ),
         ] {
             let error = Config::parse(Path::new("c"), text).unwrap_err().to_string();

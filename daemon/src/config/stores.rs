@@ -51,7 +51,7 @@ pub(super) fn check_lower(lower: &[PlacedPath]) -> Result<(), Refusal> {
     match repeated {
         None => Ok(()),
         Some((_, store)) => {
-            let what = format!("{:?}, each directory once expected", store.path);
+            let what = format!("expected each directory once, found {:?} again", store.path);
             Err(Refusal { start: Some(store.start), ..Refusal::new("lower", what) })
         }
     }
@@ -67,7 +67,7 @@ impl Config {
     pub(crate) fn check_root(&self, root: &Path) -> Result<(), ConfigError> {
         let itself = self.lower.iter().find(|store| store.path == root);
         itself.map_or(Ok(()), |store| {
-            let what = format!("lower: {root:?}, another store than the writable one expected");
+            let what = format!("lower: expected another store than the writable one, found {root:?}");
             Err(ConfigError::at(&store.place, what))
         })
     }
@@ -90,10 +90,10 @@ mod tests {
     #[test]
     fn directory_that_is_listed_twice_or_is_the_store_itself_is_named_with_its_place() {
         let error = parse("lower = [\"/a\", \"/b\",\n  \"/a/\"]").unwrap_err();
-        assert_eq!(error, "c:2:3: lower: \"/a/\", each directory once expected");
+        assert_eq!(error, "c:2:3: lower: expected each directory once, found \"/a/\" again");
         let config = parse("lower = [\"/a\", \"/b\"]").unwrap();
         let error = config.check_root(Path::new("/b/")).unwrap_err().to_string();
-        assert_eq!(error, "c:1:16: lower: \"/b/\", another store than the writable one expected");
+        assert_eq!(error, "c:1:16: lower: expected another store than the writable one, found \"/b/\"");
         config.check_root(Path::new("/c")).unwrap();
         assert_eq!(config.lower_paths(), [Path::new("/a"), Path::new("/b")]);
     }

@@ -187,7 +187,7 @@ pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
 struct Mode(u32);
 
 impl Value for Mode {
-    const EXPECTED: &'static str = "an octal mode such as \"0660\", at least \"0600\",";
+    const EXPECTED: &'static str = "an octal mode such as \"0660\", at least \"0600\"";
 
     fn of_text(text: &str) -> Option<Self> {
         let is_octal = (3..=5).contains(&text.trim_start_matches("0o").len());
@@ -226,7 +226,7 @@ pub(super) fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
 }
 
 impl Value for Member {
-    const EXPECTED: &'static str = "a user, a group such as \"@staff\", a number, or \"*\",";
+    const EXPECTED: &'static str = "a user, a group such as \"@staff\", a number, or \"*\"";
 
     fn of_text(text: &str) -> Option<Self> {
         if text == "*" {

@@ -20,7 +20,7 @@ mod sizes;
 pub(crate) use condition::ConditionReading;
 pub(crate) use events::{Events, RequestEnd};
 pub(crate) use readings::{AuditReading, Permits, Reading};
-pub(crate) use sizes::SizeReading;
+pub(crate) use sizes::{GroupReading, SizeReading};
 
 use condition::Condition;
 use readings::Readings;

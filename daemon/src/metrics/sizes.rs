@@ -15,8 +15,20 @@ pub(crate) struct SizeReading {
     pub(crate) reclaimable: u64,
     pub(crate) blobs: u64,
     pub(crate) models: u64,
+    /// The groups whose members have a quota together.
+    pub(crate) groups: Vec<GroupReading>,
     /// When it was determined, in seconds since 1970.
     pub(crate) seconds: f64,
+}
+
+/// What is charged to the members of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupReading {
+    /// As in the configuration.
+    pub(crate) name: String,
+    pub(crate) charged: u64,
+    /// 0 without a hard limit.
+    pub(crate) quota: u64,
 }
 
 #[derive(Debug)]
@@ -28,6 +40,8 @@ pub(super) struct Sizes {
     reclaimable: UintGauge,
     blobs: UintGauge,
     models: UintGauge,
+    group_charged: UintGauges,
+    group_quota: UintGauges,
     seconds: Gauge,
 }
 
@@ -47,6 +61,17 @@ impl Sizes {
                     "What the store's directory takes on disk, by kind as in the rows of blobd df.",
                 ),
                 &["kind"],
+            )?,
+            group_charged: register.gauges(
+                ("blobd_group_charged_bytes", "Disk space that is charged to the members of a group."),
+                &["group"],
+            )?,
+            group_quota: register.gauges(
+                (
+                    "blobd_group_quota_bytes",
+                    "The most that may be charged to the members of a group together; 0 without a hard limit.",
+                ),
+                &["group"],
             )?,
             seconds: register.time_gauge((
                 "blobd_sizes_timestamp_seconds",
@@ -68,6 +93,13 @@ impl Sizes {
             (&self.models, sizes.models),
         ] {
             gauge.set(value);
+        }
+        // A group may have lost its quota.
+        self.group_charged.reset();
+        self.group_quota.reset();
+        for GroupReading { name, charged, quota } in &sizes.groups {
+            self.group_charged.with_label_values(&[name]).set(*charged);
+            self.group_quota.with_label_values(&[name]).set(*quota);
         }
         self.seconds.set(sizes.seconds);
     }

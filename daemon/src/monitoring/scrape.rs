@@ -6,12 +6,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::space::UsageKind;
 use blobd_registry::Troubles;
-use blobd_store::StoreEvents;
+use blobd_store::{Payer, Pool, StoreEvents};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::audit::{AuditStatus, ByClass};
-use crate::metrics::{AuditReading, ConditionReading, Permits, Reading, SizeReading};
+use crate::metrics::{AuditReading, ConditionReading, GroupReading, Permits, Reading, SizeReading};
 use crate::ops::{self, OpError};
 use crate::permits::PermitPool;
 use crate::state::{Daemon, WorkLimits};
@@ -164,8 +164,17 @@ fn sizes(daemon: &Daemon) -> Result<Option<SizeReading>, OpError> {
         reclaimable: usage.reclaimable_bytes,
         blobs: usage.blob_count,
         models: usage.models.len() as u64,
+        groups: groups(daemon)?,
         seconds: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     }))
+}
+
+fn groups(daemon: &Daemon) -> Result<Vec<GroupReading>, OpError> {
+    let group = |pool: &Pool| {
+        let charged = daemon.store.charged_bytes_of(&Payer::Pool(pool.clone()))?;
+        Ok(GroupReading { name: pool.name.clone(), charged, quota: pool.hard_bytes.unwrap_or_default() })
+    };
+    daemon.store.pools().iter().map(group).collect()
 }
 
 /// The names of `df`'s rows, as in its JSON, except that `unique` is what only one model needs.

@@ -46,8 +46,6 @@ pub enum OpError {
     NothingToRemove,
     #[error("model {name}: is pinned; run `blobd unpin {name}` first")]
     Pinned { name: String },
-    #[error("model {name}: is charged to uid {uid}, who has to promote it")]
-    ChargedToAnother { name: String, uid: u32 },
     #[error("model {name}: was changed by another command meanwhile; run this one again")]
     ChangedMeanwhile { name: String },
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
@@ -149,9 +147,7 @@ impl OpError {
             Self::NotInModel { .. } | Self::NotInTrash { .. } | Self::NoSuchDownload { .. } => {
                 ErrorCode::NotFound
             }
-            Self::Pinned { .. } | Self::DownloadOfAnother { .. } | Self::ChargedToAnother { .. } => {
-                ErrorCode::Denied
-            }
+            Self::Pinned { .. } | Self::DownloadOfAnother { .. } => ErrorCode::Denied,
             Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } => ErrorCode::Busy,
             Self::NoSpace { source, .. } => source.code(),
             Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
@@ -190,8 +186,8 @@ impl OpError {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
             }
             (_, ErrorCode::OverQuota) => {
-                "`blobd df --users` shows what is charged to you; an administrator can remove models of yours, or set a \
-                 larger quota in [quotas] of the daemon's configuration"
+                "`blobd df --users` shows what is charged; `blobd rm` of models that you have added lowers it, and an \
+                 administrator can set a larger quota in [quotas] of the daemon's configuration"
             }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
             (Self::Ingest { source, .. }, ErrorCode::InvalidInput) => source.advice()?,
@@ -237,7 +233,8 @@ fn store_hint(error: &StoreError) -> Option<String> {
             ));
         }
         StoreError::NameTaken { .. } => "give another name, or replace that model with --force",
-        StoreError::NameOfAnother { .. } => "give the model another name",
+        StoreError::NameOfAnother { .. } => "ask that user or an administrator, or use a name of your own",
+        StoreError::PinOfAnother { .. } => "ask an administrator to unpin it",
         StoreError::NoSuchModel { similar, .. } => return similar_names(similar),
         StoreError::MayBeHidden { similar, store, .. } => {
             let hidden = format!(
@@ -292,9 +289,10 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::NoSuchModel { .. } | StoreError::MayBeHidden { .. } | StoreError::Hidden { .. } => {
             ErrorCode::NotFound
         }
-        StoreError::Pinned { .. } | StoreError::NameOfAnother { .. } | StoreError::InLowerStore { .. } => {
-            ErrorCode::Denied
-        }
+        StoreError::Pinned { .. }
+        | StoreError::NameOfAnother { .. }
+        | StoreError::PinOfAnother { .. }
+        | StoreError::InLowerStore { .. } => ErrorCode::Denied,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::AmbiguousId { .. } => {
             ErrorCode::InvalidRequest
         }

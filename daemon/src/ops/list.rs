@@ -64,5 +64,6 @@ fn summary(tag: &TagSummary) -> ModelSummary {
         follows: tag.origin.source.clone(),
         damage: manifest.err().cloned(),
         store: tag.lower.as_ref().map(|place| place.display().to_string()),
+        added_by: tag.account.filter(|_| tag.lower.is_none()).map(|account| account.uid),
     }
 }

@@ -23,8 +23,8 @@ pub(super) fn displaced(store: &Store, requester: Requester, committed: Committe
     let Some(displaced) = committed.displaced else { return Vec::new() };
     let kept_until = displaced.kept_until;
     let untagged = [displaced.untagged(store)];
-    let deleted = match (kept_until, requester.quota().hard) {
-        (None, Some(_)) => collect_displaced(store, requester.uid(), &untagged[0].nodes),
+    let deleted = match (kept_until, requester.limits(store).is_empty()) {
+        (None, false) => collect_displaced(store, requester.uid(), &untagged[0].nodes),
         _ => GcPlan::default(),
     };
     let account = gc::Account::of(store, &untagged, &deleted.deletions);

@@ -5,21 +5,26 @@ use blobd_client::protocol::upkeep::Pinned;
 use blobd_store::Store;
 
 use super::OpError;
+use crate::requester::Requester;
 
 /// Pins or unpins a model.
-pub fn pin(store: &Store, params: &PinParams) -> Result<Pinned, OpError> {
+///
+/// # Errors
+/// Those of [`Store::check_change`].
+pub fn pin(store: &Store, requester: Requester, params: &PinParams) -> Result<Pinned, OpError> {
     // Before the lock: a look-up in a lower store may take long.
     let reference = store.resolve_for_change(&params.reference)?;
     // Prevents a removal between the check and the change.
     let _tags = store.lock_tags();
     store.check_tag(&reference)?;
-    let was_pinned = if params.pinned {
-        let was_pinned = store.is_pinned(&reference);
-        store.pin(&reference)?;
-        was_pinned
+    let unchanged = if params.pinned {
+        store.check_own(&reference, requester.name_user())?;
+        let before = store.pinner_of(&reference);
+        store.pin(&reference, requester.pinner())?;
+        before == store.pinner_of(&reference)
     } else {
-        store.unpin(&reference)?
+        store.check_change(&reference, requester.name_user())?;
+        !store.unpin(&reference)?
     };
-    let unchanged = was_pinned == params.pinned;
     Ok(Pinned { name: reference.short(), pinned: params.pinned, unchanged })
 }

@@ -18,9 +18,10 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let target = target_name(params)?;
     let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;
-    let known = known_files(store, registry, policy, &params.source)?;
+    let reusable = Reusable::new(store, policy);
+    let known = known_files(pull, &reusable)?;
     let remote = handle.block_on(resolve(registry, params, &known, events.closed()))?;
-    check_pull(pull, reference, &remote)?;
+    check_pull(pull, &reusable, reference, &remote)?;
     name_change(pull, reference).check(&target, |present| may_be(present, &remote))?;
     let chosen = chosen_files(&remote);
     let (digest, files) = match remote {
@@ -31,7 +32,6 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     };
     // Protects what is found until it has been compared.
     let lease = store.leases().grant(format!("plan of a pull of {}", reference.short()));
-    let reusable = Reusable::of_files(store, policy, &files)?;
     let planned: Vec<_> =
         files.iter().map(|file| planned(pull, &lease, &reusable, file)).collect::<Result<_, OpError>>()?;
     let (files, needs): (Vec<_>, Vec<_>) = planned.into_iter().unzip();
@@ -40,7 +40,8 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     drop(lease);
     let space = planned_space(pull, last_opened, sum(&mut needs.into_iter()))?;
     let evicted_bytes = space.evicted.last().map_or(0, |last| last.freed_bytes);
-    let evicted_bytes = match store.can_make_space() && space.limit != SpaceLimit::UserQuota {
+    let is_of_store = matches!(space.limit, SpaceLimit::Disk | SpaceLimit::Quota);
+    let evicted_bytes = match store.can_make_space() && is_of_store {
         true => evicted_bytes.saturating_add(space.reclaimable_bytes.unwrap_or_default()),
         false => 0,
     };
@@ -56,21 +57,25 @@ fn planned_space(
     needed_bytes: u64,
 ) -> Result<PlannedSpace, OpError> {
     let space = space_of_store(pull.store, last_opened, needed_bytes)?;
-    let requester = pull.requester;
     // What takes nothing is not refused, however much is charged to the user.
-    let Some(hard_bytes) = requester.quota().hard.filter(|_| needed_bytes > 0) else { return Ok(space) };
-    let left_bytes = pull.store.quota_left(requester.uid(), hard_bytes)?;
-    // A quota that is too small refuses the pull first, before anything is freed.
-    if left_bytes >= needed_bytes.max(space.available_bytes) {
+    if needed_bytes == 0 {
         return Ok(space);
     }
-    let missing_bytes = needed_bytes.saturating_sub(left_bytes);
-    let (available_bytes, limit) = (left_bytes, SpaceLimit::UserQuota);
-    let replaced_bytes = gc::displaced_bytes(pull.store, Some(requester.uid())).ok();
+    let limits = pull.requester.limits(pull.store);
+    let left = limits.iter().zip(pull.store.quotas_left(&limits)?);
+    // A quota that is too small refuses the pull first, before anything is freed.
+    let tightest = left.min_by_key(|(_, left_bytes)| *left_bytes);
+    let tightest = tightest.filter(|(_, left_bytes)| *left_bytes < needed_bytes.max(space.available_bytes));
+    let Some((limit, available_bytes)) = tightest else { return Ok(space) };
+    let missing_bytes = needed_bytes.saturating_sub(available_bytes);
+    let replaced_bytes = gc::displaced_bytes(pull.store, Some(&limit.payer)).ok();
+    let group = limit.payer.group().map(str::to_owned);
+    let limit = if group.is_some() { SpaceLimit::GroupQuota } else { SpaceLimit::UserQuota };
     Ok(PlannedSpace {
         needed_bytes,
         available_bytes,
         limit,
+        group,
         missing_bytes,
         replaced_bytes,
         ..PlannedSpace::default()
@@ -113,10 +118,9 @@ fn space_of_store(
 fn planned(
     pull: Pull<'_>,
     lease: &Lease,
-    reusable: &Reusable,
+    reusable: &Reusable<'_>,
     file: &RemoteFile,
 ) -> Result<(PlannedFile, u64), OpError> {
-    let store = pull.store;
     let size = file.size();
     let name = file.digest().map_or_else(|| file.label(), |_| file.media_type().component().to_owned());
     let bare = PlannedFile {
@@ -129,13 +133,12 @@ fn planned(
         download_bytes: size,
     };
     if let Some(descriptor) = file.descriptor().or_else(|| file.unchanged())
-        && reusable.contains(descriptor.digest)
-        && store.stored_file_now(&descriptor)?.is_some()
-        && store.has_file(&descriptor)?
+        && reusable.has_file(&descriptor)?
     {
         return Ok((PlannedFile { stored_bytes: size, download_bytes: 0, ..bare }, 0));
     }
-    let plan = transfer_plan(pull, lease, file)?;
+    let download = reusable.download(file, (&pull.params.source, pull.requester.uid()))?;
+    let plan = transfer_plan(pull, reusable, lease, &download)?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);
     Ok((PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare }, plan.needed_bytes))

@@ -119,6 +119,28 @@ impl CallerPolicy {
         restricted.check(&format!("model {}", model.reference.short()), &subject)
     }
 
+    /// Whether the user may read the stored model with this name and manifest. Reads its files only if the decision
+    /// depends on licenses and formats.
+    pub(super) fn may_read(
+        &self,
+        store: &Store,
+        reference: &Reference,
+        manifest: Digest,
+    ) -> Result<bool, OpError> {
+        let Some(restricted) = &self.0 else { return Ok(true) };
+        let mut subject = restricted.of_names(store, (manifest, reference), None)?;
+        if restricted.needs_terms(&subject) {
+            let model = store.model(reference)?;
+            if model.manifest.digest() != manifest {
+                // Another model has got the name.
+                return Ok(false);
+            }
+            subject.terms = restricted.cached_terms(store, &model)?;
+        }
+        let decision = restricted.policy.decide(&restricted.principal, &subject);
+        Ok(!matches!(decision, Decision::Denied(_)))
+    }
+
     /// As [`Self::check_stored`] of the model of this name.
     pub(crate) fn check_named(&self, store: &Store, reference: &Reference) -> Result<(), OpError> {
         if self.0.is_none() {
@@ -169,13 +191,24 @@ impl Restricted {
         model: &Model,
         new_name: Option<&Reference>,
     ) -> Result<Subject, OpError> {
-        let mut subject = Subject::default();
-        subject.add_name(&model.reference);
-        new_name.into_iter().for_each(|name| subject.add_name(name));
-        self.add_stored(&mut subject, store, (model.manifest.digest(), Some(&model.reference)))?;
+        let mut subject = self.of_names(store, (model.manifest.digest(), &model.reference), new_name)?;
         if self.needs_terms(&subject) {
             subject.terms = self.cached_terms(store, model)?;
         }
+        Ok(subject)
+    }
+
+    /// A stored model without its licenses and formats.
+    fn of_names(
+        &self,
+        store: &Store,
+        (manifest, reference): (Digest, &Reference),
+        new_name: Option<&Reference>,
+    ) -> Result<Subject, OpError> {
+        let mut subject = Subject::default();
+        subject.add_name(reference);
+        new_name.into_iter().for_each(|name| subject.add_name(name));
+        self.add_stored(&mut subject, store, (manifest, Some(reference)))?;
         Ok(subject)
     }
 

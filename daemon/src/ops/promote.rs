@@ -23,8 +23,7 @@ type ReportProgress<'r> = dyn FnMut(u64, u64) -> bool + 'r;
 ///
 /// # Errors
 /// [`blobd_store::StoreError::DamagedBlob`], [`blobd_store::StoreError::Recipe`] if what lower stores have is wrong;
-/// then the tag is not set. [`OpError::DeniedByPolicy`]; [`OpError::ChargedToAnother`];
-/// [`OpError::ChangedMeanwhile`].
+/// then the tag is not set. [`OpError::DeniedByPolicy`]; those of [`Store::check_own`]; [`OpError::ChangedMeanwhile`].
 pub fn promote(
     store: &Arc<Store>,
     requester: Requester,
@@ -85,8 +84,8 @@ fn planned(
     })
 }
 
-/// What is copied for a name is charged to the user who added the name, so nobody else may do it but an
-/// administrator.
+/// What is copied for a name of this store is charged to the user who added the name, or to none if that is not recorded.
+/// So only that user and administrators may do it.
 fn check_payer(
     store: &Store,
     requester: Requester,
@@ -94,13 +93,10 @@ fn check_payer(
     promoted: &Promoted,
 ) -> Result<(), OpError> {
     let is_own_name = promoted.from.is_none() && promoted.copied_blobs > 0;
-    let payer = store.account_of(&model.reference, promoted.digest).filter(|_| is_own_name);
-    match payer {
-        Some(payer) if payer.uid != requester.uid() && !requester.may_administer() => {
-            Err(OpError::ChargedToAnother { name: promoted.name.clone(), uid: payer.uid })
-        }
-        _ => Ok(()),
+    if is_own_name {
+        store.check_own(&model.reference, requester.name_user())?;
     }
+    Ok(())
 }
 
 struct Progress<'p, 'r> {

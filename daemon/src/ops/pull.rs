@@ -15,7 +15,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PulledSource;
+use blobd_store_format::source::{PullSource, PulledSource};
 
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, compose};
@@ -26,7 +26,7 @@ use super::pull_source::{
 };
 use super::relief::Leftover;
 use super::remote_policy::check_pull;
-use super::reusable::{Reusable, separated};
+use super::reusable::{Download, Reusable};
 use super::stored_header::read_header;
 use super::{OpError, shards};
 use crate::permits::Permit;
@@ -46,22 +46,23 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;
     pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
-    let known = known_files(store, registry, policy, &params.source)?;
+    let reusable = Reusable::new(store, policy);
+    let known = known_files(pull, &reusable)?;
     let resolved = resolve(registry, params, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     let chosen = chosen_files(&remote);
     if let Some(chosen) = &chosen {
         pull.send(PullProgress { status: chosen.to_string(), ..PullProgress::default() });
     }
-    check_pull(pull, reference, &remote)?;
+    check_pull(pull, &reusable, reference, &remote)?;
     let change = name_change(pull, reference).reporting_to(events);
     change.check(&target, |present| may_be(present, &remote))?;
     store.make_reserve();
     let ingest = change.begin(change.lease())?;
     let limit = RateLimit::new(params.limit_rate);
     let sources = Sources::default();
-    let reusable = Reusable::of(store, policy, [])?;
-    let mut model = Incoming { pull, reference, limit, ingest, reusable, sources, corrected: Vec::new() };
+    let mut model =
+        Incoming { pull, reference, limit, ingest, reusable: &reusable, sources, corrected: Vec::new() };
     let (manifest, origin) = match remote {
         RemoteModel::Published(published) => {
             let files = layers(&params.source, &published);
@@ -150,8 +151,8 @@ struct Incoming<'p> {
     reference: &'p Reference,
     limit: RateLimit,
     ingest: Ingest,
-    /// The files that are not downloaded if they are stored.
-    reusable: Reusable,
+    /// What is not downloaded if it is stored.
+    reusable: &'p Reusable<'p>,
     sources: Sources,
     /// The files that had a wrong digest at first.
     corrected: Vec<CorrectedFile>,
@@ -174,8 +175,9 @@ impl Incoming<'_> {
         let taken = take(self);
         if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
             self.ingest.lease().release();
-            let own = files.iter().map(|file| file.of_one_user(self.pull.requester.uid()).identity());
-            self.pull.store.forget_partials(files.iter().map(RemoteFile::identity).chain(own));
+            // Not those of others that it was not to continue.
+            let used = files.iter().filter_map(|file| self.reusable.download(file, self.user()).ok());
+            self.pull.store.forget_partials(used.map(|download| download.file.identity()));
         }
         taken
     }
@@ -203,7 +205,6 @@ impl Incoming<'_> {
         if let Some(watch) = self.pull.watch {
             watch.expect(files.iter().map(RemoteFile::size).fold(0, u64::saturating_add));
         }
-        self.reusable = Reusable::of_files(self.ingest.store(), self.pull.policy, files)?;
         for file in files {
             self.expect(file)?;
         }
@@ -230,25 +231,35 @@ impl Incoming<'_> {
             !events.is_closed()
         };
         report(0);
-        let (own, guard, _permit) = self.acquire(file, report)?;
-        let file = own.as_ref().unwrap_or(file);
+        let (Download { file, continues }, guard, _permit) = self.acquire(file, report)?;
+        let file = &file;
         // Another pull may have completed it meanwhile.
-        self.reusable = Reusable::of_files(self.ingest.store(), pull.policy, [file])?;
+        self.reusable.look_again(file);
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
         let Pull { registry, handle, requester, .. } = self.pull;
         let uid = requester.uid();
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
-        let about = Some(DownloadAbout {
-            name: self.reference.short(),
-            source: self.pull.params.source.to_string(),
-            uid,
-        });
+        let source = self.pull.params.source.to_string();
+        let about = Some(DownloadAbout::of_pull(self.reference.short(), source, uid));
         let limits = transfers.limits(&self.limit);
         let (silence, again, as_stream) = (silence.clone(), again.clone(), as_stream.clone());
-        let job =
-            Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
+        let reusable = self.reusable;
+        let job = Job {
+            registry,
+            file,
+            handle,
+            uid,
+            about,
+            continues,
+            may_read: &|name, manifest| reusable.may_read(name, manifest),
+            limits,
+            silence,
+            again,
+            as_stream,
+            report: &report,
+        };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }
@@ -279,22 +290,26 @@ impl Incoming<'_> {
         Ok(Some(Held { file: descriptor, facts }))
     }
 
-    /// Acquires the transfer of a file and a permit to fetch. Returns the file too if it must be downloaded separately.
+    /// Acquires the transfer of a file and a permit to fetch.
     fn acquire(
         &self,
         file: &RemoteFile,
         report: impl Fn(u64) -> bool,
-    ) -> Result<(Option<RemoteFile>, TransferGuard, Permit), OpError> {
-        let Pull { policy, params, requester, .. } = self.pull;
+    ) -> Result<(Download, TransferGuard, Permit), OpError> {
         let (guard, permit) = self.acquire_transfer(file, &report)?;
         // Only now: an unfinished download may be one that was running until the guard was free.
-        let source = (&params.source, requester.uid());
-        let Some(own) = separated(self.ingest.store(), policy, file, source)? else {
-            return Ok((None, guard, permit));
-        };
+        if self.reusable.may_continue(file, self.user())? {
+            return Ok((Download { file: file.clone(), continues: true }, guard, permit));
+        }
         drop((guard, permit));
-        let (guard, permit) = self.acquire_transfer(&own, report)?;
-        Ok((Some(own), guard, permit))
+        let file = file.of_one_user(self.pull.requester.uid());
+        let (guard, permit) = self.acquire_transfer(&file, report)?;
+        let continues = self.reusable.may_continue(&file, self.user())?;
+        Ok((Download { file, continues }, guard, permit))
+    }
+
+    fn user(&self) -> (&PullSource, u32) {
+        (&self.pull.params.source, self.pull.requester.uid())
     }
 
     /// Holds neither while waiting for the other, which prevents deadlocks.
@@ -357,7 +372,7 @@ impl Incoming<'_> {
     /// Reserves space of the requester's quota for all missing files, before any of them is requested. If they do not
     /// fit as they are, finds out how much of them is new.
     fn reserve_quota(&self, files: &[RemoteFile]) -> Result<(), OpError> {
-        if self.pull.requester.quota().hard.is_none() {
+        if self.pull.requester.limits(self.ingest.store()).is_empty() {
             return Ok(());
         }
         let (mut missing, mut present) = (Vec::new(), BTreeSet::new());
@@ -369,18 +384,23 @@ impl Incoming<'_> {
         }
         self.ingest.claim_quota(&present)?;
         let mut whole = 0_u64;
-        for file in &missing {
-            let begun = file.digest().map(|digest| self.ingest.own_download_bytes(digest)).transpose()?;
+        let mut downloads = Vec::new();
+        for file in missing {
+            let download = self.reusable.download(file, self.user())?;
+            let is_known = file.digest().is_some();
+            let begun =
+                is_known.then(|| self.ingest.own_download_bytes(download.file.identity())).transpose()?;
             let size = self.ingest.store().size_on_disk(file.size());
             whole = whole.saturating_add(size.saturating_sub(begun.unwrap_or_default()));
+            downloads.push(download);
         }
         match self.ingest.reserve_free_quota(whole) {
             Err(StoreError::OverQuota { .. }) => {}
             reserved => return Ok(reserved?),
         }
         let mut needed_bytes = 0_u64;
-        for file in missing {
-            let plan = transfer_plan(self.pull, self.ingest.lease(), file)?;
+        for download in downloads {
+            let plan = transfer_plan(self.pull, self.reusable, self.ingest.lease(), &download)?;
             needed_bytes = needed_bytes.saturating_add(plan.needed_bytes);
         }
         Ok(self.ingest.reserve_quota(needed_bytes)?)
@@ -403,7 +423,7 @@ impl Incoming<'_> {
     fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
         let Some(file) = file.descriptor().or_else(|| file.unchanged()) else { return Ok(None) };
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
-        if !self.reusable.contains(file.digest) {
+        if !self.reusable.allows_file(&file)? {
             return Ok(None);
         }
         lease.protect(file.digest);

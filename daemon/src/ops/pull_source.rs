@@ -19,7 +19,7 @@ use super::OpError;
 use super::name_change::{NameChange, TargetName};
 use super::policy::CallerPolicy;
 use super::progress::send_progress;
-use super::reusable::Reusable;
+use super::reusable::{Download, Reusable};
 use crate::ingest::IngestError;
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
@@ -84,24 +84,18 @@ impl Pull<'_> {
 
 /// The files at a URL that are in the store, and their versions then. Their servers are asked for other versions
 /// only.
-pub(super) fn known_files(
-    store: &Store,
-    registry: &RegistryClient,
-    policy: &CallerPolicy,
-    source: &PullSource,
-) -> Result<Vec<KnownFile>, OpError> {
+pub(super) fn known_files(pull: Pull<'_>, reusable: &Reusable<'_>) -> Result<Vec<KnownFile>, OpError> {
+    let Pull { store, registry, params, .. } = pull;
     // The query of a URL may select a version, and is not recorded.
-    let PullSource::Url(url) = source else { return Ok(Vec::new()) };
-    if source.origin().is_none() {
+    let PullSource::Url(url) = &params.source else { return Ok(Vec::new()) };
+    if params.source.origin().is_none() {
         return Ok(Vec::new());
     }
     let urls: Vec<_> = registry.shards(url)?.iter().map(ToString::to_string).collect();
     let mut known = Vec::new();
-    let versions = store.file_versions(&urls)?;
-    let reusable = Reusable::of(store, policy, versions.iter().map(|version| version.digest))?;
-    for FileVersion { url, validator, size, digest } in versions {
+    for FileVersion { url, validator, size, digest } in store.file_versions(&urls)? {
         let file = Descriptor { media_type: MediaType::new(MediaType::OLLAMA_MODEL), digest, size };
-        if reusable.contains(digest) && store.stored_file_now(&file)?.is_some() && store.has_file(&file)? {
+        if reusable.has_file(&file)? {
             known.push(KnownFile { url, validator, size, digest });
         }
     }
@@ -188,14 +182,29 @@ fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
 /// samples.
 pub(super) fn transfer_plan(
     pull: Pull<'_>,
+    reusable: &Reusable<'_>,
     lease: &Lease,
-    file: &RemoteFile,
+    download: &Download,
 ) -> Result<TransferPlan, OpError> {
+    let Download { file, continues } = download;
     let Pull { store, registry, transfers, handle, requester, params, events, .. } = pull;
     let (uid, limits) = (requester.uid(), transfers.limits(&RateLimit::new(params.limit_rate)));
     let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
     let (about, again, as_stream) = (None, Flag::default(), Flag::default());
-    let job = Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
+    let job = Job {
+        registry,
+        file,
+        handle,
+        uid,
+        about,
+        continues: *continues,
+        may_read: &|name, manifest| reusable.may_read(name, manifest),
+        limits,
+        silence,
+        again,
+        as_stream,
+        report: &report,
+    };
     transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))
 }
 

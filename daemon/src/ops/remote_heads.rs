@@ -126,8 +126,21 @@ impl Inspector<'_> {
         let limits = transfers.limits(&RateLimit::new(params.limit_rate));
         let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
         let (about, again, as_stream) = (None, Flag::default(), Flag::default());
-        let job =
-            Job { registry, file, handle, uid, about, limits, silence, again, as_stream, report: &report };
+        let job = Job {
+            registry,
+            file,
+            handle,
+            uid,
+            about,
+            continues: false,
+            // A description is of what the server has.
+            may_read: &|_name, _manifest| false,
+            limits,
+            silence,
+            again,
+            as_stream,
+            report: &report,
+        };
         fetch(&job).map_err(|error| transfer_error(file, error))
     }
 }

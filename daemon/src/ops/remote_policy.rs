@@ -11,14 +11,21 @@ use super::OpError;
 use super::policy::terms_of;
 use super::pull_source::Pull;
 use super::remote_heads::remote_heads;
+use super::reusable::Reusable;
 use crate::policy::{Terms, TermsBuilder};
 
 /// Refuses a model that is to be pulled. Downloads the headers and the license texts if the decision depends on them.
-pub(super) fn check_pull(pull: Pull<'_>, name: &Reference, remote: &RemoteModel) -> Result<(), OpError> {
+pub(super) fn check_pull(
+    pull: Pull<'_>,
+    reusable: &Reusable<'_>,
+    name: &Reference,
+    remote: &RemoteModel,
+) -> Result<(), OpError> {
     let Pull { store, policy, params, .. } = pull;
     let manifest = published(remote);
     let terms = || {
-        let stored = manifest.map(|manifest| stored_model(store, name, manifest)).transpose()?.flatten();
+        let stored = manifest.map(|manifest| stored_model(store, reusable, name, manifest));
+        let stored = stored.transpose()?.flatten();
         match stored {
             Some(model) => terms_of(store, &model),
             None => Ok(terms_in(remote, &readable_heads(pull, remote)?)),
@@ -66,12 +73,18 @@ fn readable_heads(pull: Pull<'_>, remote: &RemoteModel) -> Result<Vec<FileHead>,
     }
 }
 
-/// The model if all its files are in the store.
-fn stored_model(store: &Store, name: &Reference, manifest: &Manifest) -> Result<Option<Model>, OpError> {
+/// The model if all its files are in the store and the user may be given them. The headers of others are downloaded:
+/// what a refusal says of them must not come from a model that is denied.
+fn stored_model(
+    store: &Store,
+    reusable: &Reusable<'_>,
+    name: &Reference,
+    manifest: &Manifest,
+) -> Result<Option<Model>, OpError> {
     let mut files = Vec::new();
     for file in manifest.files() {
         match store.stored_file_now(file)? {
-            Some(stored) if store.has_file(file)? => files.push(stored),
+            Some(stored) if reusable.has_file(file)? => files.push(stored),
             _ => return Ok(None),
         }
     }

@@ -7,12 +7,12 @@ use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::{NotRemoved, Removed};
 use blobd_client::protocol::upkeep::Spared;
 use blobd_store::gc::{self, Account, Untagged};
-use blobd_store::{Actor, Store, StoreError, Verb};
+use blobd_store::{Store, StoreError, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::lost_models::{kept, lost_model};
-use super::select::{Refusals, Selection, resolve_named, select};
+use super::select::{Refusals, Request, Selection, resolve_named, select};
 use super::{LastOpened, OpError, rfc3339};
 use crate::requester::Requester;
 
@@ -21,8 +21,8 @@ use crate::requester::Requester;
 /// the trash and frees nothing. A dry run reports the same and removes nothing.
 ///
 /// # Errors
-/// [`StoreError::NoSuchModel`] or [`OpError::Pinned`] for any of the names; then none is removed. If the request says
-/// to go on, the others are removed, and the response has the errors.
+/// [`StoreError::NoSuchModel`], [`OpError::Pinned`] or one of [`Store::check_change`] for any of the names; then none is
+/// removed. If the request says to go on, the others are removed, and the response has the errors.
 /// [`OpError::NothingToRemove`] if the request selects no models at all.
 pub fn remove(
     store: &Store,
@@ -34,22 +34,23 @@ pub fn remove(
     if params.references.is_empty() && params.patterns.is_empty() && !is_selected {
         return Err(OpError::NothingToRemove);
     }
+    let request = Request { last_opened, requester, params };
     if params.dry_run {
-        return plan(store, last_opened, params);
+        return plan(store, &request);
     }
-    let actor = requester.doing(Verb::Rm);
     store.with_reserve(|| match params.keep_seconds {
-        Some(seconds) => move_to_trash(store, last_opened, actor, params, Duration::from_secs(seconds)),
-        None => free(store, last_opened, actor, params),
+        Some(seconds) => move_to_trash(store, &request, Duration::from_secs(seconds)),
+        None => free(store, &request),
     })
 }
 
-fn plan(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Result<Removed, OpError> {
+fn plan(store: &Store, request: &Request<'_>) -> Result<Removed, OpError> {
+    let params = request.params;
     let mut refusals = Refusals::of(params);
     let named = resolve_named(store, params, &mut refusals)?;
     let (models, spared) = {
         let _tags = store.lock_tags();
-        checked(store, last_opened, params, &named, &mut refusals)?
+        checked(store, request, &named, &mut refusals)?
     };
     let mut account = Account::of(store, &models, &[]);
     account.kept.retain(|kept| !kept.by.is_empty());
@@ -64,13 +65,7 @@ fn plan(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Resul
     Ok(Removed { spared, failed, dry_run: true, ..removed(account, freed_bytes) })
 }
 
-fn move_to_trash(
-    store: &Store,
-    last_opened: &LastOpened,
-    actor: Actor,
-    params: &RemoveParams,
-    keep: Duration,
-) -> Result<Removed, OpError> {
+fn move_to_trash(store: &Store, request: &Request<'_>, keep: Duration) -> Result<Removed, OpError> {
     // Held until the tags are removed: a collection that saw neither record nor tag would delete the models.
     let lease = store.leases().grant("rm --keep");
     let mut trashed_until = None;
@@ -80,18 +75,13 @@ fn move_to_trash(
         trashed_until = Some(rfc3339(store.add_to_trash(reference, &manifest, keep)?));
         Ok(())
     };
-    let Dropped { models, spared, failed } = drop_names(store, last_opened, actor, params, trash)?;
+    let Dropped { models, spared, failed } = drop_names(store, request, trash)?;
     drop(lease);
     Ok(Removed { trashed_until, spared, failed, ..removed(Account::of(store, &models, &[]), 0) })
 }
 
-fn free(
-    store: &Store,
-    last_opened: &LastOpened,
-    actor: Actor,
-    params: &RemoveParams,
-) -> Result<Removed, OpError> {
-    let Dropped { models, spared, failed } = drop_names(store, last_opened, actor, params, |_| Ok(()))?;
+fn free(store: &Store, request: &Request<'_>) -> Result<Removed, OpError> {
+    let Dropped { models, spared, failed } = drop_names(store, request, |_| Ok(()))?;
     let candidates: BTreeSet<Digest> =
         models.iter().flat_map(|model| &model.nodes).map(|node| node.digest()).collect();
     // An unreadable manifest may need any blob: then the names are removed and the bytes kept.
@@ -133,15 +123,14 @@ struct Dropped {
 /// locked, so that none changes between check and removal.
 fn drop_names(
     store: &Store,
-    last_opened: &LastOpened,
-    actor: Actor,
-    params: &RemoveParams,
+    request: &Request<'_>,
     mut before: impl FnMut(&Reference) -> Result<(), OpError>,
 ) -> Result<Dropped, OpError> {
+    let (params, actor) = (request.params, request.requester.doing(Verb::Rm));
     let mut refusals = Refusals::of(params);
     let named = resolve_named(store, params, &mut refusals)?;
     let _tags = store.lock_tags();
-    let (models, spared) = checked(store, last_opened, params, &named, &mut refusals)?;
+    let (models, spared) = checked(store, request, &named, &mut refusals)?;
     let mut each = |models: Vec<Untagged>, step: &mut dyn FnMut(&Reference) -> Result<(), OpError>| {
         let mut done = Vec::new();
         for model in models {
@@ -158,12 +147,11 @@ fn drop_names(
 /// The models to remove with what they need, none of which is pinned, and those that match but stay.
 fn checked(
     store: &Store,
-    last_opened: &LastOpened,
-    params: &RemoveParams,
+    request: &Request<'_>,
     named: &[Reference],
     refusals: &mut Refusals,
 ) -> Result<(Vec<Untagged>, Vec<Spared>), OpError> {
-    let Selection { references, spared } = select(store, last_opened, params, named, refusals)?;
+    let Selection { references, spared } = select(store, request, named, refusals)?;
     let mut models = Vec::new();
     for reference in &references {
         let model = untagged(store, reference).map_err(OpError::from);

@@ -17,7 +17,8 @@ use crate::requester::Requester;
 /// removed.
 ///
 /// # Errors
-/// Those of [`Store::check_name`] if another model has the name, unless it is forced; [`OpError::DeniedByPolicy`].
+/// Those of [`Store::check_change`]; those of [`Store::check_name`] if another model has the name, unless it is forced;
+/// [`OpError::DeniedByPolicy`].
 pub fn rename(
     store: &Arc<Store>,
     requester: Requester,
@@ -35,6 +36,8 @@ fn rename_model(
 ) -> Result<Renamed, OpError> {
     let target = TargetName::given(&params.target)?;
     let source = store.resolve_for_change(&params.source)?;
+    // The commit checks this again.
+    store.check_change(&source, requester.name_user())?;
     let from = source.short();
     let change = NameChange::new(store, requester, Verb::Rename, format!("rename of {from}"));
     let change = change.replacing(params.force);

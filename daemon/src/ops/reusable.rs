@@ -1,108 +1,184 @@
-//! Which stored files and unfinished downloads a pull may use instead of downloading them.
+//! What of the store a pull may use in place of a download.
 //!
-//! A manifest, or a header of a web server, can name the digest of any stored file. If the store then had the file
-//! count as present, a user could read a model that the policy denies by naming its files in another one. So for a
-//! user whom a rule may deny something, a stored file counts only if it is one of a model that the user may read.
-//! Any other is downloaded: that proves that the user has a source for it. The store still keeps one copy.
+//! A manifest, or a header of a web server, can name the digest of any stored file, and a server can send samples that
+//! agree with tensors that its owner does not have. So what is stored is no proof of what the user may have. For a user
+//! whom a rule may deny something, stored bytes are used only if they belong to a model that the user may read: whole
+//! files, headers, tensors, and what has arrived of unfinished downloads. Anything else is downloaded, which proves that
+//! the user has a source for it. The store still keeps one copy.
+//!
+//! For users whom no rule denies anything, nothing is looked up.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
 
 use blobd_registry::RemoteFile;
-use blobd_store::{DownloadAbout, PartialFile, Store, StoreError, TagSummary};
+use blobd_store::{BytesFrom, PartialFile, Store};
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::OpError;
 use super::policy::CallerPolicy;
 
-/// The files that count as present if they are stored.
+/// What the user of one pull may be given from the store. Each model is decided about once.
 #[derive(Debug)]
-pub(super) struct Reusable(Option<BTreeSet<Digest>>);
+pub(super) struct Reusable<'p> {
+    store: &'p Arc<Store>,
+    policy: &'p CallerPolicy,
+    known: Mutex<Known>,
+}
 
-impl Reusable {
-    /// Which of the files with these digests may be reused.
-    pub(super) fn of(
-        store: &Store,
-        policy: &CallerPolicy,
-        wanted: impl IntoIterator<Item = Digest>,
-    ) -> Result<Self, OpError> {
-        if !policy.is_restricted() {
-            return Ok(Self(None));
+#[derive(Debug, Default)]
+struct Known {
+    /// Whether the user may read a model, by its name and manifest.
+    models: BTreeMap<(Reference, Digest), bool>,
+    /// Files of models that the user may read.
+    files: BTreeSet<Digest>,
+    /// Stored files that no such model had.
+    others: BTreeSet<Digest>,
+}
+
+/// How a file is downloaded.
+#[derive(Debug)]
+pub(super) struct Download {
+    /// The file, with a partial download that other users do not share if theirs must not be continued.
+    pub(super) file: RemoteFile,
+    /// Whether its partial download is continued.
+    pub(super) continues: bool,
+}
+
+impl<'p> Reusable<'p> {
+    pub(super) fn new(store: &'p Arc<Store>, policy: &'p CallerPolicy) -> Self {
+        Self { store, policy, known: Mutex::default() }
+    }
+
+    /// Whether the user may read a stored model. One that cannot be decided about counts as denied.
+    pub(super) fn may_read(&self, reference: &Reference, manifest: Digest) -> bool {
+        self.decide(reference, manifest).unwrap_or_else(|error| {
+            tracing::debug!("{}: its data is not reused: {error}", reference.short());
+            false
+        })
+    }
+
+    /// Whether a file is stored, and in a model that the user may read.
+    pub(super) fn has_file(&self, file: &Descriptor) -> Result<bool, OpError> {
+        Ok(self.allows_file(file)? && self.is_stored(file)?)
+    }
+
+    /// Whether a file, if it is stored, is one of a model that the user may read.
+    pub(super) fn allows_file(&self, file: &Descriptor) -> Result<bool, OpError> {
+        if !self.policy.is_restricted() {
+            return Ok(true);
         }
-        let wanted: BTreeSet<Digest> = wanted.into_iter().collect();
-        let mut allowed = BTreeSet::new();
-        if wanted.is_empty() {
-            return Ok(Self(Some(allowed)));
-        }
-        for tag in store.all_summaries()? {
-            if files_of(&tag).iter().any(|file| wanted.contains(file) && !allowed.contains(file)) {
-                allowed.extend(allowed_files(store, policy, &tag)?.intersection(&wanted));
+        {
+            let known = self.known();
+            if known.files.contains(&file.digest) || known.others.contains(&file.digest) {
+                return Ok(known.files.contains(&file.digest));
             }
         }
-        Ok(Self(Some(allowed)))
+        Ok(self.is_stored(file)? && self.find_model_with(file.digest)?)
     }
 
-    /// The same for the files of a model at a registry.
-    pub(super) fn of_files<'f>(
-        store: &Store,
-        policy: &CallerPolicy,
-        files: impl IntoIterator<Item = &'f RemoteFile>,
-    ) -> Result<Self, OpError> {
-        let digest = |file: &RemoteFile| Some(file.descriptor().or_else(|| file.unchanged())?.digest);
-        Self::of(store, policy, files.into_iter().filter_map(digest))
-    }
-
-    pub(super) fn contains(&self, file: Digest) -> bool {
-        self.0.as_ref().is_none_or(|allowed| allowed.contains(&file))
-    }
-}
-
-fn files_of(tag: &TagSummary) -> &[Digest] {
-    tag.manifest.as_ref().map_or(&[], |manifest| &manifest.files)
-}
-
-/// The files of a stored model that the user may read; none if the model is denied or damaged.
-fn allowed_files(
-    store: &Store,
-    policy: &CallerPolicy,
-    tag: &TagSummary,
-) -> Result<BTreeSet<Digest>, OpError> {
-    let none = BTreeSet::new();
-    let model = match store.model(&tag.reference) {
-        Ok(model) => model,
-        Err(error) => {
-            tracing::debug!("{}: its files are not reused: {error}", tag.reference.short());
-            return Ok(none);
+    /// Forgets that no model that the user may read has a file: another pull may have completed one.
+    pub(super) fn look_again(&self, file: &RemoteFile) {
+        let digest = file.descriptor().or_else(|| file.unchanged()).map(|file| file.digest);
+        if let Some(digest) = digest {
+            self.known().others.remove(&digest);
         }
-    };
-    match policy.check_stored(store, &model, None) {
-        Ok(()) => Ok(model.manifest.digests().into_iter().collect()),
-        Err(OpError::DeniedByPolicy { .. }) => Ok(none),
-        // It is replaced by what is downloaded.
-        Err(OpError::Damaged { digest, .. }) => {
-            store.quarantine_if_damaged(digest)?;
-            Ok(none)
+    }
+
+    /// How the file is downloaded for the user `uid` from `source`.
+    pub(super) fn download(
+        &self,
+        file: &RemoteFile,
+        (source, uid): (&PullSource, u32),
+    ) -> Result<Download, OpError> {
+        let user = (source, uid);
+        if self.may_continue(file, user)? {
+            return Ok(Download { file: file.clone(), continues: true });
         }
-        Err(error) => Err(error),
+        let file = file.of_one_user(uid);
+        let continues = self.may_continue(&file, user)?;
+        Ok(Download { file, continues })
+    }
+
+    /// Whether the user may be given what has arrived of a download: each part was received by an own pull or from the
+    /// same source, or is of a model that the user may read.
+    pub(super) fn may_continue(
+        &self,
+        file: &RemoteFile,
+        (source, uid): (&PullSource, u32),
+    ) -> Result<bool, OpError> {
+        // Without a digest, the download is named by the address that the file comes from.
+        if !self.policy.is_restricted() || file.digest().is_none() {
+            return Ok(true);
+        }
+        let about = self.store.download_about(file.identity());
+        if let Some(bytes_from) = about.and_then(|about| about.bytes_from) {
+            let source = source.to_string();
+            let mut may_have = true;
+            for origin in bytes_from {
+                may_have &= match origin {
+                    BytesFrom::Pull { source: other, uid: by } => by == uid || other == source,
+                    BytesFrom::Model(manifest) => self.may_read_manifest(manifest)?,
+                };
+            }
+            if may_have {
+                return Ok(true);
+            }
+        }
+        let partial = PartialFile::open(self.store, file.identity(), file.size())?;
+        Ok(partial.claimed_bytes() == 0)
+    }
+
+    fn may_read_manifest(&self, manifest: Digest) -> Result<bool, OpError> {
+        let names = self.store.names_of(manifest)?;
+        Ok(names.iter().any(|name| self.may_read(name, manifest)))
+    }
+
+    fn is_stored(&self, file: &Descriptor) -> Result<bool, OpError> {
+        Ok(self.store.stored_file_now(file)?.is_some() && self.store.has_file(file)?)
+    }
+
+    fn find_model_with(&self, file: Digest) -> Result<bool, OpError> {
+        for tag in self.store.all_summaries()? {
+            let Ok(manifest) = &tag.manifest else { continue };
+            if !manifest.files.contains(&file) {
+                continue;
+            }
+            if let Err(OpError::Damaged { digest, .. }) = self.decide(&tag.reference, manifest.digest) {
+                // It is replaced by what is downloaded.
+                self.store.quarantine_if_damaged(digest)?;
+            }
+            if self.may_read(&tag.reference, manifest.digest) {
+                self.known().files.extend(manifest.files.iter().copied());
+                return Ok(true);
+            }
+        }
+        self.known().others.insert(file);
+        Ok(false)
+    }
+
+    fn decide(&self, reference: &Reference, manifest: Digest) -> Result<bool, OpError> {
+        if !self.policy.is_restricted() {
+            return Ok(true);
+        }
+        let model = (reference.clone(), manifest);
+        if let Some(decided) = self.known().models.get(&model) {
+            return Ok(*decided);
+        }
+        let may_read = self.policy.may_read(self.store, reference, manifest)?;
+        self.known().models.insert(model, may_read);
+        Ok(may_read)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Each change is complete before anything can panic.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The file as this user may download it. An unfinished download of the same file by another user may be of a model
-/// that the policy denies, and nearly complete. It is continued only if it comes from the same source; otherwise the
-/// file is downloaded separately.
-pub(super) fn separated(
-    store: &Arc<Store>,
-    policy: &CallerPolicy,
-    file: &RemoteFile,
-    (source, uid): (&PullSource, u32),
-) -> Result<Option<RemoteFile>, StoreError> {
-    let Some(digest) = file.digest().filter(|_| policy.is_restricted()) else { return Ok(None) };
-    let is_shared = match store.download_about(digest) {
-        Some(DownloadAbout { source: others, uid: other, .. }) => {
-            other == uid || others == source.to_string()
-        }
-        None => PartialFile::open(store, digest, file.size())?.claimed_bytes() == 0,
-    };
-    Ok((!is_shared).then(|| file.of_one_user(uid)))
-}
+#[cfg(test)]
+mod tests;

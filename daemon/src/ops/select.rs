@@ -10,6 +10,14 @@ use blobd_store::{Store, StoreError};
 use blobd_store_format::reference::Reference;
 
 use super::{LastOpened, OpError, rfc3339};
+use crate::requester::Requester;
+
+/// A request to remove models.
+pub(super) struct Request<'r> {
+    pub(super) last_opened: &'r LastOpened,
+    pub(super) requester: Requester,
+    pub(super) params: &'r RemoveParams,
+}
 
 /// The models to remove, and those that match and stay.
 pub(super) struct Selection {
@@ -72,25 +80,26 @@ pub(super) fn resolve_named(
 ///
 /// # Errors
 /// Unless `refusals` records them: [`StoreError::NoSuchModel`] for a name that was removed meanwhile, or if no model
-/// matches a pattern; [`OpError::Pinned`] for the name of a pinned model.
+/// matches a pattern; [`OpError::Pinned`] for the name of a pinned model; those of [`Store::check_change`] for a name
+/// that is given.
 pub(super) fn select(
     store: &Store,
-    last_opened: &LastOpened,
-    params: &RemoveParams,
+    request: &Request<'_>,
     resolved: &[Reference],
     refusals: &mut Refusals,
 ) -> Result<Selection, OpError> {
+    let params = request.params;
     let has_rule = params.unused || params.older_than_seconds.is_some();
     let mut named = BTreeSet::new();
     for reference in resolved {
-        named.extend(refusals.note(&reference.short(), checked(store, reference, has_rule))?);
+        let checked = checked(store, request.requester, reference, has_rule);
+        named.extend(refusals.note(&reference.short(), checked)?);
     }
     let mut selection = Selection { references: BTreeSet::new(), spared: Vec::new() };
     for reference in matching(store, params, refusals)?.into_iter().chain(named.clone()) {
         // A name that is given is refused as a whole; a model that only matches is left out.
         let is_by_name = !has_rule && named.contains(&reference);
-        let reason =
-            if is_by_name { Ok(None) } else { reason_to_keep(store, last_opened, params, &reference) };
+        let reason = if is_by_name { Ok(None) } else { reason_to_keep(store, request, &reference) };
         match refusals.note(&reference.short(), reason)? {
             Some(None) => drop(selection.references.insert(reference)),
             Some(Some(reason)) => selection.spared.push(Spared { name: reference.short(), reason }),
@@ -101,8 +110,17 @@ pub(super) fn select(
 }
 
 /// A name that still exists. Only a rule leaves out a pinned model without an error.
-fn checked(store: &Store, stored: &Reference, has_rule: bool) -> Result<Reference, OpError> {
+fn checked(
+    store: &Store,
+    requester: Requester,
+    stored: &Reference,
+    has_rule: bool,
+) -> Result<Reference, OpError> {
     store.check_tag(stored)?;
+    match has_rule {
+        true => store.check_own(stored, requester.name_user())?,
+        false => store.check_change(stored, requester.name_user())?,
+    }
     if !has_rule && store.is_pinned(stored) {
         return Err(OpError::Pinned { name: stored.short() });
     }
@@ -134,10 +152,14 @@ fn matching(
 
 fn reason_to_keep(
     store: &Store,
-    last_opened: &LastOpened,
-    params: &RemoveParams,
+    request: &Request<'_>,
     reference: &Reference,
 ) -> Result<Option<String>, OpError> {
+    let Request { last_opened, requester, params } = request;
+    match store.check_own(reference, requester.name_user()) {
+        Err(StoreError::NameOfAnother { .. }) => return Ok(Some("added by another user".to_owned())),
+        checked => checked?,
+    }
     if store.is_pinned(reference) {
         return Ok(Some("pinned".to_owned()));
     }

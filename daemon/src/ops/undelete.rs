@@ -14,10 +14,11 @@ use super::policy::CallerPolicy;
 use super::{OpError, rfc3339};
 use crate::requester::Requester;
 
-/// Restores a model under its old name, or under another one. If several have that name, restores the one that was removed last.
+/// Restores a model under its old name, or under another one. If several have that name, restores the one that was
+/// removed last. Only administrators restore models whose names others had added.
 ///
 /// # Errors
-/// [`OpError::NotInTrash`]; those of [`Store::check_name`] when another model has the name, unless it is forced;
+/// [`OpError::NotInTrash`]; [`blobd_store::StoreError::NameOfAnother`]; those of [`Store::check_name`] when another model has the name, unless it is forced;
 /// [`blobd_store::StoreError`] when the model is incomplete.
 pub fn undelete(
     store: &Arc<Store>,
@@ -38,7 +39,7 @@ fn restore(
     let cause = format!("undelete {}", params.reference.short());
     let change = NameChange::new(store, requester, Verb::Undelete, cause).replacing(params.force);
     let lease = change.lease();
-    let trashed = find(store, &params.reference)?;
+    let trashed = find(store, requester, &params.reference)?;
     let (reference, manifest) = (params.name.as_ref().unwrap_or(&trashed.reference), &trashed.manifest);
     TargetName::given(reference)?;
     lease_all(store, &lease, manifest)?;
@@ -81,16 +82,28 @@ pub fn trash(store: &Store) -> Result<TrashList, OpError> {
         removed: rfc3339(trashed.removed),
         expires: rfc3339(trashed.expires),
         replaced: trashed.displaced,
+        added_by: trashed.account.map(|account| account.uid),
     };
     Ok(TrashList { models: store.trash()?.into_iter().map(listed).collect() })
 }
 
-fn find(store: &Store, reference: &Reference) -> Result<blobd_store::TrashedModel, OpError> {
+fn find(
+    store: &Store,
+    requester: Requester,
+    reference: &Reference,
+) -> Result<blobd_store::TrashedModel, OpError> {
     let pinned = reference.digest();
     let of_that_name = store.trash()?.into_iter().filter(|trashed| {
         trashed.reference.same_model(reference)
             && pinned.is_none_or(|digest| digest == trashed.manifest.digest())
     });
-    let found = of_that_name.max_by_key(|trashed| trashed.removed);
-    found.ok_or_else(|| OpError::NotInTrash { name: reference.short() })
+    let (own, others): (Vec<_>, Vec<_>) =
+        of_that_name.partition(|trashed| trashed.check_own(requester.name_user()).is_ok());
+    match own.into_iter().max_by_key(|trashed| trashed.removed) {
+        Some(found) => Ok(found),
+        None => {
+            others.first().map_or(Ok(()), |trashed| trashed.check_own(requester.name_user()))?;
+            Err(OpError::NotInTrash { name: reference.short() })
+        }
+    }
 }

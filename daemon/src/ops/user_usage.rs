@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use blobd_client::protocol::accounts::{ChargedUser, UserUsage};
-use blobd_store::{Store, UserCharge};
+use blobd_client::protocol::accounts::{ChargedGroup, ChargedUser, UserUsage};
+use blobd_store::{Pool, Store, UserCharge};
 
 use super::OpError;
 use crate::names::Names;
@@ -48,10 +48,34 @@ pub(crate) fn user_usage(
         let own = row(&own.unwrap_or(UserCharge { uid, ..UserCharge::default() }));
         // The groups of the connection may be others than those in the system's files.
         let own = ChargedUser { quota: quota.limits(), state: quota.state(own.charged_bytes), ..own };
-        return Ok(UserUsage { users: vec![own], disk_bytes: None });
+        let groups = groups(store, &charges, Some(requester.uid()));
+        return Ok(UserUsage { users: vec![own], groups, disk_bytes: None });
     }
     let disk_bytes = charges.iter().map(|charge| charge.charged_bytes).fold(0, u64::saturating_add);
     let mut users: Vec<ChargedUser> = charges.iter().map(row).collect();
     users.sort_by_key(|user| (user.uid.is_none(), Reverse(user.charged_bytes), user.uid));
-    Ok(UserUsage { users, disk_bytes: Some(disk_bytes) })
+    Ok(UserUsage { users, groups: groups(store, &charges, None), disk_bytes: Some(disk_bytes) })
+}
+
+/// The groups with quotas, with `member` only those that this user is a member of.
+fn groups(store: &Store, charges: &[UserCharge], member: Option<u32>) -> Vec<ChargedGroup> {
+    let pools = store.pools();
+    let uids: Vec<u32> = charges.iter().filter_map(|charge| charge.uid).chain(member).collect();
+    pools.iter().for_each(|pool| pool.members.prepare(&uids));
+    let shown = pools.iter().filter(|pool| member.is_none_or(|uid| pool.members.contains(uid)));
+    let group = |pool: &Pool| {
+        let of_members =
+            charges.iter().filter(|charge| charge.uid.is_some_and(|uid| pool.members.contains(uid)));
+        let charged_bytes =
+            of_members.clone().map(|charge| charge.charged_bytes).fold(0, u64::saturating_add);
+        let quota = UserQuota { soft: pool.soft_bytes, hard: pool.hard_bytes };
+        ChargedGroup {
+            group: pool.name.clone(),
+            charged_bytes,
+            members: of_members.filter(|charge| charge.charged_bytes > 0).count() as u64,
+            quota: quota.limits().unwrap_or_default(),
+            state: quota.state(charged_bytes),
+        }
+    };
+    shown.map(group).collect()
 }

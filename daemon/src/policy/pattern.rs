@@ -27,9 +27,9 @@ pub(crate) enum PatternError {
     TooLong,
     #[error("letters, digits, - _ . : / @ + [ ] and * for any characters")]
     Character,
-    #[error("a host such as \"hf.co\" or \"*.example.com\", without scheme and path,")]
+    #[error("a host such as \"hf.co\" or \"*.example.com\", without scheme and path")]
     Host,
-    #[error("a name such as \"acme/*\" or \"*:latest\", without scheme and digest,")]
+    #[error("a name such as \"acme/*\" or \"*:latest\", without scheme and digest")]
     Name,
 }
 

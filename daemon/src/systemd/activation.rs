@@ -24,13 +24,13 @@ pub(crate) struct PassedSocket {
 /// What systemd has passed cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ActivationError {
-    #[error("{variable}: {value:?}, a number expected")]
+    #[error("{variable}: expected a number, found {value:?}")]
     NoNumber { variable: &'static str, value: String },
-    #[error("systemd has passed {count} descriptors{names}, one expected")]
+    #[error("descriptors from systemd: expected one, found {count}{names}")]
     Count { count: u32, names: String },
-    #[error("systemd has passed {found}, a listening Unix stream socket expected")]
+    #[error("descriptor from systemd: expected a listening Unix stream socket, found {found}")]
     NotListening { found: &'static str },
-    #[error("systemd has passed a socket without a path in the file system, which clients need")]
+    #[error("descriptor from systemd: expected a socket with a path in the file system, found one without")]
     NoPath,
     #[error("the descriptor that systemd has passed: {0}")]
     Io(#[from] io::Error),
@@ -140,9 +140,9 @@ mod tests {
     fn several_descriptors_are_refused_with_their_names() {
         let several = [("LISTEN_PID", "7"), ("LISTEN_FDS", "2"), ("LISTEN_FDNAMES", "blobd.socket:metrics")];
         let refusal = is_passed(&several).unwrap_err();
-        assert_eq!(refusal, "systemd has passed 2 descriptors (blobd.socket, metrics), one expected");
+        assert_eq!(refusal, "descriptors from systemd: expected one, found 2 (blobd.socket, metrics)");
         let refusal = is_passed(&[("LISTEN_PID", "7"), ("LISTEN_FDS", "one")]).unwrap_err();
-        assert_eq!(refusal, "LISTEN_FDS: \"one\", a number expected");
+        assert_eq!(refusal, "LISTEN_FDS: expected a number, found \"one\"");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use blobd_store_format::descriptor::{Archive, Compression, Descriptor};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::model_facts::ModelFacts;
-use blobd_store_format::recipe::Recipe;
+use blobd_store_format::reference::Reference;
 use blobd_store_format::split::SplitPlan;
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -71,7 +71,7 @@ pub(crate) use silence::Silence;
 use single_flight::SingleFlight;
 pub(crate) use single_flight::TransferGuard;
 use start::Start;
-use tensor_reuse::ReusedTensors;
+use tensor_reuse::{ReusedTensors, SimilarFile};
 pub use two_copies::TwoCopies;
 
 /// The state that the transfers of one daemon share.
@@ -85,6 +85,9 @@ pub struct Transfers {
     hosts: Arc<Mutex<BTreeMap<String, Arc<PermitPool>>>>,
 }
 
+/// Whether the user of a transfer may read the stored model with this name and manifest.
+pub(crate) type MayRead<'m> = dyn Fn(&Reference, Digest) -> bool + Sync + 'm;
+
 /// A file to transfer, and the request that needs it.
 #[derive(Clone)]
 pub(crate) struct Job<'j> {
@@ -95,6 +98,10 @@ pub(crate) struct Job<'j> {
     pub(crate) uid: u32,
     /// The model and user of the pull, to be recorded with an unfinished download.
     pub(crate) about: Option<DownloadAbout>,
+    /// Whether what has arrived earlier is used. Otherwise it is discarded.
+    pub(crate) continues: bool,
+    /// Stored data is used in place of a download only if it belongs to such a model.
+    pub(crate) may_read: &'j MayRead<'j>,
     pub(crate) limits: Vec<RateLimit>,
     /// How long nothing has arrived.
     pub(crate) silence: Silence,
@@ -107,6 +114,10 @@ pub(crate) struct Job<'j> {
 }
 
 impl Job<'_> {
+    fn is_continued(&self) -> bool {
+        self.continues && self.file.is_resumable()
+    }
+
     /// Downloads a small file into memory.
     pub(crate) fn read_small(&self) -> Result<Vec<u8>, TransferError> {
         self.read_whole().map(|(bytes, _sender)| bytes)
@@ -281,7 +292,7 @@ impl Transfers {
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
         ingest.lease().protect(job.file.identity());
-        if !job.file.is_resumable() {
+        if !job.is_continued() {
             ingest.store().remove_partial(job.file.identity())?;
         }
         let received = match compression_of(job.file) {
@@ -313,9 +324,10 @@ impl Transfers {
             return Ok(TransferPlan::of_stream(job.file.size()));
         }
         let partial = PartialFile::open(store, job.file.identity(), job.file.size())?;
-        let resumed_bytes = if job.file.is_resumable() { partial.claimed_bytes() } else { 0 };
-        let similar_files = tensor_reuse::similar_files(store, job.file)?;
-        let near = similar_files.first().map(|similar| &**similar);
+        let partial = if job.is_continued() { partial } else { partial.discarded() };
+        let resumed_bytes = partial.claimed_bytes();
+        let similar_files = tensor_reuse::similar_files(store, job)?;
+        let near = similar_files.first().map(|similar| &*similar.recipe);
         let Head { plan, whole, .. } = match Start::of(job, store, &partial, near) {
             // All of the archive is downloaded.
             Err(TransferError::NoRanges) => return Ok(TransferPlan::of_stream(job.file.size())),
@@ -379,13 +391,14 @@ impl Transfers {
         let partial = PartialFile::open(ingest.store(), job.file.identity(), size)?;
         let similar_files = match reuse {
             Reuse::Nothing { .. } => Vec::new(),
-            Reuse::All | Reuse::NoHead => tensor_reuse::similar_files(ingest.store(), job.file)?,
+            Reuse::All | Reuse::NoHead => tensor_reuse::similar_files(ingest.store(), job)?,
         };
-        let near = similar_files.first().filter(|_| reuse == Reuse::All).map(|similar| &**similar);
+        let near = similar_files.first().filter(|_| reuse == Reuse::All);
+        let near_recipe = near.map(|similar| &*similar.recipe);
         let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = match reuse
         {
             Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial)?,
-            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near)?,
+            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near_recipe)?,
         };
         let partial = match reuse {
             Reuse::Nothing { wrong } => partial.receive_again(wrong),
@@ -396,13 +409,7 @@ impl Transfers {
             None => partial,
         };
         let assembler = partial.follow(plan, ingest.staging())?;
-        for (blob, digest) in assembler.stored() {
-            // Pinned before the check, so that no collection deletes it in between.
-            ingest.lease().protect(digest);
-            if ingest.store().blob_size(digest)?.is_none() {
-                assembler.forget_stored(blob);
-            }
-        }
+        keep_published(ingest, &assembler)?;
         let resumed_bytes = assembler.arrived_bytes();
         // A server without ranges cannot send samples.
         let reused = if whole.is_some() {
@@ -410,6 +417,9 @@ impl Transfers {
         } else {
             self.reused(ingest, job, &similar_files, &assembler)?
         };
+        // Before any of their bytes is used.
+        let head_of = near.filter(|_| has_reused_head).map(|similar| similar.model);
+        assembler.note_models(reused.models().chain(head_of).collect())?;
         admit(ingest, &assembler)?;
         start::write_head(&assembler, &parts)?;
         let media_type = job.file.media_type().clone();
@@ -442,7 +452,7 @@ impl Transfers {
         &self,
         ingest: &Ingest,
         job: &Job<'_>,
-        similar_files: &[Arc<Recipe>],
+        similar_files: &[SimilarFile],
         assembler: &Assembler,
     ) -> Result<ReusedTensors, TransferError> {
         let store = ingest.store();
@@ -490,6 +500,18 @@ fn compression_of(file: &RemoteFile) -> Option<Compression> {
         Some(Archive::Compressed(compression)) => Some(compression),
         _ => None,
     }
+}
+
+/// Leases the blobs that earlier transfers have published. Those that have been deleted since are received again.
+fn keep_published(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreError> {
+    for (blob, digest) in assembler.stored() {
+        // Pinned before the check, so that no collection deletes it in between.
+        ingest.lease().protect(digest);
+        if ingest.store().blob_size(digest)?.is_none() {
+            assembler.forget_stored(blob);
+        }
+    }
+    Ok(())
 }
 
 /// Reserves space for the blobs that are neither reused nor begun; those that are begun have reserved

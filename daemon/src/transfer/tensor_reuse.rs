@@ -1,5 +1,8 @@
 //! Reuses stored tensors of similar files instead of downloading them.
 //!
+//! Samples that agree do not show that the user has the tensor: a fine-tune agrees with its public base nearly
+//! everywhere. So only files of models that the user may read are similar files ([`Job::may_read`]).
+//!
 //! A registry gives only the digest of the whole file. But the head lists the tensors; where a stored file
 //! has a tensor of the same name, type and shape, a few of its bytes are fetched and compared. If they
 //! agree, the stored tensor is reused provisionally, and the digest of the whole file decides. If that is
@@ -27,8 +30,18 @@ pub(super) struct Candidate {
     pub(super) blob: usize,
     pub(super) digest: Digest,
     pub(super) size: u64,
+    /// The manifest of a model that has it.
+    model: Digest,
     /// How many samples of it agree.
     samples: usize,
+}
+
+/// A stored file that may share tensors with the one to download.
+#[derive(Clone, Debug)]
+pub(super) struct SimilarFile {
+    pub(super) recipe: Arc<Recipe>,
+    /// The manifest of the model that the user may read.
+    pub(super) model: Digest,
 }
 
 /// Stored blobs that are reused until the digest of the whole file is checked.
@@ -61,32 +74,33 @@ const MIN_REUSED_BYTES: u64 = 1 << 20;
 pub(super) fn candidates(
     store: &Store,
     lease: &Lease,
-    similar_files: &[Arc<Recipe>],
+    similar_files: &[SimilarFile],
     plan: &SplitPlan,
 ) -> Result<Vec<Candidate>, StoreError> {
-    let mut found: BTreeMap<usize, Digest> = BTreeMap::new();
-    for recipe in similar_files {
+    let mut found: BTreeMap<usize, (Digest, Digest)> = BTreeMap::new();
+    for SimilarFile { recipe, model } in similar_files {
         // A more similar file has priority.
         for (blob, digest) in same_tensors(plan, recipe) {
-            found.entry(blob).or_insert(digest);
+            found.entry(blob).or_insert((digest, *model));
         }
     }
     let mut candidates = Vec::new();
-    for (blob, digest) in found {
+    for (blob, (digest, model)) in found {
         let size = plan.blobs().get(blob).map_or(0, |planned| planned.size);
         // Pinned before the check, so that no collection deletes it in between.
         lease.protect(digest);
         if size > 0 && store.blob_size(digest)? == Some(size) {
-            candidates.push(Candidate { blob, digest, size, samples: 0 });
+            candidates.push(Candidate { blob, digest, size, model, samples: 0 });
         }
     }
     let all = candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add);
     Ok(if all < MIN_REUSED_BYTES { Vec::new() } else { candidates })
 }
 
-/// Recipes of stored files that may share tensors, the most similar first: other tags of the model, then
-/// files of about the same size.
-pub(super) fn similar_files(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Recipe>>, StoreError> {
+/// Stored files that may share tensors and that the user may read, the most similar first: other tags of the model,
+/// then files of about the same size.
+pub(super) fn similar_files(store: &Store, job: &Job<'_>) -> Result<Vec<SimilarFile>, StoreError> {
+    let file = job.file;
     if file.digest().is_none() {
         // Without an expected digest, reuse could not be verified.
         return Ok(Vec::new());
@@ -97,16 +111,22 @@ pub(super) fn similar_files(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<
         let size = model.manifest.as_ref().map_or(u64::MAX, |manifest| manifest.size);
         (!is_sibling(&model.reference), size.abs_diff(file.size()))
     });
-    let files = models.iter().filter_map(|model| model.manifest.as_ref().ok());
     let mut seen = BTreeSet::new();
     let mut similar_files = Vec::new();
-    for other in files.flat_map(|manifest| manifest.files.iter()).filter(|other| seen.insert(**other)) {
-        // Damaged ones are skipped here; `verify` reports them.
-        if let Ok(Some(recipe)) = store.recipe(*other) {
-            similar_files.push(recipe);
+    for model in &models {
+        let Ok(manifest) = &model.manifest else { continue };
+        let is_known = manifest.files.iter().all(|other| seen.contains(other));
+        if is_known || !(job.may_read)(&model.reference, manifest.digest) {
+            continue;
         }
-        if similar_files.len() == MAX_SIMILAR_FILES {
-            break;
+        for other in manifest.files.iter().filter(|other| seen.insert(**other)) {
+            // Damaged ones are skipped here; `verify` reports them.
+            if let Ok(Some(recipe)) = store.recipe(*other) {
+                similar_files.push(SimilarFile { recipe, model: manifest.digest });
+            }
+            if similar_files.len() == MAX_SIMILAR_FILES {
+                return Ok(similar_files);
+            }
         }
     }
     Ok(similar_files)
@@ -169,6 +189,11 @@ impl ReusedTensors {
 
     pub(super) fn candidates(&self) -> &[Candidate] {
         &self.candidates
+    }
+
+    /// The manifests of the models whose tensors are reused.
+    pub(super) fn models(&self) -> impl Iterator<Item = Digest> {
+        self.candidates.iter().map(|candidate| candidate.model)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -307,7 +332,7 @@ mod tests {
     use super::*;
 
     fn candidate(blob: usize, size: u64) -> Candidate {
-        Candidate { blob, digest: Digest::of(&[0]), size, samples: 1 }
+        Candidate { blob, digest: Digest::of(&[0]), size, model: Digest::of(&[1]), samples: 1 }
     }
 
     #[test]

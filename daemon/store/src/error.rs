@@ -53,12 +53,9 @@ pub enum StoreError {
     },
     /// The store's quota has too little space left.
     #[error(
-        "store {}: {} needed, {} available of the quota: {} of {} used",
+        "store {}: its quota is {}",
         root.display(),
-        human_bytes(*needed_bytes),
-        human_bytes(quota_bytes.saturating_sub(*used_bytes)),
-        human_bytes(*used_bytes),
-        human_bytes(*quota_bytes)
+        too_little_left(*quota_bytes, *used_bytes, *needed_bytes)
     )]
     Quota {
         /// The store.
@@ -70,22 +67,22 @@ pub enum StoreError {
         /// The most bytes that it may use.
         quota_bytes: u64,
     },
-    /// The quota of a user has too little space left.
+    /// The quota of a user or of a group has too little space left.
     #[error(
-        "quota of uid {uid}: {} needed, {} available: {} of {} used",
-        human_bytes(*needed_bytes),
-        human_bytes(limit_bytes.saturating_sub(*used_bytes)),
-        human_bytes(*used_bytes),
-        human_bytes(*limit_bytes)
+        "{} is {}",
+        group.as_ref().map_or_else(|| "your quota".to_owned(), |group| format!("the quota of group {group}")),
+        too_little_left(*limit_bytes, *used_bytes, *needed_bytes)
     )]
     OverQuota {
-        /// The user.
+        /// The user whom the bytes would be charged to.
         uid: u32,
+        /// The group whose members have too little left together; `None` if that is the user's own quota.
+        group: Option<String>,
         /// The bytes requested.
         needed_bytes: u64,
-        /// The bytes that are charged to the user, with those of transactions in progress.
+        /// The bytes that are charged to the user or the group, with those of transactions in progress.
         used_bytes: u64,
-        /// The most bytes that may be charged to the user.
+        /// The most bytes that may be charged to the user or the group.
         limit_bytes: u64,
     },
     /// A sync has failed, so it is unknown which writes are durable; or the store could not be opened
@@ -254,15 +251,23 @@ pub enum StoreError {
         /// Where that came from, if known.
         origin: Option<String>,
     },
-    /// Another model has the name, which another user has added.
-    #[error(
-        "model {name}: uid {uid} has added it, so only that user and administrators give the name to another model"
-    )]
+    /// Another user has added the name.
+    #[error("model {name}: {}, found uid {by}", adder_expected(*adder))]
     NameOfAnother {
         /// The name.
         name: String,
-        /// The user who has added it.
-        uid: u32,
+        /// The user who has added it; `None` if that is not recorded.
+        adder: Option<u32>,
+        /// The user who may not change it.
+        by: u32,
+    },
+    /// An administrator has pinned the name, or a user who had it before.
+    #[error("model {name}: was pinned by another user: expected an administrator, found uid {by}")]
+    PinOfAnother {
+        /// The name.
+        name: String,
+        /// The user who may not change it.
+        by: u32,
     },
     /// No model has that name.
     #[error("model {name}: not in the store")]
@@ -362,6 +367,19 @@ fn from(origin: Option<&str>) -> String {
         let shown = origin.split_once('@').filter(|(name, _)| name.starts_with("edit "));
         format!(", from {}", shown.map_or(origin, |(name, _)| name))
     })
+}
+
+fn too_little_left(limit_bytes: u64, used_bytes: u64, needed_bytes: u64) -> String {
+    let left_bytes = limit_bytes.saturating_sub(used_bytes);
+    let [limit, used, needed, left] = [limit_bytes, used_bytes, needed_bytes, left_bytes].map(human_bytes);
+    format!("{limit} and {used} are used; this needs {needed}, {left} are left")
+}
+
+fn adder_expected(adder: Option<u32>) -> String {
+    match adder {
+        Some(adder) => format!("was added by another user: expected uid {adder} or an administrator"),
+        None => "has no record of who added it: expected an administrator".to_owned(),
+    }
 }
 
 /// Explains why fewer bytes are available than the file system has free.

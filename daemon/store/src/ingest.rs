@@ -15,6 +15,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing::Span;
 
+use super::charge_limit::ChargeLimit;
 use super::history::{Account, Actor, NameOrigin, Verb};
 use super::leases::Lease;
 use super::make_space::EvictionObserver;
@@ -165,9 +166,17 @@ impl Ingest {
         self
     }
 
+    /// Refuses to take more space when the limits of the user's groups are reached.
+    pub fn within_pools(self) -> Self {
+        let limits = self.store.pool_limits_of(self.actor.uid);
+        self.store.add_limits_of_transaction(self.staging.transaction(), limits);
+        self
+    }
+
     /// Refuses to take more space when this many bytes are charged to the user.
     pub fn within_quota(self, limit_bytes: Option<u64>) -> Self {
-        self.store.set_limit_of_transaction(self.staging.transaction(), limit_bytes);
+        let limit = limit_bytes.map(|bytes| ChargeLimit::of_user(self.actor.uid, bytes));
+        self.store.add_limits_of_transaction(self.staging.transaction(), limit);
         // The manifest and the history of the name have a block each, or little more.
         self.expect_record(1);
         self.expect_record(1);
@@ -196,7 +205,7 @@ impl Ingest {
     /// # Errors
     /// As for [`Self::reserve_quota`].
     pub fn claim_quota(&self, files: &BTreeSet<Digest>) -> Result<(), StoreError> {
-        self.store.claim_of_quota(self.staging.transaction(), files)
+        self.store.claim_of_quota(self.staging.transaction(), files, None)
     }
 
     /// What the user's own unfinished download of a file has on disk, which is charged to the user already.

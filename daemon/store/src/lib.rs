@@ -49,6 +49,7 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 mod accounting;
 mod assembler;
 mod blobs;
+mod charge_limit;
 mod charges;
 mod counts;
 mod deferred_deletion;
@@ -99,9 +100,10 @@ mod transactions;
 mod trash;
 
 pub use assembler::{
-    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences, DownloadAbout,
-    DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
+    Assembler, BlobSink, BlobWriter, BytesFrom, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences,
+    DownloadAbout, DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
+pub use charge_limit::{ChargeLimit, Members, Payer, Pool};
 pub use charges::UserCharge;
 pub use counts::StoreEvents;
 pub use error::StoreError;
@@ -113,9 +115,10 @@ pub use lock_file::{CommandState, LockHolder};
 pub use lower::{HeldLowerStores, LowerStatus};
 pub use make_space::{EvictionObserver, MakeSpace};
 pub use models::{Model, NamedFile, StoredFile};
-pub use name_rule::NameRule;
+pub use name_rule::{NameRule, NameUser};
 pub use origins::FileVersion;
 pub use other_files::OtherFiles;
+pub use pins::Pinner;
 pub use place::Place;
 pub use quarantine::QuarantinedBlob;
 pub use rate::RateLimiter;
@@ -189,6 +192,8 @@ pub struct Store {
     internal_reads: internal_reads::InternalReads,
     future_records: trash::FutureRecords,
     transactions: Transactions,
+    /// The quotas of groups.
+    pools: Mutex<Arc<[Pool]>>,
     totals: charges::Totals,
     displaced: charges::DisplacedData,
     /// Whether this process has found or requested the reserve.
@@ -241,6 +246,7 @@ impl Store {
             internal_reads: internal_reads::InternalReads::default(),
             future_records: trash::FutureRecords::default(),
             transactions: Transactions::default(),
+            pools: Mutex::new(Arc::new([])),
             totals: charges::Totals::default(),
             displaced: charges::DisplacedData::default(),
             wants_reserve: AtomicBool::new(false),

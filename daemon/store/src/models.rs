@@ -294,8 +294,11 @@ impl Store {
         borrowed: &Borrowed,
     ) -> Result<(), StoreError> {
         let is_whole = self.own_blob_size(file.digest)? == Some(file.size);
-        let is_useful =
-            || Ok(self.stored_file_now(file)?.is_some() && self.check_own_file(file, borrowed)?.is_none());
+        let is_useful = || {
+            Ok::<_, StoreError>(
+                self.stored_file_now(file)?.is_some() && self.check_own_file(file, borrowed)?.is_none(),
+            )
+        };
         if !is_whole || is_useful()? {
             return Ok(());
         }

@@ -1,11 +1,44 @@
-//! Which names a commit may give to a model: a name never gets other content unless that is asked for.
+//! Who may change which names. A name never gets other content unless that is asked for, and only the user who added a
+//! name and administrators take it away.
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
-use super::history::NameOrigin;
-use super::{Store, StoreError};
+use super::history::{Account, NameOrigin};
+use super::pins::Pinner;
+use super::{Store, StoreError, TrashedModel};
+
+/// A user who changes names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NameUser {
+    /// The user.
+    pub uid: u32,
+    /// Whether the user may change names that others have added or pinned, and those without a record of who added
+    /// them.
+    pub is_administrator: bool,
+}
+
+impl NameUser {
+    /// A name without a record of who added it, such as that of a lower store, belongs to administrators.
+    fn check_adder(self, name: &Reference, account: Option<Account>) -> Result<(), StoreError> {
+        let adder = account.map(|account| account.uid);
+        if self.is_administrator || adder == Some(self.uid) {
+            return Ok(());
+        }
+        Err(StoreError::NameOfAnother { name: name.short(), adder, by: self.uid })
+    }
+}
+
+impl TrashedModel {
+    /// Checks whether a user may restore the model: the name is still the user's who had added it.
+    ///
+    /// # Errors
+    /// [`StoreError::NameOfAnother`].
+    pub fn check_own(&self, user: NameUser) -> Result<(), StoreError> {
+        user.check_adder(&self.reference, self.account)
+    }
+}
 
 /// Which names that have other content a commit may take. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +49,8 @@ pub struct NameRule {
     pub replace: bool,
     /// With `replace`, also names that are pinned. The pin stays with the name.
     pub replace_pinned: bool,
-    /// With `replace`, also names that other users have added.
+    /// With `replace`, also names that other users have added. A commit that renames a model may then take its name from
+    /// another user.
     pub replace_of_others: bool,
     /// A name that follows this source: the commit has the source's newest version.
     pub update_from: Option<PullSource>,
@@ -30,6 +64,10 @@ impl NameRule {
     #[must_use]
     pub fn replacing_any() -> Self {
         Self { replace: true, replace_pinned: true, replace_of_others: true, ..Self::default() }
+    }
+
+    pub(super) fn user(&self) -> NameUser {
+        NameUser { uid: self.uid, is_administrator: self.replace_of_others }
     }
 
     fn updates_name(&self, kept: &NameOrigin) -> bool {
@@ -74,14 +112,44 @@ impl Store {
         if self.is_pinned(stored) && !(rule.replace && rule.replace_pinned) {
             return Err(StoreError::Pinned { name });
         }
-        let may_take_of_others = (rule.replace && rule.replace_of_others)
-            || (is_update && (rule.is_own_name || rule.replace_of_others));
-        let other = self.account_of(stored, present).filter(|account| account.uid != rule.uid);
-        match other {
-            Some(account) if !may_take_of_others => Err(StoreError::NameOfAnother { name, uid: account.uid }),
-            _ if rule.replace || is_update => Ok(()),
-            _ => Err(StoreError::NameTaken { name, digest: present, origin: kept.origin }),
+        if !(is_update && rule.is_own_name) {
+            self.check_adder(stored, present, rule.user())?;
         }
+        if rule.replace || is_update {
+            return Ok(());
+        }
+        Err(StoreError::NameTaken { name, digest: present, origin: kept.origin })
+    }
+
+    /// Checks whether a user may remove, rename, unpin or repair the name `stored`: only the user who added it and
+    /// administrators may, and only administrators while one of them has pinned it. The caller has locked the tags, or
+    /// checks again when they are locked.
+    ///
+    /// # Errors
+    /// [`StoreError::NameOfAnother`], [`StoreError::PinOfAnother`], [`StoreError::NoSuchModel`].
+    pub fn check_change(&self, stored: &Reference, user: NameUser) -> Result<(), StoreError> {
+        self.check_own(stored, user)?;
+        match self.pinner_of(stored) {
+            None => Ok(()),
+            Some(Pinner::User(pinner)) if pinner == user.uid => Ok(()),
+            _ if user.is_administrator => Ok(()),
+            Some(_) => Err(StoreError::PinOfAnother { name: stored.short(), by: user.uid }),
+        }
+    }
+
+    /// The same without the pin: for a user who pins the name, or adds to what it needs.
+    ///
+    /// # Errors
+    /// [`StoreError::NameOfAnother`], [`StoreError::NoSuchModel`].
+    pub fn check_own(&self, stored: &Reference, user: NameUser) -> Result<(), StoreError> {
+        match self.tagged_digest(stored)? {
+            Some(present) => self.check_adder(stored, present, user),
+            None => Err(StoreError::no_such_model(stored)),
+        }
+    }
+
+    fn check_adder(&self, stored: &Reference, present: Digest, user: NameUser) -> Result<(), StoreError> {
+        user.check_adder(stored, self.account_of(stored, present))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blobd_store_format::digest::Digest;
@@ -10,6 +11,7 @@ use blobd_store_format::layout;
 use rustix::fs::FileType;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
+use super::charge_limit::ChargeLimit;
 use super::node::Node;
 use super::root::Entry;
 use super::{Store, StoreError, lock};
@@ -22,12 +24,12 @@ pub(super) struct Transactions {
 }
 
 /// A transaction in progress, and the user that it runs for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Transaction {
     /// `None` until it is known.
     pub(super) uid: Option<u32>,
-    /// The most bytes that may be charged to the user, if there is a limit.
-    pub(super) limit_bytes: Option<u64>,
+    /// What may be charged to the user, and to the user's groups. They do not change while it runs.
+    pub(super) limits: Arc<[ChargeLimit]>,
     pub(super) held: Held,
     /// The blobs and recipes that it has published. No name needs them yet.
     pub(super) published: BTreeSet<Node>,
@@ -59,10 +61,15 @@ impl Held {
     }
 }
 
-impl Transaction {
-    /// The user and the limit, if there is one.
-    pub(super) fn limit(&self) -> Option<(u32, u64)> {
-        self.uid.zip(self.limit_bytes)
+impl Default for Transaction {
+    fn default() -> Self {
+        Self {
+            uid: None,
+            limits: Arc::new([]),
+            held: Held::default(),
+            published: BTreeSet::new(),
+            downloads: BTreeSet::new(),
+        }
     }
 }
 
@@ -105,10 +112,14 @@ impl Store {
         }
     }
 
-    /// Sets the most bytes that may be charged to the user of a transaction.
-    pub(super) fn set_limit_of_transaction(&self, name: &str, limit_bytes: Option<u64>) {
+    /// Adds limits of what may be charged to the user of a transaction, or to the user's groups.
+    pub(super) fn add_limits_of_transaction(
+        &self,
+        name: &str,
+        limits: impl IntoIterator<Item = ChargeLimit>,
+    ) {
         if let Some(transaction) = self.transactions.lock().get_mut(name) {
-            transaction.limit_bytes = limit_bytes;
+            transaction.limits = transaction.limits.iter().cloned().chain(limits).collect();
         }
     }
 

@@ -141,12 +141,12 @@ impl Verbs for InProcess {
 
     fn pin(&self, name: &str) -> Result<Pinned, ErrorBody> {
         let params = PinParams { reference: reference(name), pinned: true };
-        ops::pin(&self.store, &params).map_err(|error| error.body())
+        ops::pin(&self.store, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody> {
         let params = PinParams { reference: reference(name), pinned: false };
-        ops::pin(&self.store, &params).map_err(|error| error.body())
+        ops::pin(&self.store, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody> {

@@ -20,12 +20,9 @@ fn configuration_errors_are_one_line_with_place_and_hint() {
     let place = config.display();
     for (text, message) in [
         ("\n[space\n", format!("blobd: {place}:2:7: ")),
-        (
-            "[mirrors]\n\"x\" = \"ftp://y\"",
-            format!("blobd: {place}:2:7: mirrors.x: \"ftp://y\", a URL such as "),
-        ),
-        ("root = \"models\"", format!("blobd: {place}:1:8: root: \"models\", an absolute path")),
-        ("[space]\nquota = -5", format!("blobd: {place}:2:9: space.quota: -5, a size such as ")),
+        ("[mirrors]\n\"x\" = \"ftp://y\"", format!("blobd: {place}:2:7: mirrors.x: expected a URL such as ")),
+        ("root = \"models\"", format!("blobd: {place}:1:8: root: expected an absolute path")),
+        ("[space]\nquota = -5", format!("blobd: {place}:2:9: space.quota: expected a size such as ")),
         (
             "[space]\nqouta = 5",
             format!("blobd: {place}:2:1: unknown key \"qouta\"\nhint: did you mean space.quota?\n"),
@@ -46,7 +43,7 @@ fn relative_root_of_the_environment_is_refused() {
     let folder = tmpfs_directory();
     let mut list = Blobd::at_root("store".as_ref()).command();
     let run = command::run(list.arg("ls").current_dir(folder.path())).exits_with(2);
-    assert!(run.stderr.contains("BLOBD_ROOT: \"store\", an absolute path expected"), "{}", run.stderr);
+    assert!(run.stderr.contains("BLOBD_ROOT: expected an absolute path, found \"store\""), "{}", run.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was created");
 }
 
@@ -203,7 +200,7 @@ fn refused_file_is_logged_without_its_password_and_without_changes() {
     let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
     let wrong = "[mirrors]\n\"mir.example\" = \"https://user:s3cret@127.0.0.1:1/x\"\n[space]\nquota = 1\n";
     let log = configured.reload(wrong);
-    let error = "config.toml:2:17: mirrors.mir.example: \"https://…@127.0.0.1:1/x\", a URL such as";
+    let error = "config.toml:2:17: mirrors.mir.example: expected a URL such as";
     assert!(log.contains("the configuration stays as it is: ") && log.contains(error), "{log}");
     assert!(!log.contains("s3cret") && !log.contains(" before, "), "{log}");
     let blobd = Blobd::at_socket(&configured.daemon.socket()).configured_by(&configured.config);
@@ -225,7 +222,7 @@ fn config_show_refuses_what_the_daemon_refuses() {
     let blobd = Blobd::at_root(&root).configured_by(&config);
     let (place, directory) = (config.display(), folder.path().display());
     for (text, message) in [
-        ("[mirrors]\nx = \"http://u@y\"".to_owned(), "2:5: mirrors.x: \"http://…@y\"".to_owned()),
+        ("[mirrors]\nx = \"http://u@y\"".to_owned(), "2:5: mirrors.x: expected a URL such as ".to_owned()),
         ("socket_group = \"no-such\"".to_owned(), "1:1: socket_group: no such group: ".to_owned()),
         ("insecure_registries = [\"http://x\"]".to_owned(), "1:24: insecure_registries".to_owned()),
         (format!("ca_files = [\"{directory}/no.pem\"]"), format!("1:13: ca_files: {directory}/no.pem: ")),

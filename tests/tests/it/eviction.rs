@@ -217,7 +217,7 @@ fn nothing_is_evicted_if_evicting_everything_is_not_enough() {
     let large = ModelFile::dense_of(9, 8, 32);
     for refused in [limited.try_pull("large", &large), limited.try_import("large", &large)] {
         let text = String::from_utf8_lossy(&refused.stdout).into_owned() + &refused.stderr;
-        assert!(text.contains(" needed, ") && text.contains("available of the quota"), "{text}");
+        assert!(text.contains("its quota is ") && text.contains(" are used; this needs "), "{text}");
         assert!(text.contains("blobd rm") && text.contains("quota"), "{text}");
         refused.exits_with(6);
         assert_eq!(limited.models(), ["a", "b", "kept"]);

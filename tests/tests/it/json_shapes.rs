@@ -27,6 +27,9 @@ use self::session::Session;
 /// Shown by no run, with the reason.
 const NOT_SHOWN: &[(&str, &str)] = &[
     ("PlannedSpace.limit as \"user_quota\"", "needs a user with a hard quota; tested in quotas.rs"),
+    ("PlannedSpace.limit as \"group_quota\"", "as \"user_quota\""),
+    ("PlannedSpace.group present", "as \"user_quota\""),
+    ("TrashedModel.added_by absent", "needs a model that an earlier version removed"),
     ("Promoted.evicted present", "needs a quota; as of a pull"),
     ("Promoted.evicted: an element", "as Promoted.evicted present"),
     ("Configuration.system present", "needs a daemon for all users; tested in system_service.rs"),
@@ -60,6 +63,10 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("ChargedUser.state as \"full\"", "as \"ok\""),
     ("ChargedUser.quota.soft_bytes as null", "needs users with one limit; tested in quotas.rs"),
     ("ChargedUser.quota.hard_bytes as null", "as soft_bytes"),
+    ("ChargedGroup.state as \"ok\"", "as of a user"),
+    ("ChargedGroup.state as \"full\"", "as \"ok\""),
+    ("ChargedGroup.quota.soft_bytes as null", "as of a user"),
+    ("ChargedGroup.quota.hard_bytes as null", "as soft_bytes"),
 ];
 
 /// A name or null: whether the user of the tests has a name depends on the machine.
@@ -106,9 +113,11 @@ fn without_daemon() -> Session {
 
 fn with_daemon() -> Session {
     let (sample, folder) = (Sample::new(), tmpfs_directory());
-    let uid = rustix::process::geteuid().as_raw();
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let limits = "{ soft = 1, hard = \"1 TiB\" }";
     let quotas = format!(
-        "[quotas]\ndefault = {{ hard = 5 }}\nusers = {{ {uid} = {{ soft = 1, hard = \"1 TiB\" }} }}\n"
+        "[quotas]\ndefault = {{ hard = 5 }}\nusers = {{ {uid} = {limits} }}\n\
+         groups = {{ {gid} = {{ together = {limits} }} }}\n"
     );
     let config = format!("[scrub]\nrate_bytes_per_second = 0\n{quotas}");
     let config = sample.config("daemon.toml", &config);

@@ -58,6 +58,7 @@ mod observe;
 mod open;
 mod operations;
 mod outdated;
+mod own_names;
 mod owner;
 mod patterns;
 mod policy;

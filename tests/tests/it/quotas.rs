@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::accounts::{ChargedUser, QuotaState, UserUsage};
 use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
 use blobd_tests::reader::Reader;
@@ -119,11 +120,17 @@ fn hard(uid: u32, bytes: u64) -> String {
 }
 
 /// Asserts that the quota has refused it.
-fn is_over_quota(run: Run, uid: u32) {
+fn is_over_quota(run: Run) {
     let error = run.exits_with(6).error();
     assert_eq!(error.code.name(), "over_quota", "{error}");
-    assert!(error.message.contains(&format!("quota of uid {uid}: ")), "{error}");
-    assert!(error.message.contains(" needed, ") && error.message.contains(" used"), "{error}");
+    assert!(
+        error.message.starts_with("your quota is ") || error.message.contains(": your quota is "),
+        "{error}"
+    );
+    assert!(
+        error.message.contains(" are used; this needs ") && error.message.ends_with(" are left"),
+        "{error}"
+    );
     assert!(error.hint.unwrap().contains("`blobd df --users`"));
 }
 
@@ -137,11 +144,11 @@ fn hard_quota_refuses_imports_and_pulls_before_they_store_anything() {
     let before = shared.own(ANN);
     assert!(before.charged_bytes > 0 && before.quota.is_none(), "{before:?}");
     shared.set_quotas(&hard(ANN, before.charged_bytes * 3 / 2));
-    is_over_quota(shared.import(ANN, 2, "a2"), ANN);
+    is_over_quota(shared.import(ANN, 2, "a2"));
     let registry = FakeRegistry::start().unwrap();
     let bytes = ModelFile::dense_of(2, 2, 128).bytes();
     registry.add_model("library/m:latest", b"{}", &[(MODEL, &bytes)]).unwrap();
-    is_over_quota(shared.run(ANN, &["pull", &registry.name("library/m"), "--json"]), ANN);
+    is_over_quota(shared.run(ANN, &["pull", &registry.name("library/m"), "--json"]));
     let after = shared.own(ANN);
     assert_eq!((after.charged_bytes, after.models), (before.charged_bytes, 1));
     assert_eq!(after.state, QuotaState::Ok);
@@ -150,12 +157,16 @@ fn hard_quota_refuses_imports_and_pulls_before_they_store_anything() {
     shared.import(BOB, 2, "b2").succeeds();
     shared.run(ANN, &["pull", &registry.name("library/m"), "--json"]).succeeds();
     assert_eq!(shared.own(ANN).models, 3);
-    // Bob's name goes, and Ann, who keeps the data, pays for it. She may not add more.
-    shared.daemon.command().line("rm b2").succeeds();
+    // Bob removes his name, and Ann, who keeps the data, pays for it. She may not add more until she removes some.
+    shared.run(BOB, &["rm", "b2"]).succeeds();
     let after = shared.own(ANN);
     assert!(after.charged_bytes > before.charged_bytes * 3 / 2, "{after:?}");
     assert_eq!(after.state, QuotaState::Full);
-    is_over_quota(shared.import(ANN, 3, "a3"), ANN);
+    is_over_quota(shared.import(ANN, 3, "a3"));
+    let names = ["a1", "again", &registry.name("library/m")];
+    names.iter().for_each(|name| drop(shared.run(ANN, &["rm", name]).succeeds()));
+    assert_eq!(shared.own(ANN).charged_bytes, 0);
+    shared.import(ANN, 3, "a3").succeeds();
     shared.all();
     check_blobs(shared.daemon.root());
 }
@@ -199,7 +210,7 @@ fn new_versions_of_one_name_cannot_exceed_the_quota() {
     let reader = Reader::open(&shared.daemon.socket(), "m");
     shared.import(ANN, 6, "m").succeeds();
     assert!(shared.own(ANN).charged_bytes > one * 3 / 2, "{:?}", shared.own(ANN));
-    is_over_quota(shared.import(ANN, 7, "m"), ANN);
+    is_over_quota(shared.import(ANN, 7, "m"));
     assert!(
         shared.own(ANN).charged_bytes > one * 3 / 2,
         "nothing is deleted for an import that does not fit"
@@ -223,7 +234,7 @@ fn names_are_charged_even_if_their_data_is_stored() {
     assert!((1..one / 10).contains(&name), "{name}");
     shared.set_quotas(&hard(ANN, one + 3 * name));
     let run = (2..9).map(|number| shared.import(ANN, 1, &format!("n{number}"))).find(|run| run.code != 0);
-    is_over_quota(run.expect("names have no end"), ANN);
+    is_over_quota(run.expect("names have no end"));
     assert!(shared.own(ANN).charged_bytes <= one + 3 * name);
     shared.all();
 }
@@ -270,14 +281,14 @@ fn quotas_are_by_user_by_group_and_by_default() {
     let path = shared.file(1);
     let import = |gid, name| shared.run_in_group(ANN, gid, &["import", &path, "--name", name, "--json"]);
     shared.set_quotas("[quotas]\ndefault = { hard = 1000 }\n");
-    is_over_quota(import(ANN, "a"), ANN);
+    is_over_quota(import(ANN, "a"));
     shared.set_quotas(&format!("[quotas.default]\nhard = 1000\n[quotas.groups.{GROUP}]\nhard = \"1 GiB\"\n"));
-    is_over_quota(import(ANN, "a"), ANN);
+    is_over_quota(import(ANN, "a"));
     import(GROUP, "a").succeeds();
     shared.set_quotas(&format!("[quotas.groups.{GROUP}]\nhard = 1000\n"));
     let path = shared.file(2);
     let import = |gid, name| shared.run_in_group(ANN, gid, &["import", &path, "--name", name, "--json"]);
-    is_over_quota(import(GROUP, "b"), ANN);
+    is_over_quota(import(GROUP, "b"));
     import(ANN, "b").succeeds();
     // An administrator has a quota only by an entry of its own.
     shared.set_quotas("[quotas.default]\nhard = 1000\n");
@@ -285,7 +296,50 @@ fn quotas_are_by_user_by_group_and_by_default() {
         |seed, name| shared.daemon.command().run(["import", &shared.file(seed), "--name", name, "--json"]);
     as_root(3, "c").succeeds();
     shared.set_quotas(&hard(0, 1000));
-    is_over_quota(as_root(4, "d"), 0);
+    is_over_quota(as_root(4, "d"));
+}
+
+/// The quota that the members of a group share, whether the system lists them or only their processes have the group.
+#[test]
+fn group_has_a_quota_together_that_counts_members_who_are_not_connected() {
+    if !can_be_others() {
+        return;
+    }
+    let shared = Shared::start("");
+    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\ntogether = \"1 GiB\"\n"));
+    let import = |uid, gid, seed| {
+        let (file, name) = (shared.file(seed), format!("m:{uid}-{seed}"));
+        shared.run_in_group(uid, gid, &["import", &file, "--name", &name, "--json"])
+    };
+    import(ANN, GROUP, 1).succeeds();
+    let one = shared.own(ANN).charged_bytes;
+    let limit = one * 5 / 2;
+    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\ntogether = {{ soft = 1, hard = {limit} }}\n"));
+    let imported = import(BOB, GROUP, 2).succeeds().json();
+    assert!(imported["imported"][0]["notes"].to_string().contains("group 64390"), "{imported}");
+    let error = import(BOB, GROUP, 3).exits_with(6).error();
+    assert_eq!(error.code.name(), "over_quota", "{error}");
+    assert!(error.message.contains("the quota of group 64390 is "), "{error}");
+    // A process without the group stays in it, and others are not in it.
+    import(ANN, ANN, 3).exits_with(6);
+    import(BOB + 1, BOB + 1, 3).succeeds();
+    let usage = shared.all();
+    let charged = |uid| usage.users.iter().find(|user| user.uid == Some(uid)).unwrap().charged_bytes;
+    let group = &usage.groups[0];
+    assert_eq!((group.group.as_str(), group.members), ("64390", 2));
+    assert_eq!(group.charged_bytes, charged(ANN) + charged(BOB));
+    assert_eq!((group.quota.soft_bytes, group.quota.hard_bytes), (Some(1), Some(limit)));
+    let charged_bytes = format!("\nblobd_group_charged_bytes{{group=\"64390\"}} {}\n", group.charged_bytes);
+    let metrics = || http::get(&shared.daemon.socket(), "/v1/metrics").body;
+    eventually("the metrics have the sum of the group", || metrics().contains(&charged_bytes));
+    let table = shared.run(ANN, &["df", "--users"]).succeeds();
+    assert!(table.text().contains("GROUP") && table.text().contains("over soft"), "{}", table.text());
+    let other = shared.run(BOB + 1, &["df", "--users", "--json"]).succeeds().json();
+    assert!(other.get("groups").is_none(), "{other}");
+    // What a member removes is there for all.
+    shared.run(BOB, &["rm", &format!("m:{BOB}-2")]).succeeds();
+    import(ANN, ANN, 4).succeeds();
+    shared.all();
 }
 
 const USERS: u64 = 10;
@@ -304,7 +358,7 @@ fn work(shared: &Shared, user: u64, round: u64, names: &[String]) {
     let pulled = shared.run(uid, &["pull", &names[usize::try_from((user + round) % 3).unwrap()], "--json"]);
     for run in [own, common, pulled] {
         if run.code != 0 {
-            is_over_quota(run, uid);
+            is_over_quota(run);
         }
     }
 }

@@ -140,7 +140,9 @@ fn descriptor_that_is_no_listening_socket_is_refused() {
         assert_eq!(service.ended().code(), Some(78), "{}", service.log());
         let log = service.log();
         assert!(
-            log.contains(&format!("systemd has passed {found}, a listening Unix stream socket expected")),
+            log.contains(&format!(
+                "descriptor from systemd: expected a listening Unix stream socket, found {found}"
+            )),
             "{log}"
         );
         assert!(log.contains("hint: ") && log.contains("ListenStream="), "{log}");
@@ -153,7 +155,7 @@ fn several_descriptors_are_refused() {
     service.start_with_descriptors(2);
     assert_eq!(service.ended().code(), Some(78), "{}", service.log());
     assert!(
-        service.log().contains("systemd has passed 2 descriptors (a, b), one expected"),
+        service.log().contains("descriptors from systemd: expected one, found 2 (a, b)"),
         "{}",
         service.log()
     );

@@ -116,7 +116,7 @@ fn repair_that_does_not_fit_says_what_a_collection_would_free() {
     flip_byte(&tensor_blob(&place.root(), &shown), 3);
     let run = place.run_with_spare(0, &["verify", &name, "--repair", "--json"]);
     let reason = run.exits_with(5).json()["corrupt"][0]["reason"].as_str().unwrap().to_owned();
-    assert!(reason.contains("of the quota") && reason.contains(&freed_by_gc(freed)), "{reason}");
+    assert!(reason.contains(": its quota is ") && reason.contains(&freed_by_gc(freed)), "{reason}");
 }
 
 #[test]
@@ -198,8 +198,8 @@ fn file_that_is_half_stored_needs_the_other_half() {
     }
     let file = place.file(&other);
     let error = place.run_with_spare(4096, &["import", "--json", "--name", "n", &file]).exits_with(6).error();
-    let needed = error.message.split("store ").nth(1).and_then(|rest| rest.split(": ").nth(1)).unwrap();
-    let needed: f64 = needed.split(" MiB needed, 4.00 KiB available").next().unwrap().parse().unwrap();
+    let (_, needed) = error.message.split_once("; this needs ").unwrap();
+    let needed: f64 = needed.split(" MiB, 4.00 KiB are left").next().unwrap().parse().unwrap();
     let (least, most) = (changed as f64 / 1048576.0, (changed as u64 + (256 << 10)) as f64 / 1048576.0);
     assert!(least - 0.01 <= needed && needed <= most, "{least} {most}: {}", error.message);
     place.run_with_spare(changed as u64 + (256 << 10), &["import", "--name", "n", &file]).succeeds();

@@ -30,7 +30,10 @@ pub(super) fn look_up(path: &Path, host: &RegistryHost) -> Result<Found, Credent
     match helper.filter(|helper| !helper.is_empty()) {
         None => Ok(Found::Nothing),
         Some(helper) if is_program_suffix(&helper) => Ok(Found::Helper(helper)),
-        Some(_) => Err(malformed("credential helper: letters, digits, '.', '_' and '-' expected".to_owned())),
+        Some(_) => Err(malformed(
+            "credential helper: expected letters, digits, '.', '_' and '-', found other characters"
+                .to_owned(),
+        )),
     }
 }
 

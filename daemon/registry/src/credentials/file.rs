@@ -90,12 +90,12 @@ impl CredentialFile {
         };
         let metadata = file.metadata().map_err(|error| self.io(error))?;
         if !metadata.is_file() {
-            return Err(self.malformed("not a regular file".to_owned()));
+            return Err(self.malformed("wrong kind of file: expected a regular file".to_owned()));
         }
         let mode = metadata.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(self.malformed(format!(
-                "mode {mode:04o}, 0600 expected; change the passwords in it if others use this machine, then \
+                "wrong mode: expected 0600, found {mode:04o}; change the passwords in it if others use this machine, then \
                  `chmod 600` it"
             )));
         }
@@ -105,7 +105,9 @@ impl CredentialFile {
             serde_json::from_slice(&text).map_err(|error| self.malformed(super::error_position(&error)))?;
         if content.version != VERSION {
             let version = content.version;
-            return Err(self.malformed(format!("version {version}, {VERSION} expected; is blobd too old?")));
+            return Err(
+                self.malformed(format!("version: expected {VERSION}, found {version}; is blobd too old?"))
+            );
         }
         Ok(content)
     }
@@ -145,7 +147,7 @@ impl CredentialFile {
 }
 
 const VERSION: u32 = 1;
-const ENTRY_FORM: &str = "either a token, or a user and a password expected for each registry";
+const ENTRY_FORM: &str = "expected a token, or a user and a password, for each registry";
 
 /// Has no `Debug`: it contains secrets.
 #[derive(Serialize, Deserialize)]
@@ -263,7 +265,7 @@ mod tests {
         for mode in [0o640, 0o604, 0o620] {
             fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
             let error = file.get(&host("r.example")).unwrap_err();
-            assert!(error.to_string().contains("0600 expected"), "{error}");
+            assert!(error.to_string().contains("expected 0600"), "{error}");
             assert!(file.set(&host("r.example"), &password()).is_err());
         }
     }

@@ -133,7 +133,7 @@ impl CredentialPolicy {
         let Some(text) = read_if_there(path)? else { return Ok(None) };
         let text = String::from_utf8(text).map_err(|_binary| CredentialError::Malformed {
             path: path.clone(),
-            what: "not text, a token expected".to_owned(),
+            what: "expected a token, found something that is not text".to_owned(),
         })?;
         let token = text.trim();
         Ok((!token.is_empty()).then(|| (Secret::new(token), path.display().to_string())))
@@ -223,7 +223,7 @@ pub enum CredentialError {
         reason: String,
     },
     /// Not a host.
-    #[error("host {found:?}: HOST or HOST:PORT expected")]
+    #[error("host: expected HOST or HOST:PORT, found {found:?}")]
     Host {
         /// The text found, without a user and a password.
         found: String,

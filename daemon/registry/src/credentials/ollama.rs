@@ -61,7 +61,7 @@ impl OllamaKey {
 
     fn from_blobs(public: &[u8], secret: &[u8]) -> Result<Self, &'static str> {
         if Cursor(public).string() != Some(ED25519) {
-            return Err("the key has another type, ed25519 expected");
+            return Err("the key has another type: expected ed25519");
         }
         let (point, seed) = Cursor(secret).ed25519().ok_or(MALFORMED)?;
         // Also checks that the two halves match.

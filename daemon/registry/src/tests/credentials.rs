@@ -256,7 +256,7 @@ async fn file_that_others_can_read_stops_the_pull() {
     let path = dir.path().join("credentials.json");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).unwrap();
     let error = client_with_credentials(policy).manifest(&tiny(&server)).await.unwrap_err();
-    assert!(error.to_string().contains("mode 0644, 0600 expected"), "{error}");
+    assert!(error.to_string().contains("wrong mode: expected 0600, found 0644"), "{error}");
     assert_eq!(shown(&server), [None]);
 }
 

@@ -21,7 +21,26 @@ pub(super) fn render(usage: &UserUsage, width: usize) -> String {
         ]);
     }
     let total = usage.disk_bytes.map(|bytes| format!("total {} on disk\n", human_bytes(bytes)));
-    table.render(width) + &total.unwrap_or_default()
+    table.render(width) + &total.unwrap_or_default() + &groups(usage, width)
+}
+
+/// The quotas that members of groups share; empty if there are none.
+fn groups(usage: &UserUsage, width: usize) -> String {
+    if usage.groups.is_empty() {
+        return String::new();
+    }
+    let columns = ["GROUP", "CHARGED", "MEMBERS", "QUOTA", "STATE"];
+    let mut table = Table::new(&columns, &[1, 2]);
+    for group in &usage.groups {
+        table.row([
+            printable(&group.group),
+            human_bytes(group.charged_bytes),
+            group.members.to_string(),
+            limits(group.quota),
+            state(group.state).to_owned(),
+        ]);
+    }
+    format!("\n{}", table.render(width))
 }
 
 fn name(user: &ChargedUser) -> String {
@@ -66,7 +85,7 @@ mod tests {
         };
         let nobody = ChargedUser { charged_bytes: 1 << 20, ..ChargedUser::default() };
         let users = vec![ann, ChargedUser { uid: Some(7), ..ChargedUser::default() }, nobody];
-        let text = render(&UserUsage { users, disk_bytes: Some(6 << 30) }, 80);
+        let text = render(&UserUsage { users, disk_bytes: Some(6 << 30), ..UserUsage::default() }, 80);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1][..4], ["ann", "1001", "5.00", "GiB"], "{text}");
         assert!(lines[1].ends_with(&["3", "-", "/", "100", "GiB", "ok"]), "{text}");

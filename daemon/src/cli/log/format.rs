@@ -36,7 +36,7 @@ impl Format {
             return Ok(if is_journal() { Self::Journal } else { Self::Text });
         };
         Self::of_name(&name)
-            .ok_or_else(|| usage(format!("{VARIABLE}: {name:?}, text, json or journal expected")))
+            .ok_or_else(|| usage(format!("{VARIABLE}: expected text, json or journal, found {name:?}")))
     }
 
     fn of_name(name: &str) -> Option<Self> {

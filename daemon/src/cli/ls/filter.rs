@@ -108,6 +108,7 @@ mod tests {
             follows: None,
             damage: None,
             store: None,
+            added_by: None,
         };
         let matches = |text: &str| text.parse::<Filter>().unwrap().matches(&model, &Facts::default());
         for text in [

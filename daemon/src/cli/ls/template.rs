@@ -149,6 +149,7 @@ mod tests {
             follows: None,
             damage: None,
             store: None,
+            added_by: None,
         };
         let line = |text: &str| text.parse::<Template>().unwrap().line(&model, &Facts::default());
         assert_eq!(line("{name}\\t{size} {bytes}!"), "a\u{fffd}:b\t2.00 KiB 2048!\n");

@@ -39,7 +39,7 @@ mod tests;
 pub use blob_writer::BlobWriter;
 pub use hash::BlobSink;
 pub(super) use partial::names as names_of_downloads;
-pub use partial::{DownloadAbout, DownloadSummary, PartialDownload, PartialFile};
+pub use partial::{BytesFrom, DownloadAbout, DownloadSummary, PartialDownload, PartialFile};
 pub use pipeline::{CHUNK_BYTES, CHUNKS_IN_USE, RangeSource};
 pub use second_copy::{Difference, Differences};
 

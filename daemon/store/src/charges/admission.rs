@@ -1,22 +1,81 @@
-//! Compares what a user's transactions will take on disk with the user's quota.
+//! Compares what transactions will take on disk with the quotas of their users, and of the groups of these.
 //!
 //! A transaction counts as what was reserved for it, or as what it has taken if that is more, until it ends. So the
-//! transactions of a user are admitted together, and what is admitted can be completed.
+//! transactions of a user or group are admitted together, and what is admitted can be completed.
 //!
 //! What is stored already costs nothing if a name pays for it. Else, such as data of a model in the trash or of the
 //! unfinished download of another user, the new name will pay for it, so it counts too.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use crate::gc::{Node, displaced_bytes, drop_displaced};
+use crate::history::Account;
 use crate::index::{Claim, ClaimKind};
 use crate::summaries::record_bytes;
 use crate::transactions::{Held, Transaction};
-use crate::{Store, StoreError};
+use crate::{ChargeLimit, Payer, Store, StoreError};
+
+/// Why a transaction may not take more.
+enum Refused {
+    Exceeded(Exceeded),
+    Failed(StoreError),
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<Refused> for StoreError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Exceeded(exceeded) => exceeded.into(),
+            Refused::Failed(error) => error,
+        }
+    }
+}
+
+/// A limit that a transaction would exceed.
+struct Exceeded {
+    limit: ChargeLimit,
+    uid: Option<u32>,
+    needed_bytes: u64,
+    used_bytes: u64,
+}
+
+impl Exceeded {
+    fn check(limit: &ChargeLimit, uid: Option<u32>, held: Held, used_bytes: u64) -> Result<(), Refused> {
+        let needed_bytes = held.bytes();
+        match needed_bytes > limit.bytes.saturating_sub(used_bytes) {
+            true => Err(Refused::Exceeded(Self { limit: limit.clone(), uid, needed_bytes, used_bytes })),
+            false => Ok(()),
+        }
+    }
+
+    const fn excess_bytes(&self) -> u64 {
+        self.needed_bytes.saturating_add(self.used_bytes).saturating_sub(self.limit.bytes)
+    }
+}
+
+impl From<Exceeded> for StoreError {
+    fn from(exceeded: Exceeded) -> Self {
+        let Exceeded { limit, uid, needed_bytes, used_bytes } = exceeded;
+        let (uid, group) = (uid.unwrap_or_default(), limit.payer.group().map(str::to_owned));
+        Self::OverQuota { uid, group, needed_bytes, used_bytes, limit_bytes: limit.bytes }
+    }
+}
+
+/// What these transactions count against a limit.
+fn bytes_in_progress<'t>(payer: &Payer, transactions: impl Iterator<Item = &'t Transaction>) -> u64 {
+    let counted = transactions.filter(|state| state.uid.is_some_and(|uid| payer.includes(uid)));
+    counted.map(|state| state.held.bytes()).fold(0, u64::saturating_add)
+}
 
 /// How often a check is repeated because the sums have changed meanwhile. The last one uses sums that may be out of
 /// date by a few milliseconds.
@@ -50,7 +109,7 @@ impl Store {
     pub(crate) fn reserve_free_quota(&self, transaction: &str, bytes: u64) -> Result<(), StoreError> {
         match bytes {
             0 => Ok(()),
-            bytes => self.within_free_quota(transaction, &|held| held.reserve(bytes)),
+            bytes => Ok(self.within_free_quota(transaction, &|held| held.reserve(bytes))?),
         }
     }
 
@@ -61,51 +120,47 @@ impl Store {
         }
     }
 
-    /// Applies `change` if that is within the user's quota. If it is not, deletes models from the trash that are
-    /// charged to the user and whose names other models have taken: they must not keep anything out. Nothing is deleted
-    /// if that cannot suffice.
+    /// Applies `change` if that is within all limits. If it is not, deletes models from the trash that count against the
+    /// limit and whose names other models have taken: they must not keep anything out. Nothing is deleted if that cannot
+    /// suffice.
     fn within_quota(&self, transaction: &str, change: impl Fn(&mut Held)) -> Result<(), StoreError> {
         loop {
-            let refused = match self.within_free_quota(transaction, &change) {
-                Err(refused) => refused,
-                Ok(()) => return Ok(()),
+            let exceeded = match self.within_free_quota(transaction, &change) {
+                Err(Refused::Exceeded(exceeded)) => exceeded,
+                admitted => return Ok(admitted?),
             };
-            let StoreError::OverQuota { uid, needed_bytes, used_bytes, limit_bytes } = refused else {
-                return Err(refused);
-            };
-            let excess = needed_bytes.saturating_add(used_bytes).saturating_sub(limit_bytes);
-            if displaced_bytes(self, Some(uid))? < excess {
-                return Err(refused);
+            let payer = &exceeded.limit.payer;
+            let excess_bytes = exceeded.excess_bytes();
+            if displaced_bytes(self, Some(payer))? < excess_bytes {
+                return Err(exceeded.into());
             }
-            let used_before = self.charged_bytes(uid)?;
-            let is_enough = || Ok(used_before.saturating_sub(self.charged_bytes(uid)?) >= excess);
-            if drop_displaced(self, Some(uid), &is_enough)?.0.is_empty() {
-                return Err(refused);
+            let used_before = self.charged_bytes_of(payer)?;
+            let is_enough = || Ok(used_before.saturating_sub(self.charged_bytes_of(payer)?) >= excess_bytes);
+            if drop_displaced(self, Some(payer), &is_enough)?.0.is_empty() {
+                return Err(exceeded.into());
             }
         }
     }
 
-    fn within_free_quota(&self, transaction: &str, change: &dyn Fn(&mut Held)) -> Result<(), StoreError> {
-        let mut charged = None;
+    fn within_free_quota(&self, transaction: &str, change: &dyn Fn(&mut Held)) -> Result<(), Refused> {
+        self.prepare_pools(transaction)?;
+        let mut counted = None;
         for attempt in 1..=MAX_TRIES {
             let mut transactions = self.transactions.lock();
             let Some(state) = transactions.get(transaction) else { return Ok(()) };
-            let mut held = state.held;
+            let (limits, mut held) = (Arc::clone(&state.limits), state.held);
             change(&mut held);
-            let growth = held.bytes().saturating_sub(state.held.bytes());
-            if let Some((uid, limit_bytes)) = state.limit().filter(|_| growth > 0) {
-                let now = self.charged_bytes_now(uid).or(charged.filter(|_| attempt == MAX_TRIES));
-                let Some(charged_now) = now else {
+            if held.bytes() > state.held.bytes() && !limits.is_empty() {
+                let now = self.charged_to_now(&limits);
+                let Some(charged) = now.or_else(|| counted.take().filter(|_| attempt == MAX_TRIES)) else {
                     drop(transactions);
-                    charged = Some(self.count_charges(uid)?);
+                    counted = Some(self.charged_to(&limits)?);
                     continue;
                 };
-                let others = transactions.iter().filter(|(name, _)| *name != transaction);
-                let of_user = others.map(|(_, state)| state).filter(|state| state.uid == Some(uid));
-                let in_progress = of_user.map(|state| state.held.bytes()).fold(0, u64::saturating_add);
-                let (needed_bytes, used_bytes) = (held.bytes(), charged_now.saturating_add(in_progress));
-                if needed_bytes > limit_bytes.saturating_sub(used_bytes) {
-                    return Err(StoreError::OverQuota { uid, needed_bytes, used_bytes, limit_bytes });
+                for (limit, charged_bytes) in limits.iter().zip(charged) {
+                    let others = transactions.iter().filter(|(name, _)| *name != transaction);
+                    let in_progress = bytes_in_progress(&limit.payer, others.map(|(_, state)| state));
+                    Exceeded::check(limit, state.uid, held, charged_bytes.saturating_add(in_progress))?;
                 }
             }
             if let Some(state) = transactions.get_mut(transaction) {
@@ -113,6 +168,21 @@ impl Store {
             }
             return Ok(());
         }
+        Ok(())
+    }
+
+    /// Has the pools of a transaction know all users whose charges may count, before anything is locked.
+    fn prepare_pools(&self, transaction: &str) -> Result<(), StoreError> {
+        let limits = self.transactions.lock().get(transaction).map(|state| Arc::clone(&state.limits));
+        let limits = limits.unwrap_or_else(|| Arc::new([]));
+        let pools: Vec<_> = limits.iter().filter_map(|limit| limit.payer.pool()).collect();
+        if pools.is_empty() {
+            return Ok(());
+        }
+        let mut uids = self.charged_users()?;
+        uids.extend(self.transactions.lock().values().filter_map(|state| state.uid));
+        let uids: Vec<u32> = uids.into_iter().collect();
+        pools.into_iter().for_each(|pool| pool.members.prepare(&uids));
         Ok(())
     }
 
@@ -170,7 +240,8 @@ impl Store {
         }
     }
 
-    /// Counts what these files keep as taken by a transaction, as far as it is stored and no name pays for it.
+    /// Counts what these files keep as taken by a transaction, as far as it is stored and no name pays for it. The name
+    /// with the account `replaced` is about to pay for nothing any more.
     ///
     /// # Errors
     /// As for [`Self::take_of_quota`].
@@ -178,21 +249,24 @@ impl Store {
         &self,
         transaction: &str,
         files: &BTreeSet<Digest>,
+        replaced: Option<Account>,
     ) -> Result<(), StoreError> {
-        let limit = self.transactions.lock().get(transaction).and_then(Transaction::limit);
-        let Some((uid, _)) = limit else { return Ok(()) };
+        let limited = |state: &Transaction| state.uid.filter(|_| !state.limits.is_empty());
+        let Some(uid) = self.transactions.lock().get(transaction).and_then(limited) else { return Ok(()) };
         let files = files.iter().flat_map(|file| [Node::Blob(*file), Node::Recipe(*file)]).collect();
-        let unpaid_bytes = self.unpaid_bytes(uid, files)?;
+        let unpaid_bytes = self.unpaid_bytes(uid, files, replaced)?;
         self.within_quota(transaction, |held| held.claimed = held.claimed.max(unpaid_bytes))
     }
 
-    /// The most bytes that may be charged to a user beside what is charged already and in progress.
-    pub fn quota_left(&self, uid: u32, limit_bytes: u64) -> Result<u64, StoreError> {
-        let charged = self.charged_bytes(uid)?;
+    /// The most bytes that may be charged beside what is charged already and in progress, for each of the limits.
+    pub fn quotas_left(&self, limits: &[ChargeLimit]) -> Result<Vec<u64>, StoreError> {
+        let charged = self.charged_to(limits)?;
         let transactions = self.transactions.lock();
-        let of_user = transactions.values().filter(|state| state.uid == Some(uid));
-        let in_progress = of_user.map(|state| state.held.bytes()).fold(0, u64::saturating_add);
-        Ok(limit_bytes.saturating_sub(charged.saturating_add(in_progress)))
+        let left = |(limit, charged): (&ChargeLimit, u64)| {
+            let in_progress = bytes_in_progress(&limit.payer, transactions.values());
+            limit.bytes.saturating_sub(charged.saturating_add(in_progress))
+        };
+        Ok(limits.iter().zip(charged).map(left).collect())
     }
 
     /// A transaction has set a name: what it has taken is charged to the name from now on. `is_new` says whether the

@@ -11,6 +11,7 @@ use crate::gc::{self, Node, Owner, walk};
 use crate::testing::{begin, new_store};
 use crate::{Actor, Ingest, NameRule, OtherFiles, SpacePolicy, Store, StoreError, Verb};
 
+mod pools;
 mod unpaid;
 
 const ANN: u32 = 1001;
@@ -219,7 +220,9 @@ fn transaction_beyond_the_limit_is_refused_before_it_writes() {
     let error = add_with(limited(), "m:b", &[content(2, 60 * KIB)]).unwrap_err();
     let needed_bytes = on_disk(&store, &[60 * KIB]);
     let used_bytes = needed_bytes + records(&store);
-    let StoreError::OverQuota { uid, needed_bytes: needed, used_bytes: used, limit_bytes } = error else {
+    let StoreError::OverQuota { uid, group: None, needed_bytes: needed, used_bytes: used, limit_bytes } =
+        error
+    else {
         panic!("{error}")
     };
     assert_eq!((uid, needed, used, limit_bytes), (ANN, needed_bytes, used_bytes, limit));

@@ -4,14 +4,15 @@
 //! something, such as `rm`, only invalidates the sums: they are counted again, over the catalog, when a transaction
 //! of a user with a quota is admitted next. A removal reads every manifest itself, so that count adds little to it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use tracing_mutex::stdsync::Mutex;
 
 use super::claims::Scope;
 use crate::gc::Node;
+use crate::history::Account;
 use crate::index::{Claim, ClaimKind, Payers};
-use crate::{Store, StoreError, lock};
+use crate::{ChargeLimit, Payer, Store, StoreError, lock};
 
 /// The sums by user. Nothing is read or written on the disk while `state` is locked.
 #[derive(Debug, Default)]
@@ -43,38 +44,79 @@ impl Counted {
         let others = self.others.get(&uid).copied().unwrap_or_default();
         self.payers.charged_to(Some(uid)).saturating_add(others)
     }
+
+    fn charged_to_each(&self, limits: &[ChargeLimit]) -> Vec<u64> {
+        limits.iter().map(|limit| self.charged_to_payer(&limit.payer)).collect()
+    }
+
+    fn users(&self) -> BTreeSet<u32> {
+        self.payers.users().chain(self.others.keys().copied()).collect()
+    }
+
+    fn charged_to_payer(&self, payer: &Payer) -> u64 {
+        match payer {
+            Payer::User(uid) => self.charged_to(*uid),
+            Payer::Pool(pool) => {
+                let members = self.users().into_iter().filter(|uid| pool.members.contains(*uid));
+                members.map(|uid| self.charged_to(uid)).fold(0, u64::saturating_add)
+            }
+        }
+    }
 }
 
 impl Store {
     /// Bytes on disk that are charged to a user, without transactions in progress.
     pub fn charged_bytes(&self, uid: u32) -> Result<u64, StoreError> {
-        match self.charged_bytes_now(uid) {
-            Some(bytes) => Ok(bytes),
-            None => self.count_charges(uid),
-        }
+        self.charged_bytes_of(&Payer::User(uid))
+    }
+
+    /// The same of a user or of all members of a group.
+    pub fn charged_bytes_of(&self, payer: &Payer) -> Result<u64, StoreError> {
+        self.read_charges(|counted| counted.charged_to_payer(payer))
     }
 
     /// The same; `None` while the index is built: nobody waits for that.
-    pub fn charged_bytes_unless_building(&self, uid: u32) -> Result<Option<u64>, StoreError> {
-        if let Some(bytes) = self.charged_bytes_now(uid) {
+    pub fn charged_bytes_unless_building(&self, payer: &Payer) -> Result<Option<u64>, StoreError> {
+        let read = |counted: &Counted| counted.charged_to_payer(payer);
+        if let Some(bytes) = self.read_charges_now(read) {
             return Ok(Some(bytes));
         }
         // Not in the condition itself: the catalog would stay locked, and the count locks it.
         let is_complete = self.catalog_unless_building()?.is_some();
-        is_complete.then(|| self.count_charges(uid)).transpose()
+        is_complete.then(|| self.read_charges(read)).transpose()
     }
 
-    /// The same as [`Self::charged_bytes`] if nothing must be counted for it.
-    pub(super) fn charged_bytes_now(&self, uid: u32) -> Option<u64> {
+    /// What is charged to each of the payers, if nothing must be counted for it.
+    pub(super) fn charged_to_now(&self, limits: &[ChargeLimit]) -> Option<Vec<u64>> {
+        self.read_charges_now(|counted| counted.charged_to_each(limits))
+    }
+
+    /// The same; counts the sums if necessary.
+    pub(super) fn charged_to(&self, limits: &[ChargeLimit]) -> Result<Vec<u64>, StoreError> {
+        self.read_charges(|counted| counted.charged_to_each(limits))
+    }
+
+    /// The users whom something is charged to.
+    pub(super) fn charged_users(&self) -> Result<BTreeSet<u32>, StoreError> {
+        self.read_charges(Counted::users)
+    }
+
+    fn read_charges_now<T>(&self, read: impl FnOnce(&Counted) -> T) -> Option<T> {
         let state = lock(&self.totals.state);
         let counted = state.counted.as_ref().filter(|counted| counted.changes == state.changes)?;
         let is_current = self.catalog_now().is_some_and(|catalog| counted.payers.are_of(&catalog));
-        is_current.then(|| counted.charged_to(uid))
+        is_current.then(|| read(counted))
     }
 
     /// Bytes on disk of what these roots keep that no name pays for, and that are not charged to the user either. What
-    /// the user's own transactions have published is left out: they count it.
-    pub(super) fn unpaid_bytes(&self, uid: u32, roots: Vec<Node>) -> Result<u64, StoreError> {
+    /// the user's own transactions have published is left out: they count it. The name with the account `replaced` pays
+    /// for nothing: it is about to get other content.
+    pub(super) fn unpaid_bytes(
+        &self,
+        uid: u32,
+        roots: Vec<Node>,
+        replaced: Option<Account>,
+    ) -> Result<u64, StoreError> {
         self.charged_bytes(uid)?;
         let published = self.published_in_transactions().into_iter().filter(|(user, _)| *user == uid);
         let own: HashSet<Node> = published.flat_map(|(_, nodes)| nodes).collect();
@@ -82,23 +124,28 @@ impl Store {
         // In the order in which `charged_bytes_now` locks them. The index was complete for the count above.
         let state = lock(&self.totals.state);
         let counted = state.counted.as_ref().zip(self.catalog_now());
-        Ok(counted.map_or(0, |(counted, catalog)| counted.payers.unpaid_by_names(&catalog, &claim, &own)))
+        let replaced = replaced.map(|account| (account.uid, account.since));
+        Ok(counted
+            .map_or(0, |(counted, catalog)| counted.payers.unpaid_by_names(&catalog, &claim, &own, replaced)))
     }
 
-    /// Counts the sums.
-    pub(super) fn count_charges(&self, uid: u32) -> Result<u64, StoreError> {
+    /// Reads the sums. Counts them first, if they are out of date.
+    fn read_charges<T>(&self, read: impl Fn(&Counted) -> T) -> Result<T, StoreError> {
+        if let Some(value) = self.read_charges_now(&read) {
+            return Ok(value);
+        }
         let _counting = lock(&self.totals.counting);
-        if let Some(bytes) = self.charged_bytes_now(uid) {
-            return Ok(bytes);
+        if let Some(value) = self.read_charges_now(&read) {
+            return Ok(value);
         }
         // What changes from now on may be missing in the count, so it makes the count invalid.
         let changes = lock(&self.totals.state).changes;
         let (claims, others) = (self.claims(Scope::AtRest)?, self.other_charges_at_rest()?);
         let payers = Payers::count(&*self.catalog()?, &claims);
         let counted = Counted { changes, payers, others };
-        let bytes = counted.charged_to(uid);
+        let value = read(&counted);
         lock(&self.totals.state).counted = Some(counted);
-        Ok(bytes)
+        Ok(value)
     }
 
     fn other_charges_at_rest(&self) -> Result<BTreeMap<u32, u64>, StoreError> {

@@ -8,7 +8,7 @@ use blobd_store_format::reference::Reference;
 
 use super::mark::mark;
 use super::{Node, Owner, collect_condemned, needs, walk};
-use crate::{Store, StoreError, TrashedModel};
+use crate::{Payer, Store, StoreError, TrashedModel};
 
 impl Store {
     /// Whether the trash has models whose names other models have taken.
@@ -22,7 +22,7 @@ impl Store {
 
 /// Removes models whose names other models have taken from the trash, until `is_enough` returns true or none is left; at
 /// least one, if there is any. The oldest goes first, but those whose blobs all have another owner go last: only their
-/// records take space. With `only_of`, only those that are charged to this user. Returns those that were removed, and
+/// records take space. With `only_of`, only those that are charged to this user or group. Returns those that were removed, and
 /// the bytes freed.
 ///
 /// # Errors
@@ -30,7 +30,7 @@ impl Store {
 /// next collection.
 pub fn drop_displaced(
     store: &Store,
-    only_of: Option<u32>,
+    only_of: Option<&Payer>,
     is_enough: &dyn Fn() -> Result<bool, StoreError>,
 ) -> Result<(Vec<TrashedModel>, u64), StoreError> {
     let (mut dropped, mut freed) = (Vec::new(), 0u64);
@@ -50,11 +50,11 @@ pub fn drop_displaced(
 }
 
 /// The bytes on disk of models in the trash whose names other models have taken, and of what only they need; with `only_of`, only those
-/// that are charged to this user.
+/// that are charged to this user or group.
 ///
 /// # Errors
 /// As for [`super::plan`].
-pub fn displaced_bytes(store: &Store, only_of: Option<u32>) -> Result<u64, StoreError> {
+pub fn displaced_bytes(store: &Store, only_of: Option<&Payer>) -> Result<u64, StoreError> {
     let displaced = displaced(store, only_of)?;
     let only_theirs = needed_only_by(store, &displaced)?;
     let records = displaced.iter().map(|trashed| store.trashed_bytes(trashed.record));
@@ -91,9 +91,9 @@ fn known_needs(store: &Store, trashed: &TrashedModel) -> BTreeSet<Node> {
 }
 
 /// The models in the trash whose names other models have taken, the oldest first.
-fn displaced(store: &Store, only_of: Option<u32>) -> Result<Vec<TrashedModel>, StoreError> {
+fn displaced(store: &Store, only_of: Option<&Payer>) -> Result<Vec<TrashedModel>, StoreError> {
     let is_of = |trashed: &TrashedModel| {
-        only_of.is_none_or(|uid| trashed.account.is_some_and(|account| account.uid == uid))
+        only_of.is_none_or(|payer| trashed.account.is_some_and(|account| payer.includes(account.uid)))
     };
     let mut displaced: Vec<_> =
         store.trash()?.into_iter().filter(|trashed| trashed.displaced && is_of(trashed)).collect();

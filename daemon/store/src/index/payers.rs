@@ -36,13 +36,21 @@ pub struct Claim {
     pub roots: Vec<Node>,
 }
 
+/// What is known of a claim after the count.
+#[derive(Clone, Copy, Debug)]
+struct PayingClaim {
+    kind: ClaimKind,
+    uid: Option<u32>,
+    since: u64,
+}
+
 /// Which claim pays for which blob and recipe.
 #[derive(Debug, Default)]
 pub struct Payers {
     /// The number of the claim, from 1 on, for each row of the catalog; 0 for none. At the end may be fewer rows.
     rows: Vec<u32>,
     recipes: HashMap<Digest, u32>,
-    claims: Vec<(ClaimKind, Option<u32>)>,
+    claims: Vec<PayingClaim>,
     charged: BTreeMap<Option<u32>, u64>,
     /// The time of the latest claim of a tag.
     latest_tag: u64,
@@ -74,6 +82,11 @@ impl Payers {
         of_users.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
     }
 
+    /// The users who pay for something.
+    pub(crate) fn users(&self) -> impl Iterator<Item = u32> {
+        self.charged.keys().copied().flatten()
+    }
+
     /// Whether the catalog has only grown since the count.
     pub(crate) fn are_of(&self, catalog: &Catalog) -> bool {
         self.removals == catalog.removals()
@@ -90,8 +103,14 @@ impl Payers {
     }
 
     /// Bytes on disk that a name with this claim would be the first to pay for, without those that are charged to its
-    /// user already and without `left_out`.
-    pub(crate) fn unpaid_by_names(&self, catalog: &Catalog, claim: &Claim, left_out: &HashSet<Node>) -> u64 {
+    /// user already and without `left_out`. The tag that `replaced` is about, a user and a time, pays for nothing then.
+    pub(crate) fn unpaid_by_names(
+        &self,
+        catalog: &Catalog,
+        claim: &Claim,
+        left_out: &HashSet<Node>,
+        replaced: Option<(u32, u64)>,
+    ) -> u64 {
         let (mut sum, mut seen) = (0_u64, HashSet::new());
         each_part(catalog, &claim.roots, |part, bytes| {
             if !seen.insert(part) {
@@ -105,7 +124,11 @@ impl Payers {
                 Part::Recipe(file) => (self.recipes.get(&file), Some(Node::Recipe(file))),
             };
             let payer = payer.and_then(|number| self.claims.get(number.checked_sub(1)? as usize));
-            let is_paid = payer.is_some_and(|(kind, uid)| *kind == ClaimKind::Tag || *uid == claim.uid);
+            let is_replaced = |payer: &PayingClaim| {
+                replaced.is_some_and(|(uid, since)| (payer.uid, payer.since) == (Some(uid), since))
+            };
+            let pays = |payer: &PayingClaim| payer.kind == ClaimKind::Tag && !is_replaced(payer);
+            let is_paid = payer.is_some_and(|payer| pays(payer) || payer.uid == claim.uid);
             if !is_paid && node.is_none_or(|node| !left_out.contains(&node)) {
                 sum = sum.saturating_add(bytes);
             }
@@ -116,7 +139,7 @@ impl Payers {
 
     /// `is_whole` says that the catalog is the same for all claims so far.
     fn add(&mut self, catalog: &Catalog, claim: &Claim, is_whole: bool) {
-        self.claims.push((claim.kind, claim.uid));
+        self.claims.push(PayingClaim { kind: claim.kind, uid: claim.uid, since: claim.since });
         let number = u32::try_from(self.claims.len()).unwrap_or(u32::MAX);
         if claim.kind == ClaimKind::Tag {
             self.latest_tag = self.latest_tag.max(claim.since);
@@ -134,12 +157,12 @@ impl Payers {
             };
             let Some(payer) = payer else { return false };
             let before = payer.checked_sub(1).and_then(|before| self.claims.get(before as usize));
-            if before.is_some_and(|(kind, _)| *kind <= claim.kind) {
+            if before.is_some_and(|before| before.kind <= claim.kind) {
                 // Blobs that a recipe names can have appeared since its claim was added.
                 return !is_whole;
             }
             *payer = number;
-            if let Some(sum) = before.and_then(|(_, uid)| self.charged.get_mut(uid)) {
+            if let Some(sum) = before.and_then(|before| self.charged.get_mut(&before.uid)) {
                 *sum = sum.saturating_sub(bytes);
             }
             let sum = self.charged.entry(claim.uid).or_default();

@@ -12,7 +12,7 @@ use blobd_store_format::reference::Reference;
 use super::Ingest;
 use crate::Displaced;
 use crate::StoreError;
-use crate::history::{NameChange, NameOrigin, Verb};
+use crate::history::{Account, NameChange, NameOrigin, Verb};
 use crate::models::Borrowed;
 use crate::origins::OriginRecord;
 use crate::reservation::Reservation;
@@ -162,7 +162,8 @@ impl Ingest {
         self.record_borrowed(manifest)?;
         self.publish_recipes()?;
         self.store.end_reservation(self.staging.transaction());
-        self.claim_quota(&manifest.digests())?;
+        let replaced = self.replaced_account(name, manifest)?;
+        self.store.claim_of_quota(self.staging.transaction(), &manifest.digests(), replaced)?;
         let borrowed = self.borrowed(manifest)?;
         self.lease.protect(manifest.digest());
         self.lease.protect_all(manifest.digests());
@@ -202,6 +203,19 @@ impl Ingest {
         let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
         let name = Some(target.clone());
         Ok(Committed { name, new_bytes, new_blob_count, reused_bytes, displaced, tag_changed })
+    }
+
+    /// The account of another user whose name the commit gives to other content, such as a newer version of its source:
+    /// what both versions need is charged to this user then.
+    fn replaced_account(
+        &self,
+        name: NewName<'_>,
+        manifest: &Manifest,
+    ) -> Result<Option<Account>, StoreError> {
+        let Some(stored) = self.store.stored_case(name.first())? else { return Ok(None) };
+        let present = self.store.tagged_digest(&stored)?.filter(|digest| *digest != manifest.digest());
+        let account = present.and_then(|digest| self.store.account_of(&stored, digest));
+        Ok(account.filter(|account| account.uid != self.actor.uid))
     }
 
     /// Where the content of the name comes from: a model that is renamed keeps what it had.
@@ -284,13 +298,15 @@ impl Ingest {
         self.store.record_change(reference, &change, temporary, reservation)
     }
 
-    /// The tag that is renamed must not have changed since the model was read.
+    /// The tag that is renamed must not have changed since the model was read. With the same content, another user may
+    /// have added it since.
     fn check_renamed(&self, manifest: &Manifest) -> Result<(), StoreError> {
         match &self.renamed {
             Some(tag) if self.store.raw_manifest(tag)? != manifest.raw() => {
                 Err(StoreError::NoSuchModel { name: tag.short(), similar: Vec::new() })
             }
-            _ => Ok(()),
+            Some(tag) => self.store.check_change(tag, self.rule.user()),
+            None => Ok(()),
         }
     }
 

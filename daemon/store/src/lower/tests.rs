@@ -237,11 +237,17 @@ fn names_that_differ_in_case_are_one_model() {
 fn name_of_a_lower_store_keeps_its_content_too() {
     let stores = Stores::new();
     let store = stores.open();
-    let mut ingest = begin(&store);
-    ingest.add_bytes(b"other").unwrap();
     let other = Manifest::compose(described(b"other"), vec![described(b"other")]).unwrap();
-    let refused = ingest.commit(&name("SITE"), &other, None);
+    let give = |rule| {
+        let mut ingest = begin(&store).may_take(rule);
+        ingest.add_bytes(b"other").unwrap();
+        ingest.commit(&name("SITE"), &other, None)
+    };
+    let refused = give(NameRule { replace_of_others: true, ..NameRule::default() });
     assert!(matches!(refused, Err(StoreError::NameTaken { .. })), "{refused:?}");
+    // The users who are no administrators do not change for all what a name of a site means.
+    let refused = give(NameRule { uid: 1001, replace: true, ..NameRule::default() });
+    assert!(matches!(refused, Err(StoreError::NameOfAnother { adder: None, .. })), "{refused:?}");
     assert!(is_whole(&store, "site"));
     let same = store.manifest(&name("site")).unwrap();
     begin(&store).commit(&name("site"), &same, None).unwrap();

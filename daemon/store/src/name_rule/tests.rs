@@ -138,8 +138,8 @@ fn name_with_other_content_is_taken_only_if_that_is_asked_for() {
         );
     }
     let error = give(&store, forced(BOB), "m", b"two").unwrap_err();
-    assert!(matches!(error, StoreError::NameOfAnother { uid: ANN, .. }), "{error}");
-    store.pin(&name("m")).unwrap();
+    assert!(matches!(error, StoreError::NameOfAnother { adder: Some(ANN), by: BOB, .. }), "{error}");
+    store.pin(&name("m"), Pinner::Administrator).unwrap();
     let error = give(&store, forced(ANN), "m", b"two").unwrap_err();
     assert!(matches!(error, StoreError::Pinned { .. }), "{error}");
     assert_eq!(content_of(&store, "m"), Some(manifest(b"one").digest()));
@@ -147,6 +147,94 @@ fn name_with_other_content_is_taken_only_if_that_is_asked_for() {
     give(&store, NameRule { replace_pinned: true, ..forced(ANN) }, "m", b"two").unwrap();
     assert_eq!(trash(&store), [("m:latest".to_owned(), manifest(b"one").digest())]);
     assert!(store.is_pinned(&name("m")), "the pin stays with the name");
+}
+
+fn user(uid: u32) -> NameUser {
+    NameUser { uid, is_administrator: false }
+}
+
+const ADMINISTRATOR: NameUser = NameUser { uid: 0, is_administrator: true };
+
+fn is_of_another(checked: Result<(), StoreError>, adder: Option<u32>) -> bool {
+    matches!(checked, Err(StoreError::NameOfAnother { adder: found, .. }) if found == adder)
+}
+
+#[test]
+fn only_the_user_who_added_a_name_and_administrators_change_it() {
+    let (_folder, store) = new_store();
+    give(&store, rule(ANN), "m", b"one").unwrap();
+    ingest(&store, rule(BOB), Verb::Tag).commit(&name("tag"), &manifest(b"one"), None).unwrap();
+    for (reference, adder, other) in [("m", ANN, BOB), ("tag", BOB, ANN)] {
+        store.check_change(&name(reference), user(adder)).unwrap();
+        store.check_change(&name(reference), ADMINISTRATOR).unwrap();
+        assert!(is_of_another(store.check_change(&name(reference), user(other)), Some(adder)), "{reference}");
+    }
+    let error = store.check_change(&name("none"), user(ANN)).unwrap_err();
+    assert!(error.is_no_such_model(), "{error}");
+    let renamed = |uid, to: &str| {
+        let renaming = ingest(&store, rule(uid), Verb::Rename).renaming(name("m"));
+        renaming.commit(&name(to), &manifest(b"one"), None)
+    };
+    let error = renamed(BOB, "bob").unwrap_err();
+    assert!(is_of_another(Err(error), Some(ANN)));
+    renamed(ANN, "ann").unwrap();
+    store.check_change(&name("ann"), user(ANN)).unwrap();
+    // Who pulls what a name means already does not become its owner, but who updates it does.
+    pull(&store, pulling(ANN, "x:8b"), "x:8b", b"two").unwrap();
+    pull(&store, NameRule { is_own_name: true, ..pulling(BOB, "x:8b") }, "x:8b", b"two").unwrap();
+    assert!(is_of_another(store.check_change(&name("x:8b"), user(BOB)), Some(ANN)));
+    pull(&store, NameRule { is_own_name: true, ..pulling(BOB, "x:8b") }, "x:8b", b"three").unwrap();
+    assert!(is_of_another(store.check_change(&name("x:8b"), user(ANN)), Some(BOB)));
+    let trashed = store.trash().unwrap().remove(0);
+    trashed.check_own(user(ANN)).unwrap();
+    assert!(is_of_another(trashed.check_own(user(BOB)), Some(ANN)));
+}
+
+#[test]
+fn name_without_a_record_of_who_added_it_belongs_to_administrators() {
+    let (_folder, store) = new_store();
+    give(&store, rule(ANN), "m", b"one").unwrap();
+    for damage in [None, Some("{")] {
+        let history = store.path(blobd_store_format::layout::history(&name("m")));
+        match damage {
+            None => std::fs::remove_file(&history).unwrap(),
+            Some(content) => std::fs::write(&history, content).unwrap(),
+        }
+        assert!(is_of_another(store.check_change(&name("m"), user(ANN)), None));
+        assert!(is_of_another(give(&store, forced(ANN), "m", b"two").map(drop), None));
+        store.check_change(&name("m"), ADMINISTRATOR).unwrap();
+    }
+    give(&store, NameRule { replace_of_others: true, ..forced(BOB) }, "m", b"two").unwrap();
+    store.check_change(&name("m"), user(BOB)).unwrap();
+}
+
+#[test]
+fn pin_is_ended_by_the_user_who_set_it_and_by_administrators() {
+    let (_folder, store) = new_store();
+    give(&store, rule(ANN), "m", b"one").unwrap();
+    store.pin(&name("m"), Pinner::User(ANN)).unwrap();
+    assert_eq!(store.pinner_of(&name("m")), Some(Pinner::User(ANN)));
+    store.check_change(&name("m"), user(ANN)).unwrap();
+    let renaming = |from: &str, to: &str| {
+        let renaming = ingest(&store, rule(ANN), Verb::Rename).renaming(name(from));
+        renaming.commit(&name(to), &manifest(b"one"), None)
+    };
+    renaming("m", "n").unwrap();
+    assert_eq!((store.pinner_of(&name("m")), store.pinner_of(&name("n"))), (None, Some(Pinner::User(ANN))));
+    store.pin(&name("n"), Pinner::Administrator).unwrap();
+    store.pin(&name("n"), Pinner::User(ANN)).unwrap();
+    assert_eq!(store.pinner_of(&name("n")), Some(Pinner::Administrator), "it stays an administrator's");
+    let refused = |checked| matches!(checked, Err(StoreError::PinOfAnother { .. }));
+    assert!(refused(store.check_change(&name("n"), user(ANN))));
+    assert!(refused(renaming("n", "o").map(drop)), "its name is what is pinned");
+    store.check_own(&name("n"), user(ANN)).unwrap();
+    store.check_change(&name("n"), ADMINISTRATOR).unwrap();
+    assert!(store.unpin(&name("n")).unwrap());
+    store.check_change(&name("n"), user(ANN)).unwrap();
+    // An unreadable one protects.
+    store.pin(&name("n"), Pinner::User(ANN)).unwrap();
+    std::fs::write(store.path(blobd_store_format::layout::pin(&name("n"))), "x").unwrap();
+    assert!(refused(store.check_change(&name("n"), user(ANN))));
 }
 
 #[test]

@@ -43,11 +43,15 @@ fn refusal_by_right_is_recorded() {
     }
     let shared = shared();
     // It is checked before the parameters are read.
+    shared.run(USER, "gc").exits_with(7);
+    let record = refusal(&shared, "gc");
+    let message =
+        format!("gc: not permitted for uid {}: expected the right \"admin\", found \"pull\"", USER.uid);
+    assert_eq!((&record["message"], &record["result"]), (&message.into(), &"denied".into()), "{record}");
     shared.run(USER, "rm m").exits_with(7);
     let record = refusal(&shared, "rm");
     check(&record, "m:latest", "denied");
-    let message = format!("rm: uid {} does not have the right \"admin\"", USER.uid);
-    assert_eq!(record["message"], message, "{record}");
+    assert!(record["message"].as_str().unwrap().contains("was added by another user"), "{record}");
 }
 
 #[test]

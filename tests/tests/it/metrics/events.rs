@@ -211,8 +211,9 @@ pub(super) fn set_quota(world: &mut World) {
     let usage = world.daemon.client().disk_usage().unwrap();
     let quota = usage.used_bytes + 50_000;
     let space = format!("[space]\nquota = {quota}\nmin_free = 4096\nevict = \"all\"\nhigh_watermark = 100\n");
+    let groups = "[quotas.groups]\n0 = { together = \"1 TiB\" }\n";
     let before = fs::read_to_string(&world.config).unwrap();
-    fs::write(&world.config, before + &space).unwrap();
+    fs::write(&world.config, before + &space + groups).unwrap();
     let pid = Pid::from_raw(world.daemon.pid().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::HUP).unwrap();
     eventually("the configuration is read", || world.daemon.log().contains("SIGHUP: "));

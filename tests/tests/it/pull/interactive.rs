@@ -230,10 +230,10 @@ fn message_names_the_quota_if_that_is_what_a_small_file_exceeds() {
     let error = run.exits_with(6).error();
     let message = &error.message;
     assert!(
-        message.contains("480 KiB needed, ") && message.contains("available of the quota: "),
+        message.contains("this needs 480 KiB, ") && message.contains("its quota is 512 KiB and "),
         "{message}"
     );
-    assert!(message.contains("of 512 KiB used") && !message.contains("on the disk"), "{message}");
+    assert!(message.contains(" are used; ") && !message.contains("on the disk"), "{message}");
 }
 
 #[test]

@@ -54,11 +54,11 @@ fn model_that_only_the_trash_of_another_user_keeps_is_refused() {
     shared.run(BOB, &["pull", &remote.name()]).succeeds();
     shared.daemon.command().run(["rm", "--keep", "7d", &remote.name()]).succeeds();
     shared.set_quotas(&hard(ANN, remote.size() / 2));
-    is_over_quota(shared.run(ANN, &["pull", &remote.name(), "--json"]), ANN);
+    is_over_quota(shared.run(ANN, &["pull", &remote.name(), "--json"]));
     let file = shared.daemon.scratch().join("trashed.gguf");
     fs::write(&file, &remote.bytes).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-    is_over_quota(shared.run(ANN, &["import", file.to_str().unwrap(), "--name", "t", "--json"]), ANN);
+    is_over_quota(shared.run(ANN, &["import", file.to_str().unwrap(), "--name", "t", "--json"]));
     assert_eq!((shared.own(ANN).charged_bytes, shared.own(ANN).models), (0, 0));
     shared.set_quotas(&hard(ANN, remote.size() * 2));
     shared.run(ANN, &["pull", &remote.name(), "--json"]).succeeds();
@@ -77,7 +77,7 @@ fn unfinished_download_of_another_user_counts_before_bytes_move() {
     // Enough for what is left of the file, and not for all of it.
     shared.set_quotas(&hard(ANN, remote.size() * 3 / 4));
     let served = remote.registry.bytes_served();
-    is_over_quota(shared.run(ANN, &["pull", &remote.name(), "--json"]), ANN);
+    is_over_quota(shared.run(ANN, &["pull", &remote.name(), "--json"]));
     let moved = remote.registry.bytes_served() - served;
     assert!(moved < remote.size() / 10, "{moved} bytes moved");
     assert_eq!(shared.own(ANN).charged_bytes, 0);
@@ -102,7 +102,7 @@ fn resumed_pull_reserves_the_rest_beside_what_it_has() {
     let file = shared.daemon.scratch().join("half.gguf");
     fs::write(&file, ModelFile::dense_of(24, 2, 512).bytes()).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-    is_over_quota(shared.run(ANN, &["import", file.to_str().unwrap(), "--name", "half", "--json"]), ANN);
+    is_over_quota(shared.run(ANN, &["import", file.to_str().unwrap(), "--name", "half", "--json"]));
     pull.kill().unwrap();
     pull.wait().unwrap();
 }

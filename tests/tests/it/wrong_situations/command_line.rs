@@ -62,8 +62,8 @@ pub(super) const SITUATIONS: &[Situation] = &[
         command: "BLOBD_ROOT=models blobd ls",
         run: |place| place.run_with("BLOBD_ROOT", "models", &["ls"]),
         code: 2,
-        happened: "BLOBD_ROOT: \"models\"",
-        why: "an absolute path expected",
+        happened: "BLOBD_ROOT",
+        why: "expected an absolute path, found \"models\"",
         to_do: "--root takes relative paths too",
     },
     Situation {

@@ -52,8 +52,8 @@ pub(super) const SITUATIONS: &[Situation] = &[
             place.configured("[space]\nquota = \"16 KiB\"\n", &["import", model.to_str().unwrap()])
         },
         code: 6,
-        happened: "needed",
-        why: "available of the quota",
+        happened: "its quota is 16.0 KiB",
+        why: "are used; this needs",
         to_do: "nothing was stored",
     },
     Situation {

@@ -31,7 +31,7 @@ mod journal;
 mod recover;
 
 pub(crate) use about::names;
-pub use about::{DownloadAbout, DownloadSummary};
+pub use about::{BytesFrom, DownloadAbout, DownloadSummary};
 use journal::{Record, Session};
 use recover::Claims;
 
@@ -44,7 +44,7 @@ pub struct PartialFile {
     directory: PathBuf,
     /// The records of earlier sessions.
     records: Vec<Record>,
-    /// Its model, source and user, to be recorded.
+    /// The pull that receives it, to be recorded.
     about: Option<DownloadAbout>,
     /// The digest of what has arrived, if that is a complete copy and wrong, so that a second one is needed.
     wrong: Option<Digest>,
@@ -59,7 +59,7 @@ impl PartialFile {
         Ok(Self { store: Arc::clone(store), file, size, directory, records: found, about: None, wrong: None })
     }
 
-    /// Has the download record what it is of, for `df` and `partial`.
+    /// Has the download record the pull that receives it.
     #[must_use]
     pub fn about(mut self, about: DownloadAbout) -> Self {
         self.about = Some(about);
@@ -106,10 +106,17 @@ impl PartialFile {
         self.claimed(None).total()
     }
 
-    /// Whether a planned blob has a file here.
+    /// The same download as if nothing had arrived: what has arrived will be discarded.
+    #[must_use]
+    pub fn discarded(self) -> Self {
+        Self { records: Vec::new(), ..self }
+    }
+
+    /// Whether a planned blob has a file here that is continued.
     #[must_use]
     pub fn has_begun(&self, blob: usize) -> bool {
-        self.store.root.status(&self.path_of(blob)).is_ok_and(|status| status.is_some())
+        let exists = || self.store.root.status(&self.path_of(blob)).is_ok_and(|status| status.is_some());
+        !self.records.is_empty() && exists()
     }
 
     /// The bytes that have arrived according to the journal; if a boot is given, only since then.
@@ -132,9 +139,7 @@ impl PartialFile {
         if claims.is_empty() {
             partial.reset(&staging)?;
         }
-        if let Some(about) = &partial.download.about {
-            partial.download.store.record_download(partial.download.file, about);
-        }
+        partial.record_pull(claims.is_empty())?;
         let assembler = Assembler::in_directory(staging, plan, Some(partial));
         if let Some(partial) = &assembler.partial {
             assembler.recover(partial, &claims)?;

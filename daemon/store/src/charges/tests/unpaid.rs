@@ -11,7 +11,7 @@ fn trash(store: &Store, reference: &str) {
 
 fn over_quota(result: Result<(), StoreError>) -> [u64; 3] {
     match result {
-        Err(StoreError::OverQuota { uid: ANN, needed_bytes, used_bytes, limit_bytes }) => {
+        Err(StoreError::OverQuota { uid: ANN, group: None, needed_bytes, used_bytes, limit_bytes }) => {
             [needed_bytes, used_bytes, limit_bytes]
         }
         other => panic!("{other:?}"),
@@ -73,11 +73,11 @@ fn use_is_unknown_and_not_waited_for_while_the_index_is_built() {
     store.note_charges_changed();
     store.set_index_building(true);
     let begun = std::time::Instant::now();
-    assert_eq!(store.charged_bytes_unless_building(ANN).unwrap(), None);
+    assert_eq!(store.charged_bytes_unless_building(&crate::Payer::User(ANN)).unwrap(), None);
     assert!(begun.elapsed() < Duration::from_secs(5));
     store.set_index_building(false);
     assert_eq!(
-        store.charged_bytes_unless_building(ANN).unwrap(),
+        store.charged_bytes_unless_building(&crate::Payer::User(ANN)).unwrap(),
         Some(on_disk(&store, &[20 * KIB]) + records(&store))
     );
 }
