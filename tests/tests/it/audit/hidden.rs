@@ -73,7 +73,7 @@ fn refusals_and_opens_do_not_push_changes_out_of_the_log() {
     shared.run(ADMIN, "tag m n").succeeds();
     let name = "x".repeat(120);
     refuse(&shared, &format!("POST /v1/remove {{\"references\":[\"{name}\"]}}"), 900);
-    (0..20).for_each(|_| drop(shared.run(READER, "show m --hash sha256").succeeds()));
+    (0..20).for_each(|_| drop(shared.run(READER, "show m --residency").succeeds()));
     let directory = shared.daemon.root().join("audit");
     let bytes = || {
         let sizes = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
