@@ -45,6 +45,7 @@ mod names;
 mod open_sessions;
 pub mod ops;
 mod output;
+mod peer_process;
 mod permits;
 mod policy;
 mod principal;

@@ -79,11 +79,12 @@ impl Server {
     /// Serves one connection in its own task, or refuses it if its user has too many.
     pub(crate) fn start(&self, stream: UnixStream) {
         let Ok(peer) = Principal::of(&stream) else { return };
-        if self.is_private && !peer.owns_store() {
+        let is_owner = self.daemon.access().owns_store(&peer);
+        if self.is_private && !is_owner {
             return;
         }
         let closer = &self.daemon.closer;
-        let permit = match self.connections.admit(peer.uid) {
+        let permit = match self.connections.admit(peer.uid, is_owner) {
             Some(permit) if !closer.is_stuck(peer.uid) => permit,
             _ => {
                 // The socket's queue may already hold descriptors.

@@ -364,6 +364,7 @@ mod tests {
     use super::*;
     use crate::admission::{ConnectionLimits, Connections};
     use crate::metrics::Metrics;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
 
     #[test]
@@ -395,9 +396,14 @@ mod tests {
         let daemon = Arc::new(
             Daemon::new(store, &RegistryPolicy::default(), Metrics::new(verbs::names()).unwrap()).unwrap(),
         );
-        let peer = Principal { pid: 1, uid: 1, groups: Groups { primary: 1, supplementary: None } };
+        let peer = Principal {
+            pid: 1,
+            uid: 1,
+            groups: Groups { primary: 1, supplementary: None },
+            namespaces: Namespaces::default(),
+        };
         let rights = daemon.access().rights_of(&peer);
-        let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();
+        let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid, false).unwrap();
         let (stream, _client) = tokio::net::UnixStream::pair().unwrap();
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), &daemon.closer);
         let record = RequestRecord::start(

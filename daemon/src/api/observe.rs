@@ -108,6 +108,7 @@ fn wrong_query(query: &str, expected: &str) -> ErrorBody {
 mod tests {
     use super::*;
     use crate::names::Names;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
     use crate::quotas::GroupQuota;
     use crate::user_set::{Member, NameOrNumber, UserSet};
@@ -125,7 +126,7 @@ mod tests {
         };
         let quotas = Quotas { default: hard(1), groups: vec![entry], ..Quotas::default() };
         let groups = Groups { primary: 70001, supplementary: Some([80001].into()) };
-        let caller = Principal { pid: 1, uid: 70001, groups };
+        let caller = Principal { pid: 1, uid: 70001, groups, namespaces: Namespaces::default() };
         let of = |uid, access: &Access| quota_of(uid, &caller, access, &quotas);
         assert_eq!(of(70001, &Access::default()), hard(20));
         assert_eq!(of(70002, &Access::default()), hard(1));

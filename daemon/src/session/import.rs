@@ -245,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_is_complete_when_its_client_has_gone_has_its_result() {
-        let permit = Connections::new(ConnectionLimits::of_process()).admit(1).unwrap();
+        let permit = Connections::new(ConnectionLimits::of_process()).admit(1, false).unwrap();
         let (stream, client) = tokio::net::UnixStream::pair().unwrap();
         drop(client);
         let stream = FrameStream::new(ClientSocket::new(stream, 1, Some(permit), &Arc::default()), 0);

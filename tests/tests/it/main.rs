@@ -9,6 +9,7 @@ mod commands;
 mod concurrent;
 mod configuration;
 mod conformance;
+mod containers;
 mod contiguous;
 mod crash;
 mod df;
