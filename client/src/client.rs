@@ -396,10 +396,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`], as every verb.
     pub fn gc(&self, params: &GcParams) -> Result<GcReport, ClientError> {
-        match params.dry_run && !params.quarantine {
-            true => self.query("/v1/gc"),
-            false => self.post("/v1/gc", params),
-        }
+        let is_plan = params.dry_run && !params.quarantine;
+        if is_plan { self.query("/v1/gc") } else { self.post("/v1/gc", params) }
     }
 
     /// Compares the daemon's index with the disk and repairs it.
