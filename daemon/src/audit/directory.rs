@@ -11,7 +11,9 @@ use std::sync::{Arc, Weak};
 
 use blobd_store::{Store, StoreOwner};
 use blobd_store_format::layout;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fsync, mkdir, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, fsync, mkdir, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 use tracing_mutex::stdsync::Mutex;
 
@@ -101,7 +103,7 @@ impl LogDirectory {
         for (class, number) in self.names()? {
             match statat(&directory, name(class, number), AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(status) => {
-                    files.push(LogFile { class, number, bytes: status.st_size.try_into().unwrap_or(0) });
+                    files.push(LogFile { class, number, bytes: bytes_on_disk(&status) });
                 }
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno.into()),
@@ -179,6 +181,12 @@ fn parse_name(text: &str) -> Option<(Class, u64)> {
 }
 
 /// Refuses anything but a file with one name: another name may be in a directory that others can write.
+/// The length of a file, but not that of holes: they take no space, and must not displace records.
+fn bytes_on_disk(status: &Stat) -> u64 {
+    const BLOCK: i64 = 512;
+    status.st_size.min(status.st_blocks.saturating_mul(BLOCK)).try_into().unwrap_or(0)
+}
+
 fn regular(file: File) -> io::Result<File> {
     let status = fstat(&file)?;
     if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile && status.st_nlink <= 1 {

@@ -218,7 +218,8 @@ fn two_programs_share_pages_and_each_hold_a_lease() {
     let engines: Vec<_> = sessions.iter().map(|session| session.engine.clone().unwrap()).collect();
     let mut pids: Vec<_> = engines.iter().map(|engine| engine.pid.to_string()).collect();
     let mut expected: Vec<_> = holders.iter().map(|holder| holder.pid.to_string()).collect();
-    (pids.sort(), expected.sort());
+    pids.sort();
+    expected.sort();
     assert_eq!(pids, expected, "ps names the programs, not `blobd exec`");
     assert!(engines.iter().all(|engine| engine.command == "hold"), "{engines:?}");
     let blobs = daemon.root().join("blobs");

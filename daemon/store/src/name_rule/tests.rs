@@ -155,7 +155,7 @@ fn user(uid: u32) -> NameUser {
 
 const ADMINISTRATOR: NameUser = NameUser { uid: 0, is_administrator: true };
 
-fn is_of_another(checked: Result<(), StoreError>, adder: Option<u32>) -> bool {
+fn is_of_another(checked: &Result<(), StoreError>, adder: Option<u32>) -> bool {
     matches!(checked, Err(StoreError::NameOfAnother { adder: found, .. }) if found == adder)
 }
 
@@ -167,7 +167,10 @@ fn only_the_user_who_added_a_name_and_administrators_change_it() {
     for (reference, adder, other) in [("m", ANN, BOB), ("tag", BOB, ANN)] {
         store.check_change(&name(reference), user(adder)).unwrap();
         store.check_change(&name(reference), ADMINISTRATOR).unwrap();
-        assert!(is_of_another(store.check_change(&name(reference), user(other)), Some(adder)), "{reference}");
+        assert!(
+            is_of_another(&store.check_change(&name(reference), user(other)), Some(adder)),
+            "{reference}"
+        );
     }
     let error = store.check_change(&name("none"), user(ANN)).unwrap_err();
     assert!(error.is_no_such_model(), "{error}");
@@ -176,18 +179,18 @@ fn only_the_user_who_added_a_name_and_administrators_change_it() {
         renaming.commit(&name(to), &manifest(b"one"), None)
     };
     let error = renamed(BOB, "bob").unwrap_err();
-    assert!(is_of_another(Err(error), Some(ANN)));
+    assert!(is_of_another(&Err(error), Some(ANN)));
     renamed(ANN, "ann").unwrap();
     store.check_change(&name("ann"), user(ANN)).unwrap();
     // Who pulls what a name means already does not become its owner, but who updates it does.
     pull(&store, pulling(ANN, "x:8b"), "x:8b", b"two").unwrap();
     pull(&store, NameRule { is_own_name: true, ..pulling(BOB, "x:8b") }, "x:8b", b"two").unwrap();
-    assert!(is_of_another(store.check_change(&name("x:8b"), user(BOB)), Some(ANN)));
+    assert!(is_of_another(&store.check_change(&name("x:8b"), user(BOB)), Some(ANN)));
     pull(&store, NameRule { is_own_name: true, ..pulling(BOB, "x:8b") }, "x:8b", b"three").unwrap();
-    assert!(is_of_another(store.check_change(&name("x:8b"), user(ANN)), Some(BOB)));
+    assert!(is_of_another(&store.check_change(&name("x:8b"), user(ANN)), Some(BOB)));
     let trashed = store.trash().unwrap().remove(0);
     trashed.check_own(user(ANN)).unwrap();
-    assert!(is_of_another(trashed.check_own(user(BOB)), Some(ANN)));
+    assert!(is_of_another(&trashed.check_own(user(BOB)), Some(ANN)));
 }
 
 #[test]
@@ -200,8 +203,8 @@ fn name_without_a_record_of_who_added_it_belongs_to_administrators() {
             None => std::fs::remove_file(&history).unwrap(),
             Some(content) => std::fs::write(&history, content).unwrap(),
         }
-        assert!(is_of_another(store.check_change(&name("m"), user(ANN)), None));
-        assert!(is_of_another(give(&store, forced(ANN), "m", b"two").map(drop), None));
+        assert!(is_of_another(&store.check_change(&name("m"), user(ANN)), None));
+        assert!(is_of_another(&give(&store, forced(ANN), "m", b"two").map(drop), None));
         store.check_change(&name("m"), ADMINISTRATOR).unwrap();
     }
     give(&store, NameRule { replace_of_others: true, ..forced(BOB) }, "m", b"two").unwrap();
