@@ -11,7 +11,9 @@ use std::sync::{Arc, Weak};
 
 use blobd_store::Store;
 use blobd_store_format::layout;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fsync, mkdir, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, fsync, mkdir, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 use tracing_mutex::stdsync::Mutex;
 
@@ -100,9 +102,7 @@ impl LogDirectory {
         let mut files = Vec::new();
         for (class, number) in self.names()? {
             match statat(&directory, name(class, number), AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(status) => {
-                    files.push(LogFile { class, number, bytes: status.st_size.try_into().unwrap_or(0) });
-                }
+                Ok(status) => files.push(LogFile { class, number, bytes: taken_bytes(&status) }),
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -161,6 +161,14 @@ fn open(path: &Path) -> io::Result<File> {
     Err(io::Error::other(format!(
         "expected a directory of uid {own} or root that only its owner can write, found owner uid {uid} and mode {mode:04o}"
     )))
+}
+
+/// The length of a file, or what it takes on disk if that is less: a hole must not push other files out of the log.
+fn taken_bytes(status: &Stat) -> u64 {
+    const STAT_BLOCK_BYTES: u64 = 512;
+    let length = u64::try_from(status.st_size).unwrap_or_default();
+    let allocated = u64::try_from(status.st_blocks).unwrap_or_default().saturating_mul(STAT_BLOCK_BYTES);
+    length.min(allocated)
 }
 
 fn name(class: Class, number: u64) -> String {
