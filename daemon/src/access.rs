@@ -6,6 +6,7 @@ use blobd_client::protocol::access::OwnAccess;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 
 use crate::names::Names;
+use crate::peer_process::Namespaces;
 use crate::principal::Principal;
 use crate::user_set::UserSet;
 
@@ -51,12 +52,26 @@ impl Rights {
     }
 }
 
+/// What root may do on the socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RootRights {
+    /// Everything.
+    #[default]
+    Administer,
+    /// Everything, if the process is in the user and PID namespaces and in the container of the daemon.
+    Host,
+    /// What the lists give it, as any user.
+    User,
+}
+
 /// Who has which rights. By default only the owners of the store have any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) read: UserSet,
     pub(crate) pull: UserSet,
     pub(crate) administer: UserSet,
+    pub(crate) root: RootRights,
     /// The names of users.
     pub(crate) names: Names,
     /// The configuration file, for errors.
@@ -66,11 +81,23 @@ pub(crate) struct Access {
 impl Access {
     pub(crate) fn rights_of(&self, principal: &Principal) -> Rights {
         let has = |right| match right {
-            Right::Administer => principal.owns_store() || self.administer.contains(principal),
+            Right::Administer => self.owns_store(principal) || self.administer.contains(principal),
             Right::Pull => self.pull.contains(principal),
             Right::Read => self.read.contains(principal),
         };
         Rights { highest: Right::ALL.into_iter().rev().find(|right| has(*right)) }
+    }
+
+    /// Whether this is the daemon's own user, or root as far as the configuration lets it. These have all rights: they
+    /// own the files and could change the store without the daemon. Root of a container cannot, if it has nothing but
+    /// the socket. The only place that treats root in a special way.
+    pub(crate) fn owns_store(&self, principal: &Principal) -> bool {
+        match (principal.uid, self.root) {
+            (0, RootRights::Administer) => true,
+            (0, RootRights::Host) => principal.namespaces == Namespaces::Own,
+            (0, RootRights::User) => false,
+            (uid, _) => uid == rustix::process::geteuid().as_raw(),
+        }
     }
 
     pub(crate) fn own_access(&self, principal: &Principal) -> OwnAccess {
@@ -93,10 +120,13 @@ impl Access {
             .file
             .as_ref()
             .map_or_else(|| "the daemon's configuration".to_owned(), |file| file.display().to_string());
-        let hint = format!(
-            "root and the daemon's own user have it, and those that access.{right} in {file} names; SIGHUP applies \
-             a change"
-        );
+        let owners = match self.root {
+            RootRights::Administer => "root and the daemon's own user",
+            RootRights::Host => "the daemon's own user and root outside of containers",
+            RootRights::User => "the daemon's own user",
+        };
+        let hint =
+            format!("access.{right} in {file} says who has it besides {owners}; SIGHUP applies a change");
         ErrorBody::new(ErrorCode::Denied, message).with_hint(hint)
     }
 }
@@ -104,8 +134,8 @@ impl Access {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::user_set::Member;
     use crate::user_set::tests::{name, names, principal};
+    use crate::user_set::{Member, NameOrNumber};
 
     #[test]
     fn each_right_includes_the_lower_ones_and_owners_have_all() {
@@ -117,6 +147,25 @@ mod tests {
         assert_eq!(rights(0), ["read", "pull", "admin"]);
         assert_eq!(rights(rustix::process::geteuid().as_raw()), ["read", "pull", "admin"]);
         assert!(rights(70003).is_empty());
+    }
+
+    #[test]
+    fn root_of_a_container_is_an_ordinary_user_if_the_configuration_says_so() {
+        let root = |namespaces| Principal { namespaces, ..principal(0, 0, Some(&[])) };
+        let (host, container) = (root(Namespaces::Own), root(Namespaces::Other));
+        for (setting, of_host, of_container) in [
+            (RootRights::Administer, true, true),
+            (RootRights::Host, true, false),
+            (RootRights::User, false, false),
+        ] {
+            let access = Access { root: setting, ..Access::default() };
+            assert_eq!(access.owns_store(&host), of_host, "{setting:?}");
+            assert_eq!(access.owns_store(&container), of_container, "{setting:?}");
+            // A list can name root as it can name others.
+            let listed = UserSet::new(&[Member::User(NameOrNumber::Number(0))], &names());
+            let access = Access { administer: listed, ..access };
+            assert!(access.rights_of(&container).include(Right::Administer));
+        }
     }
 
     #[test]

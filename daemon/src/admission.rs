@@ -58,11 +58,11 @@ impl Connections {
         Self(Arc::new(Shared { limits, counts: Mutex::default() }))
     }
 
-    /// Counts one more connection, unless the user or all users together have too many.
-    pub(crate) fn admit(&self, uid: u32) -> Option<ConnectionPermit> {
-        let may_administer = uid == 0 || uid == rustix::process::geteuid().as_raw();
+    /// Counts one more connection, unless the user or all users together have too many. `is_owner` opens those that are
+    /// reserved.
+    pub(crate) fn admit(&self, uid: u32, is_owner: bool) -> Option<ConnectionPermit> {
         let ConnectionLimits { total, reserved, per_uid, .. } = self.0.limits;
-        let limit = if may_administer { total } else { total - reserved };
+        let limit = if is_owner { total } else { total - reserved };
         let mut counts = self.counts();
         let all: usize = counts.values().sum();
         let own = counts.get(&uid).copied().unwrap_or_default();
@@ -121,12 +121,12 @@ mod tests {
         let connections = Connections::new(limits);
         let own = rustix::process::geteuid().as_raw();
         let others = [own + 1, own + 1, own + 1, own + 2];
-        let held: Vec<_> = others.map(|uid| connections.admit(uid).unwrap()).into();
-        assert!(connections.admit(own + 1).is_none(), "its share");
-        assert!(connections.admit(own + 2).is_none(), "the total without the reserved part");
-        let _own = [connections.admit(own).unwrap(), connections.admit(0).unwrap()];
-        assert!(connections.admit(own).is_none(), "the total");
+        let held: Vec<_> = others.map(|uid| connections.admit(uid, false).unwrap()).into();
+        assert!(connections.admit(own + 1, false).is_none(), "its share");
+        assert!(connections.admit(own + 2, false).is_none(), "the total without the reserved part");
+        let _own = [connections.admit(own, true).unwrap(), connections.admit(0, true).unwrap()];
+        assert!(connections.admit(own, true).is_none(), "the total");
         drop(held);
-        assert!(connections.admit(own + 2).is_some());
+        assert!(connections.admit(own + 2, false).is_some());
     }
 }

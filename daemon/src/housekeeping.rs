@@ -9,7 +9,7 @@ use blobd_store::gc;
 use blobd_store::give_back_memory;
 
 use crate::ops::{self, OpError};
-use crate::state::{Daemon, evictions_to};
+use crate::state::{Daemon, Turn, evictions_to};
 
 /// The delay between the end of the last use of removed data and its deletion.
 const TICK: Duration = Duration::from_secs(1);
@@ -28,28 +28,26 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
                 give_back_memory();
                 Ok(0)
             };
-            report("memory", daemon.blocking(trim).await);
+            report("memory", daemon.blocking(Turn::of_daemon(), trim).await);
         }
         let is_round = tick % TICKS_PER_ROUND == 0;
         // The reason for a refused collection rarely disappears within a second, and finding it reads a
         // lot.
         if daemon.store.has_condemned() && (is_round || !was_refused) {
             let collect = |daemon: &Daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes());
-            let collected = daemon.blocking(collect).await;
+            let collected = daemon.blocking(Turn::of_daemon(), collect).await;
             was_refused = collected.is_err();
             report("removed", collected);
         }
         if is_round {
-            report(
-                "trash",
-                daemon.blocking(|daemon| Ok(gc::empty_trash(&daemon.store)?.freed_bytes())).await,
-            );
-            report("sessions", daemon.blocking(forget_removed_models).await);
+            let empty = |daemon: &Daemon| Ok(gc::empty_trash(&daemon.store)?.freed_bytes());
+            report("trash", daemon.blocking(Turn::of_daemon(), empty).await);
+            report("sessions", daemon.blocking(Turn::of_daemon(), forget_removed_models).await);
             let evict = |daemon: &Daemon| {
                 let report = evictions_to(&daemon.audit);
                 Ok(ops::evict_excess(&daemon.store, &*daemon.last_opened, &*report)?)
             };
-            report("eviction", daemon.blocking(evict).await);
+            report("eviction", daemon.blocking(Turn::of_daemon(), evict).await);
         }
     }
 }

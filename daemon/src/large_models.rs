@@ -1,6 +1,7 @@
 //! Counts the memory of each large model once, however many requests use it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 
 use blobd_store_format::digest::Digest;
@@ -16,6 +17,8 @@ pub(crate) struct LargeModels(Mutex<BTreeMap<Digest, Weak<Counted>>>);
 #[derive(Debug)]
 struct Counted {
     _memory: Permit,
+    /// Whether there is a response that is counted with the model.
+    has_response: AtomicBool,
     /// Held while one request reads the model and builds its tables.
     turn: tokio::sync::Mutex<()>,
 }
@@ -24,10 +27,30 @@ struct Counted {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadPermit(Option<Arc<Counted>>);
 
+/// A response that is counted with its model.
+#[derive(Debug)]
+pub(crate) struct CountedResponse(Arc<Counted>);
+
+impl Drop for CountedResponse {
+    fn drop(&mut self) {
+        self.0.has_response.store(false, Ordering::Release);
+    }
+}
+
+/// What counts the memory of a response.
+#[derive(Debug)]
+pub(crate) enum ResponseMemory {
+    Own { _permit: Permit },
+    WithModel { _response: CountedResponse },
+}
+
 impl ReadPermit {
-    /// Whether the model is large, so that its response is counted together with it.
-    pub(crate) const fn is_counted(&self) -> bool {
-        self.0.is_some()
+    /// Counts one response with the model, until the result is dropped; `None` if there is one already, or if the model is
+    /// not counted.
+    pub(crate) fn claim_response(&self) -> Option<CountedResponse> {
+        let counted = self.0.as_ref()?;
+        let is_first = !counted.has_response.swap(true, Ordering::AcqRel);
+        is_first.then(|| CountedResponse(Arc::clone(counted)))
     }
 
     /// Waits until no other request reads the same model. Later requests then find it in the cache.
@@ -52,7 +75,11 @@ impl LargeModels {
         models.retain(|_, counted| counted.strong_count() > 0);
         let known = models.get(&manifest).and_then(Weak::upgrade);
         let counted = known.unwrap_or_else(|| {
-            let counted = Arc::new(Counted { _memory: memory, turn: tokio::sync::Mutex::new(()) });
+            let counted = Arc::new(Counted {
+                _memory: memory,
+                has_response: AtomicBool::new(false),
+                turn: tokio::sync::Mutex::new(()),
+            });
             models.insert(manifest, Arc::downgrade(&counted));
             counted
         });

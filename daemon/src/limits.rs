@@ -28,12 +28,20 @@ const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 /// including its index and its caches.
 const MEMORY_KIB: Limits = Limits { per_principal: 112 << 10, total: 144 << 10 };
 
+/// The same for up to [`SMALL_BYTES`] at a time, in a pool of its own: a few users that hold all of the other one must
+/// not keep the short requests of the others waiting. The total is enough for the shares of 16 users.
+const SMALL_MEMORY_KIB: Limits = Limits { per_principal: 2 << 10, total: 32 << 10 };
+
+/// The largest amount of memory that is taken from the pool for small ones.
+const SMALL_BYTES: usize = 256 << 10;
+
 /// Requests that follow the audit log. Each takes a connection and a task for as long as its client likes, and is woken
 /// by each record; one user needs few.
 const LOG_FOLLOWERS: Limits = Limits { per_principal: 4, total: 64 };
 
-/// Responses up to this size are not counted: with the maximum number of connections they take a few MiB.
-const UNCOUNTED_BYTES: usize = 4 << 10;
+/// Responses up to this size are not counted: the kernel's buffer of a connection takes them, whether its client reads or
+/// not.
+pub(crate) const UNCOUNTED_BYTES: usize = 4 << 10;
 
 /// Descriptors in flight to clients. The kernel counts the descriptors that one user has sent over Unix
 /// sockets and that were not received yet, and refuses more than the sender's own limit of open files,
@@ -59,7 +67,7 @@ const GROWING_CONNECTIONS: usize = 64;
 
 /// How long a request waits for its share of a pool before it is refused. Longer than the ten seconds after
 /// which a client that receives nothing loses its connection, and with it its permits.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(12);
+pub(crate) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The shortest time between two log lines that one client causes.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
@@ -79,6 +87,8 @@ pub(crate) struct RequestLimits {
     pub(crate) log_followers: PermitPool,
     /// Memory in KiB.
     pub(crate) memory: PermitPool,
+    /// Memory in KiB for small responses.
+    pub(crate) small_memory: PermitPool,
     pub(crate) opening: PermitPool,
     /// Descriptors that were sent and not yet acknowledged.
     pub(crate) in_flight: PermitPool,
@@ -105,10 +115,12 @@ impl RequestLimits {
         Self {
             connections,
             lasting: PermitPool::new(lasting),
-            disk: PermitPool::new(DISK_WORK),
+            // Requests of a few users that wait for memory must not keep those of the others waiting.
+            disk: PermitPool::with_first_for_each(DISK_WORK),
             health: HealthChecks::new(),
             log_followers: PermitPool::new(LOG_FOLLOWERS),
             memory: PermitPool::new(MEMORY_KIB),
+            small_memory: PermitPool::new(SMALL_MEMORY_KIB),
             opening: PermitPool::new(opening_limits()),
             in_flight: PermitPool::new(in_flight),
             has_grown: AtomicBool::new(false),
@@ -134,7 +146,17 @@ impl RequestLimits {
         if bytes >= GROWING_BYTES {
             self.has_grown.store(true, Ordering::Relaxed);
         }
-        let memory = self.memory.acquire_many(uid, kib(bytes));
+        let units = kib(bytes);
+        let memory = async {
+            if bytes > SMALL_BYTES {
+                return self.memory.acquire_many(uid, units).await;
+            }
+            tokio::select! {
+                biased;
+                small = self.small_memory.acquire_many(uid, units) => small,
+                other = self.memory.acquire_many(uid, units) => other,
+            }
+        };
         timeout(ACQUIRE_TIMEOUT, memory).await.map(Some).map_err(|_elapsed| too_many_unread(uid))
     }
 
@@ -210,7 +232,8 @@ impl Drop for WorkingCheck<'_> {
     }
 }
 
-fn kib(bytes: usize) -> u32 {
+/// The units of a permit for memory.
+pub(crate) fn kib(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
 }
 
@@ -259,5 +282,17 @@ mod tests {
         drop(permit);
         assert!(limits.has_become_idle());
         assert!(!limits.has_become_idle(), "nothing was used since");
+    }
+
+    #[tokio::test]
+    async fn users_that_hold_all_memory_leave_some_for_small_responses_of_others() {
+        let limits = RequestLimits::of_process();
+        let held = (0..8).map(|uid| limits.memory.try_acquire_many(uid, MEMORY_KIB.total / 8).unwrap());
+        let held: Vec<_> = held.collect();
+        assert!(limits.memory.try_acquire(9).is_err(), "all is in use");
+        let small = (0..9).map(|uid| limits.small_memory.try_acquire_many(uid, kib(SMALL_BYTES)));
+        assert!(small.collect::<Result<Vec<_>, _>>().is_ok());
+        assert!(limits.memory_for(9, SMALL_BYTES).await.unwrap().is_some());
+        drop(held);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use blobd_client::protocol::response::{SessionList, SessionSummary};
+use blobd_client::protocol::response::{Engine, SessionList, SessionSummary};
 use blobd_store::index::ModelUse;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
@@ -13,6 +13,7 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::names::Names;
 use crate::ops::rfc3339;
+use crate::peer_process;
 use crate::principal::Principal;
 use crate::requester::Requester;
 
@@ -32,6 +33,8 @@ struct Table {
 struct OpenSession {
     peer: Principal,
     command: Option<String>,
+    engine: Option<Engine>,
+    container: Option<String>,
     model: Reference,
     /// The digest of its manifest.
     manifest: Digest,
@@ -76,13 +79,25 @@ impl Sessions {
         bytes: u64,
     ) -> SessionGuard {
         let (since, command) = (SystemTime::now(), peer.command());
+        let (engine, container) = (peer_process::engine(peer.pid), peer_process::place(peer.pid));
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
         table.note_opened(model.clone(), manifest, ModelUse { at: since, uid: Some(peer.uid) });
         let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
         let (peer, of_session) = (peer.clone(), Arc::clone(&stop));
-        let session = OpenSession { peer, command, model, manifest, since, bytes, stop: of_session, ended };
+        let session = OpenSession {
+            peer,
+            command,
+            engine,
+            container,
+            model,
+            manifest,
+            since,
+            bytes,
+            stop: of_session,
+            ended,
+        };
         table.open.insert(id, session);
         SessionGuard { sessions: self.clone(), id, stop, _ending: ending }
     }
@@ -173,7 +188,9 @@ fn summaries(sessions: &[OpenSession]) -> Vec<SessionSummary> {
 impl OpenSession {
     fn matches(&self, which: &SessionSelector) -> bool {
         match which {
-            SessionSelector::Process(pid) => self.peer.pid == *pid,
+            SessionSelector::Process(pid) => {
+                self.peer.pid == *pid || self.engine.as_ref().is_some_and(|engine| engine.pid == *pid)
+            }
             SessionSelector::Model(model) => self.model.same_model(model),
         }
     }
@@ -184,6 +201,8 @@ impl OpenSession {
             uid: self.peer.uid,
             user: users.name_of(self.peer.uid),
             command: self.command.clone(),
+            engine: self.engine.clone(),
+            container: self.container.clone(),
             model: self.model.short(),
             since: rfc3339(self.since),
             bytes_mapped: self.bytes,
@@ -222,10 +241,16 @@ mod tests {
 
     use super::*;
     use crate::access::Access;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
 
     fn peer(pid: i32, uid: u32) -> Principal {
-        Principal { pid, uid, groups: Groups { primary: 1, supplementary: None } }
+        Principal {
+            pid,
+            uid,
+            groups: Groups { primary: 1, supplementary: None },
+            namespaces: Namespaces::default(),
+        }
     }
 
     fn caller(uid: u32) -> Requester {

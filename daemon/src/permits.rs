@@ -73,8 +73,17 @@ impl Permit {
         self.own.num_permits()
     }
 
+    /// Returns the units above `units`.
+    pub(crate) fn shrink(&mut self, units: usize) {
+        let excess = self.units().saturating_sub(units);
+        // A first unit is single and stays.
+        if self.first.is_none() {
+            drop((self.own.split(excess), self.total.split(excess)));
+        }
+    }
+
     /// Adds a permit of the same pool, principal and semaphore.
-    fn merge(&mut self, other: Self) {
+    pub(crate) fn merge(&mut self, other: Self) {
         self.own.merge(other.own);
         self.total.merge(other.total);
     }
@@ -197,6 +206,11 @@ impl PermitPool {
         self.limits.total as usize
     }
 
+    /// The most units that one principal may hold.
+    pub(crate) fn share(&self) -> usize {
+        self.limits.per_principal.min(self.limits.total) as usize
+    }
+
     fn clamp(&self, units: u32) -> u32 {
         units.min(self.limits.per_principal).min(self.limits.total)
     }
@@ -304,6 +318,19 @@ mod tests {
         assert_eq!(pool.in_use(), units.iter().sum::<usize>());
         assert_eq!(pool.acquire_part(2, 8, 4).await.units(), 8, "no more than asked for");
         drop(held);
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[tokio::test]
+    async fn units_that_are_not_needed_after_all_are_returned() {
+        let pool = PermitPool::new(Limits { per_principal: 8, total: 10 });
+        let mut permit = pool.acquire_many(1, 8).await;
+        permit.shrink(9);
+        assert_eq!(permit.units(), 8, "it does not grow");
+        permit.shrink(3);
+        assert_eq!((permit.units(), pool.in_use()), (3, 3));
+        assert!(pool.try_acquire_many(1, 5).is_ok() && pool.try_acquire_many(2, 7).is_ok());
+        permit.shrink(0);
         assert_eq!(pool.in_use(), 0);
     }
 

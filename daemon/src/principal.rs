@@ -1,11 +1,13 @@
 //! The user at the other end of a connection.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io;
 use std::sync::Arc;
 
+use blobd_client::protocol::response::Engine;
+
 use crate::names::Names;
+use crate::peer_process::{self, Namespaces};
 use crate::sys::peer_groups;
 
 /// Who has sent a request. Rights depend on the user and its groups only, not on how they were found out.
@@ -15,6 +17,8 @@ pub(crate) struct Principal {
     pub(crate) pid: i32,
     pub(crate) uid: u32,
     pub(crate) groups: Groups,
+    /// For root only: whose root it is. [`Namespaces::Other`] for all others, for whom it makes no difference.
+    pub(crate) namespaces: Namespaces,
 }
 
 /// The groups that a process had when it connected.
@@ -43,7 +47,9 @@ impl Principal {
         let credentials = stream.peer_cred()?;
         let groups =
             Groups { primary: credentials.gid(), supplementary: peer_groups(stream).ok().map(Arc::from) };
-        Ok(Self { pid: credentials.pid().unwrap_or_default(), uid: credentials.uid(), groups })
+        let (pid, uid) = (credentials.pid().unwrap_or_default(), credentials.uid());
+        let namespaces = if uid == 0 { Namespaces::of_peer(stream, pid) } else { Namespaces::Other };
+        Ok(Self { pid, uid, groups, namespaces })
     }
 
     /// The same after the name service was asked for what a request may need: its name, and its groups if the kernel has
@@ -61,23 +67,22 @@ impl Principal {
         names.knows(self.uid) && self.groups.supplementary.is_some()
     }
 
-    /// Whether this is root or the daemon's own user. These have all rights, because they own the files: they could
-    /// change the store without the daemon.
-    pub(crate) fn owns_store(&self) -> bool {
-        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
-    }
-
     /// The name of its command, as `ps` shows it; `None` after it has ended.
     pub(crate) fn command(&self) -> Option<String> {
-        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
-        Some(name.trim_end().chars().filter(|c| !c.is_control()).collect())
+        peer_process::command(self.pid)
     }
 
     /// The process's name in `rm` and in the log.
     pub(crate) fn description(&self) -> String {
-        match self.command() {
+        let process = match self.command() {
             Some(command) => format!("process {} ({command})", self.pid),
             None => format!("process {}", self.pid),
+        };
+        match (peer_process::engine(self.pid), peer_process::place(self.pid)) {
+            (Some(Engine { pid, command }), _) => format!("{process} for process {pid} ({command})"),
+            (None, Some(place)) if self.pid > 0 => format!("{process} in {place}"),
+            (None, Some(place)) => format!("a process in {place}"),
+            (None, None) => process,
         }
     }
 }
@@ -89,8 +94,12 @@ mod tests {
     #[test]
     fn groups_that_the_kernel_does_not_report_are_those_of_the_name_service() {
         let names = Names::from_files("ann:x:7:70::/:\n", "staff:x:80:ann\n");
-        let peer =
-            |uid, supplementary| Principal { pid: 1, uid, groups: Groups { primary: 5, supplementary } };
+        let peer = |uid, supplementary| Principal {
+            pid: 1,
+            uid,
+            groups: Groups { primary: 5, supplementary },
+            namespaces: Namespaces::default(),
+        };
         let named = peer(7, None).named(&names);
         assert_eq!(named.groups.all(), [5, 70, 80].into());
         assert!(named.is_named(&names));
@@ -104,7 +113,7 @@ mod tests {
         let found = Principal::of(&ours).unwrap();
         assert_eq!(found.uid, rustix::process::geteuid().as_raw());
         assert_eq!(found.groups.primary, rustix::process::getegid().as_raw());
-        assert!(found.owns_store() && found.groups.contains(found.groups.primary));
+        assert!(found.groups.contains(found.groups.primary));
         assert!(found.groups.all().contains(&found.groups.primary));
     }
 }

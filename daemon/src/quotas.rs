@@ -9,6 +9,7 @@ use blobd_store::{Members, Pool};
 use tracing_mutex::stdsync::{RwLock, RwLockReadGuard};
 
 use crate::names::Names;
+use crate::peer_process::Namespaces;
 use crate::principal::{Groups, Principal};
 use crate::user_set::UserSet;
 
@@ -106,7 +107,12 @@ impl Quotas {
 
 fn absent(names: &Names, uid: u32) -> Principal {
     // All of them are here; the largest number means no group.
-    Principal { pid: 0, uid, groups: Groups { primary: u32::MAX, supplementary: names.groups_of(uid) } }
+    Principal {
+        pid: 0,
+        uid,
+        groups: Groups { primary: u32::MAX, supplementary: names.groups_of(uid) },
+        namespaces: Namespaces::default(),
+    }
 }
 
 /// The quota that the members of a group share.
@@ -223,7 +229,7 @@ mod tests {
         let quotas = quotas();
         let of = |uid, gids: &[u32]| {
             let groups = Groups { primary: 1, supplementary: Some(gids.into()) };
-            quotas.of(&Principal { pid: 1, uid, groups }, false).hard
+            quotas.of(&Principal { pid: 1, uid, groups, namespaces: Namespaces::default() }, false).hard
         };
         assert_eq!(of(5, &[]), Some(1));
         assert_eq!(of(5, &[80001]), Some(20));
@@ -275,7 +281,7 @@ mod tests {
         assert_eq!((members(&pools[0], &uids), members(&pools[1], &uids)), (vec![70002], vec![70001]));
         let process = |uid, gids: &[u32]| {
             let groups = Groups { primary: 1, supplementary: Some(gids.into()) };
-            Principal { pid: 1, uid, groups }
+            Principal { pid: 1, uid, groups, namespaces: Namespaces::default() }
         };
         pools.iter().for_each(|pool| pool.note(&process(70003, &[80001])));
         assert_eq!(members(&pools[0], &uids), [70002, 70003]);

@@ -1,18 +1,20 @@
 //! What is known of a request, from its start to its end: the one place that the log, the audit log and the metrics
 //! learn about requests from.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request_id::RequestId;
-use serde_json::json;
+use serde_json::{Value, json};
 use tracing::Span;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::audit::Class;
 use crate::metrics::RequestEnd;
+use crate::peer_process;
 use crate::principal::Principal;
 use crate::state::Daemon;
 use crate::verb_log::{self, Finished, Outcome};
@@ -36,6 +38,8 @@ pub(crate) struct RequestRecord {
     peer: Principal,
     /// The name of the client's program. Read at the start, because the program may have ended before its request.
     command: Option<String>,
+    /// Its engine and its container, if there are such.
+    about_peer: BTreeMap<String, Value>,
     start: Instant,
     span: Span,
     state: Mutex<State>,
@@ -60,6 +64,8 @@ pub(crate) struct EndedRequest<'r> {
     pub(crate) verb: Verb,
     pub(crate) peer: &'r Principal,
     pub(crate) command: Option<&'r str>,
+    /// Its engine and its container, if there are such.
+    pub(crate) about_peer: &'r BTreeMap<String, Value>,
     /// The model that the client named, as it named it.
     pub(crate) subject: Option<&'r str>,
     /// What that is made from, if the client named that too.
@@ -107,6 +113,7 @@ impl RequestRecord {
         // At the highest level, so that it is in every line of the log, however little is logged.
         let span = tracing::error_span!("request", %id);
         let command = if verb.is_audited { peer.command() } else { None };
+        let about_peer = if verb.is_audited { peer_process::facts(peer.pid) } else { BTreeMap::new() };
         let state = State {
             verb,
             subject: None,
@@ -117,7 +124,7 @@ impl RequestRecord {
             is_ended: false,
         };
         let (daemon, peer, start) = (Arc::clone(daemon), peer.clone(), Instant::now());
-        Arc::new(Self { daemon, id, peer, command, start, span, state: Mutex::new(state) })
+        Arc::new(Self { daemon, id, peer, command, about_peer, start, span, state: Mutex::new(state) })
     }
 
     pub(crate) const fn id(&self) -> &RequestId {
@@ -214,6 +221,7 @@ impl RequestRecord {
             verb: state.verb,
             peer: &self.peer,
             command: self.command.as_deref(),
+            about_peer: &self.about_peer,
             subject: state.subject.as_deref(),
             source: state.source.as_deref(),
             outcome: state.outcome.as_ref(),
@@ -284,7 +292,8 @@ fn class(ended: &EndedRequest<'_>) -> Class {
 
 /// The audit log adds the time and the name of the user.
 fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
-    let EndedRequest { id, verb, peer, command, subject, source, outcome, result, duration } = ended;
+    let EndedRequest { id, verb, peer, command, about_peer, subject, source, outcome, result, duration } =
+        ended;
     let message = match result {
         RequestResult::Failed(error) => Some(error.message.clone()),
         _ => None,
@@ -310,7 +319,7 @@ fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
         duration_ms: Some(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
         dry_run: outcome.is_some_and(|outcome| outcome.is_dry_run),
         // What was done is more certain than what was asked for.
-        details: from.into_iter().chain(details).collect(),
+        details: (*about_peer).clone().into_iter().chain(from).chain(details).collect(),
     }
 }
 
@@ -322,6 +331,7 @@ mod tests {
     use super::*;
     use crate::audit::{LogDirectory, LogSettings, Rotation};
     use crate::metrics::Metrics;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
 
     /// The class and the result in the audit log.
@@ -334,7 +344,8 @@ mod tests {
         let rotation = Rotation { max_bytes: 1 << 20, keep: 2 };
         let settings = LogSettings { directory: LogDirectory::at(&log), rotation, is_forwarded: false };
         daemon.audit.start(settings).unwrap();
-        let peer = Principal { pid: 0, uid: 1, groups: Groups { primary: 1, supplementary: None } };
+        let groups = Groups { primary: 1, supplementary: None };
+        let peer = Principal { pid: 0, uid: 1, groups, namespaces: Namespaces::default() };
         let verb = Verb { name: "open", is_audited, gives_content: true };
         let record = RequestRecord::start(&daemon, &peer, verb, daemon.request_ids.next_id());
         request(&record);

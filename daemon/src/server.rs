@@ -1,5 +1,8 @@
 //! Accepts connections, limits their number, and serves HTTP on them.
 
+// A request takes a thread only with its user's turn, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,11 +79,12 @@ impl Server {
     /// Serves one connection in its own task, or refuses it if its user has too many.
     pub(crate) fn start(&self, stream: UnixStream) {
         let Ok(peer) = Principal::of(&stream) else { return };
-        if self.is_private && !peer.owns_store() {
+        let is_owner = self.daemon.access().owns_store(&peer);
+        if self.is_private && !is_owner {
             return;
         }
         let closer = &self.daemon.closer;
-        let permit = match self.connections.admit(peer.uid) {
+        let permit = match self.connections.admit(peer.uid, is_owner) {
             Some(permit) if !closer.is_stuck(peer.uid) => permit,
             _ => {
                 // The socket's queue may already hold descriptors.
@@ -92,7 +96,7 @@ impl Server {
         self.daemon.note_peer(&peer);
         let (daemon, ending) = (Arc::clone(&self.daemon), self.ending.subscribe());
         tokio::spawn(async move {
-            let Some(peer) = named(peer).await else { return };
+            let Some(peer) = named(&daemon, peer).await else { return };
             if let Err(error) = serve_connection(daemon, peer, socket, ending).await {
                 tracing::debug!("a connection ended early: {error}");
             }
@@ -118,12 +122,14 @@ impl Server {
 
 /// Asks for the name of a peer before its first request, so that errors and records have it. `None` if the process
 /// ends.
-async fn named(peer: Principal) -> Option<Principal> {
+async fn named(daemon: &Arc<Daemon>, peer: Principal) -> Option<Principal> {
     let names = Names::system();
     if peer.is_named(&names) {
         return Some(peer);
     }
-    tokio::task::spawn_blocking(move || peer.named(&names)).await.ok()
+    // A directory server may not respond: then only connections of this user wait.
+    let turn = daemon.limits.disk.acquire(peer.uid).await.into();
+    daemon.blocking(turn, move |_| Ok(peer.named(&names))).await.ok()
 }
 
 async fn serve_connection(
@@ -132,8 +138,8 @@ async fn serve_connection(
     socket: ClientSocket,
     mut ending: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
-    let io = HttpIo::new(socket.clone());
     let reports_progress = Arc::new(AtomicBool::new(false));
+    let io = HttpIo::new(socket.clone(), Arc::clone(&reports_progress));
     let reports = Arc::clone(&reports_progress);
     let has_request = Arc::new(AtomicBool::new(false));
     let received = Arc::clone(&has_request);

@@ -1,5 +1,8 @@
 //! The state of the daemon: the store, and what it keeps in memory.
 
+// A request takes a thread only with its user's turn, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -28,7 +31,7 @@ use crate::ops::{
     CallerPolicy, DoctorContext, EvictionReport, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull,
     TermsCache,
 };
-use crate::permits::{Limits, PermitPool};
+use crate::permits::{Limits, Permit, PermitPool};
 use crate::policy::Policy;
 use crate::principal::Principal;
 use crate::quotas::{GroupPool, Quotas};
@@ -113,6 +116,31 @@ pub(crate) struct WorkLimits {
     pub(crate) surveys: PermitPool,
     /// Verifications, each of which reads at the speed of the disk.
     pub(crate) verifications: PermitPool,
+    /// Texts of all metrics that are being made.
+    pub(crate) scrapes: PermitPool,
+    /// Readings of the disk for the metrics, which go on when it does not respond: one of each kind at a time.
+    pub(crate) sizes: PermitPool,
+    pub(crate) condition: PermitPool,
+}
+
+/// The right of a request to have a thread that may block, until it is dropped. Only a permit gives it, so that no
+/// request takes a thread without its user's turn.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    _permit: Option<Arc<Permit>>,
+}
+
+impl From<Permit> for Turn {
+    fn from(permit: Permit) -> Self {
+        Self { _permit: Some(Arc::new(permit)) }
+    }
+}
+
+impl Turn {
+    /// The turn of the daemon itself, which does one thing after the other.
+    pub(crate) const fn of_daemon() -> Self {
+        Self { _permit: None }
+    }
 }
 
 impl WorkLimits {
@@ -134,6 +162,9 @@ impl WorkLimits {
             inspections: pool(1, 4),
             surveys: pool(2, 8),
             verifications: pool(1, 2),
+            scrapes: pool(1, 4),
+            sizes: PermitPool::new(Limits { per_principal: 1, total: 1 }),
+            condition: PermitPool::new(Limits { per_principal: 1, total: 1 }),
         }
     }
 }
@@ -339,7 +370,8 @@ impl Daemon {
         events: &'p Sender<PullEvent>,
     ) -> Pull<'p> {
         let Self { store, transfers, work: WorkLimits { fetches, .. }, .. } = self;
-        Pull { store, registry, transfers, fetches, handle, requester, policy, params, events, watch: None }
+        let (watch, gauge) = (None, None);
+        Pull { store, registry, transfers, fetches, handle, requester, policy, params, events, watch, gauge }
     }
 
     /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;
@@ -349,22 +381,24 @@ impl Daemon {
         uid: u32,
         work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
     ) -> Result<T, OpError> {
-        let permit = self.limits.disk.acquire(uid).await;
-        let work = move |daemon: &Self| {
-            // Returned when the work is over, not when its client has closed the connection.
-            let _permit = permit;
-            work(daemon)
-        };
-        self.blocking(work).await
+        let turn = self.limits.disk.acquire(uid).await.into();
+        self.blocking(turn, work).await
     }
 
-    /// Runs `work` on a blocking thread, within the span of the request.
+    /// Runs `work` on a blocking thread, within the span of the request. The turn ends with the work, not when the client
+    /// has closed the connection.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
+        turn: Turn,
         work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
     ) -> Result<T, OpError> {
         let (daemon, span) = (Arc::clone(self), Span::current());
-        let done = spawn_blocking(move || span.in_scope(|| work(&daemon))).await;
+        let work = move || {
+            let _turn = turn;
+            span.in_scope(|| work(&daemon))
+        };
+        #[allow(clippy::disallowed_methods, reason = "the one place where requests take a thread")]
+        let done = spawn_blocking(work).await;
         done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
     }
 }

@@ -84,11 +84,17 @@ impl UserSet {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
 
     pub(crate) fn principal(uid: u32, primary: u32, supplementary: Option<&[u32]>) -> Principal {
         let supplementary = supplementary.map(std::sync::Arc::from);
-        Principal { pid: 1, uid, groups: Groups { primary, supplementary } }
+        Principal {
+            pid: 1,
+            uid,
+            groups: Groups { primary, supplementary },
+            namespaces: Namespaces::default(),
+        }
     }
 
     pub(crate) fn names() -> Names {

@@ -16,7 +16,8 @@
 //! - [`service`]: a daemon as systemd starts it
 //! - [`verbs`]: the same calls for a store in this process, the socket and embedded commands
 //! - [`model`], [`raw_gguf`]: model files, valid and malformed; [`oracle`] reads them independently of blobd
-//! - [`store_dir`], [`memory`], [`http`]: files of a store, memory of a process, raw requests
+//! - [`store_dir`], [`memory`], [`http`]: files of a store, memory of a process, raw requests; [`routes`]: a request of each
+//!   route
 //! - [`temp_dirs`], [`wait`], [`programs`], [`compiler`]: temporary directories, waiting with a deadline, the
 //!   binaries under test, programs in C
 //! - [`mount`]: models as files; [`mount_namespace`]: private mounts; [`hanging`]: files whose operations hang;
@@ -49,6 +50,7 @@ pub mod programs;
 pub mod pulls;
 pub mod raw_gguf;
 pub mod reader;
+pub mod routes;
 pub mod samples;
 pub mod service;
 pub mod steps;

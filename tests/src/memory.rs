@@ -35,6 +35,16 @@ pub fn status_bytes(pid: u32, field: &str) -> u64 {
     number(line.unwrap_or_else(|| panic!("{field} of process {pid}"))) << 10
 }
 
+/// The number of a process's threads.
+///
+/// # Panics
+/// When the process has ended.
+#[must_use]
+pub fn threads(pid: u32) -> usize {
+    let path = format!("/proc/{pid}/task");
+    fs::read_dir(&path).unwrap_or_else(|error| panic!("{path}: {error}")).count()
+}
+
 fn read(pid: u32, file: &str) -> String {
     let path = format!("/proc/{pid}/{file}");
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))

@@ -174,6 +174,12 @@ pub struct SessionSummary {
     pub user: Option<String>,
     /// The process's command name.
     pub command: Option<String>,
+    /// The program that `blobd exec` runs, if the client is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+    /// The client's container or other PID namespace, if it is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
     /// The model.
     pub model: String,
     /// When it was opened, RFC 3339 in UTC.
@@ -186,6 +192,15 @@ pub struct SessionSummary {
     /// How many of these bytes are in the page cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident_bytes: Option<u64>,
+}
+
+/// A process that uses a model which another process has opened for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    /// Its process ID.
+    pub pid: i32,
+    /// Its command name.
+    pub command: String,
 }
 
 /// Response to `POST /v1/release`.

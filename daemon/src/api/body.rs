@@ -1,9 +1,9 @@
 //! Reads request bodies, and builds responses.
 
-use std::convert::Infallible;
+use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use blobd_client::protocol::audit::escape_controls;
@@ -15,7 +15,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::details::DetailsStream;
@@ -24,7 +24,8 @@ use crate::permits::Permit;
 
 pub(crate) type HttpResponse = Response<ResponseBody>;
 
-/// The body of a response, with the permits that it holds until it is written or dropped.
+/// The body of a response, with permits that it holds until all of it is taken. What counts the memory of a part belongs
+/// to the part ([`counted`]): hyper takes parts long before their client receives them, and then drops the body.
 pub(crate) struct ResponseBody {
     content: Content,
     _permits: Vec<Arc<Permit>>,
@@ -33,12 +34,38 @@ pub(crate) struct ResponseBody {
 enum Content {
     /// The whole body, until it is taken.
     Whole(Option<Bytes>),
-    /// A body that is serialised as it is written.
+    /// A body that is made part by part as it is written.
     Parts(Box<NextPart>),
 }
 
-/// Returns the next part of a body, if any.
-type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Bytes>> + Send;
+/// Returns the next part of a body, if any. An error ends the connection, so that no client takes the part before for the
+/// end.
+type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>>> + Send;
+
+/// A response that cannot be completed.
+#[derive(Debug, thiserror::Error)]
+#[error("the response cannot be completed")]
+pub(crate) struct CutOff;
+
+/// A part of a response, and the permit that counts its memory until its last byte is written or its client has gone.
+struct Counted {
+    bytes: Vec<u8>,
+    _memory: Arc<Permit>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// The bytes with what counts them, if anything does.
+pub(super) fn counted(bytes: Vec<u8>, memory: Option<Arc<Permit>>) -> Bytes {
+    match memory {
+        Some(memory) => Bytes::from_owner(Counted { bytes, _memory: memory }),
+        None => bytes.into(),
+    }
+}
 
 /// Requests contain only names of models and tensors.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
@@ -50,18 +77,39 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// names needs the most.
 const BYTES_PER_BODY_BYTE: usize = 16;
 
-/// Reads a request's JSON. The permit counts its memory.
+/// The parameters of a request, with the permit that counts their memory as long as they exist.
+#[derive(Debug)]
+pub(super) struct Params<P> {
+    params: P,
+    _memory: Option<Permit>,
+}
+
+impl<P> Deref for Params<P> {
+    type Target = P;
+
+    fn deref(&self) -> &P {
+        &self.params
+    }
+}
+
+impl<P> DerefMut for Params<P> {
+    fn deref_mut(&mut self) -> &mut P {
+        &mut self.params
+    }
+}
+
+/// Reads a request's JSON.
 pub(super) async fn read_json<T: DeserializeOwned>(
     request: Request<Incoming>,
     limits: &RequestLimits,
     uid: u32,
-) -> Result<(T, Option<Permit>), ErrorBody> {
+) -> Result<Params<T>, ErrorBody> {
     let received = receive_body(request, limits, uid);
     let received =
         timeout(BODY_TIMEOUT, received).await.map_err(|_elapsed| invalid("not received in time"))?;
     let (bytes, permit) = received?;
     let params = serde_json::from_slice(&bytes).map_err(|error| invalid(&error.to_string()))?;
-    Ok((params, permit))
+    Ok(Params { params, _memory: permit })
 }
 
 async fn receive_body(
@@ -96,43 +144,74 @@ fn invalid(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorCode::InvalidRequest, format!("request body: {what}"))
 }
 
-/// A short JSON document, which is not counted.
-pub(crate) fn json_response(value: &impl Serialize) -> HttpResponse {
-    match serde_json::to_vec(value) {
-        Ok(json) => raw_response(json, None),
-        Err(error) => error_response(ErrorBody::new(ErrorCode::Internal, error)),
-    }
+/// A document that is already serialised, and what counts it.
+pub(super) fn raw_response(bytes: Vec<u8>, memory: Option<Permit>) -> HttpResponse {
+    response(StatusCode::OK, Content::Whole(Some(counted(bytes, memory.map(Arc::new)))))
 }
 
-/// A text that is not JSON and not counted.
-pub(super) fn text_response(text: String, media_type: &'static str) -> HttpResponse {
-    let mut response = response(StatusCode::OK, Content::Whole(Some(text.into())), Vec::new());
+/// A text that is not JSON.
+pub(super) fn text_response(text: String, media_type: &'static str, memory: Option<Permit>) -> HttpResponse {
+    let mut response = raw_response(text.into_bytes(), memory);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
 }
 
-/// A JSON document that is already serialised.
-pub(super) fn raw_response(json: Vec<u8>, permit: Option<Permit>) -> HttpResponse {
-    let permits = permit.into_iter().map(Arc::new).collect();
-    response(StatusCode::OK, Content::Whole(Some(json.into())), permits)
-}
+/// The longest message of an error, in bytes. An error can quote what the client has sent, such as a name of a megabyte,
+/// and is not counted.
+const MAX_MESSAGE_BYTES: usize = 4 << 10;
 
 pub(super) fn error_response(error: ErrorBody) -> HttpResponse {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     // Strings can always be serialised.
-    let json = serde_json::to_vec(&ErrorResponse { error }).unwrap_or_default();
-    response(status, Content::Whole(Some(json.into())), Vec::new())
+    let json = serde_json::to_vec(&ErrorResponse { error: shortened(error) }).unwrap_or_default();
+    response(status, Content::Whole(Some(json.into())))
 }
 
-/// One JSON document per line. `events` is closed when the client disconnects.
-pub(super) fn lines_response<E: Serialize + Send + 'static>(mut events: mpsc::Receiver<E>) -> HttpResponse {
-    let line = |event: E| {
-        let mut line = escape_controls(serde_json::to_string(&event).unwrap_or_default());
+fn shortened(mut error: ErrorBody) -> ErrorBody {
+    if error.message.len() > MAX_MESSAGE_BYTES {
+        let end = error.message.floor_char_boundary(MAX_MESSAGE_BYTES);
+        error.message.truncate(end);
+        error.message.push('…');
+    }
+    error
+}
+
+/// A line of a response, with what counts its memory.
+pub(super) struct Line<E> {
+    pub(super) event: E,
+    pub(super) memory: Option<Arc<Permit>>,
+}
+
+impl<E> From<E> for Line<E> {
+    fn from(event: E) -> Self {
+        Self { event, memory: None }
+    }
+}
+
+impl<E: Serialize> Line<E> {
+    fn bytes(self) -> Bytes {
+        let mut line = escape_controls(serde_json::to_string(&self.event).unwrap_or_default());
         line.push('\n');
-        Bytes::from(line)
+        counted(line.into_bytes(), self.memory)
+    }
+}
+
+/// One JSON document per line: all `events`, then `last`. `events` is closed when the client disconnects.
+pub(super) fn lines_response<E: Serialize + Send + 'static>(
+    mut events: mpsc::Receiver<impl Into<Line<E>> + Send + 'static>,
+    mut last: Option<oneshot::Receiver<Line<E>>>,
+) -> HttpResponse {
+    let next = move |context: &mut Context<'_>| {
+        if let Some(event) = ready!(events.poll_recv(context)) {
+            return Poll::Ready(Some(Ok(event.into().bytes())));
+        }
+        let Some(receiver) = &mut last else { return Poll::Ready(None) };
+        let line = ready!(Pin::new(receiver).poll(context));
+        last = None;
+        // Without a last line if the work has ended without one.
+        Poll::Ready(line.ok().map(|line| Ok(line.bytes())))
     };
-    let next = move |context: &mut Context<'_>| events.poll_recv(context).map(|event| event.map(line));
-    let mut response = response(StatusCode::OK, Content::Parts(Box::new(next)), Vec::new());
+    let mut response = response(StatusCode::OK, Content::Parts(Box::new(next)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
     response
 }
@@ -145,20 +224,29 @@ pub(crate) fn reports_progress(response: &HttpResponse) -> bool {
     response.headers().get(CONTENT_TYPE).is_some_and(|media_type| media_type == LINES)
 }
 
-pub(super) fn details_response(mut details: DetailsStream, permit: Option<Permit>) -> HttpResponse {
-    let permits = permit.into_iter().map(Arc::new).collect();
-    let next = move |_: &mut Context<'_>| Poll::Ready(details.next_part());
-    response(StatusCode::OK, Content::Parts(Box::new(next)), permits)
+/// A JSON document that is made part by part as it is written. `memory` counts the part that is being written.
+pub(super) fn details_response(mut details: DetailsStream, memory: Option<Permit>) -> HttpResponse {
+    let memory = memory.map(Arc::new);
+    let next = move |_: &mut Context<'_>| {
+        Poll::Ready(details.next_part().map(|part| Ok(counted(part, memory.clone()))))
+    };
+    response(StatusCode::OK, Content::Parts(Box::new(next)))
+}
+
+/// A JSON document whose parts come from elsewhere. The receiver is dropped when the client disconnects.
+pub(super) fn parts_response(mut parts: mpsc::Receiver<Result<Bytes, CutOff>>) -> HttpResponse {
+    let next = move |context: &mut Context<'_>| parts.poll_recv(context);
+    response(StatusCode::OK, Content::Parts(Box::new(next)))
 }
 
 pub(super) fn empty_response(status: StatusCode) -> HttpResponse {
-    let mut response = response(status, Content::Whole(None), Vec::new());
+    let mut response = response(status, Content::Whole(None));
     response.headers_mut().remove(CONTENT_TYPE);
     response
 }
 
-fn response(status: StatusCode, content: Content, permits: Vec<Arc<Permit>>) -> HttpResponse {
-    let mut response = Response::new(ResponseBody { content, _permits: permits });
+fn response(status: StatusCode, content: Content) -> HttpResponse {
+    let mut response = Response::new(ResponseBody { content, _permits: Vec::new() });
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
@@ -172,17 +260,17 @@ impl ResponseBody {
 
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = CutOff;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         let bytes = match &mut self.content {
-            Content::Whole(bytes) => Poll::Ready(bytes.take()),
+            Content::Whole(bytes) => Poll::Ready(bytes.take().map(Ok)),
             Content::Parts(next) => next(context),
         };
-        bytes.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+        bytes.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -194,5 +282,57 @@ impl Body for ResponseBody {
             Content::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             Content::Parts(_) => SizeHint::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::permits::{Limits, PermitPool};
+
+    fn first_part(response: &mut HttpResponse) -> Bytes {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let Poll::Ready(Some(Ok(frame))) = Pin::new(response.body_mut()).poll_frame(&mut context) else {
+            panic!("no part");
+        };
+        frame.into_data().unwrap()
+    }
+
+    /// hyper takes the body as a whole, and drops it before the client has received anything.
+    #[tokio::test]
+    async fn response_is_counted_until_its_bytes_are_written() {
+        let pool = PermitPool::new(Limits { per_principal: 8, total: 8 });
+        let permit = pool.acquire_many(1, 5).await;
+        let mut whole = raw_response(vec![7; 5000], Some(permit));
+        let mut bytes = first_part(&mut whole);
+        assert!(whole.body().is_end_stream());
+        drop(whole);
+        assert_eq!(pool.in_use(), 5, "not written yet");
+        drop(bytes.split_to(4999));
+        assert_eq!(pool.in_use(), 5, "one byte is left");
+        drop(bytes);
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[tokio::test]
+    async fn lines_are_counted_until_they_are_written() {
+        let pool = PermitPool::new(Limits { per_principal: 8, total: 8 });
+        let (events, waiting) = mpsc::channel::<Line<&str>>(1);
+        let memory = Some(Arc::new(pool.acquire_many(1, 3).await));
+        events.try_send(Line { event: "record", memory }).ok().unwrap();
+        let mut lines = lines_response::<&str>(waiting, None);
+        let line = first_part(&mut lines);
+        drop((events, lines));
+        assert_eq!((pool.in_use(), &*line), (3, &b"\"record\"\n"[..]));
+        drop(line);
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[test]
+    fn long_messages_are_cut_at_a_character() {
+        let error = |message: String| shortened(ErrorBody::new(ErrorCode::InvalidRequest, message)).message;
+        assert_eq!(error("short".to_owned()), "short");
+        let cut = error("ä".repeat(MAX_MESSAGE_BYTES));
+        assert!(cut.ends_with("ä…") && cut.len() <= MAX_MESSAGE_BYTES + '…'.len_utf8());
     }
 }

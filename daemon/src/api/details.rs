@@ -5,7 +5,6 @@ use std::sync::Arc;
 use blobd_client::protocol::model_tensor::ModelTensor;
 use blobd_client::protocol::response::ModelDetails;
 use blobd_store_format::recipe::Recipe;
-use bytes::Bytes;
 
 use crate::large_models::ReadPermit;
 use crate::ops::Shown;
@@ -39,7 +38,7 @@ pub(crate) struct DetailsStream {
 const TAIL: &[u8] = b"]}";
 
 impl DetailsStream {
-    pub(super) fn new(shown: Shown, permit: ReadPermit) -> Self {
+    pub(super) fn new(shown: Shown) -> Self {
         let Shown { details, recipes } = shown;
         Self {
             head: Some(head(&details)),
@@ -48,8 +47,13 @@ impl DetailsStream {
             tensor: 0,
             is_first_tensor: details.tensors.is_empty(),
             is_done: false,
-            _permit: permit,
+            _permit: ReadPermit::default(),
         }
+    }
+
+    /// Keeps what counts the recipes.
+    pub(super) fn within(self, permit: ReadPermit) -> Self {
+        Self { _permit: permit, ..self }
     }
 
     /// All parts in one, if the model is small.
@@ -69,9 +73,9 @@ impl DetailsStream {
         self.head.as_ref().map_or(0, Vec::len)
     }
 
-    pub(super) fn next_part(&mut self) -> Option<Bytes> {
+    pub(super) fn next_part(&mut self) -> Option<Vec<u8>> {
         if let Some(head) = self.head.take() {
-            return Some(head.into());
+            return Some(head);
         }
         if self.is_done {
             return None;
@@ -95,7 +99,7 @@ impl DetailsStream {
                 None => (self.recipe, self.tensor) = (self.recipe + 1, 0),
             }
         }
-        Some(part.into())
+        Some(part)
     }
 }
 
@@ -155,7 +159,7 @@ mod tests {
             whole
                 .tensors
                 .extend(shown.recipes.iter().flat_map(|recipe| recipe.tensors()).map(ModelTensor::from));
-            let mut stream = DetailsStream::new(shown, ReadPermit::default());
+            let mut stream = DetailsStream::new(shown);
             let mut parts = Vec::new();
             while let Some(part) = stream.next_part() {
                 assert!(part.len() < PART_BYTES + 1024);
@@ -167,7 +171,7 @@ mod tests {
 
     #[test]
     fn small_model_is_sent_in_one_part() {
-        let whole = |count| DetailsStream::new(shown(&[count]), ReadPermit::default()).whole();
+        let whole = |count| DetailsStream::new(shown(&[count])).whole();
         assert!(whole(MAX_TENSORS_WHOLE).is_some());
         assert!(whole(MAX_TENSORS_WHOLE + 1).is_none());
     }

@@ -12,19 +12,22 @@ use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
 use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, Sender};
+use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use super::Caller;
-use super::body::{HttpResponse, lines_response};
+use super::answer::json_length;
+use super::body::{HttpResponse, Line, Params, lines_response};
+use super::route::Route;
 use crate::ops::{self, OpError};
 use crate::permits::{Permit, PermitPool};
 use crate::request_record::RequestRecord;
-use crate::state::{Daemon, WorkLimits};
+use crate::state::{Daemon, Turn};
 
 /// Events that may wait for a client. Further progress is dropped, but never the last event.
 const EVENTS_WAITING: usize = 64;
 
-pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
+pub(super) fn pull(caller: &Caller, params: Params<PullParams>) -> Result<HttpResponse, ErrorBody> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let record = Arc::clone(&caller.record);
     let status = "waiting for other pulls to end".to_owned();
@@ -33,7 +36,7 @@ pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, 
     let watch = caller.daemon.running_pulls.begin(requester, model, params.source.to_string());
     let work = Work {
         name: format!("pull of {}", params.source),
-        pool: |work| &work.pulls,
+        header: None,
         waiting: PullEvent::Progress(PullProgress { status, ..PullProgress::default() }),
         failed: PullEvent::Failed,
     };
@@ -45,12 +48,12 @@ pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, 
     })
 }
 
-pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpResponse, ErrorBody> {
+pub(super) fn verify(caller: &Caller, params: Params<VerifyParams>) -> Result<HttpResponse, ErrorBody> {
     let (record, policy, handle) = (Arc::clone(&caller.record), caller.policy(), Handle::current());
     let status = "waiting for another verification to end".to_owned();
     let work = Work {
         name: "verify".to_owned(),
-        pool: |work| &work.verifications,
+        header: None,
         waiting: VerifyEvent::Progress(VerifyProgress { status, ..VerifyProgress::default() }),
         failed: VerifyEvent::Failed,
     };
@@ -60,13 +63,14 @@ pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpRespon
     })
 }
 
-pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, ErrorBody> {
+pub(super) fn edit(caller: &Caller, params: Params<EditParams>) -> Result<HttpResponse, ErrorBody> {
     let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
     let status = "waiting for other imports and edits to end".to_owned();
+    let source = params.source.clone();
+    let header = move |daemon: &Daemon| ops::header_bytes(&daemon.store, &source);
     let work = Work {
         name: format!("edit of {}", params.source.short()),
-        // Both read and hash a whole model.
-        pool: |work| &work.imports,
+        header: Some(Box::new(header)),
         waiting: EditEvent::Progress(EditProgress { status, ..EditProgress::default() }),
         failed: EditEvent::Failed,
     };
@@ -86,13 +90,12 @@ pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, 
     })
 }
 
-pub(super) fn promote(caller: &Caller, params: PromoteParams) -> Result<HttpResponse, ErrorBody> {
+pub(super) fn promote(caller: &Caller, params: Params<PromoteParams>) -> Result<HttpResponse, ErrorBody> {
     let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
     let status = "waiting for other imports and edits to end".to_owned();
     let work = Work {
         name: format!("promotion of {}", params.reference.short()),
-        // As an import, it reads, hashes and writes a whole model.
-        pool: |work| &work.imports,
+        header: None,
         waiting: PromoteEvent::Progress(PromoteProgress { status, ..PromoteProgress::default() }),
         failed: PromoteEvent::Failed,
     };
@@ -109,17 +112,23 @@ pub(super) fn promote(caller: &Caller, params: PromoteParams) -> Result<HttpResp
     })
 }
 
+type HeaderBytes = dyn FnOnce(&Daemon) -> Result<u64, OpError> + Send;
+
+/// How often a header is in memory that is edited: as read, as parsed, as written, and in the new file's recipe and blob.
+const EDITED_COPIES: u64 = 5;
+
 /// Work that reports events.
 struct Work<E> {
     /// For the log.
     name: String,
-    pool: fn(&WorkLimits) -> &PermitPool,
+    /// Finds out how long the header is that the work has in memory, several times.
+    header: Option<Box<HeaderBytes>>,
     /// Sent if the work has to wait for its turn.
     waiting: E,
     failed: fn(ErrorResponse) -> E,
 }
 
-impl<E: Serialize + Send + 'static> Work<E> {
+impl<E: Serialize + Send + Sync + 'static> Work<E> {
     /// Starts `run`, whose result is the last event. It stops when the client closes the connection, which drops
     /// the receiver of the events.
     fn start(
@@ -129,47 +138,96 @@ impl<E: Serialize + Send + 'static> Work<E> {
     ) -> Result<HttpResponse, ErrorBody> {
         let lasting = caller.lasting()?;
         let (events, waiting) = mpsc::channel(EVENTS_WAITING);
+        let (last, end) = oneshot::channel();
         caller.record.defer();
-        let record = Arc::clone(&caller.record);
-        let work = self.run(Arc::clone(&caller.daemon), caller.peer.uid, record, events, run);
+        let running = Running {
+            daemon: Arc::clone(&caller.daemon),
+            route: caller.route,
+            uid: caller.peer.uid,
+            record: Arc::clone(&caller.record),
+            events,
+        };
+        let work = async move {
+            let _unless_the_client_has_gone = match running.run(self, run).await {
+                Some(line) => last.send(line),
+                None => Ok(()),
+            };
+        };
         tokio::spawn(work.in_current_span());
-        let mut response = lines_response(waiting);
+        let mut response = lines_response(waiting, Some(end));
         // Counts the connection as long-lived until the response is complete.
         response.body_mut().hold(lasting);
         Ok(response)
     }
+}
 
+/// Work whose turn has come or is waited for.
+struct Running<E> {
+    daemon: Arc<Daemon>,
+    route: &'static Route,
+    uid: u32,
+    record: Arc<RequestRecord>,
+    events: Sender<E>,
+}
+
+impl<E: Serialize + Send + Sync + 'static> Running<E> {
+    /// Does the work, and returns the last line unless the client has gone before its turn.
     async fn run(
         self,
-        daemon: Arc<Daemon>,
-        uid: u32,
-        record: Arc<RequestRecord>,
-        events: Sender<E>,
+        work: Work<E>,
         run: impl FnOnce(&Daemon, &Sender<E>) -> Result<E, OpError> + Send + 'static,
-    ) {
-        let Some(permit) = permit_for((self.pool)(&daemon.work), uid, &events, self.waiting).await else {
-            return record.cancelled();
+    ) -> Option<Line<E>> {
+        let Self { daemon, route, uid, record, events } = self;
+        let Work { name, header, waiting, failed } = work;
+        let Some(permit) = permit_for((route.turns)(&daemon), uid, &events, waiting).await else {
+            record.cancelled();
+            return None;
         };
-        let sender = events.clone();
-        let work = move |daemon: &Daemon| {
-            // Returned when the work is over, not when its client has read the last line.
-            let _permit = permit;
-            run(daemon, &sender)
+        let (turn, sender) = (Turn::from(permit), events.clone());
+        let done = async {
+            let _memory = match header {
+                Some(header) => {
+                    let bytes = daemon.blocking(turn.clone(), header).await.map_err(|error| error.body())?;
+                    let bytes = usize::try_from(bytes.saturating_mul(EDITED_COPIES)).unwrap_or(usize::MAX);
+                    daemon.limits.memory_for(uid, bytes).await?
+                }
+                None => None,
+            };
+            let done = daemon.blocking(turn.clone(), move |daemon: &Daemon| run(daemon, &sender)).await;
+            done.map_err(|error| error.body())
         };
-        let last = daemon.blocking(work).await.unwrap_or_else(|error| {
+        let last = done.await.unwrap_or_else(|error: ErrorBody| {
             if let Some(omitted) = daemon.limits.log.admit(uid) {
-                tracing::warn!("{}: {error}{omitted}", self.name);
+                tracing::warn!("{name}: {error}{omitted}");
             }
             if events.is_closed() {
                 record.cancelled();
             }
-            (self.failed)(ErrorResponse { error: record.failed(error.body()) })
+            failed(ErrorResponse { error: record.failed(error) })
         });
         record.succeeded();
-        // Fails when the client has disconnected.
-        let _ = events.send(last).await;
+        // Still its turn until the line is counted: a report of damage can be long.
+        let counted = counted_line(&daemon, uid, last);
+        tokio::select! {
+            line = counted => Some(line),
+            () = events.closed() => None,
+        }
     }
 }
+
+/// The last line, when there is memory for it.
+async fn counted_line<E: Serialize>(daemon: &Daemon, uid: u32, event: E) -> Line<E> {
+    // A value that cannot be serialised makes an empty line.
+    let length = json_length(&event).unwrap_or_default();
+    loop {
+        if let Ok(memory) = daemon.limits.memory_for(uid, length.saturating_mul(COPIES)).await {
+            return Line { event, memory: memory.map(Arc::new) };
+        }
+    }
+}
+
+/// The event, and its line while it is escaped.
+const COPIES: usize = 3;
 
 /// Waits for a permit, after sending `waiting` if none is free; `None` when the client disconnects.
 async fn permit_for<E>(pool: &PermitPool, uid: u32, events: &Sender<E>, waiting: E) -> Option<Permit> {

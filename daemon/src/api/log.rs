@@ -6,19 +6,17 @@ use std::time::Duration;
 
 use blobd_client::protocol::audit::{LogEnd, LogEvent, LogParams};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
-use serde::{Serialize, Serializer};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::Instrument as _;
 
 use super::Caller;
-use super::body::{HttpResponse, lines_response};
+use super::body::{HttpResponse, Line, lines_response};
 use super::verbs;
 use crate::access::Right;
 use crate::audit::{BATCH_MEMORY, Batch, Filter, Latest, LogDirectory, LogReader};
 use crate::ops::OpError;
-use crate::permits::Permit;
 use crate::principal::Principal;
 use crate::state::Daemon;
 
@@ -35,7 +33,7 @@ pub(super) async fn log(caller: &Caller, params: &LogParams) -> Result<HttpRespo
     let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
     params.verbs.iter().try_for_each(|verb| check("verb", verb, "pull, rm or evict", verbs::recorded()))?;
     params.results.iter().try_for_each(|result| check("result", result, "ok or denied", verbs::results()))?;
-    let filter = filter(params, own_uid).await?.map_err(invalid)?;
+    let filter = filter(caller, params, own_uid).await?.map_err(invalid)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let (Some(directory), Some(written)) = (daemon.audit.directory(), daemon.audit.written()) else {
         return Err(is_off());
@@ -59,19 +57,23 @@ pub(super) async fn log(caller: &Caller, params: &LogParams) -> Result<HttpRespo
             Err(Stop::Failed(error)) => LogEvent::Failed(ErrorResponse { error: record.failed(error) }),
         };
         record.succeeded();
-        let _ = events.send(Counted { event: last, _memory: None }).await;
+        let _ = events.send(Line::from(last)).await;
     };
     tokio::spawn(work.in_current_span());
-    let mut response = lines_response(waiting);
+    let mut response = lines_response::<LogEvent>(waiting, None);
     [Some(lasting), follower].into_iter().flatten().for_each(|permit| response.body_mut().hold(permit));
     Ok(response)
 }
 
 /// The name of a user may be asked for at a directory server.
-async fn filter(params: &LogParams, own_uid: Option<u32>) -> Result<Result<Filter, String>, ErrorBody> {
+async fn filter(
+    caller: &Caller,
+    params: &LogParams,
+    own_uid: Option<u32>,
+) -> Result<Result<Filter, String>, ErrorBody> {
     let params = params.clone();
-    let parsed = tokio::task::spawn_blocking(move || Filter::new(&params, own_uid)).await;
-    parsed.map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("log: {error}")))
+    let parse = move |_: &Daemon| Ok(Filter::new(&params, own_uid));
+    caller.daemon.blocking(caller.turn().await, parse).await.map_err(|error| error.body())
 }
 
 /// Refuses a verb or a result that no record can have.
@@ -94,18 +96,6 @@ fn check(
 fn is_off() -> ErrorBody {
     ErrorBody::new(ErrorCode::NotFound, "log: the audit log of this store is off")
         .with_hint("audit.enabled in the configuration turns it on")
-}
-
-/// A line of the response, with the permit that counts its batch until the last of its lines is sent.
-struct Counted {
-    event: LogEvent,
-    _memory: Option<Arc<Permit>>,
-}
-
-impl Serialize for Counted {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.event.serialize(serializer)
-    }
 }
 
 /// Which of the latest records are looked for.
@@ -162,7 +152,7 @@ impl From<OpError> for Stop {
 struct LogStream {
     daemon: Arc<Daemon>,
     peer: Principal,
-    events: Sender<Counted>,
+    events: Sender<Line<LogEvent>>,
     own_only: bool,
 }
 
@@ -181,12 +171,11 @@ impl LogStream {
         let turn = self.unless_gone(self.daemon.work.surveys.acquire(self.peer.uid)).await?;
         let events = self.events.clone();
         let find = move |_: &Daemon| {
-            let _turn = turn;
             let is_wanted = || !events.is_closed();
             let Search { directory, filter, latest } = search;
             LogReader::find(directory, filter, latest, &is_wanted).map_err(|error| failed(&error))
         };
-        self.daemon.blocking(find).await?.ok_or(Stop::ClientHasGone)
+        self.daemon.blocking(turn.into(), find).await?.ok_or(Stop::ClientHasGone)
     }
 
     /// Sends what is written until the client disconnects.
@@ -227,7 +216,7 @@ impl LogStream {
         };
         let (reader, batch) = self.daemon.disk_work(uid, work).await?;
         for record in batch.records {
-            let line = Counted { event: LogEvent::Record(Box::new(record)), _memory: memory.clone() };
+            let line = Line { event: LogEvent::Record(Box::new(record)), memory: memory.clone() };
             self.events.send(line).await.map_err(|_closed| Stop::ClientHasGone)?;
         }
         if self.events.is_closed() { Err(Stop::ClientHasGone) } else { Ok((reader, batch.may_have_more)) }

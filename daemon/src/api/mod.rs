@@ -1,11 +1,15 @@
 //! The HTTP API: maps each request to its operation.
 
+// A request takes a thread only with its user's turn, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::sync::Arc;
 
+use blobd_client::protocol::audit::LogParams;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, RenameParams, VerifyParams};
+use blobd_client::protocol::request::{GcParams, LimitParams, RenameParams, VerifyParams};
 use blobd_client::protocol::request_id::{REQUEST_ID_HEADER, RequestId};
-use blobd_client::protocol::response::{PullPlan, Resolved, Version};
+use blobd_client::protocol::response::Version;
 use blobd_client::protocol::space::RemovePartialsParams;
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store::Store;
@@ -15,8 +19,6 @@ use hyper::header::HeaderValue;
 use hyper::{Method, Request, Uri};
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
-use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
 use crate::access::{Right, Rights};
@@ -30,21 +32,26 @@ use crate::socket::ClientSocket;
 use crate::state::Daemon;
 use crate::verb_log::{Finished, NewPullLimit};
 
+mod answer;
 mod body;
 mod details;
 mod events;
+mod heads;
 mod log;
 mod observe;
 mod open;
+mod read_model;
 mod refused;
 mod release;
-mod right;
+mod remote;
+mod route;
 mod show;
 mod upgrade;
 mod verbs;
 
-pub(crate) use body::{HttpResponse, json_response, reports_progress};
-use body::{error_response, raw_response, read_json, text_response};
+pub(crate) use body::{HttpResponse, reports_progress};
+use body::{Params, error_response, read_json};
+use route::Route;
 pub(crate) use verbs::names as verb_names;
 use verbs::{Subject, short_name};
 
@@ -62,10 +69,8 @@ pub(crate) async fn respond(
     let id = requested_id(&request).unwrap_or_else(|| daemon.request_ids.next_id());
     let verb = verbs::verb(request.method(), request.uri().path());
     let record = RequestRecord::start(&daemon, &peer, verb, id);
-    let rights = daemon.access().rights_of(&peer);
-    let caller = Caller { daemon, peer, rights, socket, record: Arc::clone(&record) };
     let responding = async {
-        match dispatch(&caller, request).await {
+        match dispatch(daemon, peer, socket, Arc::clone(&record), request).await {
             Ok(response) => {
                 record.responded();
                 response
@@ -90,71 +95,77 @@ fn requested_id(request: &Request<Incoming>) -> Option<RequestId> {
 
 struct Caller {
     daemon: Arc<Daemon>,
+    route: &'static Route,
     peer: Principal,
     rights: Rights,
     socket: ClientSocket,
     record: Arc<RequestRecord>,
 }
 
-async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
+async fn dispatch(
+    daemon: Arc<Daemon>,
+    peer: Principal,
+    socket: ClientSocket,
+    record: Arc<RequestRecord>,
+    request: Request<Incoming>,
+) -> Result<HttpResponse, ErrorBody> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let right = right::needed(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))?;
-    if let Some(right) = right.filter(|right| !caller.rights.include(*right)) {
-        refused::note_subject(caller, uri.path(), request).await;
+    let route = route::find(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))?;
+    let rights = daemon.access().rights_of(&peer);
+    let caller = Caller { daemon, route, peer, rights, socket, record };
+    if let Some(right) = route.right.filter(|right| !rights.include(*right)) {
+        refused::note_subject(&caller, uri.path(), request).await;
         return Err(caller.refusal(right, None));
     }
     match method {
-        Method::GET => get(caller, &uri).await,
-        _ => post(caller, uri.path(), request).await,
+        Method::GET => get(&caller, &uri).await,
+        _ => post(&caller, uri.path(), request).await,
     }
 }
 
 async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
     let daemon = &caller.daemon;
     match uri.path() {
-        "/v1/version" => Ok(json_response(&version(daemon))),
-        "/v1/access" => Ok(json_response(&daemon.access().own_access(&caller.peer))),
+        "/v1/version" => caller.answer(&version(daemon)).await,
+        "/v1/access" => caller.answer(&daemon.access().own_access(&caller.peer)).await,
         "/v1/models" => caller.respond(|daemon| ops::list(&daemon.store)).await,
         "/v1/ps" => observe::sessions(caller, uri.query()).await,
         "/v1/pulls" => observe::pulls(caller).await,
         "/v1/df" => observe::usage(caller, uri.query()).await,
         "/v1/df/users" => observe::user_usage(caller).await,
-        "/v1/partials" => caller.survey(|daemon| ops::partials(&daemon.store, &daemon.transfers)).await,
+        "/v1/partials" => caller.respond(|daemon| ops::partials(&daemon.store, &daemon.transfers)).await,
         "/v1/trash" => caller.respond(|daemon| ops::trash(&daemon.store)).await,
-        "/v1/doctor" => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
+        "/v1/doctor" => caller.respond(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
         "/v1/eviction" => {
             let bytes = observe::number(uri.query(), "bytes")?;
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
-            caller.survey(plan).await
+            caller.respond(plan).await
         }
         "/v1/gc" => {
             caller
-                .survey(|daemon| ops::gc(&daemon.store, GcParams { dry_run: true, ..GcParams::default() }))
+                .respond(|daemon| ops::gc(&daemon.store, GcParams { dry_run: true, ..GcParams::default() }))
                 .await
         }
-        "/v1/health" => Ok(json_response(&monitoring::health(daemon, caller.peer.uid).await)),
-        "/v1/metrics" => {
-            let text = monitoring::scrape(daemon).await?;
-            Ok(text_response(text, monitoring::TEXT_FORMAT))
-        }
-        "/v1/limit" => Ok(json_response(&limit(daemon))),
-        "/v1/config" => Ok(json_response(&daemon.configuration())),
+        "/v1/health" => caller.answer(&monitoring::health(daemon, caller.peer.uid).await).await,
+        "/v1/metrics" => observe::metrics(caller).await,
+        "/v1/limit" => caller.answer(&limit(daemon)).await,
+        "/v1/config" => caller.answer(&daemon.configuration()).await,
         path => {
             if let Some(name) = path.strip_prefix("/v1/models/") {
                 show::show(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/manifests/") {
-                manifest(caller, reference(name)?).await
+                show::manifest(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/heads/") {
                 let name = reference(name)?;
                 // The policy may refuse it, which has a record.
                 caller.record.note_subject(Some(short_name(&name)), None);
-                show::heads(caller, name).await
+                heads::heads(caller, name).await
             } else if let Some(name) = path.strip_prefix("/v1/history/") {
                 let name = reference(name)?;
                 caller.respond(move |daemon| ops::history(&daemon.store, &name)).await
             } else if let Some(name) = path.strip_prefix("/v1/sharing/") {
                 let model = reference(name)?;
-                caller.survey(move |daemon| ops::sharing(&daemon.store, &model)).await
+                caller.respond(move |daemon| ops::sharing(&daemon.store, &model)).await
             } else {
                 Err(unknown(&Method::GET, path))
             }
@@ -168,12 +179,12 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/open" => open::open(caller, request).await,
         "/v1/import" => open::import(caller, request).await,
         "/v1/limit" => {
-            let params: LimitParams = caller.params(request).await?;
+            let params: Params<LimitParams> = caller.params(request).await?;
             let before = limit(daemon);
             daemon.transfers.limit.set(params.bytes_per_second);
             let limit = limit(daemon);
             caller.record.finished(&NewPullLimit { limit, before });
-            Ok(json_response(&limit))
+            caller.answer(&limit).await
         }
         "/v1/undelete" => {
             let policy = caller.policy();
@@ -198,9 +209,9 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             caller.change(request, tag).await
         }
         "/v1/rename" => rename(caller, request).await,
-        "/v1/gc" => collect(caller, caller.params(request).await?).await,
+        "/v1/gc" => collect(caller, *caller.params(request).await?).await,
         "/v1/verify" => {
-            let params: VerifyParams = caller.params(request).await?;
+            let params: Params<VerifyParams> = caller.params(request).await?;
             if params.repair {
                 caller.require(Right::Pull, "--repair")?;
             }
@@ -209,20 +220,11 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/release" => release::release(caller, caller.params(request).await?).await,
         "/v1/edit" => events::edit(caller, caller.params(request).await?),
         "/v1/promote" => events::promote(caller, caller.params(request).await?),
-        "/v1/pull" => {
-            let params: PullParams = caller.params(request).await?;
-            events::pull(caller, params)
-        }
-        "/v1/pull/plan" => {
-            let plan = plan_pull(caller, caller.params(request).await?).await;
-            plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
-        }
-        "/v1/resolve" => {
-            let resolved = resolve(caller, caller.params(request).await?).await;
-            resolved.map(|resolved| json_response(&resolved)).map_err(|error| error.body())
-        }
-        "/v1/log" => log::log(caller, &caller.params(request).await?).await,
-        "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
+        "/v1/pull" => events::pull(caller, caller.params(request).await?),
+        "/v1/pull/plan" => remote::plan_pull(caller, caller.params(request).await?).await,
+        "/v1/resolve" => remote::resolve(caller, caller.params(request).await?).await,
+        "/v1/log" => log::log(caller, &*caller.params::<LogParams>(request).await?).await,
+        "/v1/inspect" => remote::inspect(caller, caller.params(request).await?).await,
         "/v1/reindex" => reindex(caller).await,
         _ => Err(unknown(&Method::POST, path)),
     }
@@ -258,10 +260,13 @@ async fn collect(caller: &Caller, params: GcParams) -> Result<HttpResponse, Erro
         record.finished(&report);
         Ok(report)
     };
-    if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
+    caller.respond(collect).await
 }
 
-async fn remove_partials(caller: &Caller, params: RemovePartialsParams) -> Result<HttpResponse, ErrorBody> {
+async fn remove_partials(
+    caller: &Caller,
+    params: Params<RemovePartialsParams>,
+) -> Result<HttpResponse, ErrorBody> {
     let (uid, may_drop_all) = (caller.peer.uid, caller.rights.include(Right::Administer));
     let record = Arc::clone(&caller.record);
     let remove = move |daemon: &Daemon| {
@@ -273,24 +278,15 @@ async fn remove_partials(caller: &Caller, params: RemovePartialsParams) -> Resul
 }
 
 impl Caller {
-    /// The JSON parameters of a request, without their memory permit: they are used immediately.
+    /// The JSON parameters of a request.
     async fn params<P: DeserializeOwned + Subject>(
         &self,
         request: Request<Incoming>,
-    ) -> Result<P, ErrorBody> {
-        let (params, _permit) = self.counted_params(request).await?;
-        Ok(params)
-    }
-
-    /// The parameters with the permit that counts their memory.
-    async fn counted_params<P: DeserializeOwned + Subject>(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<(P, Option<Permit>), ErrorBody> {
-        let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
+    ) -> Result<Params<P>, ErrorBody> {
+        let params: Params<P> = read_json(request, &self.daemon.limits, self.peer.uid).await?;
         self.record.note_subject(params.subject(), params.verb());
         self.record.note_source(params.source());
-        Ok((params, permit))
+        Ok(params)
     }
 
     fn requester(&self) -> Requester {
@@ -326,125 +322,15 @@ impl Caller {
         request: Request<Incoming>,
         work: impl FnOnce(&Arc<Store>, Requester, &P) -> Result<T, ops::OpError> + Send + 'static,
     ) -> Result<HttpResponse, ErrorBody> {
-        let (params, permit): (P, _) = self.counted_params(request).await?;
+        let params: Params<P> = self.params(request).await?;
         let (requester, record) = (self.requester(), Arc::clone(&self.record));
         let work = move |daemon: &Daemon| {
-            // The permit counts the parameters as long as they exist.
-            let _permit = permit;
             let done = work(&daemon.store, requester, &params)?;
             record.finished(&done);
             Ok(done)
         };
         self.respond(work).await
     }
-
-    /// Runs `work` on the disk, and responds with its result.
-    async fn respond<T: serde::Serialize>(
-        &self,
-        work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
-        let turn = self.daemon.limits.disk.acquire(self.peer.uid).await;
-        self.respond_with(turn, work).await
-    }
-
-    /// The same for work that reads the whole store: few run at a time, the others wait without a thread.
-    async fn survey<T: serde::Serialize>(
-        &self,
-        work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
-        let turn = self.daemon.work.surveys.acquire(self.peer.uid).await;
-        self.respond_with(turn, work).await
-    }
-
-    /// Holds `turn` until the response is counted, or until the work is over if its client has
-    /// disconnected.
-    async fn respond_with<T: serde::Serialize>(
-        &self,
-        turn: impl Send + 'static,
-        work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
-        let serialized = move |daemon: &Daemon| {
-            serde_json::to_vec(&work(daemon)?).map_err(|error| ops::OpError::Internal(error.to_string()))
-        };
-        self.respond_raw(turn, serialized).await
-    }
-
-    async fn respond_raw(
-        &self,
-        turn: impl Send + 'static,
-        work: impl FnOnce(&Daemon) -> Result<Vec<u8>, ops::OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
-        let work = move |daemon: &Daemon| Ok((work(daemon)?, turn));
-        let (json, turn) = self.daemon.blocking(work).await.map_err(|error| error.body())?;
-        let memory = self.daemon.limits.memory_for(self.peer.uid, json.len()).await?;
-        drop(turn);
-        Ok(raw_response(json, memory))
-    }
-}
-
-/// Plans a pull. Ends soon after the future is dropped, as when the client disconnects.
-async fn plan_pull(caller: &Caller, params: PullParams) -> Result<PullPlan, ops::OpError> {
-    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
-    let (events, _unless_dropped) = mpsc::channel(1);
-    let permit = daemon.work.plans.acquire(requester.uid()).await;
-    let handle = Handle::current();
-    let plan = move |daemon: &Daemon| {
-        // Returned when the work is over, not when its client has disconnected.
-        let _permit = permit;
-        let registry = daemon.registry();
-        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, &events);
-        ops::plan_pull(pull, &*daemon.last_opened)
-    };
-    daemon.blocking(plan).await
-}
-
-/// Finds out which model a source names now. Ends soon after the future is dropped, as when the client disconnects.
-async fn resolve(caller: &Caller, params: PullParams) -> Result<Resolved, ops::OpError> {
-    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
-    let (events, _unless_dropped) = mpsc::channel(1);
-    let permit = daemon.work.plans.acquire(requester.uid()).await;
-    let handle = Handle::current();
-    let resolve = move |daemon: &Daemon| {
-        // Returned when the work is over, not when its client has disconnected.
-        let _permit = permit;
-        ops::resolve(daemon.pull(&daemon.registry(), &handle, requester, &policy, &params, &events))
-    };
-    daemon.blocking(resolve).await
-}
-
-/// Describes a model at its registry. Ends soon after its client disconnects.
-async fn inspect(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
-    let (daemon, requester, policy) = (&caller.daemon, caller.requester(), caller.policy());
-    let uid = requester.uid();
-    let (events, _unless_dropped) = mpsc::channel(1);
-    let permit = daemon.work.inspections.acquire(uid).await;
-    let handle = Handle::current();
-    let inspect = move |daemon: &Daemon| {
-        // Returned when the work is over, not when its client has disconnected.
-        let registry = daemon.registry();
-        let pull = daemon.pull(&registry, &handle, requester, &policy, &params, &events);
-        Ok((ops::inspect(pull)?, permit))
-    };
-    let (heads, permit) = daemon.blocking(inspect).await.map_err(|error| error.body())?;
-    // Counted before the copy in base64 is made.
-    let bytes = heads.content_bytes().saturating_mul(BYTES_PER_CONTENT_BYTE);
-    let memory = daemon.limits.memory_for(uid, bytes).await?;
-    let serialize = move |_: &Daemon| {
-        serde_json::to_vec(&heads).map_err(|error| ops::OpError::Internal(error.to_string()))
-    };
-    let json = daemon.blocking(serialize).await.map_err(|error| error.body())?;
-    drop(permit);
-    Ok(raw_response(json, memory))
-}
-
-/// Memory of a description for each byte of headers and texts: the byte, and base64 in JSON.
-const BYTES_PER_CONTENT_BYTE: usize = 3;
-
-async fn manifest(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
-    let turn = caller.daemon.limits.disk.acquire(caller.peer.uid).await;
-    let read =
-        move |daemon: &Daemon| Ok(daemon.store.manifest(&daemon.store.resolve(&reference)?)?.raw().to_vec());
-    caller.respond_raw(turn, read).await
 }
 
 fn version(daemon: &Daemon) -> Version {
@@ -478,6 +364,7 @@ mod tests {
     use super::*;
     use crate::admission::{ConnectionLimits, Connections};
     use crate::metrics::Metrics;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
 
     #[test]
@@ -509,9 +396,14 @@ mod tests {
         let daemon = Arc::new(
             Daemon::new(store, &RegistryPolicy::default(), Metrics::new(verbs::names()).unwrap()).unwrap(),
         );
-        let peer = Principal { pid: 1, uid: 1, groups: Groups { primary: 1, supplementary: None } };
+        let peer = Principal {
+            pid: 1,
+            uid: 1,
+            groups: Groups { primary: 1, supplementary: None },
+            namespaces: Namespaces::default(),
+        };
         let rights = daemon.access().rights_of(&peer);
-        let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();
+        let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid, false).unwrap();
         let (stream, _client) = tokio::net::UnixStream::pair().unwrap();
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), &daemon.closer);
         let record = RequestRecord::start(
@@ -520,7 +412,8 @@ mod tests {
             verbs::verb(&Method::GET, "/"),
             daemon.request_ids.next_id(),
         );
-        (folder, Caller { daemon, peer, rights, socket, record })
+        let route = route::find(&Method::GET, "/v1/doctor").unwrap();
+        (folder, Caller { daemon, route, peer, rights, socket, record })
     }
 
     /// A client that repeatedly sends a request and disconnects must not get a thread each time.
@@ -538,9 +431,9 @@ mod tests {
                 Ok(())
             };
             // Dropped while it waits, as when a connection ends.
-            let _ = tokio::time::timeout(Duration::from_millis(20), caller.survey(work)).await;
+            let _ = tokio::time::timeout(Duration::from_millis(20), caller.respond(work)).await;
         }
         assert_eq!(most.load(Ordering::SeqCst), MAX);
-        caller.survey(|_| Ok(())).await.unwrap();
+        caller.respond(|_| Ok(())).await.unwrap();
     }
 }

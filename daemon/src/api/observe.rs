@@ -1,4 +1,5 @@
-//! Requests that show what the store and its clients do: `GET /v1/df`, `GET /v1/ps` and `GET /v1/pulls`.
+//! Requests that show what the store and its clients do: `GET /v1/df`, `GET /v1/ps`, `GET /v1/pulls` and
+//! `GET /v1/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +7,10 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::SessionList;
 
 use super::Caller;
-use super::body::HttpResponse;
+use super::answer::reduced;
+use super::body::{HttpResponse, text_response};
 use crate::access::{Access, Right};
+use crate::monitoring;
 use crate::ops::{self, OpError};
 use crate::principal::Principal;
 use crate::quotas::{Quotas, UserQuota};
@@ -16,7 +19,12 @@ use crate::state::Daemon;
 /// `detail=N` adds which models share what, with at most N names in each list.
 pub(super) async fn usage(caller: &Caller, query: Option<&str>) -> Result<HttpResponse, ErrorBody> {
     let detail = number(query, "detail")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    caller.survey(move |daemon| ops::usage_in_detail(&daemon.store, &*daemon.last_opened, detail)).await
+    let memory = match detail {
+        Some(limit) => caller.reserve(ops::detail_bytes(caller.store_size().await.listing, limit)).await?,
+        None => caller.reserve(0).await?,
+    };
+    let usage = move |daemon: &Daemon| ops::usage_in_detail(&daemon.store, &*daemon.last_opened, detail);
+    caller.respond_within(memory, &caller.daemon.work.surveys, usage).await
 }
 
 /// Administrators see all users, others themselves.
@@ -27,7 +35,7 @@ pub(super) async fn user_usage(caller: &Caller) -> Result<HttpResponse, ErrorBod
         let quota_of = |uid| quota_of(uid, &peer, &access, &quotas);
         ops::user_usage(&daemon.store, &quota_of, requester)
     };
-    caller.survey(usage).await
+    caller.respond(usage).await
 }
 
 /// The caller has the groups of its process, by which requests are admitted; others those that the name service knows.
@@ -40,7 +48,12 @@ fn quota_of(uid: u32, caller: &Principal, access: &Access, quotas: &Quotas) -> U
 pub(super) async fn sessions(caller: &Caller, query: Option<&str>) -> Result<HttpResponse, ErrorBody> {
     match query {
         None => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
-        Some("residency=true") => caller.survey(|daemon| Ok(with_residency(daemon))).await,
+        Some("residency=true") => {
+            let memory = caller.reserve(0).await?;
+            // Reads much more than the other one.
+            let surveys = &caller.daemon.work.surveys;
+            caller.respond_within(memory, surveys, |daemon| Ok(with_residency(daemon))).await
+        }
         Some(other) => Err(wrong_query(other, "residency=true")),
     }
 }
@@ -70,6 +83,14 @@ pub(super) async fn pulls(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
     caller.respond(|daemon| Ok::<_, OpError>(ops::pulls(&daemon.running_pulls.list()))).await
 }
 
+pub(super) async fn metrics(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
+    let memory = caller.reserve(0).await?;
+    let turn = caller.turn().await;
+    let text = monitoring::scrape(&caller.daemon, turn).await?;
+    let memory = reduced(memory, text.len());
+    Ok(text_response(text, monitoring::TEXT_FORMAT, memory))
+}
+
 /// The number in a query `KEY=NUMBER`; `None` without a query.
 pub(super) fn number(query: Option<&str>, key: &str) -> Result<Option<u64>, ErrorBody> {
     let Some(query) = query else { return Ok(None) };
@@ -87,6 +108,7 @@ fn wrong_query(query: &str, expected: &str) -> ErrorBody {
 mod tests {
     use super::*;
     use crate::names::Names;
+    use crate::peer_process::Namespaces;
     use crate::principal::Groups;
     use crate::quotas::GroupQuota;
     use crate::user_set::{Member, NameOrNumber, UserSet};
@@ -104,7 +126,7 @@ mod tests {
         };
         let quotas = Quotas { default: hard(1), groups: vec![entry], ..Quotas::default() };
         let groups = Groups { primary: 70001, supplementary: Some([80001].into()) };
-        let caller = Principal { pid: 1, uid: 70001, groups };
+        let caller = Principal { pid: 1, uid: 70001, groups, namespaces: Namespaces::default() };
         let of = |uid, access: &Access| quota_of(uid, &caller, access, &quotas);
         assert_eq!(of(70001, &Access::default()), hard(20));
         assert_eq!(of(70002, &Access::default()), hard(1));

@@ -8,12 +8,13 @@ use hyper::Request;
 use hyper::body::Incoming;
 
 use super::Caller;
-use super::body::HttpResponse;
+use super::body::{HttpResponse, Params};
+use super::read_model::{Reads, read_model};
 use super::upgrade::Upgrade;
+use crate::large_models::{ReadPermit, ResponseMemory};
 use crate::ops::{self, Located};
 use crate::permits::Exhausted;
 use crate::principal::Principal;
-use crate::read_model::{Reads, read_model};
 use crate::session::{serve_import, serve_open};
 use crate::state::Daemon;
 
@@ -22,34 +23,34 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     let upgrade = Upgrade::requested(&mut request)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
-    let (params, params_permit): (OpenParams, _) = caller.counted_params(request).await?;
+    let mut params: Params<OpenParams> = caller.params(request).await?;
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
     // The cache of responses does not depend on the purpose.
-    let params = Arc::new(OpenParams { purpose: OpenPurpose::default(), ..params });
+    params.purpose = OpenPurpose::default();
+    let params = Arc::new(params);
     let (uid, policy) = (peer.uid, caller.policy());
     let open = move |daemon: &Daemon| {
         ops::open(&daemon.store, &daemon.open_cache, &params, &policy, uid, holder.clone())
     };
-    let limits = &daemon.limits;
-    // Concurrent opens of one large model share one response, which is counted once.
-    let count = async |located: &Located| {
+    let count = async |located: &Located, model: &ReadPermit| {
         let response = &located.response;
-        if response.memory.get().is_none()
-            && let Some(permit) = limits.memory_for(peer.uid, response.bytes()).await?
-        {
-            // Not set meanwhile: one request at a time reads the model.
-            let _ = response.memory.set(permit);
+        // Concurrent opens of one model share one response, which is counted once.
+        if let Some(memory) = response.memory() {
+            return Ok(Some(memory));
         }
-        Ok(())
+        let memory = match model.claim_response() {
+            Some(response) => Some(ResponseMemory::WithModel { _response: response }),
+            None => {
+                let permit = caller.memory(response.bytes()).await?;
+                permit.map(|permit| ResponseMemory::Own { _permit: permit })
+            }
+        };
+        Ok(memory.map(Arc::new).inspect(|memory| response.account(memory)))
     };
-    let (located, model) = read_model(&daemon, peer.uid, &reference, Reads::Recipes, open, count).await?;
-    drop(params_permit);
-    let memory = match model.is_counted() {
-        true => None,
-        false => limits.memory_for(peer.uid, located.response.bytes()).await?,
-    };
-    let permits = (opening, memory, model);
+    let (located, model, memory) =
+        read_model(caller, &reference, Reads::RecipesForResponse, open, count).await?;
+    let permits = (opening, model, memory);
     let (serving, record) = (Arc::clone(&daemon), Arc::clone(&caller.record));
     record.defer();
     Ok(upgrade.accept(0, move |stream| serve_open(serving, stream, peer, record, located, permits, lasting)))
@@ -63,7 +64,7 @@ pub(super) async fn import(
     let upgrade = Upgrade::requested(&mut request)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
-    let params: ImportParams = caller.params(request).await?;
+    let params: Params<ImportParams> = caller.params(request).await?;
     let requested = daemon.work.requested_imports.try_acquire(peer.uid);
     let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
     caller.socket.take_descriptors();

@@ -9,7 +9,7 @@ use blobd_store::Store;
 use tokio::time::timeout;
 
 use super::Caller;
-use super::body::{HttpResponse, raw_response};
+use super::body::{HttpResponse, Params};
 use crate::access::Right;
 use crate::open_sessions::SessionSelector;
 use crate::ops::OpError;
@@ -19,11 +19,14 @@ use crate::state::Daemon;
 /// until the space of removed models is freed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<HttpResponse, ErrorBody> {
-    let (selector, subject) = selector(params)?;
+pub(super) async fn release(
+    caller: &Caller,
+    params: Params<ReleaseParams>,
+) -> Result<HttpResponse, ErrorBody> {
+    let (selector, subject) = selector(&params)?;
     let requester = caller.requester();
     let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&stored(&daemon.store, selector), requester));
-    let ending = caller.daemon.disk_work(caller.peer.uid, end).await;
+    let ending = caller.daemon.blocking(caller.turn().await, end).await;
     let mut ending = ending.map_err(|error: OpError| error.body())?;
     if ending.sessions.is_empty() {
         return Err(nothing_ended(caller, &subject, ending.denied));
@@ -32,9 +35,7 @@ pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<Ht
     let _ = timeout(RELEASE_TIMEOUT, ending.ended()).await;
     let released = Released { released: ending.sessions };
     caller.record.finished(&released);
-    let json = serde_json::to_vec(&released).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    let memory = caller.daemon.limits.memory_for(caller.peer.uid, json.len()).await?;
-    Ok(raw_response(json, memory))
+    caller.answer(&released).await
 }
 
 /// The same with the stored name of the model; a model that was removed may still be in use under its old one.
@@ -46,8 +47,8 @@ fn stored(store: &Store, selector: SessionSelector) -> SessionSelector {
 }
 
 /// Which sessions to end, and their description for messages.
-fn selector(params: ReleaseParams) -> Result<(SessionSelector, String), ErrorBody> {
-    match (params.pid, params.reference) {
+fn selector(params: &ReleaseParams) -> Result<(SessionSelector, String), ErrorBody> {
+    match (params.pid, params.reference.clone()) {
         (Some(pid), None) if pid > 0 => Ok((SessionSelector::Process(pid), format!("process {pid}"))),
         (None, Some(model)) => {
             let subject = format!("model {}", model.short());

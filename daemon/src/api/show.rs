@@ -1,18 +1,33 @@
-//! `GET /v1/models/…` and `GET /v1/heads/…`: describe one model.
+//! `GET /v1/models/…` and `GET /v1/manifests/…`: describe one model.
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::reference::Reference;
 
 use super::Caller;
+use super::answer::reduced;
 use super::body::{HttpResponse, details_response, raw_response};
 use super::details::{DetailsStream, STREAM_BYTES};
+use super::read_model::{Reads, read_model};
 use crate::ops;
-use crate::read_model::{Reads, read_model};
 use crate::state::Daemon;
 
+/// A description that is sent at once or part by part.
+enum Described {
+    Whole(Vec<u8>),
+    Parts(Box<DetailsStream>),
+}
+
+impl Described {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Whole(json) => json.len(),
+            Self::Parts(details) => details.head_bytes() + STREAM_BYTES,
+        }
+    }
+}
+
 pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
-    let (daemon, uid, named) = (&caller.daemon, caller.peer.uid, reference.clone());
-    let policy = caller.policy();
+    let (named, policy) = (reference.clone(), caller.policy());
     let read = move |daemon: &Daemon| {
         let mut shown = ops::outline(&daemon.store, &named)?;
         let decision = policy.decision(&daemon.store, &named)?;
@@ -21,29 +36,33 @@ pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpRe
             shown.details.metadata.clear();
         }
         shown.details.policy = Some(decision);
-        Ok(shown)
+        let mut details = DetailsStream::new(shown);
+        Ok(match details.whole() {
+            Some(json) => Described::Whole(json),
+            None => Described::Parts(Box::new(details)),
+        })
     };
-    let counted = async |_: &ops::Shown| Ok(());
-    let (shown, permit) = read_model(daemon, uid, &reference, Reads::Headers, read, counted).await?;
-    let mut details = DetailsStream::new(shown, permit);
-    if let Some(json) = details.whole() {
-        let memory = daemon.limits.memory_for(uid, json.len()).await?;
-        return Ok(raw_response(json, memory));
-    }
-    let memory = daemon.limits.memory_for(uid, details.head_bytes() + STREAM_BYTES).await?;
-    Ok(details_response(details, memory))
+    let count = async |described: &Described, _: &_| caller.memory(described.bytes()).await;
+    let (described, permit, memory) = read_model(caller, &reference, Reads::Headers, read, count).await?;
+    Ok(match described {
+        Described::Whole(json) => raw_response(json, memory),
+        Described::Parts(details) => details_response(details.within(permit), memory),
+    })
 }
 
-pub(super) async fn heads(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
-    let (daemon, uid, named) = (&caller.daemon, caller.peer.uid, reference.clone());
-    let policy = caller.policy();
-    let read = move |daemon: &Daemon| {
-        policy.check_named(&daemon.store, &named)?;
-        let heads = ops::heads(&daemon.store, &named)?;
-        serde_json::to_vec(&heads).map_err(|error| ops::OpError::Internal(error.to_string()))
-    };
-    let counted = async |_: &Vec<u8>| Ok(());
-    let (json, _permit) = read_model(daemon, uid, &reference, Reads::Headers, read, counted).await?;
-    let memory = daemon.limits.memory_for(uid, json.len()).await?;
+/// Memory of a request for each byte of a manifest: the text, and what it is parsed into.
+const BYTES_PER_MANIFEST_BYTE: usize = 4;
+
+pub(super) async fn manifest(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
+    let daemon = &caller.daemon;
+    let named = reference.clone();
+    let weigh = move |daemon: &Daemon| Ok(daemon.store.manifest_length(&named)?);
+    let length = daemon.blocking(caller.turn().await, weigh).await.map_err(|error| error.body())?;
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let memory = caller.memory(length.saturating_mul(BYTES_PER_MANIFEST_BYTE)).await?;
+    let read =
+        move |daemon: &Daemon| Ok(daemon.store.manifest(&daemon.store.resolve(&reference)?)?.raw().to_vec());
+    let json = daemon.blocking(caller.turn().await, read).await.map_err(|error| error.body())?;
+    let memory = reduced(memory, json.len());
     Ok(raw_response(json, memory))
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use blobd_store::Store;
+use blobd_store::{Store, StoreOwner};
 use blobd_store_format::layout;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, fsync, mkdir, openat, statat, unlinkat,
@@ -41,8 +41,8 @@ pub(super) struct LogFile {
 
 #[derive(Debug)]
 enum Place {
-    /// In the store, which ends before the log.
-    Store(Weak<Store>),
+    /// In the store, which ends before the log. Its files belong to the store's owner.
+    Store(Weak<Store>, StoreOwner),
     /// A directory that the configuration names.
     Path(PathBuf),
 }
@@ -50,7 +50,7 @@ enum Place {
 impl LogDirectory {
     pub(crate) fn of_store(store: &Arc<Store>) -> Self {
         let path = format!("{}/{}", store.place().display(), layout::AUDIT);
-        Self { place: Place::Store(Arc::downgrade(store)), opened: Mutex::default(), path }
+        Self { place: Place::Store(Arc::downgrade(store), store.owner()), opened: Mutex::default(), path }
     }
 
     pub(crate) fn at(path: &Path) -> Self {
@@ -66,7 +66,7 @@ impl LogDirectory {
     /// Whether there is something at its place. Unlike the other methods, this creates nothing.
     pub(super) fn exists(&self) -> bool {
         match &self.place {
-            Place::Store(store) => store.upgrade().is_some_and(|store| store.has_audit_directory()),
+            Place::Store(store, _) => store.upgrade().is_some_and(|store| store.has_audit_directory()),
             Place::Path(path) => path.exists(),
         }
     }
@@ -79,7 +79,7 @@ impl LogDirectory {
             return Ok(Arc::clone(opened));
         }
         let opened = match &self.place {
-            Place::Store(store) => {
+            Place::Store(store, _) => {
                 let store = store.upgrade().ok_or_else(|| io::Error::other("the store is closed"))?;
                 store.audit_directory().map_err(io::Error::other)?
             }
@@ -121,7 +121,12 @@ impl LogDirectory {
     /// Opens a file for appending, and creates it if it does not exist.
     pub(super) fn append(&self, class: Class, number: u64) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | SAFE;
-        let file = openat(&self.directory()?, name(class, number), flags, Mode::RUSR | Mode::WUSR)?;
+        let directory = self.directory()?;
+        let _identity = match self.place {
+            Place::Store(_, owner) => owner.act()?,
+            Place::Path(_) => None,
+        };
+        let file = openat(&directory, name(class, number), flags, Mode::RUSR | Mode::WUSR)?;
         regular(File::from(file))
     }
 

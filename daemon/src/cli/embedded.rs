@@ -102,7 +102,7 @@ impl EmbeddedServer {
             return None;
         }
         let _context = runtime.enter();
-        let socket = CommandSocket::bind(root);
+        let socket = CommandSocket::bind(root, store.owner());
         if let Err(error) = &socket {
             tracing::debug!("{}: cannot listen for other commands: {error}", root.display());
         }

@@ -188,9 +188,20 @@ impl Drop for OutputFile {
 fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // The file system does not support the flag.
-        Err(Errno::INVAL | Errno::NOSYS) if fs::symlink_metadata(to).is_err() => fs::rename(from, to),
-        Err(Errno::INVAL | Errno::NOSYS) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => link_to_new(from, to),
         renamed => Ok(renamed?),
+    }
+}
+
+/// A hard link replaces nothing either.
+fn link_to_new(from: &Path, to: &Path) -> io::Result<()> {
+    match linkat(CWD, from, CWD, to, AtFlags::empty()) {
+        // The file system, such as FAT, supports no links. Another program may then create the name in between.
+        Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP) if fs::symlink_metadata(to).is_err() => {
+            fs::rename(from, to)
+        }
+        Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP) => Err(io::ErrorKind::AlreadyExists.into()),
+        linked => linked.map_err(io::Error::from).and_then(|()| fs::remove_file(from)),
     }
 }
 

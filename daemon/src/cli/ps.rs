@@ -17,7 +17,8 @@ use crate::times::relative;
 #[derive(Debug, Args)]
 #[command(
     after_help = "BYTES is the size of the blobs that the process has received. IN MEMORY is how much of the whole
-model is in the page cache, which all processes share.
+model is in the page cache, which all processes share. Of `blobd exec`, the program that it runs is
+shown, and of a program in a container the start of the container's ID.
 
 Examples:
   blobd ps
@@ -93,10 +94,67 @@ fn pull_table(pulls: &[RunningPull]) -> Table {
 pub(super) fn row(session: &SessionSummary) -> [String; 6] {
     [
         session.model.clone(),
-        session.pid.to_string(),
+        pid(session),
         session.user.clone().unwrap_or_else(|| session.uid.to_string()),
-        session.command.clone().unwrap_or_else(|| "-".to_owned()),
+        program(session),
         relative(&session.since),
         human_bytes(session.bytes_mapped),
     ]
+}
+
+/// The process that uses the model. One of another PID namespace has no number here.
+fn pid(session: &SessionSummary) -> String {
+    let pid = session.engine.as_ref().map_or(session.pid, |engine| engine.pid);
+    if pid > 0 { pid.to_string() } else { "-".to_owned() }
+}
+
+/// Its program and container.
+fn program(session: &SessionSummary) -> String {
+    let command = session.engine.as_ref().map(|engine| &engine.command).or(session.command.as_ref());
+    match (command, &session.container) {
+        (Some(command), Some(container)) => format!("{command} in {container}"),
+        (Some(command), None) => command.clone(),
+        (None, Some(container)) => format!("in {container}"),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_client::protocol::response::Engine;
+
+    use super::*;
+
+    fn session() -> SessionSummary {
+        SessionSummary {
+            pid: 7,
+            uid: 1000,
+            user: Some("ann".to_owned()),
+            command: Some("blobd".to_owned()),
+            engine: None,
+            container: None,
+            model: "qwen3:30b-a3b".to_owned(),
+            since: "2026-11-24T10:00:00Z".to_owned(),
+            bytes_mapped: 18 << 30,
+            model_bytes: Some(18 << 30),
+            resident_bytes: Some(9 << 30),
+        }
+    }
+
+    #[test]
+    fn process_that_uses_the_model_is_shown_and_its_container() {
+        let engine = Some(Engine { pid: 9, command: "llama-server".to_owned() });
+        let container = Some("3f2a91bc04d1".to_owned());
+        let shown = |session: SessionSummary| {
+            let [_, pid, _, program, ..] = row(&session);
+            (pid, program)
+        };
+        assert_eq!(shown(session()), ("7".into(), "blobd".into()));
+        assert_eq!(shown(SessionSummary { engine, ..session() }), ("9".into(), "llama-server".into()));
+        let of_container = SessionSummary { container, command: Some("python3".into()), ..session() };
+        assert_eq!(shown(of_container), ("7".into(), "python3 in 3f2a91bc04d1".into()));
+        let elsewhere = Some("another PID namespace".to_owned());
+        let unseen = SessionSummary { pid: 0, command: None, container: elsewhere, ..session() };
+        assert_eq!(shown(unseen), ("-".into(), "in another PID namespace".into()));
+    }
 }

@@ -79,6 +79,11 @@ fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody>
     let daemon = {
         let _time = notifier.starting(&format!("opening the store {}", root.display()));
         let store = open_for_daemon(&root, &config)?;
+        // What else may fail is tried by the first change.
+        let _ = store.try_renames();
+        if let Some(reason) = store.read_only_reason() {
+            tracing::warn!("store {}: is read-only: {reason}", root.display());
+        }
         new_daemon(store, &config)?
     };
     limit_heaps();

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Refusal;
 use super::members::{Named, admin_group, check_names, members, value};
-use crate::access::Access;
+use crate::access::{Access, RootRights};
 use crate::names::Names;
 use crate::user_set::{Member, UserSet};
 
@@ -18,6 +18,7 @@ pub(crate) struct AccessConfig {
     read: Option<Vec<Named>>,
     pull: Option<Vec<Named>>,
     admin: Option<Vec<Named>>,
+    root: RootRights,
 }
 
 impl AccessConfig {
@@ -29,6 +30,7 @@ impl AccessConfig {
             read: set(self.read_members()),
             pull: set(self.pull_members()),
             administer: set(self.admin_members()),
+            root: self.root,
             file: file.map(Path::to_path_buf),
             names,
         }
@@ -55,12 +57,13 @@ impl AccessConfig {
         check_names(lists, names)
     }
 
-    pub(super) fn values(&self) -> [(&'static str, Value); 3] {
+    pub(super) fn values(&self) -> [(&'static str, Value); 4] {
         let list = |members: Vec<Member>| members.iter().map(value).collect();
         [
             ("access.read", list(self.read_members())),
             ("access.pull", list(self.pull_members())),
             ("access.admin", list(self.admin_members())),
+            ("access.root", json!(self.root)),
         ]
     }
 }
@@ -68,8 +71,6 @@ impl AccessConfig {
 #[cfg(test)]
 mod tests {
     use super::super::Config;
-    use serde_json::json;
-
     use super::*;
 
     fn parse(text: &str) -> AccessConfig {
@@ -92,6 +93,8 @@ mod tests {
         assert_eq!(of_default("access.read", ""), json!(["*"]));
         assert_eq!(of_default("access.pull", ""), json!(["*"]));
         assert_eq!(of_default("access.admin", ""), json!(["@blobd-admin"]));
+        assert_eq!(of_default("access.root", ""), json!("administer"));
+        assert_eq!(of_default("access.root", "[access]\nroot = \"host\""), json!("host"));
         let restricted = "[access]\nread = [\"@staff\"]";
         assert_eq!(of_default("access.pull", restricted), json!(["@staff"]), "pull includes read");
         assert_eq!(of_default("access.pull", "[access]\npull = []"), json!([]));

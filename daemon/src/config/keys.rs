@@ -102,6 +102,11 @@ pub(crate) const KEYS: &[Key] = &[
         "the users who may do everything",
     ),
     key(
+        "access.root",
+        r#"`"administer"`"#,
+        r#"what root may do: everything, `"host"`: only outside of other containers and namespaces, `"user"`: what the lists say ([root of containers](USERS.md#root-of-containers))"#,
+    ),
+    key(
         "quotas.default",
         "`{}`",
         "the limits of each user: `soft` and `hard`, sizes ([quotas of users](USERS.md#quotas-of-users))",

@@ -35,9 +35,8 @@ async fn health_within(daemon: &Arc<Daemon>, uid: u32, limit: Duration) -> Healt
 async fn check(daemon: &Arc<Daemon>, turn: Permit, limit: Duration) -> Health {
     let has_begun = Arc::new(AtomicBool::new(false));
     let begun = Arc::clone(&has_begun);
-    let work = daemon.blocking(move |daemon| {
-        // Returned when the disk has responded, not when nobody waits for it any more.
-        let _turn = turn;
+    // The turn ends when the disk has responded, not when nobody waits for it any more.
+    let work = daemon.blocking(turn.into(), move |daemon| {
         let _working = daemon.limits.health.work();
         begun.store(true, Ordering::Relaxed);
         ops::health(&daemon.store)

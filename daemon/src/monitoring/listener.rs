@@ -69,12 +69,14 @@ async fn respond(daemon: &Arc<Daemon>, request: &Request<Incoming>) -> LoopbackR
         );
     }
     match (request.method(), request.uri().path()) {
-        (&Method::GET, "/metrics") => match scrape(daemon).await {
-            Ok(text) => with_type(StatusCode::OK, TEXT_FORMAT, text.into()),
-            Err(body) => error(body),
-        },
+        (&Method::GET, "/metrics") => {
+            match scrape(daemon, daemon.work.scrapes.acquire(own_uid()).await.into()).await {
+                Ok(text) => with_type(StatusCode::OK, TEXT_FORMAT, text.into()),
+                Err(body) => error(body),
+            }
+        }
         (&Method::GET, "/health") => {
-            let health = health(daemon, rustix::process::geteuid().as_raw()).await;
+            let health = health(daemon, own_uid()).await;
             let status = match health.status {
                 HealthStatus::Failing => StatusCode::SERVICE_UNAVAILABLE,
                 HealthStatus::Ok | HealthStatus::Degraded => StatusCode::OK,
@@ -86,6 +88,11 @@ async fn respond(daemon: &Arc<Daemon>, request: &Request<Incoming>) -> LoopbackR
             error(ErrorBody::new(ErrorCode::NotFound, message))
         }
     }
+}
+
+/// All clients of the port count as the daemon's own user: TCP does not tell who they are.
+fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 fn error(error: ErrorBody) -> LoopbackResponse {

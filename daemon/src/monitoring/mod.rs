@@ -1,6 +1,9 @@
 //! What a daemon says about itself to monitoring: `GET /v1/metrics` and `GET /v1/health`, on the socket and on a port
 //! of loopback.
 
+// A request takes a thread only with its user's turn, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod health;
 mod listener;
 mod scrape;

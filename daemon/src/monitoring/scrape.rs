@@ -8,34 +8,44 @@ use blobd_client::protocol::space::UsageKind;
 use blobd_registry::Troubles;
 use blobd_store::scrub::Cursor;
 use blobd_store::{Payer, Pool, StoreEvents};
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::audit::{AuditStatus, ByClass};
 use crate::metrics::{AuditReading, ConditionReading, GroupReading, Permits, Reading, SizeReading};
 use crate::ops::{self, OpError};
 use crate::permits::PermitPool;
-use crate::state::{Daemon, WorkLimits};
+use crate::state::{Daemon, Turn, WorkLimits};
 
 /// How long a response waits for what is read from the disk, and for sizes that are being counted. After that it has
 /// the earlier values.
 const READ_LIMIT: Duration = Duration::from_millis(500);
 
-/// The text of all metrics. Counts the sizes again if it is time to; see [`crate::metrics::Metrics::begin_sizes`].
-pub(crate) async fn scrape(daemon: &Arc<Daemon>) -> Result<String, ErrorBody> {
-    within_limit(daemon, count_sizes).await;
+/// The text of all metrics, which takes the turn of its user. Counts the sizes again if it is time to; see
+/// [`crate::metrics::Metrics::begin_sizes`].
+pub(crate) async fn scrape(daemon: &Arc<Daemon>, turn: Turn) -> Result<String, ErrorBody> {
+    within_limit(daemon, &daemon.work.sizes, count_sizes).await;
     // After the sizes: they make the used bytes known.
-    within_limit(daemon, |daemon| daemon.metrics.update_condition(|| condition(daemon))).await;
+    let condition = |daemon: &Daemon| daemon.metrics.update_condition(|| condition(daemon));
+    within_limit(daemon, &daemon.work.condition, condition).await;
     let write = |daemon: &Daemon| {
         daemon.metrics.text(&reading(daemon)).map_err(|error| OpError::Internal(error.to_string()))
     };
-    daemon.blocking(write).await.map_err(|error| error.body())
+    daemon.blocking(turn, write).await.map_err(|error| error.body())
 }
 
-/// Has `read` go on in the background if it takes longer.
-async fn within_limit(daemon: &Arc<Daemon>, read: impl FnOnce(&Daemon) + Send + 'static) {
-    let daemon = Arc::clone(daemon);
-    let _earlier_values_if_it_takes_longer = timeout(READ_LIMIT, spawn_blocking(move || read(&daemon))).await;
+/// Has `read` go on in the background if it takes longer. Reads nothing while an earlier reading goes on: a disk that does
+/// not respond blocks one thread, and not one for each request.
+async fn within_limit(
+    daemon: &Arc<Daemon>,
+    readings: &PermitPool,
+    read: impl FnOnce(&Daemon) + Send + 'static,
+) {
+    let Ok(turn) = readings.try_acquire(rustix::process::geteuid().as_raw()) else { return };
+    let read = move |daemon: &Daemon| {
+        read(daemon);
+        Ok(())
+    };
+    let _earlier_values_if_it_takes_longer = timeout(READ_LIMIT, daemon.blocking(turn.into(), read)).await;
 }
 
 /// Asks the file system, and counts nothing.
@@ -104,12 +114,17 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         inspections,
         surveys,
         verifications,
+        scrapes,
+        // Of the daemon itself, and no request waits for them.
+        sizes: _,
+        condition: _,
         fetches: _,
     } = &daemon.work;
-    let pools: [(&'static str, &PermitPool); 15] = [
+    let pools: [(&'static str, &PermitPool); 17] = [
         ("lasting_connections", &limits.lasting),
         ("disk_work", &limits.disk),
-        (MEMORY, &limits.memory),
+        ("memory_bytes", &limits.memory),
+        ("small_memory_bytes", &limits.small_memory),
         ("opening_descriptors", &limits.opening),
         ("descriptors_in_flight", &limits.in_flight),
         ("imports", imports),
@@ -120,12 +135,13 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("inspections", inspections),
         ("surveys", surveys),
         ("verifications", verifications),
+        ("scrapes", scrapes),
         ("health_checks", limits.health.turns()),
         ("log_followers", &limits.log_followers),
     ];
     let permits = |(pool, permits): (&'static str, &PermitPool)| {
-        // Prometheus's units have no prefixes.
-        let unit = if pool == MEMORY { 1 << 10 } else { 1 };
+        // Units of memory are KiB; those of Prometheus have no prefixes.
+        let unit = if pool.ends_with("_bytes") { 1 << 10 } else { 1 };
         Permits {
             pool,
             in_use: permits.in_use().saturating_mul(unit),
@@ -135,9 +151,6 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
     };
     pools.map(permits).into()
 }
-
-/// The pool whose units are KiB of memory; it is reported in bytes.
-const MEMORY: &str = "memory_bytes";
 
 /// Reads the disk, and takes time for a store with many models.
 fn count_sizes(daemon: &Daemon) {

@@ -1,7 +1,7 @@
 //! `doctor`: checks the setup and says how to correct it.
 //!
 //! [`Facts`] are gathered first; each check is a function from facts to a finding, so that it can be tested with facts
-//! that no test machine has. Nothing is changed.
+//! that no test machine has. Nothing is changed, except that a file is created, renamed and removed.
 
 use blobd_client::protocol::upkeep::{Check, DoctorReport};
 use blobd_store::Store;
@@ -13,16 +13,16 @@ mod disk;
 mod facts;
 mod finding;
 mod machine;
-mod mount_info;
 mod owners;
 
 pub use facts::DoctorContext;
 use facts::Facts;
 
 /// All checks, in the order of the report.
-const CHECKS: [fn(&Facts) -> Check; 23] = [
+const CHECKS: [fn(&Facts) -> Check; 24] = [
     disk::writes,
     disk::file_system,
+    disk::renames,
     disk::lower_stores,
     disk::mount,
     owners::directory,

@@ -3,7 +3,7 @@
 use blobd_client::protocol::MAX_OPEN_LAYERS;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::{FailureKind, RegistryError};
-use blobd_store::StoreError;
+use blobd_store::{StoreError, StoreOwner};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::manifest::ManifestError;
@@ -12,6 +12,7 @@ use blobd_store_format::reference::ReferenceError;
 
 use super::relief::{Leftover, Relief};
 use crate::ingest::IngestError;
+use crate::shell::quoted;
 use crate::transfer::{TransferError, TwoCopies};
 
 /// A verb's failure.
@@ -90,6 +91,8 @@ pub enum OpError {
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
     )]
     TooManyLayers { model: String, count: usize },
+    #[error("{name}: {source}")]
+    NoMemory { name: String, source: Box<TransferError> },
     #[error("{source}")]
     NoSpace {
         source: Box<OpError>,
@@ -152,7 +155,9 @@ impl OpError {
                 ErrorCode::NotFound
             }
             Self::Pinned { .. } | Self::DownloadOfAnother { .. } => ErrorCode::Denied,
-            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } => ErrorCode::Busy,
+            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } | Self::NoMemory { .. } => {
+                ErrorCode::Busy
+            }
             Self::NoSpace { source, .. } => source.code(),
             Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,
@@ -262,6 +267,22 @@ fn store_hint(error: &StoreError) -> Option<String> {
                 "`blobd promote {name}` or `blobd tag {name} NEW` gives this store a name of its own for it"
             ));
         }
+        StoreError::OfAnother { root, owner } => {
+            let StoreOwner { uid, gid } = StoreOwner::of_process();
+            return Some(format!(
+                "run blobd as the store's owner: {}; or, if uid {uid} is to own it: sudo chown -R --no-dereference \
+                 {uid}:{gid} {}",
+                owner.command("blobd …"),
+                quoted(&root.display().to_string())
+            ));
+        }
+        StoreError::WrongOwner { .. } => DOCTOR_MENDS_OWNERS,
+        StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            DOCTOR_MENDS_OWNERS
+        }
+        StoreError::NoSafeRename { .. } => {
+            "move the store to a file system that has one of them, such as ext4, xfs or btrfs"
+        }
         StoreError::Manifest { .. } => {
             "nothing is deleted until it can be read: pull or import this model again, or `blobd rm` it"
         }
@@ -269,6 +290,9 @@ fn store_hint(error: &StoreError) -> Option<String> {
     };
     Some(hint.to_owned())
 }
+
+const DOCTOR_MENDS_OWNERS: &str =
+    "`blobd doctor` finds files of other users, and prints the command that gives them to the store's owner";
 
 fn similar_names(similar: &[String]) -> Option<String> {
     match similar {
@@ -289,7 +313,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             ErrorCode::Denied
         }
-        StoreError::Io { .. } => ErrorCode::Internal,
+        StoreError::Io { .. } | StoreError::NoSafeRename { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } | StoreError::NameTaken { .. } => {
             ErrorCode::Busy
         }
@@ -299,7 +323,9 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Pinned { .. }
         | StoreError::NameOfAnother { .. }
         | StoreError::PinOfAnother { .. }
-        | StoreError::InLowerStore { .. } => ErrorCode::Denied,
+        | StoreError::InLowerStore { .. }
+        | StoreError::WrongOwner { .. }
+        | StoreError::OfAnother { .. } => ErrorCode::Denied,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::AmbiguousId { .. } => {
             ErrorCode::InvalidRequest
         }

@@ -9,8 +9,12 @@ use crate::size::human_bytes;
 
 /// Checks the store.
 pub fn health(store: &Store) -> Result<Health, OpError> {
-    let checks =
-        vec![writes(store.read_only_reason()), space(store)?, index(&store.index_status()), content(store)];
+    let checks = vec![
+        writes(store.read_only_reason().as_deref()),
+        space(store)?,
+        index(&store.index_status()),
+        content(store),
+    ];
     Ok(checks.into())
 }
 

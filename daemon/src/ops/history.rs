@@ -36,6 +36,9 @@ fn change(row: HistoryRow, users: &Names) -> NameChange {
     }
 }
 
+/// The most names in one list. A manifest can have many thousands, and a history names it many times.
+const MAX_NAMES: usize = 100;
+
 /// The manifests that the store has now.
 struct Stored {
     names: BTreeMap<Digest, Vec<String>>,
@@ -57,7 +60,8 @@ impl Stored {
 
     fn complete(&self, change: NameChange) -> NameChange {
         let Some(digest) = change.digest else { return change };
-        let stored_as = self.names.get(&digest).cloned().unwrap_or_default();
+        let names = self.names.get(&digest).into_iter().flatten();
+        let stored_as = names.take(MAX_NAMES).cloned().collect();
         NameChange { stored_as, in_trash: self.trashed.contains(&digest), ..change }
     }
 }

@@ -1,5 +1,6 @@
 //! `ls`: lists the models.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use blobd_client::protocol::lower_store::LowerStore;
@@ -23,7 +24,7 @@ pub fn list(store: &Store) -> Result<ModelList, OpError> {
         }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    let read_only = store.read_only_reason().map(ToOwned::to_owned);
+    let read_only = store.read_only_reason().map(Cow::into_owned);
     Ok(ModelList { models, read_only, lower_stores: lower_stores(store) })
 }
 

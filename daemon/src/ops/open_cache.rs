@@ -2,7 +2,7 @@
 //! one takes about a millisecond for a thousand tensors.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_store::{Model, StoredFile};
@@ -11,7 +11,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-use crate::permits::Permit;
+use crate::large_models::ResponseMemory;
 
 /// The response to an open: frames and blobs.
 #[derive(Debug)]
@@ -20,14 +20,23 @@ pub struct OpenResponse {
     pub frames: Vec<Vec<u8>>,
     /// The blobs to pass, in order, each with the least length it must have in bytes.
     pub blobs: Vec<(Digest, u64)>,
-    /// Accounts for its memory, once for all clients that share it.
-    pub(crate) memory: OnceLock<Permit>,
+    /// Accounts for its memory, once for all clients that receive it at the same time. Then the cache may keep it.
+    memory: Mutex<Weak<ResponseMemory>>,
 }
 
 impl OpenResponse {
     /// A response whose memory is not accounted for yet.
-    pub const fn new(frames: Vec<Vec<u8>>, blobs: Vec<(Digest, u64)>) -> Self {
-        Self { frames, blobs, memory: OnceLock::new() }
+    pub fn new(frames: Vec<Vec<u8>>, blobs: Vec<(Digest, u64)>) -> Self {
+        Self { frames, blobs, memory: Mutex::default() }
+    }
+
+    /// What accounts for its memory now, if any client receives it.
+    pub(crate) fn memory(&self) -> Option<Arc<ResponseMemory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    pub(crate) fn account(&self, memory: &Arc<ResponseMemory>) {
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(memory);
     }
 
     /// Its size in memory, in bytes.

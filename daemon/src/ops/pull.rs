@@ -258,6 +258,7 @@ impl Incoming<'_> {
             silence,
             again,
             as_stream,
+            gauge: None,
             report: &report,
         };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {

@@ -21,6 +21,7 @@ use super::policy::CallerPolicy;
 use super::progress::send_progress;
 use super::reusable::{Download, Reusable};
 use crate::ingest::IngestError;
+use crate::memory_gauge::MemoryGauge;
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
 use crate::running_pulls::PullWatch;
@@ -60,6 +61,8 @@ pub struct Pull<'p> {
     pub events: &'p Sender<PullEvent>,
     /// Shows the pull's progress to others; a plan has none.
     pub watch: Option<&'p PullWatch>,
+    /// Counts the memory of headers that the response contains.
+    pub gauge: Option<&'p MemoryGauge<'p>>,
 }
 
 impl Pull<'_> {
@@ -187,7 +190,7 @@ pub(super) fn transfer_plan(
     download: &Download,
 ) -> Result<TransferPlan, OpError> {
     let Download { file, continues } = download;
-    let Pull { store, registry, transfers, handle, requester, params, events, .. } = pull;
+    let Pull { store, registry, transfers, handle, requester, params, events, gauge, .. } = pull;
     let (uid, limits) = (requester.uid(), transfers.limits(&RateLimit::new(params.limit_rate)));
     let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
     let (about, again, as_stream) = (None, Flag::default(), Flag::default());
@@ -203,6 +206,7 @@ pub(super) fn transfer_plan(
         silence,
         again,
         as_stream,
+        gauge,
         report: &report,
     };
     transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))
@@ -217,6 +221,7 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
             OpError::Ingest { name, source: IngestError::DownloadedFormat(error) }
         }
         TransferError::Recipe(error) => OpError::Ingest { name, source: error.into() },
+        TransferError::NoMemory { .. } => OpError::NoMemory { name, source: Box::new(error) },
         TransferError::Archive(_)
         | TransferError::ArchiveHeaders { .. }
         | TransferError::ArchiveGap { .. }

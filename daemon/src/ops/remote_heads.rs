@@ -14,7 +14,7 @@ use blobd_store_format::source::PullSource;
 use super::OpError;
 use super::pull_source::{Pull, transfer_error};
 use super::texts::Texts;
-use crate::transfer::{Flag, Job, RateLimit, Silence};
+use crate::transfer::{Flag, HEADER_COPIES, Job, RateLimit, Silence};
 
 /// How many bytes after all headers may be downloaded: the end of a header is known only when it has arrived.
 const EXCESS_BYTES: u64 = 512 << 10;
@@ -117,7 +117,10 @@ impl Inspector<'_> {
     fn admitted(&mut self, header: &dyn ModelHeader) -> Option<Vec<u8>> {
         let left = self.headers_left.checked_sub(header.bytes().len() as u64);
         self.headers_left = left.unwrap_or_default();
-        left.map(|_| header.bytes().to_vec())
+        left.map(|_| {
+            self.pull.gauge.inspect(|gauge| gauge.keep(header.bytes().len().saturating_mul(HEADER_COPIES)));
+            header.bytes().to_vec()
+        })
     }
 
     fn fetch<T>(
@@ -125,7 +128,7 @@ impl Inspector<'_> {
         file: &RemoteFile,
         fetch: impl FnOnce(&Job<'_>) -> Result<T, crate::transfer::TransferError>,
     ) -> Result<T, OpError> {
-        let Pull { registry, transfers, handle, requester, params, events, .. } = self.pull;
+        let Pull { registry, transfers, handle, requester, params, events, gauge, .. } = self.pull;
         let uid = requester.uid();
         let limits = transfers.limits(&RateLimit::new(params.limit_rate));
         let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
@@ -143,6 +146,7 @@ impl Inspector<'_> {
             silence,
             again,
             as_stream,
+            gauge,
             report: &report,
         };
         fetch(&job).map_err(|error| transfer_error(file, error))

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use blobd_client::protocol::model_tensor::ModelTensor;
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
 use blobd_store::{NamedFile, Store};
-use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::gguf::key_text;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
-use super::stored_header::read_header;
+use super::stored_header::{StoredHeader, read_header};
 use super::{OpError, layer_info};
 use crate::metadata_json::Abridger;
 
@@ -40,12 +39,15 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let model = store.model(reference)?;
     let contents = model.contents()?;
     let header = header(store, &contents)?;
+    let has_header = header.is_some();
     let facts = header.as_ref().map(|header| header.facts()).unwrap_or_default();
-    let parameters = parameters(store, &contents, &facts)?;
     let metadata = header.iter().flat_map(|header| header.metadata());
     let mut abridger = Abridger::new();
     let metadata: BTreeMap<_, _> =
         metadata.map(|(key, value)| (key_text(key).into_owned(), abridger.json(&value))).collect();
+    // Before other headers are read.
+    drop(header);
+    let parameters = parameters(store, &contents, &facts)?;
     let mut details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
@@ -59,7 +61,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
         tensors: Vec::new(),
         policy: None,
     };
-    if header.is_none() {
+    if !has_header {
         layer_info::describe(store, &model, &mut details)?;
     }
     Ok(Shown { details, recipes: recipes(&contents).cloned().collect() })
@@ -86,7 +88,7 @@ fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Resu
     Ok(sum)
 }
 
-fn header(store: &Store, contents: &[NamedFile]) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
+fn header(store: &Store, contents: &[NamedFile]) -> Result<Option<StoredHeader>, OpError> {
     match recipes(contents).find(|recipe| recipe.header().is_some()) {
         Some(recipe) => read_header(store, recipe),
         None => Ok(None),

@@ -1,17 +1,66 @@
 //! The headers of files in the store.
 
+use std::ops::Deref;
+use std::sync::{LazyLock, PoisonError};
+
 use blobd_store::{FileReader, Store};
-use blobd_store_format::file_format::{self, MAX_HEADER_BYTES, ModelHeader};
+use blobd_store_format::file_format::{HeaderReader, MAX_HEADER_BYTES, ModelHeader};
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::{OpError, layer_info};
 
+/// How much of a header is read at a time: the parser keeps a copy, and the largest headers have 100 MB.
+const PART_BYTES: u64 = 1 << 20;
+
+/// Headers from this size on are in memory one at a time: those of the largest known models have 16 MiB, the limit is
+/// 100 MB, and a hundred requests may read one.
+const LARGE_FROM_BYTES: u64 = 1 << 20;
+
+/// Held by the one thread that has a large header in memory. It protects no data, so it may be held during disk access.
+/// A thread that holds it must not read a second header.
+pub(super) struct HeaderTurn {
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl HeaderTurn {
+    /// Waits until a header of this size may be read.
+    pub(super) fn take(size: u64) -> Self {
+        static LARGE: LazyLock<Mutex<()>> = LazyLock::new(Mutex::default);
+        let is_large = size >= LARGE_FROM_BYTES;
+        Self { _turn: is_large.then(|| LARGE.lock().unwrap_or_else(PoisonError::into_inner)) }
+    }
+}
+
+/// A header that was read.
+pub(super) struct StoredHeader {
+    header: Box<dyn ModelHeader>,
+    _turn: HeaderTurn,
+}
+
+impl Deref for StoredHeader {
+    type Target = dyn ModelHeader;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.header
+    }
+}
+
 /// Reads a split file's header; `None` if its recipe has none.
-pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
+pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<StoredHeader>, OpError> {
     let Some((digest, size)) = recipe.header() else { return Ok(None) };
-    let bytes = FileReader::of_recipe(store, recipe).read_range(0..size.min(MAX_HEADER_BYTES))?;
-    file_format::read_header(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
+    let turn = HeaderTurn::take(size);
+    let damaged = |source| OpError::Damaged { digest, source };
+    let (mut file, mut reader) = (FileReader::of_recipe(store, recipe), HeaderReader::new());
+    let (mut offset, end) = (0, size.min(MAX_HEADER_BYTES));
+    while offset < end {
+        let next = offset.saturating_add(PART_BYTES).min(end);
+        reader.push(&file.read_range(offset..next)?).map_err(damaged)?;
+        offset = next;
+    }
+    let header = reader.finish().map_err(damaged)?;
+    Ok(Some(StoredHeader { header, _turn: turn }))
 }
 
 /// At most how many bytes [`show`](super::show) reads of the headers of a model's files.

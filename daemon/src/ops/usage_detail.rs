@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, UNIX_EPOCH};
 
 use blobd_client::protocol::space::{DiskUsage, QuarantinedBlob, SharedPart, SharedWith};
-use blobd_store::Store;
 use blobd_store::index;
+use blobd_store::{ListingSize, Store};
 use blobd_store_format::digest::Digest;
 
 use super::measure::{Model, counted};
@@ -18,6 +18,17 @@ pub(super) const MAX_NAMES: usize = 1000;
 const MAX_PARTS: usize = 1000;
 /// The most entries in the lists of all models together: a response of about ten megabytes.
 const MAX_SHARERS: usize = 100_000;
+
+/// At most how much memory the details take for a store of this size, as values and as JSON.
+pub(crate) fn detail_bytes(listing: ListingSize, limit: usize) -> usize {
+    /// More than an entry takes without its name.
+    const ENTRY_BYTES: usize = 128;
+    let ListingSize { models, text_bytes } = listing;
+    let limit = limit.min(MAX_NAMES).min(models);
+    let entries = models.saturating_mul(limit).min(MAX_SHARERS.max(models)).saturating_add(MAX_PARTS * limit);
+    let name_bytes = text_bytes.checked_div(models).unwrap_or_default();
+    entries.saturating_mul(ENTRY_BYTES + 2 * name_bytes)
+}
 
 /// Adds the details to `usage`. A list has at most `limit` names.
 pub(super) fn add(

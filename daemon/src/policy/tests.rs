@@ -1,9 +1,15 @@
 use super::*;
+use crate::peer_process::Namespaces;
 use crate::principal::Groups;
 use crate::user_set::{Member, NameOrNumber};
 
 fn user(uid: u32) -> Principal {
-    Principal { pid: 1, uid, groups: Groups { primary: uid, supplementary: None } }
+    Principal {
+        pid: 1,
+        uid,
+        groups: Groups { primary: uid, supplementary: None },
+        namespaces: Namespaces::default(),
+    }
 }
 
 fn users(uids: &[u32]) -> UserSet {

@@ -12,7 +12,7 @@ use tokio::io::Interest;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::permits::Permit;
-use crate::socket::ClientSocket;
+use crate::socket::{ClientSocket, MIN_BYTES_PER_SECOND};
 use crate::sys::unreceived_bytes;
 
 /// How long a peer may take to accept data, or to send the next expected frame. A slower peer loses its
@@ -29,6 +29,9 @@ const MAX_CLIENT_FRAME_BYTES: usize = 4 << 10;
 /// many in flight. It doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long they are sent again: a little shorter than the peer may take, so that the error names the cause.
+const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// How often the daemon checks whether a dropped peer has released its descriptors.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(250);
@@ -70,8 +73,15 @@ impl FrameStream {
         self.socket.stream().as_fd().try_clone_to_owned()
     }
 
-    /// Sends encoded frames, with `fds` attached to the first byte.
-    pub(crate) async fn send(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {
+    /// Sends encoded frames, with `fds` attached to the first byte. The peer has as long as a client of a response of this
+    /// length.
+    pub(crate) async fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {
+        let seconds = bytes.len() as u64 / u64::from(MIN_BYTES_PER_SECOND);
+        let limit = PEER_TIMEOUT.saturating_add(Duration::from_secs(seconds));
+        timeout(limit, self.send_all(bytes, fds)).await.map_err(|_elapsed| SessionError::Slow)?
+    }
+
+    async fn send_all(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {
         let (mut fds, mut pause, start) = (fds, FIRST_PAUSE, Instant::now());
         let stream = self.socket.stream();
         while !bytes.is_empty() {
@@ -81,7 +91,7 @@ impl FrameStream {
                     bytes = bytes.get(sent..).unwrap_or_default();
                     fds = &[];
                 }
-                Err(error) if is_too_many_in_flight(&error) && start.elapsed() < PEER_TIMEOUT => {
+                Err(error) if is_too_many_in_flight(&error) && start.elapsed() < IN_FLIGHT_TIMEOUT => {
                     sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }

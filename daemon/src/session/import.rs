@@ -4,6 +4,7 @@
 //! ([`crate::client_file`]).
 
 use std::io;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::ops::{self, OpError};
 use crate::permits::Permit;
 use crate::principal::Principal;
 use crate::request_record::RequestRecord;
-use crate::state::{Daemon, WorkLimits};
+use crate::state::{Daemon, Turn, WorkLimits};
 
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -35,7 +36,7 @@ pub(crate) async fn serve_import(
     mut stream: FrameStream,
     peer: Principal,
     record: Arc<RequestRecord>,
-    params: ImportParams,
+    params: impl Deref<Target = ImportParams> + Send + 'static,
     _requested: Permit,
 ) {
     let name = params.file_name.clone();
@@ -55,10 +56,10 @@ async fn import(
     stream: &mut FrameStream,
     peer: &Principal,
     record: &Arc<RequestRecord>,
-    params: ImportParams,
+    params: impl Deref<Target = ImportParams> + Send + 'static,
 ) -> Result<(), SessionError> {
     let cancelled = CancelOnDrop::default();
-    let permit = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?;
+    let turn: Turn = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?.into();
     let reader = timeout(READER_TIMEOUT, daemon.work.file_readers.acquire(peer.uid));
     let Ok(reader) = while_alive(stream, reader).await? else {
         return stream.send_frame(&Frame::Error(record.failed(too_many_stuck(peer)))).await;
@@ -73,7 +74,7 @@ async fn import(
         return stream.send_frame(&Frame::Error(error)).await;
     }
     let count = params.sidecars.len() + 1;
-    let file = match received_files(daemon, stream, reader, (count, &cancelled)).await {
+    let file = match received_files(daemon, stream, (turn.clone(), reader), (count, &cancelled)).await {
         Err(SessionError::Io(error)) => {
             let message = format!("import: cannot start the process that reads the file: {error}");
             let error = record.failed(ErrorBody::new(ErrorCode::Internal, message));
@@ -85,8 +86,6 @@ async fn import(
     let (requester, policy, noted) = (daemon.requester(peer), daemon.policy_for(peer), Arc::clone(record));
     let work = async move {
         let import = move |daemon: &Daemon| {
-            // Returned when the work is over, not when its client has disconnected.
-            let _permit = permit;
             let mut before = 0;
             let mut report = |completed: u64, total| {
                 daemon.activity.note_imported(completed.saturating_sub(before));
@@ -98,7 +97,7 @@ async fn import(
             let done = ops::import(&daemon.store, requester, &policy, &params, &mut file, &mut report);
             done.inspect(|done| noted.finished(done))
         };
-        daemon.blocking(import).await
+        daemon.blocking(turn, import).await
     };
     let done = with_progress(stream, progress, &cancelled, work).await;
     if cancelled.0.load(Ordering::Relaxed) && done.is_err() {
@@ -112,7 +111,7 @@ async fn import(
 async fn received_files(
     daemon: &Arc<Daemon>,
     stream: &FrameStream,
-    permit: Permit,
+    (turn, permit): (Turn, Permit),
     (count, cancelled): (usize, &CancelOnDrop),
 ) -> Result<ClientFile, SessionError> {
     let (connection, cancelled) = (stream.connection()?, Arc::clone(&cancelled.0));
@@ -123,7 +122,7 @@ async fn received_files(
             Ok(received.map(|()| file))
         }))
     };
-    let received = daemon.blocking(start).await.map_err(io::Error::other)?;
+    let received = daemon.blocking(turn, start).await.map_err(io::Error::other)?;
     received?.map_err(refused)
 }
 
@@ -246,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_is_complete_when_its_client_has_gone_has_its_result() {
-        let permit = Connections::new(ConnectionLimits::of_process()).admit(1).unwrap();
+        let permit = Connections::new(ConnectionLimits::of_process()).admit(1, false).unwrap();
         let (stream, client) = tokio::net::UnixStream::pair().unwrap();
         drop(client);
         let stream = FrameStream::new(ClientSocket::new(stream, 1, Some(permit), &Arc::default()), 0);

@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use blobd_store::StoreOwner;
 use blobd_store_format::layout;
 use tokio::net::UnixListener;
 
@@ -32,8 +33,12 @@ pub(crate) struct CommandSocket {
 
 impl CommandSocket {
     /// Listens in the store's directory, or in a private directory of this user if that file system has no
-    /// sockets. The caller must have the store's lock, so that no other process uses the name.
-    pub(crate) fn bind(root: &Path) -> io::Result<Self> {
+    /// sockets, or if the store belongs to another user, in whose store root leaves no file. The caller must have the
+    /// store's lock, so that no other process uses the name.
+    pub(crate) fn bind(root: &Path, owner: StoreOwner) -> io::Result<Self> {
+        if !owner.is_own() {
+            return Self::bind_elsewhere(root);
+        }
         Self::bind_in_store(root).or_else(|_no_sockets| Self::bind_elsewhere(root))
     }
 
@@ -80,8 +85,10 @@ fn short_path(root: &Path, name: &Path) -> io::Result<(PathBuf, Option<File>)> {
 /// A directory that only this user can enter. It is created if it does not exist.
 fn private_directory() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
-    let runtime =
-        env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+    // The variable may be another user's, such as after `su`.
+    let is_own = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == uid);
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = runtime.filter(|path| path.is_absolute() && is_own(path));
     let path = match runtime {
         Some(runtime) => runtime.join("blobd"),
         None => env::temp_dir().join(format!("blobd-{uid}")),
@@ -100,12 +107,16 @@ fn private_directory() -> io::Result<PathBuf> {
 mod tests {
     use super::*;
 
+    fn own() -> StoreOwner {
+        StoreOwner::of_process()
+    }
+
     #[tokio::test]
     async fn socket_in_a_store_with_a_long_path_can_be_reached_and_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("long".repeat(40));
         fs::create_dir(&root).unwrap();
-        let socket = CommandSocket::bind(&root).unwrap();
+        let socket = CommandSocket::bind(&root, own()).unwrap();
         assert_eq!(socket.announced(), Path::new(layout::COMMAND_SOCKET));
         connect_announced(&root, socket.announced()).unwrap();
         drop(socket);
@@ -118,7 +129,7 @@ mod tests {
         let left =
             std::os::unix::net::UnixListener::bind(folder.path().join(layout::COMMAND_SOCKET)).unwrap();
         drop(left);
-        let socket = CommandSocket::bind(folder.path()).unwrap();
+        let socket = CommandSocket::bind(folder.path(), own()).unwrap();
         connect_announced(folder.path(), socket.announced()).unwrap();
     }
 
@@ -126,8 +137,18 @@ mod tests {
     async fn socket_is_elsewhere_if_the_store_can_have_none() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(layout::COMMAND_SOCKET), "not a socket").unwrap();
-        let socket = CommandSocket::bind(folder.path()).unwrap();
+        let socket = CommandSocket::bind(folder.path(), own()).unwrap();
         assert!(socket.announced().is_absolute());
         connect_announced(folder.path(), socket.announced()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn socket_is_not_in_a_store_of_another_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let another = StoreOwner { uid: own().uid + 1, ..own() };
+        let socket = CommandSocket::bind(folder.path(), another).unwrap();
+        assert!(socket.announced().is_absolute());
+        connect_announced(folder.path(), socket.announced()).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -3,19 +3,25 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use rustix::net::{Shutdown, shutdown};
 use tokio::io::Interest;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::ClientSocket;
 
 /// How long a client may receive nothing of pending data. A slower client loses its connection, and with it
 /// the memory of the response.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The slowest rate, in bytes per second, at which a client may receive a response for longer than that: one that receives a
+/// byte from time to time must not keep the memory of a large response from others.
+pub(crate) const MIN_BYTES_PER_SECOND: u32 = 128 << 10;
 
 /// The size of the receive buffer: requests are short.
 const RECEIVE_BYTES: usize = 8 << 10;
@@ -24,12 +30,22 @@ const RECEIVE_BYTES: usize = 8 << 10;
 pub(crate) struct HttpIo {
     socket: ClientSocket,
     /// Set while data waits for the client.
-    write_deadline: Option<Pin<Box<Sleep>>>,
+    blocked: Option<Blocked>,
+    /// How long data may still wait for the client. Each byte that it receives prolongs this, up to [`WRITE_TIMEOUT`].
+    patience: Duration,
+    /// Whether the response consists of events, which a client may read as slowly as it likes: few of them are in memory.
+    sends_events: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Blocked {
+    since: Instant,
+    deadline: Pin<Box<Sleep>>,
 }
 
 impl HttpIo {
-    pub(crate) const fn new(socket: ClientSocket) -> Self {
-        Self { socket, write_deadline: None }
+    pub(crate) const fn new(socket: ClientSocket, sends_events: Arc<AtomicBool>) -> Self {
+        Self { socket, blocked: None, patience: WRITE_TIMEOUT, sends_events }
     }
 
     pub(crate) fn into_socket(self) -> ClientSocket {
@@ -63,20 +79,33 @@ impl HttpIo {
             match self.socket.stream().poll_write_ready(context) {
                 Poll::Ready(ready) => ready?,
                 Poll::Pending => {
-                    let deadline = self.write_deadline.get_or_insert_with(|| Box::pin(sleep(WRITE_TIMEOUT)));
-                    ready!(deadline.as_mut().poll(context));
+                    let begin =
+                        || Blocked { since: Instant::now(), deadline: Box::pin(sleep(self.patience)) };
+                    let blocked = self.blocked.get_or_insert_with(begin);
+                    ready!(blocked.deadline.as_mut().poll(context));
                     return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                 }
             }
             match send(self.socket.stream()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => {
-                    self.write_deadline = None;
+                    let waited = self.blocked.take().map(|blocked| blocked.since.elapsed());
+                    self.patience = match self.sends_events.load(Ordering::Relaxed) {
+                        true => WRITE_TIMEOUT,
+                        false => patience_after(self.patience, waited, sent.as_ref().map_or(0, |sent| *sent)),
+                    };
                     return Poll::Ready(sent);
                 }
             }
         }
     }
+}
+
+/// How long data may still wait after the client has received `sent` bytes.
+fn patience_after(patience: Duration, waited: Option<Duration>, sent: usize) -> Duration {
+    let rest = patience.saturating_sub(waited.unwrap_or_default());
+    let earned = Duration::from_secs(1) * u32::try_from(sent).unwrap_or(u32::MAX) / MIN_BYTES_PER_SECOND;
+    rest.saturating_add(earned).min(WRITE_TIMEOUT)
 }
 
 impl Read for HttpIo {
@@ -129,5 +158,25 @@ impl Write for HttpIo {
 
     fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(shutdown(self.socket.stream(), Shutdown::Write).map_err(Into::into))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_slower_than_the_least_rate_runs_out_of_patience() {
+        let second = Some(Duration::from_secs(1));
+        let after = |seconds: u32, bytes| {
+            (0..seconds).fold(WRITE_TIMEOUT, |patience, _| patience_after(patience, second, bytes))
+        };
+        let rate = usize::try_from(MIN_BYTES_PER_SECOND).unwrap();
+        assert_eq!(after(1000, rate), WRITE_TIMEOUT);
+        assert_eq!(after(10, 0), Duration::ZERO);
+        assert!(after(11, 1) < Duration::from_millis(1), "a byte a second");
+        assert!(after(11, rate / 2) > Duration::from_secs(4));
+        assert!(after(20, rate / 2) < Duration::from_secs(1), "too little for the next second");
+        assert_eq!(patience_after(Duration::ZERO, None, 1 << 30), WRITE_TIMEOUT, "no more than at the start");
     }
 }

@@ -26,7 +26,7 @@ mod listener;
 
 pub(crate) use closer::Closer;
 pub(crate) use command::{CommandSocket, connect_announced};
-pub(crate) use http_io::HttpIo;
+pub(crate) use http_io::{HttpIo, MIN_BYTES_PER_SECOND};
 pub(crate) use listener::Socket;
 
 /// The kernel's limit for one message: all are received, so that the kernel itself closes none.

@@ -26,6 +26,10 @@ pub enum TransferError {
     Recipe(#[from] RecipeError),
     #[error(transparent)]
     Archive(#[from] TarError),
+    #[error(
+        "header: its first {bytes} bytes take more memory than is free for this user now; try again later"
+    )]
+    NoMemory { bytes: usize },
     #[error("archive: the headers of its files have more than {limit} bytes")]
     ArchiveHeaders { limit: u64 },
     #[error("archive: more than {limit} bytes between two of its files, or after the last one")]

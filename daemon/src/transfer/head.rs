@@ -117,6 +117,7 @@ fn read_header(
     loop {
         let progress = reader.push(bytes.get(read..).unwrap_or_default())?;
         read = bytes.len();
+        job.count_header(read)?;
         if progress == Progress::Done || read as u64 >= job.file.size() {
             return Ok(reader.finish()?);
         }

@@ -31,6 +31,7 @@ use tokio::time::timeout;
 use tracing_mutex::stdsync::{Mutex, RwLock};
 
 use crate::ingest::{announce, recipe_bytes};
+use crate::memory_gauge::MemoryGauge;
 use crate::permits::{Limits, PermitPool};
 
 mod archive;
@@ -109,9 +110,14 @@ pub(crate) struct Job<'j> {
     pub(crate) again: Flag,
     /// Whether the file is received as one stream, so that an interruption loses what has arrived of it.
     pub(crate) as_stream: Flag,
+    /// Counts the memory of a header that is to be kept.
+    pub(crate) gauge: Option<&'j MemoryGauge<'j>>,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
 }
+
+/// A header that is kept is in memory as received, as parsed, and as base64.
+pub(crate) const HEADER_COPIES: usize = 3;
 
 impl Job<'_> {
     fn is_continued(&self) -> bool {
@@ -142,6 +148,13 @@ impl Job<'_> {
     /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown.
     pub(crate) fn read_header(&self, excess: u64) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
         self.retried(|_received| head::fetch_header(self, excess))
+    }
+
+    /// Counts a header of which `bytes` have arrived.
+    fn count_header(&self, bytes: usize) -> Result<(), TransferError> {
+        let Some(gauge) = self.gauge else { return Ok(()) };
+        let is_covered = self.wait_for(gauge.cover(bytes.saturating_mul(HEADER_COPIES)))?;
+        if is_covered { Ok(()) } else { Err(TransferError::NoMemory { bytes }) }
     }
 
     /// Retries by the registry client's policy until the request is cancelled. An attempt reports how many

@@ -54,6 +54,28 @@ impl Store {
         directory.file().try_clone().map_err(StoreError::io("open directory", self.root.full(path)))
     }
 
+    /// Tries whether the file system can give a file a name without replacing another one. If it cannot, the store
+    /// refuses changes from now on: an import would fail when everything is read.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSafeRename`]; others if the trial could not be made.
+    pub fn try_renames(&self) -> Result<(), StoreError> {
+        let path = |name| Path::new(layout::STAGING).join(name);
+        // Not the name of a transaction. What a crash leaves is removed as abandoned.
+        let (from, to) = (path("trial"), path("trial.renamed"));
+        self.create_directories(Path::new(layout::STAGING))?;
+        self.disk.remove_file(&to)?;
+        self.disk.write_file(&from, b"", 0o600)?;
+        let renamed = self.disk.publish(&from, &to);
+        self.disk.remove_file(&from)?;
+        self.disk.remove_file(&to)?;
+        renamed.map(drop).inspect_err(|error| {
+            if matches!(error, StoreError::NoSafeRename { .. }) {
+                self.disk.refuse_changes(&error.to_string());
+            }
+        })
+    }
+
     /// Whether the store has the directory of an audit log.
     #[must_use]
     pub fn has_audit_directory(&self) -> bool {

@@ -3,27 +3,31 @@
 //! [`Disk`] is an interface, so that tests can use a disk that fails or loses writes. Reads do not use it,
 //! see [`Root`]. `GuardedDisk` makes the first failed sync final: the kernel reports a lost write only
 //! once, so a second sync would succeed although the bytes are lost. The store is then read-only until it
-//! is opened again.
+//! is opened again. It also makes every change as the store's owner, see [`super::owner`].
 //!
 //! `ingest` and [`crate::gc`] determine the order of the steps.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, fchmod, mkdirat, openat, renameat, unlinkat,
+    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, fchmod, linkat, mkdirat, openat, renameat,
+    renameat_with, unlinkat,
 };
+use rustix::io::Errno;
 use tracing_mutex::stdsync::Mutex;
 
-use super::error::{StoreError, UnexpectedFile};
+use super::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
 pub use super::root::Root;
-use super::root::{FILE, FileStatus, OPEN_DIRECTORY};
-use crate::sys::start_writeback;
+use super::root::{FILE, FileStatus, OPEN_DIRECTORY, Parent};
+use crate::sys::{FileIdentity, start_writeback};
 
 /// Changes a file system. Paths are relative to the store's root, and symbolic links in them are not
 /// followed.
@@ -51,7 +55,7 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn sync_file_system(&self, directory: &File) -> io::Result<()>;
     /// Renames a file, replacing what has the name `to`.
     fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()>;
-    /// Renames a file unless something has the name `to`.
+    /// Renames a file unless something has the name `to`. A crash may leave it under both names.
     fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()>;
     /// `unlink`.
     fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()>;
@@ -82,7 +86,13 @@ impl Disk for KernelDisk {
         // Whatever the umask is: the root's mode says who may enter the store, and it can be shared.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(&parent, name, flags, Mode::empty())?;
-        Ok(fchmod(directory, Mode::from_raw_mode(0o755))?)
+        let found = FileStatus::of(&directory)?.permissions();
+        // The new directory has inherited the bit that passes its group on to what is created in it.
+        let wanted = 0o755 | (found & SET_GID);
+        if found != wanted {
+            fchmod(directory, Mode::from_raw_mode(wanted))?;
+        }
+        Ok(())
     }
 
     fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
@@ -150,7 +160,12 @@ impl Disk for KernelDisk {
 
     fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         let ((from_dir, from), (to_dir, to)) = (root.parent_of(from)?, root.parent_of(to)?);
-        Ok(rustix::fs::renameat_with(from_dir, from, to_dir, to, RenameFlags::NOREPLACE)?)
+        match renameat_with(&from_dir, from, &to_dir, to, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+                link_and_unlink((&from_dir, from), (&to_dir, to))
+            }
+            renamed => Ok(renamed?),
+        }
     }
 
     fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
@@ -164,23 +179,34 @@ impl Disk for KernelDisk {
     }
 }
 
-/// Refuses a file that has another name, or whose owner is neither this process nor the store's owner:
-/// writing to it would change another user's file.
+/// Renames a file on a file system that lacks `RENAME_NOREPLACE`, such as NFS. A hard link is never made in the place
+/// of another file. The file has two names for a moment; after a crash in this moment the first one is removed as any
+/// other leftover: with the transaction's directory, or when the download is resumed.
+fn link_and_unlink(
+    (from_dir, from): (&Parent<'_>, &OsStr),
+    (to_dir, to): (&Parent<'_>, &OsStr),
+) -> io::Result<()> {
+    match linkat(from_dir, from, to_dir, to, AtFlags::empty()) {
+        Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP | Errno::MLINK) => Err(NoSafeRename.into()),
+        linked => Ok(linked.and_then(|()| unlinkat(from_dir, from, AtFlags::empty()))?),
+    }
+}
+
+/// Refuses a file that has another name, or that does not belong to the store's owner: writing to it would change
+/// another user's file.
 fn check_own(root: &Root, file: &File) -> io::Result<()> {
-    let (status, above) = (FileStatus::of(file)?, FileStatus::of(root.directory_file())?);
+    let status = FileStatus::of(file)?;
     if status.links() != 1 {
         let found = format!("file with {} names", status.links());
         return Err(UnexpectedFile { found, expected: "file with one name" }.into());
     }
-    let own = rustix::process::geteuid().as_raw();
-    if status.owner() != own && status.owner() != above.owner() {
-        let found = format!("file of uid {}", status.owner());
-        return Err(UnexpectedFile { found, expected: "file of the store's owner" }.into());
+    match status.owner() {
+        uid if uid == root.owner().uid => Ok(()),
+        uid => Err(WrongOwner { uid, owner: root.owner() }.into()),
     }
-    Ok(())
 }
 
-/// A disk that refuses all changes after the first failed sync. Paths are relative to the root.
+/// A disk that refuses all changes after the first failed sync, and makes them as the store's owner. Paths are relative to the root.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardedDisk {
     disk: Arc<dyn Disk>,
@@ -318,12 +344,17 @@ impl GuardedDisk {
         content: &[u8],
         mode: u32,
     ) -> Result<(), StoreError> {
+        self.write_file(temporary, content, mode)?;
+        self.rename(temporary, target)
+    }
+
+    /// Writes a temporary file and syncs it.
+    pub(crate) fn write_file(&self, temporary: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
         // An earlier failure may have left it.
         self.remove_file(temporary)?;
         let file = self.create_file(temporary, mode)?;
         self.write_at(temporary, &file, content, 0)?;
-        self.sync_file(temporary, &file)?;
-        self.rename(temporary, target)
+        self.sync_file(temporary, &file)
     }
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
@@ -355,13 +386,15 @@ impl GuardedDisk {
 
     /// Removes a directory and its content. A symbolic link in it is removed, but not its target.
     pub(crate) fn remove_tree(&self, path: &Path) -> Result<(), StoreError> {
-        remove_tree(self.writable()?, &self.root, path)
+        remove_tree(&*self.writable()?, &self.root, path)
     }
 
-    fn writable(&self) -> Result<&dyn Disk, StoreError> {
-        match self.failure.get() {
-            None => Ok(&*self.disk),
-            Some(reason) => Err(StoreError::ReadOnly { reason: reason.clone() }),
+    fn writable(&self) -> Result<OwnersDisk<'_>, StoreError> {
+        let refused = |reason| Err(StoreError::ReadOnly { reason });
+        match (self.failure.get(), self.root.owner().act()) {
+            (Some(reason), _) => refused(reason.clone()),
+            (None, Err(_)) => refused(self.root.owner().refusal()),
+            (None, Ok(identity)) => Ok(OwnersDisk { disk: &*self.disk, _identity: identity }),
         }
     }
 
@@ -377,6 +410,20 @@ impl GuardedDisk {
         let what = format!("cannot {action} {}: {source}", self.root.full(path).display());
         tracing::error!("{what}; the store is read-only from now on");
         let _ = self.failure.set(format!("{what}; check the disk, then restart blobd"));
+    }
+}
+
+/// The disk, for one change, which is made as the store's owner.
+struct OwnersDisk<'d> {
+    disk: &'d dyn Disk,
+    _identity: Option<FileIdentity>,
+}
+
+impl<'d> Deref for OwnersDisk<'d> {
+    type Target = dyn Disk + 'd;
+
+    fn deref(&self) -> &Self::Target {
+        self.disk
     }
 }
 
@@ -398,107 +445,18 @@ fn remove_levels(disk: &dyn Disk, root: &Root, path: &Path, levels: usize) -> Re
     disk.remove_dir(root, path).map_err(root.failure("remove", path))
 }
 
+/// The bit of a directory's mode that passes its group on.
+const SET_GID: u32 = 0o2000;
 /// The root's parent directory, as a [`Disk`] gets it.
 const ABOVE_ROOT: &str = "..";
 /// blobd's own directories are not nested this deep; deeper ones cannot be removed.
 const MAX_LEVELS: usize = 32;
 
 /// Whether an error means that the disk has failed, unlike too many open files.
-fn is_disk_failure(error: &io::Error) -> bool {
-    use rustix::io::Errno;
+pub(crate) fn is_disk_failure(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::IO | Errno::ROFS | Errno::SHUTDOWN | Errno::UCLEAN | Errno::NODEV))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A disk whose syncs fail.
-    #[derive(Debug)]
-    struct Broken;
-
-    impl Disk for Broken {
-        fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
-            KernelDisk.create_dir(root, path)
-        }
-        fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
-            KernelDisk.create_file(root, path, mode)
-        }
-        fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
-            KernelDisk.open_file(root, path, change)
-        }
-        fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
-            KernelDisk.reserve(path, file, size)
-        }
-        fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-            KernelDisk.write_at(path, file, bytes, offset)
-        }
-        fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()> {
-            KernelDisk.set_mode(path, file, mode)
-        }
-        fn sync_file(&self, _path: &Path, _file: &File) -> io::Result<()> {
-            Err(rustix::io::Errno::IO.into())
-        }
-        fn sync_dir(&self, _path: &Path, _directory: &File) -> io::Result<()> {
-            Err(rustix::io::Errno::IO.into())
-        }
-        fn sync_file_system(&self, _directory: &File) -> io::Result<()> {
-            Err(rustix::io::Errno::IO.into())
-        }
-        fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
-            KernelDisk.rename(root, from, to)
-        }
-        fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
-            KernelDisk.publish(root, from, to)
-        }
-        fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
-            KernelDisk.remove_file(root, path)
-        }
-        fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
-            KernelDisk.remove_dir(root, path)
-        }
-    }
-
-    fn disk_in(folder: &tempfile::TempDir, disk: impl Disk + 'static) -> GuardedDisk {
-        GuardedDisk::new(Arc::new(disk), Root::open(folder.path()).unwrap())
-    }
-
-    #[test]
-    fn failed_sync_ends_all_changes_and_is_remembered() {
-        let folder = tempfile::tempdir().unwrap();
-        let disk = disk_in(&folder, Broken);
-        let path = Path::new("f");
-        let file = disk.create_file(path, 0o600).unwrap();
-        assert!(matches!(disk.sync_file(path, &file), Err(StoreError::Io { action: "sync", .. })));
-        assert!(disk.failure().unwrap().contains("cannot sync"), "{:?}", disk.failure());
-        for refused in [disk.sync_dir(Path::new("")), disk.rename(path, Path::new("g"))] {
-            assert!(matches!(refused, Err(StoreError::ReadOnly { .. })));
-        }
-        assert!(folder.path().join("f").exists());
-    }
-
-    #[test]
-    fn only_disk_failures_end_all_changes() {
-        use rustix::io::Errno;
-        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOENT, Errno::ACCESS] {
-            assert!(!is_disk_failure(&errno.into()), "{errno}");
-        }
-        assert!(is_disk_failure(&Errno::IO.into()));
-        let folder = tempfile::tempdir().unwrap();
-        let disk = disk_in(&folder, Broken);
-        disk.sync_dir(Path::new("absent")).unwrap_err();
-        assert_eq!(disk.failure(), None);
-    }
-
-    #[test]
-    fn failed_reservation_allocates_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::open(folder.path()).unwrap();
-        let path = Path::new("f");
-        let file = KernelDisk.create_file(&root, path, 0o600).unwrap();
-        let error = KernelDisk.reserve(path, &file, 1 << 60).unwrap_err();
-        assert!(super::super::error::is_no_space(&error) || error.kind() == io::ErrorKind::FileTooLarge);
-        assert_eq!(FileStatus::of(&file).unwrap().allocated_bytes(), 0);
-    }
-}
+mod tests;

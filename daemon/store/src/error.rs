@@ -9,6 +9,7 @@ use blobd_store_format::size::human_bytes;
 use rustix::fs::FileType;
 
 use super::lock_file::LockHolder;
+use super::owner::StoreOwner;
 use super::place::Place;
 use super::root::describe;
 
@@ -167,7 +168,31 @@ pub enum StoreError {
         /// The file.
         digest: Digest,
     },
-    /// A file in the store has the wrong type, another owner or another name too.
+    /// A file in the store belongs to another user than the store.
+    #[error("{}: belongs to uid {uid}, the store to uid {}", path.display(), owner.uid)]
+    WrongOwner {
+        /// The file.
+        path: Place,
+        /// The file's owner.
+        uid: u32,
+        /// The store's owner.
+        owner: StoreOwner,
+    },
+    /// The store belongs to another user, and this process may not enter its directory.
+    #[error("store {}: belongs to uid {}; uid {} may not read it", root.display(), owner.uid, own_uid())]
+    OfAnother {
+        /// The store.
+        root: Place,
+        /// The owner of its directory.
+        owner: StoreOwner,
+    },
+    /// The file system cannot give a file a name without replacing another one.
+    #[error("{}: {NoSafeRename}", path.display())]
+    NoSafeRename {
+        /// The file that was to be renamed, or the store.
+        path: Place,
+    },
+    /// A file in the store has the wrong type or another name too.
     #[error("{}: a {found}, {expected} expected; move it out of the store", path.display())]
     UnexpectedFile {
         /// The file.
@@ -410,7 +435,39 @@ fn why_less_is_available(free_bytes: u64, available_bytes: u64, min_free_bytes: 
     }
 }
 
-/// An open file has the wrong type, owner or number of names. [`Disk`](super::disk::Disk) returns it inside
+fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// An open file belongs to another user than the store, as [`UnexpectedFile`].
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("belongs to uid {uid}, the store to uid {}", owner.uid)]
+pub(super) struct WrongOwner {
+    pub(super) uid: u32,
+    pub(super) owner: StoreOwner,
+}
+
+impl From<WrongOwner> for io::Error {
+    fn from(wrong: WrongOwner) -> Self {
+        Self::new(io::ErrorKind::PermissionDenied, wrong)
+    }
+}
+
+/// As [`UnexpectedFile`].
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "this file system has neither renames that replace nothing (RENAME_NOREPLACE) nor hard links, and a store \
+         needs one of them"
+)]
+pub(super) struct NoSafeRename;
+
+impl From<NoSafeRename> for io::Error {
+    fn from(missing: NoSafeRename) -> Self {
+        Self::new(io::ErrorKind::Unsupported, missing)
+    }
+}
+
+/// An open file has the wrong type or number of names. [`Disk`](super::disk::Disk) returns it inside
 /// an [`io::Error`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("a {found}, {expected} expected")]

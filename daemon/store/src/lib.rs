@@ -38,6 +38,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -75,6 +76,7 @@ mod node;
 mod origins;
 mod other_files;
 mod outlines;
+mod owner;
 mod pins;
 mod place;
 mod quarantine;
@@ -120,6 +122,7 @@ pub use models::{Model, NamedFile, StoredFile};
 pub use name_rule::{NameRule, NameUser};
 pub use origins::FileVersion;
 pub use other_files::OtherFiles;
+pub use owner::StoreOwner;
 pub use pins::Pinner;
 pub use place::Place;
 pub use quarantine::QuarantinedBlob;
@@ -130,17 +133,18 @@ pub use seal::StagedBlob;
 pub use space::{AvailableSpace, Eviction, SpacePolicy, SpaceStatus};
 pub use staging::Staging;
 pub use store_dir::FORMAT;
-pub use summaries::{ManifestSummary, TagSummary};
-pub use surroundings::{Inodes, Owned};
-pub use sys::give_back_memory;
+pub use summaries::{ListingSize, ManifestSummary, TagSummary};
+pub use surroundings::{ForeignOwner, Inodes, Mount, Ownership};
+pub use sys::{FileIdentity, give_back_memory};
 pub use tags::Tags;
 pub use trash::{Displaced, TrashedModel};
 
 use deferred_deletion::DeferredDeletion;
-use disk::{Disk, GuardedDisk, KernelDisk};
+use disk::{Disk, GuardedDisk, KernelDisk, is_disk_failure};
 use leases::Leases;
 use root::{Directory, OPEN_DIRECTORY, Root};
 use space::Space;
+use store_dir::MOUNTED_READ_ONLY;
 use transactions::Transactions;
 
 /// Options for [`Store::open_with`].
@@ -285,7 +289,7 @@ impl Store {
     }
 
     fn write_holder(&self, socket: Option<&Path>, command: Option<CommandState>) {
-        let Some(lock) = self.lock.as_ref().filter(|_| self.read_only_reason().is_none()) else { return };
+        let Some(lock) = self.lock.as_ref().filter(|_| !self.refuses_changes()) else { return };
         let socket = socket.map(Path::to_path_buf);
         let holder = LockHolder { pid: std::process::id(), socket, command };
         if let Err(error) = lock_file::write_holder(lock, &holder) {
@@ -358,10 +362,31 @@ impl Store {
         self.disk.sync_file_system(&root, path)
     }
 
-    /// Why the store is read-only, if it is: a sync has failed, or it could not be opened for writing.
+    /// The user whom the store's files belong to.
     #[must_use]
-    pub fn read_only_reason(&self) -> Option<&str> {
-        self.disk.failure()
+    pub fn owner(&self) -> StoreOwner {
+        self.root.owner()
+    }
+
+    /// Why the store refuses changes until it is opened again: a sync has failed, or it could not be opened for
+    /// writing.
+    pub(crate) fn refuses_changes(&self) -> bool {
+        self.disk.failure().is_some()
+    }
+
+    /// Why nothing can be changed now: the store refuses changes, or its file system is read-only, which may end.
+    #[must_use]
+    pub fn read_only_reason(&self) -> Option<Cow<'_, str>> {
+        if let Some(failure) = self.disk.failure() {
+            return Some(Cow::Borrowed(failure));
+        }
+        // XFS refuses to open anything after it has shut down, and says nothing in the options of its mount.
+        match self.root.try_open_directory(Path::new("")) {
+            Err(error) if is_disk_failure(&error) => {
+                Some(format!("its directory cannot be opened: {error}").into())
+            }
+            _ => self.mount_is_read_only().then_some(Cow::Borrowed(MOUNTED_READ_ONLY)),
+        }
     }
 
     pub(crate) const fn disk(&self) -> &GuardedDisk {

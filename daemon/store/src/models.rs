@@ -165,6 +165,17 @@ impl Store {
         Ok(Model { reference, manifest, files })
     }
 
+    /// The length of a model's manifest in bytes. The manifest is not read.
+    pub fn manifest_length(&self, reference: &Reference) -> Result<u64, StoreError> {
+        let path = layout::manifest(&self.resolve(reference)?);
+        let status = match self.root.status(&path)? {
+            None => self.lower.find(|root| root.status(&path)),
+            own => own,
+        };
+        // Whether it exists is found out when it is read.
+        Ok(status.map_or(0, |status| status.len()))
+    }
+
     /// A model's manifest digest and the sum of its recipes' file sizes in bytes. The recipes are not read.
     pub fn recipes_length(&self, reference: &Reference) -> Result<(Digest, u64), StoreError> {
         let manifest = self.manifest(&self.resolve(reference)?)?;

@@ -36,7 +36,7 @@ impl Store {
         self.wants_reserve.store(true, Ordering::Relaxed);
         // A power cut may have left a file without allocated blocks, which reserves nothing.
         let has_blocks = self.reserve_status().is_some_and(|reserve| reserve.allocated_bytes() > 0);
-        if has_blocks || self.read_only_reason().is_some() {
+        if has_blocks || self.refuses_changes() {
             return;
         }
         if let Err(error) = self.try_make_reserve() {

@@ -20,7 +20,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat, openat2,
 use rustix::io::Errno;
 
 use super::bounded_read;
-use super::error::{StoreError, UnexpectedFile};
+use super::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
+use super::owner::StoreOwner;
 use super::place::Place;
 
 mod directory;
@@ -40,6 +41,7 @@ pub struct Root(Arc<Inner>);
 struct Inner {
     place: Place,
     directory: File,
+    owner: StoreOwner,
     resolver: Resolver,
 }
 
@@ -84,10 +86,11 @@ impl Root {
         let path = path.into();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&path, flags, Mode::empty());
-        let directory = File::from(opened.map_err(StoreError::errno("open directory", &path))?);
+        let directory = File::from(opened.map_err(|errno| cannot_open(&path, errno))?);
+        let owner = StoreOwner::of(&directory).map_err(StoreError::io("inspect", &path))?;
         let probe = openat2(&directory, ".", OFlags::PATH | DIRECTORY, Mode::empty(), RESOLVE);
         let resolver = if probe.is_ok() { Resolver::Openat2 } else { Resolver::Walk };
-        Ok(Self(Arc::new(Inner { place: path.into(), directory, resolver })))
+        Ok(Self(Arc::new(Inner { place: path.into(), directory, owner, resolver })))
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -97,6 +100,11 @@ impl Root {
     pub(crate) fn full(&self, relative: impl AsRef<Path>) -> Place {
         let relative = relative.as_ref();
         if relative.as_os_str().is_empty() { self.place() } else { self.0.place.join(relative) }
+    }
+
+    /// The user whom the store's files belong to.
+    pub(crate) fn owner(&self) -> StoreOwner {
+        self.0.owner
     }
 
     pub(super) fn directory_file(&self) -> &File {
@@ -297,6 +305,13 @@ impl Root {
                     expected: unexpected.expected,
                 };
             }
+            let inner = error.get_ref();
+            if let Some(WrongOwner { uid, owner }) = inner.and_then(|inner| inner.downcast_ref()) {
+                return StoreError::WrongOwner { path, uid: *uid, owner: *owner };
+            }
+            if let Some(NoSafeRename) = inner.and_then(|inner| inner.downcast_ref()) {
+                return StoreError::NoSafeRename { path };
+            }
             match Errno::from_io_error(&error) {
                 Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR | Errno::NXIO) => self
                     .wrong_component(action, relative)
@@ -325,6 +340,17 @@ impl Root {
         }
         None
     }
+}
+
+/// Names the owner if this process may not enter the directory of another user.
+fn cannot_open(path: &Path, errno: Errno) -> StoreError {
+    if errno == Errno::ACCESS
+        && let Ok(found) = rustix::fs::stat(path)
+        && !StoreOwner::from(found).is_own()
+    {
+        return StoreError::OfAnother { root: path.into(), owner: found.into() };
+    }
+    StoreError::errno(OPEN_DIRECTORY, path)(errno)
 }
 
 /// Opens a regular file in an open directory, by a name without a slash. The descriptor is read-only and

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
 use super::lock_file::read_holder;
-use super::root::Root;
+use super::owner::{StoreOwner, of_new_directory};
+use super::root::{FileStatus, Root};
 
 /// The directories of a new store.
 const DIRECTORIES: [&str; 6] =
@@ -44,9 +45,15 @@ pub(super) struct StoreDir {
 
 /// Opens the directory; creates it if it does not exist.
 pub(super) fn open_root(path: &Path) -> Result<Root, StoreError> {
-    let made = DirBuilder::new().recursive(true).mode(MODE).create(path);
-    made.map_err(StoreError::io("create directory", path))?;
+    if matches!(rustix::fs::stat(path), Err(Errno::NOENT)) {
+        create_root(path).map_err(StoreError::io("create directory", path))?;
+    }
     Root::open(path)
+}
+
+fn create_root(path: &Path) -> io::Result<()> {
+    let _identity = of_new_directory(path).map(StoreOwner::act).transpose()?;
+    DirBuilder::new().recursive(true).mode(MODE).create(path)
 }
 
 /// Takes the store's lock; creates the store if the directory is empty. If the store cannot be written
@@ -60,6 +67,12 @@ pub(super) fn open_or_create(root: &Root, disk: &GuardedDisk) -> Result<StoreDir
         Some(file) => file,
         None => create_store(root, disk)?,
     };
+    // A crash may have left it beside store.json, if the file system cannot rename without replacing.
+    if disk.failure().is_none()
+        && let Err(error) = disk.remove_file(Path::new(NEW_STORE_FILE))
+    {
+        tracing::warn!("{error}");
+    }
     let had_trash = file.directories.iter().any(|name| name == layout::TRASH);
     let mut essential = ESSENTIAL.to_vec();
     essential.extend(had_trash.then_some(layout::TRASH));
@@ -88,6 +101,8 @@ fn complete_empty_store(root: &Root, disk: &GuardedDisk, essential: &[&str]) {
 /// read them without the daemon.
 const MODE: u32 = 0o700;
 
+/// Why a store cannot be changed.
+pub(super) const MOUNTED_READ_ONLY: &str = "it is on a file system that is mounted read-only";
 /// The temporary name of `store.json`.
 const NEW_STORE_FILE: &str = "store.json.new";
 
@@ -158,7 +173,13 @@ fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError
     unless_denied(disk.sync_above_root())?;
     DIRECTORIES.iter().try_for_each(|name| disk.create_dir(Path::new(name)))?;
     disk.sync_dir(Path::new(""))?;
-    disk.replace_file(Path::new(NEW_STORE_FILE), path, &content, 0o644)?;
+    let new = Path::new(NEW_STORE_FILE);
+    disk.write_file(new, &content, 0o644)?;
+    // As blobs are published later, so a file system that cannot do it gets no store.
+    if let Err(error) = disk.publish(new, path) {
+        disk.remove_file(new)?;
+        return Err(error);
+    }
     disk.sync_dir(Path::new(""))?;
     Ok(file)
 }
@@ -198,17 +219,15 @@ fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError
     let path = Path::new(layout::LOCK_FILE);
     let file = match open_lock(root, path) {
         Ok(file) => file,
-        Err(error) => match read_only_reason(&error) {
+        Err(error) => match read_only_reason(root, &error) {
             None => return Err(root.failure("open", path)(error)),
             Some(reason) => {
-                disk.refuse_changes(reason);
+                disk.refuse_changes(&reason);
                 match root.find_file(path) {
                     Ok(Some(file)) => file,
                     // A read-only store needs no lock: published files are complete and do not change.
                     Ok(None) => return Ok(None),
-                    Err(StoreError::Io { source, .. }) if read_only_reason(&source).is_some() => {
-                        return Ok(None);
-                    }
+                    Err(StoreError::Io { source, .. }) if is_refused(&source) => return Ok(None),
                     Err(error) => return Err(error),
                 }
             }
@@ -229,6 +248,7 @@ fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError
 }
 
 fn open_lock(root: &Root, path: &Path) -> io::Result<File> {
+    let _identity = root.owner().act()?;
     match KernelDisk.open_file(root, path, Change::Content) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         opened => return opened,
@@ -242,11 +262,34 @@ fn open_lock(root: &Root, path: &Path) -> io::Result<File> {
     }
 }
 
-/// Why the store is read-only, if the error says so.
-fn read_only_reason(error: &io::Error) -> Option<&'static str> {
-    match Errno::from_io_error(error)? {
-        Errno::ROFS => Some("it is on a file system that is mounted read-only"),
-        Errno::ACCESS | Errno::PERM => Some("its lock file cannot be written to: permission denied"),
+/// Why the store is read-only, if the error about its lock file says so, and what to do about it.
+fn read_only_reason(root: &Root, error: &io::Error) -> Option<String> {
+    match Errno::from_io_error(error) {
+        Some(Errno::ROFS) => Some(MOUNTED_READ_ONLY.to_owned()),
+        _ if is_refused(error) => Some(refusal(root)),
         _ => None,
+    }
+}
+
+fn is_refused(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied || Errno::from_io_error(error) == Some(Errno::ROFS)
+}
+
+/// Why the lock file cannot be written to.
+fn refusal(root: &Root) -> String {
+    let owner = root.owner();
+    if owner.act().is_err() {
+        return owner.refusal();
+    }
+    let lock = ("its lock file", root.try_status(Path::new(layout::LOCK_FILE)));
+    let directory = ("its directory", FileStatus::of(root.directory_file()));
+    let owners = [lock, directory].map(|(what, status)| (what, status.map(|status| status.owner())));
+    match owners.into_iter().find_map(|(what, uid)| Some((what, uid.ok().filter(|uid| *uid != owner.uid)?))) {
+        Some((what, uid)) => format!(
+            "{what} belongs to uid {uid}, and the store to uid {}; `blobd doctor` prints the command that gives all \
+             files to the store's owner",
+            owner.uid
+        ),
+        None => "its lock file cannot be written to: permission denied".to_owned(),
     }
 }

@@ -38,6 +38,17 @@ pub struct TagSummary {
     pub record_bytes: u64,
     /// The lower store that it is in; `None` if it is in the store itself.
     pub lower: Option<Place>,
+    /// The length of its texts: name, origin, damage.
+    text_bytes: usize,
+}
+
+/// How long a list of all tags is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListingSize {
+    /// The number of tags.
+    pub models: usize,
+    /// The length of their texts in bytes: names, origins, damage.
+    pub text_bytes: usize,
 }
 
 /// The part of a manifest that is kept in memory.
@@ -51,10 +62,21 @@ pub struct ManifestSummary {
     pub files: Box<[Digest]>,
 }
 
+impl ListingSize {
+    fn of(tags: &[Arc<TagSummary>]) -> Self {
+        let text_bytes = tags.iter().map(|tag| tag.text_bytes).fold(0, usize::saturating_add);
+        Self { models: tags.len(), text_bytes }
+    }
+}
+
 /// The stamps and summaries of tags. The lock is held while tags are read from disk. Only listing all tags
 /// takes it, and a caller that waits for it needs the same data.
 #[derive(Debug, Default)]
-pub(super) struct Summaries(Mutex<BTreeMap<Reference, (Stamp, Arc<TagSummary>)>>);
+pub(super) struct Summaries {
+    tags: Mutex<BTreeMap<Reference, (Stamp, Arc<TagSummary>)>>,
+    /// The size of the last list; `None` before the first one.
+    size: Mutex<Option<ListingSize>>,
+}
 
 /// Inode, length, and modification and change time, each in seconds and nanoseconds since 1970.
 type Stamp = (u64, u64, [i64; 4]);
@@ -65,7 +87,12 @@ const TICK: Duration = Duration::from_secs(2);
 impl Store {
     /// Every tag with its manifest's summary, in order. Tags that are removed meanwhile are left out.
     pub fn summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
-        self.summaries.read(&self.root, None)
+        let own = self.summaries.read(&self.root, None)?;
+        // Those of lower stores are known only after a list of all.
+        let (mut size, found) = (lock(&self.summaries.size), ListingSize::of(&own));
+        *size = size.map(|size| if size.models < found.models { found } else { size });
+        drop(size);
+        Ok(own)
     }
 
     /// The same, with the tags of lower stores, except for those of the same name as an earlier one.
@@ -81,7 +108,13 @@ impl Store {
             Ok(())
         });
         all.sort_by(|a, b| a.reference.cmp(&b.reference));
+        *lock(&self.summaries.size) = Some(ListingSize::of(&all));
         Ok(all)
+    }
+
+    /// The size of the last list of all tags. Waits for no disk; `None` before the first list.
+    pub fn listing_size(&self) -> Option<ListingSize> {
+        *lock(&self.summaries.size)
     }
 }
 
@@ -95,7 +128,7 @@ struct Lower<'l> {
 impl Summaries {
     /// Every tag of the store at `root`, which is the lower store `lower` if that is given.
     fn read(&self, root: &Root, lower: Option<Lower<'_>>) -> Result<Vec<Arc<TagSummary>>, StoreError> {
-        let (mut known, mut found) = (lock(&self.0), Vec::new());
+        let (mut known, mut found) = (lock(&self.tags), Vec::new());
         let mut before = std::mem::take(&mut *known);
         let place = lower.as_ref().map(|lower| lower.place.clone());
         let mut visit = |directory: &Directory, entry: &Entry, reference: Option<Reference>| {
@@ -147,7 +180,11 @@ fn summary(
     let origin = origin.unwrap_or_default();
     let account = manifest.as_ref().ok().and_then(|manifest| account_in(root, reference, manifest.digest));
     let (reference, record_bytes) = (reference.clone(), record_bytes(root, reference)?);
-    Ok(Some(TagSummary { reference, modified, manifest, origin, account, record_bytes, lower: None }))
+    let damage = manifest.as_ref().err().map_or(0, String::len);
+    let sources = [&origin.origin, &origin.source].into_iter().flatten().map(String::len).sum::<usize>();
+    let text_bytes = reference.canonical().len() + sources + damage;
+    let lower = None;
+    Ok(Some(TagSummary { reference, modified, manifest, origin, account, record_bytes, lower, text_bytes }))
 }
 
 /// What a tag's manifest and the history of its name take on disk.

@@ -1,14 +1,18 @@
 //! What the machine provides to the store, for `doctor`. Nothing here changes anything.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use blobd_store_format::layout;
-use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::fs::{Access, AtFlags, StatVfsMountFlags, StatxFlags, accessat, statx};
 
-use super::Store;
 use super::direct::set_direct;
-use super::directories::RECORDS;
+use super::root::{Directory, FileStatus};
+use super::{Store, StoreError, StoreOwner};
+
+mod mount;
+
+pub use mount::Mount;
 
 /// How many more files the file system can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +23,24 @@ pub struct Inodes {
     pub free: u64,
 }
 
-/// A file or directory of the store, and its owner.
+/// Whom the files of the store belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owned {
-    /// The path in the store.
-    pub name: &'static str,
+pub struct Ownership {
+    /// The store's owner.
+    pub owner: StoreOwner,
+    /// How many files and directories there are.
+    pub files: u64,
+    /// How many of them belong to another user.
+    pub foreign: u64,
+    /// The first of these.
+    pub examples: Vec<ForeignOwner>,
+}
+
+/// A file or directory that belongs to another user than the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignOwner {
+    /// The path in the store; `.` is its directory.
+    pub path: PathBuf,
     /// The user id of its owner.
     pub uid: u32,
 }
@@ -36,9 +53,21 @@ impl Store {
         (stat.f_files > 0).then_some(Inodes { total: stat.f_files, free: stat.f_favail })
     }
 
-    /// The number of the mount that the store is on, as in `/proc/self/mountinfo`; `None` before Linux 5.8.
+    /// The mount that the store is on; `None` before Linux 5.8.
     #[must_use]
-    pub fn mount_id(&self) -> Option<u64> {
+    #[expect(clippy::disallowed_methods, reason = "a file of the kernel, not of the store")]
+    pub fn mount(&self) -> Option<Mount> {
+        mount::mount(self.mount_id()?, &std::fs::read_to_string("/proc/self/mountinfo").ok()?)
+    }
+
+    /// Whether the file system has become read-only, or was mounted so.
+    pub(crate) fn mount_is_read_only(&self) -> bool {
+        let stat = rustix::fs::fstatvfs(self.root.directory_file());
+        stat.is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY))
+            || self.mount().is_some_and(|mount| mount.is_read_only())
+    }
+
+    fn mount_id(&self) -> Option<u64> {
         let found = statx(self.root.directory_file(), "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
         (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id)
     }
@@ -51,18 +80,36 @@ impl Store {
         Some(set_direct(&file, LARGEST_ALIGNMENT).is_some())
     }
 
-    /// The directories and main files that another user owns than the root directory. Files in the directories are
-    /// not inspected.
-    #[must_use]
-    pub fn owned_by_others(&self) -> Vec<Owned> {
-        const OTHERS: [&str; 4] = [layout::BLOBS, layout::RECIPES, layout::STORE_FILE, layout::LOCK_FILE];
-        let Ok(owner) = self.root_status().map(|status| status.owner()) else { return Vec::new() };
-        let all = RECORDS.into_iter().chain(OTHERS);
-        let owned = all.filter_map(|name| {
-            let uid = self.root.status(Path::new(name)).ok()??.owner();
-            Some(Owned { name, uid })
-        });
-        owned.filter(|owned| owned.uid != owner).collect()
+    /// Inspects the owner of every file and directory.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] if the store's directory cannot be listed. A directory below it that cannot be read belongs
+    /// to another user, and is counted.
+    pub fn ownership(&self) -> Result<Ownership, StoreError> {
+        let mut found = Ownership { owner: self.owner(), files: 1, foreign: 0, examples: Vec::new() };
+        if !self.owner_can_use_directory() {
+            found.note_foreign(PathBuf::from("."), self.root_status()?.owner());
+        }
+        let mut directories = vec![(PathBuf::new(), self.root.existing_directory("")?)];
+        while let Some((path, directory)) = directories.pop() {
+            found.inspect(&path, &directory, &mut directories)?;
+        }
+        Ok(found)
+    }
+
+    /// Whether the store's directory is the owner's, or one of another user in which the owner can create files, such
+    /// as the mount point of a volume.
+    fn owner_can_use_directory(&self) -> bool {
+        let owner = self.owner();
+        let Ok(status) = self.root_status() else { return false };
+        let may_write =
+            || accessat(self.root.directory_file(), ".", Access::WRITE_OK, AtFlags::empty()).is_ok();
+        // The kernel answers only for the user of this process.
+        let is_writable = |status: FileStatus| match status.permissions() & 0o022 {
+            0o020 => status.group() == owner.gid,
+            others => others != 0,
+        };
+        status.owner() == owner.uid || if owner.is_own() { may_write() } else { is_writable(status) }
     }
 
     /// When a name in `blobs/` or `manifests/` was last changed.
@@ -80,6 +127,48 @@ impl Store {
     }
 }
 
+impl Ownership {
+    /// The most examples that are kept.
+    const MAX_EXAMPLES: usize = 3;
+
+    fn note_foreign(&mut self, path: PathBuf, uid: u32) {
+        self.foreign += 1;
+        if self.examples.len() < Self::MAX_EXAMPLES {
+            self.examples.push(ForeignOwner { path, uid });
+        }
+    }
+
+    /// Inspects the entries of a directory, and adds the directories among them to those that are still to be
+    /// inspected.
+    fn inspect(
+        &mut self,
+        path: &Path,
+        directory: &Directory,
+        next: &mut Vec<(PathBuf, Directory)>,
+    ) -> Result<(), StoreError> {
+        for entry in directory.entries()? {
+            let entry = entry?;
+            let path = path.join(&entry.name);
+            // It may have been removed meanwhile.
+            let Some(status) = directory.status(&entry.name)? else { continue };
+            self.files += 1;
+            if status.owner() != self.owner.uid {
+                self.note_foreign(path.clone(), status.owner());
+            }
+            if status.is_dir()
+                && path.components().count() <= MAX_LEVELS
+                && let Ok(Some(below)) = directory.find_directory(&entry.name)
+            {
+                next.push((path, below));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The store's own directories are not nested this deep; what is below deeper ones is not inspected.
+const MAX_LEVELS: usize = 32;
+
 #[cfg(test)]
 mod tests {
     use crate::testing::new_store;
@@ -88,7 +177,9 @@ mod tests {
     fn new_store_is_on_a_mount_and_belongs_to_one_user() {
         let (_folder, store) = new_store();
         assert!(store.mount_id().is_none_or(|id| id > 0));
-        assert_eq!(store.owned_by_others(), []);
+        let found = store.ownership().unwrap();
+        assert_eq!((found.foreign, found.examples.as_slice()), (0, [].as_slice()));
+        assert!(found.files > 6, "its directories and files: {}", found.files);
         assert!(store.inodes().is_none_or(|inodes| inodes.free <= inodes.total));
         assert!(store.newest_change().is_some());
         assert!(store.has_direct_io().is_some());

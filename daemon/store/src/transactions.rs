@@ -185,7 +185,7 @@ impl Store {
 
     /// Removes all abandoned entries of `staging/`. A failure is only logged, because `gc` tries again.
     pub(super) fn sweep_staging(&self) {
-        if self.read_only_reason().is_some() {
+        if self.refuses_changes() {
             return;
         }
         let warn = |error| tracing::warn!("{error}; `blobd gc` tries again");

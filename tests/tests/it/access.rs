@@ -12,6 +12,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
 use blobd_tests::reader::Reader;
+pub(super) use blobd_tests::routes::documented_table;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
@@ -138,20 +139,6 @@ fn is_denied((status, body): &(u64, Json)) -> bool {
 /// All requests and their rights. A test of the daemon compares the table with the requests that exist.
 pub(super) fn documented_requests() -> BTreeMap<String, String> {
     documented_table("2.2 Rights")
-}
-
-/// The requests in the table of a section of `docs/PROTOCOL.md`, with the second column.
-pub(super) fn documented_table(title: &str) -> BTreeMap<String, String> {
-    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PROTOCOL.md");
-    let document = fs::read_to_string(document).unwrap();
-    let section = document.split(&format!("\n### {title}\n")).nth(1).unwrap().split("\n### ").next().unwrap();
-    let rows = section.lines().filter(|line| line.starts_with("| `GET ") || line.starts_with("| `POST "));
-    let row = |row: &str| {
-        let (request, right) = row.trim_matches('|').split_once('|').unwrap();
-        let trim = |cell: &str| cell.trim().trim_matches('`').to_owned();
-        (trim(request), trim(right))
-    };
-    rows.map(row).collect()
 }
 
 /// A request with a body that is harmless if it is executed, and is refused as invalid if it needs parameters.

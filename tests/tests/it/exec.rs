@@ -215,6 +215,12 @@ fn two_programs_share_pages_and_each_hold_a_lease() {
     let mut holders: Vec<_> = (0..2).map(|_| Holder::start(&daemon, &program, "/blobd/m.gguf")).collect();
     let sessions = daemon.client().sessions().unwrap().sessions;
     assert_eq!(sessions.len(), 2, "{sessions:?}");
+    let engines: Vec<_> = sessions.iter().map(|session| session.engine.clone().unwrap()).collect();
+    let mut pids: Vec<_> = engines.iter().map(|engine| engine.pid.to_string()).collect();
+    let mut expected: Vec<_> = holders.iter().map(|holder| holder.pid.to_string()).collect();
+    (pids.sort(), expected.sort());
+    assert_eq!(pids, expected, "ps names the programs, not `blobd exec`");
+    assert!(engines.iter().all(|engine| engine.command == "hold"), "{engines:?}");
     let blobs = daemon.root().join("blobs");
     let size = size as u64;
     eventually("the PSS of both programs is the size of the model", || {

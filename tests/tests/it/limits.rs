@@ -46,7 +46,7 @@ fn import_large(daemon: &TestDaemon, tensors: usize) {
 }
 
 fn threads(daemon: &TestDaemon) -> usize {
-    fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().count()
+    blobd_tests::memory::threads(daemon.pid())
 }
 
 /// Sends a request and reads nothing of the response.

@@ -1,59 +1,31 @@
-//! Checks what administrators read: the example in `docs/CONFIGURATION.md` is valid and its keys exist,
-//! `docs/OPERATIONS.md` explains all checks of `doctor`, and its commands for backups work.
+//! Checks what administrators read: the example in `docs/CONFIGURATION.md` is valid, and `docs/OPERATIONS.md` explains all
+//! checks of `doctor` and has commands for backups that work.
 
+use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
 use blobd_tests::command::{self, Blobd};
+use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
 use blobd_tests::temp_dirs::tmpfs_directory;
 
+use super::foreign_store::{GROUP, OWNER, foreign};
+use super::multi_user::can_be_others;
+
 const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
 const CONFIGURATION: &str = include_str!("../../../docs/CONFIGURATION.md");
-
-/// The names in the first column of the table with this header.
-fn first_column(document: &'static str, head: &str) -> Vec<&'static str> {
-    rows(document, head).map(|row| row.split('`').nth(1).expect("a name")).collect()
-}
-
-/// The rows of the table with this header.
-fn rows(document: &'static str, head: &str) -> impl Iterator<Item = &'static str> {
-    let rows = document.lines().skip_while(move |line| !line.starts_with(head)).skip(2);
-    rows.take_while(|line| line.starts_with('|'))
-}
-
-fn check_config(content: &str) {
-    let folder = tmpfs_directory();
-    let path = folder.path().join("config.toml");
-    fs::write(&path, content).unwrap();
-    let blobd = Blobd::at_root(&folder.path().join("store"));
-    let run = blobd.run(["ls", "--config", path.to_str().unwrap()]);
-    assert_eq!(run.code, 0, "{content}: {}", run.stderr);
-}
 
 #[test]
 fn example_is_a_configuration() {
     let example = CONFIGURATION.split("<!-- test: configuration -->\n```toml\n").nth(1).unwrap();
-    let example = example.split("```").next().unwrap();
-    check_config(example);
-}
-
-/// Each key is accepted on its own with the default in the table.
-#[test]
-fn every_key_of_the_table_exists() {
-    let keys = first_column(CONFIGURATION, "| key |");
-    assert!(keys.len() > 10, "{keys:?}");
-    for row in rows(CONFIGURATION, "| key |") {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let (key, default) = (cells[1].trim_matches('`'), cells[2].split('`').nth(1));
-        let Some(default) = default else { continue };
-        match key.split_once('.') {
-            Some((section, key)) => check_config(&format!("[{section}]\n{key} = {default}")),
-            None => check_config(&format!("{key} = {default}")),
-        }
-    }
+    let folder = tmpfs_directory();
+    let path = folder.path().join("config.toml");
+    fs::write(&path, example.split("```").next().unwrap()).unwrap();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    blobd.run(["ls", "--config", path.to_str().unwrap()]).succeeds();
 }
 
 #[test]
@@ -64,7 +36,9 @@ fn every_check_of_doctor_is_explained() {
     let report = blobd.line("doctor --json").json();
     let checks = report["checks"].as_array().unwrap();
     let names: Vec<_> = checks.iter().map(|check| check["name"].as_str().unwrap()).collect();
-    let mut explained = first_column(OPERATIONS, "| check |");
+    let rows = OPERATIONS.lines().skip_while(|line| !line.starts_with("| check |")).skip(2);
+    let rows = rows.take_while(|line| line.starts_with('|'));
+    let mut explained: Vec<_> = rows.map(|row| row.split('`').nth(1).expect("a name")).collect();
     explained.sort_unstable();
     let mut sorted = names.clone();
     sorted.sort_unstable();
@@ -131,5 +105,34 @@ fn store_is_backed_up_restored_and_moved_as_described() {
         assert!(blobd.line("export m -o -").succeeds().stdout == fs::read(&model).unwrap());
         blobd.line("gc").succeeds();
         blobd.line("rm m").succeeds();
+    }
+}
+
+#[test]
+fn backup_restore_and_move_by_root_leave_a_store_that_the_services_user_can_change() {
+    const AS_OWNER: [&str; 6] =
+        ["setpriv", "--pdeathsig=KILL", "--reuid=65534", "--regid=65533", "--clear-groups", "--"];
+    if !can_be_others() {
+        return;
+    }
+    let owned = || {
+        let folder = tmpfs_directory();
+        chown(folder.path(), Some(OWNER), Some(GROUP)).unwrap();
+        folder
+    };
+    let [old, restored, moved] = [owned(), owned(), owned()];
+    let [store, copy, new] = [&old, &restored, &moved].map(|folder| folder.path().join("store"));
+    let backup = old.path().join("backup.tar");
+    let model = ModelFile::dense(1).write_to(old.path(), "m.gguf");
+    Blobd::at_root(&store).run(["import", model.to_str().unwrap()]).succeeds();
+    run_block("backup", &[("STORE", &store), ("BACKUP", &backup)]);
+    run_block("restore", &[("STORE", &copy), ("BACKUP", &backup)]);
+    run_block("move", &[("STORE", &store), ("NEW", &new)]);
+    for folder in [restored, moved] {
+        assert_eq!(foreign(&folder.path().join("store")), [""; 0]);
+        let daemon = TestDaemon::start_under(&AS_OWNER, folder);
+        daemon.command().line("rm m").succeeds();
+        daemon.command().run(["import", model.to_str().unwrap()]).succeeds();
+        assert!(!daemon.log().contains("WARN"), "{}", daemon.log());
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! `just systemd` shows that they work.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -101,6 +102,72 @@ fn every_restriction_of_the_daemon_is_explained() {
         count += 1;
     }
     assert!(count > 20, "{count}");
+}
+
+/// System calls of the daemon that some version of systemd has in no group, or in one that the unit takes away.
+const UNUSUAL_CALLS: [&str; 14] = [
+    "copy_file_range",
+    "fadvise64",
+    "fallocate",
+    "fstatfs",
+    "getsockopt",
+    "madvise",
+    "memfd_create",
+    "mincore",
+    "prctl",
+    "prlimit64",
+    "renameat2",
+    "statx",
+    "sync_file_range",
+    "syncfs",
+];
+
+/// The calls that `SystemCallFilter=` lines allow, in their order; groups as this systemd defines them.
+fn allowed_calls(unit: &str, groups: &str) -> BTreeSet<String> {
+    let members = |name: &str| -> Vec<String> {
+        let mut lines = groups.lines().skip_while(|line| *line != name).skip(1);
+        let lines = lines.by_ref().take_while(|line| line.starts_with(' '));
+        lines.map(str::trim).filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+    };
+    let expand = |word: &str| {
+        let (mut open, mut calls) = (vec![word.to_owned()], BTreeSet::new());
+        while let Some(word) = open.pop() {
+            if word.starts_with('@') {
+                open.extend(members(&word));
+            } else {
+                calls.insert(word);
+            }
+        }
+        calls
+    };
+    let mut allowed = BTreeSet::new();
+    for words in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        let (is_denied, words) = words.strip_prefix('~').map_or((false, words), |words| (true, words));
+        for call in words.split_whitespace().flat_map(expand) {
+            if is_denied {
+                allowed.remove(&call);
+            } else {
+                allowed.insert(call);
+            }
+        }
+    }
+    allowed
+}
+
+/// `ps` did not show how much of a model is in memory, because the filter refused `mincore`.
+#[test]
+fn filter_of_the_daemon_allows_the_calls_that_it_makes() {
+    let output = Command::new("systemd-analyze").args(["syscall-filter", "--no-pager"]).output();
+    let Ok(output) = output.map_err(|error| println!("skipped: systemd-analyze cannot be run: {error}"))
+    else {
+        return;
+    };
+    let groups = String::from_utf8_lossy(&output.stdout);
+    let unit = fs::read_to_string(repository().join("systemd/system/blobd.service")).unwrap();
+    let allowed = allowed_calls(&unit, &groups);
+    assert!(allowed.len() > 200 && !allowed.contains("mount") && !allowed.contains("setuid"), "{allowed:?}");
+    let missing: Vec<_> = UNUSUAL_CALLS.iter().filter(|call| !allowed.contains(**call)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]

@@ -15,8 +15,10 @@ pub(super) fn writes(facts: &Facts) -> Check {
     let check = failure("writes", format!("the store is read-only: {reason}"))
         .because("models can still be opened and exported, but nothing can be added or removed")
         .with_hint("fix the cause, which the kernel's log may name, and restart blobd");
-    let mount = facts.mount.as_ref().filter(|mount| mount.has("ro"));
+    let mount = facts.mount.as_ref().filter(|mount| mount.is_read_only());
     match mount {
+        _ if facts.ownership.foreign > 0 => check.mended_by(facts.chown()),
+        _ if !facts.runs_as_owner() => check.mended_by(facts.as_owner()),
         Some(mount) => check.mended_by(format!("sudo mount -o remount,rw {}", quoted(&mount.point))),
         None => check.mended_by("sudo dmesg --level=err,warn | tail -n 20"),
     }
@@ -37,6 +39,18 @@ pub(super) fn file_system(facts: &Facts) -> Check {
             .with_hint("on ext4, direct I/O is missing with the option data=journal or with encryption");
     }
     ok("file system", detail)
+}
+
+pub(super) fn renames(facts: &Facts) -> Check {
+    match &facts.rename_failure {
+        None => ok("renames", "a file gets its name without replacing another"),
+        Some(error) => failure("renames", error)
+            .because(
+                "two imports of one tensor at a time could replace each other's file, so nothing is imported",
+            )
+            .with_hint("move the store to another file system; OPERATIONS.md says how")
+            .mended_by(format!("findmnt --target {}", quoted(&facts.root))),
+    }
 }
 
 pub(super) fn lower_stores(facts: &Facts) -> Check {
@@ -70,7 +84,7 @@ pub(super) fn mount(facts: &Facts) -> Check {
     let Some(mount) = &facts.mount else { return ok("mount", "the kernel does not say which it is") };
     let point = quoted(&mount.point);
     let detail = |what: &str| format!("{} at {}: {what}", mount.source, mount.point);
-    if mount.has("ro") {
+    if mount.is_read_only() {
         return failure("mount", detail("mounted read-only"))
             .because("nothing can be added or removed; after an I/O error the kernel mounts a disk read-only by itself")
             .with_hint("check the kernel's log and the disk first, then mount it for writing")

@@ -1,18 +1,21 @@
 //! What the checks of `doctor` are based on.
 
+use std::borrow::Cow;
 use std::time::SystemTime;
 
 use blobd_client::name_service::READS_FILES_ONLY;
 use blobd_store::gc;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
-use blobd_store::{FileSystem, Inodes, LowerStatus, Owned, SpacePolicy, Store};
+use blobd_store::{
+    FileSystem, Inodes, LowerStatus, Mount, Ownership, SpacePolicy, Store, StoreError, StoreOwner,
+};
 
 pub(super) use crate::audit::AuditStatus;
 
-use super::mount_info::{Mount, mount};
 use crate::names::check_service;
 use crate::ops::OpError;
+use crate::shell::quoted;
 
 /// Facts about the daemon for `doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,12 +40,14 @@ pub(super) struct Facts {
     pub(super) root: String,
     pub(super) mode: u32,
     pub(super) owner: u32,
-    pub(super) owned_by_others: Vec<Owned>,
+    pub(super) ownership: Ownership,
     pub(super) read_only_reason: Option<String>,
     pub(super) file_system: FileSystem,
     pub(super) lower_stores: Vec<LowerStatus>,
     pub(super) mount: Option<Mount>,
     pub(super) has_direct_io: Option<bool>,
+    /// Why no file can be given its final name, if that is so.
+    pub(super) rename_failure: Option<String>,
     pub(super) space: SpaceFacts,
     pub(super) inodes: Option<Inodes>,
     pub(super) reserve_bytes: Option<u64>,
@@ -118,12 +123,13 @@ impl Facts {
             root: store.place().display().to_string(),
             mode: status.permissions() & 0o777,
             owner: status.owner(),
-            owned_by_others: store.owned_by_others(),
-            read_only_reason: store.read_only_reason().map(str::to_owned),
+            ownership: store.ownership()?,
+            read_only_reason: store.read_only_reason().map(Cow::into_owned),
             file_system: store.file_system(),
             lower_stores: store.lower_stores(),
-            mount: store.mount_id().and_then(|id| mount(id, &read("/proc/self/mountinfo")?)),
+            mount: store.mount(),
             has_direct_io: store.has_direct_io(),
+            rename_failure: rename_failure(store),
             space: SpaceFacts {
                 free_bytes: store.free_bytes()?,
                 used_bytes: store.used_bytes(),
@@ -149,9 +155,33 @@ impl Facts {
         })
     }
 
+    /// Whether this process is the store's owner, or root, which acts as the owner.
+    pub(super) fn runs_as_owner(&self) -> bool {
+        [0, self.ownership.owner.uid].contains(&self.uid)
+    }
+
+    /// The command for a shell that gives every file of the store to its owner.
+    pub(super) fn chown(&self) -> String {
+        let StoreOwner { uid, gid } = self.ownership.owner;
+        format!("{}chown -R --no-dereference {uid}:{gid} {}", self.sudo(), quoted(&self.root))
+    }
+
+    /// The command for a shell that runs `doctor` as the store's owner.
+    pub(super) fn as_owner(&self) -> String {
+        self.ownership.owner.command(&format!("blobd --root {} doctor", quoted(&self.root)))
+    }
+
     /// What a command for a shell begins with if it needs the rights of the store's owner.
     pub(super) fn sudo(&self) -> &'static str {
         if self.context.is_single_user && self.uid != 0 { "" } else { "sudo " }
+    }
+}
+
+/// A store that is read-only or full cannot try it, which other checks report.
+fn rename_failure(store: &Store) -> Option<String> {
+    match store.try_renames() {
+        Err(error @ StoreError::NoSafeRename { .. }) => Some(error.to_string()),
+        _ => None,
     }
 }
 
@@ -194,6 +224,7 @@ pub(super) fn healthy() -> Facts {
         root: "/var/lib/blobd".to_owned(),
         mode: 0o700,
         owner: 990,
+        ownership: Ownership { owner: StoreOwner { uid: 990, gid: 991 }, ..facts.ownership },
         file_system: FileSystem { name: "ext4", warning: None, ..facts.file_system },
         mount: Some(Mount {
             point: "/var".to_owned(),

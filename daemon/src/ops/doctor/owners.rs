@@ -1,6 +1,7 @@
 //! Checks of who may read and change the store's files.
 
 use blobd_client::protocol::upkeep::Check;
+use blobd_store::Ownership;
 
 use super::facts::Facts;
 use super::finding::{failure, ok, warning};
@@ -25,18 +26,31 @@ pub(super) fn directory(facts: &Facts) -> Check {
     }
 }
 
-/// A command that somebody has run as root leaves files that the daemon's user cannot change.
+/// Files of another user come from a copy that root has made, or from an earlier version of blobd run as root.
 pub(super) fn ownership(facts: &Facts) -> Check {
-    let owner = facts.owner;
-    if facts.owned_by_others.is_empty() {
-        return ok("ownership", format!("all directories of the store belong to uid {owner}"));
+    let Ownership { owner, files, foreign, examples } = &facts.ownership;
+    if *foreign > 0 {
+        let found = examples.iter().map(|found| format!("{} to uid {}", found.path.display(), found.uid));
+        let found = found.collect::<Vec<_>>().join(", ");
+        let detail = format!(
+            "the store belongs to uid {}, but {foreign} of its {files} files and directories to others: {found}{}",
+            owner.uid,
+            if *foreign > examples.len() as u64 { ", …" } else { "" }
+        );
+        return failure("ownership", detail)
+            .because("pulls, removals and collections fail where the store's owner may not write")
+            .with_hint("stop the daemon, then give all files to the store's owner")
+            .mended_by(facts.chown());
     }
-    let found = facts.owned_by_others.iter().map(|owned| format!("{} to uid {}", owned.name, owned.uid));
-    let detail = format!("the store belongs to uid {owner}, but {}", found.collect::<Vec<_>>().join(", "));
-    warning("ownership", detail)
-        .because("pulls, removals and collections fail where the daemon may not write")
-        .with_hint("stop the daemon, give all files to the store's user, and use that user from now on")
-        .mended_by(format!("sudo chown -R --no-dereference {owner} {}", quoted(&facts.root)))
+    if !facts.runs_as_owner() {
+        let detail =
+            format!("the store belongs to uid {}, and this process runs as uid {}", owner.uid, facts.uid);
+        return failure("ownership", detail)
+            .because("files of another user in it would stop its owner's daemon, so nothing is changed")
+            .with_hint("run blobd as the store's owner; or give the store to this user with `chown -R`")
+            .mended_by(facts.as_owner());
+    }
+    ok("ownership", format!("all {files} files and directories belong to uid {}", owner.uid))
 }
 
 /// The owner of a blob can make it writable and change it while others have it mapped.
@@ -73,7 +87,7 @@ pub(super) fn hard_links(facts: &Facts) -> Check {
 #[cfg(test)]
 mod tests {
     use blobd_client::protocol::upkeep::CheckStatus;
-    use blobd_store::Owned;
+    use blobd_store::ForeignOwner;
 
     use super::*;
     use crate::ops::DoctorContext;
@@ -94,12 +108,34 @@ mod tests {
     }
 
     #[test]
-    fn directories_of_another_user_are_listed() {
-        let owned_by_others = vec![Owned { name: "blobs", uid: 0 }, Owned { name: "store.json", uid: 7 }];
-        let check = ownership(&Facts { owned_by_others, ..healthy() });
-        assert_eq!(check.status, CheckStatus::Warning);
-        assert_eq!(check.detail, "the store belongs to uid 990, but blobs to uid 0, store.json to uid 7");
-        assert_eq!(check.command.unwrap(), "sudo chown -R --no-dereference 990 /var/lib/blobd");
+    fn files_of_other_users_are_counted_and_the_first_are_named() {
+        let mut facts = healthy();
+        let example = |path: &str, uid| ForeignOwner { path: path.into(), uid };
+        facts.ownership.files = 40;
+        facts.ownership.foreign = 2;
+        facts.ownership.examples = vec![example("blobs/sha256-1", 0), example("store.json", 7)];
+        let check = ownership(&facts);
+        assert_eq!(check.status, CheckStatus::Failure);
+        assert_eq!(
+            check.detail,
+            "the store belongs to uid 990, but 2 of its 40 files and directories to others: blobs/sha256-1 to uid 0, \
+             store.json to uid 7"
+        );
+        let command = "sudo chown -R --no-dereference 990:991 /var/lib/blobd";
+        assert_eq!(check.command.unwrap(), command);
+        facts.ownership.foreign = 3;
+        assert!(ownership(&facts).detail.ends_with("store.json to uid 7, …"));
+        facts.read_only_reason = Some("its lock file belongs to uid 0".to_owned());
+        assert_eq!(crate::ops::doctor::disk::writes(&facts).command.unwrap(), command);
+    }
+
+    #[test]
+    fn process_of_another_user_is_told_to_run_as_the_owner() {
+        let facts = Facts { uid: 1000, root: "/srv/my store".to_owned(), ..healthy() };
+        let check = ownership(&facts);
+        assert_eq!(check.status, CheckStatus::Failure);
+        assert_eq!(check.command.unwrap(), "sudo -u '#990' blobd --root '/srv/my store' doctor");
+        assert_eq!(ownership(&Facts { uid: 0, ..facts }).status, CheckStatus::Ok, "root acts as the owner");
     }
 
     #[test]

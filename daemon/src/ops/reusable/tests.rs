@@ -162,6 +162,7 @@ impl Site {
             params: &params,
             events: &events,
             watch: None,
+            gauge: None,
         })
     }
 
@@ -195,7 +196,12 @@ impl Site {
 }
 
 fn principal(uid: u32) -> Principal {
-    Principal { pid: 1, uid, groups: Groups { primary: uid, supplementary: None } }
+    Principal {
+        pid: 1,
+        uid,
+        groups: Groups { primary: uid, supplementary: None },
+        namespaces: crate::peer_process::Namespaces::default(),
+    }
 }
 
 /// What the only file of a plan takes from the store, in bytes.

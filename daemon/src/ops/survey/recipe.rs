@@ -8,6 +8,8 @@ use blobd_store_format::split::{SplitPlan, Target};
 use blobd_store::Store;
 use blobd_store::scrub::{DiskReader, Ended, Step};
 
+use crate::ops::stored_header::HeaderTurn;
+
 /// Checks a recipe and returns the fault, if any: its pieces, its tensor table, or the lengths of its blobs. A recipe
 /// whose header blob is damaged or missing cannot be checked.
 pub(super) fn mismatch(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<String> {
@@ -18,6 +20,7 @@ pub(super) fn mismatch(store: &Store, reader: &mut DiskReader, recipe: &Recipe) 
             return Some(format!("names {needed} bytes of blob {digest}, which has {found}"));
         }
     }
+    let _turn = recipe.header().map(|(_, size)| HeaderTurn::take(size));
     compare(&header(store, reader, recipe)?, recipe).err()
 }
 

@@ -57,8 +57,8 @@ const tables = {
   ], { empty: "None." }),
   sessions: new Table(find("sessions"), [
     { title: "Model", text: (session) => session.model, sort: (session) => session.model },
-    { title: "Process", number: true, text: (session) => String(session.pid), sort: (session) => session.pid },
-    { title: "Command", text: (session) => session.command ?? "–" },
+    { title: "Process", number: true, text: (session) => { const pid = session.engine?.pid ?? session.pid; return pid > 0 ? String(pid) : "–"; }, sort: (session) => session.pid },
+    { title: "Command", text: (session) => (session.engine?.command ?? session.command ?? "–") + (session.container ? ` in ${session.container}` : "") },
     { title: "User", text: user, sort: user },
     { title: "Since", short: true, text: (session) => relative(session.since), sort: (session) => Date.parse(session.since) },
     sizes("Mapped", (session) => session.bytes_mapped),

@@ -65,18 +65,19 @@ const MODE: u32 = 0o700;
 
 impl Database {
     pub(super) fn existing(root: &Root) -> Result<Self, IndexError> {
-        Self::open(root.existing_directory(path())?)
+        Self::open(root, root.existing_directory(path())?)
     }
 
     /// Replaces whatever is there with an empty database.
     pub(super) fn create(root: &Root) -> Result<Self, IndexError> {
         let made = make_empty(root).or_else(|_| rename_damaged(root).and_then(|()| make_empty(root)));
-        Self::open(made?)
+        Self::open(root, made?)
     }
 
-    fn open(directory: Directory) -> Result<Self, IndexError> {
-        check(&directory)?;
-        check_entries(&directory, true)?;
+    fn open(root: &Root, directory: Directory) -> Result<Self, IndexError> {
+        let owner = root.owner().uid;
+        check(&directory, owner)?;
+        check_entries(&directory, owner, true)?;
         remove_torn_snapshots(&directory)?;
         // sled only takes paths. This one leads to the directory that was checked, even if another has its
         // name by now.
@@ -182,11 +183,11 @@ fn malformed(table: &'static str, key: &[u8]) -> IndexError {
     IndexError::Malformed { table, key: key.iter().take(36).map(|byte| format!("{byte:02x}")).collect() }
 }
 
-/// Refuses a directory that other users may write to.
-fn check(directory: &Directory) -> Result<(), StoreError> {
+/// Refuses a directory that other users than the store's owner may write to.
+fn check(directory: &Directory, owner: u32) -> Result<(), StoreError> {
     const WRITABLE_BY_OTHERS: u32 = 0o022;
-    let (own, status) = (rustix::process::geteuid().as_raw(), directory.own_status()?);
-    if status.owner() == own && status.permissions() & WRITABLE_BY_OTHERS == 0 {
+    let status = directory.own_status()?;
+    if status.owner() == owner && status.permissions() & WRITABLE_BY_OTHERS == 0 {
         return Ok(());
     }
     let found = format!("directory of uid {}, mode {:04o}", status.owner(), status.permissions());
@@ -194,18 +195,17 @@ fn check(directory: &Directory) -> Result<(), StoreError> {
     Err(StoreError::UnexpectedFile { path: directory.place().clone(), found, expected })
 }
 
-/// Refuses a directory that contains anything but files and directories of this user alone.
-fn check_entries(directory: &Directory, may_nest: bool) -> Result<(), StoreError> {
-    let own = rustix::process::geteuid().as_raw();
+/// Refuses a directory that contains anything but files and directories of the store's owner alone.
+fn check_entries(directory: &Directory, owner: u32, may_nest: bool) -> Result<(), StoreError> {
     for entry in directory.entries()? {
         let name = entry?.name;
         let Some(status) = directory.status(&name)? else { continue };
-        if status.is_dir() && may_nest && status.owner() == own {
+        if status.is_dir() && may_nest && status.owner() == owner {
             // sled makes it for values that are too long for its log.
-            directory.find_directory(&name)?.map_or(Ok(()), |below| check_entries(&below, false))?;
-        } else if !status.is_file() || status.links() != 1 || status.owner() != own {
+            directory.find_directory(&name)?.map_or(Ok(()), |below| check_entries(&below, owner, false))?;
+        } else if !status.is_file() || status.links() != 1 || status.owner() != owner {
             let (path, found) = (directory.place().join(&name), describe(status.kind()).to_owned());
-            let expected = "regular file of the daemon's own user with one name";
+            let expected = "regular file of the store's owner with one name";
             return Err(StoreError::UnexpectedFile { path, found, expected });
         } else if status.len() > status.allocated_bytes().saturating_add(MAX_HOLE_BYTES) {
             let (path, found) = (directory.place().join(&name), "file with long holes".to_owned());

@@ -112,7 +112,7 @@ impl Store {
     /// trusted, and reads the disk otherwise. Returns immediately. For the daemon: a command would not
     /// benefit. A read-only store has no copy.
     pub fn start_index(&self) {
-        if self.read_only_reason().is_none() {
+        if !self.refuses_changes() {
             self.index.start();
         }
     }

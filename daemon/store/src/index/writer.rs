@@ -72,6 +72,9 @@ impl StoreIndex {
     fn run(&self, marker: Option<Marker>) {
         // A panic may leave the database inconsistent; it is not used any more.
         let ended = catch_unwind(AssertUnwindSafe(|| {
+            // sled creates its files itself, in this thread and in those that it starts here.
+            let _identity =
+                self.root.owner().act().map_err(StoreError::io("act as the owner of", self.root.place()))?;
             let database = self.open(marker)?;
             self.begin_uses();
             // Loading has normal priority because the catalog may be waited for; writing need not.

@@ -66,6 +66,12 @@ impl FileStatus {
         self.0.st_uid
     }
 
+    /// The owner's group id.
+    #[must_use]
+    pub(crate) const fn group(&self) -> u32 {
+        self.0.st_gid
+    }
+
     /// The number of names (hard links).
     #[must_use]
     #[allow(clippy::useless_conversion, reason = "its width depends on the architecture")]

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
+use crate::owner::StoreOwner;
 
 /// A root with some files, and a directory next to it that must not be accessed.
 struct Place {
@@ -28,7 +29,10 @@ impl Place {
         let root = Root::open(folder.path().join("store")).unwrap();
         let Inner { place, directory, .. } = &*root.0;
         let (place, directory) = (place.clone(), directory.try_clone().unwrap());
-        Self { folder, root: Root(Arc::new(Inner { place, directory, resolver })) }
+        Self {
+            folder,
+            root: Root(Arc::new(Inner { place, directory, owner: StoreOwner::of_process(), resolver })),
+        }
     }
 
     fn full(&self, name: &str) -> PathBuf {

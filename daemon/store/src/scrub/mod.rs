@@ -65,7 +65,7 @@ impl Scrubber {
     ) -> io::Result<Self> {
         let stop = Arc::new(StopSignal::default());
         // In a read-only store the cursor could not be saved and damaged blobs could not be moved.
-        if policy.bytes_per_second == 0 || store.read_only_reason().is_some() {
+        if policy.bytes_per_second == 0 || store.refuses_changes() {
             return Ok(Self { stop, thread: None });
         }
         let throttle = Throttle::new(Arc::clone(&stop), policy, Box::new(is_busy));

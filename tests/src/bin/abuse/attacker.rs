@@ -1,4 +1,4 @@
-//! The process of an attack: it prepares, waits for the command to begin, counts its actions, and ends on
+//! The processes of an attack: each prepares, waits for the command to begin, counts its actions, and ends on
 //! command.
 
 use std::ffi::OsStr;
@@ -11,11 +11,11 @@ use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, nice, set_parent_process_death_signal, setrlimit,
 };
 
+use crate::Outcome;
 use crate::attacks::{self, Attack};
 use crate::context::{AttackContext, Counts, PREPARATION_TIMEOUT};
 use crate::environment::Environment;
 use crate::role_process::RoleProcess;
-use crate::{ATTACKER_UID, Outcome};
 
 /// How long an attacker may take to report its counts.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,62 +32,68 @@ const HANGS: [Hang; 8] = [
     Hang::Close,
 ];
 
-/// A handle on an attacker's process.
+/// A handle on the processes of an attack, one for each user.
 pub(crate) struct Attacker {
-    process: RoleProcess,
+    processes: Vec<RoleProcess>,
     /// The files that it makes the daemon read.
     hanging: Option<HangingFiles>,
 }
 
 impl Attacker {
-    /// Starts the process, which begins to prepare the attack.
+    /// Starts the processes, which prepare the attack one after the other.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When one cannot be started, or cannot prepare the attack.
     pub(crate) fn start(attack: &Attack, environment: &Environment, may_mount: bool) -> Outcome<Self> {
         let is_wanted = may_mount && attack.takes_hanging_files;
         let hanging = is_wanted.then(|| environment.mount_hanging_files()).flatten();
         let paths: Vec<_> = hanging.iter().flat_map(|files| HANGS.map(|hang| files.path(hang))).collect();
-        let (socket, folder) = (environment.socket(), environment.folder("attacker"));
-        let mut role =
-            vec![OsStr::new("attacker"), OsStr::new(attack.name), socket.as_os_str(), folder.as_os_str()];
-        role.extend(paths.iter().map(|path| path.as_os_str()));
-        Ok(Self { process: RoleProcess::start(ATTACKER_UID, &role)?, hanging })
+        let mut attacker = Self { processes: Vec::new(), hanging };
+        for uid in attack.users {
+            let (socket, folder) = (environment.socket(), environment.folder_of(*uid));
+            let mut role =
+                vec![OsStr::new("attacker"), OsStr::new(attack.name), socket.as_os_str(), folder.as_os_str()];
+            role.extend(paths.iter().map(|path| path.as_os_str()));
+            let process = RoleProcess::start(*uid, &role)?;
+            let line = process.read_line(PREPARATION_TIMEOUT)?;
+            if line != READY {
+                return Err(line.into());
+            }
+            attacker.processes.push(process);
+        }
+        Ok(attacker)
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-
-    /// Waits until the attack is prepared.
-    ///
-    /// # Errors
-    /// When it cannot be prepared.
-    pub(crate) fn wait_until_ready(&self) -> Outcome<()> {
-        let line = self.process.read_line(PREPARATION_TIMEOUT)?;
-        if line == READY { Ok(()) } else { Err(line.into()) }
+    pub(crate) fn pids(&self) -> impl Iterator<Item = u32> {
+        self.processes.iter().map(RoleProcess::pid)
     }
 
     /// Starts the attack.
     ///
     /// # Errors
-    /// When the process has ended.
+    /// When a process has ended.
     pub(crate) fn begin(&mut self) -> Outcome<()> {
-        self.process.send_line("begin")
+        self.processes.iter_mut().try_for_each(|process| process.send_line("begin"))
     }
 
-    /// Ends the process, by force if necessary. Returns its counts, which are empty if it does not report
-    /// them.
+    /// Ends the processes, by force if necessary. Returns the sums of their counts, which are empty if none reports them.
     pub(crate) fn end(mut self) -> Counts {
-        let reported = self.process.send_line("end").and_then(|()| self.process.read_line(END_TIMEOUT));
-        reported.ok().and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default()
+        let mut sums = Counts::new();
+        for process in &mut self.processes {
+            let reported = process.send_line("end").and_then(|()| process.read_line(END_TIMEOUT));
+            let counts: Option<Counts> = reported.ok().and_then(|line| serde_json::from_str(&line).ok());
+            for (what, number) in counts.into_iter().flatten() {
+                *sums.entry(what).or_default() += number;
+            }
+        }
+        sums
     }
 }
 
 impl Drop for Attacker {
     fn drop(&mut self) {
-        // The process cannot end while the files that it has open hang.
-        self.process.kill();
+        // The processes cannot end while the files that they have open hang.
+        self.processes.iter_mut().for_each(RoleProcess::kill);
         self.hanging.iter().for_each(HangingFiles::unblock);
     }
 }

@@ -16,6 +16,8 @@ const WORST_MS: f64 = 200.0;
 const MEMORY_MIB: f64 = 256.0;
 /// How much more resident memory than before may be in use after the attackers have ended.
 const REMAINING_MIB: f64 = 64.0;
+/// The most threads: half as many as blocking work may have.
+const THREADS: u64 = 256;
 /// More threads than before may stay: one for each kind of request of the witness. In the baseline, these
 /// requests need not have run at the same time.
 const WITNESS_THREADS: u64 = VERBS.len() as u64;
@@ -99,6 +101,7 @@ pub(crate) fn of_daemon(attack: &str, usage: &UsagePhases) -> Vec<Check> {
             mib(before.resident_bytes) + REMAINING_MIB,
             "MiB",
         ),
+        check("threads at their peak", float(peak.threads), float(THREADS), "threads"),
         check("threads afterwards", float(after.threads), float(before.threads + WITNESS_THREADS), "threads"),
         check("descriptors afterwards", float(after.descriptors), float(before.descriptors), "fds"),
     ]

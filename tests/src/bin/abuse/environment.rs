@@ -15,7 +15,7 @@ use blobd_tests::hanging::HangingFiles;
 use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::tmpfs_directory;
 
-use crate::{ATTACKER_UID, DAEMON_UID, Outcome, WITNESS_UID};
+use crate::{CROWD, DAEMON_UID, Outcome, WITNESS_UID};
 
 /// The model that the witness opens.
 pub(crate) const MODEL: &str = "witness/model";
@@ -50,8 +50,8 @@ impl Environment {
             Self { daemon: TestDaemon::start_under(&wrapper, folder), mounts: AtomicU32::new(0) };
         open_to_all(environment.daemon.scratch(), 0o755)?;
         environment.open_socket()?;
-        for (name, uid) in [("witness", WITNESS_UID), ("attacker", ATTACKER_UID)] {
-            let folder = environment.folder(name);
+        for uid in CROWD.into_iter().chain([WITNESS_UID]) {
+            let folder = environment.folder_of(uid);
             fs::create_dir(&folder)?;
             chown(&folder, Some(uid), Some(uid))?;
         }
@@ -69,8 +69,13 @@ impl Environment {
         self.open_socket()
     }
 
-    /// The directory for the files of the witness or of the attackers.
-    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+    /// The directory for the files of a user.
+    pub(crate) fn folder_of(&self, uid: u32) -> PathBuf {
+        self.folder(&format!("user-{uid}"))
+    }
+
+    /// A directory of the daemon's.
+    fn folder(&self, name: &str) -> PathBuf {
         self.daemon.scratch().join(name)
     }
 

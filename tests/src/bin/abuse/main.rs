@@ -1,4 +1,4 @@
-//! Attacks a daemon as one user while another user works with it: `just abuse`.
+//! Attacks a daemon as one user or several while another user works with it: `just abuse`.
 //!
 //! The daemon, the attackers and the witness run under three uids. Each attack ([`attacks`]) is a process
 //! of its own that exhausts one resource: memory, threads, descriptors, permits, the log. The witness
@@ -33,6 +33,8 @@ pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 pub(crate) const DAEMON_UID: u32 = 64_101;
 /// The user that attacks.
 pub(crate) const ATTACKER_UID: u32 = 64_102;
+/// The users who attack together, the first of them also alone.
+pub(crate) const CROWD: [u32; 8] = [ATTACKER_UID, 64_104, 64_105, 64_106, 64_107, 64_108, 64_109, 64_110];
 /// The user whose requests must stay fast.
 pub(crate) const WITNESS_UID: u32 = 64_103;
 

@@ -13,7 +13,7 @@ use crate::environment::Environment;
 use crate::monitor::{ProcessorTime, Usage, UsageMonitor};
 use crate::report::{Report, Round};
 use crate::witness::Witness;
-use crate::{Outcome, Setup, stop};
+use crate::{Outcome, Setup, WITNESS_UID, stop};
 
 /// The baseline is measured as long as an attack, and at least so long, for meaningful medians.
 const MIN_BASELINE_TIME: Duration = Duration::from_secs(8);
@@ -46,9 +46,7 @@ pub(crate) fn run(setup: &Setup, may_mount: bool, report: &mut Report) -> Outcom
     let mut attackers = Vec::new();
     for attack in &attacks {
         report.progress(&format!("{}: preparing", attack.name));
-        let attacker = Attacker::start(attack, &scenario.environment, may_mount)?;
-        attacker.wait_until_ready()?;
-        attackers.push(attacker);
+        attackers.push(Attacker::start(attack, &scenario.environment, may_mount)?);
     }
     let time = setup.duration / u32::try_from(attacks.len().max(1))?;
     report.progress("baseline");
@@ -74,7 +72,7 @@ struct Scenario {
 impl Scenario {
     fn prepare() -> Outcome<Self> {
         let environment = Environment::start()?;
-        let witness = Witness::start(&environment.socket(), &environment.folder("witness"))?;
+        let witness = Witness::start(&environment.socket(), &environment.folder_of(WITNESS_UID))?;
         let monitor = UsageMonitor::start(environment.daemon.pid());
         let cleanup = PeriodicCleanup::start(environment.client(PERIODIC_CLEANUP_TIMEOUT));
         Ok(Self { witness, monitor, _cleanup: cleanup, environment })
@@ -196,7 +194,8 @@ impl Scenario {
         self.environment.daemon.log().lines().map(str::to_owned).collect()
     }
 
-    fn processes(&self, attacker: &Attacker) -> [u32; 4] {
-        [std::process::id(), self.environment.daemon.pid(), self.witness.pid(), attacker.pid()]
+    fn processes(&self, attacker: &Attacker) -> Vec<u32> {
+        let own = [std::process::id(), self.environment.daemon.pid(), self.witness.pid()];
+        own.into_iter().chain(attacker.pids()).collect()
     }
 }

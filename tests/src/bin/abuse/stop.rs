@@ -28,7 +28,6 @@ pub(crate) fn run(environment: &mut Environment, may_mount: bool, report: &mut R
     let mut attackers = Vec::new();
     for attack in RUNNING_ATTACKS.into_iter().filter_map(attacks::find) {
         let mut attacker = Attacker::start(attack, environment, may_mount)?;
-        attacker.wait_until_ready()?;
         attacker.begin()?;
         attackers.push(attacker);
     }

@@ -10,12 +10,13 @@
 //! | I6 | the index equals one that is rebuilt from disk |
 //! | I7 | the store opens and works without a manual step; interrupted pulls can be resumed |
 //! | I8 | `df` reports the space that the files take on disk |
+//! | I9 | every file and directory belongs to the store's owner, although root runs the daemon |
 //!
 //! The files are read here as `docs/STORE-FORMAT.md` specifies, without any code of blobd.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, lchown};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -54,6 +55,7 @@ pub(crate) fn check(store: CrashedStore<'_>, history: &History, crash: u64) -> O
     let CrashedStore { root, config, probe, pulled } = store;
     caught(|| {
         check_names(root)?;
+        check_owners(root)?;
         let daemon = TestDaemon::start_at(root, Some(config));
         ensure(staged(root).is_empty(), || format!("I5: {:?} in staging/ after a start", staged(root)))?;
         check_names(root)?;
@@ -65,6 +67,7 @@ pub(crate) fn check(store: CrashedStore<'_>, history: &History, crash: u64) -> O
         check_collection(&daemon.command(), root)?;
         check_work(&daemon.command(), probe)?;
         check_pulls(&daemon.command(), root, pulled)?;
+        check_owners(root)?;
         ensure(exported_models(&daemon.command())? == contents, || "I7: gc changed the models".to_owned())?;
         Ok(contents)
     })
@@ -96,6 +99,50 @@ pub(crate) fn exported_models(blobd: &Blobd) -> Outcome<Contents> {
         contents.insert(name.trim_end_matches(":latest").to_owned(), sha256(&file));
     }
     Ok(contents)
+}
+
+/// The user and group whom the stores of these tests belong to. Their daemon runs as root.
+const OWNER: (u32, u32) = (65534, 65533);
+
+/// Creates the directory of a store that belongs to [`OWNER`], durably.
+///
+/// # Errors
+/// When that fails.
+pub(crate) fn create_owned(root: &Path) -> Outcome<()> {
+    fs::create_dir(root)?;
+    give_to_owner(root)?;
+    rustix::fs::syncfs(fs::File::open(root)?)?;
+    Ok(())
+}
+
+/// Gives a file or directory to [`OWNER`] if this process is root.
+///
+/// # Errors
+/// When that fails.
+pub(crate) fn give_to_owner(path: &Path) -> Outcome<()> {
+    if rustix::process::geteuid().is_root() {
+        lchown(path, Some(OWNER.0), Some(OWNER.1))?;
+    }
+    Ok(())
+}
+
+/// I9.
+fn check_owners(root: &Path) -> Outcome<()> {
+    // Before the directory was durable, there is no store, and the daemon creates one of its own user.
+    let Ok(owner) = fs::symlink_metadata(root).map(|found| (found.uid(), found.gid())) else { return Ok(()) };
+    let mut next = vec![root.to_path_buf()];
+    while let Some(path) = next.pop() {
+        // The daemon may have removed it meanwhile.
+        let Ok(status) = fs::symlink_metadata(&path) else { continue };
+        let found = (status.uid(), status.gid());
+        ensure(found == owner, || {
+            format!("I9: {} belongs to {found:?}, the store to {owner:?}", path.display())
+        })?;
+        if status.is_dir() {
+            next.extend(names(&path).iter().map(|name| path.join(name)));
+        }
+    }
+    Ok(())
 }
 
 /// I1.

@@ -55,6 +55,9 @@ fn check_file_system(
     kind.make(&image)?;
     let (samples, config) = (Samples::new(folder.path())?, durability.write_config(folder.path())?);
     let root = mounted.join("store");
+    let file_system = Mounted::mount(kind, &image, &mounted)?;
+    invariants::create_owned(&root)?;
+    file_system.unmount()?;
     let store = CrashedStore { root: &root, config: &config, probe: &samples.probe, pulled: &samples.own };
     let start = Instant::now();
     let (mut contents, mut acknowledged_count, mut cut_count) = (Contents::new(), 0, 0);

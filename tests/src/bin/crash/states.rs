@@ -144,6 +144,7 @@ fn record(kind: Kind, durability: Durability, part: &str, seed: u64) -> Outcome<
     let history = Arc::new(History::default());
     let recorder = Arc::new(Recorder::mount(base.clone(), &disk)?);
     let file_system = Mounted::mount(kind, recorder.image(), &mounted)?;
+    invariants::create_owned(&mounted.join("store"))?;
     let clock: Arc<Clock> = {
         let recorder = Arc::clone(&recorder);
         Arc::new(move || recorder.position())

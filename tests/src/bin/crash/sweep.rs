@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::durability::Durability;
 use crate::history::{Contents, History};
-use crate::invariants::CrashedStore;
+use crate::invariants::{CrashedStore, give_to_owner};
 use crate::report::Report;
 use crate::samples::{Sample, SampleRegistry};
 use crate::workload::{import, pull};
@@ -62,7 +62,7 @@ const OPERATIONS: [Operation; 10] = [
     .of_blobs(),
     Operation::of(
         "import under an existing name",
-        &["import", "RELATIVE", "--name", "kept"],
+        &["import", "RELATIVE", "--name", "kept", "--force"],
         Some(("kept", "RELATIVE")),
     )
     .of_blobs(),
@@ -377,15 +377,18 @@ fn large_model(seed: u64) -> ModelFile {
     model
 }
 
+/// Copies a store and gives the copy to its owner, if this process is root.
 fn copy_tree(from: &Path, to: &Path) -> Outcome<()> {
     fs::create_dir(to)?;
+    give_to_owner(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let target = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
             copy_tree(&entry.path(), &target)?;
         } else {
-            fs::copy(entry.path(), target)?;
+            fs::copy(entry.path(), &target)?;
+            give_to_owner(&target)?;
         }
     }
     Ok(())

@@ -27,14 +27,16 @@ pub(crate) struct Worker {
     random: Random,
 }
 
-/// `blobd import`.
+/// `blobd import`, also of a name that another model has.
 pub(crate) fn import(blobd: &Blobd, sample: &Sample, name: &str) -> Run {
-    blobd.run(["import".as_ref(), sample.path.as_os_str(), "--name".as_ref(), name.as_ref()])
+    let words =
+        ["import".as_ref(), sample.path.as_os_str(), "--force".as_ref(), "--name".as_ref(), name.as_ref()];
+    blobd.run(words)
 }
 
-/// `blobd pull`.
+/// `blobd pull`, also of a name that another model has.
 pub(crate) fn pull(blobd: &Blobd, sample: &Sample, name: &str) -> Run {
-    blobd.run(["pull", &sample.source, "--name", name])
+    blobd.run(["pull", &sample.source, "--force", "--name", name])
 }
 
 impl Worker {
@@ -76,8 +78,9 @@ impl Worker {
         match (self.random.below(12), self.history.latest(&name)) {
             (0, _) => succeeded(&self.blobd.line("gc")),
             (1 | 2, Some(_)) => self.change(&name, None, |worker| worker.blobd.line(&format!("rm {name}"))),
-            (3, Some(content)) if other != name => self
-                .change(&other, Some(&content), |worker| worker.blobd.line(&format!("tag {name} {other}"))),
+            (3, Some(content)) if other != name => self.change(&other, Some(&content), |worker| {
+                worker.blobd.line(&format!("tag --force {name} {other}"))
+            }),
             (4, Some(content)) => self.trash_and_undelete(&name, &content),
             (5 | 6, _) => self.pull_own(&name),
             (7..=9, _) => {

@@ -73,14 +73,14 @@ fn refusals_and_opens_do_not_push_changes_out_of_the_log() {
     shared.run(ADMIN, "tag m n").succeeds();
     let name = "x".repeat(120);
     refuse(&shared, &format!("POST /v1/remove {{\"references\":[\"{name}\"]}}"), 900);
-    (0..20).for_each(|_| drop(shared.run(READER, "show m --residency").succeeds()));
+    (0..20).for_each(|_| drop(shared.run(READER, "export m -o -").succeeds()));
     let directory = shared.daemon.root().join("audit");
     let bytes = || {
         let sizes = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
         sizes.sum::<u64>()
     };
     let blobd = shared.daemon.command();
-    eventually("the opens are recorded", || !records(&blobd, "--verb open").is_empty());
+    eventually("the opens are recorded", || !records(&blobd, "--verb export").is_empty());
     assert_eq!(results(&records(&blobd, "--verb import --verb tag")), ["import ok", "tag ok"]);
     assert!(records(&blobd, "--verb rm").len() < 900, "the log is large enough for all of them");
     assert!(bytes() <= 2 * (64 << 10), "{}", bytes());

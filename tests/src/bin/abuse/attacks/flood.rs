@@ -28,7 +28,11 @@ pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
 }
 
 fn send_request(context: &AttackContext, number: usize) -> Outcome<UnixStream> {
-    let path = if number.is_multiple_of(2) { "/v1/models".to_owned() } else { format!("/v1/models/{MODEL}") };
+    let path = match number % 3 {
+        0 => "/v1/models".to_owned(),
+        1 => format!("/v1/models/{MODEL}"),
+        _ => "/v1/metrics".to_owned(),
+    };
     Ok(context.send(&format!("GET {path} HTTP/1.1\r\nConnection: close"), "")?)
 }
 

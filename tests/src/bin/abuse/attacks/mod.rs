@@ -1,10 +1,10 @@
 //! The attacks. Each is limited in connections and time, and uses only what every user who can connect may
 //! do.
 
-use crate::Outcome;
 use crate::bounds::Check;
 use crate::context::{AttackContext, Counts};
 use crate::environment::Environment;
+use crate::{ATTACKER_UID, CROWD, Outcome};
 
 mod contention;
 mod crawl;
@@ -13,6 +13,7 @@ mod leases;
 mod lingering;
 mod malformed;
 mod resume;
+mod routes;
 mod tarpits;
 mod together;
 mod unread;
@@ -27,6 +28,8 @@ pub(crate) type Begin = Box<dyn FnOnce() -> Outcome<()>>;
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
+    /// The users who attack, each in a process of its own.
+    pub(crate) users: &'static [u32],
     /// Whether it imports files that hang.
     pub(crate) takes_hanging_files: bool,
     /// Prepares the attack, before the baseline is measured.
@@ -47,6 +50,7 @@ impl Attack {
         Self {
             name,
             what,
+            users: &[ATTACKER_UID],
             takes_hanging_files,
             prepare,
             meanwhile: |_environment| Vec::new(),
@@ -56,8 +60,13 @@ impl Attack {
 }
 
 /// All of them, in the order in which they are run.
-pub(crate) static ATTACKS: [Attack; 10] = [
+pub(crate) static ATTACKS: [Attack; 12] = [
     Attack::new("unread", "large responses that are not read", unread::prepare),
+    Attack::new("routes", "every route, by clients of one user that read nothing or slowly", routes::prepare),
+    Attack {
+        users: &CROWD,
+        ..Attack::new("crowd", "every route, by such clients of eight users", routes::prepare_each)
+    },
     Attack::new("lingering", "descriptors whose last close blocks", lingering::prepare),
     Attack {
         takes_hanging_files: true,

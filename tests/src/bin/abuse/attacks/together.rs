@@ -7,7 +7,9 @@ use crate::context::AttackContext;
 const NAME: &str = "together";
 
 pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
-    let names = ATTACKS.iter().map(|attack| attack.name).filter(|name| *name != NAME);
+    // Those of several users are not for one process.
+    let single = ATTACKS.iter().filter(|attack| attack.users.len() == 1);
+    let names = single.map(|attack| attack.name).filter(|name| *name != NAME);
     let prepared: Outcome<Vec<Begin>> =
         names.filter_map(find).map(|attack| (attack.prepare)(context)).collect();
     let begins = prepared?;

@@ -2,18 +2,26 @@
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+pub struct Mount {
     /// The directory at which it is mounted.
-    pub(super) point: String,
+    pub point: String,
     /// The options of the mount and of its file system, separated by commas.
-    pub(super) options: String,
+    pub options: String,
     /// The device, or what its file system names instead.
-    pub(super) source: String,
+    pub source: String,
 }
 
 impl Mount {
-    pub(super) fn has(&self, option: &str) -> bool {
+    /// Whether it has this option.
+    #[must_use]
+    pub fn has(&self, option: &str) -> bool {
         self.options.split(',').any(|found| found == option)
+    }
+
+    /// Whether nothing can be changed on it. After an I/O error, ext4 keeps `rw` since Linux 6.14, and adds an option.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        ["ro", "emergency_ro", "shutdown"].iter().any(|option| self.has(option))
     }
 }
 
@@ -54,5 +62,18 @@ mod tests {
         assert_eq!(models.point, "/srv/my models");
         assert!(models.has("ro") && models.has("sync"));
         assert_eq!([2, 32, 99].map(|id| mount(id, LINES)), [None, None, None]);
+    }
+    #[test]
+    fn mount_that_the_kernel_made_read_only_is_recognised() {
+        let options = |options: &str| Mount {
+            options: options.to_owned(),
+            point: "/srv".to_owned(),
+            source: "/dev/sdb".to_owned(),
+        };
+        for read_only in ["ro,noatime", "rw,ro,errors=remount-ro", "rw,relatime,emergency_ro", "rw,shutdown"]
+        {
+            assert!(options(read_only).is_read_only(), "{read_only}");
+        }
+        assert!(!options("rw,relatime,errors=remount-ro").is_read_only());
     }
 }

@@ -1,11 +1,13 @@
-//! `SO_PEERGROUPS`: the supplementary groups of the process that has connected. Linux 4.13 and later.
+//! What the kernel says about the process that has connected, and no safe crate asks for: its supplementary groups
+//! (`SO_PEERGROUPS`, Linux 4.13) and a descriptor of it (`SO_PEERPIDFD`, Linux 6.5).
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
 
-/// The option's number on all architectures except two that blobd does not support (parisc and sparc).
+/// The options' numbers on all architectures except two that blobd does not support (parisc and sparc).
 const SO_PEERGROUPS: libc::c_int = 59;
+const SO_PEERPIDFD: libc::c_int = 77;
 /// The kernel's limit of a process's groups.
 const MAX_GROUPS: usize = 65536;
 
@@ -39,6 +41,32 @@ pub(crate) fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
         }
         groups.resize(count, 0);
     }
+}
+
+/// A descriptor of the process that connected. It stays that process's when its number is another's. Fails with
+/// `ENOPROTOOPT` on older kernels, and after the process was reaped on some.
+pub(crate) fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let mut descriptor: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).map_err(io::Error::other)?;
+    // SAFETY: needed because no safe crate has the option. The kernel writes at most `length` bytes to the pointer,
+    // which is the size of `descriptor`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut descriptor).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if descriptor < 0 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: the kernel has just opened this descriptor for the caller, and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 #[cfg(test)]

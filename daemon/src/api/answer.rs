@@ -1,0 +1,158 @@
+//! Makes responses. The memory of a response is counted before its work begins, then the work takes its user's turn, and the
+//! response is counted until its last byte is written.
+
+use std::io;
+
+use blobd_client::protocol::error::ErrorBody;
+use serde::Serialize;
+
+use super::Caller;
+use super::body::{HttpResponse, raw_response};
+use super::route::{Memory, StoreSize};
+use crate::limits::{UNCOUNTED_BYTES, kib};
+use crate::ops::OpError;
+use crate::permits::{Permit, PermitPool};
+use crate::state::{Daemon, Turn};
+
+/// A value that was made, and its JSON if that is short or was counted before.
+enum Made<T> {
+    Json(Vec<u8>),
+    /// With the length of its JSON.
+    Uncounted(T, usize),
+}
+
+impl Caller {
+    /// Responds with a value that the daemon has in memory.
+    pub(super) async fn answer<T: Serialize + Sync>(&self, value: &T) -> Result<HttpResponse, ErrorBody> {
+        let failed = |error: OpError| error.body();
+        match small_json(value).map_err(failed)? {
+            Ok(json) => Ok(raw_response(json, None)),
+            Err(length) => {
+                let memory = self.memory(length).await?;
+                Ok(raw_response(json_of(value, length).map_err(failed)?, memory))
+            }
+        }
+    }
+
+    /// Does the work of the request when it is its user's turn, and responds with its result.
+    pub(super) async fn respond<T: Serialize + Send + 'static>(
+        &self,
+        work: impl FnOnce(&Daemon) -> Result<T, OpError> + Send + 'static,
+    ) -> Result<HttpResponse, ErrorBody> {
+        let memory = self.reserve(0).await?;
+        self.respond_within(memory, (self.route.turns)(&self.daemon), work).await
+    }
+
+    /// The same for a request that needs more memory, or another turn, than others of its route.
+    pub(super) async fn respond_within<T: Serialize + Send + 'static>(
+        &self,
+        memory: Option<Permit>,
+        turns: &PermitPool,
+        work: impl FnOnce(&Daemon) -> Result<T, OpError> + Send + 'static,
+    ) -> Result<HttpResponse, ErrorBody> {
+        let reserved = memory.as_ref().map_or(0, |memory| memory.units() << 10);
+        let make = move |daemon: &Daemon| {
+            let value = work(daemon)?;
+            Ok(match small_json(&value)? {
+                Ok(json) => Made::Json(json),
+                Err(length) if length <= reserved => Made::Json(json_of(&value, length)?),
+                Err(length) => Made::Uncounted(value, length),
+            })
+        };
+        let turn: Turn = turns.acquire(self.peer.uid).await.into();
+        match self.daemon.blocking(turn.clone(), make).await.map_err(|error| error.body())? {
+            Made::Json(json) => {
+                let memory = reduced(memory, json.len());
+                Ok(raw_response(json, memory))
+            }
+            Made::Uncounted(value, length) => {
+                // Returned before more is requested: a request that holds some must not wait for others.
+                drop(memory);
+                // Still its turn: so a user has few values that wait.
+                let memory = self.memory(length).await?;
+                let make = move |_: &Daemon| json_of(&value, length);
+                let json = self.daemon.blocking(turn, make).await.map_err(|error| error.body())?;
+                Ok(raw_response(json, memory))
+            }
+        }
+    }
+
+    /// Waits for the turn of the request's user.
+    pub(super) async fn turn(&self) -> Turn {
+        (self.route.turns)(&self.daemon).acquire(self.peer.uid).await.into()
+    }
+
+    /// Counts the memory that the route needs, and `more`.
+    pub(super) async fn reserve(&self, more: usize) -> Result<Option<Permit>, ErrorBody> {
+        let bytes = match self.route.memory {
+            Memory::Short => 0,
+            Memory::Daemon(bytes) => bytes(&self.daemon),
+            Memory::Store(bytes) => bytes(&self.store_size().await),
+        };
+        self.memory(bytes.saturating_add(more)).await
+    }
+
+    /// Counts memory for the user of the request; `None` for little.
+    pub(super) async fn memory(&self, bytes: usize) -> Result<Option<Permit>, ErrorBody> {
+        self.daemon.limits.memory_for(self.peer.uid, bytes).await
+    }
+
+    pub(super) async fn store_size(&self) -> StoreSize {
+        let store = &self.daemon.store;
+        if store.listing_size().is_none() {
+            // The first list fills the cache that all later ones use. If it fails, the request itself says why, or reports
+            // the damage.
+            let list = |daemon: &Daemon| Ok(daemon.store.all_summaries().map(drop)?);
+            let _damaged = self.daemon.disk_work(self.peer.uid, list).await;
+        }
+        let blobs = store.catalog_now().map_or(0, |catalog| catalog.blob_count());
+        let blobs = usize::try_from(blobs).unwrap_or(usize::MAX);
+        StoreSize { listing: store.listing_size().unwrap_or_default(), blobs }
+    }
+}
+
+/// What is left to count when a response of `bytes` is made.
+pub(super) fn reduced(mut memory: Option<Permit>, bytes: usize) -> Option<Permit> {
+    memory.iter_mut().for_each(|memory| memory.shrink(usize::try_from(kib(bytes)).unwrap_or(usize::MAX)));
+    memory.filter(|_| bytes > UNCOUNTED_BYTES)
+}
+
+/// The JSON of a value, or its length if it must be counted before it is made.
+fn small_json(value: &impl Serialize) -> Result<Result<Vec<u8>, usize>, OpError> {
+    let mut start = Start::default();
+    serde_json::to_writer(&mut start, value).map_err(|error| OpError::Internal(error.to_string()))?;
+    Ok(if start.length <= UNCOUNTED_BYTES { Ok(start.bytes) } else { Err(start.length) })
+}
+
+/// The length of a value's JSON.
+pub(super) fn json_length(value: &impl Serialize) -> Result<usize, OpError> {
+    small_json(value).map(|json| json.map_or_else(|length| length, |json| json.len()))
+}
+
+/// The JSON of a value. Its length is known, so that it takes no more memory than that.
+pub(super) fn json_of(value: &impl Serialize, length: usize) -> Result<Vec<u8>, OpError> {
+    let mut json = Vec::with_capacity(length);
+    serde_json::to_writer(&mut json, value).map_err(|error| OpError::Internal(error.to_string()))?;
+    Ok(json)
+}
+
+/// The length of what is written, and all of it if that is short.
+#[derive(Debug, Default)]
+struct Start {
+    bytes: Vec<u8>,
+    length: usize,
+}
+
+impl io::Write for Start {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.length = self.length.saturating_add(bytes.len());
+        if self.length <= UNCOUNTED_BYTES {
+            self.bytes.extend_from_slice(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

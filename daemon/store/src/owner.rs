@@ -1,0 +1,108 @@
+//! The owner of a store: every file in it belongs to this user, whoever runs the command.
+//!
+//! A file of root's in a store of another user would stop that user's daemon: it could neither write to the file nor
+//! create anything in a directory of root's. So root acts as the owner while it changes the store. The kernel then
+//! creates each file with the right owner and group, and there is no moment, and no state after a crash, in which a
+//! file has another one. It also works on NFS with `root_squash`, where root may not `chown`.
+//!
+//! A process that may not act as the owner does not change the store.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use blobd_store_format::layout;
+use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
+
+use crate::sys::FileIdentity;
+
+/// The user and group whom the files of a store belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreOwner {
+    /// The user.
+    pub uid: u32,
+    /// The group of files that this process creates, if it acts as another user.
+    pub gid: u32,
+}
+
+impl StoreOwner {
+    /// The owner of the store in a directory. `store.json` decides, because the directory itself may be the mount
+    /// point of a volume, which belongs to root; unless `store.json` is root's in a directory of another user, as
+    /// after a `chown` of the directory alone. A new store belongs to the owner of its directory if this process can
+    /// act as that user, and otherwise to the process's user.
+    pub(crate) fn of(directory: &File) -> io::Result<Self> {
+        let above = fstat(directory)?;
+        let found = statat(directory, layout::STORE_FILE, AtFlags::SYMLINK_NOFOLLOW).ok();
+        let store_file =
+            found.filter(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile);
+        Ok(match store_file {
+            Some(file) if file.st_uid != 0 || above.st_uid == 0 => Self::from(file),
+            Some(_roots) => Self::from(above),
+            None => Self::of_new_files_in(above),
+        })
+    }
+
+    /// Whom the files of a new store in a directory are to belong to.
+    fn of_new_files_in(directory: Stat) -> Self {
+        let owner = Self::from(directory);
+        if owner.act().is_ok() { owner } else { Self::of_process() }
+    }
+
+    /// The user of this process.
+    #[must_use]
+    pub fn of_process() -> Self {
+        Self { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+    }
+
+    /// Whether this process runs as this user.
+    #[must_use]
+    pub fn is_own(self) -> bool {
+        self.uid == Self::of_process().uid
+    }
+
+    /// Makes this thread, and those that it starts, create files as the owner until the result is dropped; `None` if
+    /// the process runs as the owner.
+    ///
+    /// # Errors
+    /// `EPERM` if the process may not do that.
+    pub fn act(self) -> io::Result<Option<FileIdentity>> {
+        if self.is_own() {
+            return Ok(None);
+        }
+        FileIdentity::assume(self.uid, self.gid).map(Some)
+    }
+
+    /// Why this process cannot change the store of this owner, and what to do about it.
+    pub(crate) fn refusal(self) -> String {
+        let (own, uid) = (Self::of_process().uid, self.uid);
+        format!(
+            "it belongs to uid {uid}, and this process runs as uid {own}, which cannot act as that user; run the \
+             command as its owner: {}",
+            self.command("blobd …")
+        )
+    }
+
+    /// A command for a shell that runs another one as the owner.
+    #[must_use]
+    pub fn command(self, run: &str) -> String {
+        format!("sudo -u '#{}' {run}", self.uid)
+    }
+}
+
+impl From<Stat> for StoreOwner {
+    fn from(stat: Stat) -> Self {
+        Self { uid: stat.st_uid, gid: stat.st_gid }
+    }
+}
+
+/// The owner for a directory that is to be created: root does not leave a directory of its own in one of another user.
+pub(crate) fn of_new_directory(path: &Path) -> Option<StoreOwner> {
+    let above = path.ancestors().skip(1).find_map(|above| {
+        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        rustix::fs::stat(above).ok()
+    });
+    above.map(StoreOwner::of_new_files_in)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Tests of the owner of a store. Those that need several users are skipped unless root runs them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, chown};
+use std::sync::Arc;
+
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::manifest::Manifest;
+use tempfile::TempDir;
+
+use super::*;
+use crate::root::Root;
+use crate::{Ingest, Store, StoreError};
+
+const OWNER: StoreOwner = StoreOwner { uid: 65534, gid: 65533 };
+const STRANGER: u32 = 4711;
+
+/// A directory for a store of this user; `None` if this process is not root.
+fn folder_of(owner: StoreOwner) -> Option<TempDir> {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can act as another user");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    chown(folder.path(), Some(owner.uid), Some(owner.gid)).unwrap();
+    Some(folder)
+}
+
+/// The owner of each file and directory.
+fn owners(root: &Path) -> BTreeMap<std::path::PathBuf, StoreOwner> {
+    let mut found = BTreeMap::new();
+    let mut next = vec![root.to_path_buf()];
+    while let Some(path) = next.pop() {
+        let status = path.symlink_metadata().unwrap();
+        found.insert(path.clone(), StoreOwner { uid: status.uid(), gid: status.gid() });
+        if status.is_dir() {
+            next.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    found
+}
+
+fn import(store: &Arc<Store>, name: &str) -> Result<(), StoreError> {
+    let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
+    let mut stage = |bytes: &[u8], media_type| {
+        let (digest, size) = (ingest.add_bytes(bytes)?, bytes.len() as u64);
+        Ok::<_, StoreError>(Descriptor { media_type: MediaType::new(media_type), digest, size })
+    };
+    let config = stage(b"{}", MediaType::DOCKER_CONFIG)?;
+    let weights = stage(name.as_bytes(), MediaType::OLLAMA_MODEL)?;
+    ingest.commit(&name.parse().unwrap(), &Manifest::compose(config, vec![weights]).unwrap(), None)?;
+    Ok(())
+}
+
+#[test]
+fn everything_that_root_creates_in_a_store_belongs_to_its_owner() {
+    let Some(folder) = folder_of(OWNER) else { return };
+    let store = Arc::new(Store::open(folder.path()).unwrap());
+    assert_eq!(store.owner(), OWNER);
+    import(&store, "m").unwrap();
+    import(&store, "n").unwrap();
+    store.make_reserve();
+    store.start_index();
+    store.audit_directory().unwrap();
+    drop(store.catalog().unwrap());
+    store.stop_index();
+    drop(store);
+    let found = owners(folder.path());
+    assert!(found.keys().any(|path| path.ends_with("sled/db")), "the index's own files: {found:?}");
+    assert!(found.len() > 20, "{found:?}");
+    assert!(found.values().all(|owner| *owner == OWNER), "{found:?}");
+    let found = Store::open(folder.path()).unwrap().ownership().unwrap();
+    assert_eq!(found.foreign, 0, "{found:?}");
+}
+
+#[test]
+fn new_store_in_a_directory_of_another_user_belongs_to_that_user() {
+    let Some(folder) = folder_of(OWNER) else { return };
+    let path = folder.path().join("share/store");
+    assert_eq!(Store::open(&path).unwrap().owner(), OWNER);
+    assert!(owners(folder.path()).values().all(|owner| *owner == OWNER), "{:?}", owners(folder.path()));
+}
+
+#[test]
+fn store_file_decides_in_a_directory_of_root() {
+    let Some(folder) = folder_of(OWNER) else { return };
+    drop(Store::open(folder.path()).unwrap());
+    chown(folder.path(), Some(0), Some(0)).unwrap();
+    assert_eq!(Root::open(folder.path()).unwrap().owner(), OWNER, "a mount point of a volume");
+    chown(folder.path(), Some(STRANGER), None).unwrap();
+    assert_eq!(Root::open(folder.path()).unwrap().owner(), OWNER);
+    chown(folder.path().join("store.json"), Some(0), Some(0)).unwrap();
+    assert_eq!(Root::open(folder.path()).unwrap().owner().uid, STRANGER, "chown of the directory alone");
+}
+
+#[test]
+fn directory_of_another_user_is_reported_unless_the_owner_can_create_files_in_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let Some(folder) = folder_of(OWNER) else { return };
+    let store = Store::open(folder.path()).unwrap();
+    chown(folder.path(), Some(0), Some(OWNER.gid)).unwrap();
+    for (mode, foreign) in [(0o755, 1), (0o775, 0), (0o777, 0), (0o700, 1)] {
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(store.ownership().unwrap().foreign, foreign, "{mode:o}");
+    }
+}
+
+#[test]
+fn files_of_other_users_are_found_at_every_depth_and_are_not_written_to() {
+    let Some(folder) = folder_of(OWNER) else { return };
+    let store = Arc::new(Store::open(folder.path()).unwrap());
+    import(&store, "m").unwrap();
+    let all: Vec<_> = owners(folder.path()).into_keys().filter(|path| path != folder.path()).collect();
+    for path in &all {
+        let before = path.symlink_metadata().unwrap();
+        chown(path, Some(STRANGER), None).unwrap();
+        let found = store.ownership().unwrap();
+        let expected = path.strip_prefix(folder.path()).unwrap();
+        assert_eq!((found.foreign, found.files), (1, all.len() as u64 + 1));
+        assert_eq!((found.examples[0].path.as_path(), found.examples[0].uid), (expected, STRANGER));
+        chown(path, Some(before.uid()), None).unwrap();
+    }
+    chown(folder.path().join("manifests/registry.ollama.ai/library"), Some(STRANGER), None).unwrap();
+    let error = import(&store, "n").unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    );
+}
+
+#[test]
+fn store_with_a_lock_file_of_another_user_is_read_only_and_says_whose_it_is() {
+    let Some(folder) = folder_of(OWNER) else { return };
+    let store = Arc::new(Store::open(folder.path()).unwrap());
+    import(&store, "m").unwrap();
+    drop(store);
+    chown(folder.path().join("lock"), Some(0), Some(0)).unwrap();
+    let store = Arc::new(Store::open(folder.path()).unwrap());
+    let reason = store.read_only_reason().unwrap().into_owned();
+    assert!(reason.starts_with("its lock file belongs to uid 0, and the store to uid 65534;"), "{reason}");
+    assert!(matches!(import(&store, "n"), Err(StoreError::ReadOnly { .. })));
+    assert_eq!(store.tags().unwrap().references.len(), 1, "it can be read");
+}
+
+#[test]
+fn file_of_another_user_is_not_opened_for_changes() {
+    use crate::disk::{Change, Disk as _, KernelDisk};
+    let Some(folder) = folder_of(OWNER) else { return };
+    drop(Store::open(folder.path()).unwrap());
+    fs::write(folder.path().join("f"), "").unwrap();
+    let root = Root::open(folder.path()).unwrap();
+    let error = KernelDisk.open_file(&root, Path::new("f"), Change::Content).unwrap_err();
+    let error = root.failure("open", Path::new("f"))(error);
+    assert!(matches!(error, StoreError::WrongOwner { uid: 0, owner: OWNER, .. }), "{error}");
+}

@@ -1,0 +1,98 @@
+//! All requests that the daemon has, and how each is asked so that its response is as long as it can be.
+
+use std::collections::BTreeMap;
+
+use crate::raw_gguf::{RawGguf, id, string};
+
+/// The requests in the table of a section of `docs/PROTOCOL.md`, with the second column. A test of the daemon compares the
+/// tables with the requests that exist.
+///
+/// # Panics
+/// When there is no such section.
+#[must_use]
+pub fn documented_table(title: &str) -> BTreeMap<String, String> {
+    let document = include_str!("../../docs/PROTOCOL.md");
+    let section = document.split(&format!("\n### {title}\n")).nth(1).unwrap().split("\n### ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| `GET ") || line.starts_with("| `POST "));
+    let row = |row: &str| {
+        let (request, right) = row.trim_matches('|').split_once('|').unwrap();
+        let trim = |cell: &str| cell.trim().trim_matches('`').to_owned();
+        (trim(request), trim(right))
+    };
+    rows.map(row).collect()
+}
+
+/// All requests, such as `GET /v1/models/{reference}`.
+#[must_use]
+pub fn documented_routes() -> Vec<String> {
+    documented_table("2.2 Rights").into_keys().collect()
+}
+
+/// A model that is stored, and the name of one at a registry.
+#[derive(Clone, Copy, Debug)]
+pub struct Models<'m> {
+    /// The name of a model in the store.
+    pub stored: &'m str,
+    /// A source that the daemon can pull from.
+    pub source: &'m str,
+}
+
+/// The bytes of a request of a route of [`documented_routes`]. Those that change something change nothing that others need.
+///
+/// # Panics
+/// When it is not known how to ask a route: a new one must be added here.
+#[must_use]
+pub fn request(route: &str, models: Models<'_>) -> String {
+    let Models { stored, source } = models;
+    let nobody = r#""no-such-model""#;
+    let body = match route {
+        "GET /v1/df" => return get("/v1/df?detail=1000"),
+        "GET /v1/ps" => return get("/v1/ps?residency=true"),
+        "GET /v1/eviction" => return get("/v1/eviction?bytes=1000000000000"),
+        _ if route.starts_with("GET ") => return get(&route["GET ".len()..].replace("{reference}", stored)),
+        "POST /v1/open" => return upgrade("/v1/open", &format!(r#"{{"reference":"{stored}"}}"#)),
+        "POST /v1/import" => return upgrade("/v1/import", r#"{"file_name":"never-sent.gguf"}"#),
+        "POST /v1/log" => r#"{"limit":100000}"#.to_owned(),
+        "POST /v1/verify" | "POST /v1/reindex" => "{}".to_owned(),
+        "POST /v1/gc" => r#"{"dry_run":true}"#.to_owned(),
+        "POST /v1/limit" => r#"{"bytes_per_second":null}"#.to_owned(),
+        "POST /v1/pull" | "POST /v1/pull/plan" | "POST /v1/resolve" | "POST /v1/inspect" => {
+            format!(r#"{{"reference":"{source}"}}"#)
+        }
+        "POST /v1/edit" => {
+            let key = r#"{"key":"general.name","value":"other"}"#;
+            format!(r#"{{"source":"{stored}","target":"edited","keys":[{key}],"dry_run":true}}"#)
+        }
+        "POST /v1/promote" => format!(r#"{{"reference":"{stored}","dry_run":true}}"#),
+        "POST /v1/partials/remove" => r#"{"targets":["no-such-download"]}"#.to_owned(),
+        "POST /v1/remove" => format!(r#"{{"references":[{nobody}]}}"#),
+        "POST /v1/pin" => format!(r#"{{"reference":{nobody},"pinned":true}}"#),
+        "POST /v1/undelete" | "POST /v1/release" => format!(r#"{{"reference":{nobody}}}"#),
+        "POST /v1/tag" | "POST /v1/rename" => format!(r#"{{"source":{nobody},"target":"other"}}"#),
+        _ => panic!("{route}: say in tests/src/routes.rs how it is asked"),
+    };
+    let (method, path) = route.split_once(' ').unwrap();
+    format!("{method} {path} HTTP/1.1\r\nHost: blobd\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: blobd\r\n\r\n")
+}
+
+fn upgrade(path: &str, body: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: blobd\r\nConnection: upgrade\r\nUpgrade: blobd-fd/1\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// A model whose header has `mib` MiB of texts.
+#[must_use]
+pub fn model_with_large_header(mib: usize) -> Vec<u8> {
+    let text = "x".repeat(1 << 20);
+    let architecture = RawGguf::new().key("general.architecture", id::STRING, string("llama"));
+    let with_text =
+        |raw: RawGguf, number| raw.key(format!("general.text.{number}"), id::STRING, string(&text));
+    let header = (0..mib).fold(architecture, with_text);
+    header.tensor("output.weight", id::I8, &[32], 0).with_data(&[7; 32])
+}

@@ -1,0 +1,322 @@
+//! Commands in a store of another user: what root creates belongs to the store's owner, whose own commands work
+//! afterwards; another user is refused and told what to run.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use blobd_client::protocol::error::ErrorCode;
+use blobd_tests::command::{self, Blobd, Run};
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
+use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::programs;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::store_dir::names;
+use blobd_tests::temp_dirs::{disk_directory, tmpfs_directory};
+use tempfile::TempDir;
+
+use super::multi_user::can_be_others;
+
+pub(super) const OWNER: u32 = 65534;
+pub(super) const GROUP: u32 = 65533;
+const STRANGER: u32 = 12345;
+const MODEL: &str = "application/vnd.ollama.image.model";
+
+/// A store of the user [`OWNER`], and a registry with the model `library/tiny`.
+struct Place {
+    registry: FakeRegistry,
+    model: ModelFile,
+    blobd: Blobd,
+    folder: TempDir,
+}
+
+impl Place {
+    /// `None` unless this process is root.
+    fn new() -> Option<Self> {
+        Self::at(tmpfs_directory())
+    }
+
+    fn at(folder: TempDir) -> Option<Self> {
+        if !can_be_others() {
+            return None;
+        }
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (root, home) = (folder.path().join("store"), folder.path().join("store.home"));
+        for path in [&root, &home] {
+            fs::create_dir(path).unwrap();
+            chown(path, Some(OWNER), Some(GROUP)).unwrap();
+        }
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).unwrap();
+        let (registry, model) = (FakeRegistry::start().unwrap(), ModelFile::dense(7));
+        registry.add_model("library/tiny:latest", b"{}", &[(MODEL, &model.bytes())]).unwrap();
+        for (name, seed) in [("a.gguf", 1), ("b.gguf", 2), ("c.gguf", 3)] {
+            let _path = ModelFile::dense(seed).write_to(folder.path(), name);
+        }
+        Some(Self { registry, model, blobd: Blobd::at_root(&root), folder })
+    }
+
+    fn root(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// Runs a command as this user with a strict umask. `DIR/` stands for the folder of the models, `REGISTRY/` for
+    /// the registry.
+    fn run_as(&self, uid: u32, line: &str) -> Run {
+        let registry = self.registry.name("library/");
+        let line = line.replace("DIR/", &format!("{}/", self.folder.path().display()));
+        let line = line.replace("REGISTRY/", &registry);
+        let mut command = Command::new("setpriv");
+        let gid = if uid == OWNER { GROUP } else { uid };
+        command.args([format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".to_owned()]);
+        command.args(["sh", "-c", "umask 077; exec \"$@\"", "sh"]).arg(programs::blobd());
+        command.args(line.split_whitespace());
+        self.blobd.prepare(&mut command);
+        command::run(&mut command)
+    }
+
+    fn as_root(&self, line: &str) -> Run {
+        self.run_as(0, line)
+    }
+
+    fn as_owner(&self, line: &str) -> Run {
+        self.run_as(OWNER, line)
+    }
+
+    fn give_all_to(&self, uid: u32, gid: u32) {
+        let run = Command::new("chown").arg("-R").arg(format!("{uid}:{gid}")).arg(self.root()).status();
+        assert!(run.unwrap().success());
+    }
+}
+
+/// Files and directories of the store with another owner or group.
+pub(super) fn foreign(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut next = vec![root.to_path_buf()];
+    while let Some(path) = next.pop() {
+        // It may be removed meanwhile by a daemon.
+        let Ok(status) = path.symlink_metadata() else { continue };
+        if (status.uid(), status.gid()) != (OWNER, GROUP) {
+            found.push(path.display().to_string());
+        }
+        if status.is_dir() {
+            next.extend(names(&path).iter().map(|name| path.join(name)));
+        }
+    }
+    found
+}
+
+/// Commands that change the store, in an order in which each succeeds.
+const COMMANDS: [&str; 27] = [
+    "ls",
+    "import DIR/a.gguf --name a",
+    "import DIR/b.gguf --name deep/er:one",
+    "pull REGISTRY/tiny",
+    "tag a copy",
+    "rename copy moved",
+    "edit a edited --set general.name=x",
+    "pin a",
+    "unpin a",
+    "rm moved",
+    "rm --keep 1d edited",
+    "undelete edited",
+    "rm edited",
+    "history a",
+    "export a -o DIR/exported.gguf",
+    "show a",
+    "df -v",
+    "verify",
+    "verify --repair",
+    "gc --dry-run",
+    "gc",
+    "reindex",
+    "warm a",
+    "partial ls",
+    "log",
+    "doctor --json",
+    "exec -- true",
+];
+
+#[test]
+fn what_root_creates_in_a_store_of_another_user_belongs_to_that_user() {
+    let Some(place) = Place::at(disk_directory()) else { return };
+    for line in COMMANDS {
+        let run = place.as_root(line);
+        assert!(run.code == 0 || line.starts_with("doctor"), "{line}: {}", run.stderr);
+        assert_eq!(foreign(&place.root()), [""; 0], "{line}");
+        assert_eq!(foreign(&place.folder.path().join("store.home")), [""; 0], "{line}");
+    }
+    for line in
+        ["import DIR/c.gguf --name c", "rm a", "pull REGISTRY/tiny --name again", "gc", "doctor --json"]
+    {
+        let run = place.as_owner(line);
+        assert!(run.code == 0 || line.starts_with("doctor"), "{line}: {}", run.stderr);
+    }
+    assert!(!place.as_root("doctor").stdout.is_empty());
+}
+
+#[test]
+fn command_of_root_that_is_killed_or_fails_leaves_no_file_of_root() {
+    let Some(place) = Place::new() else { return };
+    let weights = format!("/cdn/sha256:{}", sha256(&place.model.bytes()));
+    place.registry.add_fault(&weights, 1, Fault::CutAfter(place.model.bytes().len() / 2));
+    place.registry.add_fault(&weights, usize::MAX, Fault::Status(404));
+    place.as_root("pull REGISTRY/tiny").exits_with(1);
+    place.registry.clear_faults();
+    assert!(!names(&place.root().join("partial")).is_empty(), "an unfinished download");
+    assert_eq!(foreign(&place.root()), [""; 0]);
+    place.as_owner("pull REGISTRY/tiny").succeeds();
+    let mut holds = Command::new(programs::blobd());
+    place.blobd.prepare(&mut holds);
+    let mut holds = holds.args(["exec", "--", "sleep", "600"]).spawn().unwrap();
+    blobd_tests::wait::eventually("the command has the store open", || {
+        fs::read_to_string(place.root().join("lock")).is_ok_and(|lock| lock.contains(&holds.id().to_string()))
+    });
+    assert_eq!(foreign(&place.root()), [""; 0], "while it serves other commands");
+    holds.kill().unwrap();
+    holds.wait().unwrap();
+    assert_eq!(foreign(&place.root()), [""; 0]);
+    place.as_owner("rm REGISTRY/tiny").succeeds();
+}
+
+#[test]
+fn daemon_that_root_runs_leaves_the_store_to_its_owner() {
+    let Some(place) = Place::new() else { return };
+    let mut daemon =
+        TestDaemon::start_at_under(&["sh", "-c", "umask 077; exec \"$@\"", "sh"], &place.root(), None);
+    let blobd = daemon.command();
+    for path in ["a.gguf", "b.gguf"] {
+        blobd.run(["import".as_ref(), place.folder.path().join(path).as_os_str()]).succeeds();
+    }
+    blobd.line("reindex").succeeds();
+    blobd.line("rm a").succeeds();
+    assert!(daemon.stop().success());
+    assert!(place.root().join("index/CLEAN").exists(), "the index was written: {}", daemon.log());
+    assert_eq!(foreign(&place.root()), [""; 0]);
+    place.as_owner("rm b").succeeds();
+}
+
+#[test]
+fn new_store_of_root_in_the_folder_of_another_user_belongs_to_that_user() {
+    let Some(place) = Place::new() else { return };
+    let inner = place.folder.path().join("store.home/share/blobd");
+    Blobd::at_root(&inner).line("ls").succeeds();
+    assert_eq!(foreign(&place.folder.path().join("store.home")), [""; 0]);
+}
+
+#[test]
+fn user_who_is_not_the_owner_is_refused_with_the_command_to_run() {
+    let Some(place) = Place::new() else { return };
+    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    let error = place.run_as(STRANGER, "ls --json").exits_with(7).error();
+    assert_eq!(error.code, ErrorCode::Denied);
+    assert!(error.message.contains("belongs to uid 65534"), "{error}");
+    let hint = error.hint.unwrap();
+    assert!(
+        hint.contains("sudo -u '#65534' blobd") && hint.contains("chown -R --no-dereference 12345:12345"),
+        "{hint}"
+    );
+    // Whoever may read it can do so, even where the modes would permit changes.
+    for name in ["", "lock", "manifests", "history", "trash", "staging", "blobs", "recipes", "audit"] {
+        fs::set_permissions(place.root().join(name), fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let list = place.run_as(STRANGER, "ls --json").succeeds().json();
+    assert_eq!(list["models"].as_array().unwrap().len(), 1);
+    let reason = list["read_only"].as_str().unwrap();
+    assert!(reason.contains("sudo -u '#65534' blobd"), "{reason}");
+    for line in ["import DIR/b.gguf --json", "rm a --json", "pin a --json", "tag a b --json"] {
+        let error = place.run_as(STRANGER, line).exits_with(1).error();
+        assert_eq!(error.code, ErrorCode::ReadOnly, "{line}: {error}");
+        assert!(error.message.contains("sudo -u '#65534' blobd"), "{line}: {error}");
+    }
+    assert_eq!(foreign(&place.root()), [""; 0]);
+}
+
+/// The check of `doctor` with this name.
+fn check(run: &Run, name: &str) -> serde_json::Value {
+    let report = run.json();
+    report["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap().clone()
+}
+
+#[test]
+fn doctor_finds_each_file_of_another_user_and_its_command_mends_them() {
+    let Some(place) = Place::new() else { return };
+    for line in ["import DIR/a.gguf --name a", "pin a", "import DIR/b.gguf --name b", "rm --keep 1d b"] {
+        place.as_owner(line).succeeds();
+    }
+    for path in [
+        "blobs",
+        "recipes",
+        "manifests/registry.ollama.ai/library/a/latest",
+        "history",
+        "pins",
+        "trash",
+        "lock",
+    ] {
+        let path = place.root().join(path);
+        let first = || names(&path).first().map(|name| path.join(name));
+        let path = if path.is_dir() { first().unwrap() } else { path };
+        chown(&path, Some(0), Some(0)).unwrap();
+        let found = check(&place.as_root("doctor --json"), "ownership");
+        assert_eq!(found["status"], "failure", "{}: {found}", path.display());
+        let name = path.strip_prefix(place.root()).unwrap().to_str().unwrap();
+        assert!(found["detail"].as_str().unwrap().contains(&format!("{name} to uid 0")), "{found}");
+        let command = found["command"].as_str().unwrap().trim_start_matches("sudo ").to_owned();
+        assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
+        assert_eq!(check(&place.as_root("doctor --json"), "ownership")["status"], "ok");
+    }
+    place.as_owner("undelete b").succeeds();
+}
+
+#[test]
+fn daemon_on_a_spoilt_store_says_why_it_is_read_only() {
+    let Some(place) = Place::new() else { return };
+    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    chown(place.root().join("lock"), Some(0), Some(0)).unwrap();
+    let home = place.folder.path().join("daemon");
+    fs::create_dir(&home).unwrap();
+    chown(&home, Some(OWNER), Some(GROUP)).unwrap();
+    let socket = home.join("s");
+    let mut daemon = Command::new("setpriv");
+    daemon
+        .args(["--pdeathsig=KILL", "--reuid=65534", "--regid=65533", "--clear-groups"])
+        .arg(programs::blobd());
+    place.blobd.prepare(&mut daemon);
+    let log = fs::File::create(place.folder.path().join("log")).unwrap();
+    daemon.args(["serve", "--socket"]).arg(&socket).stdout(log.try_clone().unwrap()).stderr(log);
+    let mut daemon = daemon.spawn().unwrap();
+    let blobd = Blobd::at_socket(&socket);
+    blobd_tests::wait::eventually("the daemon responds", || blobd.line("ls").code == 0);
+    let reason = "its lock file belongs to uid 0, and the store to uid 65534";
+    let log = fs::read_to_string(place.folder.path().join("log")).unwrap();
+    assert!(log.lines().any(|line| line.contains("WARN") && line.contains(reason)), "{log}");
+    assert!(blobd.line("ls").stderr.contains(reason));
+    let health = blobd.line("health --json");
+    assert!(health.code != 0 && health.text().contains(reason), "{}", health.text());
+    let metrics = http::get(&socket, "/v1/metrics").body;
+    assert!(metrics.lines().any(|line| line == "blobd_store_writable 0"), "{metrics}");
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    place.give_all_to(OWNER, GROUP);
+    place.as_owner("rm a").succeeds();
+}
+
+#[test]
+fn group_of_a_shared_store_is_passed_on() {
+    const SHARED: u32 = 54321;
+    let Some(place) = Place::new() else { return };
+    chown(place.root(), None, Some(SHARED)).unwrap();
+    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o2750)).unwrap();
+    place.as_root("import DIR/a.gguf --name a").succeeds();
+    place.as_root("tag a deep/er:one").succeeds();
+    let mut next = vec![place.root()];
+    while let Some(path) = next.pop() {
+        let status = path.symlink_metadata().unwrap();
+        assert_eq!((status.uid(), status.gid()), (OWNER, SHARED), "{}", path.display());
+        if status.is_dir() {
+            next.extend(names(&path).iter().map(|name| path.join(name)));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Clients that read nothing of the response to any request: memory and threads stay within their bounds.
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
+use blobd_tests::memory::{status_bytes, threads};
+use blobd_tests::registry::FakeRegistry;
+use blobd_tests::routes::{Models, documented_routes, model_with_large_header, request};
+use blobd_tests::wait::eventually;
+
+const LAYER: &str = "application/vnd.ollama.image.model";
+
+/// The bound that docs/SECURITY.md promises.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// Half of the threads that blocking work may have.
+const THREADS: usize = 256;
+
+/// Unread responses to each request. With the header below, all of one route would take more than the bound.
+const UNREAD: usize = 20;
+const HEADER_MIB: usize = 12;
+
+struct Store {
+    daemon: TestDaemon,
+    registry: FakeRegistry,
+}
+
+impl Store {
+    /// A daemon that has a model with a large header, and a registry that has the same one.
+    fn start() -> Self {
+        let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+        let model = model_with_large_header(HEADER_MIB);
+        registry.add_model("library/heads:latest", b"{}", &[(LAYER, &model)]).unwrap();
+        let path = daemon.scratch().join("heads.gguf");
+        std::fs::write(&path, &model).unwrap();
+        daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+        Self { daemon, registry }
+    }
+
+    fn requests(&self) -> Vec<String> {
+        let source = self.registry.name("library/heads");
+        let models = Models { stored: "heads", source: &source };
+        documented_routes().iter().map(|route| request(route, models)).collect()
+    }
+
+    fn ask(&self, request: &str) -> UnixStream {
+        let mut stream = http::connect(&self.daemon.socket());
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    /// Units of a pool of permits that are in use.
+    fn in_use(&self, pool: &str) -> u64 {
+        let text = http::get(&self.daemon.socket(), "/v1/metrics").body;
+        let start = format!("blobd_permits_in_use{{pool=\"{pool}\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        line.unwrap_or_else(|| panic!("{pool}: {text}")).parse().unwrap()
+    }
+}
+
+#[test]
+fn unread_responses_to_all_requests_keep_within_memory_and_threads() {
+    let store = Store::start();
+    let pid = store.daemon.pid();
+    let requests = store.requests();
+    let unread: Vec<_> = requests.iter().flat_map(|text| [(); UNREAD].map(|()| store.ask(text))).collect();
+    // Behind all others of its user, of which some read nothing for ten seconds.
+    let start = Instant::now();
+    let mut most = 0;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| http::get(&store.daemon.socket(), "/v1/heads/heads"));
+        while !reader.is_finished() || start.elapsed() < Duration::from_secs(2) {
+            most = most.max(threads(pid));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let status = reader.join().unwrap().status;
+        assert!(matches!(status, 200 | 409), "{status}");
+    });
+    // Without the pages of the program's file: a build for tests has many more of them.
+    let peak = status_bytes(pid, "VmHWM").saturating_sub(status_bytes(pid, "RssFile"));
+    assert!(peak < MEMORY_BYTES, "{} MiB", peak >> 20);
+    assert!(most < THREADS, "{most} threads");
+    drop(unread);
+    eventually("nothing is counted when the clients have gone", || {
+        store.in_use("memory_bytes") == 0 && store.in_use("lasting_connections") == 0
+    });
+    let heads = store.daemon.client().heads(&"heads".parse().unwrap()).unwrap();
+    assert!(heads.content_bytes() > HEADER_MIB << 20, "complete");
+}
+
+#[test]
+fn metrics_of_many_connections_take_few_threads() {
+    let store = Store::start();
+    let scrape = "GET /v1/metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let mut asked: Vec<_> = (0..300).map(|_| store.ask(scrape)).collect();
+    let mut most = 0;
+    while let Some(mut stream) = asked.pop() {
+        most = most.max(threads(store.daemon.pid()));
+        assert_eq!(http::read_answer(&mut stream).status, 200);
+    }
+    assert!(most < 64, "{most} threads");
+}
+
+#[test]
+fn error_about_a_long_request_is_short() {
+    let store = Store::start();
+    let long = "x".repeat(900_000);
+    for body in [format!(r#"{{"reference":"{long}"}}"#), format!(r#"{{"{long}":1}}"#)] {
+        let answer = http::post(&store.daemon.socket(), "/v1/verify", &body);
+        assert!(answer.status == 400 && answer.body.len() < 10_000, "{} bytes", answer.body.len());
+        assert!(!answer.json()["error"]["message"].as_str().unwrap().is_empty());
+    }
+}
