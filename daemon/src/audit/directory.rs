@@ -102,9 +102,7 @@ impl LogDirectory {
         let mut files = Vec::new();
         for (class, number) in self.names()? {
             match statat(&directory, name(class, number), AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(status) => {
-                    files.push(LogFile { class, number, bytes: bytes_on_disk(&status) });
-                }
+                Ok(status) => files.push(LogFile { class, number, bytes: taken_bytes(&status) }),
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -170,6 +168,14 @@ fn open(path: &Path) -> io::Result<File> {
     )))
 }
 
+/// The length of a file, or what it takes on disk if that is less: a hole must not push other files out of the log.
+fn taken_bytes(status: &Stat) -> u64 {
+    const STAT_BLOCK_BYTES: u64 = 512;
+    let length = u64::try_from(status.st_size).unwrap_or_default();
+    let allocated = u64::try_from(status.st_blocks).unwrap_or_default().saturating_mul(STAT_BLOCK_BYTES);
+    length.min(allocated)
+}
+
 fn name(class: Class, number: u64) -> String {
     format!("{}{number:08}.jsonl", class.file_prefix())
 }
@@ -181,12 +187,6 @@ fn parse_name(text: &str) -> Option<(Class, u64)> {
 }
 
 /// Refuses anything but a file with one name: another name may be in a directory that others can write.
-/// The length of a file, but not that of holes: they take no space, and must not displace records.
-fn bytes_on_disk(status: &Stat) -> u64 {
-    const BLOCK: i64 = 512;
-    status.st_size.min(status.st_blocks.saturating_mul(BLOCK)).try_into().unwrap_or(0)
-}
-
 fn regular(file: File) -> io::Result<File> {
     let status = fstat(&file)?;
     if FileType::from_raw_mode(status.st_mode) == FileType::RegularFile && status.st_nlink <= 1 {

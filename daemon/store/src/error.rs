@@ -6,12 +6,10 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::size::human_bytes;
-use rustix::fs::FileType;
 
 use super::lock_file::LockHolder;
 use super::owner::StoreOwner;
 use super::place::Place;
-use super::root::describe;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
@@ -351,15 +349,6 @@ impl StoreError {
     #[must_use]
     pub const fn is_no_such_model(&self) -> bool {
         matches!(self, Self::NoSuchModel { .. } | Self::MayBeHidden { .. })
-    }
-
-    /// Something is in the place of a regular file.
-    pub(crate) fn unexpected_file(path: Place, found: FileType) -> Self {
-        Self::UnexpectedFile {
-            path,
-            found: describe(found).to_owned(),
-            expected: describe(FileType::RegularFile),
-        }
     }
 
     pub(crate) fn wrong_recipe(path: Place, found: Digest) -> Self {

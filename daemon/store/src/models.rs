@@ -358,7 +358,7 @@ impl Store {
         Ok(Some(match (self.blob_status(digest)?, problem) {
             // It has no length that counts, so it was taken for missing.
             (Some(other), _) if !other.is_file() => {
-                StoreError::unexpected_file(self.root.full(layout::blob(digest)), other.kind())
+                self.root.unexpected_file(layout::blob(digest), other.kind())
             }
             (_, Some(problem)) => StoreError::Hidden { digest, problem },
             (_, None) => StoreError::MissingBlob { digest },

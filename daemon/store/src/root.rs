@@ -111,6 +111,12 @@ impl Root {
         &self.0.directory
     }
 
+    /// The error about something that is in the place of a regular file.
+    pub(crate) fn unexpected_file(&self, relative: impl AsRef<Path>, found: FileType) -> StoreError {
+        let (found, expected) = (describe(found).to_owned(), describe(FileType::RegularFile));
+        StoreError::UnexpectedFile { path: self.full(relative), found, expected }
+    }
+
     /// Opens a regular file for reading.
     pub(crate) fn open_file(&self, relative: &Path) -> Result<File, StoreError> {
         self.try_open_file(relative, OFlags::RDONLY).map_err(self.failure("open", relative))

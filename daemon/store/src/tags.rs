@@ -209,7 +209,7 @@ fn case_in(root: &Root, reference: &Reference) -> Result<Option<Reference>, Stor
     match status {
         // It is no name, but nothing can get this name either.
         Some(status) if found.is_none() && !status.is_file() => {
-            Err(StoreError::unexpected_file(root.full(&path), status.kind()))
+            Err(root.unexpected_file(&path, status.kind()))
         }
         _ => Ok(found),
     }

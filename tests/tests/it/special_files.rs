@@ -205,7 +205,7 @@ fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
         (place.recipe(), &["show m", "show n"]),
         (pin, &["pin m"]),
         (place.only_in("trash"), &["undelete t"]),
-        (blob, &["tag m new", "tag n new"]),
+        (blob, &["tag m new", "tag n other"]),
         (place.store("store.json"), &["ls"]),
     ];
     let substitutes: [Substitute; 4] = [
@@ -221,6 +221,7 @@ fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
             let errors = lines.iter().map(|line| place.blobd.run(line.split(' ').chain(["--json"])));
             // A record of the one model or of the other.
             let failed: Vec<_> = errors.filter(|run| run.code != 0).collect();
+            let _ = place.blobd.line("rm new other");
             assert!(!failed.is_empty(), "{}: {what}", path.display());
             for run in failed {
                 let error = run.exits_with(5).error();
