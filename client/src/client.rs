@@ -5,10 +5,10 @@
 //! restart of the daemon.
 
 mod audit_log;
+mod default_daemon;
 mod import;
 mod transport;
 
-use std::env;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -46,7 +46,7 @@ use crate::protocol::space::{DroppedDownloads, RemovePartialsParams, UnfinishedD
 use crate::protocol::upkeep::{
     DoctorReport, EvictionPlan, Pinned, PullLimit, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
 };
-use crate::sockets::{self, SYSTEM_SOCKET, default_sockets, user_sockets};
+use crate::sockets;
 
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
 
@@ -86,35 +86,6 @@ impl Client {
         let client = Self { socket, ..Self::with_connector(Arc::new(move || sockets::connect(&path))) };
         *client.spare() = Some((Instant::now(), client.new_stream()?));
         Ok(client)
-    }
-
-    /// A client of the default daemon: the one that `BLOBD_SOCKET` names, otherwise the system's, otherwise this
-    /// user's.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect), and as [`connect_to_system`](Self::connect_to_system).
-    pub fn connect_default() -> Result<Self, ClientError> {
-        if let Some(socket) = env::var_os(SOCKET_VARIABLE).filter(|socket| !socket.is_empty()) {
-            return Self::connect(socket);
-        }
-        match Self::connect_to_system()? {
-            Some(client) => Ok(client),
-            None => Self::connect_to_own(),
-        }
-    }
-
-    /// A client of the daemon that serves all users of this machine; `None` if the machine has none. Only then may a
-    /// program use a daemon or a store of its user without being told to: the models of the system are not there.
-    ///
-    /// # Errors
-    /// [`ClientError::Unavailable`] when the daemon is installed and does not listen, [`ClientError::Connect`] when it
-    /// does not admit this user.
-    pub fn connect_to_system() -> Result<Option<Self>, ClientError> {
-        match Self::connect(SYSTEM_SOCKET) {
-            Ok(client) => Ok(Some(client)),
-            Err(ClientError::NotRunning { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     /// A client that connects in another way, such as to a server in the same process. An error that wraps an
@@ -568,20 +539,6 @@ impl Client {
         self.repeated(Repeat::Always, || {
             open::receive(self.send(Request::upgrade("/v1/open", params)?)?.into_connection()?)
         })
-    }
-
-    /// A client of the first daemon of this user that listens.
-    fn connect_to_own() -> Result<Self, ClientError> {
-        let mut refused = None;
-        for socket in user_sockets() {
-            match Self::connect(socket) {
-                Err(ClientError::NotRunning { .. }) => {}
-                Err(error) => refused = refused.or(Some(error)),
-                connected => return connected,
-            }
-        }
-        let names: Vec<_> = default_sockets().iter().map(|socket| socket.display().to_string()).collect();
-        Err(refused.unwrap_or(ClientError::NotRunning { socket: names.join(" or ") }))
     }
 }
 

@@ -86,8 +86,28 @@ pub fn read_answer(stream: &mut UnixStream) -> Answer {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => panic!("no response: {error}"),
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap_or(bytes.len());
+    let head = String::from_utf8_lossy(&bytes[..end]);
+    let body = bytes.get(end + 4..).unwrap_or_default();
+    let body = match head.to_lowercase().contains("transfer-encoding: chunked") {
+        true => String::from_utf8_lossy(&unchunked(body)).into_owned(),
+        false => String::from_utf8_lossy(body).into_owned(),
+    };
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    Answer { status: status.unwrap_or(0), body: body.to_owned() }
+    Answer { status: status.unwrap_or(0), body }
+}
+
+/// The content of the chunks, up to the end of what has arrived.
+fn unchunked(mut body: &[u8]) -> Vec<u8> {
+    let mut content = Vec::new();
+    while let Some(end) = body.windows(2).position(|window| window == b"\r\n") {
+        let length = std::str::from_utf8(&body[..end]).ok();
+        let Some(length @ 1..) = length.and_then(|length| usize::from_str_radix(length, 16).ok()) else {
+            break;
+        };
+        let rest = &body[end + 2..];
+        content.extend_from_slice(&rest[..length.min(rest.len())]);
+        body = rest.get(length + 2..).unwrap_or_default();
+    }
+    content
 }

@@ -100,7 +100,7 @@ impl Shared {
         assert!(child.wait().unwrap().success());
         let parse = |line: &str| {
             let answer: Json = serde_json::from_str(line).unwrap();
-            // Of several events the last one counts. There are lengths of chunks between them.
+            // Of several events the last one counts.
             let mut lines = answer["body"].as_str().unwrap().lines().filter(|line| line.starts_with('{'));
             let last = lines.next_back().unwrap_or("null");
             (answer["status"].as_u64().unwrap(), serde_json::from_str(last).unwrap())

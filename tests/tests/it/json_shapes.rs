@@ -41,6 +41,8 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("ComparedModel.status as \"failed\"", "as error"),
     ("ComparedModel.status as \"outdated\"", "ends with exit code 1; tested in outdated.rs"),
     ("RunningPull.total_bytes as null", "needs a registry that does not answer"),
+    ("Session.engine present", "needs `blobd exec`; tested in exec.rs"),
+    ("Session.container present", "needs a process of another PID namespace; tested in containers.rs"),
     ("Session.command as null", "needs a client that ends at this moment"),
     ("Warmed.cold_bytes as null", "needs a command of a user who may not open the store's files"),
     ("Warmed.resident_bytes as null", "as cold_bytes"),

@@ -69,8 +69,8 @@ fn lines_of_the_log_have_the_id_of_the_request_that_caused_them() {
     // The import itself is logged on a blocking thread.
     assert_eq!(logged(&daemon, ": import uid="), logged(&daemon, "verb=\"import\""));
     daemon.command().line("export tiny -o -").succeeds();
-    eventually("the open is logged", || logged(&daemon, "verb=\"open\"").len() == 1);
-    assert_eq!(logged(&daemon, "opens tiny"), logged(&daemon, "verb=\"open\""));
+    eventually("the open is logged", || logged(&daemon, "verb=\"export\"").len() == 1);
+    assert_eq!(logged(&daemon, "opens tiny"), logged(&daemon, "verb=\"export\""));
     let error = daemon.command().line("tag nobody other --json").exits_with(3).error();
     assert_eq!(logged(&daemon, "verb=\"tag\""), [error.request.expect("errors of the daemon have an ID")]);
 }

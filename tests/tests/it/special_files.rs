@@ -201,11 +201,11 @@ fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
     let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
     let pin = place.store("pins").join(TAG.strip_prefix("manifests/").unwrap());
     let lines = [
-        (place.store(TAG), ["show m", "tag m new", "history m"].as_slice()),
+        (place.store(TAG), ["show m", "tag m new --force", "history m"].as_slice()),
         (place.recipe(), &["show m", "show n"]),
         (pin, &["pin m"]),
         (place.only_in("trash"), &["undelete t"]),
-        (blob, &["tag m new", "tag n other"]),
+        (blob, &["tag m new --force", "tag n other --force"]),
         (place.store("store.json"), &["ls"]),
     ];
     let substitutes: [Substitute; 4] = [

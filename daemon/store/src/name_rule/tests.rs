@@ -156,7 +156,7 @@ fn user(uid: u32) -> NameUser {
 const ADMINISTRATOR: NameUser = NameUser { uid: 0, is_administrator: true };
 
 fn is_of_another(checked: &Result<(), StoreError>, adder: Option<u32>) -> bool {
-    matches!(checked, Err(StoreError::NameOfAnother { adder: found, .. }) if found == adder)
+    matches!(checked, Err(StoreError::NameOfAnother { adder: found, .. }) if *found == adder)
 }
 
 #[test]

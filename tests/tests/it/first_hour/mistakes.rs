@@ -61,7 +61,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd completions tcsh", 2, &["bash", "zsh", "fish"]),
     step("blobd rm --older-than soon", 2, &["soon", "30d"]),
     // Places.
-    step("blobd --socket nothere.sock ls", 1, &["nothere.sock", "blobd serve"]),
+    step("blobd --socket nothere.sock ls", 8, &["nothere.sock", "blobd serve"]),
     step("blobd --root notes.txt ls", 1, &["notes.txt"]),
     step("blobd --root /proc/blobd ls", 3, &["/proc/blobd", "contains no store"]),
     step("blobd --config nothere.toml ls", 2, &["nothere.toml"]),

@@ -88,6 +88,8 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample) {
     session.line("pin", "moe");
     session.line_fails("denied", "rm moe");
     session.line_fails("denied", "edit large moe --set general.name=x");
+    // It may have been evicted.
+    session.ok("import", ["import", &sample.path("separate.gguf"), "--name", "separate"]);
     session.line_fails("busy", "tag moe separate");
     without_space(session, sample);
 }
