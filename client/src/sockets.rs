@@ -217,7 +217,7 @@ mod tests {
         assert!(refusal(&own, uid).contains("expected 0700, found 0711"));
         set(0o700);
         std::os::unix::fs::symlink(&own, &link).unwrap();
-        assert!(refusal(&link, uid).contains("not a directory"));
+        assert!(refusal(&link, uid).contains("expected a directory"));
         let absent = check_owned_by(&folder.path().join("absent"), uid).unwrap_err();
         assert_eq!(absent.kind(), io::ErrorKind::NotFound);
     }

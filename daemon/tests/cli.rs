@@ -62,8 +62,8 @@ fn socket_that_nobody_serves_is_a_failure_and_not_an_embedded_store() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("no.sock");
     let output = blobd(&["ls", "--json", "--socket", socket.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(text(&output.stderr).starts_with(r#"{"error":{"code":"#), "{output:?}");
+    assert_eq!(output.status.code(), Some(8), "{output:?}");
+    assert!(text(&output.stderr).starts_with(r#"{"error":{"code":"unavailable"#), "{output:?}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

@@ -24,7 +24,7 @@ it deletes everything that no model of this store needs.
 Examples:
   blobd gc --dry-run                           the plan; nothing is deleted
   blobd gc
-  blobd gc --quarantine --dry-run              the damaged blobs in quarantine, since when, and of which models
+  blobd gc --quarantine --dry-run              the damaged blobs in quarantine, by age and model
   blobd gc --quarantine                        deletes them, and nothing else
   blobd gc --plan-eviction                     models that would be evicted to meet the quota
   blobd gc --plan-eviction=20GiB               models that would be evicted to free 20 GiB")]

@@ -137,7 +137,11 @@ async fn unusable_mirror_is_refused_at_start() {
     let mirrors = [("hf.co".to_owned(), vec!["127.0.0.1".to_owned()])].into();
     let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
     let error = client_for(&policy, Proxies::default()).unwrap_err();
-    assert!(error.to_string().starts_with("mirror of hf.co: \"127.0.0.1\""), "{error}");
+    assert!(
+        error.to_string().starts_with("mirror of hf.co: expected http")
+            && error.to_string().ends_with("\"127.0.0.1\""),
+        "{error}"
+    );
 }
 
 #[tokio::test]
