@@ -19,7 +19,7 @@ pub const READS_FILES_ONLY: bool = cfg!(target_env = "musl");
 pub struct User {
     /// The number.
     pub uid: u32,
-    /// Safe to print; see [`printable`] for names that are not.
+    /// Safe to print; control characters are replaced.
     pub name: String,
     /// The group that the user's processes have first.
     pub primary_group: u32,

@@ -13,7 +13,7 @@ const MAX_INTERRUPTIONS: u32 = 100;
 /// Between two attempts, so that a reader of such a file uses no processor time.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Repeats a read while it is interrupted or would block, at most [`MAX_INTERRUPTIONS`] times.
+/// Repeats a read while it is interrupted or would block, at most `MAX_INTERRUPTIONS` times.
 ///
 /// # Errors
 /// Those of the read.

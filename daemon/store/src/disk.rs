@@ -3,7 +3,7 @@
 //! [`Disk`] is an interface, so that tests can use a disk that fails or loses writes. Reads do not use it,
 //! see [`Root`]. `GuardedDisk` makes the first failed sync final: the kernel reports a lost write only
 //! once, so a second sync would succeed although the bytes are lost. The store is then read-only until it
-//! is opened again. It also makes every change as the store's owner, see [`super::owner`].
+//! is opened again. It also makes every change as the store's owner, see `owner`.
 //!
 //! `ingest` and [`crate::gc`] determine the order of the steps.
 
