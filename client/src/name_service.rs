@@ -116,7 +116,7 @@ fn is_possible(name: &str) -> bool {
     !name.is_empty() && !name.contains('\0')
 }
 
-/// The errors by which name services say that there is no such user or group: see `getpwnam(3)`.
+/// Errors that mean "no such user or group": see `getpwnam(3)`.
 fn answer<T>(found: nix::Result<Option<T>>) -> io::Result<Option<T>> {
     match found {
         Err(Errno::ENOENT | Errno::ESRCH | Errno::EBADF | Errno::EPERM) => Ok(None),

@@ -44,7 +44,7 @@ pub struct ChargedGroup {
     pub group: String,
     /// The bytes on disk that its members pay for: the sum of their `charged_bytes`.
     pub charged_bytes: u64,
-    /// The number of members whom something is charged to.
+    /// The number of members with a charge above 0.
     pub members: u64,
     /// The limits.
     pub quota: UserLimits,

@@ -43,7 +43,7 @@ impl Caller {
         self.respond_within(memory, (self.route.turns)(&self.daemon), work).await
     }
 
-    /// The same for a request that needs more memory, or another turn, than others of its route.
+    /// Like the function above, for a request that needs more memory or another turn than its route says.
     pub(super) async fn respond_within<T: Serialize + Send + 'static>(
         &self,
         memory: Option<Permit>,

@@ -124,7 +124,7 @@ const ROUTES: &[Route] = &[
     get("/v1/history/{reference}", Right::Read, disk).by_store(|size| size.models(256)),
     get("/v1/sharing/{reference}", Right::Read, survey).by_store(|size| size.models_and_blobs(512, 16)),
     get("/v1/df", Right::Read, survey).by_store(|size| size.models_and_blobs(1 << 10, 32)),
-    // Of oneself.
+    // Users see their own row.
     get("/v1/df/users", Right::Read, survey).by_store(|size| size.models_and_blobs(128, 32)),
     get("/v1/ps", Right::Read, disk).by_daemon(|daemon| daemon.sessions.count() * SESSION_BYTES),
     get("/v1/pulls", Right::Read, disk),
@@ -137,7 +137,7 @@ const ROUTES: &[Route] = &[
     get("/v1/config", Right::Read, disk),
     get("/v1/metrics", Right::Read, scrapes).by_daemon(|_| METRICS_BYTES),
     post("/v1/open", Right::Read, disk),
-    // Of one's own leases.
+    // Users end their own leases.
     post("/v1/release", Right::Read, disk),
     post("/v1/verify", Right::Read, verifications),
     // One's own records.
@@ -151,7 +151,7 @@ const ROUTES: &[Route] = &[
     post("/v1/promote", Right::Pull, imports),
     // One's own downloads.
     post("/v1/partials/remove", Right::Pull, disk),
-    // Of names that the user has added: the operations check that by `Store::check_change`.
+    // Users change the names that they added: `Store::check_change` checks that.
     post("/v1/remove", Right::Pull, disk),
     post("/v1/undelete", Right::Pull, disk),
     post("/v1/pin", Right::Pull, disk),

@@ -81,7 +81,7 @@ impl Filter {
     }
 }
 
-/// Whether it failed or was refused. Switching the log on is no failure.
+/// Whether it failed or was refused. Switching the log on is not a failure.
 fn is_failure(record: &AuditRecord) -> bool {
     !matches!(record.result.as_str(), "ok" | "on")
 }

@@ -34,7 +34,7 @@ impl Forwarder {
     /// Sends a line of the log. Logs the first of several failures, and their end.
     pub(super) fn send(&mut self, line: &[u8]) -> bool {
         let Some(record) = AuditRecord::parse(line) else { return false };
-        // By address: the journal may have been restarted since.
+        // Sent to the address each time: a connection would not survive a restart of the journal.
         let sent = self.socket.send_to(entry(&record, line).as_bytes(), &self.journal);
         match (&sent, self.is_failing) {
             (Err(error), false) => {

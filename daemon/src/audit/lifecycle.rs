@@ -79,7 +79,7 @@ pub(crate) fn switch(log: &AuditLog, settings: LogSettings, is_on: bool) -> io::
     }
 }
 
-/// Whether the log was switched off last; `None` if there is no log, or none that can be read.
+/// Whether the latest switch turned the log off; `None` if there is no readable log.
 fn last_state(directory: &LogDirectory) -> Option<bool> {
     if !directory.exists() {
         return None;

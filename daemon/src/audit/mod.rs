@@ -103,7 +103,7 @@ struct ClassState {
 impl Shared {
     fn new() -> Self {
         let names = Names::system();
-        // Of what the daemon does by itself.
+        // What the daemon does without a request.
         names.name_of(rustix::process::geteuid().as_raw());
         Self { names, ..Self::default() }
     }
@@ -266,8 +266,8 @@ impl Running {
     }
 }
 
-/// What is told apart among the records of a user that are left out: the model that was opened, or what was tried. A
-/// client chooses the names in failed requests, so these are not told apart.
+/// The kind under which an omitted record is counted: the model that was opened, or the verb and its result. Names in
+/// failed requests do not make a kind, because clients choose them.
 fn kind(class: Class, record: &AuditRecord) -> String {
     match class {
         Class::Open => record.model.clone().unwrap_or_default(),

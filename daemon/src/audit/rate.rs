@@ -48,7 +48,7 @@ pub(super) struct Omission {
     /// `None` for users that were not counted one by one.
     pub(super) uid: Option<u32>,
     pub(super) records: u64,
-    /// How many of which kind, the most frequent first. Some may be of none of these kinds.
+    /// The number of records of each kind, the most frequent kind first. Records of other kinds may be missing.
     pub(super) kinds: Vec<(String, u64)>,
 }
 

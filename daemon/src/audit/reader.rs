@@ -41,7 +41,7 @@ pub(crate) struct LogReader {
     next: ByClass<Place>,
     /// Where the records end that existed when the reader was made.
     end: ByClass<Place>,
-    /// Lines that are no records.
+    /// The number of lines that are not records.
     pub(crate) unreadable_lines: u64,
     /// Records before those that were found that match too.
     pub(crate) earlier_records: u64,

@@ -20,7 +20,7 @@ pub(super) struct Reading<'r> {
     pub(super) filter: &'r Filter,
     /// The number of the last record that is read: later ones may have been written to some files only.
     pub(super) up_to: u64,
-    /// Lines that are no records.
+    /// The number of lines that are not records.
     pub(super) unreadable_lines: u64,
 }
 

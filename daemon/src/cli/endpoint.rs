@@ -184,7 +184,7 @@ fn admit(socket: &Socket, config: &Config) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-/// `None` if there is no such group. Then only root may connect, which is right too while that is not known.
+/// `None` if there is no such group. Then only root may connect, which is also safe while the answer is not known.
 fn system_group() -> Option<u32> {
     match Names::system().gid_of(SYSTEM_GROUP) {
         Ok(gid) => Some(gid),

@@ -240,7 +240,7 @@ async fn stop_requested(signals: Option<Signals>) -> SignalKind {
     }
 }
 
-/// Of those of [`listen_for_stop`].
+/// The name of a signal that [`listen_for_stop`] waits for.
 fn signal_name(signal: SignalKind) -> &'static str {
     if signal == SignalKind::interrupt() {
         "SIGINT"

@@ -18,7 +18,7 @@ const SYSTEMD: &str = "/run/systemd/system";
 const TIME_LIMIT: Duration = Duration::from_secs(3);
 /// More is not printed by either program.
 const MAX_OUTPUT_BYTES: u64 = 64 << 10;
-/// Of a line of the journal that an error quotes.
+/// The longest part of a journal line that an error quotes.
 const MAX_LINE_CHARACTERS: usize = 500;
 
 /// Whether systemd manages this machine.
