@@ -176,6 +176,8 @@ fn showing(session: &mut Session, sample: &Sample) {
     let denying = sample.config("denying.toml", rule);
     session.line("show", &format!("base --config {}", denying.display()));
     session.ok("show", ["show", &sample.registry.name("me/half:1")]);
+    session.ok("diff", ["diff", "base", &sample.registry.name("me/half:1")]);
+    session.ok("diff", ["diff", "relative", &sample.registry.name("me/half:1")]);
     session.ok("show", ["show", &format!("{}/files/tiny.gguf", sample.registry.url())]);
     for form in
         ["show --template", "show --license", "show --system", "show --parameters", "show --modelfile"]
