@@ -181,6 +181,9 @@ fn notes(estimate: &Estimate<'_>, metadata: Metadata<'_>) -> Vec<String> {
             );
         }
     }
+    if !estimate.has_rule {
+        notes.push("only the weights are known, so this is not an answer to whether it fits".to_owned());
+    }
     if estimate.unsized_tensors > 0 {
         let count = estimate.unsized_tensors;
         notes.push(format!("{count} tensors have a type of unknown size and count as 0 bytes"));
