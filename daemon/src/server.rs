@@ -93,7 +93,6 @@ impl Server {
             }
         };
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), closer);
-        self.daemon.note_peer(&peer);
         let (daemon, ending) = (Arc::clone(&self.daemon), self.ending.subscribe());
         tokio::spawn(async move {
             let Some(peer) = named(&daemon, peer).await else { return };
