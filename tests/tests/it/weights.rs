@@ -135,9 +135,9 @@ fn tensor_unpacks_the_numbers_of_quantised_layers() {
     let bf16 = |numbers: [f32; 2]| -> Vec<u8> {
         numbers.iter().flat_map(|number| number.to_le_bytes()[2..].to_vec()).collect()
     };
-    let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-    let affine: Vec<f64> = (0..16).map(|code| f64::from(code) * 0.5 - 0.507_812_5).collect();
-    let affine_next: Vec<f64> = (0..16).map(|code| f64::from(code) * 2.0 + 1.0).collect();
+    let e2m1 = [0.0_f32, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+    let affine: Vec<f32> = (0..16_u8).map(|code| f32::from(code) * 0.5 - 0.507_812_5).collect();
+    let affine_next: Vec<f32> = (0..16_u8).map(|code| f32::from(code) * 2.0 + 1.0).collect();
     for (quant_type, scale_type, scales, biases, expected) in [
         (
             "int4",
@@ -170,10 +170,11 @@ fn tensor_unpacks_the_numbers_of_quantised_layers() {
         assert_eq!((&shown["type"], &shown["shape"]), (&json!(quant_type.to_uppercase()), &json!([2, 16])));
         let values: Vec<f64> =
             shown["values"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
-        assert_eq!(values, expected, "{quant_type}");
+        let exact: Vec<f64> = expected.iter().copied().map(f64::from).collect();
+        assert_eq!(values, exact, "{quant_type}");
         assert_eq!(run(&["--dump"]).stdout, codes);
         let npy = run(&["--npy"]).stdout;
-        let numbers: Vec<u8> = expected.iter().flat_map(|number| (*number as f32).to_le_bytes()).collect();
+        let numbers: Vec<u8> = expected.iter().flat_map(|number| number.to_le_bytes()).collect();
         assert!(npy.ends_with(&numbers));
         let text = run(&[]).text();
         assert!(text.contains(&quant_type.to_uppercase()) && text.contains("elements   32"), "{text}");
