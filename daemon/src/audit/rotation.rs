@@ -1,7 +1,10 @@
 //! How large the files of the log become, and which of them are removed.
 
+use std::collections::BTreeMap;
+
 use super::class::{ByClass, Class};
-use super::directory::LogFile;
+use super::directory::{LogDirectory, LogFile};
+use super::lines::{Lines, Position};
 
 /// The limits of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,60 @@ impl Usage {
         Self { bytes, complete }
     }
 }
+
+/// What a file of the log contained.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Contents {
+    pub(super) records: u64,
+    /// The times of its first and its last record.
+    pub(super) first: Option<String>,
+    pub(super) last: Option<String>,
+    /// How many records were of which user, the user with the most first. The others are counted together.
+    pub(super) users: Vec<(String, u64)>,
+}
+
+impl Contents {
+    /// Users that are listed.
+    const MAX_USERS: usize = 20;
+    /// A user can have so many records in one file that counting all users takes too much memory.
+    const MAX_COUNTED: usize = 1024;
+    /// Records wait while a file is read.
+    const MAX_BYTES: u64 = 64 << 20;
+
+    /// Reads a file; `None` if it cannot be read or is too large.
+    pub(super) fn of(directory: &LogDirectory, file: LogFile) -> Option<Self> {
+        let opened = directory.read(file.class, file.number).ok()??;
+        if file.bytes > Self::MAX_BYTES {
+            return None;
+        }
+        let mut lines = Lines::new(opened, Position::from(0)).ok()?;
+        let (mut contents, mut users) = (Self::default(), BTreeMap::<String, u64>::new());
+        while let Ok(Some(line)) = lines.next_line() {
+            let Some(record) = line.record() else { continue };
+            contents.records = contents.records.saturating_add(1);
+            contents.first.get_or_insert_with(|| record.time.clone());
+            contents.last = Some(record.time);
+            let user = record.user.unwrap_or_else(|| record.uid.to_string());
+            let is_counted = users.len() < Self::MAX_COUNTED || users.contains_key(&user);
+            let count = users.entry(if is_counted { user } else { OTHERS.to_owned() }).or_default();
+            *count = count.saturating_add(1);
+        }
+        contents.users = Self::most(users);
+        Some(contents)
+    }
+
+    fn most(users: BTreeMap<String, u64>) -> Vec<(String, u64)> {
+        let mut users: Vec<_> = users.into_iter().collect();
+        users.sort_by_key(|(_, records)| std::cmp::Reverse(*records));
+        let others = users.split_off(users.len().min(Self::MAX_USERS));
+        let others = others.iter().map(|(_, records)| *records).fold(0, u64::saturating_add);
+        users.extend((others > 0).then(|| (OTHERS.to_owned(), others)));
+        users
+    }
+}
+
+/// Stands for users that are not listed one by one. No user has this name.
+const OTHERS: &str = "(others)";
 
 #[cfg(test)]
 mod tests {
