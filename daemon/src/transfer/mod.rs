@@ -21,7 +21,7 @@ use blobd_store::leases::Lease;
 use blobd_store::{Assembler, DownloadAbout, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::{Archive, Compression, Descriptor};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::ModelHeader;
+use blobd_store_format::file_format::{MAX_HEADER_BYTES, ModelHeader};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::split::SplitPlan;
@@ -31,7 +31,7 @@ use tokio::time::timeout;
 use tracing_mutex::stdsync::{Mutex, RwLock};
 
 use crate::ingest::{announce, recipe_bytes};
-use crate::memory_gauge::MemoryGauge;
+use crate::memory_gauge::{Covered, MemoryGauge};
 use crate::permits::{Limits, PermitPool};
 
 mod archive;
@@ -110,16 +110,41 @@ pub(crate) struct Job<'j> {
     pub(crate) again: Flag,
     /// Whether the file is received as one stream, so that an interruption loses what has arrived of it.
     pub(crate) as_stream: Flag,
-    /// Counts the memory of a header that is to be kept.
+    /// Counts the memory of headers.
     pub(crate) gauge: Option<&'j MemoryGauge<'j>>,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
 }
 
-/// A header that is kept is in memory as received, as parsed, and as base64.
+/// A header is in memory as received, as parsed, and as base64 or as the plan that is made from it.
 pub(crate) const HEADER_COPIES: usize = 3;
 
-impl Job<'_> {
+impl<'j> Job<'j> {
+    /// A transfer without limits that continues nothing and uses nothing of the store.
+    pub(crate) fn new(
+        registry: &'j RegistryClient,
+        file: &'j RemoteFile,
+        handle: &'j Handle,
+        uid: u32,
+        report: &'j (dyn Fn(u64) -> bool + Sync),
+    ) -> Self {
+        Self {
+            registry,
+            file,
+            handle,
+            uid,
+            about: None,
+            continues: false,
+            may_read: &|_name, _manifest| false,
+            limits: Vec::new(),
+            silence: Silence::default(),
+            again: Flag::default(),
+            as_stream: Flag::default(),
+            gauge: None,
+            report,
+        }
+    }
+
     fn is_continued(&self) -> bool {
         self.continues && self.file.is_resumable()
     }
@@ -145,16 +170,45 @@ impl Job<'_> {
         Ok(bytes)
     }
 
-    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown.
-    pub(crate) fn read_header(&self, excess: u64) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-        self.retried(|_received| head::fetch_header(self, excess))
+    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown, or if it has more
+    /// than `most` bytes.
+    pub(crate) fn read_header(
+        &self,
+        excess: u64,
+        most: u64,
+    ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+        self.retried(|_received| head::fetch_header(self, excess, most))
     }
 
-    /// Counts a header of which `bytes` have arrived.
+    /// Counts a header of which `bytes` have arrived, or are to be read.
     fn count_header(&self, bytes: usize) -> Result<(), TransferError> {
         let Some(gauge) = self.gauge else { return Ok(()) };
-        let is_covered = self.wait_for(gauge.cover(bytes.saturating_mul(HEADER_COPIES)))?;
-        if is_covered { Ok(()) } else { Err(TransferError::NoMemory { bytes }) }
+        match self.wait_for(gauge.cover(bytes.saturating_mul(HEADER_COPIES)))? {
+            Covered::Yes => Ok(()),
+            Covered::No => Err(TransferError::NoMemory { bytes }),
+            Covered::AfterRestart => Err(TransferError::MemoryInUse),
+        }
+    }
+
+    /// Reads headers again from their start if others use the memory that they need.
+    fn restarted<T>(&self, mut read: impl FnMut() -> Result<T, TransferError>) -> Result<T, TransferError> {
+        loop {
+            match (read(), self.gauge) {
+                (Err(TransferError::MemoryInUse), Some(_)) => self.wait_for_longest_header()?,
+                (read, _) => return read,
+            }
+        }
+    }
+
+    /// Waits for the memory for the longest header. Nothing that is counted is in memory.
+    fn wait_for_longest_header(&self) -> Result<(), TransferError> {
+        let bytes = usize::try_from(MAX_HEADER_BYTES).unwrap_or(usize::MAX).saturating_mul(HEADER_COPIES);
+        self.gauge.map_or(Ok(()), |gauge| self.wait_for(gauge.start_again(bytes)))
+    }
+
+    /// Counts headers no longer: they are not in memory any more.
+    fn release_headers(&self) {
+        self.gauge.inspect(|gauge| gauge.release());
     }
 
     /// Retries by the registry client's policy until the request is cancelled. An attempt reports how many
@@ -190,6 +244,9 @@ impl Job<'_> {
                 match timeout(POLL_INTERVAL, future.as_mut()).await {
                     Ok(done) => return Ok(done),
                     Err(_elapsed) if !(self.report)(0) => return Err(TransferError::Unwanted),
+                    Err(_elapsed) if self.gauge.is_some_and(MemoryGauge::is_overdue) => {
+                        return Err(TransferError::MemoryInUse);
+                    }
                     Err(_elapsed) => {}
                 }
             }
@@ -337,11 +394,12 @@ impl Transfers {
         let resumed_bytes = partial.claimed_bytes();
         let similar_files = tensor_reuse::similar_files(store, job)?;
         let near = similar_files.first().map(|similar| &*similar.recipe);
-        let Head { plan, whole, .. } = match Start::of(job, store, &partial, near) {
+        let Head { plan, whole, .. } = match job.restarted(|| Start::of(job, store, &partial, near)) {
             // All of the archive is downloaded.
             Err(TransferError::NoRanges) => return Ok(TransferPlan::of_stream(job.file.size())),
             start => start?.head,
         };
+        job.release_headers();
         let reused = if whole.is_some() {
             ReusedTensors::default()
         } else {
@@ -404,11 +462,11 @@ impl Transfers {
         };
         let near = similar_files.first().filter(|_| reuse == Reuse::All);
         let near_recipe = near.map(|similar| &*similar.recipe);
-        let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = match reuse
-        {
-            Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial)?,
-            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near_recipe)?,
-        };
+        let start = job.restarted(|| match reuse {
+            Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial),
+            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near_recipe),
+        });
+        let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = start?;
         let partial = match reuse {
             Reuse::Nothing { wrong } => partial.receive_again(wrong),
             Reuse::All | Reuse::NoHead => partial,
@@ -442,6 +500,8 @@ impl Transfers {
             assembler,
             start::senders(&parts, sender.filter(|_| !has_reused_head).as_ref()),
         );
+        drop(parts);
+        job.release_headers();
         let refetched = Vec::new();
         Ok(Transfer {
             transfers: self,
