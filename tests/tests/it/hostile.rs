@@ -145,9 +145,9 @@ fn invalid_alignments_are_refused() {
         ("alignment 13", raw().alignment(13).bytes(), "power of two"),
         ("alignment 2^31 (lcpp#24997)", raw().alignment(1 << 31).bytes(), "at most"),
         ("alignment 2^21", raw().alignment(1 << 21).bytes(), "at most 1048576"),
-        ("alignment as i32 (lcpp#26318)", of_type(id::I32, &32_i32.to_le_bytes()), "must be u32"),
-        ("alignment as u64", of_type(id::U64, &32_u64.to_le_bytes()), "must be u32"),
-        ("alignment as a string", of_type(id::STRING, &string("32")), "must be u32"),
+        ("alignment as i32 (lcpp#26318)", of_type(id::I32, &32_i32.to_le_bytes()), "expected u32"),
+        ("alignment as u64", of_type(id::U64, &32_u64.to_le_bytes()), "expected u32"),
+        ("alignment as a string", of_type(id::STRING, &string("32")), "expected u32"),
         ("a tensor off the alignment", off, "not a multiple of 64"),
     ]);
 }
