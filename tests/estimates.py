@@ -210,6 +210,8 @@ def place(m, kv, partial, full, vram):
     buffer = blocks[0]
     used = buffer + max(partial, full)
     layers = 0
+    if vram < used + buffer:
+        return 0, sum(blocks) + output
     for block in reversed(blocks):
         if used + block >= vram:
             break
@@ -217,6 +219,8 @@ def place(m, kv, partial, full, vram):
         layers += 1
     if layers == len(blocks) and used + output < vram:
         layers += 1
+    if layers == 0:
+        return 0, sum(blocks) + output
     everything = layers == len(blocks) + 1
     return layers, buffer + sum(blocks) + output + (full if everything else partial)
 
@@ -231,6 +235,10 @@ def boundaries(m, kv, partial, full):
         used += added
         for vram in (used - 1, used, used + 1):
             rows.append([vram, *place(m, kv, partial, full, vram)])
+    # What a device must have before it gets a layer.
+    least = 2 * blocks[0] + max(partial, full)
+    for vram in (least - 1, least, least + 1):
+        rows.append([vram, *place(m, kv, partial, full, vram)])
     return rows
 
 

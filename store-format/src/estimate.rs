@@ -42,6 +42,7 @@ mod number;
 mod ollama;
 mod placement;
 mod recurrent;
+mod rule;
 mod vision;
 mod window;
 
@@ -122,6 +123,16 @@ pub struct Estimate<'m> {
     pub weights: &'m [LayerWeights],
     /// Their sum, at most 2^64 - 1.
     pub weights_bytes: u64,
+    /// Whether the basis has a rule for the KV cache and the graph of this architecture. If not, both are 0,
+    /// and no placement [`fits`](Placement::fits).
+    pub has_rule: bool,
+    /// The weights that engines leave in the machine's memory, such as the embedding of a model with an output of
+    /// its own.
+    pub input_weights_bytes: u64,
+    /// The weights that are neither in a block nor in the output, the input or the vision tower. They are
+    /// placed last, and are neither a layer nor part of [`Placement::total_bytes`], which Ollama's formulas
+    /// define without them.
+    pub other_weights_bytes: u64,
     /// The vision tower in the model's file; nothing if there is a projector, which is used instead.
     pub vision: Vision,
     /// The metadata keys that the formulas need and the file does not have in the expected type. Defaults
@@ -271,7 +282,12 @@ impl Estimate<'_> {
     #[must_use]
     pub fn required_bytes(&self) -> u64 {
         let graph = self.graph_partial_bytes.max(self.graph_full_bytes);
+        if !self.has_rule {
+            let weights = u128::from(self.weights_bytes) + self.companion_bytes();
+            return u64::try_from(weights + 1).unwrap_or(u64::MAX);
+        }
         let layers = self.block_bytes().sum::<u128>() + self.output_bytes() + self.companion_bytes();
+        let layers = layers + u128::from(self.other_weights_bytes);
         // The sum must be less than the memory.
         u64::try_from(self.buffer_bytes() + layers + u128::from(graph) + 1).unwrap_or(u64::MAX)
     }

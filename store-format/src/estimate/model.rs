@@ -8,6 +8,7 @@ use super::keys::Keys;
 use super::llama_cpp::{self, CacheLayout};
 use super::number::Number;
 use super::ollama;
+use super::rule::{Rule, block_of, is_input, weights_only};
 use super::vision::vision;
 use super::{Basis, Estimate, EstimateError, Settings, Vision};
 use crate::gguf::Header;
@@ -25,6 +26,11 @@ pub struct Model<'a> {
     weights_bytes: u64,
     block_weights: Vec<u64>,
     output_weights: u64,
+    /// The weights that are nowhere else: neither in blocks nor in the output, the input or the vision tower.
+    other_weights: u64,
+    /// The weights that stay in the machine's memory.
+    input_weights: u64,
+    rule: Rule,
     vision: Vision,
     vision_missing: Vec<String>,
     unsized_tensors: u64,
@@ -60,16 +66,18 @@ impl<'a> Model<'a> {
         let vision = vision(&mut vision_keys, &layers)?;
         let weights = layer_weights(&layers);
         let size = |name: &str| layers.get(name).map(Layer::size_bytes);
-        let block_weights = (0..blocks).map(|block| size(&format!("blk.{block}")).unwrap_or(0)).collect();
         let output = size("output").or_else(|| size("token_embd")).unwrap_or(0);
         Ok(Self {
             metadata,
             hyperparameters,
             cache: CacheLayout::read(Keys::new(metadata), blocks),
             weights_bytes: weights.iter().map(|layer| layer.bytes).fold(0, u64::saturating_add),
+            other_weights: other_weights(&weights, blocks, vision != Vision::default()),
+            input_weights: input_weights(&weights, layers.contains_key("output")),
+            block_weights: block_weights(&weights, blocks),
             weights,
-            block_weights,
             output_weights: size("output_norm").unwrap_or(0).saturating_add(output),
+            rule: Rule::read(metadata, blocks),
             vision,
             vision_missing: vision_keys.into_missing(),
             unsized_tensors: layers.values().map(|layer| layer.unsized_tensors() as u64).sum(),
@@ -92,7 +100,9 @@ impl<'a> Model<'a> {
         settings: &Settings,
         basis: Basis,
     ) -> Result<Estimate<'m>, EstimateError> {
+        let has_rule = self.rule.holds(basis);
         let memory = match basis {
+            _ if !has_rule => self.weights_only(),
             Basis::Ollama => self.ollama(settings)?,
             Basis::LlamaCpp => self.llama_cpp(settings)?,
         };
@@ -112,9 +122,23 @@ impl<'a> Model<'a> {
             unsized_tensors: self.unsized_tensors,
             projector: None,
             draft: None,
+            has_rule,
+            input_weights_bytes: self.input_weights,
+            other_weights_bytes: self.other_weights,
             block_weights: &self.block_weights,
             output_weights: self.output_weights,
         })
+    }
+
+    fn weights_only(&self) -> Memory {
+        let (basis, zero) = (weights_only(self.metadata), Number::from(0));
+        Memory {
+            graph_basis: basis.clone(),
+            basis,
+            kv_bytes: vec![0; self.block_weights.len()],
+            graph: GraphNumbers { partial: zero, full: zero },
+            missing_keys: merged([&self.hyperparameters.missing, &self.vision_missing]),
+        }
     }
 
     fn ollama(&self, settings: &Settings) -> Result<Memory, EstimateError> {
@@ -185,6 +209,38 @@ fn layer_weights(layers: &BTreeMap<&str, Layer<'_>>) -> Vec<LayerWeights> {
         .collect();
     weights.sort_by(|a, b| natural_order(&a.layer).cmp(&natural_order(&b.layer)));
     weights
+}
+
+/// The weights of each block.
+fn block_weights(weights: &[LayerWeights], blocks: usize) -> Vec<u64> {
+    let mut found = vec![0_u64; blocks];
+    for LayerWeights { layer, bytes } in weights {
+        let block = block_of(layer).and_then(|block| found.get_mut(usize::try_from(block).ok()?));
+        if let Some(block) = block {
+            *block = block.saturating_add(*bytes);
+        }
+    }
+    found
+}
+
+/// The weights that no other part of an estimate contains. Those of a vision tower whose graph is estimated
+/// are counted with it.
+fn other_weights(weights: &[LayerWeights], blocks: usize, has_vision: bool) -> u64 {
+    let is_block = |layer: &str| block_of(layer).is_some_and(|block| block < blocks as u64);
+    let is_vision = |layer: &str| has_vision && (layer == "v" || layer.starts_with("v."));
+    let is_output = |layer: &str| layer == "output" || layer == "output_norm";
+    let is_other =
+        |layer: &str| !(is_block(layer) || is_input(layer) || is_vision(layer) || is_output(layer));
+    let others = weights.iter().filter(|weights| is_other(&weights.layer));
+    others.map(|weights| weights.bytes).fold(0, u64::saturating_add)
+}
+
+/// The weights of the input. Without an output of its own, a model uses the embedding as output, where it is
+/// counted.
+fn input_weights(weights: &[LayerWeights], has_output: bool) -> u64 {
+    let is_counted = |layer: &str| is_input(layer) && (has_output || layer != "token_embd");
+    let inputs = weights.iter().filter(|weights| is_counted(&weights.layer));
+    inputs.map(|weights| weights.bytes).fold(0, u64::saturating_add)
 }
 
 /// A name without the number at its end, and that number.

@@ -15,9 +15,12 @@ pub struct Placement {
     pub layers_of: u64,
     /// Whether projector and draft model are on a device; true if there are none.
     pub companions_fit: bool,
+    /// Whether the other weights are on a device, see [`Estimate::other_weights_bytes`].
+    pub others_fit: bool,
+    /// Whether the architecture has a rule, see [`Estimate::has_rule`].
+    pub has_rule: bool,
     /// The bytes of the whole model on devices and off them: the layers with their KV cache, projector and
-    /// draft model, and for each device with layers, but at least once, the graph and the layer kept free.
-    /// At most 2^64 - 1.
+    /// draft model, and for each device with layers the graph and the layer kept free. At most 2^64 - 1.
     pub total_bytes: u64,
 }
 
@@ -33,10 +36,11 @@ pub struct Device {
 }
 
 impl Placement {
-    /// Whether everything is on devices.
+    /// Whether everything is on devices. Never true without a rule for the architecture, since nobody knows
+    /// what else the model needs.
     #[must_use]
     pub const fn fits(&self) -> bool {
-        self.layers == self.layers_of && self.companions_fit
+        self.has_rule && self.layers == self.layers_of && self.companions_fit && self.others_fit
     }
 }
 
@@ -44,11 +48,12 @@ impl Estimate<'_> {
     /// Places the layers on devices with so many bytes of memory.
     ///
     /// Every device that gets layers keeps room for one more: block 0 with its KV cache. It also holds a
-    /// graph: the full one if there is one device and everything is on it, otherwise the partial one.
-    /// Projector and draft model come first, on the first device with room. Then the blocks are placed from
-    /// the last to the first, with several devices in turn (block `i` on device `i` modulo their number), as
-    /// long as the sum is less than the device's memory; a device without room for its turn gets no more
-    /// blocks. When all blocks are placed, the output layer and the vision tower follow.
+    /// graph: the full one if there is one device and everything is on it, otherwise the partial one. A
+    /// device without room for the larger graph and two layers gets nothing. Projector and draft model come
+    /// first, on the first device with room. Then the blocks are placed from the last to the first, with
+    /// several devices in turn (block `i` on device `i` modulo their number), as long as the sum is less than
+    /// the device's memory; a device without room for its turn gets no more blocks. When all blocks are
+    /// placed, the output layer and the vision tower follow, and then all other weights but those of the input.
     #[must_use]
     pub fn place(&self, devices: &[u64]) -> Placement {
         let partial = u128::from(self.graph_partial_bytes);
@@ -56,22 +61,26 @@ impl Estimate<'_> {
         // While layers are placed, it is not known which of the two graphs it will be.
         let mut placer = Placer::new(devices, self.buffer_bytes() + partial.max(full));
         let companions = self.companion_bytes();
-        let companions_fit = companions == 0 || placer.place_anywhere(companions, 0);
+        let companions_fit = placer.place_companions(companions, self.buffer_bytes());
         let blocks = placer.place_blocks(self.block_bytes());
         let output = self.output_bytes();
         let layers_of = self.kv_bytes.len() as u64 + u64::from(output > 0);
         let layers = match output {
-            1.. if blocks + 1 == layers_of && placer.place_anywhere(output, 1) => layers_of,
+            1.. if blocks + 1 == layers_of && placer.place_output(blocks, output) => layers_of,
             _ => blocks,
         };
+        let others = u128::from(self.other_weights_bytes);
+        let others_fit = others == 0 || placer.place_others(others);
         let all = companions + self.block_bytes().sum::<u128>() + output;
         let each = self.buffer_bytes() + if layers == layers_of { full } else { partial };
-        let used = placer.candidates.iter().filter(|candidate| candidate.is_used()).count().max(1);
+        let used = placer.candidates.iter().filter(|candidate| candidate.is_used()).count();
         Placement {
             devices: placer.candidates.iter().map(|candidate| candidate.device(each)).collect(),
             layers,
             layers_of,
             companions_fit,
+            others_fit,
+            has_rule: self.has_rule,
             total_bytes: clamp(all + each * used as u128),
         }
     }
@@ -87,6 +96,10 @@ struct Candidate {
 impl Candidate {
     const fn is_used(&self) -> bool {
         self.placed > 0 || self.layers > 0
+    }
+
+    const fn has_room_for(&self, bytes: u128) -> bool {
+        self.placed + bytes <= self.vram
     }
 
     fn device(&self, each: u128) -> Device {
@@ -113,6 +126,18 @@ impl Placer {
         }
     }
 
+    /// Places projector and draft model on the first device that has room for them and a layer, and leaves
+    /// out the devices without room for a layer.
+    fn place_companions(&mut self, bytes: u128, layer: u128) -> bool {
+        let least = self.reserved + layer;
+        let found = self.candidates.iter().position(|candidate| candidate.has_room_for(least + bytes));
+        let fits = bytes == 0 || found.is_some_and(|device| self.place_on(device, bytes, 0));
+        self.in_turn.retain(|device| {
+            self.candidates.get(*device).is_some_and(|candidate| candidate.has_room_for(least))
+        });
+        fits
+    }
+
     /// Places the blocks from the last to the first until one does not fit; returns how many it placed.
     fn place_blocks(&mut self, blocks: impl DoubleEndedIterator<Item = u128> + ExactSizeIterator) -> u64 {
         let last_first = blocks.enumerate().rev();
@@ -129,8 +154,19 @@ impl Placer {
         false
     }
 
-    fn place_anywhere(&mut self, bytes: u128, layers: u64) -> bool {
-        (0..self.candidates.len()).any(|device| self.place_on(device, bytes, layers))
+    /// Places the layer after the blocks, on the device whose turn it is or on one before it.
+    fn place_output(&mut self, blocks: u64, bytes: u128) -> bool {
+        let turns = (1..=self.in_turn.len()).rev();
+        let devices: Vec<usize> = turns
+            .filter_map(|count| self.in_turn.get(usize::try_from(blocks).ok()? % count).copied())
+            .collect();
+        devices.into_iter().any(|device| self.place_on(device, bytes, 1))
+    }
+
+    /// Places weights that are not a layer on the first device with room.
+    fn place_others(&mut self, bytes: u128) -> bool {
+        let devices = self.in_turn.clone();
+        devices.into_iter().any(|device| self.place_on(device, bytes, 0))
     }
 
     fn place_on(&mut self, device: usize, bytes: u128, layers: u64) -> bool {

@@ -163,7 +163,8 @@ fn architecture_without_a_formula_takes_the_fallback_and_says_so() {
 #[test]
 fn stored_model_has_the_numbers_of_its_file() {
     let daemon = TestDaemon::start();
-    let path = ModelFile::stacked_experts(1, 4).write_to(daemon.scratch(), "moe-F16.gguf");
+    let model = ModelFile::stacked_experts(1, 4).with("llama.block_count", 1_u32);
+    let path = model.write_to(daemon.scratch(), "moe-F16.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
     let of = |blobd: Blobd, model: &str| -> Json {
         let mut answer = blobd.run(["fit", model, "--vram", "1GiB", "--json"]).succeeds().json();
@@ -215,7 +216,8 @@ fn shards_are_one_model() {
 #[test]
 fn projector_and_draft_model_of_a_manifest_have_bases_of_their_own() {
     let registry = FakeRegistry::start().unwrap();
-    let (model, draft) = (ModelFile::dense_of(1, 4, 256), ModelFile::dense(2));
+    let with_blocks = |model: ModelFile| model.with("llama.block_count", 4_u32);
+    let (model, draft) = (with_blocks(ModelFile::dense_of(1, 4, 256)), with_blocks(ModelFile::dense(2)));
     let mut projector = ModelFile::empty().with("general.architecture", "clip");
     projector.add_noise(3, "v.patch_embd.weight", GgmlType::F32, &[1024, 64]);
     let files = [model.bytes(), projector.bytes(), draft.bytes()];
@@ -282,5 +284,24 @@ fn extreme_settings_take_less_than_100_milliseconds() {
             let took = start.elapsed();
             assert!(took < Duration::from_millis(100), "context {context}, batch {batch}: {took:?}");
         }
+    }
+}
+
+#[test]
+fn file_without_a_rule_never_fits_and_its_tensors_are_counted() {
+    let desk = Desk::new();
+    let mut image = ModelFile::empty().with("general.architecture", "flux");
+    image.add_noise(1, "double_blocks.0.img_mod.lin.weight", GgmlType::F16, &[64, 64]);
+    let mut adapter = ModelFile::empty().with("general.type", "adapter").with("llama.block_count", 1_u32);
+    adapter.add_noise(1, "blk.0.attn_q.weight.lora_a", GgmlType::F16, &[64, 64]);
+    for (model, reason) in
+        [(image, "no rule for `flux`"), (adapter, "no rule for `llama` of the type `adapter`")]
+    {
+        let path = desk.header("file.gguf", &model);
+        let answer = desk.fit(&path, "--vram 1TiB --json").exits_with(1).json();
+        assert_eq!(answer["basis"], format!("weights only: {reason}"));
+        assert_eq!((&answer["weights_bytes"], &answer["fits"]), (&json!(64 * 64 * 2), &json!(false)));
+        let text = desk.fit(&path, "").succeeds().text();
+        assert!(text.contains("note: only the weights are known"), "{text}");
     }
 }

@@ -184,6 +184,9 @@ fn notes(estimate: &Estimate<'_>, metadata: Metadata<'_>) -> Vec<String> {
     if metadata.requires_ollama_engine() {
         notes.push("Ollama runs this architecture with its own engine only".to_owned());
     }
+    if !estimate.has_rule {
+        notes.push("only the weights are known, so this is not an answer to whether it fits".to_owned());
+    }
     if estimate.unsized_tensors > 0 {
         let count = estimate.unsized_tensors;
         notes.push(format!("{count} tensors have a type of unknown size and count as 0 bytes"));

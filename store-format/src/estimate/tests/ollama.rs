@@ -122,7 +122,8 @@ fn layers_that_fit_are_right_at_every_boundary_byte() {
             for (vram, layers, total) in &case.boundaries {
                 let placement = estimate.place(&[*vram]);
                 assert_eq!((placement.layers, placement.total_bytes), (*layers, *total), "{name}, {vram}");
-                assert_eq!(placement.fits(), placement.layers == placement.layers_of);
+                let all = placement.layers == placement.layers_of && placement.others_fit;
+                assert_eq!(placement.fits(), all, "{name}, {vram}");
                 assert!(placement.devices[0].used_bytes < *vram, "{name}, {vram}");
                 rows += 1;
             }
@@ -158,7 +159,7 @@ fn largest_context_fits_and_the_next_does_not() {
 
 #[test]
 fn cache_types_that_ollama_does_not_know_are_refused() {
-    let header = header("llama", &[], &[]);
+    let header = header("llama", &[("block_count", Value::U32(1))], &[]);
     for (cache_type_k, cache_type_v) in [
         (CacheType::F16, CacheType::Q8_0),
         (CacheType::F32, CacheType::F32),
@@ -173,7 +174,8 @@ fn cache_types_that_ollama_does_not_know_are_refused() {
 
 #[test]
 fn batch_is_at_most_the_context_of_a_sequence() {
-    let header = header("gemma", &[("embedding_length", Value::U32(64)), vocabulary(8)], &[]);
+    let keys = [("block_count", Value::U32(1)), ("embedding_length", Value::U32(64)), vocabulary(8)];
+    let header = header("gemma", &keys, &[]);
     let models = set(&header);
     let graph = |context, batch| {
         let settings = Settings { context, batch, parallel: 4, ..Settings::default() };
@@ -185,7 +187,7 @@ fn batch_is_at_most_the_context_of_a_sequence() {
 
 #[test]
 fn missing_keys_are_named_and_defaults_hold() {
-    let header = header("llama", &[], &[]);
+    let header = header("llama", &[("block_count", Value::U32(1))], &[]);
     let models = set(&header);
     let estimate = models.estimate(&Settings::default(), Basis::Ollama).unwrap();
     let missing = [
@@ -193,12 +195,94 @@ fn missing_keys_are_named_and_defaults_hold() {
         "llama.attention.head_count",
         "llama.attention.head_count_kv",
         "tokenizer.ggml.tokens",
-        "llama.block_count",
     ];
     assert_eq!(estimate.missing_keys, missing);
     // With E = V = 0 and H = 1: 4 * 512 * (1 + 4096 * 2).
     assert_eq!(estimate.graph_full_bytes, 2048 * 8193);
-    assert_eq!((estimate.kv_total_bytes, estimate.place(&[1 << 30]).layers_of), (0, 0));
+    assert_eq!((estimate.kv_total_bytes, estimate.place(&[1 << 30]).layers_of), (0, 1));
+}
+
+#[test]
+fn files_without_a_rule_have_an_estimate_of_their_weights_that_never_fits() {
+    let of_type = |kind: &str| {
+        let mut writer = GgufWriter::new();
+        writer.metadata("general.architecture", "llama").unwrap();
+        writer.metadata("general.type", kind).unwrap();
+        writer.metadata("llama.block_count", 1_u32).unwrap();
+        writer.tensor("blk.0.attn_q.weight.lora_a", GgmlType::F32, &[64]).unwrap();
+        Header::parse(&writer.header().unwrap()).unwrap()
+    };
+    let tensor: &[(&str, GgmlType, &[u64])] = &[("double_blocks.0.img_mod.lin.weight", GgmlType::F32, &[64])];
+    for (header, basis) in [
+        (header("flux", &[], tensor), "weights only: no rule for `flux`"),
+        (header("llama", &[], tensor), "weights only: `llama.block_count` is missing"),
+        (of_type("adapter"), "weights only: no rule for `llama` of the type `adapter`"),
+        (of_type("imatrix"), "weights only: no rule for `llama` of the type `imatrix`"),
+    ] {
+        let models = set(&header);
+        for which in [Basis::Ollama, Basis::LlamaCpp] {
+            let estimate = models.estimate(&Settings::default(), which).unwrap();
+            assert_eq!((estimate.basis.as_str(), estimate.has_rule), (basis, false));
+            assert_eq!((estimate.weights_bytes, estimate.required_bytes()), (256, 257), "{basis}");
+            assert!(!estimate.place(&[1 << 50]).fits(), "{basis}");
+            assert_eq!(models.largest_context(&Settings::default(), which, &[1 << 50]), Ok(None), "{basis}");
+        }
+    }
+    // llama.cpp does not know it; Ollama's fallback holds for any name.
+    let header = header("unheard-of", &[("block_count", Value::U32(1))], tensor);
+    let basis = |which| set(&header).estimate(&Settings::default(), which).unwrap().basis;
+    assert_eq!(basis(Basis::Ollama), "ollama-2025-08:fallback");
+    assert_eq!(basis(Basis::LlamaCpp), "weights only: no rule for `unheard-of`");
+}
+
+/// Bytes that no formula names count: blocks of encoders and decoders, and tensors outside of blocks.
+#[test]
+fn every_tensor_is_in_one_part_of_the_estimate() {
+    let shape: &[u64] = &[1 << 18];
+    let names = [
+        "token_embd.weight",
+        "enc.blk.0.attn_q.weight",
+        "dec.blk.0.attn_q.weight",
+        "blk.7.attn_q.weight",
+        "enc.output_norm.weight",
+        "output.weight",
+        "mm.0.weight",
+        "v.blk.0.attn_q.weight",
+    ];
+    let tensors: Vec<_> = names.iter().map(|name| (*name, GgmlType::F32, shape)).collect();
+    let header = header("t5", &[("block_count", Value::U32(1))], &tensors);
+    let models = set(&header);
+    let settings = Settings { context: 0, ..Settings::default() };
+    for basis in [Basis::Ollama, Basis::LlamaCpp] {
+        let estimate = models.estimate(&settings, basis).unwrap();
+        // Of 8 MiB, the embedding stays in the machine's memory; blk.7 is beyond the only block.
+        assert_eq!((estimate.weights_bytes, estimate.input_weights_bytes), (8 << 20, 1 << 20));
+        assert_eq!(estimate.other_weights_bytes, 4 << 20);
+        assert!(!estimate.place(&[7 << 20]).fits());
+        let placed = estimate.place(&[1 << 30]);
+        assert!(placed.fits() && placed.devices[0].used_bytes >= 7 << 20);
+    }
+}
+
+#[test]
+fn device_needs_the_larger_graph_and_two_layers_before_it_gets_one() {
+    let header = four_blocks();
+    let models = set(&header);
+    let estimate = models.estimate(&settings(512, 1, CacheType::F16), Basis::Ollama).unwrap();
+    let block = (4 << 20) + estimate.kv_bytes[0];
+    let graph = estimate.graph_partial_bytes.max(estimate.graph_full_bytes);
+    let least = graph + 2 * block;
+    let layers = |devices: &[u64]| {
+        estimate.place(devices).devices.iter().map(|device| device.layers).collect::<Vec<_>>()
+    };
+    assert_eq!(layers(&[least - 1]), [0]);
+    assert_eq!(layers(&[least + 1]), [1]);
+    // Several devices hold partial graphs.
+    let least_of_two = estimate.graph_partial_bytes + 2 * block;
+    assert_eq!(layers(&[least_of_two - 1, 1 << 30]), [0, 5]);
+    assert_eq!(layers(&[least_of_two + 1, 1 << 30]), [1, 4]);
+    let nothing = estimate.place(&[least - 1]);
+    assert_eq!(nothing.total_bytes, 4 * block + (4 << 20), "without a graph and a layer kept free");
 }
 
 #[test]

@@ -1,0 +1,114 @@
+//! Whether there is a rule for the memory of a model beside its weights.
+//!
+//! Source of the names: `llm_arch_name` of llama.cpp b11434 of October 2026, without those that it cannot run.
+
+use super::Basis;
+use crate::layers::block_number;
+use crate::metadata::Metadata;
+
+/// The architectures that llama.cpp runs as a model.
+#[rustfmt::skip]
+const KNOWN: [&str; 152] = [
+    "afmoe", "apertus", "arcee", "arctic", "arwkv7", "baichuan", "bailingmoe", "bailingmoe2", "bailingmoe3",
+    "bert", "bitnet", "bloom", "chameleon", "chatglm", "clef", "codeshell", "cogvlm", "cohere2", "cohere2moe",
+    "command-r", "dbrx", "deci", "deepseek", "deepseek2", "deepseek2-ocr", "deepseek32", "deepseek4", "dflash",
+    "dots1", "dots3note", "dream", "eagle3", "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone-moe",
+    "exaone4", "falcon", "falcon-h1", "gemma", "gemma-embedding", "gemma2", "gemma3", "gemma3n", "gemma4",
+    "gemma4-assistant", "glm-dsa", "glm4", "glm4moe", "glm5-next", "gpt-oss", "gpt2", "gptneox", "granite",
+    "granite_swa", "granitehybrid", "granitemoe", "graniteswitch", "grok", "grovemoe", "hrm_text",
+    "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "hy_v4", "internlm2", "jais", "jais2", "jamba",
+    "jina-bert-v2", "jina-bert-v3", "kimi-k3", "kimi-linear", "laguna", "lfm2", "lfm2moe", "llada", "llada-moe",
+    "llama", "llama-embed", "llama4", "maincoder", "mamba", "mamba2", "maple", "mellum", "mimo2", "minicpm",
+    "minicpm3", "minimax-01", "minimax-m2", "minimax-m3", "mistral3", "mistral4", "modern-bert", "mpt",
+    "muse-glimmer", "nanbeige", "nemotron", "nemotron_h", "nemotron_h_moe", "neo-bert", "nomic-bert",
+    "nomic-bert-moe", "olmo", "olmo2", "olmoe", "openelm", "orion", "paddleocr", "pangu-embedded", "phi2",
+    "phi3", "phimoe", "plamo", "plamo2", "plamo3", "plm", "pockettts", "qwen", "qwen2", "qwen2moe", "qwen2vl",
+    "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen3tts", "qwen3vl", "qwen3vlmoe", "qwen4exp",
+    "refact", "rnd1", "rwkv6", "rwkv6qwen2", "rwkv7", "seed_oss", "smallthinker", "smollm3", "spark2_5",
+    "stablelm", "starcoder", "starcoder2", "step35", "t5", "t5encoder", "talkie", "wavtokenizer-dec", "xverse",
+];
+
+/// Tensors that engines leave in the machine's memory: they are read row by row, or are tiny.
+const INPUT_LAYERS: [&str; 8] = [
+    "token_embd",
+    "token_embd_norm",
+    "token_types",
+    "position_embd",
+    "per_layer_token_embd",
+    "rope_freqs",
+    "rope_factors_long",
+    "rope_factors_short",
+];
+
+/// What is known of a model's memory beside its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// llama.cpp's rules and Ollama's.
+    Known,
+    /// Ollama's fallback alone: the file has blocks, of an architecture that llama.cpp does not know.
+    Fallback,
+    /// Nothing: the file has no blocks, or is not a model.
+    None,
+}
+
+impl Rule {
+    pub(super) fn read(metadata: Metadata<'_>, blocks: usize) -> Self {
+        if blocks == 0 || other_kind(metadata).is_some() {
+            return Self::None;
+        }
+        if is_known(metadata.architecture()) { Self::Known } else { Self::Fallback }
+    }
+
+    pub(super) fn holds(self, basis: Basis) -> bool {
+        match basis {
+            Basis::Ollama => self != Self::None,
+            Basis::LlamaCpp => self == Self::Known,
+        }
+    }
+}
+
+/// The name of the basis of an estimate without a rule.
+pub(super) fn weights_only(metadata: Metadata<'_>) -> String {
+    let architecture = metadata.architecture();
+    match other_kind(metadata) {
+        Some(kind) => format!("weights only: no rule for `{architecture}` of the type `{kind}`"),
+        None if is_known(architecture) => format!("weights only: `{architecture}.block_count` is missing"),
+        None => format!("weights only: no rule for `{architecture}`"),
+    }
+}
+
+fn is_known(architecture: &str) -> bool {
+    KNOWN.binary_search(&architecture).is_ok()
+}
+
+/// The kind of a file that is not a model, such as an adapter.
+fn other_kind(metadata: Metadata<'_>) -> Option<&str> {
+    metadata.get::<&str>("general.type").filter(|kind| *kind != "model")
+}
+
+/// Whether a layer stays in the machine's memory.
+pub(super) fn is_input(layer: &str) -> bool {
+    INPUT_LAYERS.contains(&layer)
+}
+
+/// The block of a layer such as `blk.7`; encoders and decoders number theirs alike: `enc.blk.7`.
+pub(super) fn block_of(layer: &str) -> Option<u64> {
+    let layer = ["enc.", "dec."].into_iter().find_map(|side| layer.strip_prefix(side)).unwrap_or(layer);
+    block_number(&format!("{layer}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_sorted_and_unique() {
+        assert!(KNOWN.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn blocks_of_encoders_and_decoders_have_numbers() {
+        assert_eq!(["blk.3", "enc.blk.12", "dec.blk.0"].map(block_of), [Some(3), Some(12), Some(0)]);
+        assert_eq!(["v.blk.3", "output", "enc.output_norm", "blk.x"].map(block_of), [None; 4]);
+    }
+}
