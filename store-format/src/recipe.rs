@@ -256,9 +256,7 @@ pub enum RecipeError {
         index: usize,
     },
     /// The recipe has more padding than blobd writes.
-    #[error(
-        "recipe: too many zeros and literals up to piece {index}: expected at most {limit} bytes, found {found}"
-    )]
+    #[error("recipe: too much padding up to piece {index}: expected at most {limit} bytes, found {found}")]
     Padding {
         /// The piece at which the limit is exceeded.
         index: usize,
@@ -268,9 +266,7 @@ pub enum RecipeError {
         limit: u64,
     },
     /// The recipe has changed since it was written.
-    #[error(
-        "recipe: its content has changed since it was written: expected digest {expected}, found {found}"
-    )]
+    #[error("recipe: changed since it was written: expected digest {expected}, found {found}")]
     Check {
         /// The digest of the content.
         found: Digest,

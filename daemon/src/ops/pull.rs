@@ -309,7 +309,7 @@ impl Incoming<'_> {
         loop {
             let guard = transfers.acquire(file.identity(), &self.limit, &report);
             let guard = guard.map_err(|error| transfer_error(file, error))?;
-            if let Ok(permit) = fetches.0.try_acquire(requester.uid()) {
+            if let Ok(permit) = fetches.turns.try_acquire(requester.uid()) {
                 return Ok((guard, permit));
             }
             drop(guard);
@@ -327,7 +327,7 @@ impl Incoming<'_> {
         self.pull.send(PullProgress { status, ..PullProgress::default() });
         let permit = handle.block_on(async {
             tokio::select! {
-                permit = fetches.0.acquire(requester.uid()) => Some(permit),
+                permit = fetches.turns.acquire(requester.uid()) => Some(permit),
                 () = events.closed() => None,
             }
         });

@@ -28,13 +28,21 @@ use crate::running_pulls::PullWatch;
 use crate::transfer::{Job, RateLimit, TransferError, TransferPlan, Transfers};
 
 /// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
-/// speed.
+/// speed, besides the tables of its tensors.
 #[derive(Debug)]
-pub struct FetchLimit(pub(super) PermitPool);
+pub struct FetchLimit {
+    pub(super) turns: PermitPool,
+    /// The memory of the tables of models with very many tensors, in KiB. The largest take all of it.
+    pub(super) tables: PermitPool,
+}
 
 impl Default for FetchLimit {
     fn default() -> Self {
-        Self(PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }))
+        const TABLES_KIB: u32 = 64 << 10;
+        Self {
+            turns: PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }),
+            tables: PermitPool::new(Limits { per_principal: TABLES_KIB, total: TABLES_KIB }),
+        }
     }
 }
 
@@ -81,9 +89,9 @@ impl Pull<'_> {
         own_limit: &RateLimit,
         report: &'j (dyn Fn(u64) -> bool + Sync),
     ) -> Job<'j> {
-        let Self { registry, transfers, handle, requester, gauge, .. } = self;
-        let limits = transfers.limits(own_limit);
-        Job { limits, gauge: *gauge, ..Job::new(registry, file, handle, requester.uid(), report) }
+        let Self { registry, transfers, fetches, handle, requester, gauge, .. } = self;
+        let (limits, tables) = (transfers.limits(own_limit), Some(&fetches.tables));
+        Job { limits, tables, gauge: *gauge, ..Job::new(registry, file, handle, requester.uid(), report) }
     }
 
     /// The same for progress of a file.

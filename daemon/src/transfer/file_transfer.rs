@@ -19,6 +19,7 @@ use super::single_flight::TransferGuard;
 use super::start::{fetch_head, head_bytes};
 use super::tensor_reuse::{Candidate, ReusedTensors};
 use super::{Job, Received, TransferError, Transfers};
+use crate::permits::Permit;
 
 pub(super) struct Transfer<'t> {
     pub(super) transfers: &'t Transfers,
@@ -34,6 +35,8 @@ pub(super) struct Transfer<'t> {
     /// Tensors that were reused and have then been downloaded after all.
     pub(super) refetched: Vec<Candidate>,
     pub(super) received: Received,
+    /// Counts the plan.
+    pub(super) _tables: Option<Permit>,
 }
 
 pub(super) struct Hashed {

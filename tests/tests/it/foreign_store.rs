@@ -270,6 +270,47 @@ fn doctor_finds_each_file_of_another_user_and_its_command_mends_them() {
     place.as_owner("undelete b").succeeds();
 }
 
+/// Runs a command as another user in a user namespace of its own, as in a rootless container; `None` where that is not
+/// possible.
+fn in_user_namespace(place: &Place, options: &[&str], line: &str) -> Option<Run> {
+    let stranger = STRANGER.to_string();
+    let as_stranger = ["--reuid", &stranger, "--regid", &stranger, "--clear-groups", "unshare", "--user"];
+    let command = |program: &Path| {
+        let mut command = Command::new("setpriv");
+        command.args(as_stranger).args(options).arg(program);
+        command
+    };
+    if !command(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: user namespaces cannot be made here");
+        return None;
+    }
+    let mut blobd = command(&programs::blobd());
+    blobd.args(line.split(' '));
+    place.blobd.prepare(&mut blobd);
+    Some(command::run(&mut blobd))
+}
+
+#[test]
+fn user_namespace_that_does_not_have_the_owner_is_named_and_no_number_is() {
+    let Some(place) = Place::new() else { return };
+    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    for (mode, options) in
+        [(0o755, &["--map-root-user"][..]), (0o755, &[]), (0o700, &["--map-root-user"]), (0o700, &[])]
+    {
+        fs::set_permissions(place.root(), fs::Permissions::from_mode(mode)).unwrap();
+        for line in ["rm a", "gc", "doctor"] {
+            let Some(run) = in_user_namespace(&place, options, line) else { return };
+            let said = format!("{}{}", run.text(), run.stderr);
+            let context = format!("{mode:o} {options:?} {line}: {said}");
+            assert!(run.code != 0 && said.contains("outside of"), "{context}");
+            assert!(!said.contains("sudo -u") && !said.contains("chown"), "{context}");
+        }
+    }
+    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(foreign(&place.root()), [""; 0]);
+    place.as_owner("rm a").succeeds();
+}
+
 /// As on NFS with `root_squash`, where root has no rights to files of other users.
 #[test]
 fn root_without_rights_to_the_store_is_told_to_run_as_its_owner() {
