@@ -37,8 +37,8 @@ use self::forward::Forwarder;
 pub(crate) use self::lifecycle::{LIFECYCLE_VERBS, reload_record, start_record, stop_record, switch};
 use self::rate::{ChangeBudget, Omission, RateLimit};
 pub(crate) use self::reader::{BATCH_MEMORY, Batch, Latest, LogReader};
-use self::rotation::Contents;
 pub(crate) use self::rotation::Rotation;
+use self::rotation::{Contents, REMOVED};
 use self::writer::Writer;
 use crate::names::Names;
 
@@ -311,7 +311,7 @@ fn removal_record(class: Class, contents: Contents) -> AuditRecord {
         ("last", json!(last)),
         ("users", Value::Object(users.collect())),
     ];
-    notice(None, "removed", details)
+    notice(None, REMOVED, details)
 }
 
 /// A record about the log itself.

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use blobd_client::protocol::audit::AuditRecord;
+use serde_json::Value;
+
 use super::class::{ByClass, Class};
 use super::directory::{LogDirectory, LogFile};
 use super::lines::{Lines, Position};
@@ -94,13 +97,15 @@ impl Contents {
         let (mut contents, mut users) = (Self::default(), BTreeMap::<String, u64>::new());
         while let Ok(Some(line)) = lines.next_line() {
             let Some(record) = line.record() else { continue };
-            contents.records = contents.records.saturating_add(1);
-            contents.first.get_or_insert_with(|| record.time.clone());
+            let (first, counts) = counts_of(&record);
+            contents.first.get_or_insert(first);
             contents.last = Some(record.time);
-            let user = record.user.unwrap_or_else(|| record.uid.to_string());
-            let is_counted = users.len() < Self::MAX_COUNTED || users.contains_key(&user);
-            let count = users.entry(if is_counted { user } else { OTHERS.to_owned() }).or_default();
-            *count = count.saturating_add(1);
+            for (user, records) in counts {
+                contents.records = contents.records.saturating_add(records);
+                let is_counted = users.len() < Self::MAX_COUNTED || users.contains_key(&user);
+                let count = users.entry(if is_counted { user } else { OTHERS.to_owned() }).or_default();
+                *count = count.saturating_add(records);
+            }
         }
         contents.users = Self::most(users);
         Some(contents)
@@ -115,6 +120,23 @@ impl Contents {
         users
     }
 }
+
+/// The time of a record, and whom it counts for. One about an earlier removal counts for what it says, so that no number
+/// is lost with it.
+fn counts_of(record: &AuditRecord) -> (String, Vec<(String, u64)>) {
+    if (record.verb.as_str(), record.result.as_str()) == ("audit", REMOVED)
+        && let Some(users) = record.details.get("users").and_then(Value::as_object)
+    {
+        let first = record.details.get("first").and_then(Value::as_str).unwrap_or(&record.time);
+        let counts = users.iter().map(|(user, records)| (user.clone(), records.as_u64().unwrap_or(0)));
+        return (first.to_owned(), counts.collect());
+    }
+    let user = record.user.clone().unwrap_or_else(|| record.uid.to_string());
+    (record.time.clone(), vec![(user, 1)])
+}
+
+/// The result of a record about a removed file.
+pub(super) const REMOVED: &str = "removed";
 
 /// Stands for users that are not listed one by one. No user has this name.
 const OTHERS: &str = "(others)";

@@ -125,12 +125,12 @@ impl Writer {
         }
     }
 
+    /// In the class of the removed file, so that no class takes space from another.
     fn write_removals(&mut self) {
         let removed = std::mem::take(&mut self.removed);
-        let line = |(class, contents)| self.shared.line(removal_record(class, contents));
-        let records =
-            removed.into_iter().map(|removal| Waiting { line: line(removal), class: Class::Change });
-        let records: Vec<Waiting> = records.collect();
+        let record =
+            |(class, contents)| Waiting { line: self.shared.line(removal_record(class, contents)), class };
+        let records: Vec<Waiting> = removed.into_iter().map(record).collect();
         if !records.is_empty() {
             self.write(records);
         }

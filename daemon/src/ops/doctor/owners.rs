@@ -42,7 +42,8 @@ pub(super) fn ownership(facts: &Facts) -> Check {
             .with_hint("stop the daemon, then give all files to the store's owner")
             .mended_by(facts.chown());
     }
-    if !owner.is_mapped() {
+    // Its owner may use it also in a namespace that maps nobody.
+    if !owner.is_mapped() && facts.read_only_reason.is_some() {
         return failure("ownership", format!("the store belongs to {}", owner.description()))
             .because("its owner cannot be checked, and nothing can be changed")
             .with_hint(RUN_OUTSIDE);
