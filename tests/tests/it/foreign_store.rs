@@ -289,7 +289,7 @@ fn in_user_namespace(place: &Place, options: &[&str], line: &str) -> Option<Run>
         println!("skipped: user namespaces cannot be made here");
         return None;
     }
-    let mut blobd = command(&programs::blobd());
+    let mut blobd = command(programs::blobd());
     blobd.args(line.split(' '));
     place.blobd.prepare(&mut blobd);
     Some(command::run(&mut blobd))

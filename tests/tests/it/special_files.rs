@@ -98,7 +98,7 @@ fn staging_that_is_a_link_is_not_emptied() {
             |place| {
                 place.blobd.line("ls").succeeds();
                 let error = place.blobd.line("gc --json").exits_with(5).error();
-                assert!(error.message.contains("staging: a symbolic link"), "{error}");
+                assert!(error.message.contains("found a symbolic link"), "{error}");
             },
         );
     }

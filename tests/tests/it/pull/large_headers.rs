@@ -50,7 +50,7 @@ fn many_pulls_of_models_with_large_headers_at_once_keep_within_the_memory_and_al
 
 #[test]
 fn longest_header_that_the_format_allows_is_described_planned_and_pulled() {
-    let text = |bytes| RawGguf::new().key("general.description", id::STRING, string(&"x".repeat(bytes)));
+    let text = |bytes| RawGguf::new().key("general.description", id::STRING, string("x".repeat(bytes)));
     let file = |bytes| text(bytes).tensor("output.weight", id::I8, &[32], 0).with_data(&[7; 32]);
     let without_text = file(0).len() - 32;
     // The padding before the data counts too.
