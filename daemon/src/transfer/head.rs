@@ -72,12 +72,24 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
     }
 }
 
+impl Job<'_> {
+    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown, or if it has more
+    /// than `most` bytes.
+    pub(crate) fn read_header(
+        &self,
+        excess: u64,
+        most: u64,
+    ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+        self.retried(|_received| fetch_header(self, excess, most))
+    }
+}
+
 /// Downloads the header alone, and at most `excess` bytes after it unless the server ignores ranges. `None`
 /// if the format is unknown, or if the header has more than `most` bytes.
 ///
 /// The digest of the file is not verified unless all of it was downloaded. So that a registry cannot put a document of
 /// another server into a header of its own, by redirecting only some of the parts to it, all come from one server.
-pub(super) fn fetch_header(
+fn fetch_header(
     job: &Job<'_>,
     excess: u64,
     most: u64,

@@ -7,13 +7,13 @@ use std::time::Duration;
 use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile, Sender};
 use blobd_store::DownloadAbout;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::{MAX_HEADER_BYTES, ModelHeader};
+use blobd_store_format::file_format::MAX_HEADER_BYTES;
 use blobd_store_format::reference::Reference;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::{Flag, RateLimit, Silence, TransferError, head, rate_limit};
+use super::{Flag, RateLimit, Silence, TransferError, rate_limit};
 use crate::limits::kib;
 use crate::memory_gauge::{Covered, MemoryGauge};
 use crate::permits::{Permit, PermitPool};
@@ -108,16 +108,6 @@ impl<'j> Job<'j> {
         let bytes = self.silence.until(stream.next()).await?;
         rate_limit::wait(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
         Ok(bytes)
-    }
-
-    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown, or if it has more
-    /// than `most` bytes.
-    pub(crate) fn read_header(
-        &self,
-        excess: u64,
-        most: u64,
-    ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-        self.retried(|_received| head::fetch_header(self, excess, most))
     }
 
     /// Counts a header of which `bytes` have arrived, or are to be read.
