@@ -1,4 +1,6 @@
-//! Checks all documents: their links lead somewhere, and long ones list their contents; and the form of errors.
+//! Checks all documents: their links lead somewhere, long ones list their contents, and those with procedures say for
+//! each block of commands or settings which script of `just systemd` runs it, or why none does. Checks the form of errors
+//! too.
 //! `BLESS=1 cargo test -p blobd-tests --test it documents` writes the lists.
 
 use std::collections::BTreeMap;
@@ -183,4 +185,75 @@ fn list_of_contents_is_inserted_and_replaced() {
         with_contents(&listed.replace("## D", "## E")),
         listed.replace("## D", "## E").replace("[D](#d)", "[E](#e)")
     );
+}
+
+/// Documents whose blocks a reader types, and which `just systemd` therefore runs word for word.
+const PROCEDURES: [&str; 2] = ["INSTALL.md", "OPERATIONS.md"];
+
+/// The blocks of code that a reader types: the language of each, and the line above it.
+fn blocks(text: &str) -> Vec<(&str, &str)> {
+    let (mut above, mut is_code, mut found) = ("", false, Vec::new());
+    for line in text.lines() {
+        if let Some(language) = line.trim_start().strip_prefix("```") {
+            if !is_code && language != "text" {
+                found.push((language, above));
+            }
+            is_code = !is_code;
+        }
+        above = line;
+    }
+    found
+}
+
+/// What is wrong with the marks of a document's blocks, where `scripts` run them.
+fn unmarked(document: &str, text: &str, scripts: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut wrong = Vec::new();
+    for (language, above) in blocks(text) {
+        let inner =
+            above.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix(" -->")).unwrap_or_default();
+        if let Some(name) = inner.strip_prefix("test: ") {
+            let mentions = |line: &str| {
+                let mut words = line.split(|letter: char| letter.is_whitespace() || "\"')".contains(letter));
+                words.any(|word| word == document) && words.next() == Some(name)
+            };
+            if names.contains(&name) {
+                wrong.push(format!("{document}: {name}: two blocks have this name"));
+            } else if !scripts.lines().any(mentions) {
+                wrong.push(format!("{document}: {name}: no script in tests/systemd/inside runs it"));
+            }
+            names.push(name);
+        } else if inner.strip_prefix("not run: ").is_none_or(str::is_empty) {
+            wrong.push(format!(
+                "{document}: a block of {language} after {above:?}: expected <!-- test: NAME --> or <!-- not run: REASON --> \
+                 in the line above it"
+            ));
+        }
+    }
+    wrong
+}
+
+#[test]
+fn every_block_of_a_procedure_is_run_under_systemd_or_says_why_not() {
+    let scripts = fs::read_dir(repository().join("tests/systemd/inside")).unwrap();
+    let scripts = scripts.map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
+    let scripts: String = scripts.collect();
+    for document in PROCEDURES {
+        let text = fs::read_to_string(repository().join("docs").join(document)).unwrap();
+        assert!(blocks(&text).len() > 10, "{document}");
+        let wrong = unmarked(document, &text, &scripts);
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+}
+
+#[test]
+fn block_without_a_mark_or_a_script_is_found() {
+    let marked = "<!-- test: a -->\n```sh\nls\n```\n\n<!-- not run: takes a registry -->\n```console\n$ ls\n```\n\n```text\nx\n```\n";
+    assert_eq!(unmarked("D.md", marked, "check x run_block D.md a\n"), [""; 0]);
+    assert!(unmarked("D.md", marked, "check x run_block D.md ab\n")[0].contains("no script"));
+    assert!(
+        unmarked("D.md", &marked.replace("takes a registry", ""), "x D.md a")[0].contains("block of console")
+    );
+    assert!(unmarked("D.md", &format!("{marked}```toml\n```\n"), "x D.md a")[0].contains("block of toml"));
+    assert!(unmarked("D.md", &format!("{marked}{marked}"), "x D.md a")[0].contains("two blocks"));
 }

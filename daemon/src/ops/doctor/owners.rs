@@ -86,7 +86,7 @@ pub(super) fn owner(facts: &Facts) -> Check {
     if facts.context.has_met_owner {
         return warning(
             "owner",
-            format!("clients run as uid {uid}, which owns the blobs and can change them"),
+            format!("programs that open models run as uid {uid}, which owns the blobs and can change them"),
         )
         .because("a program of that user can change a model that other users have mapped")
         .with_hint("run the daemon as a user of its own, or set single_user = true if nobody else uses it")
@@ -94,7 +94,7 @@ pub(super) fn owner(facts: &Facts) -> Check {
     }
     match uid {
         0 => ok("owner", "root; other users cannot change what they open"),
-        _ => ok("owner", format!("uid {uid}, which no client has used so far")),
+        _ => ok("owner", format!("uid {uid}, as which no program has opened a model so far")),
     }
 }
 
