@@ -102,7 +102,7 @@ pub(crate) fn with_contents(text: &str) -> String {
     let Some(start) = text.find("\n## ").map(|newline| newline + 1) else { return text.to_owned() };
     let (head, sections) = text.split_at(start);
     let rest = match sections.strip_prefix(CONTENTS) {
-        Some(old) => old.find("\n## ").map_or("", |newline| &old[newline + 1..]),
+        Some(old) => after_list(old),
         None => sections,
     };
     format!("{head}{list}\n{rest}")
@@ -155,6 +155,13 @@ fn errors_say_what_was_expected_before_what_was_found() {
     assert!(wrong.is_empty(), "write `subject: what is wrong: expected X, found Y`:\n{}", wrong.join("\n"));
 }
 
+/// What follows the list, even if it is not a section.
+fn after_list(text: &str) -> &str {
+    let is_of_list = |line: &&str| line.trim().is_empty() || line.starts_with("- [");
+    let length: usize = text.split_inclusive('\n').take_while(is_of_list).map(str::len).sum();
+    &text[length..]
+}
+
 #[test]
 fn long_documents_list_their_contents() {
     let is_blessing = std::env::var_os("BLESS").is_some();
@@ -185,6 +192,8 @@ fn list_of_contents_is_inserted_and_replaced() {
         with_contents(&listed.replace("## D", "## E")),
         listed.replace("## D", "## E").replace("[D](#d)", "[E](#e)")
     );
+    let with_text = listed.replace("## A", "A paragraph.\n\n## A");
+    assert_eq!(with_contents(&with_text), with_text, "nothing but the list is replaced");
 }
 
 /// Documents whose blocks a reader types, and which `just systemd` therefore runs word for word.
