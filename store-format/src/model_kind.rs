@@ -212,7 +212,7 @@ impl fmt::Display for ModelKind {
 
 /// A text that is not the name of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("kind: expected {}, found {found:?}", names())]
+#[error("kind: wrong value: expected {}, found {found:?}", names())]
 pub struct UnknownKind {
     found: String,
 }

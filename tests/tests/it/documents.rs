@@ -1,5 +1,6 @@
 //! Checks all documents: their links lead somewhere, long ones list their contents, and those with procedures say for
-//! each block of commands or settings which script of `just systemd` runs it, or why none does.
+//! each block of commands or settings which script of `just systemd` runs it, or why none does. Checks the form of errors
+//! too.
 //! `BLESS=1 cargo test -p blobd-tests --test it documents` writes the lists.
 
 use std::collections::BTreeMap;
@@ -105,6 +106,53 @@ pub(crate) fn with_contents(text: &str) -> String {
         None => sections,
     };
     format!("{head}{list}\n{rest}")
+}
+
+/// The parts of the sources whose texts users read.
+const SOURCES: [&str; 3] = ["store-format", "client", "daemon"];
+
+/// `found, X expected` in a literal of this line: the word is the last one of a text, or of a part of it.
+fn has_found_before_expected(line: &str) -> bool {
+    let code = line.trim_start();
+    let is_end = |(at, word): (usize, &str)| {
+        let (before, after) = (&line[..at], &line[at + word.len()..]);
+        let in_literal = before.matches('"').count() % 2 == 1 || after.starts_with('"');
+        in_literal
+            && before.ends_with(' ')
+            && !before.ends_with(": ")
+            && after.starts_with(['"', ';', ',', ':', '.'])
+    };
+    !code.starts_with("//") && line.match_indices("expected").any(is_end)
+}
+
+fn sources_below(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let is_test = path.file_stem().is_some_and(|name| name == "tests" || name == "target");
+        if path.is_dir() && !is_test {
+            sources_below(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn errors_say_what_was_expected_before_what_was_found() {
+    assert!(has_found_before_expected(r#"#[error("{found} bytes, {expected} expected")]"#));
+    assert!(has_found_before_expected(r#"    format!("digest {found}, {} expected; pull it again", a)"#));
+    assert!(!has_found_before_expected(r#"#[error("size: wrong: expected {expected}, found {found}")]"#));
+    let mut sources = Vec::new();
+    SOURCES.iter().for_each(|part| sources_below(&repository().join(part), &mut sources));
+    assert!(sources.len() > 300, "{}", sources.len());
+    let mut wrong = Vec::new();
+    for path in sources {
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = code.lines().filter(|line| has_found_before_expected(line));
+        wrong.extend(lines.map(|line| format!("{}: {}", path.display(), line.trim())));
+    }
+    assert!(wrong.is_empty(), "write `subject: what is wrong: expected X, found Y`:\n{}", wrong.join("\n"));
 }
 
 /// What follows the list, even if it is not a section.
