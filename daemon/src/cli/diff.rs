@@ -19,8 +19,9 @@ mod values;
 /// Show how two models differ: tensors, metadata and texts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Tensors are compared by name. Shared bytes lie on disk once, whatever their names. Of a model that is not in the
-store only the header is fetched: types, shapes and metadata are compared, contents are not.
+    after_help = "Tensors are compared by name. Shared bytes lie on disk once, whatever their names. Of a model that
+is not in the store only the header is fetched: types, shapes and metadata are compared, contents
+are not.
 
 Examples:
   blobd diff llama3:8b-q4_K_M llama3:8b-q4_K_S

@@ -28,8 +28,8 @@ mod write;
 /// Show one tensor: statistics, single values, or all of it as a file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Quantised tensors are converted to float32, also those whose scales are tensors of their own (int4, int8,
-nvfp4, mxfp4, mxfp8). Statistics are those of the finite values; elements are
+    after_help = "Quantised tensors are converted to float32, also those whose scales are tensors of their own
+(int4, int8, nvfp4, mxfp4, mxfp8). Statistics are those of the finite values; elements are
 numbered from 0 in the order of the file.
 
 Examples:
