@@ -156,7 +156,7 @@ fn alone(header: Option<&Header>) -> Result<Option<Model<'_>>, EstimateError> {
 
 fn estimate_error(model: &DescribedModel, error: &EstimateError) -> ErrorBody {
     let code = match error {
-        EstimateError::TooManyBlocks { .. } | EstimateError::UnknownCache { .. } => ErrorCode::InvalidInput,
+        EstimateError::TooManyBlocks { .. } => ErrorCode::InvalidInput,
         _ => ErrorCode::InvalidRequest,
     };
     ErrorBody::new(code, format!("{}: {error}", model.name))

@@ -37,7 +37,7 @@ fn context_is_padded_to_256_in_total_and_for_each_sequence() {
     let models = set(&header);
     let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
     assert_eq!(estimate.basis, "llama.cpp-2026-10:llama");
-    assert_eq!(estimate.graph_basis, "ollama-2025-08:llama");
+    assert_eq!(estimate.graph_basis, "llama.cpp-2026-10:llama");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn heads_of_keys_are_the_heads_if_the_file_has_none() {
         attention(1, &[]).into_iter().filter(|(key, _)| *key != "attention.head_count_kv").collect();
     let header = header("llama", &keys, &[]);
     assert_eq!(kv(&header, &Settings::default()), [4096 * 4 * TOKEN]);
-    assert_eq!(set(&header).estimate(&Settings::default(), Basis::LlamaCpp).unwrap().missing_keys.len(), 2);
+    assert_eq!(set(&header).estimate(&Settings::default(), Basis::LlamaCpp).unwrap().missing_keys, [""; 0]);
 }
 
 #[test]
@@ -243,13 +243,14 @@ fn blocks_that_predict_further_tokens_keep_nothing() {
 }
 
 #[test]
-fn encoders_keep_nothing_and_unknown_caches_are_refused() {
+fn encoders_keep_nothing_and_caches_of_other_kinds_have_no_rule() {
     let bert = header("bert", &attention(2, &[]), &[]);
     assert_eq!(kv(&bert, &Settings::default()), [0; 2]);
     let header = header("deepseek4", &attention(2, &[]), &[]);
     let models = set(&header);
-    let error = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap_err();
-    assert_eq!(error, EstimateError::UnknownCache { architecture: "deepseek4".to_owned() });
+    let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+    assert_eq!(estimate.basis, "weights only: no rule for the cache and graph of `deepseek4`");
+    assert!(!estimate.place(&[1 << 50]).fits());
     assert_eq!(
         models.estimate(&Settings::default(), Basis::Ollama).unwrap().basis,
         "ollama-2025-08:fallback"

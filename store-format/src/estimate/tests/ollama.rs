@@ -17,7 +17,7 @@ struct Expected {
 }
 
 #[derive(Deserialize)]
-struct ExpectedHeader {
+pub(super) struct ExpectedHeader {
     architecture: String,
     keys: serde_json::Map<String, Json>,
     vocabulary: usize,
@@ -49,7 +49,7 @@ fn expected() -> Vec<Expected> {
 }
 
 impl ExpectedHeader {
-    fn header(&self) -> Header {
+    pub(super) fn header(&self) -> Header {
         let mut writer = GgufWriter::new();
         writer.metadata("general.architecture", self.architecture.as_str()).unwrap();
         for (key, value) in &self.keys {
@@ -258,7 +258,7 @@ fn every_tensor_is_in_one_part_of_the_estimate() {
         // Of 8 MiB, the embedding stays in the machine's memory; blk.7 is beyond the only block.
         assert_eq!((estimate.weights_bytes, estimate.input_weights_bytes), (8 << 20, 1 << 20));
         assert_eq!(estimate.other_weights_bytes, 4 << 20);
-        assert!(!estimate.place(&[7 << 20]).fits());
+        assert!(!estimate.place(&[(7 << 20) - 1]).fits());
         let placed = estimate.place(&[1 << 30]);
         assert!(placed.fits() && placed.devices[0].used_bytes >= 7 << 20);
     }
@@ -366,7 +366,7 @@ fn projector_and_draft_are_on_the_first_device_with_room() {
     let projector = super::header("clip", &[], &[("v.patch_embd.weight", GgmlType::F32, weights)]);
     let model = || Model::new(&header, []).unwrap();
     let projector = Model::new(&projector, []).unwrap();
-    let models = ModelSet { model: model(), projector: Some(projector), draft: Some(model()) };
+    let models = ModelSet { model: model(), projector: Some(projector), draft: Some(model()), adapters: Vec::new() };
     let settings = settings(512, 1, CacheType::F16);
     let estimate = models.estimate(&settings, Basis::Ollama).unwrap();
     let projector = estimate.projector.clone().unwrap();
