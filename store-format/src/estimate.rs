@@ -139,8 +139,8 @@ pub struct Estimate<'m> {
     pub weights: &'m [LayerWeights],
     /// Their sum, at most 2^64 - 1.
     pub weights_bytes: u64,
-    /// Whether the basis has a rule for the KV cache and the graph of this architecture. If not, both are 0,
-    /// and no placement [`fits`](Placement::fits).
+    /// Whether the basis has a rule for the KV cache and the graph of this architecture, and the file has weights
+    /// of blocks. If not, no placement [`fits`](Placement::fits).
     pub has_rule: bool,
     /// The weights that engines leave in the machine's memory, such as the embedding of a model with an output of
     /// its own, without tables.
@@ -328,7 +328,8 @@ impl Estimate<'_> {
     fn block_bytes(&self) -> impl DoubleEndedIterator<Item = u128> + ExactSizeIterator {
         let in_memory = self.settings.experts_in_memory;
         let weights = self.parts.blocks.iter().zip(&self.parts.experts);
-        let weights = weights.map(move |(all, experts)| all.saturating_sub(if in_memory { *experts } else { 0 }));
+        let weights =
+            weights.map(move |(all, experts)| all.saturating_sub(if in_memory { *experts } else { 0 }));
         weights.zip(&self.kv_bytes).map(|(weights, kv)| u128::from(weights) + u128::from(*kv))
     }
 

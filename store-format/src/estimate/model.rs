@@ -1,6 +1,5 @@
 //! A model as estimates see it: what its headers say, whatever the settings.
 
-
 use super::compute::Computation;
 use super::graph::{GraphNumbers, Scope};
 use super::hyperparameters::Hyperparameters;
@@ -86,9 +85,11 @@ impl<'a> Model<'a> {
         settings: &Settings,
         basis: Basis,
     ) -> Result<Estimate<'m>, EstimateError> {
-        let (has_rule, basis_of_rules) = (self.rule.holds(basis), basis);
+        let (holds, basis_of_rules) = (self.rule.holds(basis), basis);
+        // A file without weights, such as one with a vocabulary only, says nothing about the model.
+        let has_rule = holds && self.weights.blocks.iter().any(|bytes| *bytes > 0);
         let memory = match basis {
-            _ if !has_rule => self.weights_only(),
+            _ if !holds => self.weights_only(),
             Basis::Ollama => self.ollama(settings)?,
             Basis::LlamaCpp => self.llama_cpp(settings)?,
         };
@@ -125,7 +126,7 @@ impl<'a> Model<'a> {
             basis,
             kv_bytes: vec![0; self.weights.blocks.len()],
             graph: GraphNumbers { partial: zero, full: zero },
-            missing_keys: merged([&self.hyperparameters.missing, &self.vision_missing]),
+            missing_keys: Vec::new(),
         }
     }
 

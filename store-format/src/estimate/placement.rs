@@ -62,7 +62,8 @@ impl Estimate<'_> {
 
     /// What is not on devices, given what is placed there.
     fn memory_bytes(&self, placed: u128) -> u64 {
-        let all = self.block_bytes().sum::<u128>() + self.output_bytes() + u128::from(self.other_weights_bytes);
+        let all =
+            self.block_bytes().sum::<u128>() + self.output_bytes() + u128::from(self.other_weights_bytes);
         let off_devices = (all + self.companion_bytes()).saturating_sub(placed);
         clamp(off_devices + u128::from(self.input_weights_bytes) + self.expert_bytes())
     }

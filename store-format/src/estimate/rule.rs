@@ -29,7 +29,7 @@ const KNOWN: [&str; 152] = [
 ];
 
 /// Those of them with a cache or a graph of a kind that only they have, such as those of sparse attention.
-const OWN_RULES: [&str; 20] = [
+const OWN_RULES: [&str; 21] = [
     "bailingmoe3",
     "chameleon",
     "deepseek32",
@@ -40,6 +40,7 @@ const OWN_RULES: [&str; 20] = [
     "glm-dsa",
     "glm5-next",
     "graniteswitch",
+    "grok",
     "hy_v4",
     "kimi-k3",
     "kimi-linear",

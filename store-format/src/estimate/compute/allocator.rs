@@ -74,7 +74,8 @@ impl Graph {
         for Id(source) in self.tensors.iter().flat_map(|tensor| &tensor.sources) {
             uses[*source] += 1;
         }
-        let mut run = Run { graph: self, uses, places: vec![None; self.tensors.len()], buffer: Buffer::default() };
+        let mut run =
+            Run { graph: self, uses, places: vec![None; self.tensors.len()], buffer: Buffer::default() };
         let inputs = self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.kind == Kind::Input);
         for (number, tensor) in inputs {
             run.places[number] = Some(run.buffer.allocate(tensor.bytes));

@@ -9,6 +9,8 @@ const ALIKE_BLOCKS: usize = 3;
 
 /// The tensors of an embedding's size that the streams of gemma3n need beside a plain block.
 const STREAM_TENSORS: usize = 8;
+/// The same that some architectures need.
+const MARGIN_TENSORS: usize = 2;
 
 /// The lengths that depend on the settings.
 #[derive(Clone, Debug)]
@@ -32,11 +34,13 @@ impl Computation {
         let mut last = None;
         let mut alike = 0;
         let windowed = sizes.windowed.iter().copied().chain(std::iter::repeat(false));
-        for block in self.blocks.iter().zip(windowed) {
+        let mut following = self.blocks.iter().zip(windowed).peekable();
+        while let Some(block) = following.next() {
+            let is_last = following.peek().is_none();
             alike = if last == Some(block) { alike + 1 } else { 1 };
             last = Some(block);
-            if alike <= ALIKE_BLOCKS {
-                plan.block(block.0, block.1);
+            if alike <= ALIKE_BLOCKS || is_last {
+                plan.block(block.0, block.1, is_last);
             }
         }
         plan.end(if sizes.is_embedding { 0 } else { self.output });
@@ -86,25 +90,32 @@ impl<'a> Plan<'a> {
         let from_embeddings = graph.kept(embedding, &[mixed]);
         graph.used(&[from_tokens, slots, from_embeddings]);
         graph.kept(row(model.block_inputs), &[tokens]);
-        for _ in 0..if model.has_streams { STREAM_TENSORS } else { 0 } {
+        let streams = if model.has_streams { STREAM_TENSORS } else { 0 };
+        let margin = if model.needs_margin { MARGIN_TENSORS } else { 0 };
+        for _ in 0..streams + margin {
             graph.kept(embedding, &[stream]);
         }
         let Computation { embedding, experts_used, .. } = *model;
         Self { graph, sizes, embedding, experts_used, positions, cells, mask, window_mask, stream }
     }
 
-    fn block(&mut self, block: &BlockShape, is_windowed: bool) {
+    fn block(&mut self, block: &BlockShape, is_windowed: bool, is_last: bool) {
         let residual = self.stream;
         let input = if block.has_attention_norm { self.norm(residual) } else { residual };
-        let result = self.attention(&block.attention, input, is_windowed).or_else(|| self.recurrent(block.recurrent, input));
+        let result = self
+            .attention(&block.attention, input, is_windowed)
+            .or_else(|| self.recurrent(block.recurrent, input));
         let Some(result) = result else {
             let feed_forward = self.feed_forward(block, input);
             self.stream = self.in_place(self.embedding, &[feed_forward, residual]);
             return;
         };
         if block.is_parallel {
+            // A bias is added at once, so the projection is computed before the feed-forward part.
+            let early = block.attention.has_output_bias.then(|| self.tensor(self.embedding, &[result]));
+            let residual = if is_last { self.tensor(self.embedding, &[residual]) } else { residual };
             let feed_forward = self.feed_forward(block, input);
-            let attention = self.tensor(self.embedding, &[result]);
+            let attention = early.unwrap_or_else(|| self.tensor(self.embedding, &[result]));
             let sum = self.in_place(self.embedding, &[feed_forward, attention]);
             self.stream = self.in_place(self.embedding, &[sum, residual]);
             return;
@@ -169,7 +180,8 @@ impl<'a> Plan<'a> {
         let query = self.tensor(latent.absorbed.saturating_add(latent.rotated), &[absorbed, rotated]);
         let compressed = self.tensor(latent.key, &[input]);
         let normed = self.tensor(latent.compressed_key, &[compressed]);
-        let rotated = self.tensor(latent.key.saturating_sub(latent.compressed_key), &[compressed, self.positions]);
+        let rotated =
+            self.tensor(latent.key.saturating_sub(latent.compressed_key), &[compressed, self.positions]);
         let key = self.tensor(latent.key, &[normed, rotated]);
         self.graph.used(&[key, self.cells]);
         let sources: Vec<Id> = [query].into_iter().chain(self.mask).collect();

@@ -32,6 +32,7 @@ pub(super) struct Attention {
     pub(super) result: u64,
     pub(super) has_query_norm: bool,
     pub(super) has_key_norm: bool,
+    pub(super) has_output_bias: bool,
     pub(super) latent: Option<Latent>,
 }
 
@@ -88,9 +89,12 @@ impl BlockShape {
         let has_other_norm = is_after_attention || is_feed_forward || has("post_attention_norm.weight");
         Self {
             is_parallel: has("attn_norm.weight") && !has_other_norm,
-            has_attention_norm: has("attn_norm.weight") || has("attn_norm_2.weight") || !has("post_attention_norm.weight"),
+            has_attention_norm: has("attn_norm.weight")
+                || has("attn_norm_2.weight")
+                || !has("post_attention_norm.weight"),
             has_feed_forward_norm: is_feed_forward,
-            has_post_attention_norm: is_post("post_attention_norm.weight") || is_post("attn_post_norm.weight"),
+            has_post_attention_norm: is_post("post_attention_norm.weight")
+                || is_post("attn_post_norm.weight"),
             has_post_feed_forward_norm,
             dense: FeedForward::read(layer, ""),
             experts: Experts::read(layer),
@@ -111,6 +115,7 @@ impl Attention {
             result: columns(layer, "attn_output.weight"),
             has_query_norm: has("attn_q_norm.weight"),
             has_key_norm: has("attn_k_norm.weight"),
+            has_output_bias: has("attn_output.bias"),
             latent: Latent::read(layer),
         }
     }

@@ -7,18 +7,26 @@ use super::{Device, Placement, clamp};
 use crate::estimate::Estimate;
 
 impl Estimate<'_> {
-    /// Fills the devices from the last to the first with the layers from the last to the first, as far as they go.
-    /// Each device with layers holds a graph. Projector, draft model and adapters are on the first device with room
-    /// for them, before any layer.
+    /// The placement on as few of the first devices as hold everything, else on all of them.
     pub(super) fn place_as_llama_cpp(&self, devices: &[u64]) -> Placement {
+        let on_first = |count: usize| self.fill(devices, count);
+        let fitting = (1..devices.len()).map(on_first).find(Placement::fits);
+        fitting.unwrap_or_else(|| on_first(devices.len()))
+    }
+
+    /// Fills the first `count` devices from the last to the first with the layers from the last to the first, as far
+    /// as they go. Each device with layers holds a graph. Projector, draft model and adapters are on the first device
+    /// with room for them, before any layer.
+    fn fill(&self, devices: &[u64], count: usize) -> Placement {
         let graph = u128::from(self.graph_full_bytes.max(self.graph_partial_bytes));
         let mut filled: Vec<Filled> = devices.iter().map(|vram| Filled::new(*vram, graph)).collect();
+        let (used, _unused) = filled.split_at_mut(count.min(devices.len()));
         let companions = self.companion_bytes();
-        let companions_fit = companions == 0 || filled.iter_mut().any(|device| device.hold(companions));
+        let companions_fit = companions == 0 || used.iter_mut().any(|device| device.hold(companions));
         let (output, others) = (self.output_bytes(), u128::from(self.other_weights_bytes));
         let with_output = (output > 0).then_some(output);
         let last_first = with_output.into_iter().chain(self.block_bytes().rev());
-        let mut from_last = filled.iter_mut().rev().peekable();
+        let mut from_last = used.iter_mut().rev().peekable();
         let mut layers = 0;
         for bytes in last_first {
             while from_last.peek_mut().is_some_and(|device| !device.add_layer(bytes)) {
@@ -29,8 +37,8 @@ impl Estimate<'_> {
             }
             layers += 1;
         }
-        let others_fit = others == 0 || filled.iter_mut().any(|device| device.hold(others));
-        let used = filled.iter().filter(|device| device.layers > 0).count().max(1);
+        let others_fit = others == 0 || used.iter_mut().any(|device| device.hold(others));
+        let graphs = filled.iter().filter(|device| device.layers > 0).count().max(1);
         let all = companions + self.block_bytes().sum::<u128>() + output + others;
         Placement {
             layers,
@@ -38,7 +46,7 @@ impl Estimate<'_> {
             companions_fit,
             others_fit,
             has_rule: self.has_rule,
-            total_bytes: clamp(all + graph * used as u128),
+            total_bytes: clamp(all + graph * graphs as u128),
             memory_bytes: self.memory_bytes(filled.iter().map(|device| device.placed).sum()),
             devices: filled.iter().map(Filled::device).collect(),
         }

@@ -38,8 +38,12 @@ fn cache_and_graph_are_those_of_llama_cpp_within_a_mebibyte() {
         for Case { context, kv, graph } in cases {
             let settings = settings(*context, 1, CacheType::F16);
             let estimate = models.estimate(&settings, Basis::LlamaCpp).unwrap();
-            let differences = [estimate.kv_total_bytes.abs_diff(*kv), estimate.graph_full_bytes.abs_diff(*graph)];
-            assert!(differences.into_iter().all(|bytes| bytes < MEBIBYTE), "{name}, {context}: {differences:?}");
+            let differences =
+                [estimate.kv_total_bytes.abs_diff(*kv), estimate.graph_full_bytes.abs_diff(*graph)];
+            assert!(
+                differences.into_iter().all(|bytes| bytes < MEBIBYTE),
+                "{name}, {context}: {differences:?}"
+            );
         }
         architectures.insert(models.model.metadata().architecture().to_owned());
     }

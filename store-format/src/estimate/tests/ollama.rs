@@ -366,7 +366,8 @@ fn projector_and_draft_are_on_the_first_device_with_room() {
     let projector = super::header("clip", &[], &[("v.patch_embd.weight", GgmlType::F32, weights)]);
     let model = || Model::new(&header, []).unwrap();
     let projector = Model::new(&projector, []).unwrap();
-    let models = ModelSet { model: model(), projector: Some(projector), draft: Some(model()), adapters: Vec::new() };
+    let models =
+        ModelSet { model: model(), projector: Some(projector), draft: Some(model()), adapters: Vec::new() };
     let settings = settings(512, 1, CacheType::F16);
     let estimate = models.estimate(&settings, Basis::Ollama).unwrap();
     let projector = estimate.projector.clone().unwrap();
