@@ -17,7 +17,7 @@ use crate::permits::{Limits, Permit, PermitPool};
 
 /// Requests that read or write the disk or build a response, each on its own thread. A higher number makes
 /// no request faster, and waiting requests need no thread.
-const DISK_WORK: Limits = Limits { per_principal: 6, total: 48 };
+const DISK_WORK: Limits = Limits { per_principal: 6, total: 32 };
 
 /// Checks of health, which have a pool of their own: other work of the user must not look like a disk that does not
 /// respond.
@@ -25,15 +25,19 @@ const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 
 /// Memory in KiB for models, and for responses that clients have not received yet. The largest model, with
 /// 131,072 tensors, takes about 100 MiB while it is parsed; the total keeps the daemon below 256 MiB,
-/// including its index and its caches.
-const MEMORY_KIB: Limits = Limits { per_principal: 112 << 10, total: 144 << 10 };
+/// including its index, its caches and the buffers of all connections.
+const MEMORY_KIB: Limits = Limits { per_principal: 112 << 10, total: 112 << 10 };
 
 /// The same for up to [`SMALL_BYTES`] at a time, in a pool of its own: a few users that hold all of the other one must
-/// not keep the short requests of the others waiting. The total is enough for the shares of 16 users.
-const SMALL_MEMORY_KIB: Limits = Limits { per_principal: 2 << 10, total: 32 << 10 };
+/// not keep the short requests of the others waiting.
+const SMALL_MEMORY_KIB: Limits = Limits { per_principal: 2 << 10, total: 16 << 10 };
 
 /// The largest amount of memory that is taken from the pool for small ones.
 const SMALL_BYTES: usize = 256 << 10;
+
+/// Connections of users that carry HTTP: each has buffers of about 20 KiB, which an open model no longer needs. The
+/// total is about 60 MiB.
+const REQUESTING: Limits = Limits { per_principal: 1024, total: 3072 };
 
 /// Requests that follow the audit log. Each takes a connection and a task for as long as its client likes, and is woken
 /// by each record; one user needs few.
@@ -79,6 +83,8 @@ const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct RequestLimits {
     pub(crate) connections: ConnectionLimits,
+    /// Connections of ordinary users that carry HTTP.
+    pub(crate) requesting: PermitPool,
     /// Long-lived connections: open models, imports, pulls, verifications.
     pub(crate) lasting: PermitPool,
     pub(crate) disk: PermitPool,
@@ -114,6 +120,7 @@ impl RequestLimits {
         let in_flight = if is_root { DESCRIPTORS_IN_FLIGHT_TO_OTHERS } else { DESCRIPTORS_IN_FLIGHT };
         Self {
             connections,
+            requesting: PermitPool::new(REQUESTING),
             lasting: PermitPool::new(lasting),
             // Requests of a few users that wait for memory must not keep those of the others waiting.
             disk: PermitPool::with_first_for_each(DISK_WORK),

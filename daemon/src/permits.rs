@@ -1,19 +1,23 @@
 //! Limits on concurrent work and on memory: the share of each principal first, the total second.
 //!
-//! A principal that has used up its share waits for its own work to end, in the order of its requests, and
-//! does not enter the queue for the total. So the others wait behind at most its share, however many
-//! requests it makes.
+//! A principal that has used up its share waits for its own work to end, in the order of its requests. When the total is
+//! used up, the next units go to the principal that holds the fewest, so that a principal with many requests cannot delay
+//! one with few by more than the work in progress. Among those that hold equally many, the order is that of the requests.
+//!
+//! Shares shrink when several principals use a pool: who holds some gets more only while at least as many units are left
+//! as it then holds. So n principals that want all they can get hold 1/(n+1) of the total each, and the rest is left for
+//! the next one, which need not wait. (Choudhury and Hahne describe such dynamic thresholds for the buffers of switches,
+//! IEEE/ACM Transactions on Networking 6(2), 1998.)
 //!
 //! Some work can last without limit (a transfer with a rate limit, a file on an unreachable network), and a
 //! few principals could block the total with it. [`PermitPool::with_first_for_each`] makes a pool for such
 //! work: the first unit of each principal does not depend on the total.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
-use tracing_mutex::stdsync::Mutex;
+use tokio::sync::oneshot;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -23,69 +27,94 @@ pub(crate) struct Limits {
 
 /// Issues permits within [`Limits`]. A principal is identified by its uid.
 #[derive(Debug)]
-pub(crate) struct PermitPool {
-    total: Arc<Semaphore>,
-    /// Units for principals that have none while the total is used up.
-    firsts: Arc<Semaphore>,
-    /// The number of units of both semaphores.
-    all_units: usize,
+pub(crate) struct PermitPool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
     limits: Limits,
-    /// The number of requests that wait for units.
-    waiting: AtomicUsize,
-    principals: Mutex<BTreeMap<u32, Share>>,
+    /// The most units for principals that have none while the total is used up.
+    firsts: u32,
+    state: Mutex<State>,
 }
 
-/// Counts a request that waits, until it is dropped.
-struct Waiting<'p>(&'p AtomicUsize);
-
-impl<'p> Waiting<'p> {
-    fn begin(count: &'p AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
+#[derive(Debug, Default)]
+struct State {
+    /// Units of the total in use.
+    used: u32,
+    /// Units in use that do not depend on the total.
+    used_firsts: u32,
+    /// The number of requests so far, which gives each its place in the order.
+    requests: u64,
+    /// The principals that hold units or wait for some.
+    principals: BTreeMap<u32, Principal>,
 }
 
-impl Drop for Waiting<'_> {
+#[derive(Debug, Default)]
+struct Principal {
+    held: u32,
+    /// Its waiting requests, in order.
+    waiting: VecDeque<Request>,
+}
+
+#[derive(Debug)]
+struct Request {
+    number: u64,
+    units: u32,
+    /// Closed when the request no longer waits.
+    reply: oneshot::Sender<Permit>,
+}
+
+/// The place of a request in the queue.
+struct Place<'p> {
+    pool: &'p Arc<Shared>,
+    reply: oneshot::Receiver<Permit>,
+}
+
+impl Drop for Place<'_> {
+    /// Smaller requests may have waited behind this one.
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.reply.close();
+        self.pool.grant(&mut self.pool.lock());
     }
-}
-
-/// The units of one principal.
-#[derive(Clone, Debug)]
-struct Share {
-    units: Arc<Semaphore>,
-    /// The one unit that does not depend on the total.
-    first: Arc<Semaphore>,
 }
 
 /// Units in use; returned on drop.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Permit {
-    own: OwnedSemaphorePermit,
-    first: Option<OwnedSemaphorePermit>,
-    total: OwnedSemaphorePermit,
+    pool: Arc<Shared>,
+    uid: u32,
+    units: u32,
+    /// Whether its one unit does not depend on the total.
+    is_first: bool,
 }
 
 impl Permit {
-    pub(crate) fn units(&self) -> usize {
-        self.own.num_permits()
+    pub(crate) const fn units(&self) -> usize {
+        self.units as usize
     }
 
     /// Returns the units above `units`.
     pub(crate) fn shrink(&mut self, units: usize) {
-        let excess = self.units().saturating_sub(units);
+        let kept = u32::try_from(units).unwrap_or(u32::MAX).min(self.units);
         // A first unit is single and stays.
-        if self.first.is_none() {
-            drop((self.own.split(excess), self.total.split(excess)));
+        if !self.is_first {
+            let returned = self.units - kept;
+            self.units = kept;
+            self.pool.give_back(self.uid, returned, false);
         }
     }
 
-    /// Adds a permit of the same pool, principal and semaphore.
-    pub(crate) fn merge(&mut self, other: Self) {
-        self.own.merge(other.own);
-        self.total.merge(other.total);
+    /// Adds a permit of the same pool and principal.
+    pub(crate) fn merge(&mut self, mut other: Self) {
+        self.units += other.units;
+        other.units = 0;
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.pool.give_back(self.uid, self.units, self.is_first);
     }
 }
 
@@ -101,19 +130,11 @@ impl PermitPool {
     /// The same, but a principal without units gets its first unit even when the total is used up. The
     /// number of such units is also limited to the total.
     pub(crate) fn with_first_for_each(limits: Limits) -> Self {
-        Self::with_firsts(limits, limits.total as usize)
+        Self::with_firsts(limits, limits.total)
     }
 
-    fn with_firsts(limits: Limits, firsts: usize) -> Self {
-        let total = limits.total as usize;
-        Self {
-            total: Arc::new(Semaphore::new(total)),
-            firsts: Arc::new(Semaphore::new(firsts)),
-            all_units: total.saturating_add(firsts),
-            limits,
-            waiting: AtomicUsize::new(0),
-            principals: Mutex::default(),
-        }
+    fn with_firsts(limits: Limits, firsts: u32) -> Self {
+        Self(Arc::new(Shared { limits, firsts, state: Mutex::default() }))
     }
 
     /// Waits for one unit for `uid`. Dropping the future leaves the queue.
@@ -125,32 +146,16 @@ impl PermitPool {
     /// large request runs alone instead of never.
     pub(crate) async fn acquire_many(&self, uid: u32, units: u32) -> Permit {
         let units = self.clamp(units);
-        let share = self.share_of(uid);
-        let _waiting = Waiting::begin(&self.waiting);
         loop {
-            // The semaphores are never closed, so this succeeds at the first try.
-            let Ok(own) = Arc::clone(&share.units).acquire_many_owned(units).await else { continue };
-            let total = Arc::clone(&self.total).acquire_many_owned(units);
-            tokio::select! {
-                biased;
-                Ok(total) = total => return Permit { own, first: None, total },
-                (first, total) = self.first(&share, units) => {
-                    return Permit { own, first: Some(first), total };
-                }
+            let mut place = match self.0.request(uid, units) {
+                Ok(permit) => return permit,
+                Err(reply) => Place { pool: &self.0, reply },
+            };
+            // The pool keeps a request until its receiver is closed, so this succeeds at the first try.
+            if let Ok(permit) = (&mut place.reply).await {
+                return permit;
             }
         }
-    }
-
-    /// Waits for the unit that does not depend on the total; for ever if there is none or several units are
-    /// requested.
-    async fn first(&self, share: &Share, units: u32) -> (OwnedSemaphorePermit, OwnedSemaphorePermit) {
-        if units == 1
-            && let Ok(first) = Arc::clone(&share.first).acquire_owned().await
-            && let Ok(total) = Arc::clone(&self.firsts).acquire_owned().await
-        {
-            return (first, total);
-        }
-        std::future::pending().await
     }
 
     pub(crate) fn try_acquire(&self, uid: u32) -> Result<Permit, Exhausted> {
@@ -158,19 +163,7 @@ impl PermitPool {
     }
 
     pub(crate) fn try_acquire_many(&self, uid: u32, units: u32) -> Result<Permit, Exhausted> {
-        let units = self.clamp(units);
-        let exhausted = |_: TryAcquireError| Exhausted;
-        let share = self.share_of(uid);
-        let own = share.units.try_acquire_many_owned(units).map_err(exhausted)?;
-        match Arc::clone(&self.total).try_acquire_many_owned(units) {
-            Ok(total) => Ok(Permit { own, first: None, total }),
-            Err(_) if units == 1 => {
-                let first = share.first.try_acquire_owned().map_err(exhausted)?;
-                let total = Arc::clone(&self.firsts).try_acquire_owned().map_err(exhausted)?;
-                Ok(Permit { own, first: Some(first), total })
-            }
-            Err(_) => Err(Exhausted),
-        }
+        self.0.take_now(&mut self.0.lock(), uid, self.clamp(units)).ok_or(Exhausted)
     }
 
     /// Waits for one unit, and takes with it up to `most` in total, but at most one in `part` of the units
@@ -178,54 +171,175 @@ impl PermitPool {
     /// the next one.
     pub(crate) async fn acquire_part(&self, uid: u32, most: u32, part: usize) -> Permit {
         let mut permit = self.acquire(uid).await;
-        let left = self.share_of(uid).units.available_permits().min(self.total.available_permits());
-        let more = u32::try_from(left / part.max(1)).unwrap_or(u32::MAX).min(most.saturating_sub(1));
-        // A first unit is of another semaphore and cannot be merged.
+        let more = u32::try_from(self.left(uid) / part.max(1)).unwrap_or(u32::MAX);
+        let more = more.min(most.saturating_sub(1));
+        // A first unit stays single: it is of no share of the total.
         if more > 0
-            && permit.first.is_none()
+            && !permit.is_first
             && let Ok(grown) = self.try_acquire_many(uid, more)
-            && grown.first.is_none()
         {
             permit.merge(grown);
         }
         permit
     }
 
+    /// The units that the principal may still take now.
+    fn left(&self, uid: u32) -> usize {
+        let state = self.0.lock();
+        let of_share = self.0.limits.per_principal.saturating_sub(state.held(uid));
+        let left = self.0.limits.total.saturating_sub(state.used);
+        of_share.min(left) as usize
+    }
+
     /// The number of requests that wait for their share or for the total.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+        let state = self.0.lock();
+        let waiting = state.principals.values().flat_map(|principal| &principal.waiting);
+        waiting.filter(|request| !request.reply.is_closed()).count()
     }
 
     pub(crate) fn in_use(&self) -> usize {
-        let free = self.total.available_permits() + self.firsts.available_permits();
-        self.all_units.saturating_sub(free)
+        let state = self.0.lock();
+        state.used as usize + state.used_firsts as usize
     }
 
     /// The most units that all principals together may hold, without the first ones that do not depend on the others.
-    pub(crate) const fn total(&self) -> usize {
-        self.limits.total as usize
+    pub(crate) fn total(&self) -> usize {
+        self.0.limits.total as usize
     }
 
     /// The most units that one principal may hold.
     pub(crate) fn share(&self) -> usize {
-        self.limits.per_principal.min(self.limits.total) as usize
+        self.clamp(u32::MAX) as usize
     }
 
     fn clamp(&self, units: u32) -> u32 {
-        units.min(self.limits.per_principal).min(self.limits.total)
+        units.min(self.0.limits.per_principal).min(self.0.limits.total)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change of the state is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn share_of(&self, uid: u32) -> Share {
-        // Each change of the map is complete before anything can panic.
-        let mut principals = self.principals.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the map holds a share that is not in use.
-        principals
-            .retain(|_, share| Arc::strong_count(&share.units) > 1 || Arc::strong_count(&share.first) > 1);
-        let full = || Share {
-            units: Arc::new(Semaphore::new(self.limits.per_principal as usize)),
-            first: Arc::new(Semaphore::new(1)),
-        };
-        principals.entry(uid).or_insert_with(full).clone()
+    /// Takes units, or waits in the queue for them.
+    fn request(self: &Arc<Self>, uid: u32, units: u32) -> Result<Permit, oneshot::Receiver<Permit>> {
+        let mut state = self.lock();
+        if let Some(permit) = self.take_now(&mut state, uid, units) {
+            return Ok(permit);
+        }
+        let (reply, receiver) = oneshot::channel();
+        state.requests += 1;
+        let number = state.requests;
+        let principal = state.principals.entry(uid).or_default();
+        principal.waiting.retain(|request| !request.reply.is_closed());
+        principal.waiting.push_back(Request { number, units, reply });
+        Err(receiver)
+    }
+
+    /// Takes units unless an earlier request has to come first.
+    fn take_now(self: &Arc<Self>, state: &mut State, uid: u32, units: u32) -> Option<Permit> {
+        // All that can be granted has been: who still waits within its share waits for the total.
+        let has_earlier = state.principals.get(&uid).is_some_and(Principal::is_waiting);
+        let is_first = state.next(&self.limits).is_some() || !state.fits(&self.limits, units);
+        let allowed = !has_earlier && state.is_within_share(&self.limits, uid, units);
+        (allowed && (!is_first || self.has_first(state, uid, units))).then(|| self.permit(state, uid, units, is_first))
+    }
+
+    /// Whether the principal gets a unit that does not depend on the total.
+    fn has_first(&self, state: &State, uid: u32, units: u32) -> bool {
+        units == 1 && state.held(uid) == 0 && state.used_firsts < self.firsts
+    }
+
+    fn permit(self: &Arc<Self>, state: &mut State, uid: u32, units: u32, is_first: bool) -> Permit {
+        state.principals.entry(uid).or_default().held += units;
+        *(if is_first { &mut state.used_firsts } else { &mut state.used }) += units;
+        Permit { pool: Arc::clone(self), uid, units, is_first }
+    }
+
+    fn give_back(self: &Arc<Self>, uid: u32, units: u32, is_first: bool) {
+        if units > 0 {
+            let mut state = self.lock();
+            state.give_back(uid, units, is_first);
+            self.grant(&mut state);
+        }
+    }
+
+    /// Gives units to those that wait, as long as they are enough for the next one.
+    fn grant(self: &Arc<Self>, state: &mut State) {
+        while let Some(uid) = state.next(&self.limits) {
+            let Some(units) = state.first_waiting(uid) else { return };
+            let is_first = !state.fits(&self.limits, units);
+            if is_first && !self.has_first(state, uid, units) {
+                return;
+            }
+            let Some(request) = state.pop_waiting(uid) else { return };
+            let permit = self.permit(state, uid, units, is_first);
+            if let Err(mut unwanted) = request.reply.send(permit) {
+                // Not by its drop, which would lock the state again.
+                unwanted.units = 0;
+                state.give_back(uid, units, is_first);
+            }
+        }
+    }
+}
+
+impl State {
+    fn held(&self, uid: u32) -> u32 {
+        self.principals.get(&uid).map_or(0, |principal| principal.held)
+    }
+
+    const fn fits(&self, limits: &Limits, units: u32) -> bool {
+        units <= limits.total.saturating_sub(self.used)
+    }
+
+    /// The principal whose turn is next, if any waits within its share.
+    fn next(&mut self, limits: &Limits) -> Option<u32> {
+        self.principals.retain(|_, principal| principal.forget_gone());
+        let waiting = self.principals.iter().filter_map(|(uid, principal)| {
+            let first = principal.waiting.front()?;
+            let is_allowed = self.is_within_share(limits, *uid, first.units);
+            is_allowed.then_some((principal.held, first.number, *uid))
+        });
+        waiting.min().map(|(_, _, uid)| uid)
+    }
+
+    /// Whether the principal may hold `units` more, if there are as many.
+    fn is_within_share(&self, limits: &Limits, uid: u32, units: u32) -> bool {
+        let held = self.held(uid);
+        let after = held.saturating_add(units);
+        let left = limits.total.saturating_sub(self.used).saturating_sub(units);
+        let is_alone = self.principals.keys().all(|other| *other == uid);
+        after <= limits.per_principal && (held == 0 || is_alone || after <= left)
+    }
+
+    fn first_waiting(&self, uid: u32) -> Option<u32> {
+        Some(self.principals.get(&uid)?.waiting.front()?.units)
+    }
+
+    fn pop_waiting(&mut self, uid: u32) -> Option<Request> {
+        self.principals.get_mut(&uid)?.waiting.pop_front()
+    }
+
+    fn give_back(&mut self, uid: u32, units: u32, is_first: bool) {
+        *(if is_first { &mut self.used_firsts } else { &mut self.used }) -= units;
+        if let Some(principal) = self.principals.get_mut(&uid) {
+            principal.held -= units;
+        }
+    }
+}
+
+impl Principal {
+    /// Removes requests that no longer wait from the front of the queue. Returns whether anything is left.
+    fn forget_gone(&mut self) -> bool {
+        while self.waiting.pop_front_if(|request| request.reply.is_closed()).is_some() {}
+        self.held > 0 || !self.waiting.is_empty()
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.waiting.iter().any(|request| !request.reply.is_closed())
     }
 }
 
@@ -278,17 +392,95 @@ mod tests {
 
     #[tokio::test]
     async fn first_unit_of_a_principal_does_not_depend_on_the_others() {
-        let pool = PermitPool::with_first_for_each(Limits { per_principal: 2, total: 4 });
-        let held = [1, 1, 2, 2].map(|uid| pool.try_acquire(uid).unwrap());
+        let pool = PermitPool::with_first_for_each(Limits { per_principal: 2, total: 3 });
+        let held = [1, 1, 2].map(|uid| pool.try_acquire(uid).unwrap());
         let first = pool.acquire(3).await;
         assert_eq!(pool.try_acquire(3).unwrap_err(), Exhausted, "only the first");
         assert!(timeout(MOMENT, pool.acquire(3)).await.is_err());
         assert_eq!(pool.try_acquire(1).unwrap_err(), Exhausted, "its share is used up");
-        assert_eq!(pool.in_use(), 5);
+        assert_eq!(pool.in_use(), 4);
         drop(first);
         let _again = pool.try_acquire(3).unwrap();
         drop(held);
         let _second = pool.acquire(3).await;
+    }
+
+    #[tokio::test]
+    async fn principal_that_holds_units_of_the_total_gets_no_first_unit() {
+        let pool = PermitPool::with_first_for_each(Limits { per_principal: 2, total: 3 });
+        let mut held: Vec<_> = [1, 1, 2].map(|uid| pool.try_acquire(uid).unwrap()).into();
+        assert_eq!(pool.try_acquire(2).unwrap_err(), Exhausted, "it holds one already");
+        held.extend([3, 4, 5].map(|uid| pool.try_acquire(uid).unwrap()));
+        assert_eq!(pool.in_use(), 6);
+    }
+
+    #[tokio::test]
+    async fn next_units_go_to_the_principal_that_holds_the_fewest() {
+        let pool = Arc::new(PermitPool::new(Limits { per_principal: 3, total: 3 }));
+        let mut held: Vec<_> = [1, 1, 2].map(|uid| pool.try_acquire(uid).unwrap()).into();
+        let order = Arc::<Mutex<Vec<u32>>>::default();
+        let mut waiting = Vec::new();
+        for uid in [1, 2, 3, 3, 4] {
+            let (pool, order) = (Arc::clone(&pool), Arc::clone(&order));
+            waiting.push(tokio::spawn(async move {
+                let permit = pool.acquire(uid).await;
+                order.lock().unwrap().push(uid);
+                permit
+            }));
+            tokio::task::yield_now().await;
+        }
+        while let Some(permit) = held.pop() {
+            drop(permit);
+            tokio::time::sleep(MOMENT).await;
+        }
+        assert_eq!(*order.lock().unwrap(), [2, 3, 1], "3 before 1, which asked earlier and still held one");
+        assert_eq!(pool.waiting(), 2);
+        for task in waiting {
+            drop(task.await.unwrap());
+        }
+        assert_eq!((pool.in_use(), pool.waiting()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn shares_shrink_so_that_one_more_principal_need_not_wait() {
+        for principals in 1..12 {
+            let pool = PermitPool::new(Limits { per_principal: 30, total: 60 });
+            let mut held = Vec::new();
+            for uid in (0..principals).cycle().take(1000) {
+                held.extend(pool.try_acquire(uid));
+            }
+            let fair = 60 / (principals as usize + 1);
+            assert!(pool.in_use() >= fair * principals as usize, "{principals}: {}", pool.in_use());
+            let newcomer = std::iter::from_fn(|| pool.try_acquire(99).ok()).take(fair / 2);
+            assert_eq!(newcomer.collect::<Vec<_>>().len(), fair / 2, "{principals}");
+        }
+    }
+
+    #[tokio::test]
+    async fn share_that_others_limited_grows_when_they_have_left() {
+        let pool = Arc::new(PermitPool::new(Limits { per_principal: 4, total: 6 }));
+        let others = [2, 3].map(|uid| pool.try_acquire(uid).unwrap());
+        let _own = [pool.try_acquire(1).unwrap(), pool.try_acquire(1).unwrap()];
+        let more = Arc::clone(&pool);
+        let more = tokio::spawn(async move { [more.acquire(1).await, more.acquire(1).await] });
+        tokio::time::sleep(MOMENT).await;
+        assert_eq!((pool.in_use(), pool.waiting()), (4, 1), "as many as it holds must be left");
+        drop(others);
+        drop(timeout(Duration::from_secs(10), more).await.expect("granted").unwrap());
+    }
+
+    #[tokio::test]
+    async fn requests_behind_a_large_one_that_leaves_the_queue_are_granted() {
+        let pool = Arc::new(PermitPool::new(Limits { per_principal: 8, total: 10 }));
+        let _held = pool.acquire_many(1, 5).await;
+        let mut large = Box::pin(pool.acquire_many(2, 8));
+        assert!(timeout(MOMENT, large.as_mut()).await.is_err());
+        assert_eq!(pool.try_acquire(3).unwrap_err(), Exhausted, "the large one comes first");
+        let small = Arc::clone(&pool);
+        let small = tokio::spawn(async move { small.acquire(3).await });
+        tokio::task::yield_now().await;
+        drop(large);
+        drop(timeout(Duration::from_secs(10), small).await.expect("granted").unwrap());
     }
 
     #[tokio::test]
@@ -341,6 +533,6 @@ mod tests {
             drop(pool.acquire(uid).await);
         }
         let _held = pool.acquire(7).await;
-        assert!(pool.principals.lock().unwrap().len() <= 2);
+        assert_eq!(pool.0.lock().principals.len(), 1);
     }
 }

@@ -15,9 +15,10 @@ use hyper_util::rt::TokioTimer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use crate::admission::Connections;
+use crate::admission::{ConnectionPermit, Connections};
 use crate::api;
 use crate::names::Names;
+use crate::permits::Permit;
 use crate::principal::Principal;
 use crate::socket::{ClientSocket, HttpIo};
 use crate::state::Daemon;
@@ -84,23 +85,34 @@ impl Server {
             return;
         }
         let closer = &self.daemon.closer;
-        let permit = match self.connections.admit(peer.uid, is_owner) {
-            Some(permit) if !closer.is_stuck(peer.uid) => permit,
-            _ => {
-                // The socket's queue may already hold descriptors.
-                let socket = ClientSocket::new(stream, peer.uid, None, closer);
-                return self.refuse(&peer, &socket);
-            }
+        let Some((permit, requesting)) = self.admit(peer.uid, is_owner) else {
+            // The socket's queue may already hold descriptors.
+            let socket = ClientSocket::new(stream, peer.uid, None, closer);
+            return self.refuse(&peer, &socket);
         };
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), closer);
         self.daemon.note_peer(&peer);
         let (daemon, ending) = (Arc::clone(&self.daemon), self.ending.subscribe());
         tokio::spawn(async move {
+            // Until the connection ends, or carries no HTTP any more.
+            let _requesting = requesting;
             let Some(peer) = named(&daemon, peer).await else { return };
             if let Err(error) = serve_connection(daemon, peer, socket, ending).await {
                 tracing::debug!("a connection ended early: {error}");
             }
         });
+    }
+
+    /// Counts a connection. Those of the store's owner and of root have buffers too, but are not limited by those of others.
+    fn admit(&self, uid: u32, is_owner: bool) -> Option<(ConnectionPermit, Option<Permit>)> {
+        if self.daemon.closer.is_stuck(uid) {
+            return None;
+        }
+        let requesting = match is_owner {
+            true => None,
+            false => Some(self.daemon.limits.requesting.try_acquire(uid).ok()?),
+        };
+        Some((self.connections.admit(uid, is_owner)?, requesting))
     }
 
     /// Sends a constant response, perhaps before the request has arrived. The buffer of a new socket has
@@ -147,11 +159,12 @@ async fn serve_connection(
         received.store(true, Ordering::Relaxed);
         let response = api::respond(Arc::clone(&daemon), peer.clone(), socket.clone(), request);
         let reports = Arc::clone(&reports);
-        async move {
+        // Each connection has space for this future, also while it has no request.
+        Box::pin(async move {
             let response = response.await;
             reports.store(api::reports_progress(&response), Ordering::Relaxed);
             Ok::<_, Infallible>(response)
-        }
+        })
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -97,10 +97,15 @@ pub(crate) struct WorkLimits {
     /// Imports that read and hash. Each takes about 20 MiB and two threads, and two keep disk and
     /// processors busy.
     pub(crate) imports: PermitPool,
+    /// Imports whose file has not arrived yet or whose turn has not come, each with the process that reads the file. A client
+    /// may never send its file.
+    pub(crate) arriving_imports: PermitPool,
+    /// Edits. Each may wait for memory for a header, which no import may wait behind.
+    pub(crate) edits: PermitPool,
     /// Requested imports, including waiting ones: each is a connection with a descriptor in flight, which
     /// the kernel counts against its user.
     pub(crate) requested_imports: PermitPool,
-    /// Processes that read clients' files: those of running imports, and those blocked by a file that does
+    /// Processes that read clients' files: those of running and of arriving imports, and those blocked by a file that does
     /// not respond, until the kernel ends the call.
     pub(crate) file_readers: PermitPool,
     /// Pulls, including those that wait for another pull of the same file. Each has a thread.
@@ -153,10 +158,12 @@ impl WorkLimits {
         let pool = |per_principal, total| PermitPool::with_first_for_each(Limits { per_principal, total });
         Self {
             imports: pool(Self::IMPORTS, 6),
+            arriving_imports: pool(Self::IMPORTS, 32),
+            edits: pool(1, 4),
             requested_imports: PermitPool::new(Limits { per_principal: 64, total: 512 }),
-            file_readers: pool(Self::IMPORTS + Self::STUCK_READERS, 48),
+            file_readers: pool(2 * Self::IMPORTS + Self::STUCK_READERS, 64),
             // Far below the number of threads that blocking work may have.
-            pulls: pool(32, 96),
+            pulls: pool(32, 64),
             fetches: FetchLimit::default(),
             plans: pool(2, 16),
             inspections: pool(1, 4),
@@ -172,8 +179,8 @@ impl WorkLimits {
 impl WorkLimits {
     /// Whether any work runs that changes the store, or waits for a registry.
     pub(crate) fn is_any_running(&self) -> bool {
-        let Self { imports, pulls, plans, inspections, surveys, verifications, .. } = self;
-        [imports, pulls, plans, inspections, surveys, verifications].iter().any(|pool| pool.in_use() > 0)
+        let Self { imports, edits, pulls, plans, inspections, surveys, verifications, .. } = self;
+        [imports, edits, pulls, plans, inspections, surveys, verifications].iter().any(|pool| pool.in_use() > 0)
     }
 }
 

@@ -108,6 +108,11 @@ fn imports(daemon: &Daemon) -> &PermitPool {
     &daemon.work.imports
 }
 
+/// Reads, hashes and writes a header, after waiting for the memory for it.
+fn edits(daemon: &Daemon) -> &PermitPool {
+    &daemon.work.edits
+}
+
 fn verifications(daemon: &Daemon) -> &PermitPool {
     &daemon.work.verifications
 }
@@ -147,7 +152,7 @@ const ROUTES: &[Route] = &[
     post("/v1/resolve", Right::Pull, plans),
     post("/v1/inspect", Right::Pull, inspections),
     post("/v1/import", Right::Pull, imports),
-    post("/v1/edit", Right::Pull, imports),
+    post("/v1/edit", Right::Pull, edits),
     post("/v1/promote", Right::Pull, imports),
     // One's own downloads.
     post("/v1/partials/remove", Right::Pull, disk),

@@ -107,6 +107,8 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
     let limits = &daemon.limits;
     let WorkLimits {
         imports,
+        arriving_imports,
+        edits,
         requested_imports,
         file_readers,
         pulls,
@@ -120,7 +122,8 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         condition: _,
         fetches: _,
     } = &daemon.work;
-    let pools: [(&'static str, &PermitPool); 17] = [
+    let pools: [(&'static str, &PermitPool); 20] = [
+        ("http_connections", &limits.requesting),
         ("lasting_connections", &limits.lasting),
         ("disk_work", &limits.disk),
         ("memory_bytes", &limits.memory),
@@ -128,6 +131,8 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("opening_descriptors", &limits.opening),
         ("descriptors_in_flight", &limits.in_flight),
         ("imports", imports),
+        ("arriving_imports", arriving_imports),
+        ("edits", edits),
         ("requested_imports", requested_imports),
         ("file_readers", file_readers),
         ("pulls", pulls),

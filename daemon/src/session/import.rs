@@ -59,7 +59,7 @@ async fn import(
     params: impl Deref<Target = ImportParams> + Send + 'static,
 ) -> Result<(), SessionError> {
     let cancelled = CancelOnDrop::default();
-    let turn: Turn = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?.into();
+    let arriving: Turn = while_alive(stream, daemon.work.arriving_imports.acquire(peer.uid)).await?.into();
     let reader = timeout(READER_TIMEOUT, daemon.work.file_readers.acquire(peer.uid));
     let Ok(reader) = while_alive(stream, reader).await? else {
         return stream.send_frame(&Frame::Error(record.failed(too_many_stuck(peer)))).await;
@@ -74,7 +74,7 @@ async fn import(
         return stream.send_frame(&Frame::Error(error)).await;
     }
     let count = params.sidecars.len() + 1;
-    let file = match received_files(daemon, stream, (turn.clone(), reader), (count, &cancelled)).await {
+    let file = match received_files(daemon, stream, (arriving.clone(), reader), (count, &cancelled)).await {
         Err(SessionError::Io(error)) => {
             let message = format!("import: cannot start the process that reads the file: {error}");
             let error = record.failed(ErrorBody::new(ErrorCode::Internal, message));
@@ -82,6 +82,9 @@ async fn import(
         }
         file => file?,
     };
+    // Only now: a client that does not send its file must not keep the imports of others waiting.
+    let turn: Turn = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?.into();
+    drop(arriving);
     let (report, progress) = watch::channel((0, 0));
     let (requester, policy, noted) = (daemon.requester(peer), daemon.policy_for(peer), Arc::clone(record));
     let work = async move {

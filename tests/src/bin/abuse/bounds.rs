@@ -21,7 +21,7 @@ const THREADS: u64 = 256;
 /// More threads than before may stay: one for each kind of request of the witness. In the baseline, these
 /// requests need not have run at the same time.
 const WITNESS_THREADS: u64 = VERBS.len() as u64;
-/// Log lines per second and peer. Each attack is one peer. One line more is allowed for the current second.
+/// Log lines per second and user. One line more is allowed for the current second.
 const LOG_LINES_PER_SECOND: f64 = 1.0;
 /// Each request of root during an attack.
 pub(crate) const ADMIN_BOUND: Duration = Duration::from_secs(2);
@@ -108,8 +108,8 @@ pub(crate) fn of_daemon(attack: &str, usage: &UsagePhases) -> Vec<Check> {
 }
 
 /// The bound on the log.
-pub(crate) fn of_log(attack: &str, lines: usize, time: Duration) -> Check {
-    let bound = time.as_secs_f64().ceil() * LOG_LINES_PER_SECOND + 1.0;
+pub(crate) fn of_log(attack: &str, users: usize, lines: usize, time: Duration) -> Check {
+    let bound = (time.as_secs_f64().ceil() * LOG_LINES_PER_SECOND + 1.0) * count(users);
     Check::at_most(attack, "lines in the log", count(lines), bound, "lines")
 }
 
@@ -158,7 +158,8 @@ mod tests {
 
     #[test]
     fn flooded_log_breaks_a_bound() {
-        assert!(of_log("a", 11, Duration::from_secs(10)).holds);
-        assert!(!of_log("a", 12, Duration::from_secs(10)).holds);
+        assert!(of_log("a", 1, 11, Duration::from_secs(10)).holds);
+        assert!(!of_log("a", 1, 12, Duration::from_secs(10)).holds);
+        assert!(of_log("a", 2, 22, Duration::from_secs(10)).holds);
     }
 }

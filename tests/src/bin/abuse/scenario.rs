@@ -124,7 +124,7 @@ impl Scenario {
         report.add(bounds::of_daemon(attack.name, &usage));
         let has_ended = !self.environment.daemon.is_running();
         report.add([
-            bounds::of_log(attack.name, log.len(), attacked_for),
+            bounds::of_log(attack.name, attack.users.len(), log.len(), attacked_for),
             Check::at_most(attack.name, "ends of the daemon", f64::from(u8::from(has_ended)), 0.0, "times"),
         ]);
         report.add((attack.check_counts)(&counts));
