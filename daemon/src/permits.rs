@@ -245,7 +245,8 @@ impl Shared {
         let has_earlier = state.principals.get(&uid).is_some_and(Principal::is_waiting);
         let is_first = state.next(&self.limits).is_some() || !state.fits(&self.limits, units);
         let allowed = !has_earlier && state.is_within_share(&self.limits, uid, units);
-        (allowed && (!is_first || self.has_first(state, uid, units))).then(|| self.permit(state, uid, units, is_first))
+        (allowed && (!is_first || self.has_first(state, uid, units)))
+            .then(|| self.permit(state, uid, units, is_first))
     }
 
     /// Whether the principal gets a unit that does not depend on the total.

@@ -180,7 +180,9 @@ impl WorkLimits {
     /// Whether any work runs that changes the store, or waits for a registry.
     pub(crate) fn is_any_running(&self) -> bool {
         let Self { imports, edits, pulls, plans, inspections, surveys, verifications, .. } = self;
-        [imports, edits, pulls, plans, inspections, surveys, verifications].iter().any(|pool| pool.in_use() > 0)
+        [imports, edits, pulls, plans, inspections, surveys, verifications]
+            .iter()
+            .any(|pool| pool.in_use() > 0)
     }
 }
 

@@ -53,7 +53,10 @@ impl Computation {
         };
         Self {
             blocks: (0..blocks).map(shape).collect(),
-            embedding: number("embedding_length"),
+            embedding: match number("embedding_length") {
+                0 => layers.get("token_embd").map_or(0, |layer| shape::columns(layer, "weight")),
+                embedding => embedding,
+            },
             output: rows("output").or_else(|| rows("token_embd")).unwrap_or(0),
             experts_used: number("expert_used_count"),
             block_inputs: layers

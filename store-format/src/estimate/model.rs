@@ -126,7 +126,7 @@ impl<'a> Model<'a> {
             basis,
             kv_bytes: vec![0; self.weights.blocks.len()],
             graph: GraphNumbers { partial: zero, full: zero },
-            missing_keys: Vec::new(),
+            missing_keys: merged([&self.hyperparameters.missing, &self.vision_missing]),
         }
     }
 

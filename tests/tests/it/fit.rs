@@ -379,7 +379,10 @@ fn num_ctx_and_adapters_of_a_manifest_are_used() {
     assert_eq!((&answer["context"], &answer["context_source"]), (&json!(3000), &json!("model")));
     assert_eq!(answer["adapters"], json!([64 * 16 * 4]));
     let text = daemon.command().run(["fit", &name]).succeeds().text();
-    assert!(text.contains("3000, the model's num_ctx") && text.contains("adapter          4.00 KiB"), "{text}");
+    assert!(
+        text.contains("3000, the model's num_ctx") && text.contains("adapter          4.00 KiB"),
+        "{text}"
+    );
 }
 
 const TINY: Dimensions = Dimensions { block_count: 2, vocabulary_length: 512, ..Dimensions::SMALL_MIXTRAL };

@@ -24,7 +24,7 @@ fn overview(report: &Report<'_>) -> Table {
     row("needs", needs(report));
     row("context", context(report));
     row("basis", basis(memory));
-    if !memory.missing_keys.is_empty() {
+    if memory.has_rule && !memory.missing_keys.is_empty() {
         row("missing", memory.missing_keys.join(", "));
     }
     if memory.table_bytes > 0 {

@@ -109,10 +109,11 @@ impl Run<'_> {
         for Id(source) in &tensor.sources {
             self.uses[*source] -= 1;
             let Tensor { bytes, kind, .. } = self.graph.tensors[*source];
-            if self.uses[*source] == 0 && kind != Kind::Kept {
-                if let Some(offset) = self.places[*source].take() {
-                    self.buffer.free(offset, bytes);
-                }
+            if self.uses[*source] == 0
+                && kind != Kind::Kept
+                && let Some(offset) = self.places[*source].take()
+            {
+                self.buffer.free(offset, bytes);
             }
         }
     }
@@ -172,11 +173,11 @@ impl Buffer {
         if let Some(before) = next.checked_sub(1) {
             self.join(before);
         }
-        if let Some(&(offset, bytes)) = self.free.last() {
-            if offset.saturating_add(bytes) == self.end {
-                self.end = offset;
-                self.free.pop();
-            }
+        if let Some(&(offset, bytes)) = self.free.last()
+            && offset.saturating_add(bytes) == self.end
+        {
+            self.end = offset;
+            self.free.pop();
         }
     }
 

@@ -235,6 +235,20 @@ fn files_without_a_rule_have_an_estimate_of_their_weights_that_never_fits() {
     assert_eq!(basis(Basis::LlamaCpp), "weights only: no rule for `unheard-of`");
 }
 
+#[test]
+fn blocks_are_counted_if_the_file_does_not_say_how_many_it_has() {
+    let shape: &[u64] = &[64];
+    let names = ["blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.3.attn_q.weight"];
+    let tensors: Vec<_> = names.iter().map(|name| (*name, GgmlType::F32, shape)).collect();
+    let header = header("llama", &[], &tensors);
+    let models = set(&header);
+    for basis in [Basis::Ollama, Basis::LlamaCpp] {
+        let estimate = models.estimate(&Settings::default(), basis).unwrap();
+        assert_eq!((estimate.kv_bytes.len(), estimate.has_rule), (2, true), "{basis:?}");
+        assert_eq!(estimate.other_weights_bytes, 256, "the block after the missing one");
+    }
+}
+
 /// Bytes that no formula names count: blocks of encoders and decoders, and tensors outside of blocks.
 #[test]
 fn every_tensor_is_in_one_part_of_the_estimate() {
