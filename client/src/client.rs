@@ -5,7 +5,6 @@
 //! restart of the daemon.
 
 mod audit_log;
-mod default_daemon;
 mod import;
 mod transport;
 
@@ -34,8 +33,8 @@ use crate::protocol::health::Health;
 use crate::protocol::history::NameHistory;
 use crate::protocol::promote::{PromoteEvent, PromoteParams, Promoted};
 use crate::protocol::request::{
-    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
-    RenameParams, TagParams, UndeleteParams, VerifyParams,
+    GcParams, ImportParams, LimitParams, OpenParams, OpenPurpose, PinParams, PullParams, ReleaseParams,
+    RemoveParams, RenameParams, TagParams, UndeleteParams, VerifyParams,
 };
 use crate::protocol::request_id::RequestIds;
 use crate::protocol::response::{
@@ -536,9 +535,17 @@ impl Client {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(&self, params: &OpenParams) -> Result<OpenModel, ClientError> {
-        self.repeated(Repeat::Always, || {
-            open::receive(self.send(Request::upgrade("/v1/open", params)?)?.into_connection()?)
-        })
+        let open = |params: &OpenParams| {
+            let once = || open::receive(self.send(Request::upgrade("/v1/open", params)?)?.into_connection()?);
+            self.repeated(Repeat::Always, once)
+        };
+        match open(params) {
+            // The daemon is older than this client, as after an upgrade until it is restarted.
+            Err(error) if error.says_unknown_field("purpose") => {
+                open(&OpenParams { purpose: OpenPurpose::Open, ..params.clone() })
+            }
+            opened => opened,
+        }
     }
 }
 

@@ -95,6 +95,16 @@ impl ClientError {
     }
 }
 
+impl ClientError {
+    /// Whether a daemon has refused a request because it does not know this field, as an older one does.
+    pub(crate) fn says_unknown_field(&self, field: &str) -> bool {
+        let Self::Daemon(ErrorBody { code: ErrorCode::InvalidRequest, message, .. }) = self else {
+            return false;
+        };
+        message.contains(&format!("unknown field `{field}`"))
+    }
+}
+
 impl From<ProtocolError> for ClientError {
     fn from(error: ProtocolError) -> Self {
         Self::Protocol(error)
@@ -132,7 +142,7 @@ pub enum ProtocolError {
         reason: String,
     },
     /// An unexpected status, or an error without blobd's envelope.
-    #[error("response has status {found}, {expected} expected")]
+    #[error("response: wrong status: expected {expected}, found {found}")]
     Status {
         /// The status.
         found: u16,
@@ -151,7 +161,7 @@ pub enum ProtocolError {
     #[error("response's chunks are malformed")]
     Chunks,
     /// The JSON has an unexpected form.
-    #[error("response is not the JSON expected: {reason}")]
+    #[error("response: wrong JSON: {reason}")]
     Json {
         /// The parser's message.
         reason: String,
@@ -160,7 +170,7 @@ pub enum ProtocolError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// An unexpected kind of frame.
-    #[error("frame {found:?} received, {expected:?} expected")]
+    #[error("frame: wrong kind: expected {expected:?}, found {found:?}")]
     UnexpectedFrame {
         /// Its kind.
         found: &'static str,
@@ -168,7 +178,7 @@ pub enum ProtocolError {
         expected: &'static str,
     },
     /// The number of descriptors does not match the `fds` frame.
-    #[error("{found} descriptors received with a frame that announces {expected}")]
+    #[error("frame: wrong number of descriptors: expected {expected}, found {found}")]
     FdCount {
         /// The number received.
         found: usize,
@@ -176,7 +186,7 @@ pub enum ProtocolError {
         expected: u32,
     },
     /// A frame has no items of a list, or more than are left.
-    #[error("{found} {what} in one frame, 1 to {expected} expected")]
+    #[error("frame: wrong number of {what}: expected 1 to {expected}, found {found}")]
     Count {
         /// The kind of things that are counted.
         what: &'static str,
@@ -198,7 +208,7 @@ pub enum ProtocolError {
         fd_count: u32,
     },
     /// A count is above its limit.
-    #[error("{found} {what} announced, at most {limit} allowed")]
+    #[error("too many {what} announced: expected at most {limit}, found {found}")]
     TooMany {
         /// The kind of things that are counted.
         what: &'static str,

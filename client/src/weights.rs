@@ -276,7 +276,10 @@ fn read_json(model: &OpenModel, path: &str) -> Result<Option<Json>, WeightsError
     let error = |reason: String| WeightsError::Json { name: path.to_owned(), reason };
     let bytes = model.layer_bytes(number)?;
     if bytes.len() > MAX_JSON_BYTES {
-        return Err(error(format!("{} bytes, at most {MAX_JSON_BYTES} allowed", bytes.len())));
+        return Err(error(format!(
+            "too long: expected at most {MAX_JSON_BYTES} bytes, found {}",
+            bytes.len()
+        )));
     }
     serde_json::from_slice(&bytes).map(Some).map_err(|invalid| error(invalid.to_string()))
 }

@@ -31,7 +31,6 @@ mod config;
 mod demo;
 mod housekeeping;
 pub mod ingest;
-mod journal;
 mod large_models;
 mod limits;
 mod log_limit;

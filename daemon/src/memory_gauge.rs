@@ -1,7 +1,13 @@
 //! Memory that grows while something of unknown size arrives, such as a header from a registry.
+//!
+//! Two requests that hold some and wait for more could wait for each other for ever. So a request that describes models waits
+//! no longer than a client may leave a response unread. A pull, which must not fail only because others use the memory, holds
+//! nothing while it waits: it discards what has arrived of a header, waits for enough for the longest one, and requests
+//! the header again.
 
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
 use tracing_mutex::stdsync::Mutex;
@@ -15,20 +21,60 @@ const UNCOUNTED_BYTES: usize = 256 << 10;
 /// How much is counted at a time, at least.
 const STEP_KIB: u32 = 1 << 10;
 
-/// Counts for one request what has arrived so far. Two requests that both hold some could wait for each other, so none waits
-/// longer than a client may leave a response unread.
+/// How long a pull may hold memory that others wait for, the first time. Each time that it has to start again, it may
+/// hold it twice as long, so that a slow download ends as well.
+const FIRST_TURN: Duration = Duration::from_secs(30);
+
+/// The most times that the turn is doubled: it then lasts an hour.
+const MAX_DOUBLINGS: u32 = 7;
+
+/// Counts for one request what has arrived so far.
 #[derive(Debug)]
 pub struct MemoryGauge<'m> {
     pool: &'m PermitPool,
     uid: u32,
+    waits: Waits,
     /// What stays in memory of earlier headers.
     kept: AtomicUsize,
-    permit: Mutex<Option<Permit>>,
+    held: Mutex<Option<Held>>,
+}
+
+#[derive(Debug)]
+enum Waits {
+    /// For a limited time, also with some memory.
+    Briefly,
+    /// As long as necessary, with none.
+    EmptyHanded {
+        /// How often it has started again.
+        restarts: AtomicU32,
+    },
+}
+
+#[derive(Debug)]
+struct Held {
+    permit: Permit,
+    since: Instant,
+}
+
+/// Whether more memory is counted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Covered {
+    Yes,
+    /// Others use the memory for too long.
+    No,
+    /// Everything that is counted must be discarded, then [`MemoryGauge::start_again`] waits.
+    AfterRestart,
 }
 
 impl<'m> MemoryGauge<'m> {
+    /// For a request that waits for a limited time.
     pub(crate) fn new(pool: &'m PermitPool, uid: u32) -> Self {
-        Self { pool, uid, kept: AtomicUsize::new(0), permit: Mutex::default() }
+        Self { pool, uid, waits: Waits::Briefly, kept: AtomicUsize::new(0), held: Mutex::default() }
+    }
+
+    /// For a pull.
+    pub(crate) fn for_pull(pool: &'m PermitPool, uid: u32) -> Self {
+        Self { waits: Waits::EmptyHanded { restarts: AtomicU32::new(0) }, ..Self::new(pool, uid) }
     }
 
     /// Has later calls of [`Self::cover`] count these bytes too.
@@ -36,41 +82,71 @@ impl<'m> MemoryGauge<'m> {
         self.kept.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts `bytes` and those that are kept. False if that is more than the user's share, or if others use the memory for
-    /// too long.
-    pub(crate) async fn cover(&self, bytes: usize) -> bool {
+    /// Counts `bytes` and those that are kept. What takes more than the user's share counts as the whole share: it is
+    /// then the only one of the user.
+    pub(crate) async fn cover(&self, bytes: usize) -> Covered {
         let bytes = bytes.saturating_add(self.kept.load(Ordering::Relaxed));
         if bytes <= UNCOUNTED_BYTES {
-            return true;
+            return Covered::Yes;
         }
-        let held = self.lock().as_ref().map_or(0, Permit::units);
-        let missing = kib(bytes).saturating_sub(u32::try_from(held).unwrap_or(u32::MAX));
+        let share = u32::try_from(self.pool.share()).unwrap_or(u32::MAX);
+        let held = self.lock().as_ref().map_or(0, |held| held.permit.units());
+        let held = u32::try_from(held).unwrap_or(u32::MAX);
+        let missing = kib(bytes).min(share).saturating_sub(held);
         if missing == 0 {
-            return true;
+            return Covered::Yes;
         }
-        let more = missing.max(STEP_KIB);
-        if usize::try_from(more).is_ok_and(|more| held.saturating_add(more) > self.pool.share()) {
-            return false;
-        }
-        let Ok(more) = timeout(ACQUIRE_TIMEOUT, self.pool.acquire_many(self.uid, more)).await else {
-            return false;
+        let more = missing.max(STEP_KIB).min(share.saturating_sub(held));
+        let more = match &self.waits {
+            Waits::Briefly => timeout(ACQUIRE_TIMEOUT, self.pool.acquire_many(self.uid, more)).await.ok(),
+            Waits::EmptyHanded { .. } => self.pool.try_acquire_many(self.uid, more).ok(),
         };
-        let mut permit = self.lock();
-        match &mut *permit {
-            Some(permit) => permit.merge(more),
-            none => *none = Some(more),
+        match (more, &self.waits) {
+            (Some(more), _) => {
+                self.add(more);
+                Covered::Yes
+            }
+            (None, Waits::Briefly) => Covered::No,
+            (None, Waits::EmptyHanded { .. }) => Covered::AfterRestart,
         }
-        true
+    }
+
+    /// Whether others wait for memory that this pull has held for too long.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let Waits::EmptyHanded { restarts } = &self.waits else { return false };
+        let turn = FIRST_TURN.saturating_mul(1 << restarts.load(Ordering::Relaxed).min(MAX_DOUBLINGS));
+        self.pool.waiting() > 0 && self.lock().as_ref().is_some_and(|held| held.since.elapsed() >= turn)
+    }
+
+    /// Returns everything, then waits for enough for `bytes`. The caller has discarded what was counted.
+    pub(crate) async fn start_again(&self, bytes: usize) {
+        drop(self.lock().take());
+        if let Waits::EmptyHanded { restarts } = &self.waits {
+            restarts.fetch_add(1, Ordering::Relaxed);
+        }
+        self.add(self.pool.acquire_many(self.uid, kib(bytes)).await);
+    }
+
+    /// Returns everything. The caller has discarded what was counted.
+    pub(crate) fn release(&self) {
+        drop(self.lock().take());
     }
 
     /// What is counted.
     pub(crate) fn into_permit(self) -> Option<Permit> {
-        self.permit.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.held.into_inner().unwrap_or_else(PoisonError::into_inner).map(|held| held.permit)
     }
 
-    fn lock(&self) -> tracing_mutex::stdsync::MutexGuard<'_, Option<Permit>> {
+    fn add(&self, more: Permit) {
+        match &mut *self.lock() {
+            Some(held) => held.permit.merge(more),
+            none => *none = Some(Held { permit: more, since: Instant::now() }),
+        }
+    }
+
+    fn lock(&self) -> tracing_mutex::stdsync::MutexGuard<'_, Option<Held>> {
         // Each change is complete before anything can panic.
-        self.permit.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,20 +157,93 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
+    fn pool() -> PermitPool {
+        PermitPool::new(Limits { per_principal: 8 << 10, total: 16 << 10 })
+    }
+
     #[tokio::test]
     async fn what_has_arrived_is_counted_up_to_the_share() {
-        let pool = PermitPool::new(Limits { per_principal: 8 << 10, total: 16 << 10 });
+        let pool = pool();
         let gauge = MemoryGauge::new(&pool, 1);
-        assert!(gauge.cover(UNCOUNTED_BYTES).await);
+        assert_eq!(gauge.cover(UNCOUNTED_BYTES).await, Covered::Yes);
         assert_eq!(pool.in_use(), 0, "short");
-        assert!(gauge.cover(MIB / 2).await && gauge.cover(MIB).await);
+        assert_eq!(gauge.cover(MIB / 2).await, Covered::Yes);
+        assert_eq!(gauge.cover(MIB).await, Covered::Yes);
         assert_eq!(pool.in_use(), 1 << 10, "a step at a time");
-        assert!(gauge.cover(5 * MIB).await && gauge.cover(3 * MIB).await);
+        assert_eq!(gauge.cover(5 * MIB).await, Covered::Yes);
+        assert_eq!(gauge.cover(3 * MIB).await, Covered::Yes);
         assert_eq!(pool.in_use(), 5 << 10);
-        assert!(!gauge.cover(9 * MIB).await, "above the share");
+        assert_eq!(gauge.cover(9 * MIB).await, Covered::Yes, "alone, a request may take more than the share");
         gauge.keep(5 * MIB);
-        assert!(!gauge.cover(4 * MIB).await, "above the share, with what is kept");
-        assert_eq!(gauge.into_permit().unwrap().units(), 5 << 10);
+        assert_eq!(gauge.cover(4 * MIB).await, Covered::Yes);
+        assert_eq!(gauge.into_permit().unwrap().units(), 8 << 10);
         assert_eq!(pool.in_use(), 0);
+    }
+
+    #[tokio::test]
+    async fn description_waits_with_what_it_holds() {
+        let pool = pool();
+        let other = pool.acquire_many(1, 4 << 10).await;
+        let gauge = MemoryGauge::new(&pool, 1);
+        assert_eq!(gauge.cover(3 * MIB).await, Covered::Yes);
+        let more = gauge.cover(5 * MIB);
+        tokio::pin!(more);
+        assert!(timeout(Duration::from_millis(20), more.as_mut()).await.is_err());
+        assert_eq!(pool.in_use(), 7 << 10);
+        drop(other);
+        assert_eq!(more.await, Covered::Yes);
+    }
+
+    #[tokio::test]
+    async fn pulls_that_need_more_than_there_is_hold_nothing_while_they_wait_and_all_end() {
+        let pool = pool();
+        let [first, second] = [MemoryGauge::for_pull(&pool, 1), MemoryGauge::for_pull(&pool, 1)];
+        for gauge in [&first, &second] {
+            assert_eq!(gauge.cover(4 * MIB).await, Covered::Yes);
+        }
+        assert_eq!(first.cover(6 * MIB).await, Covered::AfterRestart);
+        assert_eq!(second.cover(6 * MIB).await, Covered::AfterRestart);
+        let waiting = first.start_again(6 * MIB);
+        tokio::pin!(waiting);
+        assert!(timeout(Duration::from_millis(20), waiting.as_mut()).await.is_err());
+        assert_eq!(pool.in_use(), 4 << 10, "only the other one holds memory");
+        let first_ends = async {
+            waiting.await;
+            assert_eq!(first.cover(6 * MIB).await, Covered::Yes);
+            first.release();
+        };
+        let second_ends = async {
+            second.start_again(6 * MIB).await;
+            second.release();
+        };
+        tokio::join!(first_ends, second_ends);
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[tokio::test]
+    async fn pull_is_overdue_only_while_others_wait_and_longer_after_each_restart() {
+        let pool = pool();
+        let gauge = MemoryGauge::for_pull(&pool, 1);
+        let hold_for = |turns: u32| {
+            if let Some(held) = &mut *gauge.lock() {
+                held.since = Instant::now() - FIRST_TURN * turns;
+            }
+        };
+        assert_eq!(gauge.cover(8 * MIB).await, Covered::Yes);
+        hold_for(1);
+        assert!(!gauge.is_overdue(), "nobody waits");
+        let other = pool.acquire_many(1, 1);
+        tokio::pin!(other);
+        assert!(timeout(Duration::from_millis(20), other.as_mut()).await.is_err());
+        assert!(gauge.is_overdue());
+        let again = gauge.start_again(8 * MIB);
+        let (_other, ()) = tokio::join!(async { drop(other.await) }, again);
+        let next = pool.acquire_many(1, 1);
+        tokio::pin!(next);
+        assert!(timeout(Duration::from_millis(20), next.as_mut()).await.is_err());
+        hold_for(1);
+        assert!(!gauge.is_overdue());
+        hold_for(2);
+        assert!(gauge.is_overdue());
     }
 }

@@ -91,7 +91,6 @@ impl Server {
             return self.refuse(&peer, &socket);
         };
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), closer);
-        self.daemon.note_peer(&peer);
         let (daemon, ending) = (Arc::clone(&self.daemon), self.ending.subscribe());
         tokio::spawn(async move {
             // Until the connection ends, or carries no HTTP any more.

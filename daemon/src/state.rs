@@ -343,8 +343,9 @@ impl Daemon {
         *self.configuration.write().unwrap_or_else(PoisonError::into_inner) = configuration;
     }
 
-    /// Warns once when a client owns the blobs.
-    pub(crate) fn note_peer(&self, peer: &Principal) {
+    /// Warns once when a client that opens a model owns the blobs. Commands that open none are those of an administrator,
+    /// such as the probes of a container.
+    pub(crate) fn note_reader(&self, peer: &Principal) {
         let own = rustix::process::geteuid();
         if self.is_single_user || own.is_root() || peer.uid != own.as_raw() {
             return;

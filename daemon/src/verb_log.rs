@@ -544,8 +544,7 @@ mod tests {
     fn what_changes_nothing_is_no_change() {
         assert!(!DroppedDownloads::default().has_changed());
         assert!(!Reindexed::default().has_changed());
-        let (deleted, kept, lower_stores) = (Vec::new(), Vec::new(), Vec::new());
-        assert!(!GcReport { dry_run: false, deleted, freed_bytes: 0, kept, lower_stores }.has_changed());
+        assert!(!GcReport::default().has_changed());
         let limit = |rate| PullLimit { bytes_per_second: rate };
         assert!(!NewPullLimit { limit: limit(Some(1)), before: limit(Some(1)) }.has_changed());
         assert!(NewPullLimit { limit: limit(None), before: limit(Some(1)) }.has_changed());

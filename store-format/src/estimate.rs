@@ -196,7 +196,10 @@ pub enum EstimateError {
         what: &'static str,
     },
     /// More blocks than any model has.
-    #[error("block_count is {found}, at most {} expected; the file is damaged", Model::MAX_BLOCKS)]
+    #[error(
+        "block_count: too large: expected at most {}, found {found}; the file is damaged",
+        Model::MAX_BLOCKS
+    )]
     TooManyBlocks {
         /// The number in the file.
         found: u64,

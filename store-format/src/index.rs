@@ -89,7 +89,7 @@ pub enum IndexError {
     #[error("index: {}", reason(.0))]
     Json(#[from] serde_json::Error),
     /// More manifests than any index has.
-    #[error("index: {found} manifests, at most {MAX_ENTRIES} allowed")]
+    #[error("index: too many manifests: expected at most {MAX_ENTRIES}, found {found}")]
     TooMany {
         /// How many.
         found: usize,
@@ -104,7 +104,10 @@ pub enum IndexError {
         entries: String,
     },
     /// The manifest is above the size limit.
-    #[error("index: manifest {digest}: {size} bytes, at most {} allowed", Manifest::MAX_BYTES)]
+    #[error(
+        "index: manifest {digest}: too long: expected at most {} bytes, found {size}",
+        Manifest::MAX_BYTES
+    )]
     TooLong {
         /// Which.
         digest: Digest,

@@ -135,7 +135,7 @@ impl Manifest {
 #[non_exhaustive]
 pub enum ManifestError {
     /// The manifest is above the size limit.
-    #[error("manifest: {length} bytes, at most {} allowed", Manifest::MAX_BYTES)]
+    #[error("manifest: too long: expected at most {} bytes, found {length}", Manifest::MAX_BYTES)]
     TooLong {
         /// The length in bytes.
         length: usize,
@@ -144,7 +144,7 @@ pub enum ManifestError {
     #[error("manifest: {}", reason(.0))]
     Json(#[from] serde_json::Error),
     /// Not a version 2 manifest.
-    #[error("manifest: schema version {found}, 2 expected")]
+    #[error("manifest: wrong schema version: expected 2, found {found}")]
     SchemaVersion {
         /// The version found.
         found: u32,
@@ -156,7 +156,7 @@ pub enum ManifestError {
     #[error("manifest: no layers")]
     NoLayers,
     /// The manifest has too many layers.
-    #[error("manifest: {found} layers, at most {} allowed", Manifest::MAX_LAYERS)]
+    #[error("manifest: too many layers: expected at most {}, found {found}", Manifest::MAX_LAYERS)]
     TooManyLayers {
         /// How many layers.
         found: usize,

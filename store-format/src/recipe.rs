@@ -256,7 +256,7 @@ pub enum RecipeError {
         index: usize,
     },
     /// The recipe has more padding than blobd writes.
-    #[error("recipe: {found} bytes of zeros and literals up to piece {index}, at most {limit} expected")]
+    #[error("recipe: too much padding up to piece {index}: expected at most {limit} bytes, found {found}")]
     Padding {
         /// The piece at which the limit is exceeded.
         index: usize,
@@ -266,7 +266,7 @@ pub enum RecipeError {
         limit: u64,
     },
     /// The recipe has changed since it was written.
-    #[error("recipe: its content has changed since it was written: digest {found}, {expected} expected")]
+    #[error("recipe: changed since it was written: expected digest {expected}, found {found}")]
     Check {
         /// The digest of the content.
         found: Digest,
@@ -308,7 +308,7 @@ pub enum RecipeError {
         size: u64,
     },
     /// The number of digests or literals does not match the plan.
-    #[error("recipe: {found} {what} given, the plan has {expected}")]
+    #[error("recipe: wrong number of {what}: expected {expected} as in the plan, found {found}")]
     Parts {
         /// The kind of things that were counted.
         what: &'static str,

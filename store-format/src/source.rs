@@ -276,7 +276,9 @@ pub enum SourceError {
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     /// A part of an address at Hugging Face that is malformed or names no model.
-    #[error("source: {part} {found:?}: hf.co/USER/REPO[:TAG] or hf.co/USER/REPO/FILE.gguf expected")]
+    #[error(
+        "source: wrong {part}: expected hf.co/USER/REPO[:TAG] or hf.co/USER/REPO/FILE.gguf, found {found:?}"
+    )]
     Part {
         /// Which part.
         part: &'static str,
@@ -284,13 +286,13 @@ pub enum SourceError {
         found: String,
     },
     /// The URL is not a host, a path and a file name.
-    #[error("source: {found:?}: https://HOST[:PORT]/PATH/FILE.gguf expected")]
+    #[error("source: wrong address: expected https://HOST[:PORT]/PATH/FILE.gguf, found {found:?}")]
     Url {
         /// The URL without its query, its user and its password.
         found: String,
     },
     /// An escape in an address that is not one, or that hides a character which no address may have.
-    #[error("source: {found:?}: percent-escapes of UTF-8 text, such as %20, expected, found {escape:?}")]
+    #[error("source: {found:?}: expected percent-escapes of UTF-8 text, such as %20, found {escape:?}")]
     Escape {
         /// The escape, or the beginning of one.
         escape: String,
@@ -298,7 +300,7 @@ pub enum SourceError {
         found: String,
     },
     /// The text is above the length limit.
-    #[error("source: {length} bytes, at most {MAX_LENGTH} allowed")]
+    #[error("source: too long: expected at most {MAX_LENGTH} bytes, found {length}")]
     TooLong {
         /// The length in bytes.
         length: usize,

@@ -137,7 +137,7 @@ impl std::fmt::Debug for Shape<'_> {
 #[non_exhaustive]
 pub enum TensorError {
     /// The name is too long.
-    #[error("name of {found} bytes, at most {} allowed", TensorInfo::MAX_NAME_BYTES)]
+    #[error("name too long: expected at most {} bytes, found {found}", TensorInfo::MAX_NAME_BYTES)]
     NameLength {
         /// Its length in bytes.
         found: u64,
@@ -146,7 +146,7 @@ pub enum TensorError {
     #[error("name is not printable text")]
     NameText,
     /// Too many dimensions.
-    #[error("{found} dimensions, at most {} allowed", Shape::MAX_DIMENSIONS)]
+    #[error("too many dimensions: expected at most {}, found {found}", Shape::MAX_DIMENSIONS)]
     Rank {
         /// Their number.
         found: u64,

@@ -49,7 +49,9 @@ pub enum ModelError {
         name: String,
     },
     /// The tensor table and the file's header disagree about a size.
-    #[error("tensor {name:?}: {found} bytes in the table, {expected} by its header; run `blobd verify`")]
+    #[error(
+        "tensor {name:?}: wrong size: expected {expected} bytes by its type and shape, found {found}; run `blobd verify`"
+    )]
     Size {
         /// The tensor.
         name: String,
@@ -93,7 +95,7 @@ pub enum ModelError {
         count: usize,
     },
     /// A descriptor's file is shorter than the table says.
-    #[error("descriptor {fd}: {found} bytes in its file, {expected} expected; run `blobd verify`")]
+    #[error("descriptor {fd}: file too short: expected {expected} bytes, found {found}; run `blobd verify`")]
     Short {
         /// The descriptor's number.
         fd: u32,

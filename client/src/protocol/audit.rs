@@ -184,7 +184,7 @@ fn without_secret(word: &str) -> String {
 
 /// Parameters of `POST /v1/log`. A record is in the response if all that is given applies to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct LogParams {
     /// The user, by name or number.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -40,7 +40,10 @@ pub fn send_message(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> 
     if !attached || fds.len() > MAX_FDS_PER_BATCH {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("{} descriptors in one message, at most {MAX_FDS_PER_BATCH} allowed", fds.len()),
+            format!(
+                "message: too many descriptors: expected at most {MAX_FDS_PER_BATCH}, found {}",
+                fds.len()
+            ),
         ));
     }
     if bytes.is_empty() {
@@ -207,7 +210,7 @@ pub enum ConnectionError {
     #[error("connection: timed out waiting for the peer")]
     TimedOut,
     /// The number of descriptors received with an `fds` frame is not the frame's `count`.
-    #[error("connection: {found} descriptors received with a frame that announces {expected}")]
+    #[error("connection: wrong number of descriptors with a frame: expected {expected}, found {found}")]
     FdCount {
         /// How many were received.
         found: usize,

@@ -208,7 +208,7 @@ impl FrameDecoder {
 #[non_exhaustive]
 pub enum FrameError {
     /// The frame is longer than the limit.
-    #[error("frame: {found} bytes, at most {limit} allowed")]
+    #[error("frame: too long: expected at most {limit} bytes, found {found}")]
     TooLong {
         /// Its length.
         found: usize,

@@ -49,7 +49,7 @@ impl fmt::Display for RequestId {
 /// A text that is no request ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "request ID of {length} bytes: 1 to {MAX_REQUEST_ID_BYTES} letters, digits, `.`, `-` and `_` expected"
+    "request ID: expected 1 to {MAX_REQUEST_ID_BYTES} letters, digits, `.`, `-` and `_`, found {length} bytes"
 )]
 pub struct RequestIdError {
     length: usize,

@@ -23,7 +23,7 @@ pub use super::pull_plan::{PlannedFile, PlannedSpace, PullPlan, SpaceLimit};
 pub use super::pulls::{RunningPull, RunningPulls};
 use super::request::SidecarComponent;
 pub use super::space::{DiskUsage, ModelUsage, SharedWith};
-use super::upkeep::Spared;
+use super::upkeep::{Spared, Unlisted};
 
 /// Response to `GET /v1/version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -281,12 +281,15 @@ pub struct Renamed {
 }
 
 /// Response to `POST /v1/gc`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
     /// Whether this was a dry run, which deletes nothing.
     pub dry_run: bool,
     /// The items that were deleted, or in a dry run would be.
     pub deleted: Vec<GcItem>,
+    /// Those that are not listed, because there are so many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unlisted: Option<Unlisted>,
     /// The bytes that this frees on disk.
     pub freed_bytes: u64,
     /// Bytes that nothing needs but that stay because a running program has them open or mapped.

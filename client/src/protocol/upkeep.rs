@@ -104,6 +104,15 @@ pub struct TrashedModel {
     pub added_by: Option<u32>,
 }
 
+/// Files of a collection that its response does not list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unlisted {
+    /// How many.
+    pub files: u64,
+    /// Their size on disk in bytes.
+    pub bytes: u64,
+}
+
 /// Response to `POST /v1/undelete`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undeleted {

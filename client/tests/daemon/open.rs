@@ -1,13 +1,14 @@
 //! Opening a model that is as it should be.
 
 use std::io::Read as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use blobd_client::Client;
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenPiece};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::recipe::Experts;
@@ -45,6 +46,37 @@ fn every_tensor_reads_as_its_bytes_across_many_batches() {
     let error = model.map("blk.201.weight").unwrap_err();
     assert_eq!(error.to_string(), r#"model tiny:latest: no tensor "blk.201.weight""#);
     assert_eq!(error.code(), ErrorCode::NotFound);
+}
+
+#[test]
+fn daemon_that_does_not_know_the_purpose_is_asked_without_it() {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let (model, seen) = (Arc::new(FakeModel::new()), Arc::clone(&requests));
+    let client = client_of(move |call| {
+        seen.fetch_add(1, Ordering::Relaxed);
+        let body = String::from_utf8_lossy(&call.body);
+        if body.contains("\"nope\"") {
+            return call.respond(400, r#"{"error":{"code":"invalid_request","message":"no tensor"}}"#);
+        }
+        match body.contains("purpose") {
+            // As version 0.1 has it.
+            true => call.respond(
+                400,
+                r#"{"error":{"code":"invalid_request","message":"request body: unknown field `purpose`, expected one of `reference`, `tensors`, `component`, `files` at line 1 column 66"}}"#,
+            ),
+            false => model.serve(call),
+        }
+    });
+    for purpose in OpenPurpose::ALL {
+        let params = OpenParams { purpose, ..OpenParams::new("tiny".parse().unwrap()) };
+        assert_eq!(client.open_with(&params).unwrap().name(), "tiny:latest", "{purpose:?}");
+    }
+    assert_eq!(requests.swap(0, Ordering::Relaxed), 7, "without a purpose, one request is enough");
+    let tensors = TensorSelection::Names(vec!["nope".to_owned()]);
+    let purpose = OpenPurpose::Export;
+    let params = OpenParams { tensors, purpose, ..OpenParams::new("tiny".parse().unwrap()) };
+    assert!(client.open_with(&params).is_err());
+    assert_eq!(requests.load(Ordering::Relaxed), 1, "another refusal is not repeated");
 }
 
 #[test]

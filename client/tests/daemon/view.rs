@@ -195,7 +195,10 @@ fn header_that_lies_is_refused() {
     let mut model = model_of(&[("a", 1)]);
     set_header(&mut model, 0, &header_of(&[], &[("a", 2)]));
     let error = open(model).contiguous().unwrap_err();
-    assert_eq!(error.to_string(), r#"tensor "a": 4 bytes in the table, 8 by its header; run `blobd verify`"#);
+    assert_eq!(
+        error.to_string(),
+        r#"tensor "a": wrong size: expected 8 bytes by its type and shape, found 4; run `blobd verify`"#
+    );
 
     let mut model = model_of(&[("a", 1)]);
     model.tensors[0].offset = 1;

@@ -119,8 +119,11 @@ impl Shared {
         advice: Advice,
     ) -> Result<Outcome, RegistryError> {
         let headers = authorization.clone().map(|value| (AUTHORIZATION, value)).into_iter().collect();
-        let (response, _scope) = self.transport.send(Request::get(&url, headers), reach).await?;
-        let response = Response { response, url, reach, advice: advice.clone(), authorization, linked: None };
+        let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
+        let is_quotable = target.may_quote(&url, scope);
+        let advice_here = advice.clone();
+        let response =
+            Response { response, url, reach, is_quotable, advice: advice_here, authorization, linked: None };
         match response.response.status() {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {

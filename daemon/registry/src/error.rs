@@ -220,7 +220,7 @@ pub enum RegistryError {
         max_bytes: u64,
     },
     /// A file of the wrong length.
-    #[error("{subject}: {found_bytes} bytes at {host}, {expected_bytes} expected")]
+    #[error("{subject}: wrong size at {host}: expected {expected_bytes} bytes, found {found_bytes}")]
     SizeDiffers {
         /// The file.
         subject: String,
@@ -232,7 +232,7 @@ pub enum RegistryError {
         expected_bytes: u64,
     },
     /// Another part of a file than the one requested.
-    #[error("{subject}: {host} sent {found}, {expected} expected")]
+    #[error("{subject}: wrong part from {host}: expected {expected}, found {found}")]
     RangeDiffers {
         /// The file.
         subject: String,

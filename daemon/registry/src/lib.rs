@@ -292,9 +292,10 @@ impl RegistryClient {
         }
         let found = Digest::of(&raw);
         match announced.into_iter().chain(expected).find(|expected| *expected != found) {
-            Some(expected) => {
-                Err(RegistryError::unusable(host, format!("manifest is {found}, {expected} expected")))
-            }
+            Some(expected) => Err(RegistryError::unusable(
+                host,
+                format!("manifest: wrong digest: expected {expected}, found {found}"),
+            )),
             None => Ok(raw),
         }
     }
@@ -319,8 +320,8 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
         }
         let name = name.map_or_else(|| file.digest.short(), str::to_owned);
         let what = format!(
-            "weights {name} are in an archive of the type {}, one that is not compressed or with gzip or zstd expected; \
-             pull another variant, or unpack them and `blobd import` the file",
+            "weights {name}: wrong type of archive: expected one without compression, or with gzip or zstd, found {}; pull \
+             another variant, or unpack them and `blobd import` the file",
             file.media_type
         );
         return Err(RegistryError::unusable_model(reference, &what));

@@ -26,7 +26,10 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     // Each is parsed by itself: one may have a text that is not Unicode.
     let entries: Vec<&RawValue> = serde_json::from_str(&json).map_err(|error| reason(&error))?;
     if entries.len() > MAX_ENTRIES {
-        return Err(format!("{} entries on a page, at most {MAX_ENTRIES} allowed", entries.len()));
+        return Err(format!(
+            "too many entries on a page: expected at most {MAX_ENTRIES}, found {}",
+            entries.len()
+        ));
     }
     let (mut files, mut first_fault, mut is_tree) = (Vec::new(), None, entries.is_empty());
     for entry in entries {

@@ -42,8 +42,11 @@ impl Response {
         }
     }
 
-    /// What the server says, as far as it arrives in time.
+    /// What the server says, as far as it arrives in time and may be quoted.
     pub(super) async fn reason(self, limits: &Limits) -> ServerReason {
+        if !self.is_quotable {
+            return ServerReason::default();
+        }
         let secrets = Secrets::new(self.authorization.as_ref(), &self.url);
         let (status, headers) = (self.response.status(), self.headers().clone());
         let body = self.into_body().beginning(MAX_REFUSAL_BYTES, limits.refusal).await;

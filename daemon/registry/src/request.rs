@@ -99,6 +99,13 @@ impl<'a> Target<'a> {
         RegistryError::Denied { subject: self.subject.clone(), host, reason, advice: Box::new(advice) }
     }
 
+    /// Whether errors may quote a response from `url`, whose host has an address of this scope if that is known. The
+    /// user named the registry, and everybody can ask hosts on the internet. Any other host may be one that only this
+    /// daemon can reach, to which the registry has led it.
+    pub(super) fn may_quote(&self, url: &Url, scope: Option<AddressScope>) -> bool {
+        scope == Some(AddressScope::Public) || Origin::of(url).as_ref() == Some(self.origin)
+    }
+
     pub(super) fn gated(&self) -> Advice {
         let page = format!("https://huggingface.co/{}", self.repository);
         Advice::Gated { page, host: RegistryHost::of(self.origin).to_string() }
@@ -111,6 +118,8 @@ pub(super) struct Response {
     pub(super) response: hyper::Response<Incoming>,
     pub(super) url: Url,
     pub(super) reach: AddressScope,
+    /// Whether errors may quote what it says.
+    pub(super) is_quotable: bool,
     /// For the error if this is a refusal.
     pub(super) advice: Advice,
     /// The credentials that this host has received with the request.
@@ -186,7 +195,7 @@ impl Response {
         let (host, encoding) = (self.host(), ContentEncoding::of(self.headers()));
         let (secrets, status) =
             (Secrets::new(self.authorization.as_ref(), &self.url), self.response.status());
-        let is_plain_http = self.url.scheme() == "http";
+        let (is_plain_http, is_quotable) = (self.url.scheme() == "http", self.is_quotable);
         let received = match tokio::time::timeout(time_limit, self.into_body().read(what, max_bytes)).await {
             Ok(document) => document?,
             Err(_elapsed) => return Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
@@ -199,7 +208,7 @@ impl Response {
         } else if !is_complete {
             Err(RegistryError::unusable(host, format!("compressed {what} is damaged or cut off")))
         } else if let Some(reason) = ServerReason::in_place_of_document(&content, &secrets) {
-            let status = status.as_u16();
+            let (status, reason) = (status.as_u16(), reason.only_if(is_quotable));
             Err(RegistryError::Status { host, status, reason, is_plain_http, retry_after: None })
         } else if is_json || encoding.is_none() {
             Ok(content)
@@ -256,12 +265,21 @@ impl Shared {
             headers.extend(token.clone().map(|token| (AUTHORIZATION, token)));
             let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
             tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "response");
-            // Each server of the chain limits the next ones: a host on the internet that a registry in the local
+            // An address behind a proxy is unknown. Each server of the chain limits the next ones: a host on the internet that a registry in the local
             // network uses must not lead back into that network.
-            reach = reach.min(scope);
+            reach = reach.min(scope.unwrap_or(AddressScope::Public));
             if !redirect::is_redirect(response.status()) {
                 linked = linked.or_else(|| linked_digest(response.headers()));
-                return Ok(Response { response, url, reach, advice, authorization: token, linked });
+                let is_quotable = target.may_quote(&url, scope);
+                return Ok(Response {
+                    response,
+                    url,
+                    reach,
+                    is_quotable,
+                    advice,
+                    authorization: token,
+                    linked,
+                });
             }
             linked = linked.or_else(|| linked_digest(response.headers()));
             let next = redirect::target(&url, response.headers());

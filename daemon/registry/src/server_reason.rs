@@ -58,6 +58,11 @@ impl ServerReason {
         Some(Self { sentence: Some(sentence.into_boxed_str()) })
     }
 
+    /// Nothing if the sentence must not be shown.
+    pub(super) fn only_if(self, is_quotable: bool) -> Self {
+        if is_quotable { self } else { Self::default() }
+    }
+
     pub(super) fn sentence(&self) -> Option<&str> {
         self.sentence.as_deref()
     }

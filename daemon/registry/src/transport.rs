@@ -96,12 +96,12 @@ impl Transport {
     }
 
     /// Sends one request to a host whose scope is at most `reach`. Returns the response, whose body is still
-    /// to be read, and the scope of the host's address.
+    /// to be read, and the scope of the host's address, which is unknown behind a proxy.
     pub(super) async fn send(
         &self,
         request: Request<'_>,
         reach: AddressScope,
-    ) -> Result<(Response<Incoming>, AddressScope), RegistryError> {
+    ) -> Result<(Response<Incoming>, Option<AddressScope>), RegistryError> {
         let Request { method, url, mut headers, body } = request;
         let host = host_of(url);
         if let Some(scope) = AddressScope::of_literal(url).filter(|scope| *scope > reach) {
@@ -119,10 +119,9 @@ impl Transport {
         (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri.clone(), headers);
         match tokio::time::timeout(self.limits.head, self.client(reach).await.request(sent)).await {
             Ok(Ok(response)) => {
-                // The address behind a proxy is unknown and counts as public.
                 let connection = response.extensions().get::<HttpInfo>().filter(|_| proxy.is_none());
                 let scope = connection.map(|connection| AddressScope::of(connection.remote_addr().ip()));
-                Ok((response, scope.unwrap_or(AddressScope::Public)))
+                Ok((response, scope))
             }
             Ok(Err(error)) => Err(RegistryError::Unreachable { host, reason: ConnectFailure::of(&error) }),
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),

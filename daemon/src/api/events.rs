@@ -19,6 +19,7 @@ use super::Caller;
 use super::answer::json_length;
 use super::body::{HttpResponse, Line, Params, lines_response};
 use super::route::Route;
+use crate::memory_gauge::MemoryGauge;
 use crate::ops::{self, OpError};
 use crate::permits::{Permit, PermitPool};
 use crate::request_record::RequestRecord;
@@ -42,8 +43,9 @@ pub(super) fn pull(caller: &Caller, params: Params<PullParams>) -> Result<HttpRe
     };
     work.start(caller, move |daemon, events| {
         let registry = daemon.registry();
+        let gauge = MemoryGauge::for_pull(&daemon.limits.memory, requester.uid());
         let pull = daemon.pull(&registry, &handle, requester, &policy, &params, events);
-        let done = ops::pull(ops::Pull { watch: Some(&watch), ..pull });
+        let done = ops::pull(ops::Pull { watch: Some(&watch), gauge: Some(&gauge), ..pull });
         done.inspect(|done| record.finished(done)).map(PullEvent::Done)
     })
 }

@@ -43,7 +43,6 @@ mod open;
 mod read_model;
 mod refused;
 mod release;
-mod remote;
 mod route;
 mod show;
 mod upgrade;
@@ -221,10 +220,10 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/edit" => events::edit(caller, caller.params(request).await?),
         "/v1/promote" => events::promote(caller, caller.params(request).await?),
         "/v1/pull" => events::pull(caller, caller.params(request).await?),
-        "/v1/pull/plan" => remote::plan_pull(caller, caller.params(request).await?).await,
-        "/v1/resolve" => remote::resolve(caller, caller.params(request).await?).await,
+        "/v1/pull/plan" => observe::plan_pull(caller, caller.params(request).await?).await,
+        "/v1/resolve" => observe::resolve(caller, caller.params(request).await?).await,
         "/v1/log" => log::log(caller, &*caller.params::<LogParams>(request).await?).await,
-        "/v1/inspect" => remote::inspect(caller, caller.params(request).await?).await,
+        "/v1/inspect" => observe::inspect(caller, caller.params(request).await?).await,
         "/v1/reindex" => reindex(caller).await,
         _ => Err(unknown(&Method::POST, path)),
     }

@@ -55,7 +55,7 @@ fn selector(params: &ReleaseParams) -> Result<(SessionSelector, String), ErrorBo
             Ok((SessionSelector::Model(model), subject))
         }
         _ => {
-            let message = "release: either a pid above 0 or a reference expected";
+            let message = "release: wrong parameters: expected either a pid above 0 or a reference";
             Err(ErrorBody::new(ErrorCode::InvalidRequest, message))
         }
     }

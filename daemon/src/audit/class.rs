@@ -1,5 +1,5 @@
 //! The classes of records. Each has files, a part of the queue and limits of its own, so that records of one class do
-//! not displace those of another.
+//! not displace those of another. The shares of all classes add up to the log.
 
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,7 +8,8 @@ pub(crate) enum Class {
     Change,
     /// A client was given the content of a model.
     Open,
-    /// Nothing was changed or given out: refused and failed requests, dry runs, requests that find nothing to change.
+    /// Nothing was changed or given out: refused and failed requests, dry runs, requests that find nothing to change. The
+    /// changes of a user who makes very many of them are here too.
     Attempt,
 }
 
@@ -72,5 +73,20 @@ impl<T> ByClass<T> {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Class, &T)> {
         Class::ALL.into_iter().zip(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_the_classes_are_the_whole_log_and_no_two_have_the_same_files() {
+        let shares = Class::ALL.map(|class| class.share(1 << 20));
+        assert_eq!(shares.iter().sum::<u64>(), 1 << 20);
+        let prefixes = Class::ALL.map(Class::file_prefix);
+        assert!(prefixes.iter().all(|prefix| prefixes.iter().filter(|other| *other == prefix).count() == 1));
+        let values = ByClass::new(Class::name);
+        assert!(values.iter().all(|(class, name)| class.name() == *name && values.of(class) == name));
     }
 }

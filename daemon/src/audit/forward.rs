@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use blobd_client::protocol::audit::AuditRecord;
 use serde_json::Value;
 
-use crate::journal::{Entry, SOCKET};
+use crate::systemd::{JOURNAL_SOCKET, JournalEntry};
 
 /// `SYSLOG_FACILITY` of entries about security.
 const AUTHPRIV: &str = "10";
@@ -21,7 +21,7 @@ pub(super) struct Forwarder {
 
 impl Forwarder {
     pub(super) fn new() -> io::Result<Self> {
-        Self::to(SOCKET.into())
+        Self::to(JOURNAL_SOCKET.into())
     }
 
     fn to(journal: PathBuf) -> io::Result<Self> {
@@ -48,8 +48,8 @@ impl Forwarder {
     }
 }
 
-fn entry(record: &AuditRecord, line: &[u8]) -> Entry {
-    let mut entry = Entry::default();
+fn entry(record: &AuditRecord, line: &[u8]) -> JournalEntry {
+    let mut entry = JournalEntry::default();
     entry.field("MESSAGE", &message(record));
     entry.field("PRIORITY", priority(record));
     entry.field("SYSLOG_IDENTIFIER", "blobd-audit");

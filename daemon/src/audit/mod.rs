@@ -35,9 +35,10 @@ pub(crate) use self::directory::LogDirectory;
 pub(crate) use self::filter::Filter;
 use self::forward::Forwarder;
 pub(crate) use self::lifecycle::{LIFECYCLE_VERBS, reload_record, start_record, stop_record, switch};
-use self::rate::{Omission, RateLimit};
+use self::rate::{ChangeBudget, Omission, RateLimit};
 pub(crate) use self::reader::{BATCH_MEMORY, Batch, Latest, LogReader};
 pub(crate) use self::rotation::Rotation;
+use self::rotation::{Contents, REMOVED};
 use self::writer::Writer;
 use crate::names::Names;
 
@@ -81,6 +82,7 @@ struct Shared {
     classes: ByClass<ClassState>,
     /// The number of the last record that was written.
     written: watch::Sender<u64>,
+    changes: ChangeBudget,
     /// Records that could not be forwarded since the start.
     not_forwarded: AtomicU64,
     names: Names,
@@ -200,22 +202,29 @@ impl AuditLog {
         }
     }
 
-    /// Adds the record of a change. Never blocks.
+    /// Adds the record of what the daemon does by itself. Never blocks.
     pub(crate) fn record(&self, record: AuditRecord) {
-        self.record_as(Class::Change, record);
+        let Some(running) = self.running.get() else { return };
+        running.send(Waiting { line: running.shared.line(record), class: Class::Change });
     }
 
-    /// Adds a record. Of those that its user may cause as often as it likes, too many are left out and counted. Never
-    /// blocks.
+    /// Adds a record. Of those that its user may cause as often as it likes, too many are left out and counted. All
+    /// changes are recorded, but those of a user who makes very many are in the files of attempts, where they do not
+    /// displace the changes of others. Never blocks.
     pub(crate) fn record_as(&self, class: Class, record: AuditRecord) {
         let Some(running) = self.running.get() else { return };
         let (uid, kind) = (record.uid, kind(class, &record));
         let line = running.shared.line(record);
         let state = running.shared.classes.of(class);
-        if class == Class::Change || state.limit.admit(uid, &kind, line.len()) {
-            running.send(Waiting { line, class });
-        } else {
-            state.omitted.fetch_add(1, Ordering::Relaxed);
+        match class {
+            Class::Change if running.shared.changes.admit(uid, line.len()) => {
+                running.send(Waiting { line, class });
+            }
+            Class::Change => running.send(Waiting { line, class: Class::Attempt }),
+            Class::Open | Class::Attempt if state.limit.admit(uid, &kind, line.len()) => {
+                running.send(Waiting { line, class });
+            }
+            Class::Open | Class::Attempt => drop(state.omitted.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
@@ -289,6 +298,20 @@ fn omission_record(class: Class, omission: Omission) -> AuditRecord {
         (list, Value::Object(listed.collect())),
     ];
     notice(uid, "omitted", details.into_iter().chain(whose))
+}
+
+/// Says what was in a file that was removed because the log would have become too large.
+fn removal_record(class: Class, contents: Contents) -> AuditRecord {
+    let Contents { records, first, last, users } = contents;
+    let users = users.into_iter().map(|(user, records)| (user, json!(records)));
+    let details = [
+        ("records", json!(records)),
+        ("class", json!(class.name())),
+        ("first", json!(first)),
+        ("last", json!(last)),
+        ("users", Value::Object(users.collect())),
+    ];
+    notice(None, REMOVED, details)
 }
 
 /// A record about the log itself.

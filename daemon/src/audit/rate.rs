@@ -14,6 +14,10 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// The longest record that counts as one. Most have 300 to 400 bytes; with long messages they would fill the log
 /// many times faster.
 const BYTES_OF_ONE: usize = 512;
+/// Changes of one user that are recorded with those of the others: so many at once, and one more in each interval.
+/// With 80 MiB of records of changes, a user needs 8 weeks to displace those of other users.
+const CHANGES_AT_ONCE: u32 = 2000;
+const CHANGE_INTERVAL: Duration = Duration::from_secs(30);
 /// Users that are counted one by one. One person may have 65,536 of them, with a user namespace.
 const MAX_USERS: usize = 1024;
 /// Kinds that are told apart of one user, and of all users.
@@ -50,6 +54,54 @@ pub(super) struct Omission {
     pub(super) records: u64,
     /// The number of records of each kind, the most frequent kind first. Records of other kinds may be missing.
     pub(super) kinds: Vec<(String, u64)>,
+}
+
+/// Finds users that make very many changes.
+#[derive(Debug, Default)]
+pub(super) struct ChangeBudget {
+    /// `None` as in [`State::users`].
+    users: Mutex<BTreeMap<Option<u32>, Changes>>,
+}
+
+/// The recent changes of a user, of which each interval forgets one.
+#[derive(Debug)]
+struct Changes {
+    count: u32,
+    /// Until when changes were forgotten.
+    until: Instant,
+}
+
+impl ChangeBudget {
+    /// Whether the record of a change belongs with those of other users.
+    pub(super) fn admit(&self, uid: u32, bytes: usize) -> bool {
+        self.admit_at(uid, bytes, Instant::now())
+    }
+
+    fn admit_at(&self, uid: u32, bytes: usize, now: Instant) -> bool {
+        let mut users = lock(&self.users);
+        if users.len() >= MAX_USERS {
+            users.retain(|_, changes| changes.count_at(now) > 0);
+        }
+        let is_known = users.contains_key(&Some(uid)) || users.len() < MAX_USERS;
+        let changes = users.entry(is_known.then_some(uid)).or_insert(Changes { count: 0, until: now });
+        let units = u32::try_from(bytes.div_ceil(BYTES_OF_ONE).max(1)).unwrap_or(u32::MAX);
+        let count = changes.count_at(now).saturating_add(units);
+        let is_admitted = count <= CHANGES_AT_ONCE;
+        if is_admitted {
+            changes.count = count;
+        }
+        is_admitted
+    }
+}
+
+impl Changes {
+    fn count_at(&mut self, now: Instant) -> u32 {
+        let passed = now.duration_since(self.until).as_secs() / CHANGE_INTERVAL.as_secs();
+        let passed = u32::try_from(passed).unwrap_or(u32::MAX);
+        self.count = self.count.saturating_sub(passed);
+        self.until = if self.count == 0 { now } else { self.until + CHANGE_INTERVAL.saturating_mul(passed) };
+        self.count
+    }
 }
 
 impl RateLimit {
@@ -146,6 +198,21 @@ mod tests {
         let bytes = (0..MAX_IN_INTERVAL).map(|_| 16 << 10);
         let admitted: usize = bytes.filter(|bytes| state.admit(1, "a", *bytes, now)).sum();
         assert!(admitted <= (MAX_IN_INTERVAL + 32) * BYTES_OF_ONE, "{admitted}");
+    }
+
+    #[test]
+    fn changes_of_a_user_are_admitted_in_a_burst_and_then_slowly() {
+        let (budget, now) = (ChangeBudget::default(), Instant::now());
+        let admitted = |uid, count: u32, now| (0..count).filter(|_| budget.admit_at(uid, 300, now)).count();
+        assert_eq!(admitted(1, CHANGES_AT_ONCE + 100, now), 2000);
+        assert_eq!(admitted(2, 10, now), 10, "another user");
+        assert_eq!(admitted(1, 10, now + CHANGE_INTERVAL * 3), 3);
+        assert_eq!(admitted(1, 10, now + CHANGE_INTERVAL * 3), 0);
+        assert_eq!(admitted(1, 3000, now + CHANGE_INTERVAL * 5000), 2000);
+        for uid in 10..10 + 2 * MAX_USERS {
+            budget.admit_at(uid.try_into().unwrap(), 300, now);
+        }
+        assert!(lock(&budget.users).len() <= MAX_USERS + 1);
     }
 
     #[test]

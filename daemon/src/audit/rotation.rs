@@ -1,7 +1,13 @@
 //! How large the files of the log become, and which of them are removed.
 
+use std::collections::BTreeMap;
+
+use blobd_client::protocol::audit::AuditRecord;
+use serde_json::Value;
+
 use super::class::{ByClass, Class};
-use super::directory::LogFile;
+use super::directory::{LogDirectory, LogFile};
+use super::lines::{Lines, Position};
 
 /// The limits of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +67,79 @@ impl Usage {
         Self { bytes, complete }
     }
 }
+
+/// What a file of the log contained.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Contents {
+    pub(super) records: u64,
+    /// The times of its first and its last record.
+    pub(super) first: Option<String>,
+    pub(super) last: Option<String>,
+    /// How many records were of which user, the user with the most first. The others are counted together.
+    pub(super) users: Vec<(String, u64)>,
+}
+
+impl Contents {
+    /// Users that are listed.
+    const MAX_USERS: usize = 20;
+    /// A user can have so many records in one file that counting all users takes too much memory.
+    const MAX_COUNTED: usize = 1024;
+    /// Records wait while a file is read.
+    const MAX_BYTES: u64 = 64 << 20;
+
+    /// Reads a file; `None` if it cannot be read or is too large.
+    pub(super) fn of(directory: &LogDirectory, file: LogFile) -> Option<Self> {
+        let opened = directory.read(file.class, file.number).ok()??;
+        if file.bytes > Self::MAX_BYTES {
+            return None;
+        }
+        let mut lines = Lines::new(opened, Position::from(0)).ok()?;
+        let (mut contents, mut users) = (Self::default(), BTreeMap::<String, u64>::new());
+        while let Ok(Some(line)) = lines.next_line() {
+            let Some(record) = line.record() else { continue };
+            let (first, counts) = counts_of(&record);
+            contents.first.get_or_insert(first);
+            contents.last = Some(record.time);
+            for (user, records) in counts {
+                contents.records = contents.records.saturating_add(records);
+                let is_counted = users.len() < Self::MAX_COUNTED || users.contains_key(&user);
+                let count = users.entry(if is_counted { user } else { OTHERS.to_owned() }).or_default();
+                *count = count.saturating_add(records);
+            }
+        }
+        contents.users = Self::most(users);
+        Some(contents)
+    }
+
+    fn most(users: BTreeMap<String, u64>) -> Vec<(String, u64)> {
+        let mut users: Vec<_> = users.into_iter().collect();
+        users.sort_by_key(|(_, records)| std::cmp::Reverse(*records));
+        let others = users.split_off(users.len().min(Self::MAX_USERS));
+        let others = others.iter().map(|(_, records)| *records).fold(0, u64::saturating_add);
+        users.extend((others > 0).then(|| (OTHERS.to_owned(), others)));
+        users
+    }
+}
+
+/// The time of a record, and whom it counts for. One about an earlier removal counts for what it says, so that no number
+/// is lost with it.
+fn counts_of(record: &AuditRecord) -> (String, Vec<(String, u64)>) {
+    if (record.verb.as_str(), record.result.as_str()) == ("audit", REMOVED)
+        && let Some(users) = record.details.get("users").and_then(Value::as_object)
+    {
+        let first = record.details.get("first").and_then(Value::as_str).unwrap_or(&record.time);
+        let counts = users.iter().map(|(user, records)| (user.clone(), records.as_u64().unwrap_or(0)));
+        return (first.to_owned(), counts.collect());
+    }
+    let user = record.user.clone().unwrap_or_else(|| record.uid.to_string());
+    (record.time.clone(), vec![(user, 1)])
+}
+
+/// The result of a record about a removed file.
+pub(super) const REMOVED: &str = "removed";
+
+/// Stands for users that are not listed one by one. No user has this name.
+const OTHERS: &str = "(others)";
 
 #[cfg(test)]
 mod tests {

@@ -102,8 +102,10 @@ fn latest_records_are_found_over_all_files_and_old_files_are_removed() {
     let sizes: Vec<u64> = files(&path).iter().map(|file| fs::metadata(file).unwrap().len()).collect();
     assert!(sizes.iter().all(|bytes| *bytes <= SMALL.file_bytes()), "{sizes:?}");
     assert!(sizes.len() > 2 && sizes.iter().sum::<u64>() <= SMALL.max_bytes * SMALL.keep as u64, "{sizes:?}");
-    assert_eq!(found(&mut reader(&path, &LogParams::default(), 30)), Vec::from_iter(70..100));
-    let all = found(&mut reader(&path, &LogParams::default(), 1000));
+    // There are also records about the removed files.
+    let changes = LogParams { verbs: vec!["rm".to_owned()], ..LogParams::default() };
+    assert_eq!(found(&mut reader(&path, &changes, 20)), Vec::from_iter(80..100));
+    let all = found(&mut reader(&path, &changes, 1000));
     assert!(all.len() < 100 && all.last() == Some(&99) && all.is_sorted(), "{all:?}");
     let none = LogParams { verbs: vec!["pull".to_owned()], ..LogParams::default() };
     assert!(found(&mut reader(&path, &none, 1000)).is_empty());
@@ -462,4 +464,47 @@ fn directory_that_was_removed_while_it_was_written_is_created_again() {
         AuditStatus { directory: Some(path.display().to_string()), ..AuditStatus::default() }
     );
     assert_eq!(found(&mut reader(&path, &LogParams::default(), 10)), [2]);
+}
+
+/// Adds the record of a change and waits until it is written.
+fn change_and_wait(log: &AuditLog, uid: u32) {
+    let mut written = log.written().unwrap();
+    let long = "m".repeat(1000);
+    let record = AuditRecord { uid, message: Some(long), ..record(1) };
+    log.record_as(Class::Change, record);
+    let wait = async { tokio::time::timeout(std::time::Duration::from_secs(60), written.changed()).await };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(wait).unwrap().unwrap();
+}
+
+#[test]
+fn user_with_very_many_changes_displaces_none_of_others_and_what_is_removed_is_counted() {
+    const ROTATION: Rotation = Rotation { max_bytes: 256 << 10, keep: 16 };
+    const VICTIM: u32 = 40_001;
+    const BUSY: u32 = 40_002;
+    const CHANGES: u64 = 5000;
+    let (_folder, path) = folder();
+    let log = start(&path, ROTATION);
+    change_and_wait(&log, VICTIM);
+    (0..CHANGES).for_each(|_| change_and_wait(&log, BUSY));
+    log.stop();
+    let of = |params: LogParams| {
+        let mut reader = reader(&path, &params, u64::MAX);
+        let mut found = Vec::new();
+        loop {
+            let Batch { records, may_have_more } = reader.next_found().unwrap();
+            found.extend(records);
+            if !may_have_more {
+                return found;
+            }
+        }
+    };
+    let user = |uid: u32| LogParams { user: Some(uid.to_string()), ..LogParams::default() };
+    assert_eq!(of(user(VICTIM)).len(), 1);
+    let removed = of(LogParams { verbs: vec!["audit".to_owned()], ..LogParams::default() });
+    assert!(removed.iter().all(|record| record.result == "removed"), "{removed:?}");
+    assert!(removed.iter().all(|record| record.details["class"] == "attempts"), "{removed:?}");
+    let counted: u64 = removed.iter().filter_map(|record| record.details["users"]["40002"].as_u64()).sum();
+    assert!(counted > 0 && removed.iter().all(|record| record.details["first"].is_string()), "{removed:?}");
+    assert_eq!(of(user(BUSY)).len() as u64 + counted, CHANGES);
 }

@@ -14,8 +14,9 @@ use serde_json::json;
 use super::class::{ByClass, Class};
 use super::directory::{LogDirectory, LogFile};
 use super::forward::Forwarder;
+use super::rotation::Contents;
 use super::series::last_seq;
-use super::{Rotation, Shared, Waiting, lock, notice};
+use super::{Rotation, Shared, Waiting, lock, notice, removal_record};
 
 /// How long a written record may wait until it is durable. A crash of the process loses no written record; a power
 /// cut loses those of this time.
@@ -34,6 +35,8 @@ pub(super) struct Writer {
     /// The number of the last record; `None` until the files were read.
     last_seq: Option<u64>,
     has_failed_to_remove: bool,
+    /// What the files contained that were removed, for records that were not written yet.
+    removed: Vec<(Class, Contents)>,
     /// When the oldest record was written that is not durable yet.
     unsynced_since: Option<Instant>,
     omissions_written: Instant,
@@ -71,6 +74,7 @@ impl Writer {
             series: ByClass::default(),
             last_seq: None,
             has_failed_to_remove: false,
+            removed: Vec::new(),
             unsynced_since: None,
             omissions_written: Instant::now(),
         }
@@ -121,6 +125,17 @@ impl Writer {
         }
     }
 
+    /// In the class of the removed file, so that no class takes space from another.
+    fn write_removals(&mut self) {
+        let removed = std::mem::take(&mut self.removed);
+        let record =
+            |(class, contents)| Waiting { line: self.shared.line(removal_record(class, contents)), class };
+        let records: Vec<Waiting> = removed.into_iter().map(record).collect();
+        if !records.is_empty() {
+            self.write(records);
+        }
+    }
+
     /// The number of dropped records that the log does not mention yet.
     fn missing(&self, class: Class) -> u64 {
         let dropped = self.shared.classes.of(class).dropped.load(Ordering::Relaxed);
@@ -153,6 +168,7 @@ impl Writer {
         }
         self.shared.written.send_replace(self.last_seq.unwrap_or_default());
         self.unsynced_since.get_or_insert_with(Instant::now);
+        self.write_removals();
     }
 
     /// Reads the number of the last record, if it is not known.
@@ -242,9 +258,15 @@ impl Writer {
 
     /// Removes the oldest files. They stay if an administrator has made them append-only.
     fn remove_old(&mut self) {
+        let removals = &mut self.removed;
         let remove = |files: Vec<LogFile>| {
             let old = self.rotation.to_remove(&files);
-            old.into_iter().try_for_each(|file| self.directory.remove(file))
+            old.into_iter().try_for_each(|file| {
+                let contents = Contents::of(&self.directory, file);
+                self.directory.remove(file)?;
+                removals.extend(contents.map(|contents| (file.class, contents)));
+                Ok(())
+            })
         };
         let removed = self.directory.files().and_then(remove);
         let has_failed = removed.is_err();

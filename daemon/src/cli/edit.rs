@@ -107,7 +107,8 @@ const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 
 /// Parses `key[:type]=value`. A key may have colons: only a type is split off.
 fn key_setting(setting: &str) -> Result<KeyChange, ErrorBody> {
-    let malformed = || usage(format!("--set {setting:?}: KEY=VALUE or KEY:TYPE=VALUE expected"));
+    let malformed =
+        || usage(format!("--set: wrong form: expected KEY=VALUE or KEY:TYPE=VALUE, found {setting:?}"));
     let (name, value) = setting.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or_else(malformed)?;
     let typed = name.rsplit_once(':').filter(|(_, name)| name.parse::<EditType>().is_ok());
     let (key, value_type) = typed.map_or((name, None), |(key, name)| (key, Some(name.to_owned())));

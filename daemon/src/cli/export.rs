@@ -307,7 +307,8 @@ fn write_layer(
     if found == layer.digest {
         return Ok(());
     }
-    let message = format!("{name}: digest {found}, {} expected; the stored data is damaged", layer.digest);
+    let message =
+        format!("{name}: wrong digest: expected {}, found {found}; the stored data is damaged", layer.digest);
     Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("pull or import the model again"))
 }
 

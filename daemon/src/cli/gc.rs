@@ -6,7 +6,7 @@ use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcItem, GcReason, GcReport, QuarantinedItem};
-use blobd_client::protocol::upkeep::EvictionPlan;
+use blobd_client::protocol::upkeep::{EvictionPlan, Unlisted};
 use blobd_store_format::digest::Digest;
 use clap::Args;
 
@@ -79,7 +79,11 @@ fn render(report: &GcReport) -> String {
     if !quarantined.is_empty() {
         return quarantine(&quarantined) + &freed + &still_damaged(&quarantined);
     }
-    deleted(&report.deleted) + &freed + &lost_models::kept(&report.kept) + &lower(&report.lower_stores)
+    deleted(&report.deleted)
+        + &unlisted(report.unlisted)
+        + &freed
+        + &lost_models::kept(&report.kept)
+        + &lower(&report.lower_stores)
 }
 
 /// A row for each damaged blob.
@@ -117,6 +121,11 @@ fn lower(stores: &[String]) -> String {
         "note: lower stores are not collected: {}; a collection there does not know what this store uses of them\n",
         stores.join(", ")
     )
+}
+
+fn unlisted(unlisted: Option<Unlisted>) -> String {
+    let line = |Unlisted { files, bytes }| format!("and {files} more files, {}\n", human_bytes(bytes));
+    unlisted.map(line).unwrap_or_default()
 }
 
 /// A row for everything that belonged to one model and is collected for one reason, the largest first.

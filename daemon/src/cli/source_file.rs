@@ -74,7 +74,8 @@ impl<'m> SourceFile<'m> {
         if found == self.digest {
             return Ok(());
         }
-        let message = format!("digest {found}, {} expected; the stored data is damaged", self.digest);
+        let message =
+            format!("wrong digest: expected {}, found {found}; the stored data is damaged", self.digest);
         let message = format!("model {}: {message}", self.model.name());
         Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("pull or import the model again"))
     }

@@ -125,11 +125,13 @@ fn invalid_value(error: &Error) -> (String, Option<String>) {
         return (format!("{argument}: a value is missing"), None);
     }
     let possible = texts(error, ContextKind::ValidValue);
-    let expected =
-        if possible.is_empty() { String::new() } else { format!(": {} expected", possible.join(", ")) };
+    let problem = match possible.is_empty() {
+        true => format!("wrong value {value:?}"),
+        false => format!("expected {}, found {value:?}", possible.join(", ")),
+    };
     let suggested = text(error, ContextKind::SuggestedValue);
     let hint = (!suggested.is_empty()).then(|| format!("did you mean {suggested}?"));
-    (format!("{argument}: {value:?}{expected}"), hint)
+    (format!("{argument}: {problem}"), hint)
 }
 
 fn refused_value(error: &Error) -> String {

@@ -13,7 +13,7 @@ use blobd_store_format::reference::ReferenceError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum DemoError {
-    #[error("{what}: {found}, {expected} expected")]
+    #[error("{what}: expected {expected}, found {found}")]
     Mismatch { what: String, found: String, expected: String },
     /// A command failed, and has printed the reason on standard error.
     #[error("{command}: {status}")]

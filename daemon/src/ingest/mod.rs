@@ -189,7 +189,7 @@ pub(crate) fn recipe_bytes(plan: &SplitPlan) -> u64 {
 pub enum IngestError {
     #[error("{0}")]
     Source(io::Error),
-    #[error("file ends at byte {found}, {expected} expected")]
+    #[error("file: too short: expected {expected} bytes, found {found}")]
     Truncated { found: u64, expected: u64 },
     #[error("changed while it was imported; import it again when no program writes to it")]
     Changed,

@@ -84,7 +84,7 @@ async fn respond(daemon: &Arc<Daemon>, request: &Request<Incoming>) -> LoopbackR
             json(status, &health)
         }
         _ => {
-            let message = "no such request; GET /metrics or GET /health expected";
+            let message = "request: not known on this port: expected GET /metrics or GET /health";
             error(ErrorBody::new(ErrorCode::NotFound, message))
         }
     }

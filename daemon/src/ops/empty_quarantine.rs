@@ -41,7 +41,7 @@ pub(super) fn empty_quarantine(store: &Store, dry_run: bool) -> Result<GcReport,
         store.sync_quarantine()?;
     }
     let freed_bytes = deleted.iter().map(|item| item.size).fold(0, u64::saturating_add);
-    Ok(GcReport { dry_run, deleted, freed_bytes, kept: Vec::new(), lower_stores: Vec::new() })
+    Ok(GcReport { dry_run, deleted, freed_bytes, ..GcReport::default() })
 }
 
 fn item(copy: &QuarantinedBlob, models: Vec<String>, is_needed: bool) -> GcItem {

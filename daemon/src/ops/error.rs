@@ -3,12 +3,13 @@
 use blobd_client::protocol::MAX_OPEN_LAYERS;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::{FailureKind, RegistryError};
-use blobd_store::{StoreError, StoreOwner};
+use blobd_store::{RUN_OUTSIDE, StoreError, StoreOwner};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::reference::ReferenceError;
+use rustix::io::Errno;
 
 use super::relief::{Leftover, Relief};
 use crate::ingest::IngestError;
@@ -57,7 +58,7 @@ pub enum OpError {
     #[error("model {model}: {reason}")]
     NotEditable { model: String, reason: &'static str },
     #[error(
-        "model {model}: its weights have the digest {found}, {expected} expected; \
+        "model {model}: wrong digest of its weights: expected {expected}, found {found}; \
          `blobd verify --repair {model}` repairs them"
     )]
     DamagedFile { model: String, found: Digest, expected: Digest },
@@ -269,16 +270,29 @@ fn store_hint(error: &StoreError) -> Option<String> {
         }
         StoreError::OfAnother { root, owner } => {
             let StoreOwner { uid, gid } = StoreOwner::of_process();
+            if !owner.is_mapped() {
+                return Some(RUN_OUTSIDE.to_owned());
+            }
+            let command = owner.command("blobd …");
+            if uid == 0 {
+                return Some(format!(
+                    "its file system does not let root read other users' files, as NFS with root_squash, or this \
+                     process lacks the capabilities of root: run blobd as the store's owner: {command}"
+                ));
+            }
             return Some(format!(
-                "run blobd as the store's owner: {}; or, if uid {uid} is to own it: sudo chown -R --no-dereference \
+                "run blobd as the store's owner: {command}; or, if uid {uid} is to own it: sudo chown -R --no-dereference \
                  {uid}:{gid} {}",
-                owner.command("blobd …"),
                 quoted(&root.display().to_string())
             ));
         }
         StoreError::WrongOwner { .. } => DOCTOR_MENDS_OWNERS,
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             DOCTOR_MENDS_OWNERS
+        }
+        StoreError::Io { source, .. } if is_broken(source) => {
+            "the disk or its file system has failed: see `dmesg`; then stop the daemon, unmount the file system, check it, \
+             such as with `fsck` or `xfs_repair`, and mount it again"
         }
         StoreError::NoSafeRename { .. } => {
             "move the store to a file system that has one of them, such as ext4, xfs or btrfs"
@@ -289,6 +303,12 @@ fn store_hint(error: &StoreError) -> Option<String> {
         _ => return None,
     };
     Some(hint.to_owned())
+}
+
+/// Whether the file system says that it cannot be used any more, as after an error of its disk.
+fn is_broken(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::IO | Errno::UCLEAN | Errno::SHUTDOWN | Errno::NODEV))
 }
 
 const DOCTOR_MENDS_OWNERS: &str =

@@ -116,7 +116,7 @@ pub fn evict_excess(
         return Ok(0);
     }
     let low = store.space_policy().low_bytes().unwrap_or(u64::MAX);
-    let garbage_bytes = gc::collect(store)?.freed_bytes();
+    let garbage_bytes = gc::collect(store)?;
     let is_low = || Ok(store.used_bytes() <= low);
     let displaced_bytes = if is_low()? { 0 } else { gc::drop_displaced(store, None, &is_low)?.1 };
     let garbage_bytes = garbage_bytes.saturating_add(displaced_bytes);

@@ -3,7 +3,7 @@
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcItem, GcReason, GcReport};
 use blobd_store::Store;
-use blobd_store::gc::{self, GcPlan, Litter, Node};
+use blobd_store::gc::{self, Beyond, GcPlan, Litter, Node};
 
 use super::OpError;
 use super::empty_quarantine::empty_quarantine;
@@ -21,29 +21,60 @@ pub fn gc(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
             false => store.with_reserve(|| empty_quarantine(store, false)),
         };
     }
-    let mut descriptions = Descriptions::default();
-    let mut describe = |plan: &GcPlan| descriptions = Descriptions::of(store, plan);
-    let plan = if params.dry_run {
-        gc::plan(store).inspect(describe)?
-    } else {
-        store.with_reserve(|| gc::collect_inspected(store, &mut describe))?
-    };
-    Ok(GcReport {
-        dry_run: params.dry_run,
-        deleted: items(&plan, &descriptions),
-        freed_bytes: plan.freed_bytes(),
-        kept: plan.kept(store).into_iter().map(kept).collect(),
-        lower_stores: store.lower_paths().iter().map(|place| place.display().to_string()).collect(),
-    })
+    let lower_stores = store.lower_paths().iter().map(|place| place.display().to_string()).collect();
+    let mut report = GcReport { dry_run: params.dry_run, lower_stores, ..GcReport::default() };
+    if params.dry_run {
+        let plan = gc::plan(store)?;
+        add(&mut report, store, &plan, &Descriptions::of(store, &plan));
+        let Beyond { files, bytes } = plan.beyond;
+        note_unlisted(&mut report, files, bytes);
+        return Ok(report);
+    }
+    store.with_reserve(|| collect(store, &mut report))?;
+    Ok(report)
 }
 
-fn items(plan: &GcPlan, descriptions: &Descriptions) -> Vec<GcItem> {
+fn collect(store: &Store, report: &mut GcReport) -> Result<(), OpError> {
+    loop {
+        let mut descriptions = Descriptions::default();
+        let deleted = gc::collect_batch(store, &mut |plan| descriptions = Descriptions::of(store, plan))?;
+        add(report, store, &deleted, &descriptions);
+        if deleted.is_last_batch() {
+            return Ok(());
+        }
+    }
+}
+
+/// Adds what was deleted, or would be. Of very many files, only the first are listed.
+fn add(report: &mut GcReport, store: &Store, plan: &GcPlan, descriptions: &Descriptions) {
+    /// With 300 bytes for each, in memory and as JSON.
+    const MAX_LISTED: usize = 1 << 16;
+    report.freed_bytes = report.freed_bytes.saturating_add(plan.freed_bytes());
+    report.kept = plan.kept(store).into_iter().map(kept).collect();
+    for item in items(plan, descriptions) {
+        if report.deleted.len() < MAX_LISTED {
+            report.deleted.push(item);
+        } else {
+            note_unlisted(report, 1, item.size);
+        }
+    }
+}
+
+fn note_unlisted(report: &mut GcReport, files: u64, bytes: u64) {
+    if files > 0 {
+        let unlisted = report.unlisted.get_or_insert_default();
+        unlisted.files = unlisted.files.saturating_add(files);
+        unlisted.bytes = unlisted.bytes.saturating_add(bytes);
+    }
+}
+
+fn items(plan: &GcPlan, descriptions: &Descriptions) -> impl Iterator<Item = GcItem> {
     let items = plan.litter.iter().map(litter).chain(plan.deletions.iter().copied().map(deletion));
-    let described = |item: GcItem| {
+    let described = move |item: GcItem| {
         let of = item.digest.and_then(|digest| descriptions.get(digest));
         GcItem { of: of.map(ToOwned::to_owned), ..item }
     };
-    items.map(described).collect()
+    items.map(described)
 }
 
 fn deletion((node, size): (Node, u64)) -> GcItem {

@@ -141,7 +141,9 @@ fn check_files(store: &Store, model: &Model, progress: &mut Progress<'_, '_>) ->
         if found != expected {
             return Err(StoreError::Recipe {
                 path: store.place_of_recipe(file.descriptor.digest),
-                what: format!("it rebuilds a file of the digest {found}, {expected} expected"),
+                what: format!(
+                    "wrong digest of the file that it rebuilds: expected {expected}, found {found}"
+                ),
             }
             .into());
         }

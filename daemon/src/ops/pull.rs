@@ -238,29 +238,15 @@ impl Incoming<'_> {
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
-        let Pull { registry, handle, requester, .. } = self.pull;
-        let uid = requester.uid();
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
         let source = self.pull.params.source.to_string();
+        let uid = pull.requester.uid();
         let about = Some(DownloadAbout::of_pull(self.reference.short(), source, uid));
-        let limits = transfers.limits(&self.limit);
         let (silence, again, as_stream) = (silence.clone(), again.clone(), as_stream.clone());
         let reusable = self.reusable;
-        let job = Job {
-            registry,
-            file,
-            handle,
-            uid,
-            about,
-            continues,
-            may_read: &|name, manifest| reusable.may_read(name, manifest),
-            limits,
-            silence,
-            again,
-            as_stream,
-            gauge: None,
-            report: &report,
-        };
+        let may_read = |name: &Reference, manifest| reusable.may_read(name, manifest);
+        let job = pull.job(file, &self.limit, &report);
+        let job = Job { about, continues, may_read: &may_read, silence, again, as_stream, ..job };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }
@@ -323,7 +309,7 @@ impl Incoming<'_> {
         loop {
             let guard = transfers.acquire(file.identity(), &self.limit, &report);
             let guard = guard.map_err(|error| transfer_error(file, error))?;
-            if let Ok(permit) = fetches.0.try_acquire(requester.uid()) {
+            if let Ok(permit) = fetches.turns.try_acquire(requester.uid()) {
                 return Ok((guard, permit));
             }
             drop(guard);
@@ -341,7 +327,7 @@ impl Incoming<'_> {
         self.pull.send(PullProgress { status, ..PullProgress::default() });
         let permit = handle.block_on(async {
             tokio::select! {
-                permit = fetches.0.acquire(requester.uid()) => Some(permit),
+                permit = fetches.turns.acquire(requester.uid()) => Some(permit),
                 () = events.closed() => None,
             }
         });

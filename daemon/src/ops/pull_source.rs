@@ -25,16 +25,24 @@ use crate::memory_gauge::MemoryGauge;
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
 use crate::running_pulls::PullWatch;
-use crate::transfer::{Flag, Job, RateLimit, Silence, TransferError, TransferPlan, Transfers};
+use crate::transfer::{Job, RateLimit, TransferError, TransferPlan, Transfers};
 
 /// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
-/// speed.
+/// speed, besides the tables of its tensors.
 #[derive(Debug)]
-pub struct FetchLimit(pub(super) PermitPool);
+pub struct FetchLimit {
+    pub(super) turns: PermitPool,
+    /// The memory of the tables of models with very many tensors, in KiB. The largest take all of it.
+    pub(super) tables: PermitPool,
+}
 
 impl Default for FetchLimit {
     fn default() -> Self {
-        Self(PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }))
+        const TABLES_KIB: u32 = 64 << 10;
+        Self {
+            turns: PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }),
+            tables: PermitPool::new(Limits { per_principal: TABLES_KIB, total: TABLES_KIB }),
+        }
     }
 }
 
@@ -61,7 +69,7 @@ pub struct Pull<'p> {
     pub events: &'p Sender<PullEvent>,
     /// Shows the pull's progress to others; a plan has none.
     pub watch: Option<&'p PullWatch>,
-    /// Counts the memory of headers that the response contains.
+    /// Counts the memory of headers.
     pub gauge: Option<&'p MemoryGauge<'p>>,
 }
 
@@ -72,6 +80,18 @@ impl Pull<'_> {
             watch.set_status(&progress.status);
         }
         send_progress(self.events, progress);
+    }
+
+    /// A transfer of a file that counts for the user of this request. It uses nothing of the store.
+    pub(super) fn job<'j>(
+        &'j self,
+        file: &'j RemoteFile,
+        own_limit: &RateLimit,
+        report: &'j (dyn Fn(u64) -> bool + Sync),
+    ) -> Job<'j> {
+        let Self { registry, transfers, fetches, handle, requester, gauge, .. } = self;
+        let (limits, tables) = (transfers.limits(own_limit), Some(&fetches.tables));
+        Job { limits, tables, gauge: *gauge, ..Job::new(registry, file, handle, requester.uid(), report) }
     }
 
     /// The same for progress of a file.
@@ -190,25 +210,11 @@ pub(super) fn transfer_plan(
     download: &Download,
 ) -> Result<TransferPlan, OpError> {
     let Download { file, continues } = download;
-    let Pull { store, registry, transfers, handle, requester, params, events, gauge, .. } = pull;
-    let (uid, limits) = (requester.uid(), transfers.limits(&RateLimit::new(params.limit_rate)));
-    let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
-    let (about, again, as_stream) = (None, Flag::default(), Flag::default());
-    let job = Job {
-        registry,
-        file,
-        handle,
-        uid,
-        about,
-        continues: *continues,
-        may_read: &|name, manifest| reusable.may_read(name, manifest),
-        limits,
-        silence,
-        again,
-        as_stream,
-        gauge,
-        report: &report,
-    };
+    let Pull { store, transfers, params, events, .. } = pull;
+    let report = |_arrived| !events.is_closed();
+    let may_read = |name: &Reference, manifest| reusable.may_read(name, manifest);
+    let job = pull.job(file, &RateLimit::new(params.limit_rate), &report);
+    let job = Job { continues: *continues, may_read: &may_read, ..job };
     transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))
 }
 
@@ -236,6 +242,7 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
         TransferError::StreamDigest { .. }
         | TransferError::WrongHeader { .. }
         | TransferError::Incomplete
+        | TransferError::MemoryInUse
         | TransferError::Unwanted
         | TransferError::StreamEnded
         | TransferError::HandedOver => OpError::Interrupted { name, source: Box::new(error) },

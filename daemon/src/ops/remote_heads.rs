@@ -14,7 +14,7 @@ use blobd_store_format::source::PullSource;
 use super::OpError;
 use super::pull_source::{Pull, transfer_error};
 use super::texts::Texts;
-use crate::transfer::{Flag, HEADER_COPIES, Job, RateLimit, Silence};
+use crate::transfer::{HEADER_COPIES, Job, RateLimit};
 
 /// How many bytes after all headers may be downloaded: the end of a header is known only when it has arrived.
 const EXCESS_BYTES: u64 = 512 << 10;
@@ -109,7 +109,8 @@ impl Inspector<'_> {
         if self.headers_left == 0 {
             return Ok(None);
         }
-        let header = self.fetch(file, |job| job.read_header(excess))?;
+        let most = self.headers_left;
+        let header = self.fetch(file, |job| job.read_header(excess, most))?;
         Ok(header.and_then(|header| self.admitted(&*header)))
     }
 
@@ -128,27 +129,10 @@ impl Inspector<'_> {
         file: &RemoteFile,
         fetch: impl FnOnce(&Job<'_>) -> Result<T, crate::transfer::TransferError>,
     ) -> Result<T, OpError> {
-        let Pull { registry, transfers, handle, requester, params, events, gauge, .. } = self.pull;
-        let uid = requester.uid();
-        let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-        let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
-        let (about, again, as_stream) = (None, Flag::default(), Flag::default());
-        let job = Job {
-            registry,
-            file,
-            handle,
-            uid,
-            about,
-            continues: false,
-            // A description is of what the server has.
-            may_read: &|_name, _manifest| false,
-            limits,
-            silence,
-            again,
-            as_stream,
-            gauge,
-            report: &report,
-        };
+        let Pull { params, events, .. } = self.pull;
+        let report = |_arrived| !events.is_closed();
+        // A description is of what the server has.
+        let job = self.pull.job(file, &RateLimit::new(params.limit_rate), &report);
         fetch(&job).map_err(|error| transfer_error(file, error))
     }
 }

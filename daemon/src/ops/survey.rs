@@ -335,7 +335,11 @@ fn parse(json: &[u8], file: FileId) -> Result<Recipe, String> {
         return Err(format!("is the recipe of {}", recipe.file()));
     }
     if recipe.size() != file.size {
-        return Err(format!("rebuilds {} bytes, the manifest says {}", recipe.size(), file.size));
+        return Err(format!(
+            "wrong size of the file that it rebuilds: expected {} bytes as in the manifest, found {}",
+            file.size,
+            recipe.size()
+        ));
     }
     Ok(recipe)
 }
@@ -456,7 +460,11 @@ mod tests {
         assert!(blobs.contains(&blob(99)));
         assert_eq!(survey.names_with(weights().digest).len(), 3);
         let [finding] = survey.into_findings().try_into().unwrap();
-        assert!(finding.reason.contains("rebuilds 500 bytes, the manifest says 501"), "{}", finding.reason);
+        assert!(
+            finding.reason.contains("expected 501 bytes as in the manifest, found 500"),
+            "{}",
+            finding.reason
+        );
     }
 
     #[test]

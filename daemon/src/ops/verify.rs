@@ -73,7 +73,9 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
             (Damage::Lost, "was found damaged before and is in quarantine".to_owned())
         }
         Verdict::Gone => (Damage::Lost, "is missing".to_owned()),
-        Verdict::Writable { mode } => (Damage::Writable, format!("has mode {mode:04o}, 0444 expected")),
+        Verdict::Writable { mode } => {
+            (Damage::Writable, format!("wrong mode: expected 0444, found {mode:04o}"))
+        }
         Verdict::Unreliable { reason } => {
             let machine = "a second read was correct: memory, bus or disk of this machine is faulty";
             (Damage::Unreliable, format!("{reason}; {machine}"))

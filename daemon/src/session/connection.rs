@@ -54,7 +54,7 @@ pub(crate) enum SessionError {
     Slow,
     #[error("the daemon's user has too many descriptors in flight over Unix sockets")]
     TooManyInFlight,
-    #[error("the peer sent {found}, {expected} expected")]
+    #[error("message from the peer: wrong kind: expected {expected}, found {found}")]
     Unexpected { found: String, expected: &'static str },
     #[error(transparent)]
     Frame(#[from] FrameError),

@@ -66,9 +66,9 @@ async fn import(
     };
     if params.sidecars.len() > ImportParams::MAX_SIDECARS {
         let message = format!(
-            "import: {} sidecars, at most {} allowed",
-            params.sidecars.len(),
-            ImportParams::MAX_SIDECARS
+            "import: too many sidecars: expected at most {}, found {}",
+            ImportParams::MAX_SIDECARS,
+            params.sidecars.len()
         );
         let error = record.failed(ErrorBody::new(ErrorCode::InvalidRequest, message));
         return stream.send_frame(&Frame::Error(error)).await;

@@ -97,6 +97,7 @@ impl Open<'_> {
         until_sent: impl Send,
     ) -> Result<SessionGuard, SessionError> {
         let Self { daemon, peer, model, .. } = self;
+        daemon.note_reader(peer);
         // Listed before the client receives anything, so that `ps` never misses a model in use.
         let listed = daemon.sessions.begin(peer, (*model).clone(), self.manifest, self.bytes);
         for part in &sender.response.frames {

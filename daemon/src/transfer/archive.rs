@@ -114,6 +114,8 @@ impl Window<'_> {
             return Ok(());
         }
         let end = range.end.max(start.saturating_add(REQUEST_BYTES)).min(self.job.file.size());
+        let counted = self.fetched.saturating_add(end.saturating_sub(start));
+        self.job.count_header(usize::try_from(counted).unwrap_or(usize::MAX))?;
         let (bytes, sender) = self.job.read_range(start..end)?;
         let earlier = self.sender.replace(Arc::clone(&sender));
         if self.must_be_one_sender && earlier.is_some_and(|earlier| earlier != sender) {

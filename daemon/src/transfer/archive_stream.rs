@@ -27,6 +27,8 @@ use crate::ingest::{announce, recipe_bytes};
 const MAX_GAP_BYTES: u64 = 16 << 20;
 /// How much is read at once while the header of a file is parsed.
 const HEADER_STEP_BYTES: u64 = 64 << 10;
+/// Headers up to this size are not counted.
+const UNCOUNTED_HEADER_BYTES: u64 = 256 << 10;
 /// How many times as long as the file its content may be. Weights shrink by a third; a few bytes can unpack to a terabyte,
 /// for which other models would be evicted.
 const MAX_EXPANSION: u64 = 64;
@@ -45,14 +47,15 @@ impl Transfers {
         let mut downloaded_bytes = 0;
         job.as_stream.set();
         let mut receive = || {
-            job.retried(|_received| {
+            let mut attempt = |_received: &mut u64| {
                 let download = Download::begin(self, guard, job)?;
                 let content = Content::open(download, job.file.size(), compression)?;
-                let mut archive = ArchiveStream::new(ingest, content);
+                let mut archive = ArchiveStream::new(ingest, content, job);
                 let stored = archive.store();
                 downloaded_bytes += archive.content.decoder.source().arrived_bytes();
                 stored.and_then(|()| archive.finish(job))
-            })
+            };
+            job.restarted(|| job.retried(&mut attempt))
         };
         let received = match receive() {
             Err(error @ TransferError::StreamDigest { .. }) => {
@@ -82,6 +85,7 @@ impl Transfers {
 
 /// An archive that is being received.
 struct ArchiveStream<'s> {
+    job: &'s Job<'s>,
     ingest: &'s mut Ingest,
     content: Content<'s>,
     /// The bytes since the last file.
@@ -101,8 +105,9 @@ struct Start {
 }
 
 impl<'s> ArchiveStream<'s> {
-    const fn new(ingest: &'s mut Ingest, content: Content<'s>) -> Self {
+    const fn new(ingest: &'s mut Ingest, content: Content<'s>, job: &'s Job<'s>) -> Self {
         Self {
+            job,
             ingest,
             content,
             gap: Vec::new(),
@@ -186,8 +191,14 @@ impl<'s> ArchiveStream<'s> {
     /// Reads the start of a file up to the end of its header.
     fn read_header(&mut self, file: &ArchiveFile) -> Result<Start, TransferError> {
         let (mut reader, mut bytes) = (HeaderReader::new(), Vec::new());
+        let mut is_counted = false;
         loop {
             let read = bytes.len();
+            // The stream cannot start again for a header, so the memory for the longest one is waited for at once.
+            if !is_counted && read as u64 >= UNCOUNTED_HEADER_BYTES {
+                self.job.wait_for_longest_header()?;
+                is_counted = true;
+            }
             let left = file.size.saturating_sub(read as u64);
             self.content.read_exact(left.min(HEADER_STEP_BYTES), &mut bytes)?;
             match reader.push(bytes.get(read..).unwrap_or_default()) {
@@ -229,7 +240,8 @@ impl<'s> ArchiveStream<'s> {
         self.ingest.expect_record(recipe_bytes(&plan));
         self.ingest.admit(sizes)?;
         let assembler = Assembler::new(self.ingest.staging(), plan);
-        let mut source = Part { start, taken: 0, content: &mut self.content, requested: VecDeque::new() };
+        let (job, requested) = (self.job, VecDeque::new());
+        let mut source = Part { job, start, taken: 0, content: &mut self.content, requested };
         let ingest = &mut *self.ingest;
         let stored = assembler.store_in_order(&mut source, &mut |blob| ingest.add_blob(blob).map(drop));
         let stored = match stored {
@@ -331,7 +343,8 @@ impl<'s> Content<'s> {
 
 /// A part of an archive that is stored while it is read.
 struct Part<'p, 's> {
-    /// Its first bytes, which have been read.
+    job: &'s Job<'s>,
+    /// Its first bytes, which have been read, until all of them have been passed on.
     start: Vec<u8>,
     /// How many of them have been passed on.
     taken: usize,
@@ -355,6 +368,10 @@ impl RangeSource for Part<'_, '_> {
         let known = known.get(..usize::try_from(length).unwrap_or(usize::MAX)).unwrap_or(known);
         let mut chunk = known.to_vec();
         self.taken = self.taken.saturating_add(chunk.len());
+        if self.taken >= self.start.len() {
+            (self.start, self.taken) = (Vec::new(), 0);
+            self.job.release_headers();
+        }
         self.content.read_exact(length.saturating_sub(chunk.len() as u64), &mut chunk)?;
         Ok(chunk)
     }

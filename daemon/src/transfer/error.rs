@@ -30,6 +30,9 @@ pub enum TransferError {
         "header: its first {bytes} bytes take more memory than is free for this user now; try again later"
     )]
     NoMemory { bytes: usize },
+    /// Not shown: the header is requested again when enough memory is free.
+    #[error("header: others use the memory that it needs")]
+    MemoryInUse,
     #[error("archive: the headers of its files have more than {limit} bytes")]
     ArchiveHeaders { limit: u64 },
     #[error("archive: more than {limit} bytes between two of its files, or after the last one")]
@@ -53,13 +56,13 @@ pub enum TransferError {
     #[error("its parts come from several servers, so its header is known when it has been pulled")]
     SeveralServers,
     /// All of the file was downloaded with its header.
-    #[error("its content does not have the digest that its manifest names: expected {expected}")]
+    #[error("wrong digest: expected {expected} as in its manifest, found another")]
     WrongHeader { expected: Digest },
     /// The digest was wrong twice.
     #[error("{0}")]
     Digest(Box<TwoCopies>),
     /// The same of an archive that was received as one stream.
-    #[error("digest {found}, {expected} expected; the received data was deleted")]
+    #[error("wrong digest: expected {expected}, found {found}; the received data was deleted")]
     StreamDigest { found: Digest, expected: Digest },
     #[error("transfer ended early; received data is kept, pull again to continue")]
     Incomplete,

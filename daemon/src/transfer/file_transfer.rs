@@ -19,6 +19,7 @@ use super::single_flight::TransferGuard;
 use super::start::{fetch_head, head_bytes};
 use super::tensor_reuse::{Candidate, ReusedTensors};
 use super::{Job, Received, TransferError, Transfers};
+use crate::permits::Permit;
 
 pub(super) struct Transfer<'t> {
     pub(super) transfers: &'t Transfers,
@@ -34,6 +35,8 @@ pub(super) struct Transfer<'t> {
     /// Tensors that were reused and have then been downloaded after all.
     pub(super) refetched: Vec<Candidate>,
     pub(super) received: Received,
+    /// Counts the plan.
+    pub(super) _tables: Option<Permit>,
 }
 
 pub(super) struct Hashed {
@@ -109,23 +112,28 @@ impl Transfer<'_> {
 
     /// Downloads the head that was reused; `None` if it was right.
     fn check_head(&mut self) -> Result<Option<Recheck>, TransferError> {
-        let mut bytes = Vec::new();
-        let head = fetch_head(self.job, &mut bytes)?;
+        let (head, mut bytes) = self.job.restarted(|| {
+            let mut bytes = Vec::new();
+            fetch_head(self.job, &mut bytes).map(|head| (head, bytes))
+        })?;
         self.received.downloaded_bytes += bytes.len() as u64;
         let assembler = self.shared.assembler();
         if head.plan != *assembler.plan() {
+            self.job.release_headers();
             return Ok(Some(Recheck::All));
         }
         bytes.truncate(head_bytes(&head.plan));
         let mut reused = vec![0; bytes.len()];
         assembler.read(0, &mut reused)?;
-        if reused == bytes {
-            return Ok(None);
+        let was_right = reused == bytes;
+        if !was_right {
+            assembler.forget_stored(0);
+            assembler.replace(0, &bytes)?;
+            self.received.facts = head.facts;
         }
-        assembler.forget_stored(0);
-        assembler.replace(0, &bytes)?;
-        self.received.facts = head.facts;
-        Ok(Some(Recheck::Some))
+        drop((reused, bytes));
+        self.job.release_headers();
+        Ok((!was_right).then_some(Recheck::Some))
     }
 
     /// A downloaded tensor may have the digest of the stored blob that was reused in its place. Then the

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blobd_registry::{ByteStream, RegistryError, Sender};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
+use blobd_store_format::file_format::{FormatError, HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
 
@@ -58,8 +58,10 @@ const FIRST_BYTES: u64 = 64 << 10;
 pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
     let mut streamed = Streamed::default();
-    match read_header(job, bytes, &mut streamed, u64::MAX) {
-        Ok(header) => Ok(Head::of(&*header, size, streamed)?),
+    match read_header(job, bytes, &mut streamed, Amounts { at_once: u64::MAX, most: u64::MAX }) {
+        Ok(Some(header)) => Ok(Head::of(&*header, size, streamed)?),
+        // No header is longer.
+        Ok(None) => Err(TransferError::Incomplete),
         Err(TransferError::Format(error))
             if error.is_unknown_format() && !job.file.must_have_known_format() =>
         {
@@ -70,29 +72,47 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
     }
 }
 
+impl Job<'_> {
+    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown, or if it has more
+    /// than `most` bytes.
+    pub(crate) fn read_header(
+        &self,
+        excess: u64,
+        most: u64,
+    ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+        self.retried(|_received| fetch_header(self, excess, most))
+    }
+}
+
 /// Downloads the header alone, and at most `excess` bytes after it unless the server ignores ranges. `None`
-/// if the format is unknown.
+/// if the format is unknown, or if the header has more than `most` bytes.
 ///
 /// The digest of the file is not verified unless all of it was downloaded. So that a registry cannot put a document of
 /// another server into a header of its own, by redirecting only some of the parts to it, all come from one server.
-pub(super) fn fetch_header(
+fn fetch_header(
     job: &Job<'_>,
     excess: u64,
+    most: u64,
 ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-    match fetch_header_from_one(job, excess) {
+    match fetch_header_from_one(job, excess, most) {
         Err(TransferError::SeveralServers) => {
             let file = &job.file.without_ranges();
-            fetch_header_from_one(&Job { file, ..job.clone() }, excess)
+            fetch_header_from_one(&Job { file, ..job.clone() }, excess, most)
         }
         header => header,
     }
 }
 
-fn fetch_header_from_one(job: &Job<'_>, excess: u64) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+fn fetch_header_from_one(
+    job: &Job<'_>,
+    excess: u64,
+    most: u64,
+) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
     let mut bytes = Vec::new();
     let mut streamed = Streamed { must_be_one_sender: true, ..Streamed::default() };
-    let header = match read_header(job, &mut bytes, &mut streamed, excess) {
-        Ok(header) => header,
+    let header = match read_header(job, &mut bytes, &mut streamed, Amounts { at_once: excess, most }) {
+        Ok(Some(header)) => header,
+        Ok(None) => return Ok(None),
         Err(TransferError::Format(error)) if error.is_unknown_format() => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -104,35 +124,49 @@ fn fetch_header_from_one(job: &Job<'_>, excess: u64) -> Result<Option<Box<dyn Mo
     }
 }
 
-/// Reads the header from `bytes` and downloads, requesting at most `most` bytes at a time. `streamed` gets the rest
-/// of the file if the server sends all of it.
+/// How much may be downloaded to read a header.
+#[derive(Clone, Copy)]
+struct Amounts {
+    /// By one request.
+    at_once: u64,
+    /// Of the header.
+    most: u64,
+}
+
+/// Reads the header from `bytes` and downloads; `None` if it has more bytes than allowed. `streamed` gets the rest of
+/// the file if the server sends all of it.
 fn read_header(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
     streamed: &mut Streamed,
-    most: u64,
-) -> Result<Box<dyn ModelHeader>, TransferError> {
+    amounts: Amounts,
+) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
     let mut reader = HeaderReader::new();
     let mut read = 0;
+    job.count_header(bytes.len())?;
     loop {
         let progress = reader.push(bytes.get(read..).unwrap_or_default())?;
         read = bytes.len();
-        job.count_header(read)?;
         if progress == Progress::Done || read as u64 >= job.file.size() {
-            return Ok(reader.finish()?);
+            return Ok(Some(reader.finish()?));
+        }
+        if read as u64 > amounts.most {
+            return Ok(None);
         }
         match &mut streamed.whole {
             Some(stream) => {
-                let next = job.wait_for(job.silence.until(stream.next()))??;
-                bytes.extend_from_slice(&next.ok_or(TransferError::Incomplete)?);
+                let next =
+                    job.wait_for(job.silence.until(stream.next()))??.ok_or(TransferError::Incomplete)?;
+                job.count_header(bytes.len().saturating_add(next.len()))?;
+                bytes.extend_from_slice(&next);
             }
-            None => fetch_more(job, bytes, streamed, most)?,
+            None => fetch_more(job, bytes, streamed, amounts.at_once)?,
         }
     }
 }
 
 /// Downloads half as much as there is, and at most `most` bytes: not too much beyond the header, because that
-/// may be in the store.
+/// may be in the store. Never more than the longest header.
 fn fetch_more(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
@@ -140,7 +174,9 @@ fn fetch_more(
     most: u64,
 ) -> Result<(), TransferError> {
     let start = bytes.len() as u64;
-    let end = start.saturating_add(FIRST_BYTES.max(start / 2).min(most)).min(job.file.size());
+    let longest = MAX_HEADER_BYTES.max(start.saturating_add(FIRST_BYTES));
+    let end = start.saturating_add(FIRST_BYTES.max(start / 2).min(most)).min(longest).min(job.file.size());
+    job.count_header(usize::try_from(end).unwrap_or(usize::MAX))?;
     let fetched = job.wait_for(async {
         let mut stream = if job.file.is_resumable() {
             job.silence.until(job.registry.open_part(job.file, start..end)).await?

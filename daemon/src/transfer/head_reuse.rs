@@ -11,6 +11,9 @@ use blobd_store_format::recipe::Recipe;
 
 use super::{Job, TransferError};
 
+/// How much longer than the similar head the head may be, such as by a chat template.
+const MAX_GROWTH_BYTES: usize = 1 << 20;
+
 /// A complete head, parts of which were only compared.
 #[derive(Debug)]
 pub(super) struct ReusedHead {
@@ -38,9 +41,11 @@ pub(super) fn reuse_head(
     store: &Store,
     similar: &Recipe,
 ) -> Result<Option<ReusedHead>, TransferError> {
-    let Some((blob, _size)) = similar.header().filter(|(_, size)| *size >= MIN_HEAD_BYTES) else {
+    let Some((blob, size)) = similar.header().filter(|(_, size)| *size >= MIN_HEAD_BYTES) else {
         return Ok(None);
     };
+    let most = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(MAX_GROWTH_BYTES);
+    job.count_header(most)?;
     let Some(known) = store.read_blob(blob, MAX_HEADER_BYTES)? else { return Ok(None) };
     let reused = job.wait_for(HeadMatcher::new(job, &known).run())?;
     Ok(reused.unwrap_or_else(|error| {
@@ -140,8 +145,12 @@ impl<'g> HeadMatcher<'g> {
         found.is_some()
     }
 
-    /// Appends bytes to the head; false when it is no longer valid.
+    /// Appends bytes to the head; false when it is no longer valid, or longer than what was counted.
     fn push(&mut self, bytes: &[u8]) -> bool {
+        let length = self.bytes.len().saturating_add(bytes.len());
+        if length > self.known.len().saturating_add(MAX_GROWTH_BYTES) {
+            return false;
+        }
         self.bytes.extend_from_slice(bytes);
         let progress = self.reader.push(bytes);
         self.is_complete = matches!(progress, Ok(Progress::Done));

@@ -11,27 +11,20 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blobd_client::protocol::corrected::CorrectedFile;
-use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile, Sender};
+use blobd_registry::RemoteFile;
 use blobd_store::leases::Lease;
-use blobd_store::{Assembler, DownloadAbout, Ingest, PartialFile, Store, StoreError};
+use blobd_store::{Assembler, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::{Archive, Compression, Descriptor};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::model_facts::ModelFacts;
-use blobd_store_format::reference::Reference;
 use blobd_store_format::split::SplitPlan;
-use bytes::Bytes;
-use tokio::runtime::Handle;
-use tokio::time::timeout;
 use tracing_mutex::stdsync::{Mutex, RwLock};
 
 use crate::ingest::{announce, recipe_bytes};
-use crate::memory_gauge::MemoryGauge;
 use crate::permits::{Limits, PermitPool};
 
 mod archive;
@@ -44,6 +37,7 @@ mod flag;
 mod growth;
 mod head;
 mod head_reuse;
+mod job;
 mod pieces;
 mod policy;
 mod rate_limit;
@@ -63,6 +57,7 @@ pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};
 pub(crate) use flag::Flag;
 use head::Head;
+pub(crate) use job::{HEADER_COPIES, Job};
 pub(crate) use policy::TransferPolicy;
 pub(crate) use rate_limit::RateLimit;
 use second_attempt::FirstCopy;
@@ -84,117 +79,6 @@ pub struct Transfers {
     single_flight: SingleFlight,
     /// The permits for connections to each host.
     hosts: Arc<Mutex<BTreeMap<String, Arc<PermitPool>>>>,
-}
-
-/// Whether the user of a transfer may read the stored model with this name and manifest.
-pub(crate) type MayRead<'m> = dyn Fn(&Reference, Digest) -> bool + Sync + 'm;
-
-/// A file to transfer, and the request that needs it.
-#[derive(Clone)]
-pub(crate) struct Job<'j> {
-    pub(crate) registry: &'j RegistryClient,
-    pub(crate) file: &'j RemoteFile,
-    pub(crate) handle: &'j Handle,
-    /// The user whose share of connections is used.
-    pub(crate) uid: u32,
-    /// The model and user of the pull, to be recorded with an unfinished download.
-    pub(crate) about: Option<DownloadAbout>,
-    /// Whether what has arrived earlier is used. Otherwise it is discarded.
-    pub(crate) continues: bool,
-    /// Stored data is used in place of a download only if it belongs to such a model.
-    pub(crate) may_read: &'j MayRead<'j>,
-    pub(crate) limits: Vec<RateLimit>,
-    /// How long nothing has arrived.
-    pub(crate) silence: Silence,
-    /// Whether the file is being downloaded a second time.
-    pub(crate) again: Flag,
-    /// Whether the file is received as one stream, so that an interruption loses what has arrived of it.
-    pub(crate) as_stream: Flag,
-    /// Counts the memory of a header that is to be kept.
-    pub(crate) gauge: Option<&'j MemoryGauge<'j>>,
-    /// Called regularly with the number of bytes that have arrived; returns false to cancel.
-    pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
-}
-
-/// A header that is kept is in memory as received, as parsed, and as base64.
-pub(crate) const HEADER_COPIES: usize = 3;
-
-impl Job<'_> {
-    fn is_continued(&self) -> bool {
-        self.continues && self.file.is_resumable()
-    }
-
-    /// Downloads a small file into memory.
-    fn read_whole(&self) -> Result<(Vec<u8>, Arc<Sender>), TransferError> {
-        let read = || async {
-            let mut stream = self.silence.until(self.registry.open(self.file)).await?;
-            let mut bytes = Vec::new();
-            while let Some(more) = self.next_of(&mut stream).await? {
-                bytes.extend_from_slice(&more);
-            }
-            Ok::<_, RegistryError>((bytes, Arc::clone(stream.sender())))
-        };
-        // Small files are not resumed.
-        self.retried(|_received| Ok(self.wait_for(read())??))
-    }
-
-    /// The next bytes of a stream, within the rate limits.
-    async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
-        let bytes = self.silence.until(stream.next()).await?;
-        rate_limit::wait(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
-        Ok(bytes)
-    }
-
-    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown.
-    pub(crate) fn read_header(&self, excess: u64) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-        self.retried(|_received| head::fetch_header(self, excess))
-    }
-
-    /// Counts a header of which `bytes` have arrived.
-    fn count_header(&self, bytes: usize) -> Result<(), TransferError> {
-        let Some(gauge) = self.gauge else { return Ok(()) };
-        let is_covered = self.wait_for(gauge.cover(bytes.saturating_mul(HEADER_COPIES)))?;
-        if is_covered { Ok(()) } else { Err(TransferError::NoMemory { bytes }) }
-    }
-
-    /// Retries by the registry client's policy until the request is cancelled. An attempt reports how many
-    /// bytes it has received that need not be downloaded again.
-    fn retried<T>(
-        &self,
-        mut attempt: impl FnMut(&mut u64) -> Result<T, TransferError>,
-    ) -> Result<T, TransferError> {
-        let mut retry = self.registry.retry();
-        loop {
-            let mut received = 0;
-            let error = match attempt(&mut received) {
-                Err(TransferError::Registry(error)) => error,
-                outcome => return outcome,
-            };
-            let wait = retry.wait_after(&error, received);
-            self.registry.note_failure(&error, wait.is_some());
-            let Some(wait) = wait else { return Err(error.into()) };
-            // The timer is created inside the runtime, which this thread may not belong to.
-            self.wait_for(async {
-                let _waiting = self.silence.wait();
-                tokio::time::sleep(wait).await;
-            })?;
-        }
-    }
-
-    /// Waits for `future` until the request is cancelled.
-    fn wait_for<T>(&self, future: impl Future<Output = T>) -> Result<T, TransferError> {
-        const POLL_INTERVAL: Duration = Duration::from_millis(200);
-        self.handle.block_on(async {
-            let mut future = pin!(future);
-            loop {
-                match timeout(POLL_INTERVAL, future.as_mut()).await {
-                    Ok(done) => return Ok(done),
-                    Err(_elapsed) if !(self.report)(0) => return Err(TransferError::Unwanted),
-                    Err(_elapsed) => {}
-                }
-            }
-        })
-    }
 }
 
 /// The result of a transfer.
@@ -337,11 +221,14 @@ impl Transfers {
         let resumed_bytes = partial.claimed_bytes();
         let similar_files = tensor_reuse::similar_files(store, job)?;
         let near = similar_files.first().map(|similar| &*similar.recipe);
-        let Head { plan, whole, .. } = match Start::of(job, store, &partial, near) {
+        let tensors = |start: &Start| start.head.plan.tensors().len();
+        let (start, _tables) = match job.counting_tables(tensors, || Start::of(job, store, &partial, near)) {
             // All of the archive is downloaded.
             Err(TransferError::NoRanges) => return Ok(TransferPlan::of_stream(job.file.size())),
-            start => start?.head,
+            start => start?,
         };
+        let Head { plan, whole, .. } = start.head;
+        job.release_headers();
         let reused = if whole.is_some() {
             ReusedTensors::default()
         } else {
@@ -404,11 +291,12 @@ impl Transfers {
         };
         let near = similar_files.first().filter(|_| reuse == Reuse::All);
         let near_recipe = near.map(|similar| &*similar.recipe);
-        let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = match reuse
-        {
-            Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial)?,
-            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near_recipe)?,
-        };
+        let tensors = |start: &Start| start.head.plan.tensors().len();
+        let (start, tables) = job.counting_tables(tensors, || match reuse {
+            Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial),
+            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near_recipe),
+        })?;
+        let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = start;
         let partial = match reuse {
             Reuse::Nothing { wrong } => partial.receive_again(wrong),
             Reuse::All | Reuse::NoHead => partial,
@@ -442,6 +330,8 @@ impl Transfers {
             assembler,
             start::senders(&parts, sender.filter(|_| !has_reused_head).as_ref()),
         );
+        drop(parts);
+        job.release_headers();
         let refetched = Vec::new();
         Ok(Transfer {
             transfers: self,
@@ -453,6 +343,7 @@ impl Transfers {
             reused,
             refetched,
             received,
+            _tables: tables,
         })
     }
 

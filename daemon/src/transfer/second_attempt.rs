@@ -139,7 +139,9 @@ impl Job<'_> {
 fn note_wrong(job: &Job<'_>, found: Digest, expected: Digest) {
     job.registry.note_wrong_file();
     let label = job.file.label();
-    tracing::info!("{label}: digest {found}, {expected} expected; it is downloaded again and compared");
+    tracing::info!(
+        "{label}: wrong digest: expected {expected}, found {found}; it is downloaded again and compared"
+    );
 }
 
 fn corrected(copies: TwoCopies, file: &RemoteFile) -> Result<CorrectedFile, TransferError> {

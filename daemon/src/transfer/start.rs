@@ -39,6 +39,8 @@ impl Start {
         if job.file.media_type().archive_of_weights().is_some() {
             return Self::of_archive(job);
         }
+        let known = partial.claimed_bytes().min(MAX_HEADER_BYTES);
+        job.count_header(usize::try_from(known).unwrap_or(usize::MAX))?;
         let bytes = partial.head(MAX_HEADER_BYTES);
         if bytes.is_empty()
             && let Some(similar) = near

@@ -84,10 +84,13 @@ impl fmt::Display for TwoCopies {
         if self.are_equal() {
             return write!(
                 f,
-                "digest {first}, {expected} expected; a second download{from} has the same bytes"
+                "wrong digest: expected {expected}, found {first}; a second download{from} has the same bytes"
             );
         }
-        write!(f, "digest {first}, {expected} expected; a second download{from} has the digest {second}")?;
+        write!(
+            f,
+            "wrong digest: expected {expected}, found {first}; a second download{from} has the digest {second}"
+        )?;
         if let [range, others @ ..] = ranges.as_slice() {
             let bytes = match self.differing_bytes {
                 1 => "1 byte".to_owned(),

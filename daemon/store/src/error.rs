@@ -147,7 +147,8 @@ pub enum StoreError {
     },
     /// A recipe rebuilds a file of another size than the manifest says.
     #[error(
-        "{}: rebuilds {found} bytes, the manifest says {expected}; pull or import the model again",
+        "{}: wrong size of the file that it rebuilds: expected {expected} bytes as in the manifest, found {found}; pull or \
+         import the model again",
         path.display()
     )]
     RecipeSize {
@@ -177,7 +178,7 @@ pub enum StoreError {
         owner: StoreOwner,
     },
     /// The store belongs to another user, and this process may not enter its directory.
-    #[error("store {}: belongs to uid {}; uid {} may not read it", root.display(), owner.uid, own_uid())]
+    #[error("store {}: belongs to {}; uid {} may not read it", root.display(), owner.description(), own_uid())]
     OfAnother {
         /// The store.
         root: Place,
@@ -191,7 +192,7 @@ pub enum StoreError {
         path: Place,
     },
     /// A file in the store has the wrong type or another name too.
-    #[error("{}: a {found}, {expected} expected; move it out of the store", path.display())]
+    #[error("{}: wrong type: expected a {expected}, found a {found}; move it out of the store", path.display())]
     UnexpectedFile {
         /// The file.
         path: Place,
@@ -227,7 +228,9 @@ pub enum StoreError {
         digest: Digest,
     },
     /// A blob has not the recorded length.
-    #[error("blob {digest}: {found} bytes on disk, {expected} recorded; pull or import the model again")]
+    #[error(
+        "blob {digest}: wrong size: expected {expected} bytes, found {found}; pull or import the model again"
+    )]
     BlobSize {
         /// The blob.
         digest: Digest,
@@ -253,7 +256,7 @@ pub enum StoreError {
         digest: Digest,
     },
     /// A file that is being stored has not the announced length.
-    #[error("file ends at byte {found}, {expected} expected")]
+    #[error("file: wrong size: expected {expected} bytes, found {found}")]
     FileSize {
         /// Its length.
         found: u64,
@@ -331,7 +334,7 @@ pub enum StoreError {
         store: Place,
     },
     /// Several models have an ID that begins with these digits, or several names belong to it.
-    #[error("ID {id}: means several models: {}; more digits or a name expected", names.join(", "))]
+    #[error("ID {id}: means several models: {}; give more digits or a name", names.join(", "))]
     AmbiguousId {
         /// The digits.
         id: String,
@@ -459,7 +462,7 @@ impl From<NoSafeRename> for io::Error {
 /// An open file has the wrong type or number of names. [`Disk`](super::disk::Disk) returns it inside
 /// an [`io::Error`].
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("a {found}, {expected} expected")]
+#[error("wrong type: expected a {expected}, found a {found}")]
 pub(super) struct UnexpectedFile {
     pub(super) found: String,
     pub(super) expected: &'static str,

@@ -251,7 +251,7 @@ impl LowerStore {
         let mut seen = lock(&self.seen);
         match &seen.id {
             Some(known) if *known != id => Err(format!(
-                "{}: has the store {id}, {known} expected; restart blobd if the other one is meant",
+                "{}: another store than before: expected {known}, found {id}; restart blobd if this one is meant",
                 self.path.display()
             )),
             Some(_) => Ok(root),

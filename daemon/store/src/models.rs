@@ -402,7 +402,7 @@ pub(super) fn read_recipe_file(root: &Root, path: &Path, opened: &File) -> Resul
         None => root.read_opened(opened, path, Recipe::MAX_BYTES),
         Some(found) => {
             let (most, found) = (human_bytes(Recipe::MAX_BYTES), human_bytes(found));
-            let what = format!("too long: at most {most} expected, found {found}");
+            let what = format!("too long: expected at most {most}, found {found}");
             Err(StoreError::Recipe { path: root.full(path), what })
         }
     }

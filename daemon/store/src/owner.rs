@@ -72,9 +72,30 @@ impl StoreOwner {
         FileIdentity::assume(self.uid, self.gid).map(Some)
     }
 
+    /// Whether this process sees the owner's real number. In a user namespace, such as a rootless container's, all users
+    /// that it does not map have one number.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "a file of the kernel, not of the store")]
+    pub fn is_mapped(self) -> bool {
+        let map = std::fs::read_to_string("/proc/self/uid_map");
+        map.map_or(true, |map| maps(&map, self.uid))
+    }
+
+    /// The owner, for messages.
+    #[must_use]
+    pub fn description(self) -> String {
+        match self.is_mapped() {
+            true => format!("uid {}", self.uid),
+            false => "a user outside of this process's user namespace".to_owned(),
+        }
+    }
+
     /// Why this process cannot change the store of this owner, and what to do about it.
     pub(crate) fn refusal(self) -> String {
         let (own, uid) = (Self::of_process().uid, self.uid);
+        if !self.is_mapped() {
+            return format!("it belongs to {}; {RUN_OUTSIDE}", self.description());
+        }
         format!(
             "it belongs to uid {uid}, and this process runs as uid {own}, which cannot act as that user; run the \
              command as its owner: {}",
@@ -87,6 +108,19 @@ impl StoreOwner {
     pub fn command(self, run: &str) -> String {
         format!("sudo -u '#{}' {run}", self.uid)
     }
+}
+
+/// What to do about a store whose owner is not known here.
+pub const RUN_OUTSIDE: &str = "run blobd outside of the container or namespace, as the store's owner";
+
+/// Whether a map of user IDs (`user_namespaces(7)`) has this one: lines of its first ID, the first one outside, and how
+/// many.
+fn maps(map: &str, uid: u32) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_whitespace().map(|number| number.parse::<u64>().unwrap_or(0));
+        let (first, count) = (numbers.next().unwrap_or(0), numbers.nth(1).unwrap_or(0));
+        (first..first.saturating_add(count)).contains(&u64::from(uid))
+    })
 }
 
 impl From<Stat> for StoreOwner {

@@ -352,9 +352,10 @@ impl Root {
 fn cannot_open(path: &Path, errno: Errno) -> StoreError {
     if errno == Errno::ACCESS
         && let Ok(found) = rustix::fs::stat(path)
-        && !StoreOwner::from(found).is_own()
+        && let owner = StoreOwner::from(found)
+        && !(owner.is_own() && owner.is_mapped())
     {
-        return StoreError::OfAnother { root: path.into(), owner: found.into() };
+        return StoreError::OfAnother { root: path.into(), owner };
     }
     StoreError::errno(OPEN_DIRECTORY, path)(errno)
 }

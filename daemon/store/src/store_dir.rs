@@ -278,7 +278,7 @@ fn is_refused(error: &io::Error) -> bool {
 /// Why the lock file cannot be written to.
 fn refusal(root: &Root) -> String {
     let owner = root.owner();
-    if owner.act().is_err() {
+    if owner.act().is_err() || !owner.is_mapped() {
         return owner.refusal();
     }
     let lock = ("its lock file", root.try_status(Path::new(layout::LOCK_FILE)));

@@ -34,6 +34,31 @@ pub struct Ownership {
     pub foreign: u64,
     /// The first of these.
     pub examples: Vec<ForeignOwner>,
+    /// Those that belong to the owner, but to a group that no file of the store should have.
+    pub wrong_groups: WrongGroups,
+}
+
+/// Files and directories with a group that is neither the one of `store.json`, nor of the store's directory, nor the one
+/// in which this process creates files. Modes give rights to the group of a file, and quotas of file systems count it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WrongGroups {
+    /// How many.
+    pub files: u64,
+    /// How many of them the group may write.
+    pub writable: u64,
+    /// The first of these, or else the first of all.
+    pub example: Option<ForeignGroup>,
+}
+
+/// A file or directory with a wrong group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignGroup {
+    /// The path in the store.
+    pub path: PathBuf,
+    /// The group id.
+    pub gid: u32,
+    /// Its permissions.
+    pub mode: u32,
 }
 
 /// A file or directory that belongs to another user than the store.
@@ -86,13 +111,17 @@ impl Store {
     /// [`StoreError::Io`] if the store's directory cannot be listed. A directory below it that cannot be read belongs
     /// to another user, and is counted.
     pub fn ownership(&self) -> Result<Ownership, StoreError> {
-        let mut found = Ownership { owner: self.owner(), files: 1, foreign: 0, examples: Vec::new() };
+        let (owner, wrong_groups) = (self.owner(), WrongGroups::default());
+        let mut found = Ownership { owner, files: 1, foreign: 0, examples: Vec::new(), wrong_groups };
+        let directory = self.root_status()?.group();
+        let groups =
+            [owner.gid, directory, if owner.is_own() { StoreOwner::of_process().gid } else { owner.gid }];
         if !self.owner_can_use_directory() {
             found.note_foreign(PathBuf::from("."), self.root_status()?.owner());
         }
         let mut directories = vec![(PathBuf::new(), self.root.existing_directory("")?)];
         while let Some((path, directory)) = directories.pop() {
-            found.inspect(&path, &directory, &mut directories)?;
+            found.inspect(&path, &directory, &groups, &mut directories)?;
         }
         Ok(found)
     }
@@ -144,6 +173,7 @@ impl Ownership {
         &mut self,
         path: &Path,
         directory: &Directory,
+        groups: &[u32],
         next: &mut Vec<(PathBuf, Directory)>,
     ) -> Result<(), StoreError> {
         for entry in directory.entries()? {
@@ -154,6 +184,8 @@ impl Ownership {
             self.files += 1;
             if status.owner() != self.owner.uid {
                 self.note_foreign(path.clone(), status.owner());
+            } else if !groups.contains(&status.group()) {
+                self.wrong_groups.note(&path, status);
             }
             if status.is_dir()
                 && path.components().count() <= MAX_LEVELS
@@ -166,11 +198,25 @@ impl Ownership {
     }
 }
 
+impl WrongGroups {
+    fn note(&mut self, path: &Path, status: FileStatus) {
+        const GROUP_WRITE: u32 = 0o020;
+        let (gid, mode) = (status.group(), status.permissions());
+        let is_writable = mode & GROUP_WRITE != 0;
+        if self.example.is_none() || is_writable && self.writable == 0 {
+            self.example = Some(ForeignGroup { path: path.to_path_buf(), gid, mode });
+        }
+        self.files += 1;
+        self.writable += u64::from(is_writable);
+    }
+}
+
 /// The store's own directories are not nested this deep; what is below deeper ones is not inspected.
 const MAX_LEVELS: usize = 32;
 
 #[cfg(test)]
 mod tests {
+    use super::WrongGroups;
     use crate::testing::new_store;
 
     #[test]
@@ -179,6 +225,7 @@ mod tests {
         assert!(store.mount_id().is_none_or(|id| id > 0));
         let found = store.ownership().unwrap();
         assert_eq!((found.foreign, found.examples.as_slice()), (0, [].as_slice()));
+        assert_eq!(found.wrong_groups, WrongGroups::default());
         assert!(found.files > 6, "its directories and files: {}", found.files);
         assert!(store.inodes().is_none_or(|inodes| inodes.free <= inodes.total));
         assert!(store.newest_change().is_some());

@@ -89,13 +89,17 @@ pub enum TarError {
         archive_size: u64,
     },
     /// The bytes of a file are not in one place, or not in this archive.
-    #[error("archive: file {path:?} is sparse or continues in another archive; plain files expected")]
+    #[error(
+        "archive: file {path:?}: expected a plain file, found one that is sparse or continues in another archive"
+    )]
     Scattered {
         /// Its name.
         path: String,
     },
     /// A name that leads out of the archive, or one that is not text.
-    #[error("archive: file name {path:?}: a relative path without \"..\" of at most 255 bytes expected")]
+    #[error(
+        "archive: wrong file name: expected a relative path without \"..\" of at most 255 bytes, found {path:?}"
+    )]
     Path {
         /// The name found.
         path: String,
@@ -125,7 +129,7 @@ pub enum TarError {
         limit: usize,
     },
     /// The bytes given are not those wanted.
-    #[error("archive: {found} bytes given, {expected} wanted")]
+    #[error("archive: wrong number of bytes given: expected {expected}, found {found}")]
     Given {
         /// How many were given.
         found: u64,

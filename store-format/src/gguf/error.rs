@@ -29,7 +29,7 @@ pub enum GgufError {
         found: u32,
     },
     /// More tensors or metadata keys than any model has.
-    #[error("gguf: {found} {what} declared at byte {offset}, at most {limit} allowed")]
+    #[error("gguf: too many {what} at byte {offset}: expected at most {limit}, found {found}")]
     Count {
         /// The kind of things that were counted.
         what: &'static str,
@@ -85,13 +85,15 @@ pub enum GgufError {
         offset: u64,
     },
     /// An alignment that is not a 32-bit unsigned number.
-    #[error("gguf: {ALIGNMENT_KEY} has type {found}, must be u32")]
+    #[error("gguf: {ALIGNMENT_KEY}: wrong type: expected u32, found {found}")]
     AlignmentType {
         /// The type found.
         found: ValueType,
     },
     /// An invalid alignment.
-    #[error("gguf: {ALIGNMENT_KEY} is {found}, must be a power of two, at most {MAX_ALIGNMENT}")]
+    #[error(
+        "gguf: {ALIGNMENT_KEY}: wrong value: expected a power of two up to {MAX_ALIGNMENT}, found {found}"
+    )]
     Alignment {
         /// The alignment found.
         found: u32,

@@ -379,7 +379,7 @@ fn absurd_number_of_dimensions_is_refused_at_the_count() {
     let raw = Raw::new(1, 0).string(b"blk.3.ffn_up.weight").u32(1025);
     assert_eq!(
         raw.refused().to_string(),
-        r#"gguf: tensor "blk.3.ffn_up.weight" at byte 24: 1025 dimensions, at most 1024 allowed"#
+        r#"gguf: tensor "blk.3.ffn_up.weight" at byte 24: too many dimensions: expected at most 1024, found 1025"#
     );
     assert_eq!(
         Raw::new(1, 0).string(b"a").u32(u32::MAX).refused_tensor(),

@@ -8,7 +8,7 @@ use crate::tensor::shown;
 #[non_exhaustive]
 pub enum SafetensorsError {
     /// The input ends before the header does.
-    #[error("safetensors: ends at byte {found}, the header at byte {expected}")]
+    #[error("safetensors: incomplete: expected a header of {expected} bytes, found {found}")]
     Truncated {
         /// The size of the input.
         found: u64,
@@ -16,13 +16,13 @@ pub enum SafetensorsError {
         expected: u64,
     },
     /// The declared length of the header is above the limit.
-    #[error("safetensors: header of {found} bytes, at most {MAX_HEADER_BYTES} allowed")]
+    #[error("safetensors: header too long: expected at most {MAX_HEADER_BYTES} bytes, found {found}")]
     HeaderLength {
         /// Its length in bytes.
         found: u64,
     },
     /// The header is not JSON, or not the expected JSON.
-    #[error("safetensors: header is not the JSON expected: {reason}")]
+    #[error("safetensors: wrong header: {reason}")]
     Json {
         /// The parser's message.
         reason: String,
@@ -47,7 +47,9 @@ pub enum SafetensorsError {
         found: String,
     },
     /// Too many dimensions.
-    #[error("safetensors: tensor {name:?}: {found} dimensions, at most {MAX_DIMENSIONS} allowed")]
+    #[error(
+        "safetensors: tensor {name:?}: too many dimensions: expected at most {MAX_DIMENSIONS}, found {found}"
+    )]
     Rank {
         /// The tensor's name.
         name: String,
@@ -65,7 +67,9 @@ pub enum SafetensorsError {
         shape: Vec<u64>,
     },
     /// The offsets do not match the shape and type.
-    #[error("safetensors: tensor {name:?}: bytes {begin} to {end}, its shape needs {expected}")]
+    #[error(
+        "safetensors: tensor {name:?}: wrong size: expected {expected} bytes by its shape, found {begin} to {end}"
+    )]
     Length {
         /// The tensor's name.
         name: String,
@@ -77,7 +81,7 @@ pub enum SafetensorsError {
         expected: u64,
     },
     /// A gap or an overlap between two tensors.
-    #[error("safetensors: tensor {name:?}: starts at byte {begin} of the data, {expected} expected")]
+    #[error("safetensors: tensor {name:?}: wrong offset in the data: expected {expected}, found {begin}")]
     Position {
         /// The tensor's name.
         name: String,

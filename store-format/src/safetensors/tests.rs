@@ -98,10 +98,10 @@ fn json_of_another_form_is_refused() {
 fn places_that_lie_are_refused() {
     let two = |a: (u64, u64), b: (u64, u64)| format!("{{{},{}}}", entry("a", a.0, a.1), entry("b", b.0, b.1));
     for (what, json, data, words) in [
-        ("a gap", two((0, 4), (5, 8)), 8, "starts at byte 5 of the data, 4 expected"),
-        ("an overlap", two((0, 4), (3, 8)), 8, "starts at byte 3 of the data, 4 expected"),
-        ("the same twice", two((0, 4), (0, 4)), 4, "starts at byte 0 of the data, 4 expected"),
-        ("a gap in front", format!("{{{}}}", entry("a", 1, 4)), 4, "starts at byte 1"),
+        ("a gap", two((0, 4), (5, 8)), 8, "wrong offset in the data: expected 4, found 5"),
+        ("an overlap", two((0, 4), (3, 8)), 8, "wrong offset in the data: expected 4, found 3"),
+        ("the same twice", two((0, 4), (0, 4)), 4, "wrong offset in the data: expected 4, found 0"),
+        ("a gap in front", format!("{{{}}}", entry("a", 1, 4)), 4, "expected 0, found 1"),
         ("a file too short", two((0, 4), (4, 8)), 7, "the tensors end at byte"),
         ("a file too long", two((0, 4), (4, 8)), 9, "the tensors end at byte"),
     ] {

@@ -103,7 +103,10 @@ fn queries_are_sent_but_not_shown_and_not_written_down() {
 fn refused_url_is_shown_without_its_user_and_password() {
     for text in ["https://me:s3cret@e.com/x.gguf", "https://me:s3/cret@e.com/x.gguf?s3cret"] {
         let error = text.parse::<PullSource>().unwrap_err().to_string();
-        assert_eq!(error, "source: \"https://…@e.com/x.gguf\": https://HOST[:PORT]/PATH/FILE.gguf expected");
+        assert_eq!(
+            error,
+            "source: wrong address: expected https://HOST[:PORT]/PATH/FILE.gguf, found \"https://…@e.com/x.gguf\""
+        );
     }
     assert_eq!(without_userinfo("me:s3cret@e.com:1"), "…@e.com:1");
     assert_eq!(without_userinfo("https://e.com"), "https://e.com");
@@ -246,7 +249,7 @@ fn escapes_that_hide_something_or_mean_nothing_are_refused() {
     let error = |text: &str| text.parse::<PullSource>().unwrap_err().to_string();
     assert_eq!(
         error("hf.co/me/x/100%.gguf"),
-        "source: \"100%.gguf\": percent-escapes of UTF-8 text, such as %20, expected, found \"%.g\""
+        "source: \"100%.gguf\": expected percent-escapes of UTF-8 text, such as %20, found \"%.g\""
     );
     assert!(error("https://e.com/a%00.gguf").ends_with("found \"%00\""));
     assert!(error("hf.co/me/x/a%FFb.gguf").ends_with("found \"%FF\""));

@@ -1,4 +1,6 @@
-//! Checks all documents: their links lead somewhere, and long ones list their contents.
+//! Checks all documents: their links lead somewhere, long ones list their contents, and those with procedures say for
+//! each block of commands or settings which script of `just systemd` runs it, or why none does. Checks the form of errors
+//! too.
 //! `BLESS=1 cargo test -p blobd-tests --test it documents` writes the lists.
 
 use std::collections::BTreeMap;
@@ -100,10 +102,64 @@ pub(crate) fn with_contents(text: &str) -> String {
     let Some(start) = text.find("\n## ").map(|newline| newline + 1) else { return text.to_owned() };
     let (head, sections) = text.split_at(start);
     let rest = match sections.strip_prefix(CONTENTS) {
-        Some(old) => old.find("\n## ").map_or("", |newline| &old[newline + 1..]),
+        Some(old) => after_list(old),
         None => sections,
     };
     format!("{head}{list}\n{rest}")
+}
+
+/// The parts of the sources whose texts users read.
+const SOURCES: [&str; 3] = ["store-format", "client", "daemon"];
+
+/// `found, X expected` in a literal of this line: the word is the last one of a text, or of a part of it.
+fn has_found_before_expected(line: &str) -> bool {
+    let code = line.trim_start();
+    let is_end = |(at, word): (usize, &str)| {
+        let (before, after) = (&line[..at], &line[at + word.len()..]);
+        let in_literal = before.matches('"').count() % 2 == 1 || after.starts_with('"');
+        in_literal
+            && before.ends_with(' ')
+            && !before.ends_with(": ")
+            && after.starts_with(['"', ';', ',', ':', '.'])
+    };
+    !code.starts_with("//") && line.match_indices("expected").any(is_end)
+}
+
+fn sources_below(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let is_test = path.file_stem().is_some_and(|name| name == "tests" || name == "target");
+        if path.is_dir() && !is_test {
+            sources_below(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn errors_say_what_was_expected_before_what_was_found() {
+    assert!(has_found_before_expected(r#"#[error("{found} bytes, {expected} expected")]"#));
+    assert!(has_found_before_expected(r#"    format!("digest {found}, {} expected; pull it again", a)"#));
+    assert!(!has_found_before_expected(r#"#[error("size: wrong: expected {expected}, found {found}")]"#));
+    let mut sources = Vec::new();
+    SOURCES.iter().for_each(|part| sources_below(&repository().join(part), &mut sources));
+    assert!(sources.len() > 300, "{}", sources.len());
+    let mut wrong = Vec::new();
+    for path in sources {
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = code.lines().filter(|line| has_found_before_expected(line));
+        wrong.extend(lines.map(|line| format!("{}: {}", path.display(), line.trim())));
+    }
+    assert!(wrong.is_empty(), "write `subject: what is wrong: expected X, found Y`:\n{}", wrong.join("\n"));
+}
+
+/// What follows the list, even if it is not a section.
+fn after_list(text: &str) -> &str {
+    let is_of_list = |line: &&str| line.trim().is_empty() || line.starts_with("- [");
+    let length: usize = text.split_inclusive('\n').take_while(is_of_list).map(str::len).sum();
+    &text[length..]
 }
 
 #[test]
@@ -136,4 +192,77 @@ fn list_of_contents_is_inserted_and_replaced() {
         with_contents(&listed.replace("## D", "## E")),
         listed.replace("## D", "## E").replace("[D](#d)", "[E](#e)")
     );
+    let with_text = listed.replace("## A", "A paragraph.\n\n## A");
+    assert_eq!(with_contents(&with_text), with_text, "nothing but the list is replaced");
+}
+
+/// Documents whose blocks a reader types, and which `just systemd` therefore runs word for word.
+const PROCEDURES: [&str; 2] = ["INSTALL.md", "OPERATIONS.md"];
+
+/// The blocks of code that a reader types: the language of each, and the line above it.
+fn blocks(text: &str) -> Vec<(&str, &str)> {
+    let (mut above, mut is_code, mut found) = ("", false, Vec::new());
+    for line in text.lines() {
+        if let Some(language) = line.trim_start().strip_prefix("```") {
+            if !is_code && language != "text" {
+                found.push((language, above));
+            }
+            is_code = !is_code;
+        }
+        above = line;
+    }
+    found
+}
+
+/// What is wrong with the marks of a document's blocks, where `scripts` run them.
+fn unmarked(document: &str, text: &str, scripts: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut wrong = Vec::new();
+    for (language, above) in blocks(text) {
+        let inner =
+            above.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix(" -->")).unwrap_or_default();
+        if let Some(name) = inner.strip_prefix("test: ") {
+            let mentions = |line: &str| {
+                let mut words = line.split(|letter: char| letter.is_whitespace() || "\"')".contains(letter));
+                words.any(|word| word == document) && words.next() == Some(name)
+            };
+            if names.contains(&name) {
+                wrong.push(format!("{document}: {name}: two blocks have this name"));
+            } else if !scripts.lines().any(mentions) {
+                wrong.push(format!("{document}: {name}: no script in tests/systemd/inside runs it"));
+            }
+            names.push(name);
+        } else if inner.strip_prefix("not run: ").is_none_or(str::is_empty) {
+            wrong.push(format!(
+                "{document}: a block of {language} after {above:?}: expected <!-- test: NAME --> or <!-- not run: REASON --> \
+                 in the line above it"
+            ));
+        }
+    }
+    wrong
+}
+
+#[test]
+fn every_block_of_a_procedure_is_run_under_systemd_or_says_why_not() {
+    let scripts = fs::read_dir(repository().join("tests/systemd/inside")).unwrap();
+    let scripts = scripts.map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
+    let scripts: String = scripts.collect();
+    for document in PROCEDURES {
+        let text = fs::read_to_string(repository().join("docs").join(document)).unwrap();
+        assert!(blocks(&text).len() > 10, "{document}");
+        let wrong = unmarked(document, &text, &scripts);
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+}
+
+#[test]
+fn block_without_a_mark_or_a_script_is_found() {
+    let marked = "<!-- test: a -->\n```sh\nls\n```\n\n<!-- not run: takes a registry -->\n```console\n$ ls\n```\n\n```text\nx\n```\n";
+    assert_eq!(unmarked("D.md", marked, "check x run_block D.md a\n"), [""; 0]);
+    assert!(unmarked("D.md", marked, "check x run_block D.md ab\n")[0].contains("no script"));
+    assert!(
+        unmarked("D.md", &marked.replace("takes a registry", ""), "x D.md a")[0].contains("block of console")
+    );
+    assert!(unmarked("D.md", &format!("{marked}```toml\n```\n"), "x D.md a")[0].contains("block of toml"));
+    assert!(unmarked("D.md", &format!("{marked}{marked}"), "x D.md a")[0].contains("two blocks"));
 }

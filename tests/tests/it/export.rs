@@ -193,8 +193,7 @@ fn plant(daemon: &TestDaemon, zeros: u64) {
 
 #[test]
 fn recipe_larger_than_its_file_in_the_manifest_is_refused() {
-    for (zeros, reason) in
-        [(Recipe::MAX_LITERAL_BYTES, "the manifest says"), (1 << 50, "bytes of zeros and literals")]
+    for (zeros, reason) in [(Recipe::MAX_LITERAL_BYTES, "as in the manifest"), (1 << 50, "too much padding")]
     {
         let mut daemon = daemon_with(&ModelFile::dense(1));
         daemon.stop();

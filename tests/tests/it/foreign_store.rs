@@ -270,6 +270,90 @@ fn doctor_finds_each_file_of_another_user_and_its_command_mends_them() {
     place.as_owner("undelete b").succeeds();
 }
 
+/// What a command has said, without the line breaks of a narrow terminal.
+fn in_one_line(run: &Run) -> String {
+    format!("{} {}", run.text(), run.stderr).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Runs a command as another user in a user namespace of its own, as in a rootless container; `None` where that is not
+/// possible.
+fn in_user_namespace(place: &Place, options: &[&str], line: &str) -> Option<Run> {
+    let stranger = STRANGER.to_string();
+    let as_stranger = ["--reuid", &stranger, "--regid", &stranger, "--clear-groups", "unshare", "--user"];
+    let command = |program: &Path| {
+        let mut command = Command::new("setpriv");
+        command.args(as_stranger).args(options).arg(program);
+        command
+    };
+    if !command(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: user namespaces cannot be made here");
+        return None;
+    }
+    let mut blobd = command(programs::blobd());
+    blobd.args(line.split(' '));
+    place.blobd.prepare(&mut blobd);
+    Some(command::run(&mut blobd))
+}
+
+#[test]
+fn user_namespace_that_does_not_have_the_owner_is_named_and_no_number_is() {
+    let Some(place) = Place::new() else { return };
+    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    for (mode, options) in
+        [(0o755, &["--map-root-user"][..]), (0o755, &[]), (0o700, &["--map-root-user"]), (0o700, &[])]
+    {
+        fs::set_permissions(place.root(), fs::Permissions::from_mode(mode)).unwrap();
+        for line in ["rm a", "doctor"] {
+            let Some(run) = in_user_namespace(&place, options, line) else { return };
+            let said = in_one_line(&run);
+            let context = format!("{mode:o} {options:?} {line}: {said}");
+            assert!(run.code != 0 && said.contains("outside of"), "{context}");
+            assert!(!said.contains("sudo -u") && !said.contains("chown"), "{context}");
+        }
+    }
+    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(foreign(&place.root()), [""; 0]);
+    place.as_owner("rm a").succeeds();
+}
+
+/// As on NFS with `root_squash`, where root has no rights to files of other users.
+#[test]
+fn root_without_rights_to_the_store_is_told_to_run_as_its_owner() {
+    const SQUASHED: [&str; 2] = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner,-chown"];
+    let Some(place) = Place::new() else { return };
+    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    for line in ["ls", "rm a", "gc", "doctor"] {
+        let mut squashed = Command::new(SQUASHED[0]);
+        squashed.arg(SQUASHED[1]).arg(programs::blobd()).args(line.split(' '));
+        place.blobd.prepare(&mut squashed);
+        let run = command::run(&mut squashed);
+        let said = in_one_line(&run);
+        assert!(run.code != 0 && said.contains("root_squash"), "{line}: {said}");
+        assert!(said.contains("sudo -u '#65534' blobd") && !said.contains("chown"), "{line}: {said}");
+    }
+    assert_eq!(foreign(&place.root()), [""; 0]);
+    place.as_owner("rm a").succeeds();
+}
+
+#[test]
+fn doctor_finds_files_with_a_wrong_group_and_its_command_mends_them() {
+    let Some(place) = Place::new() else { return };
+    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    let blobs = place.root().join("blobs");
+    let blob = blobs.join(&names(&blobs)[0]);
+    for (path, mode, status) in [(&blob, 0o444, "warning"), (&blobs, 0o775, "failure")] {
+        chown(path, None, Some(0)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let found = check(&place.as_root("doctor --json"), "ownership");
+        assert_eq!(found["status"], status, "{found}");
+        let name = path.strip_prefix(place.root()).unwrap().display().to_string();
+        assert!(found["detail"].as_str().unwrap().contains(&format!("{name}: gid 0")), "{found}");
+        let command = found["command"].as_str().unwrap().trim_start_matches("sudo ").to_owned();
+        assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
+        assert_eq!(check(&place.as_root("doctor --json"), "ownership")["status"], "ok");
+    }
+}
+
 #[test]
 fn daemon_on_a_spoilt_store_says_why_it_is_read_only() {
     let Some(place) = Place::new() else { return };

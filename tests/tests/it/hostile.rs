@@ -90,12 +90,12 @@ fn wrong_counts_are_refused() {
     let tensors = |tensor_count| RawGguf { tensor_count, ..raw() }.bytes();
     let keys = |key_count| RawGguf { key_count, ..raw() }.bytes();
     check_refused(&[
-        ("2^64 - 1 tensors (CVE-2024-21836)", tensors(u64::MAX), "18446744073709551615 tensors"),
-        ("2^63 tensors", tensors(1 << 63), "tensors declared"),
+        ("2^64 - 1 tensors (CVE-2024-21836)", tensors(u64::MAX), "too many tensors"),
+        ("2^63 tensors", tensors(1 << 63), "too many tensors"),
         ("one tensor more than allowed", tensors(131_073), "at most 131072"),
         ("a tensor that is not there", tensors(1), "tensor info 1 of 1"),
         ("many tensors that are not there", tensors(131_072), "tensor info 1 of 131072"),
-        ("2^64 - 1 keys (CVE-2024-25664)", keys(u64::MAX), "metadata keys declared"),
+        ("2^64 - 1 keys (CVE-2024-25664)", keys(u64::MAX), "too many metadata keys"),
         ("a key that is not there", keys(1), "metadata entry 1 of 1"),
         ("many keys that are not there", keys(131_072), "metadata entry 1 of 131072"),
         ("one key too many", RawGguf { key_count: 2, ..raw().key("a", id::U8, [1]) }.bytes(), "entry 2 of 2"),
@@ -141,13 +141,13 @@ fn invalid_alignments_are_refused() {
     let of_type = |value_type, value: &[u8]| raw().key("general.alignment", value_type, value).bytes();
     let off = raw().alignment(64).tensor("a", id::I8, &[8], 32).with_data(&[0; 128]);
     check_refused(&[
-        ("alignment 0 (CVE-2025-0317)", raw().alignment(0).bytes(), "is 0"),
+        ("alignment 0 (CVE-2025-0317)", raw().alignment(0).bytes(), "found 0"),
         ("alignment 13", raw().alignment(13).bytes(), "power of two"),
-        ("alignment 2^31 (lcpp#24997)", raw().alignment(1 << 31).bytes(), "at most"),
-        ("alignment 2^21", raw().alignment(1 << 21).bytes(), "at most 1048576"),
-        ("alignment as i32 (lcpp#26318)", of_type(id::I32, &32_i32.to_le_bytes()), "must be u32"),
-        ("alignment as u64", of_type(id::U64, &32_u64.to_le_bytes()), "must be u32"),
-        ("alignment as a string", of_type(id::STRING, &string("32")), "must be u32"),
+        ("alignment 2^31 (lcpp#24997)", raw().alignment(1 << 31).bytes(), "up to"),
+        ("alignment 2^21", raw().alignment(1 << 21).bytes(), "up to 1048576"),
+        ("alignment as i32 (lcpp#26318)", of_type(id::I32, &32_i32.to_le_bytes()), "expected u32"),
+        ("alignment as u64", of_type(id::U64, &32_u64.to_le_bytes()), "expected u32"),
+        ("alignment as a string", of_type(id::STRING, &string("32")), "expected u32"),
         ("a tensor off the alignment", off, "not a multiple of 64"),
     ]);
 }
@@ -161,7 +161,7 @@ fn invalid_tensors_are_refused() {
     let two_huge =
         raw().tensor("a", id::I8, &[huge], 0).tensor("b", id::I8, &[huge], huge).with_data(&[0; 64]);
     check_refused(&[
-        ("a name of 128 bytes", named(&[b'n'; 128]), "name of 128 bytes"),
+        ("a name of 128 bytes", named(&[b'n'; 128]), "name too long"),
         (
             "a name of 2^64 - 1 bytes",
             RawGguf { tensor_count: 1, ..raw().key_bytes(u64::MAX.to_le_bytes()) }.bytes(),
@@ -175,7 +175,7 @@ fn invalid_tensors_are_refused() {
             raw().tensor("t", id::F32, &[1], 0).tensor("t", id::F32, &[1], 32).with_data(&[0; 64]),
             "appears twice",
         ),
-        ("more dimensions than any format has", f32s(&[1; 1025]), "1025 dimensions"),
+        ("more dimensions than any format has", f32s(&[1; 1025]), "found 1025"),
         ("a negative dimension", f32s(&[u64::MAX]), "-1"),
         ("a negative dimension beside a zero", f32s(&[0, u64::MAX]), "-1"),
         ("dimensions that wrap to zero", bytes(&[1 << 32, 1 << 32]), "4294967296"),

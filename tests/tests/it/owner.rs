@@ -1,4 +1,4 @@
-//! The owner of the blobs can change them. So the daemon warns about clients that run as its own user, except
+//! The owner of the blobs can change them. So the daemon warns about programs that open models as its own user, except
 //! in a store for a single user.
 
 use std::fs;
@@ -7,7 +7,9 @@ use std::process::Command;
 
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
+use blobd_tests::reader::Reader;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::Value as Json;
 
@@ -37,20 +39,33 @@ fn owner(daemon: &TestDaemon) -> Json {
     checks.iter().find(|check| check["name"] == "owner").unwrap().clone()
 }
 
-fn list_as_nobody(daemon: &TestDaemon) {
-    let mut list = Command::new(AS_NOBODY[0]);
-    list.args(&AS_NOBODY[1..]).arg(programs::blobd()).arg("ls");
-    daemon.command().prepare(&mut list);
-    command::run(&mut list).succeeds();
+fn run_as_nobody(daemon: &TestDaemon, line: &str) {
+    let mut command = Command::new(AS_NOBODY[0]);
+    command.args(&AS_NOBODY[1..]).arg(programs::blobd()).args(line.split(' '));
+    daemon.command().prepare(&mut command);
+    command::run(&mut command).succeeds();
+}
+
+fn open_as_nobody(daemon: &TestDaemon) {
+    drop(Reader::try_open(&AS_NOBODY, &daemon.socket(), &["m"]).unwrap());
+}
+
+fn import(daemon: &TestDaemon) {
+    let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
 }
 
 #[test]
-fn client_with_the_daemons_uid_causes_a_warning() {
+fn program_that_opens_a_model_with_the_daemons_uid_causes_a_warning() {
     let Some(daemon) = daemon("single_user = false\n") else { return };
-    assert_eq!(owner(&daemon)["status"], "ok", "root is another user: {}", owner(&daemon));
+    import(&daemon);
+    for line in ["ls", "health", "gc", "show m"] {
+        run_as_nobody(&daemon, line);
+    }
+    assert_eq!(owner(&daemon)["status"], "ok", "nothing was opened: {}", owner(&daemon));
     assert!(!daemon.log().contains("owns the blobs"), "{}", daemon.log());
     for _ in 0..3 {
-        list_as_nobody(&daemon);
+        open_as_nobody(&daemon);
     }
     let log = daemon.log();
     assert_eq!(log.matches("owns the blobs").count(), 1, "once is enough: {log}");
@@ -65,7 +80,8 @@ fn client_with_the_daemons_uid_causes_a_warning() {
 fn only_user_of_a_store_causes_no_warning() {
     for config in ["single_user = true\n", ""] {
         let Some(daemon) = daemon(config) else { return };
-        list_as_nobody(&daemon);
+        import(&daemon);
+        open_as_nobody(&daemon);
         assert!(!daemon.log().contains("owns the blobs"), "{}", daemon.log());
         assert_eq!(owner(&daemon)["status"], "ok");
     }

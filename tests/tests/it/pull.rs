@@ -5,6 +5,7 @@ mod artifacts;
 mod faults;
 mod files;
 mod interactive;
+mod large_headers;
 mod long_names;
 mod manifests;
 mod partial;

@@ -238,7 +238,7 @@ fn writable_blob_is_reported_kept_and_made_read_only() {
     let path = blob_path(daemon.root(), &digest);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     let [found] = corrupt(&daemon.command().line("verify --json").exits_with(5)).try_into().unwrap();
-    assert_eq!(found["reason"], "has mode 0644, 0444 expected");
+    assert_eq!(found["reason"], "wrong mode: expected 0444, found 0644");
     daemon.client().open(&"m".parse().unwrap()).unwrap();
     let [found] = corrupt(&daemon.command().line("verify --json --repair").succeeds()).try_into().unwrap();
     assert_eq!(found["repaired"], true);

@@ -64,7 +64,10 @@ fn fd_count_that_differs_from_the_frame_is_an_error() {
     daemon.send(&Frame::Fds { first: 0, count: 2 }, &[file.as_fd()]).unwrap();
     client.receive().unwrap();
     let error = client.take_fds(2).unwrap_err();
-    assert_eq!(error.to_string(), "connection: 1 descriptors received with a frame that announces 2");
+    assert_eq!(
+        error.to_string(),
+        "connection: wrong number of descriptors with a frame: expected 2, found 1"
+    );
 }
 
 #[test]

@@ -89,6 +89,44 @@ async fn no_kind_of_request_is_redirected_to_a_narrower_scope() {
     }
 }
 
+/// A service that only the daemon can reach may be in the same network as the registry of a user.
+#[tokio::test]
+async fn text_of_another_host_that_is_not_on_the_internet_is_never_quoted() {
+    const SECRET: &str = "secret of a service that only the daemon can reach";
+    let document =
+        format!(r#"{{"error":"{SECRET}","message":"{SECRET}","errors":[{{"message":"{SECRET}"}}]}}"#);
+    for status in [200, 400, 401, 403, 404, 418, 429, 500, 503] {
+        let headers = format!("Content-Type: application/json\r\nx-error-message: {SECRET}\r\n");
+        let reply = response(status, &headers, document.as_bytes());
+        let other = Server::start(move |_, _| Reply::Whole(reply.clone())).await;
+        let (target, realm) = (other.url("/internal"), other.url("/token"));
+        let redirecting = Server::start(move |_, _| redirect(307, &target)).await;
+        let challenge = format!("WWW-Authenticate: Bearer realm=\"{realm}\"\r\n");
+        let challenging = Server::start(move |_, _| Reply::Whole(response(401, &challenge, b"{}"))).await;
+        for server in [redirecting, challenging] {
+            let mirrors = ["registry.ollama.ai", "hf.co"].map(|host| (host.to_owned(), vec![server.url("")]));
+            let retry = RetryPolicy { backoff: Duration::from_millis(1), ..RetryPolicy::default() };
+            let policy = RegistryPolicy { mirrors: mirrors.into(), retry, ..RegistryPolicy::default() };
+            let client = RegistryClient::with_limits(&policy, limits(), Proxies::default()).unwrap();
+            let source = |text: &str| text.parse().unwrap();
+            let refused = [
+                client.manifest(&"a/b:c".parse().unwrap()).await.map(drop),
+                client.open(&layer(&server)).await.map(drop),
+                client.open_part(&layer(&server), 0..3).await.map(drop),
+                client.resolve(&source(&server.url("/file.gguf"))).await.map(drop),
+                client.resolve(&source("hf.co/u/r:Q4_K_M")).await.map(drop),
+            ];
+            for error in refused.into_iter().filter_map(Result::err) {
+                let text = format!("{error} {error:?} {:?}", error.hint());
+                assert!(!text.contains("secret of"), "{status}: {text}");
+            }
+        }
+        // The registry that the user has named is quoted.
+        let own = client().manifest(&tiny(&other)).await.unwrap_err().to_string();
+        assert!(own.contains(SECRET), "{status}: {own}");
+    }
+}
+
 #[tokio::test]
 async fn redirects_to_narrower_scopes_are_refused() {
     for target in

@@ -73,7 +73,11 @@ async fn file_of_another_length_is_named_by_its_address() {
     })
     .await;
     let error = client().open(&file_at(&server).await).await.unwrap_err();
-    let expected = format!("{}: 32 bytes at {}, 15 expected", server.url("/m/tiny.gguf"), server.address());
+    let expected = format!(
+        "{}: wrong size at {}: expected 15 bytes, found 32",
+        server.url("/m/tiny.gguf"),
+        server.address()
+    );
     assert_eq!(error.to_string(), expected);
 }
 

@@ -165,7 +165,7 @@ async fn names_have_the_scope_of_their_addresses() {
         }
     }
     assert!(server.seen().is_empty());
-    assert_eq!(reached("localhost", AddressScope::Loopback).await.unwrap().1, AddressScope::Loopback);
+    assert_eq!(reached("localhost", AddressScope::Loopback).await.unwrap().1, Some(AddressScope::Loopback));
 }
 
 #[tokio::test]

@@ -120,7 +120,10 @@ fn check_length(model: &OpenModel, part: &ImagePart) -> Result<(), ErrorBody> {
     if part.fd_offset.checked_add(part.length).is_some_and(|end| end <= found) {
         return Ok(());
     }
-    let message = format!("a blob has {found} bytes, at least {} + {} expected", part.fd_offset, part.length);
+    let message = format!(
+        "blob: too short: expected at least {} + {} bytes, found {found}",
+        part.fd_offset, part.length
+    );
     Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("run `blobd verify`"))
 }
 

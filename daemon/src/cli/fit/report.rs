@@ -153,7 +153,7 @@ impl<'a> Report<'a> {
     ) -> Self {
         let tensors_end = subject.data_offset.saturating_add(estimate.weights_bytes);
         let file_bytes = subject.file_bytes.max(tensors_end);
-        let mut notes = notes(&estimate, subject.metadata, &answer);
+        let mut notes = notes(&estimate, subject.metadata, answer.max_context);
         if subject.file_bytes < tensors_end {
             notes.push(format!(
                 "the file is incomplete: it has {} bytes, its header describes {tensors_end}",

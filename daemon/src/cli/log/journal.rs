@@ -12,7 +12,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::journal::{self, SOCKET};
+use crate::systemd::{JOURNAL_SOCKET, JournalEntry};
 
 /// Sends messages to the journal.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Journal {
 impl Journal {
     pub(super) fn connect() -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
-        socket.connect(SOCKET)?;
+        socket.connect(JOURNAL_SOCKET)?;
         Ok(Self { socket })
     }
 }
@@ -91,8 +91,8 @@ impl Entry {
         fields.fold(self.message.clone(), |line, field| line + &field)
     }
 
-    fn encode(&self, metadata: &Metadata<'_>) -> journal::Entry {
-        let mut entry = journal::Entry::default();
+    fn encode(&self, metadata: &Metadata<'_>) -> JournalEntry {
+        let mut entry = JournalEntry::default();
         entry.field("MESSAGE", &self.line());
         entry.field("PRIORITY", priority(*metadata.level()));
         entry.field("SYSLOG_IDENTIFIER", "blobd");

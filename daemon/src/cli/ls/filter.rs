@@ -27,7 +27,9 @@ impl FromStr for Filter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (key, value) = text.split_once('=').ok_or("KEY=VALUE expected, such as name=llama")?;
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| format!("wrong form: expected KEY=VALUE, such as name=llama, found {text:?}"))?;
         match key {
             "name" => NamePattern::search(value).map(Self::Name).map_err(|error| error.to_string()),
             "origin" if value.contains(['*', '?', '[']) => Ok(Self::Origin(Glob::new(value))),
@@ -39,15 +41,15 @@ impl FromStr for Filter {
             "older" => duration(key, value).map(Self::Older),
             "newer" => duration(key, value).map(Self::Newer),
             _ => Err(format!(
-                "key {key:?}: name, origin, architecture, family, quantization, pinned, damaged, older or newer \
-                 expected"
+                "unknown key: expected name, origin, architecture, family, quantization, pinned, damaged, older or newer, \
+                 found {key:?}"
             )),
         }
     }
 }
 
 fn truth(key: &str, value: &str) -> Result<bool, String> {
-    value.parse().map_err(|_other| format!("{key} {value:?}: true or false expected"))
+    value.parse().map_err(|_other| format!("{key}: wrong value: expected true or false, found {value:?}"))
 }
 
 fn duration(key: &str, value: &str) -> Result<Duration, String> {

@@ -79,7 +79,7 @@ fn field(text: &str) -> Result<Field, String> {
     let found = FIELDS.into_iter().find(|(known, _)| *known == name);
     found.map(|(_, field)| field).ok_or_else(|| {
         let known: Vec<&str> = FIELDS.into_iter().map(|(known, _)| known).collect();
-        format!("field {text:?}: one of {} expected", known.join(", "))
+        format!("unknown field {text:?}: expected one of {}", known.join(", "))
     })
 }
 
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(line("{{.Name}} {{ .Origin }}"), "a\u{fffd}:b -\n");
         assert_eq!(line("{id}"), format!("{}\n", Digest::of(b"").short()));
         assert!("table".parse::<Template>().unwrap().is_table());
-        assert!("{nope}".parse::<Template>().unwrap_err().contains("quantization expected"));
+        assert!("{nope}".parse::<Template>().unwrap_err().contains("expected one of "));
         assert!("{name".parse::<Template>().is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Checks of the disk that the store is on.
 
 use blobd_client::protocol::upkeep::Check;
-use blobd_store::{Eviction, LowerStatus};
+use blobd_store::{Eviction, LowerStatus, RUN_OUTSIDE};
 
 use super::facts::{Facts, SpaceFacts};
 use super::finding::{failure, note, ok, warning};
@@ -18,7 +18,10 @@ pub(super) fn writes(facts: &Facts) -> Check {
     let mount = facts.mount.as_ref().filter(|mount| mount.is_read_only());
     match mount {
         _ if facts.ownership.foreign > 0 => check.mended_by(facts.chown()),
-        _ if !facts.runs_as_owner() => check.mended_by(facts.as_owner()),
+        _ if !facts.ownership.owner.is_mapped() => check.with_hint(RUN_OUTSIDE),
+        _ if !facts.runs_as_owner() => {
+            check.with_hint("run blobd as the store's owner").mended_by(facts.as_owner())
+        }
         Some(mount) => check.mended_by(format!("sudo mount -o remount,rw {}", quoted(&mount.point))),
         None => check.mended_by("sudo dmesg --level=err,warn | tail -n 20"),
     }

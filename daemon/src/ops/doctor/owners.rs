@@ -1,7 +1,7 @@
 //! Checks of who may read and change the store's files.
 
 use blobd_client::protocol::upkeep::Check;
-use blobd_store::Ownership;
+use blobd_store::{ForeignGroup, Ownership, RUN_OUTSIDE, WrongGroups};
 
 use super::facts::Facts;
 use super::finding::{failure, ok, warning};
@@ -28,7 +28,7 @@ pub(super) fn directory(facts: &Facts) -> Check {
 
 /// Files of another user come from a copy that root has made, or from an earlier version of blobd run as root.
 pub(super) fn ownership(facts: &Facts) -> Check {
-    let Ownership { owner, files, foreign, examples } = &facts.ownership;
+    let Ownership { owner, files, foreign, examples, wrong_groups } = &facts.ownership;
     if *foreign > 0 {
         let found = examples.iter().map(|found| format!("{} to uid {}", found.path.display(), found.uid));
         let found = found.collect::<Vec<_>>().join(", ");
@@ -42,6 +42,12 @@ pub(super) fn ownership(facts: &Facts) -> Check {
             .with_hint("stop the daemon, then give all files to the store's owner")
             .mended_by(facts.chown());
     }
+    // Its owner may use it also in a namespace that maps nobody.
+    if !owner.is_mapped() && facts.read_only_reason.is_some() {
+        return failure("ownership", format!("the store belongs to {}", owner.description()))
+            .because("its owner cannot be checked, and nothing can be changed")
+            .with_hint(RUN_OUTSIDE);
+    }
     if !facts.runs_as_owner() {
         let detail =
             format!("the store belongs to uid {}, and this process runs as uid {}", owner.uid, facts.uid);
@@ -49,6 +55,24 @@ pub(super) fn ownership(facts: &Facts) -> Check {
             .because("files of another user in it would stop its owner's daemon, so nothing is changed")
             .with_hint("run blobd as the store's owner; or give the store to this user with `chown -R`")
             .mended_by(facts.as_owner());
+    }
+    if let WrongGroups { files: wrong, writable, example: Some(example) } = wrong_groups {
+        let ForeignGroup { path, gid, mode } = example;
+        let detail = format!(
+            "{wrong} of the store's {files} files and directories have another group than {}, such as {}: gid {gid}, mode \
+             {mode:04o}",
+            owner.gid,
+            path.display()
+        );
+        return match writable {
+            0 => warning("ownership", detail).because(
+                "group quotas of the file system count them for that group, and modes give it rights to the store's files",
+            ),
+            _ => failure("ownership", format!("{detail}; the group may write to {writable} of them"))
+                .because("its members can change or delete the models of all users"),
+        }
+        .with_hint("give all files to the store's owner and group")
+        .mended_by(facts.chown());
     }
     ok("ownership", format!("all {files} files and directories belong to uid {}", owner.uid))
 }
@@ -62,7 +86,7 @@ pub(super) fn owner(facts: &Facts) -> Check {
     if facts.context.has_met_owner {
         return warning(
             "owner",
-            format!("clients run as uid {uid}, which owns the blobs and can change them"),
+            format!("programs that open models run as uid {uid}, which owns the blobs and can change them"),
         )
         .because("a program of that user can change a model that other users have mapped")
         .with_hint("run the daemon as a user of its own, or set single_user = true if nobody else uses it")
@@ -70,7 +94,7 @@ pub(super) fn owner(facts: &Facts) -> Check {
     }
     match uid {
         0 => ok("owner", "root; other users cannot change what they open"),
-        _ => ok("owner", format!("uid {uid}, which no client has used so far")),
+        _ => ok("owner", format!("uid {uid}, as which no program has opened a model so far")),
     }
 }
 
@@ -127,6 +151,26 @@ mod tests {
         assert!(ownership(&facts).detail.ends_with("store.json to uid 7, …"));
         facts.read_only_reason = Some("its lock file belongs to uid 0".to_owned());
         assert_eq!(crate::ops::doctor::disk::writes(&facts).command.unwrap(), command);
+    }
+
+    #[test]
+    fn wrong_groups_are_reported_with_the_command_that_mends_them() {
+        let mut facts = healthy();
+        let example = ForeignGroup { path: "blobs/sha256-1".into(), gid: 0, mode: 0o444 };
+        facts.ownership.files = 40;
+        facts.ownership.wrong_groups = WrongGroups { files: 30, writable: 0, example: Some(example) };
+        let check = ownership(&facts);
+        assert_eq!(check.status, CheckStatus::Warning);
+        assert_eq!(
+            check.detail,
+            "30 of the store's 40 files and directories have another group than 991, such as blobs/sha256-1: gid 0, \
+             mode 0444"
+        );
+        assert_eq!(check.command.unwrap(), "sudo chown -R --no-dereference 990:991 /var/lib/blobd");
+        facts.ownership.wrong_groups.writable = 2;
+        let check = ownership(&facts);
+        assert_eq!(check.status, CheckStatus::Failure);
+        assert!(check.detail.ends_with("; the group may write to 2 of them"), "{}", check.detail);
     }
 
     #[test]

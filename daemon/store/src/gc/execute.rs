@@ -139,7 +139,7 @@ mod tests {
 
     use blobd_store_format::layout;
 
-    use super::super::{collect, collect_condemned};
+    use super::super::{collect_batch, collect_condemned};
     use super::*;
     use crate::testing::{new_store, store_with};
 
@@ -164,7 +164,7 @@ mod tests {
     fn blob_is_kept_while_it_is_verified() {
         let (_folder, store, digest) = store_with(b"weights");
         let reading = store.begin_internal_read(digest);
-        let done = collect(&store).unwrap();
+        let done = collect_batch(&store, &mut |_plan| ()).unwrap();
         assert_eq!((done.freed_bytes(), done.held.len()), (0, 1));
         let [kept] = done.kept(&store).try_into().unwrap();
         assert_eq!(kept.by, ["blobd's own verification"]);

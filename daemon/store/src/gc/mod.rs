@@ -29,12 +29,13 @@ pub use evict::{EvictionPlan, Victim, evict, evictable_bytes, plan_eviction};
 pub use holders::holders;
 pub use lost::{Account, LostModel, Untagged};
 pub use mark::needs;
-pub use plan::{GcPlan, KeptBytes, Litter, UNKNOWN_HOLDER};
+pub use plan::{Beyond, GcPlan, KeptBytes, Litter, UNKNOWN_HOLDER};
 pub use walk::{Owned, Owner, Visit, check_models, walk, walk_beside_tags};
 
 use execute::{execute, remove_unreferenced_origins};
 use held::is_held_by_a_program;
 use mark::mark;
+use plan::Extent;
 
 /// Plans a collection of the whole store.
 ///
@@ -44,47 +45,63 @@ use mark::mark;
 pub fn plan(store: &Store) -> Result<GcPlan, StoreError> {
     // A collection at the same time would make files disappear, which would look like damage.
     let _guard = store.lock_collections();
-    plan_locked(store)
+    plan_locked(store, Extent::SHOWN)
 }
 
 /// Like [`plan`]; returns `None` if a collection is running or being planned.
 pub fn plan_unless_collecting(store: &Store) -> Result<Option<GcPlan>, StoreError> {
     let Some(_guard) = store.try_lock_collections() else { return Ok(None) };
-    plan_locked(store).map(Some)
+    plan_locked(store, Extent::SHOWN).map(Some)
 }
 
-fn plan_locked(store: &Store) -> Result<GcPlan, StoreError> {
+fn plan_locked(store: &Store, extent: Extent) -> Result<GcPlan, StoreError> {
     let now = SystemTime::now();
     let leased = store.leases().leased();
     let mut candidates: Vec<Node> = store.recipes()?.into_iter().map(Node::Recipe).collect();
     store.each_blob(|digest| candidates.push(Node::Blob(digest)))?;
     let marks = mark(store, candidates, now)?;
-    let plan = GcPlan::new(store, marks.unreached(), &leased)?;
+    let plan = GcPlan::up_to(store, marks.unreached(), &leased, extent)?;
     plan.with_litter(store, now)
 }
 
-/// Collects the whole store; returns what was deleted.
+/// Collects the whole store; returns how many bytes were freed.
 ///
 /// # Errors
 /// As for [`plan`]; then nothing was deleted. [`StoreError::Io`] when a file cannot be removed; what was
 /// removed before stays removed.
-pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
-    collect_inspected(store, &mut |_plan| ())
+pub fn collect(store: &Store) -> Result<u64, StoreError> {
+    let mut freed_bytes = 0_u64;
+    loop {
+        let deleted = collect_batch(store, &mut |_plan| ())?;
+        freed_bytes = freed_bytes.saturating_add(deleted.freed_bytes());
+        if deleted.is_last_batch() {
+            return Ok(freed_bytes);
+        }
+    }
 }
 
-/// Like [`collect`]; calls `inspect` with the plan before anything is deleted.
+/// Collects a part of the store, so that a million unneeded blobs take no more memory than some; returns what was deleted.
+/// Calls `inspect` with the plan before anything is deleted.
 ///
 /// # Errors
 /// As for [`collect`].
-pub fn collect_inspected(store: &Store, inspect: &mut dyn FnMut(&GcPlan)) -> Result<GcPlan, StoreError> {
+pub fn collect_batch(store: &Store, inspect: &mut dyn FnMut(&GcPlan)) -> Result<GcPlan, StoreError> {
+    collect_up_to(store, Extent::BATCH, inspect)
+}
+
+fn collect_up_to(
+    store: &Store,
+    extent: Extent,
+    inspect: &mut dyn FnMut(&GcPlan),
+) -> Result<GcPlan, StoreError> {
     let _guard = store.lock_collections();
     let collection = store.leases().begin_collection();
-    let plan = plan_locked(store)?;
+    let plan = plan_locked(store, extent)?;
     inspect(&plan);
     let _barred = store.block_internal_reads(plan.blobs());
     let deleted = execute(store, &plan, &collection)?;
     remove_unreferenced_origins(store, &collection)?;
-    Ok(deleted)
+    Ok(GcPlan { beyond: plan.beyond, ..deleted })
 }
 
 /// Collects condemned digests that are no longer needed or held. Cheap when there are none. After an error
@@ -118,7 +135,7 @@ pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPla
     let leased = store.leases().leased();
     // At this time no model in the trash has expired, so all are kept: `empty_trash` removes expired ones.
     let marks = mark(store, nodes, SystemTime::UNIX_EPOCH)?;
-    let plan = GcPlan::new(store, marks.unreached(), &leased)?;
+    let plan = GcPlan::up_to(store, marks.unreached(), &leased, Extent::ALL)?;
     let mut deleted = execute(store, &plan, &collection)?;
     remove_unreferenced_origins(store, &collection)?;
     deleted.held.extend(held);
@@ -140,6 +157,27 @@ pub fn empty_trash(store: &Store) -> Result<GcPlan, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn much_garbage_is_planned_as_a_number_and_deleted_in_batches() {
+        let (_folder, store) = crate::testing::new_store();
+        for number in 0..10_u8 {
+            let path = store.path(blobd_store_format::layout::blob(Digest::of(&[number])));
+            std::fs::write(path, [number]).unwrap();
+        }
+        let plan = plan_locked(&store, Extent { deletions: 4, measures_all: true }).unwrap();
+        assert_eq!((plan.deletions.len(), plan.beyond.files), (4, 6));
+        assert_eq!(plan.freed_bytes(), plan_locked(&store, Extent::SHOWN).unwrap().freed_bytes());
+        assert!(plan.beyond.bytes > 0);
+        let extent = Extent { deletions: 4, measures_all: false };
+        let batch = || collect_up_to(&store, extent, &mut |plan| assert!(plan.deletions.len() <= 4)).unwrap();
+        let batches: Vec<_> = std::iter::repeat_with(batch).take(4).collect();
+        assert_eq!(batches.iter().map(|batch| batch.deletions.len()).collect::<Vec<_>>(), [4, 4, 2, 0]);
+        assert_eq!(batches.iter().map(GcPlan::is_last_batch).collect::<Vec<_>>(), [false, false, true, true]);
+        let freed = batches.iter().map(GcPlan::freed_bytes).sum::<u64>();
+        assert_eq!(freed, plan.freed_bytes());
+        assert_eq!(collect(&store).unwrap(), 0);
+    }
 
     #[test]
     fn blob_stays_condemned_while_collections_are_refused() {

@@ -39,6 +39,13 @@ pub enum Litter {
     },
 }
 
+impl Beyond {
+    fn add(&mut self, bytes: u64) {
+        self.files = self.files.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
 impl Litter {
     const fn bytes(&self) -> u64 {
         match self {
@@ -67,17 +74,62 @@ pub struct GcPlan {
     pub leased: Vec<Digest>,
     /// Other things that are deleted.
     pub litter: Vec<Litter>,
+    /// What is unneeded too, and not listed because there is so much of it.
+    pub beyond: Beyond,
+}
+
+/// Unneeded blobs and recipes that a plan does not list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beyond {
+    /// How many, at least.
+    pub files: u64,
+    /// Their size on disk in bytes, if the plan is not executed.
+    pub bytes: u64,
+}
+
+/// How much a plan lists.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// The most deletions. They are kept in memory several times, with some 200 bytes in all for each.
+    pub(super) deletions: usize,
+    /// Whether those beyond are measured.
+    pub(super) measures_all: bool,
+}
+
+impl Extent {
+    const MAX_DELETIONS: usize = 1 << 16;
+
+    /// For a plan that is shown.
+    pub(super) const SHOWN: Self = Self { deletions: Self::MAX_DELETIONS, measures_all: true };
+    /// For one of several plans that are executed, one after the other.
+    pub(super) const BATCH: Self = Self { deletions: Self::MAX_DELETIONS, measures_all: false };
+    /// For a collection of few candidates.
+    pub(super) const ALL: Self = Self { deletions: usize::MAX, measures_all: false };
 }
 
 impl GcPlan {
-    /// Plans to delete the nodes of `unneeded` that are not leased, in their order.
+    /// Plans to delete the nodes of `unneeded` that are not leased, in their order. Lists only the first of very many.
     pub fn new(
         store: &Store,
         unneeded: impl IntoIterator<Item = Node>,
         leased: &BTreeSet<Digest>,
     ) -> Result<Self, StoreError> {
+        Self::up_to(store, unneeded, leased, Extent::SHOWN)
+    }
+
+    pub(super) fn up_to(
+        store: &Store,
+        unneeded: impl IntoIterator<Item = Node>,
+        leased: &BTreeSet<Digest>,
+        extent: Extent,
+    ) -> Result<Self, StoreError> {
         let mut plan = Self::default();
         for node in unneeded {
+            let is_full = plan.deletions.len() >= extent.deletions;
+            if is_full && !extent.measures_all {
+                plan.beyond.files = 1;
+                break;
+            }
             if leased.contains(&node.digest()) {
                 plan.leased.push(node.digest());
                 continue;
@@ -85,6 +137,7 @@ impl GcPlan {
             let Some(bytes) = node.bytes_on_disk(store)? else { continue };
             match node {
                 Node::Blob(digest) if is_held_by_a_program(store, digest) => plan.held.push((node, bytes)),
+                _ if is_full => plan.beyond.add(bytes),
                 _ => plan.deletions.push((node, bytes)),
             }
         }
@@ -116,11 +169,18 @@ impl GcPlan {
         nodes.filter_map(blob).collect()
     }
 
-    /// Bytes on disk that the plan frees.
+    /// Bytes on disk that the plan frees, or that were freed.
     #[must_use]
     pub fn freed_bytes(&self) -> u64 {
         let deletions = self.deletions.iter().map(|(_, bytes)| *bytes);
-        deletions.chain(self.litter.iter().map(Litter::bytes)).fold(0, u64::saturating_add)
+        deletions.chain(self.litter.iter().map(Litter::bytes)).fold(self.beyond.bytes, u64::saturating_add)
+    }
+
+    /// Whether nothing is left to delete of what this plan belongs to. One that could delete nothing is the last, so
+    /// that a collection ends.
+    #[must_use]
+    pub fn is_last_batch(&self) -> bool {
+        self.beyond.files == 0 || self.deletions.is_empty()
     }
 
     /// Bytes on disk that are unneeded and kept.

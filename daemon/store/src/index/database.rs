@@ -48,7 +48,10 @@ pub(super) enum IndexError {
     Malformed { table: &'static str, key: String },
     #[error("the store is new, was not closed cleanly, or was changed without a daemon")]
     NotClean,
-    #[error("{} blobs and {} recipes in the database, {} and {} expected", found.0, found.1, expected.0, expected.1)]
+    #[error(
+        "incomplete: expected {} blobs and {} recipes, found {} and {}",
+        expected.0, expected.1, found.0, found.1
+    )]
     Incomplete { found: (u64, u64), expected: (u64, u64) },
     #[error("sled panicked")]
     Panicked,

@@ -358,7 +358,7 @@ fn displaced_models_are_the_first_to_go_when_space_is_needed() {
     give(&store, rule(ANN), "small", &[7; 60 << 10]).unwrap();
     assert_eq!(trash(&store), []);
     assert_eq!(content_of(&store, "m"), Some(manifest(&content(2)).digest()));
-    assert_eq!(gc::collect(&store).unwrap().deletions.len(), 0, "their bytes are free");
+    assert_eq!(gc::collect(&store).unwrap(), 0, "their bytes are free");
 }
 
 #[test]
@@ -452,7 +452,7 @@ proptest! {
                         }
                     }
                 }
-                5 => drop(gc::collect(&store).unwrap()),
+                5 => assert!(gc::collect(&store).is_ok()),
                 _ => {
                     let names = DerivedName::of_file(&format!("/f{second}/m.{first}.gguf")).unwrap();
                     let content = [200 + seed; 8];

@@ -205,7 +205,7 @@ impl Found {
         match verdict {
             Verdict::Good | Verdict::Gone | Verdict::Hidden { .. } | Verdict::Unfinished => {}
             Verdict::Writable { mode } => tracing::warn!(
-                "blob {digest}: mode {mode:04o}, 0444 expected; `blobd verify --repair` sets it"
+                "blob {digest}: wrong mode: expected 0444, found {mode:04o}; `blobd verify --repair` sets it"
             ),
             Verdict::Unreadable { .. } => self.unread += 1,
             Verdict::Unreliable { .. } | Verdict::BadBelow { .. } | Verdict::Bad { .. } => self.damaged += 1,

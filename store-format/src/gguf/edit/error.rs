@@ -38,7 +38,9 @@ pub enum EditError {
         value_type: EditType,
     },
     /// An array with one element per token would get another length.
-    #[error("metadata key {key:?}: {found} elements, {expected} expected: one for each token")]
+    #[error(
+        "metadata key {key:?}: wrong number of elements: expected {expected}, one for each token, found {found}"
+    )]
     Tokens {
         /// The key.
         key: String,

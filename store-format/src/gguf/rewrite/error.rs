@@ -12,7 +12,7 @@ pub enum RewriteError {
     NoSource,
     /// The sources are not exactly the shards of one model.
     #[error(
-        "{found} files, of which one says that there are {count} shards and has number {}, {expected} expected",
+        "not the shards of one model: expected shard {expected} of {found}, found shard {} of {count}",
         number.map_or_else(|| "none".to_owned(), |number| number.to_string())
     )]
     Shards {

@@ -250,10 +250,10 @@ fn incomplete_or_repeated_shards_are_refused() {
     let merge = RewriteOptions { sharding: Sharding::Merge, ..RewriteOptions::default() };
     let refused = |files: &[Vec<u8>]| rewrite(files, &merge).unwrap_err();
     assert_eq!(refused(&[]), RewriteError::NoSource);
-    assert!(refused(&shards[..2]).to_string().contains("2 files, of which one says that there are 3"));
-    assert!(refused(&shards[..1]).to_string().contains("1 files"));
+    assert!(refused(&shards[..2]).to_string().contains("expected shard 0 of 2, found shard 0 of 3"));
+    assert!(refused(&shards[..1]).to_string().contains("expected shard 0 of 1, found shard 0 of 3"));
     let twice = [shards[0].clone(), shards[1].clone(), shards[1].clone()];
-    assert!(refused(&twice).to_string().contains("has number 1, 2 expected"));
+    assert!(refused(&twice).to_string().contains("expected shard 2 of "));
     let foreign = [shards[0].clone(), shards[1].clone(), file_of(&small())];
     assert!(matches!(refused(&foreign), RewriteError::Shards { count: 1, .. }));
     assert_eq!(refused(&[file_of(&small())]), RewriteError::NotSharded);

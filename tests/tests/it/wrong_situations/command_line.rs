@@ -71,8 +71,8 @@ pub(super) const SITUATIONS: &[Situation] = &[
         command: "blobd completions tcsh",
         run: |place| place.run(&["completions", "tcsh"]),
         code: 2,
-        happened: "\"tcsh\": bash, zsh, fish expected",
-        why: "bash, zsh, fish expected",
+        happened: "found \"tcsh\"",
+        why: "expected bash, zsh, fish",
         to_do: "did you mean zsh?",
     },
 ];

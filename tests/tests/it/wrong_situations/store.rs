@@ -67,7 +67,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
             place.run(&["export", "m", "-o", "out.gguf"])
         },
         code: 5,
-        happened: "out.gguf: digest sha256:",
+        happened: "out.gguf: wrong digest: expected sha256:",
         why: "the stored data is damaged",
         to_do: "pull or import the model again",
     },

@@ -228,7 +228,7 @@ pub(super) const CASES: &[Case] = &[
     // Storage.
     case(
         "object store: an expired link",
-        Asked::LayerAtStorage,
+        Asked::Url,
         403,
         "Content-Type: application/xml\r\n",
         Body::Text(
@@ -237,15 +237,25 @@ pub(super) const CASES: &[Case] = &[
     ),
     case(
         "object store: a signature that it repeats",
-        Asked::LayerAtStorage,
+        Asked::Url,
         403,
         "Content-Type: application/xml\r\n",
         Body::Echo(
             "<Error><Code>SignatureDoesNotMatch</Code><Message>The signature in https://s3.example PATH does not match</Message></Error>",
         ),
     ),
+    case("object store: no such file", Asked::Url, 404, "x-ms-error-code: BlobNotFound\r\n", Body::Text("")),
     case(
-        "object store: no such file",
+        "object store to which a registry in the local network or on this machine redirects: not quoted",
+        Asked::LayerAtStorage,
+        403,
+        "Content-Type: application/xml\r\nx-error-message: top secret\r\n",
+        Body::Text(
+            "<Error><Code>AccessDenied</Code><Message>secret of a service on this machine</Message></Error>",
+        ),
+    ),
+    case(
+        "the same: no such file",
         Asked::LayerAtStorage,
         404,
         "x-ms-error-code: BlobNotFound\r\n",
