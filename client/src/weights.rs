@@ -142,8 +142,7 @@ impl ManifestWeights {
     }
 
     /// How the model is quantised, in capital letters (`INT4`, `NVFP4`, `Q8`, …): as the first file that
-    /// declares it says, else as inferred from scales in separate layers, else as `model_index.json`
-    /// says.
+    /// declares it says, else as `model_index.json` says, else as inferred from scales in separate layers.
     #[must_use]
     pub fn quantization(&self) -> Option<&str> {
         self.quantization.quant_type.as_deref()
@@ -162,7 +161,7 @@ impl ManifestWeights {
     /// its tensors, what the shapes and types of the tensor and its scale imply, the type's default size.
     #[must_use]
     pub fn quantization_of(&self, name: &str) -> Option<Quantization> {
-        self.layers.tensors.quantization_of(name, self.quantization())
+        self.layers.tensors.quantization_of(name, &self.quantization)
     }
 
     /// The requested component; empty for all.

@@ -253,19 +253,44 @@ fn type_and_group_size_of_a_model_come_from_one_source() {
 }
 
 #[test]
-fn index_of_another_type_does_not_give_the_size_of_scales_in_separate_layers() {
+fn index_decides_before_scales_in_separate_layers_if_it_names_a_known_type() {
     let layer =
         |name: &'static str, dtype, shape: &[u64]| (TENSOR, name, file(&[], &[("data", dtype, shape)]));
     let layers = [layer("w", Dtype::U32, &[2, 8]), layer("w_scale", Dtype::U8, &[2, 4])];
-    for (index, expected) in [
-        (r#"{"quantization":"int8","group_size":64}"#, 16),
-        (r#"{"quantization":"nvfp4","group_size":32}"#, 32),
-        (r#"{"group_size":32}"#, 32),
-        ("{}", 16),
+    for (index, quant_type, group_size) in [
+        (r#"{"quantization":"INT4","group_size":64}"#, "INT4", 64),
+        (r#"{"quantization":"int8"}"#, "INT8", 64),
+        (r#"{"quantization":"nvfp4","group_size":32}"#, "NVFP4", 32),
+        (r#"{"quantization":"none","group_size":32}"#, "NVFP4", 16),
+        (r#"{"group_size":32}"#, "NVFP4", 32),
+        ("{}", "NVFP4", 16),
     ] {
         let index = (JSON, "model_index.json", index.as_bytes().to_vec());
         let weights = open(&[layers[0].clone(), layers[1].clone(), index], "").unwrap();
-        assert_eq!((weights.quantization(), weights.group_size()), (Some("NVFP4"), Some(expected)));
+        assert_eq!((weights.quantization(), weights.group_size()), (Some(quant_type), Some(group_size)));
+    }
+}
+
+#[test]
+fn shapes_that_allow_the_quantisation_of_the_index_imply_it() {
+    let layer =
+        |name: &'static str, dtype, shape: &[u64]| (TENSOR, name, file(&[], &[("data", dtype, shape)]));
+    // 128 elements of 4 bits in a group, or 64 of 8 bits.
+    let layers = [
+        layer("w", Dtype::U32, &[2, 16]),
+        layer("w_scale", Dtype::BF16, &[2, 1]),
+        layer("w_qbias", Dtype::BF16, &[2, 1]),
+    ];
+    for (index, quant_type, group_size) in [
+        (r#"{"quantization":"INT4","group_size":128}"#, "int4", 128),
+        (r#"{"quantization":"int8","group_size":64}"#, "int8", 64),
+        (r#"{"quantization":"INT4","group_size":64}"#, "int8", 64),
+        ("{}", "int8", 64),
+    ] {
+        let index = (JSON, "model_index.json", index.as_bytes().to_vec());
+        let all: Vec<_> = layers.iter().cloned().chain([index]).collect();
+        let found = open(&all, "").unwrap().quantization_of("w").unwrap();
+        assert_eq!((found.quant_type.as_deref(), found.group_size), (Some(quant_type), Some(group_size)));
     }
 }
 

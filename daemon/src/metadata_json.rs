@@ -14,9 +14,11 @@ const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// The longest array that is listed in an abridged value.
 const MAX_LISTED: usize = 64;
+/// How many elements of a longer array are listed.
+const FIRST_LISTED: usize = 4;
 
-/// Makes abridged values: an array of more than 64 elements, such as a vocabulary, is replaced by its type and
-/// length, and a string longer than the text that is still allowed by its length.
+/// Makes abridged values: an array of more than 64 elements, such as a vocabulary, is replaced by its type, its
+/// length and its first elements, and a string longer than the text that is still allowed by its length.
 #[derive(Debug)]
 pub(crate) struct Abridger {
     text_budget: usize,
@@ -30,7 +32,9 @@ impl Abridger {
     pub(crate) fn json(&mut self, value: &MetadataValue<'_>) -> Json {
         match value {
             MetadataValue::Array(array) if array.len() > MAX_LISTED => {
-                json!({"type": array.element_type().to_string(), "count": array.len()})
+                let first = array.iter().take(FIRST_LISTED).map(|element| self.json(&element));
+                let first: Vec<Json> = first.collect();
+                json!({"type": array.element_type().to_string(), "count": array.len(), "first": first})
             }
             MetadataValue::Array(array) => array.iter().map(|element| self.json(&element)).collect(),
             MetadataValue::String(bytes) => match self.text_budget.checked_sub(bytes.len()) {
@@ -51,6 +55,33 @@ pub(crate) fn whole_json(value: &MetadataValue<'_>) -> Json {
         MetadataValue::Array(array) => array.iter().map(|element| scalar_json(&element)).collect(),
         ref scalar => scalar_json(scalar),
     }
+}
+
+/// A value, whole or abridged, in one short text for a table: of a longer array the first elements and the count, of a
+/// long text the beginning.
+pub(crate) fn short_text(value: &Json) -> String {
+    const MAX_CHARS: usize = 200;
+    let long_list = || {
+        let (count, first) = (value.get("count")?.as_u64()?, value.get("first")?.as_array()?);
+        Some(list_text(first, usize::try_from(count).unwrap_or(usize::MAX)))
+    };
+    let text = match value {
+        Json::Array(elements) => list_text(elements, elements.len()),
+        other => long_list().unwrap_or_else(|| other.to_string()),
+    };
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => text.get(..end).unwrap_or_default().to_owned() + "…",
+        None => text,
+    }
+}
+
+/// `[1, 2, 3]`, or `[1, 2, 3, 4, …] of 32000`.
+fn list_text(elements: &[Json], count: usize) -> String {
+    const MAX_ELEMENTS: usize = 8;
+    let is_short = count <= MAX_ELEMENTS && elements.len() == count;
+    let shown = elements.iter().take(if is_short { count } else { FIRST_LISTED }).map(Json::to_string);
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    if is_short { format!("[{shown}]") } else { format!("[{shown}, …] of {count}") }
 }
 
 /// The type as `show --full` names it: `array<uint32>`.
@@ -113,6 +144,16 @@ mod tests {
     #[test]
     fn strings_that_are_not_text_are_base64() {
         assert_eq!(scalar_json(&MetadataValue::String(b"\xff\0")), json!({"base64": "/wA="}));
+    }
+
+    #[test]
+    fn long_arrays_and_texts_are_short_in_tables() {
+        assert_eq!(short_text(&json!([1, 2, 3])), "[1, 2, 3]");
+        assert_eq!(short_text(&json!((0..9).collect::<Vec<_>>())), "[0, 1, 2, 3, …] of 9");
+        let long = json!({"type": "string", "count": 32000, "first": ["a", "b"]});
+        assert_eq!(short_text(&long), r#"["a", "b", …] of 32000"#);
+        assert_eq!(short_text(&json!({"base64": "/w=="})), r#"{"base64":"/w=="}"#);
+        assert_eq!(short_text(&json!("ä".repeat(5000))).chars().count(), 201);
     }
 
     #[test]

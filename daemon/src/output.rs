@@ -175,12 +175,13 @@ pub(crate) fn terminal_width() -> usize {
     rustix::termios::tcgetwinsize(io::stdout()).map_or(80, |size| usize::from(size.ws_col).max(40))
 }
 
-/// A table whose first row is the heading. If the rows are wider than the terminal, the first column, which
-/// contains names, is truncated.
+/// A table whose first row is the heading. If the rows are wider than the terminal, one column is truncated: the
+/// first, which contains names, unless another is chosen.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
     right: Vec<usize>,
+    truncated: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -203,7 +204,12 @@ impl Table {
     /// `right` lists the columns that are aligned to the right.
     pub(crate) fn new(headings: &[&str], right: &[usize]) -> Self {
         let headings = headings.iter().map(|heading| (*heading).to_owned()).collect();
-        Self { rows: vec![Row::Cells(headings)], right: right.to_vec() }
+        Self { rows: vec![Row::Cells(headings)], right: right.to_vec(), truncated: 0 }
+    }
+
+    /// The same with another column that is truncated, such as one with values.
+    pub(crate) fn truncating(self, column: usize) -> Self {
+        Self { truncated: column, ..self }
     }
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
@@ -215,14 +221,29 @@ impl Table {
         self.rows.push(Row::Line(printable(line)));
     }
 
+    /// The number of rows below the heading.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len().saturating_sub(1)
+    }
+
+    /// Keeps at most `most` rows below the heading. The last one then says how many are left out.
+    pub(crate) fn shorten(&mut self, most: usize) {
+        let shown = most.max(1) - 1;
+        let left_out = self.len() - shown.min(self.len());
+        if self.len() > most {
+            self.rows.truncate(shown + 1);
+            self.line(&format!("and {left_out} more"));
+        }
+    }
+
     pub(crate) fn render(&self, width: usize) -> String {
         const GAP: usize = 2;
         let mut widths = self.column_widths();
         let total: usize = widths.iter().map(|column| column + GAP).sum();
-        if let (Some(first), excess @ 1..) =
-            (widths.first_mut(), total.saturating_sub(GAP + width.min(total)))
+        if let (Some(column), excess @ 1..) =
+            (widths.get_mut(self.truncated), total.saturating_sub(GAP + width.min(total)))
         {
-            *first = first.saturating_sub(excess).max(8);
+            *column = column.saturating_sub(excess).max(8);
         }
         let mut text = String::new();
         for row in &self.rows {
@@ -239,7 +260,8 @@ impl Table {
         let mut line = String::new();
         for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
             let is_padded = index + 1 < cells.len() || self.right.contains(&index);
-            self.push_cell(&mut line, index, cell, if is_padded { *width } else { usize::MAX });
+            let most = if is_padded || index == self.truncated { *width } else { usize::MAX };
+            self.push_cell(&mut line, index, cell, (most, is_padded));
         }
         line
     }
@@ -253,14 +275,14 @@ impl Table {
         (0..columns).map(widest).collect()
     }
 
-    /// Appends a cell, cut or padded to `width`, and the gap after it. The width may be millions, which format
+    /// Appends a cell, cut to `width` or padded to it, and the gap after it. The width may be millions, which format
     /// strings cannot pad to. The last column on the left is not padded.
-    fn push_cell(&self, line: &mut String, column: usize, cell: &str, width: usize) {
+    fn push_cell(&self, line: &mut String, column: usize, cell: &str, (width, is_padded): (usize, bool)) {
         let length = cell.chars().count();
         if length > width {
             line.extend(cell.chars().take(width.saturating_sub(1)).chain(['…']));
         } else {
-            let padding = if width == usize::MAX { 0 } else { width - length };
+            let padding = if is_padded { width - length } else { 0 };
             let spaces = std::iter::repeat_n(' ', padding);
             if self.right.contains(&column) {
                 line.extend(spaces);
@@ -287,6 +309,28 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
         assert!(text.contains("a-very-long-name-of…"), "{text}");
         assert!(table.render(200).contains("a-very-long-name-of-a-model:latest  4.35 GiB"));
+    }
+
+    #[test]
+    fn another_column_can_be_cut_instead() {
+        let mut table = Table::new(&["name", "m:1"], &[]).truncating(1);
+        table.row(["description".to_owned(), "a text that is longer than the line".to_owned()]);
+        let text = table.render(30);
+        assert_eq!(text, "name         m:1\ndescription  a text that is l…\n");
+    }
+
+    #[test]
+    fn shortened_table_says_how_many_rows_are_left_out() {
+        let mut table = Table::new(&["N"], &[]);
+        (0..5).for_each(|number| table.row([number.to_string()]));
+        let rows = |most: usize| {
+            let mut table = table.clone();
+            table.shorten(most);
+            (table.len(), table.render(80))
+        };
+        assert_eq!(rows(5), (5, "N\n0\n1\n2\n3\n4\n".to_owned()));
+        assert_eq!(rows(3), (3, "N\n0\n1\nand 3 more\n".to_owned()));
+        assert_eq!(rows(0), (1, "N\nand 5 more\n".to_owned()));
     }
 
     #[test]

@@ -49,6 +49,24 @@ fn unit_bytes(unit: &str) -> Option<u128> {
     Some(base.pow(power))
 }
 
+/// A number as people write it, with this many significant digits: `-0.507`, `12.5`, `1.2e-9`.
+pub(crate) fn human_number(number: f64, digits: usize) -> String {
+    // Powers of ten that are written without an exponent.
+    const PLAIN: std::ops::Range<i32> = -5..9;
+    let scientific = format!("{number:.*e}", digits.saturating_sub(1));
+    let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific };
+    let Some(power) = exponent.parse::<i32>().ok().filter(|power| PLAIN.contains(power)) else {
+        return format!("{}e{exponent}", without_zeros(mantissa));
+    };
+    let decimals = i64::try_from(digits).unwrap_or(0) - 1 - i64::from(power);
+    without_zeros(&format!("{number:.*}", usize::try_from(decimals).unwrap_or(0))).to_owned()
+}
+
+/// Without zeros at the end of the fraction.
+fn without_zeros(number: &str) -> &str {
+    if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +102,27 @@ mod tests {
     fn invalid_sizes_are_refused() {
         for text in ["", "GiB", "-1", "1.2.3", "1 XB", "99999999999 PiB", "1,5G", ".", "0.12345678G"] {
             assert!(parse_size(text).unwrap_err().contains("not a size"), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_without_exponents_unless_they_are_very_large_or_small() {
+        for (number, digits, text) in [
+            (-0.507, 6, "-0.507"),
+            (-0.507_123_456, 4, "-0.5071"),
+            (0.0, 6, "0"),
+            (1.0, 6, "1"),
+            (100.0, 4, "100"),
+            (12345.678, 4, "12346"),
+            (0.999_999_9, 3, "1"),
+            (0.000_012_3, 6, "0.0000123"),
+            (0.000_001_23, 6, "1.23e-6"),
+            (-3.0e38, 6, "-3e38"),
+            (f64::MIN_POSITIVE, 3, "2.23e-308"),
+            (f64::NAN, 3, "NaN"),
+            (f64::INFINITY, 3, "inf"),
+        ] {
+            assert_eq!(human_number(number, digits), text);
         }
     }
 }

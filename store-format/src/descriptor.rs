@@ -44,6 +44,8 @@ impl MediaType {
     pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
     /// A GGUF file with an image encoder.
     pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
+    /// A GGUF file with a low-rank adapter (LoRA).
+    pub const OLLAMA_ADAPTER: &str = "application/vnd.ollama.image.adapter";
     /// A GGUF file with a model for speculative decoding.
     pub const OLLAMA_DRAFT: &str = "application/vnd.ollama.image.draft";
 

@@ -25,6 +25,13 @@ pub(crate) fn f32_of_e5m2fnuz(code: u8) -> f32 {
     if code == FNUZ_NAN { f32::NAN } else { finite(code, 2, 16) }
 }
 
+/// Four bits: a sign, two bits of exponent and one of mantissa. The upper bits of the code are ignored.
+pub(crate) fn f32_of_e2m1(code: u8) -> f32 {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let magnitude = MAGNITUDES.get(usize::from(code & 7)).copied().unwrap_or_default();
+    if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
 /// A power of two, 2^(code - 127), without sign; the largest code is NaN.
 pub(crate) fn f32_of_e8m0(code: u8) -> f32 {
     match code {

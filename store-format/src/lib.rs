@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 pub mod archive;
+pub mod capabilities;
 pub mod content_type;
 pub mod derived_name;
 pub mod descriptor;
@@ -63,10 +64,13 @@ pub mod json_error;
 pub mod layers;
 pub mod layout;
 pub mod manifest;
+pub mod manifest_config;
 pub mod metadata;
+pub mod model_card;
 pub mod model_config;
 pub mod model_diff;
 pub mod model_facts;
+pub mod model_kind;
 pub mod name_pattern;
 pub mod outline;
 pub mod overview;

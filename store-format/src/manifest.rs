@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::descriptor::{Descriptor, MediaType};
 use crate::digest::Digest;
@@ -60,6 +60,9 @@ impl Manifest {
         config: Descriptor,
         layers: Vec<(Descriptor, Option<String>)>,
     ) -> Result<Self, ManifestError> {
+        if layers.is_empty() {
+            return Err(ManifestError::NoLayers);
+        }
         let image = ImageManifest {
             schema_version: 2,
             media_type: Some(MediaType::new(MediaType::DOCKER_MANIFEST)),
@@ -152,7 +155,7 @@ pub enum ManifestError {
     /// A list of manifests, one per platform.
     #[error("manifest: is an index of manifests")]
     Index,
-    /// The manifest has no layers.
+    /// The manifest has no layers, and its configuration does not say that the model runs on another server.
     #[error("manifest: no layers")]
     NoLayers,
     /// The manifest has too many layers.
@@ -185,7 +188,13 @@ struct ImageManifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     media_type: Option<MediaType>,
     config: ImageLayer,
+    #[serde(deserialize_with = "layers_or_null")]
     layers: Vec<ImageLayer>,
+}
+
+/// Go writes an empty list as `null`.
+fn layers_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ImageLayer>, D::Error> {
+    Ok(Option::<Vec<ImageLayer>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// A descriptor and its optional file name.
@@ -260,10 +269,9 @@ fn check(image: &ImageManifest) -> Result<(), ManifestError> {
     if image.schema_version != 2 {
         return Err(ManifestError::SchemaVersion { found: image.schema_version });
     }
-    match image.layers.len() {
-        0 => return Err(ManifestError::NoLayers),
-        found if found > Manifest::MAX_LAYERS => return Err(ManifestError::TooManyLayers { found }),
-        _ => {}
+    let found = image.layers.len();
+    if found > Manifest::MAX_LAYERS {
+        return Err(ManifestError::TooManyLayers { found });
     }
     let mut sizes = BTreeMap::new();
     let mut sum = 0u64;
@@ -406,7 +414,10 @@ mod tests {
             let layers = vec![layer; count].join(",");
             format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layers}]}}"#)
         };
-        assert!(matches!(refused(&with(0)), ManifestError::NoLayers));
+        assert_eq!(Manifest::parse(with(0).into()).unwrap().layers(), [], "the model may run elsewhere");
+        assert!(Manifest::parse(with(0).replace("[]", "null").into()).is_ok());
+        let missing = with(0).replace(r#","layers":[]"#, "");
+        assert!(matches!(refused(&missing), ManifestError::Json(_)));
         assert!(Manifest::parse(with(Manifest::MAX_LAYERS).into()).is_ok());
         assert!(matches!(refused(&with(Manifest::MAX_LAYERS + 1)), ManifestError::TooManyLayers { .. }));
         assert!(matches!(refused(&" ".repeat(5 << 20)), ManifestError::TooLong { .. }));

@@ -23,13 +23,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Source: `KV` in Ollama's `fs/ggml/ggml.go`, August 2025.
+//! Source: `KV` in Ollama's `fs/ggml/ggml.go`, August 2025 and 0.33.0 of 25 August 2026: in between it got the
+//! numbers per block and those of state-space models.
 
 mod named;
+mod ollama;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
+
+pub use self::ollama::{OllamaRules, is_quantized_kv_cache_type};
 
 use crate::gguf::{Header, MetadataValue, ValueType};
 

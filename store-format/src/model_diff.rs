@@ -69,6 +69,8 @@ pub enum Change {
     Added,
     /// Only the first model has it.
     Removed,
+    /// Type and shape are the same; the content of one is not known.
+    Unknown,
 }
 
 impl Change {
@@ -82,6 +84,18 @@ impl Change {
             Self::Reshaped => "reshaped",
             Self::Added => "added",
             Self::Removed => "removed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl TensorDiff<'_> {
+    /// Takes the contents of one model for unknown: tensors of the same type and shape may differ or not.
+    pub fn forget_contents(&mut self) {
+        for pair in &mut self.tensors {
+            if matches!(pair.change, Change::Shared | Change::Changed) {
+                pair.change = Change::Unknown;
+            }
         }
     }
 }

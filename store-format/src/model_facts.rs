@@ -1,10 +1,14 @@
 //! The facts about a model in its header, for display.
 
+use crate::model_kind::ModelKind;
+
 /// Architecture, size and quantisation of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFacts {
     /// The file's format, see [`FileFormat::name`](crate::file_format::FileFormat::name).
     pub format: Option<&'static str>,
+    /// What the file is; by default a model.
+    pub kind: ModelKind,
     /// The model family, such as `llama`.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.

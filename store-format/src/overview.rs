@@ -97,7 +97,8 @@ impl ModelOverview {
     }
 
     fn read_metadata(&mut self, metadata: &Metadata<'_>) {
-        let number = |key: &str| metadata.get::<u32>(key).map(u64::from);
+        // Of any width: this is for people, no formula uses it.
+        let number = |key: &str| metadata.value(key).and_then(|value| value.as_u64());
         let most = |key: &str| metadata.range(key).map(|range| u64::from(range.max));
         self.context_length = number("context_length");
         self.embedding_length = number("embedding_length");
@@ -106,7 +107,7 @@ impl ModelOverview {
         self.head_count_kv = most("attention.head_count_kv");
         self.expert_count = number("expert_count");
         self.expert_used_count = number("expert_used_count");
-        self.vocabulary_size = metadata.vocabulary_size();
+        self.vocabulary_size = metadata.vocabulary_size().or_else(|| number("vocab_size"));
     }
 
     fn add_tensors(&mut self, layout: &FileLayout, types: &mut BTreeMap<String, TypeShare>) {
@@ -125,45 +126,16 @@ impl ModelOverview {
     }
 }
 
-/// What a model can do, in Ollama's words and by Ollama's rules: `completion`, or `embedding` if the model pools
-/// its embeddings; `vision` with a vision tower or a projector; `tools`, `insert` and `thinking` if the
-/// template uses them. The template is that of the manifest, else the header's.
-///
-/// Source: `Model.Capabilities` in Ollama's `server/images.go`, August 2025.
-#[must_use]
-pub fn capabilities(header: &Header, template: Option<&str>, has_projector: bool) -> Vec<&'static str> {
-    let metadata = Metadata::new(header);
-    let template = template.or_else(|| metadata.chat_template()).unwrap_or_default();
-    let pools = metadata.value("pooling_type").is_some();
-    let has_vision = has_projector || metadata.get::<u32>("vision.block_count").is_some();
-    let is_gpt_oss = matches!(metadata.architecture(), "gptoss" | "gpt-oss");
-    let uses = |names: [&str; 2]| names.iter().any(|name| template.contains(name));
-    [
-        ("completion", !pools),
-        ("embedding", pools),
-        ("vision", has_vision),
-        ("tools", uses([".Tools", "tools"])),
-        ("insert", uses([".Suffix", "fim_suffix"])),
-        ("thinking", is_gpt_oss || uses([".Thinking", "<think>"])),
-    ]
-    .into_iter()
-    .filter_map(|(name, is_there)| is_there.then_some(name))
-    .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gguf::{GgmlType, GgufWriter};
 
-    fn header(keys: &[(&str, u32)], template: Option<&str>) -> Header {
+    fn header(keys: &[(&str, u32)]) -> Header {
         let mut writer = GgufWriter::new();
         writer.metadata("general.architecture", "llama").unwrap();
         for (key, value) in keys {
             writer.metadata(format!("llama.{key}"), *value).unwrap();
-        }
-        if let Some(template) = template {
-            writer.metadata("tokenizer.chat_template", template).unwrap();
         }
         Header::parse(&writer.header().unwrap()).unwrap()
     }
@@ -206,35 +178,15 @@ mod tests {
 
     #[test]
     fn heads_and_experts_are_read_from_the_metadata() {
-        let header = header(
-            &[
-                ("attention.head_count", 32),
-                ("attention.head_count_kv", 8),
-                ("expert_count", 8),
-                ("expert_used_count", 2),
-            ],
-            None,
-        );
+        let header = header(&[
+            ("attention.head_count", 32),
+            ("attention.head_count_kv", 8),
+            ("expert_count", 8),
+            ("expert_used_count", 2),
+        ]);
         let layout = header.file_layout(header.data_offset()).unwrap();
         let overview = ModelOverview::new([(&header, &layout)]);
         assert_eq!((overview.head_count, overview.head_count_kv), (Some(32), Some(8)));
         assert_eq!((overview.expert_count, overview.expert_used_count), (Some(8), Some(2)));
-    }
-
-    #[test]
-    fn capabilities_follow_from_metadata_and_template() {
-        assert_eq!(capabilities(&header(&[], None), None, false), ["completion"]);
-        assert_eq!(capabilities(&header(&[("pooling_type", 1)], None), None, false), ["embedding"]);
-        assert_eq!(capabilities(&header(&[], None), None, true), ["completion", "vision"]);
-        let template = "{{ if .Tools }}{{ .Suffix }}{{ .Thinking }}";
-        let all = ["completion", "tools", "insert", "thinking"];
-        assert_eq!(capabilities(&header(&[], None), Some(template), false), all);
-        let jinja = header(&[], Some("{% if tools %}"));
-        assert_eq!(capabilities(&jinja, None, false), ["completion", "tools"]);
-        assert_eq!(
-            capabilities(&jinja, Some("{{ .Prompt }}"), false),
-            ["completion"],
-            "the manifest decides"
-        );
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::recipe::Experts;
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,13 @@ pub struct ModelSummary {
     pub digest: Digest,
     /// The sum of its files' sizes, as if nothing were shared.
     pub size: u64,
+    /// What the model is; absent if that is not recorded, as in a store of an earlier version.
+    #[serde(
+        default,
+        deserialize_with = "ModelKind::deserialize_known",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub kind: Option<ModelKind>,
     /// When the tag was last set, RFC 3339 in UTC.
     pub modified: String,
     /// Whether it is pinned: neither evicted nor removed.
@@ -97,6 +105,13 @@ pub struct ModelDetails {
     /// What the daemon's policy decides about it for the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyDecision>,
+    /// What the model is. Daemons of earlier versions do not say it.
+    #[serde(
+        default,
+        deserialize_with = "ModelKind::deserialize_known",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub kind: Option<ModelKind>,
     /// `general.architecture`. Of a model with one layer per tensor, what `config.json` names.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.
@@ -104,7 +119,8 @@ pub struct ModelDetails {
     /// The name of the file type, such as `Q4_K_M`. Of a model with one layer per tensor, the type with the
     /// fewest bits per element, such as `NVFP4`.
     pub quantization: Option<String>,
-    /// The GGUF metadata; a long array is given as `{"type":…,"count":…}`. Of a model with one layer per tensor,
+    /// The GGUF metadata; a long array is given as
+    /// `{"type":…,"count":…,"first":[…]}`. Of a model with one layer per tensor,
     /// what `config.json` says, under the keys of GGUF.
     pub metadata: BTreeMap<String, serde_json::Value>,
     /// The model's files, the configuration first.

@@ -326,7 +326,8 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
         );
         return Err(RegistryError::unusable_model(reference, &what));
     }
-    if manifest.layers().iter().all(|layer| layer.media_type.is_container_layer()) {
+    let layers = manifest.layers();
+    if !layers.is_empty() && layers.iter().all(|layer| layer.media_type.is_container_layer()) {
         return Err(RegistryError::unusable_model(reference, &"is a container image, not a model"));
     }
     Ok(())

@@ -130,6 +130,7 @@ mod tests {
             digest: Digest::of(b"m"),
             origin: None,
             store: None,
+            kind: None,
             architecture: None,
             parameters: 7,
             quantization: None,

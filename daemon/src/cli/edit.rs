@@ -16,6 +16,7 @@ use super::connect::{client_error, connect, print_report, print_result};
 use super::model_name::{ModelName, only, parse_new_name};
 use super::progress::Bar;
 use super::{Global, file_error, lost_models, usage};
+use crate::metadata_json::short_text;
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
@@ -161,7 +162,7 @@ fn note(edited: &Edited) -> &'static str {
 
 fn abridged(value: &serde_json::Value) -> String {
     const MAX_CHARS: usize = 60;
-    let text = if value.is_null() { "-".to_owned() } else { value.to_string() };
+    let text = if value.is_null() { "-".to_owned() } else { short_text(value) };
     let shown: String = text.chars().take(MAX_CHARS).collect();
     let ellipsis = if shown.len() < text.len() { "…" } else { "" };
     shown + ellipsis

@@ -26,6 +26,7 @@ use self::rewrite::{RewriteArgs, Rewriting};
 use super::connect::{client_error, connect, note_name};
 use super::file_name::{file_paths, stem};
 use super::model_name::{ModelName, only};
+use super::model_source::weights_component;
 use super::progress::{Bar, Progress};
 use super::target::refuse_terminal;
 use super::{Global, usage};
@@ -56,9 +57,10 @@ pub(super) struct Params {
     /// the model's manifest, or a name made from the model's
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// The part to export: model, projector, adapter, template, params, license, config
-    #[arg(long, default_value = "model", value_name = "NAME")]
-    component: String,
+    /// The part to export: model, projector, adapter, template, params, license, config. The default is the model, or
+    /// what there is in its place, such as an adapter
+    #[arg(long, value_name = "NAME")]
+    component: Option<String>,
     /// Replace files that exist, and write weights to a terminal
     #[arg(short, long)]
     force: bool,
@@ -100,10 +102,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn open(client: &Client, params: &Params, reference: &Reference) -> Result<OpenModel, ErrorBody> {
+    let component = match &params.component {
+        Some(component) => component.clone(),
+        None => weights_component(client, reference)?,
+    };
     let request = OpenParams {
         reference: reference.clone(),
         tensors: TensorSelection::None,
-        component: Some(params.component.clone()),
+        component: Some(component),
         files: FileSelection::All,
         purpose: OpenPurpose::Export,
     };

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{ModelList, ModelSummary};
+use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::name_pattern::NamePattern;
 use clap::{Args, ValueEnum};
 
@@ -33,15 +34,18 @@ mod template;
   blobd ls --sort size                         the largest first
   blobd ls --filter older=30d --filter pinned=false
   blobd ls --filter name='hf.co/*' --filter quantization=Q4_K_M
+  blobd ls --filter kind=embedding
   blobd ls --format '{name} {bytes}'           one line per model, for scripts
   blobd ls -q                                  only names, one per line
   blobd ls --trash                             models that `blobd undelete` can restore
   blobd ls --json | jq -r '.models[].name'
 
 Patterns are as for `blobd rm`: * is any text, ? one character, [a-c] one of these.
-Keys of --filter: name, origin (a part, or a pattern), architecture or family, quantization,
-pinned, damaged (true or false), older and newer (than a time such as 30d, by MODIFIED).
-Fields of --format: name, id, digest, size, bytes, modified, age, used, pinned, origin,
+Keys of --filter: name, origin (a part, or a pattern), kind, architecture or family,
+quantization, pinned, damaged (true or false), older and newer (than a time such as 30d, by
+MODIFIED). Kinds: model, embedding, reranker, encoder, diffusion, vocabulary, adapter,
+control-vector, imatrix, projector, draft. The table has a column KIND if any is not a model.
+Fields of --format: name, id, digest, size, bytes, modified, age, used, pinned, origin, kind,
 architecture, quantization. {{.Name}} is understood as {name}, \\t is a tab.")]
 pub(super) struct Params {
     /// List only models whose name contains one of these texts or matches one of these patterns
@@ -92,15 +96,15 @@ impl Params {
         if self.sort == Sort::Used || format.is_some_and(Template::needs_use) {
             facts.read_use(client)?;
         }
-        if self.filters.iter().any(Filter::needs_header) || format.is_some_and(Template::needs_header) {
-            let cheap = self.filters.iter().filter(|filter| !filter.needs_header());
-            let cheap: Vec<&Filter> = cheap.collect();
-            let wanted = |model: &&ModelSummary| {
-                is_any(&self.names, &model.name)
-                    && cheap.iter().all(|filter| filter.matches(model, &Facts::default()))
-            };
-            facts.read_headers(client, list.models.iter().filter(wanted));
-        }
+        let needs_header = |model: &&ModelSummary| {
+            let of_format = format.is_some_and(|format| format.needs_header(model));
+            let (costly, cheap): (Vec<_>, Vec<_>) =
+                self.filters.iter().partition(|filter| filter.needs_header(model));
+            (of_format || !costly.is_empty())
+                && is_any(&self.names, &model.name)
+                && cheap.iter().all(|filter| filter.matches(model, &Facts::default()))
+        };
+        facts.read_headers(client, list.models.iter().filter(needs_header));
         Ok(facts)
     }
 
@@ -141,8 +145,9 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
     if list.models.is_empty() {
         return (if has_selected { NO_MATCH } else { NO_MODELS }).to_owned();
     }
-    let headings = ["NAME", "ID", "SIZE", "MODIFIED", "PIN", "STORE", "ORIGIN"];
+    let headings = ["NAME", "ID", "SIZE", "KIND", "MODIFIED", "PIN", "STORE", "ORIGIN"];
     let is_shown = |heading: &str| match heading {
+        "KIND" => list.models.iter().any(|model| model.kind.is_some_and(|kind| kind != ModelKind::Model)),
         "STORE" => !list.lower_stores.is_empty(),
         "ORIGIN" => global.verbose,
         _ => true,
@@ -203,7 +208,7 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
     names.map(|name| format!("{}\n", printable(name))).collect()
 }
 
-fn row(global: &Global, model: &ModelSummary) -> [String; 7] {
+fn row(global: &Global, model: &ModelSummary) -> [String; 8] {
     let pin = if model.pinned { "pinned" } else { "-" }.to_owned();
     let (id, size) = (model.digest.short(), human_bytes(model.size));
     let (id, size, modified) = match &model.damage {
@@ -214,7 +219,8 @@ fn row(global: &Global, model: &ModelSummary) -> [String; 7] {
     };
     let origin = shown_origin(model.origin.as_deref().unwrap_or("-")).to_owned();
     let store = model.store.clone().unwrap_or_else(|| "-".to_owned());
-    [model.name.clone(), id, size, modified, pin, store, origin]
+    let kind = model.kind.map_or_else(|| "-".to_owned(), |kind| kind.to_string());
+    [model.name.clone(), id, size, kind, modified, pin, store, origin]
 }
 
 /// Relative to now; with `--verbose` the local time.

@@ -41,6 +41,7 @@ mod history;
 mod import;
 mod interrupt;
 mod limit;
+mod local_model;
 mod local_sidecars;
 mod log;
 mod login;

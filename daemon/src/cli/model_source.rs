@@ -15,6 +15,7 @@ use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileFormat, FileOrigin, FormatError, HeaderReader, Progress};
 use blobd_store_format::gguf::Header;
+use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, ShardName};
@@ -73,15 +74,25 @@ impl ModelArgs {
         if let Some(path) = self.path() {
             return Ok((describe_files(&path)?, None));
         }
-        let parsed = parse_source(&self.model);
-        if let Err(refused) = parsed.clone()
+        // Before a daemon is asked for.
+        if let Err(refused) = parse_source(&self.model)
             && !NamePattern::is_pattern(&self.model)
         {
             return Err(refused.body());
         }
         let connected = connect(global)?;
-        let source = match parsed {
+        Ok((self.describe_with(global, &connected)?, Some(connected)))
+    }
+
+    /// The same for a model that is no local file, by a connection that is there.
+    pub(super) fn describe_with(
+        &self,
+        global: &Global,
+        connected: &Connected,
+    ) -> Result<DescribedModel, ErrorBody> {
+        let source = match parse_source(&self.model) {
             Ok(source) => source,
+            Err(refused) if !NamePattern::is_pattern(&self.model) => return Err(refused.body()),
             Err(_pattern) => PullSource::Registry(only(global, &connected.client, &self.name()?)?),
         };
         let reference = source.name().map_err(usage)?;
@@ -99,7 +110,7 @@ impl ModelArgs {
         if let Place::Store(stored) = &model.place {
             note_name(global, &reference, &stored.short());
         }
-        Ok((model, Some(connected)))
+        Ok(model)
     }
 
     /// Describes a stored model without its headers and texts, which the policy denies. `denied` is the error of a model
@@ -133,8 +144,13 @@ impl ModelArgs {
         self.model.parse().map_err(Refused::body)
     }
 
+    /// Names a model for a command that takes several, or takes it otherwise.
+    pub(super) fn new(model: &str, stored: bool) -> Self {
+        Self { model: model.to_owned(), stored }
+    }
+
     /// The path, if the text can only be a path, or is that of an existing file.
-    fn path(&self) -> Option<PathBuf> {
+    pub(super) fn path(&self) -> Option<PathBuf> {
         let path = Path::new(&self.model);
         let is_path = ["/", "./", "../"].iter().any(|start| self.model.starts_with(start));
         (is_path || (FileFormat::split_name(&self.model).is_some() && path.is_file()))
@@ -155,15 +171,23 @@ impl DescribedModel {
         Self { name: heads.name, digest: heads.digest, place, files }
     }
 
-    /// The headers of the model's weights: one, or one for each shard, in the order of the manifest.
+    /// The headers of the model's weights, or of what there is in their place, such as an adapter: one, or one for each
+    /// shard, in the order of the manifest.
     pub(super) fn weights(&self) -> impl Iterator<Item = (&DescribedFile, Header)> {
-        self.headers("model")
+        let components = self.files.iter().map(|file| file.media_type.component());
+        let first = components.clone().find(|component| *component == "model");
+        let with_tensors = self.files.iter().find(|file| file.media_type.holds_tensors());
+        let first = first.or_else(|| with_tensors.map(|file| file.media_type.component()));
+        self.headers(first.unwrap_or("model"))
     }
 
     /// The headers of the files of a component, such as `projector`. Files that are not GGUF are left out.
-    pub(super) fn headers(&self, component: &str) -> impl Iterator<Item = (&DescribedFile, Header)> {
+    pub(super) fn headers<'m>(
+        &'m self,
+        component: &'m str,
+    ) -> impl Iterator<Item = (&'m DescribedFile, Header)> {
         let files = self.files.iter().filter(move |file| file.media_type.component() == component);
-        files.filter_map(|file| Some((file, Header::parse(file.content.as_deref()?).ok()?)))
+        files.filter_map(|file| Some((file, file.header()?)))
     }
 
     /// The text of the first file of this component, such as `template`, if it was read and is text.
@@ -176,6 +200,23 @@ impl DescribedModel {
         let files = self.files.iter().filter(move |file| file.media_type.component() == component);
         files.filter_map(|file| std::str::from_utf8(file.content.as_deref()?).ok())
     }
+}
+
+impl DescribedFile {
+    /// Its header, if it is a GGUF file whose header was read.
+    pub(super) fn header(&self) -> Option<Header> {
+        Header::parse(self.content.as_deref()?).ok()
+    }
+}
+
+/// The component of a stored model's weights, or of what it has in their place, such as an adapter.
+pub(super) fn weights_component(client: &Client, reference: &Reference) -> Result<String, ErrorBody> {
+    const WEIGHTS: &str = "model";
+    let details = client.model(reference).map_err(client_error)?;
+    let files = details.layers.iter().filter(|layer| layer.media_type.holds_tensors());
+    let components: Vec<&str> = files.map(|layer| layer.media_type.component()).collect();
+    let in_place = components.first().filter(|_| !components.contains(&WEIGHTS));
+    Ok((*in_place.unwrap_or(&WEIGHTS)).to_owned())
 }
 
 fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedModel, ErrorBody> {
@@ -215,14 +256,18 @@ fn describe_remote(
     Ok(DescribedModel::new(remote, place))
 }
 
-/// Describes a local file; for a shard, all shards beside it.
-fn describe_files(path: &Path) -> Result<DescribedModel, ErrorBody> {
-    let name = path.display().to_string();
-    let paths = match path.to_str().and_then(ShardName::of) {
+/// The path of a local file; for a shard, those of all shards beside it.
+pub(super) fn file_paths(path: &Path) -> Vec<PathBuf> {
+    match path.to_str().and_then(ShardName::of) {
         Some(shard) => shard.all().into_iter().map(PathBuf::from).collect(),
         None => vec![path.to_owned()],
-    };
-    let files = paths.iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?;
+    }
+}
+
+/// Describes a local file; for a shard, all shards beside it.
+pub(super) fn describe_files(path: &Path) -> Result<DescribedModel, ErrorBody> {
+    let name = path.display().to_string();
+    let files = file_paths(path).iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?;
     Ok(DescribedModel { name, digest: None, place: Place::LocalFiles, files })
 }
 
@@ -241,8 +286,9 @@ fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
         let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}"));
         body.with_hint(error.advice(FileOrigin::Disk))
     })?;
+    let kind = Header::parse(&header).map(|header| ModelKind::of(&header)).unwrap_or_default();
     Ok(DescribedFile {
-        media_type: MediaType::new(MediaType::OLLAMA_MODEL),
+        media_type: MediaType::new(kind.media_type()),
         name: path.file_name().map(|name| name.to_string_lossy().into_owned()),
         digest: None,
         size: metadata.len(),

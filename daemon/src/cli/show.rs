@@ -13,6 +13,7 @@ use super::{Global, residency};
 mod document;
 mod full;
 mod hash;
+mod kind_row;
 mod layered;
 mod network_layers;
 mod render;

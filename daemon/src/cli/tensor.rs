@@ -11,13 +11,15 @@ use clap::Args;
 
 use self::source::StoredTensor;
 use super::connect::{connect, print_result};
-use super::model_name::{ModelName, only};
+use super::model_name::only;
+use super::model_source::ModelArgs;
 use super::output_file::Existing;
 use super::target::refuse_terminal;
 use super::{Global, usage};
 use crate::output::print_json;
 
 mod npy;
+mod packed;
 mod source;
 mod statistics;
 mod values;
@@ -26,11 +28,13 @@ mod write;
 /// Show one tensor: statistics, single values, or all of it as a file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Quantised tensors are converted to float32. Statistics are those of the finite values; elements are
+    after_help = "Quantised tensors are converted to float32, also those whose scales are tensors of their own (int4, int8,
+nvfp4, mxfp4, mxfp8). Statistics are those of the finite values; elements are
 numbered from 0 in the order of the file.
 
 Examples:
   blobd tensor llama3:8b blk.0.attn_q.weight                 statistics and a histogram
+  blobd tensor ./model-Q4_K_M.gguf output_norm.weight        of a file of this machine
   blobd tensor llama3:8b output_norm.weight --values 0..16
   blobd tensor mixtral:8x7b blk.3.ffn_up_exps.weight --expert 5
   blobd tensor llama3:8b token_embd.weight --npy -o embeddings.npy
@@ -38,9 +42,9 @@ Examples:
   blobd tensor llama3:8b blk.0.attn_q.weight --json | jq .std"
 )]
 pub(super) struct Params {
-    /// The model
-    #[arg(value_name = "REF")]
-    model: ModelName,
+    /// The model: its name in the store, or a GGUF file
+    #[arg(value_name = "REF|PATH")]
+    model: String,
     /// The tensor's name, as `blobd show --tensors` lists it
     #[arg(value_name = "NAME")]
     name: String,
@@ -71,9 +75,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.output.is_some() && !params.dump && !params.npy {
         return Err(usage("-o: only --dump and --npy write a file"));
     }
-    let connected = connect(global)?;
-    let reference = only(global, &connected.client, &params.model)?;
-    let tensor = StoredTensor::open(&connected.client, &reference, &params.name)?;
+    let tensor = open(global, params)?;
     let tensor = match params.expert {
         Some(number) => tensor.expert(number)?,
         None => tensor,
@@ -85,6 +87,17 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         Some(range) => print_result(global, &values::of(&tensor, range)?, values::render),
         None => print_result(global, &statistics::of(&tensor)?, statistics::render),
     }
+}
+
+fn open(global: &Global, params: &Params) -> Result<StoredTensor, ErrorBody> {
+    let model = ModelArgs::new(&params.model, true);
+    if let Some(path) = model.path() {
+        return StoredTensor::of_file(&path, &params.name);
+    }
+    let name = model.name()?;
+    let connected = connect(global)?;
+    let reference = only(global, &connected.client, &name)?;
+    StoredTensor::open(&connected.client, &reference, &params.name)
 }
 
 fn write(global: &Global, params: &Params, tensor: &StoredTensor) -> Result<(), ErrorBody> {

@@ -14,12 +14,14 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MetadataValue;
 use blobd_store_format::gguf::Header;
 use blobd_store_format::gguf::edit::{Change, EditedHeader, KeyEdit};
+use blobd_store_format::model_kind::ModelKind;
 use serde_json::Value as Json;
 
 use self::manifest::{NewLayers, compose_edited};
 use self::weights::{EditedFile, Weights};
 use super::OpError;
 use super::collect_on_failure::collect_on_failure;
+use super::compose::kind_of;
 use super::name_change::{NameChange, TargetName};
 use super::origin::of_edit;
 use super::policy::CallerPolicy;
@@ -76,7 +78,7 @@ fn edit_model(
         dry_run: params.dry_run,
         displaced: Vec::new(),
         evicted: Vec::new(),
-        notes: Vec::new(),
+        notes: header.absent().iter().map(|key| absent_key(&source, key)).collect(),
     };
     let file = EditedFile::new(&weights, &header)?;
     let known = known_digest(&change, &target, &file)?;
@@ -94,6 +96,7 @@ fn edit_model(
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
     let descriptor = file.add(&mut ingest, digest)?;
     let manifest = compose_edited(&mut ingest, &model, (&weights, &descriptor, &header), &layers)?;
+    ingest.note_kind(kind_of(&manifest, ModelKind::of(header.header())));
     // The stored name: the source may have been given by its ID.
     let origin = of_edit(&model.reference, model.manifest.digest());
     let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());
@@ -103,7 +106,7 @@ fn edit_model(
     edited.unchanged = named.unchanged;
     edited.displaced = named.displaced;
     edited.evicted = named.evicted;
-    edited.notes = named.notes;
+    edited.notes.extend(named.notes);
     edited.digest = Some(manifest.digest());
     Ok(edited)
 }
@@ -114,6 +117,12 @@ fn key_edit(change: &KeyChange) -> Result<KeyEdit, String> {
     let change_of = |text: &String| Change::Set { value_type, text: text.clone() };
     let key = change.key.clone();
     Ok(KeyEdit { key, change: change.value.as_ref().map_or(Change::Unset, change_of) })
+}
+
+fn absent_key(model: &str, key: &str) -> String {
+    format!(
+        "{model} has no metadata key {key:?}: there was nothing to remove; `blobd show --metadata` lists the keys"
+    )
 }
 
 fn changed_keys(before: &Header, edited: &EditedHeader) -> Vec<ChangedKey> {

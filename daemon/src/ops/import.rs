@@ -74,7 +74,7 @@ fn import_file(
     let check =
         |file: &str, header: &dyn ModelHeader| policy.check_import(file, target.preferred(), Some(header));
     let added = sidecars.ingest(&mut ingest, source, (size, progress), check)?;
-    let manifest = compose(&mut ingest, &parts_of(&ingested, &file_name, &added), facts)?;
+    let manifest = compose(&mut ingest, parts_of(&ingested, &file_name, &added), facts)?;
     let is_allowed = |name: &Reference| policy.check_import(&file_name, name, None).is_ok();
     let named = change.commit(ingest, target, &manifest, Some(&of_import(&file_name)), is_allowed)?;
     Ok(Imported {

@@ -5,7 +5,7 @@ use blobd_registry::RemoteModel;
 
 use super::OpError;
 use super::pull_source::{Pull, resolve, target_name};
-use super::remote_heads::remote_heads;
+use super::remote_heads::{check_layers, remote_heads};
 use super::remote_policy::check_heads;
 
 /// Describes a model at its registry. Stores nothing, and downloads its manifest, the headers of its files and
@@ -20,6 +20,7 @@ pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
     let origin = params.source.to_string();
     let remote = handle.block_on(resolve(registry, params, &[], events.closed()))?;
     let files = remote_heads(pull, &remote)?;
+    check_layers(&remote, &files)?;
     check_heads(pull, &remote, &files)?;
     let digest = match &remote {
         RemoteModel::Published(published) => Some(published.manifest.digest()),

@@ -59,6 +59,7 @@ fn summary(tag: &TagSummary) -> ModelSummary {
         name: tag.reference.short(),
         digest: manifest.map_or_else(|_| Digest::of(b""), |manifest| manifest.digest),
         size: manifest.map_or(0, |manifest| manifest.size),
+        kind: tag.kind,
         modified: rfc3339(tag.modified),
         pinned: false,
         origin: tag.origin.origin.clone(),

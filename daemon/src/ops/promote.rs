@@ -184,6 +184,9 @@ fn commit(store: &Store, ingest: Ingest, model: &Model, was_below: bool) -> Resu
     };
     let name = &model.reference;
     let (origin, name_origin) = (store.origin(digest), store.name_origin(name, digest));
-    let ingest = ingest.with_name_origin(name_origin);
+    let mut ingest = ingest.with_name_origin(name_origin);
+    if let Some(kind) = store.kind(digest) {
+        ingest.note_kind(kind);
+    }
     ingest.commit_if(NewName::Given(name), &model.manifest, origin.as_deref(), is_unchanged)
 }

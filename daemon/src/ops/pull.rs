@@ -18,13 +18,14 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
 use super::collect_on_failure::collect_on_failure;
-use super::compose::{Part, compose};
+use super::compose::{Part, WEIGHTS, compose, kind_of};
 use super::origin::of_expiring;
 use super::pull_source::{
     Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
     transfer_plan,
 };
 use super::relief::Leftover;
+use super::remote_heads::refuse_without_layers;
 use super::remote_policy::check_pull;
 use super::reusable::{Download, Reusable};
 use super::stored_header::read_header;
@@ -54,6 +55,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     if let Some(chosen) = &chosen {
         pull.send(PullProgress { status: chosen.to_string(), ..PullProgress::default() });
     }
+    refuse_without_layers(pull, &remote)?;
     check_pull(pull, &reusable, reference, &remote)?;
     let change = name_change(pull, reference).reporting_to(events);
     change.check(&target, |present| may_be(present, &remote))?;
@@ -66,7 +68,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let (manifest, origin) = match remote {
         RemoteModel::Published(published) => {
             let files = layers(&params.source, &published);
-            model.forgetting_invalid(&files, |model| model.take_published(&files))?;
+            model.forgetting_invalid(&files, |model| model.take_published(&published.manifest, &files))?;
             (published.manifest, params.source.origin())
         }
         RemoteModel::Files { files, origin, .. } => {
@@ -182,9 +184,11 @@ impl Incoming<'_> {
         taken
     }
 
-    fn take_published(&mut self, files: &[RemoteFile]) -> Result<(), OpError> {
+    fn take_published(&mut self, manifest: &Manifest, files: &[RemoteFile]) -> Result<(), OpError> {
         let held = self.take_all(files)?;
-        shards::joined(&self.reference.short(), &facts_of_weights(held)).map(drop)
+        let facts = shards::joined(&self.reference.short(), &facts_of_weights(held))?;
+        self.ingest.note_kind(kind_of(manifest, facts.kind));
+        Ok(())
     }
 
     /// Receives files that have no manifest, and composes one.
@@ -198,7 +202,7 @@ impl Incoming<'_> {
         let parts: Vec<_> =
             parts.map(|(held, file)| Part { file: held.file.clone(), name: name(file) }).collect();
         let facts = shards::joined(&self.reference.short(), &facts_of_weights(held))?;
-        compose(&mut self.ingest, &parts, &facts)
+        compose(&mut self.ingest, parts, &facts)
     }
 
     fn take_all(&mut self, files: &[RemoteFile]) -> Result<Vec<Held>, OpError> {
@@ -448,9 +452,6 @@ impl Incoming<'_> {
 
 /// Files without tensors up to this size are downloaded into memory by one request.
 const SMALL_BYTES: u64 = 256 << 10;
-
-/// The component of files that can be shards.
-const WEIGHTS: &str = "model";
 
 fn files_of(members: Vec<NamedFile>) -> Vec<StoredFile> {
     members.into_iter().map(|member| member.file).collect()

@@ -9,6 +9,8 @@ use blobd_store_format::archive::member_type;
 use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES, ModelHeader};
 use blobd_store_format::file_layout::ArchiveFile;
+use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::manifest_config::ManifestConfig;
 use blobd_store_format::source::PullSource;
 
 use super::OpError;
@@ -43,6 +45,27 @@ pub(super) fn remote_heads(pull: Pull<'_>, remote: &RemoteModel) -> Result<Vec<F
         }
     }
     Ok(heads)
+}
+
+/// Refuses a manifest without layers, unless its configuration says that the model runs on another server.
+pub(super) fn refuse_without_layers(pull: Pull<'_>, remote: &RemoteModel) -> Result<(), OpError> {
+    match remote {
+        RemoteModel::Published(published) if published.manifest.layers().is_empty() => {
+            check_layers(remote, &remote_heads(pull, remote)?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The same for a model whose headers and texts are these.
+pub(super) fn check_layers(remote: &RemoteModel, heads: &[FileHead]) -> Result<(), OpError> {
+    let RemoteModel::Published(published) = remote else { return Ok(()) };
+    let config = heads.first().and_then(|head| head.content.as_ref());
+    let runs_elsewhere = config.is_some_and(|config| ManifestConfig::parse(&config.0).remote_host.is_some());
+    match published.manifest.layers().is_empty() && !runs_elsewhere {
+        true => Err(ManifestError::NoLayers.into()),
+        false => Ok(()),
+    }
 }
 
 /// The files of a manifest with their names, the configuration first.

@@ -19,6 +19,9 @@ pub(super) fn joined(model: &str, files: &[ModelFacts]) -> Result<ModelFacts, Op
         return Err(OpError::Shards { model: model.to_owned(), what });
     }
     if !shards.is_empty() {
+        // The others have no metadata.
+        let first = shards.iter().find(|(shard, _)| shard.number == Some(0));
+        facts.kind = first.map_or(facts.kind, |(_, file)| file.kind);
         let sum = |count: fn(&ModelFacts) -> u64| {
             shards.iter().fold(0u64, |sum, (_, file)| sum.saturating_add(count(file)))
         };

@@ -11,6 +11,7 @@ use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
+use super::compose::{WEIGHTS, kind_of};
 use super::stored_header::{StoredHeader, read_header};
 use super::{OpError, layer_info};
 use crate::metadata_json::Abridger;
@@ -53,6 +54,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
         digest: model.manifest.digest(),
         origin: store.name_origin(&model.reference, model.manifest.digest()).origin,
         store: store.lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
+        kind: Some(kind_of(&model.manifest, facts.kind)),
         architecture: facts.architecture,
         parameters,
         quantization: facts.quantization,
@@ -88,11 +90,15 @@ fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Resu
     Ok(sum)
 }
 
+/// The header that describes the model: that of the weights, or of what there is in their place, such as an adapter.
 fn header(store: &Store, contents: &[NamedFile]) -> Result<Option<StoredHeader>, OpError> {
-    match recipes(contents).find(|recipe| recipe.header().is_some()) {
-        Some(recipe) => read_header(store, recipe),
-        None => Ok(None),
-    }
+    let with_headers = || {
+        let files = contents.iter().map(|named| &named.file);
+        files.filter(|file| file.recipe.as_ref().is_some_and(|recipe| recipe.header().is_some()))
+    };
+    let weights = with_headers().find(|file| file.descriptor.media_type.component() == WEIGHTS);
+    let found = weights.or_else(|| with_headers().next());
+    found.and_then(|file| file.recipe.as_ref()).map_or(Ok(None), |recipe| read_header(store, recipe))
 }
 
 fn layer(NamedFile { file, name, unpacked_from }: &NamedFile) -> LayerSummary {

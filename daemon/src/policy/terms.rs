@@ -5,14 +5,13 @@ use std::collections::BTreeSet;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::file_format::{FileFormat, ModelHeader};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::model_card::LICENSE_KEY;
 
 use super::license::{OTHER, UNKNOWN, of_expression, of_text};
 use super::subject::{Known, Terms};
 
 /// The annotation of a manifest with the license of the whole model.
 const LICENSE_ANNOTATION: &str = "org.opencontainers.image.licenses";
-/// The key of a GGUF header.
-const LICENSE_KEY: &[u8] = b"general.license";
 
 /// Collects the [`Terms`] of a model.
 #[derive(Debug, Default)]
@@ -29,7 +28,7 @@ impl TermsBuilder {
 
     pub(crate) fn add_header(&mut self, header: &dyn ModelHeader) {
         self.formats.insert(header.facts().format.unwrap_or(OTHER).to_owned());
-        let license = header.metadata().find(|(key, _)| *key == LICENSE_KEY);
+        let license = header.metadata().find(|(key, _)| *key == LICENSE_KEY.as_bytes());
         let license = license.and_then(|(_, value)| value.as_str().map(of_expression));
         self.licenses.extend(license.into_iter().flatten());
     }

@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing::Span;
@@ -58,6 +59,8 @@ pub struct Ingest {
     name_origin: Option<NameOrigin>,
     /// The versions of the files at their servers, which the commit records with the origin.
     versions: Vec<FileVersion>,
+    /// What the model is, which the commit records with the origin.
+    kind: Option<ModelKind>,
     /// On whose behalf the commit sets the tag.
     actor: Actor,
     /// The tag that the commit removes, because the model gets another name.
@@ -136,6 +139,7 @@ impl Ingest {
             rule: NameRule::default(),
             name_origin: None,
             versions: Vec::new(),
+            kind: None,
             actor: Actor::daemon(Verb::Import),
             renamed: None,
             account: None,
@@ -358,6 +362,11 @@ impl Ingest {
     /// The commit records these versions with the origin.
     pub fn note_versions(&mut self, versions: impl IntoIterator<Item = FileVersion>) {
         self.versions.extend(versions);
+    }
+
+    /// The commit records what the model is with the origin.
+    pub fn note_kind(&mut self, kind: ModelKind) {
+        self.kind = Some(kind);
     }
 
     /// The commit deletes what is left in `partial/` under this name.

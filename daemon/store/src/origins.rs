@@ -1,9 +1,11 @@
-//! Records of where models came from, and of the versions of files that have no digest at their server.
+//! Records of where models came from, of the versions of files that have no digest at their server, and of what each
+//! model is, so that a list of models needs no headers.
 
 use std::path::Path;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +33,13 @@ struct Origin {
     origin: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     files: Vec<FileVersion>,
+    /// Absent in records of earlier versions.
+    #[serde(
+        default,
+        deserialize_with = "ModelKind::deserialize_known",
+        skip_serializing_if = "Option::is_none"
+    )]
+    kind: Option<ModelKind>,
 }
 
 /// The origin of a manifest, with disk space reserved for its file.
@@ -41,8 +50,13 @@ pub(super) struct OriginRecord {
 }
 
 impl OriginRecord {
-    pub(super) fn new(staging: &Staging, origin: &str, files: Vec<FileVersion>) -> Result<Self, StoreError> {
-        let origin = Origin { origin: origin.to_owned(), files };
+    pub(super) fn new(
+        staging: &Staging,
+        origin: &str,
+        files: Vec<FileVersion>,
+        kind: Option<ModelKind>,
+    ) -> Result<Self, StoreError> {
+        let origin = Origin { origin: origin.to_owned(), files, kind };
         let length = origin.encode()?.len() as u64;
         Ok(Self { origin, reservation: staging.reserve_record(length)? })
     }
@@ -66,14 +80,15 @@ impl Origin {
         if json.len() as u64 <= Self::MAX_BYTES {
             return Ok(json);
         }
-        encode(&Self { origin: self.origin.clone(), files: Vec::new() })
+        encode(&Self { origin: self.origin.clone(), files: Vec::new(), kind: self.kind })
     }
 
-    /// This record with newer versions of files.
-    fn with(self, newer: Vec<FileVersion>) -> Self {
+    /// This record with newer versions of files, and with the kind if it has none.
+    fn with(self, newer: Vec<FileVersion>, kind: Option<ModelKind>) -> Self {
         let is_kept = |file: &FileVersion| newer.iter().all(|newer| newer.url != file.url);
         let kept: Vec<_> = self.files.into_iter().filter(is_kept).collect();
-        Self { origin: self.origin, files: kept.into_iter().chain(newer).collect() }
+        let files = kept.into_iter().chain(newer).collect();
+        Self { origin: self.origin, files, kind: self.kind.or(kind) }
     }
 }
 
@@ -93,6 +108,13 @@ impl Store {
     pub fn origin(&self, manifest: Digest) -> Option<String> {
         let of_lower = || self.lower.find(|root| Ok(origin_in(root, manifest)));
         self.own_origin(manifest).or_else(of_lower)
+    }
+
+    /// What the model with this manifest is, if recorded.
+    #[must_use]
+    pub fn kind(&self, manifest: Digest) -> Option<ModelKind> {
+        let of_lower = || self.lower.find(|root| Ok(kind_in(root, manifest)));
+        kind_in(&self.root, manifest).or_else(of_lower)
     }
 
     /// The same without the lower stores.
@@ -140,7 +162,7 @@ impl Store {
             self.write_record(temporary, &target, &origin.encode()?, Some(reservation))?;
         } else if let Some(stored) = self.read_origin(manifest) {
             let before = stored.encode()?;
-            let merged = stored.with(origin.files).encode()?;
+            let merged = stored.with(origin.files, origin.kind).encode()?;
             if merged != before {
                 self.write_record(temporary, &target, &merged, Some(reservation))?;
             }
@@ -168,6 +190,11 @@ pub(super) fn origin_in(root: &Root, manifest: Digest) -> Option<String> {
     Some(record_in(root, manifest)?.origin)
 }
 
+/// What the model with this manifest is, if that is recorded in the store at `root`.
+pub(super) fn kind_in(root: &Root, manifest: Digest) -> Option<ModelKind> {
+    record_in(root, manifest)?.kind
+}
+
 fn record_in(root: &Root, manifest: Digest) -> Option<Origin> {
     try_record_in(root, manifest).ok().flatten()
 }
@@ -189,13 +216,24 @@ mod tests {
     }
 
     fn origin(files: Vec<FileVersion>) -> Origin {
-        Origin { origin: "https://a/x.gguf".to_owned(), files }
+        Origin { origin: "https://a/x.gguf".to_owned(), files, kind: None }
     }
 
     #[test]
     fn newer_version_of_a_file_replaces_the_older_one() {
-        let merged = origin(vec![version("a", "1"), version("b", "1")]).with(vec![version("a", "2")]);
+        let merged = origin(vec![version("a", "1"), version("b", "1")]).with(vec![version("a", "2")], None);
         assert_eq!(merged, origin(vec![version("b", "1"), version("a", "2")]));
+    }
+
+    #[test]
+    fn kind_is_added_to_a_record_without_one_and_then_stays() {
+        let merged = origin(Vec::new()).with(Vec::new(), Some(ModelKind::Adapter));
+        assert_eq!(merged.kind, Some(ModelKind::Adapter));
+        let json = merged.encode().unwrap();
+        assert_eq!(serde_json::from_slice::<Origin>(&json).unwrap(), merged);
+        assert_eq!(merged.with(Vec::new(), Some(ModelKind::Draft)).kind, Some(ModelKind::Adapter));
+        let later = br#"{"origin":"x","kind":"hologram"}"#;
+        assert_eq!(serde_json::from_slice::<Origin>(later).unwrap().kind, None, "of a later version");
     }
 
     #[test]

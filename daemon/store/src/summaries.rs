@@ -11,11 +11,12 @@ use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::Mutex;
 
 use super::history::{Account, NameOrigin, account_in};
-use super::origins::name_origin_in;
+use super::origins::{kind_in, name_origin_in};
 use super::place::Place;
 use super::root::{Directory, Entry, FileStatus, Root};
 use super::tags::{manifest_in, visit_readable_tag_files, visit_tag_files};
@@ -32,6 +33,8 @@ pub struct TagSummary {
     pub manifest: Result<ManifestSummary, String>,
     /// Where the name's content came from, and what updates it.
     pub origin: NameOrigin,
+    /// What the model is, if recorded.
+    pub kind: Option<ModelKind>,
     /// Whom the model is charged to, if recorded.
     pub account: Option<Account>,
     /// What its manifest and the history of its name take on disk.
@@ -178,13 +181,24 @@ fn summary(
     };
     let origin = manifest.as_ref().ok().map(|manifest| name_origin_in(root, reference, manifest.digest));
     let origin = origin.unwrap_or_default();
+    let kind = manifest.as_ref().ok().and_then(|manifest| kind_in(root, manifest.digest));
     let account = manifest.as_ref().ok().and_then(|manifest| account_in(root, reference, manifest.digest));
     let (reference, record_bytes) = (reference.clone(), record_bytes(root, reference)?);
     let damage = manifest.as_ref().err().map_or(0, String::len);
     let sources = [&origin.origin, &origin.source].into_iter().flatten().map(String::len).sum::<usize>();
     let text_bytes = reference.canonical().len() + sources + damage;
     let lower = None;
-    Ok(Some(TagSummary { reference, modified, manifest, origin, account, record_bytes, lower, text_bytes }))
+    Ok(Some(TagSummary {
+        reference,
+        modified,
+        manifest,
+        origin,
+        kind,
+        account,
+        record_bytes,
+        lower,
+        text_bytes,
+    }))
 }
 
 /// What a tag's manifest and the history of its name take on disk.

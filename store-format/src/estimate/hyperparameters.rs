@@ -125,11 +125,9 @@ fn cross_attention(keys: &mut Keys<'_>, architecture: &str) -> BTreeSet<u64> {
     if architecture != "mllama" {
         return BTreeSet::new();
     }
-    if let Some(blocks) = keys.metadata().array::<i32>(KEY) {
-        return blocks.filter_map(|block| u64::try_from(block).ok()).collect();
-    }
-    match keys.metadata().array::<u32>(KEY) {
-        Some(blocks) => blocks.map(u64::from).collect(),
+    // Of exactly this type, as Ollama reads it.
+    match keys.metadata().array::<i32>(KEY) {
+        Some(blocks) => blocks.filter_map(|block| u64::try_from(block).ok()).collect(),
         None => {
             keys.add_missing(KEY);
             BTreeSet::new()

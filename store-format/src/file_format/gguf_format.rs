@@ -5,6 +5,7 @@ use crate::file_layout::{FileLayout, LayoutError};
 use crate::file_type::file_type_name;
 use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MetadataValue, Progress};
 use crate::model_facts::{ModelFacts, Shard};
+use crate::model_kind::ModelKind;
 use crate::tensor::TensorError;
 
 pub(super) static FORMAT: FileFormat = FileFormat {
@@ -41,6 +42,7 @@ impl ModelHeader for Header {
         };
         ModelFacts {
             format: Some(FORMAT.name()),
+            kind: ModelKind::of(self),
             architecture: self.architecture().map(str::to_owned),
             parameters: elements.fold(0, u64::saturating_add),
             quantization: file_type.map(str::to_owned),

@@ -1,15 +1,9 @@
-//! The accessors that Ollama gives a name, and what it derives from them.
+//! The accessors that Ollama gives a name. What it derives from the architecture is in `ollama`.
 //!
 //! Numbers have the default that Ollama uses when the key is missing.
 
 use super::{Metadata, UNKNOWN};
 use crate::gguf::ValueType;
-
-/// The architectures that need Ollama's own engine instead of llama.cpp's; August 2025.
-const OLLAMA_ENGINE_ARCHITECTURES: [&str; 8] =
-    ["gemma3", "gemma3n", "mistral3", "llama4", "mllama", "qwen25vl", "gptoss", "gpt-oss"];
-/// The cache types that Ollama supports; August 2025.
-const KV_CACHE_TYPES: [&str; 3] = ["f16", "q8_0", "q4_0"];
 
 impl<'a> Metadata<'a> {
     /// What the file is, such as `model` or `adapter`: `general.type`, by default `unknown`.
@@ -101,29 +95,57 @@ impl<'a> Metadata<'a> {
         self.get("tokenizer.chat_template")
     }
 
-    /// Whether flash attention can be used, by the rule of August 2025: the model does not pool its
-    /// embeddings, and its key and value heads have the same size.
-    #[must_use]
-    pub fn supports_flash_attention(&self) -> bool {
-        self.value("pooling_type").is_none()
-            && self.head_size_k() == self.head_size_v()
-            && self.head_size_k() != 0
+    /// The attention heads of each block: a number for all, or an array; blocks that it does not have count 1.
+    pub fn head_counts(&self) -> impl Iterator<Item = u64> + use<'a> {
+        self.per_block("attention.head_count", 1)
     }
 
-    /// Whether Ollama supports a KV cache of this type, by the rule of August 2025: `f16`, `q8_0` and
-    /// `q4_0`, but for gpt-oss, whose attention sinks exclude quantised caches, only `f16`.
-    #[must_use]
-    pub fn supports_kv_cache_type(&self, name: &str) -> bool {
-        match self.architecture {
-            "gptoss" | "gpt-oss" => name == "f16",
-            _ => KV_CACHE_TYPES.contains(&name),
-        }
+    /// The key and value heads of each block, likewise. A block with 0 has no KV cache.
+    pub fn head_counts_kv(&self) -> impl Iterator<Item = u64> + use<'a> {
+        self.per_block("attention.head_count_kv", 1)
     }
 
-    /// Whether Ollama runs the model with its own engine only, by the list of August 2025.
+    /// The length of the feed-forward network of each block; 0 if missing.
+    pub fn feed_forward_lengths(&self) -> impl Iterator<Item = u64> + use<'a> {
+        self.per_block("feed_forward_length", 0)
+    }
+
+    /// The width of the convolution of a state-space model (SSM).
     #[must_use]
-    pub fn requires_ollama_engine(&self) -> bool {
-        OLLAMA_ENGINE_ARCHITECTURES.contains(&self.architecture)
+    pub fn ssm_conv_kernel(&self) -> u64 {
+        self.number("ssm.conv_kernel", 0)
+    }
+
+    /// The inner size of an SSM.
+    #[must_use]
+    pub fn ssm_inner_size(&self) -> u64 {
+        self.number("ssm.inner_size", 0)
+    }
+
+    /// The size of the state of an SSM.
+    #[must_use]
+    pub fn ssm_state_size(&self) -> u64 {
+        self.number("ssm.state_size", 0)
+    }
+
+    /// The groups of an SSM.
+    #[must_use]
+    pub fn ssm_group_count(&self) -> u64 {
+        self.number("ssm.group_count", 0)
+    }
+
+    /// A number for each block. A number, or an array of one element, holds for all; the blocks that a longer
+    /// array does not have get `default`.
+    fn per_block(&self, key: &str, default: u64) -> impl Iterator<Item = u64> + use<'a> {
+        let number = self.get::<u32>(key).into_iter();
+        let unsigned = self.array::<u32>(key).into_iter().flatten();
+        // Negative numbers are read as unsigned, as by `range`.
+        let signed = self.array::<i32>(key).into_iter().flatten().map(i32::cast_unsigned);
+        let mut values = number.chain(unsigned).chain(signed).map(u64::from);
+        let (first, second) = (values.next(), values.next());
+        let rest = if second.is_none() { first.unwrap_or(default) } else { default };
+        let blocks = usize::try_from(self.block_count()).unwrap_or(usize::MAX);
+        first.into_iter().chain(second).chain(values).chain(std::iter::repeat(rest)).take(blocks)
     }
 
     /// A `u32`, as wide as the formulas calculate.

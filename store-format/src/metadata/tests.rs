@@ -168,21 +168,83 @@ fn flash_attention_takes_equal_heads_and_no_pooling() {
 }
 
 #[test]
-fn cache_types_and_engine_depend_on_the_architecture() {
-    for (architecture, quantised_cache, own_engine) in
-        [("llama", true, false), ("gemma3", true, true), ("gptoss", false, true), ("gpt-oss", false, true)]
-    {
+fn rules_of_ollama_are_known_by_their_date() {
+    use OllamaRules::{August2025, August2026};
+    for (architecture, quantised, own_engine, flash) in [
+        ("llama", [true, true], [false, false], [false, false]),
+        ("gemma3", [true, true], [true, true], [false, true]),
+        ("gptoss", [false, true], [true, true], [true, true]),
+        ("gpt-oss", [false, true], [true, true], [true, true]),
+        ("qwen3", [true, true], [false, true], [false, true]),
+        ("nomic-bert", [true, true], [false, true], [false, false]),
+    ] {
         let header = header(&[("general.architecture", Value::from(architecture))]);
         let metadata = Metadata::new(&header);
-        let supported =
-            ["f16", "q8_0", "q4_0", "q4_1", "F16", ""].map(|name| metadata.supports_kv_cache_type(name));
-        assert_eq!(
-            supported,
-            [true, quantised_cache, quantised_cache, false, false, false],
-            "{architecture}"
-        );
-        assert_eq!(metadata.requires_ollama_engine(), own_engine, "{architecture}");
+        for (rules, place) in [(August2025, 0), (August2026, 1)] {
+            let supported = ["", "f16", "q8_0", "q4_0", "q4_1", "F16"]
+                .map(|name| metadata.supports_kv_cache_type_by(rules, name));
+            let expected = [true, true, quantised[place], quantised[place], false, false];
+            assert_eq!(supported, expected, "{architecture} {rules:?}");
+            assert_eq!(metadata.requires_ollama_engine_by(rules), own_engine[place], "{architecture}");
+            assert_eq!(metadata.uses_flash_attention_by_default(rules), flash[place], "{architecture}");
+        }
+        assert_eq!(metadata.supports_kv_cache_type("q8_0"), quantised[1], "today's rules");
     }
+    let heads = |architecture: &str| {
+        let key = |name: &str| format!("{architecture}.attention.{name}");
+        let (key, value) = (key("key_length"), key("value_length"));
+        let keys = [
+            ("general.architecture", Value::from(architecture)),
+            (&key, 64_u32.into()),
+            (&value, 32_u32.into()),
+        ];
+        header(&keys)
+    };
+    for (architecture, supported) in [("qwen35", [false, true]), ("llama", [false, false])] {
+        let header = heads(architecture);
+        let found =
+            [August2025, August2026].map(|rules| Metadata::new(&header).supports_flash_attention_by(rules));
+        assert_eq!(found, supported, "{architecture}");
+    }
+    let quantized = ["", "f16", "bf16", "f32", "q8_0", "q4_0"].map(is_quantized_kv_cache_type);
+    assert_eq!(quantized, [false, false, false, false, true, true]);
+}
+
+#[test]
+fn numbers_per_block_are_those_of_an_array_or_of_all() {
+    for (value, expected) in [
+        (None, vec![1, 1, 1]),
+        (Some(Value::U32(8)), vec![8, 8, 8]),
+        (Some(Value::from(vec![8_u32])), vec![8, 8, 8]),
+        (Some(Value::from(vec![8_u32, 0])), vec![8, 0, 1]),
+        (Some(Value::from(vec![8_i32, 0, 4, 9])), vec![8, 0, 4]),
+        (Some(Value::from(vec![-1_i32, 2])), vec![u64::from(u32::MAX), 2, 1]),
+        (Some(Value::U64(8)), vec![1, 1, 1]),
+        (Some(Value::from(Vec::<u32>::new())), vec![1, 1, 1]),
+    ] {
+        let count = value.clone().map(|value| ("llama.attention.head_count_kv", value));
+        let keys: Vec<_> = count.into_iter().chain([("llama.block_count", Value::U32(3))]).collect();
+        let header = llama(&keys);
+        assert_eq!(Vec::from_iter(Metadata::new(&header).head_counts_kv()), expected, "{value:?}");
+    }
+    let header =
+        llama(&[("llama.feed_forward_length", Value::U32(9)), ("llama.block_count", Value::U32(u32::MAX))]);
+    let metadata = Metadata::new(&header);
+    assert_eq!(metadata.feed_forward_lengths().next(), Some(9));
+    assert_eq!(metadata.head_counts().nth(1000), Some(1), "no allocation for a claimed number of blocks");
+}
+
+#[test]
+fn sizes_of_state_space_models_are_read() {
+    let header = llama(&[
+        ("llama.ssm.conv_kernel", Value::U32(4)),
+        ("llama.ssm.inner_size", Value::U32(5120)),
+        ("llama.ssm.state_size", Value::U32(16)),
+        ("llama.ssm.group_count", Value::U64(1)),
+    ]);
+    let metadata = Metadata::new(&header);
+    let sizes = (metadata.ssm_conv_kernel(), metadata.ssm_inner_size(), metadata.ssm_state_size());
+    assert_eq!((sizes, metadata.ssm_group_count()), ((4, 5120, 16), 0));
 }
 
 proptest! {

@@ -34,10 +34,10 @@ pub struct Totals {
 impl TensorLayers {
     /// All tensors by name, without scales and biases; `index` is what `model_index.json` says.
     pub fn describe(&self, index: &Quantization) -> impl Iterator<Item = DescribedTensor<'_>> + use<'_> {
-        let model = self.quantization(index).quant_type;
+        let model = self.quantization(index);
         let tensors = self.tensors.iter().filter(|(name, _)| !self.is_part(name));
         tensors.map(move |(name, tensor)| {
-            let quantization = self.quantization_of(name, model.as_deref()).unwrap_or_default();
+            let quantization = self.quantization_of(name, &model).unwrap_or_default();
             described(name, tensor, &quantization)
         })
     }

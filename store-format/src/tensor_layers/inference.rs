@@ -30,13 +30,13 @@ pub(super) fn infer_from_separate_scales(layers: &TensorLayers) -> Option<String
 /// Infers a tensor's quantisation. Scales of one byte tell a type with block scales. Otherwise the shapes decide:
 /// a row of the tensor is packed into numbers of 4-bit or 8-bit elements, and each group of elements
 /// has one scale. This gives one group size for 4 bits and half of it for 8 bits. A declared size leaves only
-/// that one. The first rule that applies decides: 4 bits if their size is 32; 8 bits if theirs is 64; the only
-/// valid size; 8 bits if `hint`, the model's quantisation, says so; 4 bits.
+/// that one. The first rule that applies decides: bits and size of `model`, the model's quantisation; 4 bits if
+/// their size is 32; 8 bits if theirs is 64; the only valid size; 8 bits if `model` says so; 4 bits.
 pub(super) fn infer(
     weight: &LayerTensor,
     scale: &LayerTensor,
     has_bias: bool,
-    hint: Option<&str>,
+    model: &Quantization,
 ) -> Quantization {
     if !has_bias && is_block_scale(scale.dtype) {
         return infer_block_scales(weight, scale).unwrap_or_default();
@@ -45,15 +45,17 @@ pub(super) fn infer(
     let size_for = |bits| {
         group_size(weight, scale, bits).filter(|size| declared.is_none_or(|declared| declared == *size))
     };
-    let hint_says_8_bits = hint.is_some_and(|hint| hint.contains('8'));
-    let (bits, size) = match (size_for(4), size_for(8)) {
-        (Some(32), _) => (4, 32),
-        (_, Some(64)) => (8, 64),
-        (Some(_), Some(size)) if hint_says_8_bits => (8, size),
-        (Some(size), _) => (4, size),
-        (None, Some(size)) => (8, size),
-        (None, None) => return Quantization::default(),
+    let hint_says_8_bits = model.quant_type.as_deref().is_some_and(|name| name.contains('8'));
+    let of_model = model.bits().zip(model.group_size).filter(|(bits, size)| size_for(*bits) == Some(*size));
+    let of_shapes = match (size_for(4), size_for(8)) {
+        (Some(32), _) => Some((4, 32)),
+        (_, Some(64)) => Some((8, 64)),
+        (Some(_), Some(size)) if hint_says_8_bits => Some((8, size)),
+        (Some(size), _) => Some((4, size)),
+        (None, Some(size)) => Some((8, size)),
+        (None, None) => None,
     };
+    let Some((bits, size)) = of_model.or(of_shapes) else { return Quantization::default() };
     match (bits, size) {
         (4, 16) if !has_bias => known("nvfp4", size),
         (4, _) => known("int4", size),

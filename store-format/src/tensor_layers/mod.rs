@@ -38,6 +38,7 @@ mod names;
 mod quantization;
 #[cfg(test)]
 mod tests;
+mod unpack;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,6 +46,7 @@ use std::sync::Arc;
 pub use self::describe::{DescribedTensor, Totals};
 use self::names::{PARTS, bias_name, is_part, member_name, scale_name, strip_component, tensor_key};
 pub use self::quantization::Quantization;
+pub use self::unpack::{PackedTensor, Part, UnpackError};
 use crate::safetensors::{Dtype, Header, Tensor};
 
 /// The tensors and groups in the layers of a model, or of one of its components.
@@ -183,17 +185,18 @@ impl TensorLayers {
     }
 
     /// How the model is quantised; type and size always come from one source: the first file that declares
-    /// a type, else scales in separate layers, else `index`, what `model_index.json` says. A type without a
-    /// size has its default size.
+    /// a type, else `index`, what `model_index.json` says, if it names a known type, else scales in separate
+    /// layers, else an unknown type of the index. A type without a size has its default size.
     #[must_use]
     pub fn quantization(&self, index: &Quantization) -> Quantization {
         if self.declared.quant_type.is_some() {
             return self.declared.clone().or_default_size();
         }
+        if index.bits().is_some() {
+            return index.clone().or_default_size();
+        }
         if let Some(inferred) = inference::infer_from_separate_scales(self) {
-            let is_same =
-                index.quant_type.as_deref().is_none_or(|named| quantization::is_same(named, &inferred));
-            let group_size = index.group_size.filter(|_| is_same);
+            let group_size = index.group_size.filter(|_| index.quant_type.is_none());
             return Quantization { quant_type: Some(inferred), group_size }.or_default_size();
         }
         let declares_size = index.quant_type.is_none() && self.declared.group_size.is_some();
@@ -204,9 +207,10 @@ impl TensorLayers {
     /// how the model is quantised.
     ///
     /// In order of precedence: what its file declares for this tensor, what the file declares for all
-    /// its tensors, what the shapes and types of the tensor and its scale imply, the type's default size.
+    /// its tensors, what the shapes and types of the tensor and its scale imply, the type's default size. Shapes that
+    /// allow the quantisation of the model imply it.
     #[must_use]
-    pub fn quantization_of(&self, name: &str, model: Option<&str>) -> Option<Quantization> {
+    pub fn quantization_of(&self, name: &str, model: &Quantization) -> Option<Quantization> {
         let (tensor, scale) = (self.tensors.get(name)?, self.tensors.get(&scale_name(name))?);
         let declared = &tensor.declared;
         if declared.quant_type.is_none() {

@@ -58,7 +58,8 @@ conformance! {
         edit_that_changes_nothing_is_the_source
         dry_run_of_an_edit_writes_nothing
         edit_of_a_damaged_model_stores_nothing
-        refused_edits_store_nothing;
+        refused_edits_store_nothing
+        removal_of_an_absent_key_is_a_note;
     names:
         file_name_gives_the_model_its_name
         name_is_the_same_in_upper_and_lower_case

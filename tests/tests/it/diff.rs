@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use blobd_store_format::gguf::{ByteOrder, GgmlType};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{ModelFile, ModelTensor};
+use blobd_tests::registry::FakeRegistry;
 use serde_json::{Value as Json, json};
 
 fn import(daemon: &TestDaemon, name: &str, model: &ModelFile) {
@@ -102,8 +103,50 @@ fn experts_that_are_equal_in_different_groups_are_shared() {
 fn unknown_model_is_not_found() {
     let daemon = TestDaemon::start();
     import(&daemon, "a", &ModelFile::dense(1));
-    daemon.command().line("diff a nobody").exits_with(3);
-    daemon.command().line("diff nobody a").exits_with(3);
+    daemon.command().line("diff a nobody --stored").exits_with(3);
+    daemon.command().line("diff nobody a --stored").exits_with(3);
+}
+
+#[test]
+fn files_are_compared_with_models_and_with_each_other() {
+    let daemon = TestDaemon::start();
+    let changed = ModelFile::dense(1).with_changed("output.weight");
+    import(&daemon, "a", &ModelFile::dense(1));
+    let [same, other] = [("same", &ModelFile::dense(1)), ("other", &changed)].map(|(name, model)| {
+        model.write_to(daemon.scratch(), &format!("file-{name}.gguf")).to_str().unwrap().to_owned()
+    });
+    let report = diff(&daemon, "a", &same);
+    assert_eq!((&report["only_a_bytes"], &report["only_b_bytes"]), (&json!(0), &json!(0)));
+    for first in ["a", &same] {
+        let report = diff(&daemon, first, &other);
+        assert_eq!(changes(&report), [("output.weight".to_owned(), "changed".to_owned())].into(), "{first}");
+    }
+    daemon.command().run(["diff", "a", "/nonexistent.gguf"]).exits_with(3);
+    // Experts that the store packs into one blob.
+    import(&daemon, "moe", &ModelFile::separate_experts(1, 4));
+    let moe = ModelFile::separate_experts(1, 4).write_to(daemon.scratch(), "file-moe.gguf");
+    let report = diff(&daemon, "moe", moe.to_str().unwrap());
+    assert_eq!(changes(&report), [].into());
+}
+
+#[test]
+fn model_that_is_not_pulled_is_compared_by_its_header() {
+    let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+    import(&daemon, "a", &ModelFile::dense(1));
+    let mut other = ModelFile::dense(1).with("general.name", "other");
+    other.add_noise(9, "extra.weight", GgmlType::F32, &[8]);
+    let bytes = other.bytes();
+    let layers: [(&str, &[u8]); 1] = [("application/vnd.ollama.image.model", &bytes)];
+    registry.add_model("library/b:latest", b"{}", &layers).unwrap();
+    let name = registry.name("library/b:latest");
+    let report = diff(&daemon, "a", &name);
+    let found = changes(&report);
+    assert_eq!((found["extra.weight"].as_str(), found["output.weight"].as_str()), ("added", "unknown"));
+    assert_eq!((&report["only_a_bytes"], &report["only_b_bytes"]), (&json!(0), &json!(32)));
+    assert!(report["unknown_bytes"].as_u64().unwrap() > 0);
+    let text = daemon.command().run(["diff", "a", &name]).succeeds().text();
+    assert!(text.contains("not compared") && !text.contains("output.weight"), "{text}");
+    assert_eq!(daemon.command().line("ls -q").succeeds().text(), "a:latest\n", "nothing is stored");
 }
 
 #[test]
@@ -126,8 +169,10 @@ fn values_of_changed_and_retyped_tensors_are_compared() {
     assert_eq!(error("a", "b"), 0.25);
     assert_eq!(error("a", "c"), 0.0);
     assert_eq!(error("b", "c"), 0.2);
+    let file = daemon.scratch().join("a.gguf");
+    assert_eq!(error(file.to_str().unwrap(), "b"), 0.25, "a local file");
     let text = daemon.command().line("diff a b --values").succeeds().text();
-    assert!(text.contains("ERROR") && text.contains("2.500e-1"), "{text}");
+    assert!(text.contains("ERROR") && text.contains("0.25"), "{text}");
 }
 
 #[test]

@@ -39,6 +39,7 @@ mod http;
 mod index;
 mod inspect;
 mod json_shapes;
+mod kinds;
 mod kubernetes;
 mod layouts;
 mod lifecycle;

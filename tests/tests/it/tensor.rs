@@ -105,7 +105,7 @@ fn statistics_are_those_of_the_numbers() {
         assert_eq!(counts.iter().map(|count| count.as_u64().unwrap()).sum::<u64>(), 256);
         assert_eq!(found["histogram"]["edges"].as_array().unwrap().len(), counts.len() + 1);
         let text = blobd.line("tensor m quantised").succeeds().text();
-        assert!(text.contains("deviation  3.695014e1") && text.contains("█"), "{text}");
+        assert!(text.contains("deviation  36.9501\n") && text.contains("█"), "{text}");
         assert_eq!(blobd.line("tensor m quantised --stats").succeeds().text(), text);
     });
 }
@@ -275,4 +275,27 @@ fn terminal_gets_no_raw_bytes() {
     let text = String::from_utf8_lossy(&found.stdout).into_owned();
     assert_eq!(found.status.code(), Some(2), "{text}");
     assert!(text.contains("standard output is a terminal"), "{text}");
+}
+
+#[test]
+fn tensor_of_a_local_file_is_that_of_the_model() {
+    let daemon = TestDaemon::start();
+    let path = ModelFile::stacked_experts(1, 4).write_to(daemon.scratch(), "moe-F16.gguf");
+    let path = path.to_str().unwrap();
+    daemon.command().run(["import", path, "--name", "m"]).succeeds();
+    let name = "blk.0.ffn_up_exps.weight";
+    for form in [
+        &["--json"][..],
+        &["--values", "3..9", "--json"],
+        &["--expert", "2", "--json"],
+        &["--npy"],
+        &["--dump"],
+    ] {
+        let of = |model| daemon.command().run(["tensor", model, name].iter().chain(form)).succeeds().stdout;
+        assert!(of(path) == of("m"), "{form:?}");
+    }
+    let error =
+        daemon.command().run(["tensor", path, "blk.0.ffn_up_exp.weight", "--json"]).exits_with(3).error();
+    assert!(error.hint.unwrap().contains(name), "the nearest names");
+    daemon.command().run(["tensor", "/nonexistent.gguf", name]).exits_with(3);
 }

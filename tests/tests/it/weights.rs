@@ -109,3 +109,74 @@ fn tensor_shows_the_numbers_of_a_layer() {
     let error = error.exits_with(3).error();
     assert!(error.hint.unwrap().contains("text_encoder/a, text_encoder/b"), "the nearest names");
 }
+
+/// A daemon that has pulled a model of one tensor layer.
+fn with_layer(name: &str, file: &[u8]) -> (TestDaemon, String) {
+    let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+    let layer = |media_type: &str, bytes: &[u8]| {
+        registry.add_blob(bytes);
+        let digest = format!("sha256:{}", sha256(bytes));
+        json!({ "mediaType": media_type, "digest": digest, "size": bytes.len(), "name": name })
+    };
+    let config = layer("application/vnd.docker.container.image.v1+json", b"{}");
+    let layers = [layer("application/vnd.ollama.image.tensor", file)];
+    let manifest = json!({ "schemaVersion": 2, "config": config, "layers": layers });
+    registry.add_manifest("library/q:latest", manifest.to_string().as_bytes());
+    let model = registry.name("library/q");
+    daemon.command().run(["pull", &model]).succeeds();
+    (daemon, model)
+}
+
+#[test]
+fn tensor_unpacks_the_numbers_of_quantised_layers() {
+    // Codes 0 to 15, twice, and one group of each 16.
+    let codes = [0x7654_3210_u32, 0xfedc_ba98].repeat(2);
+    let codes: Vec<u8> = codes.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let bf16 = |numbers: [f32; 2]| -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()[2..].to_vec()).collect()
+    };
+    let e2m1 = [0.0_f32, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+    let affine: Vec<f32> = (0..16_u8).map(|code| f32::from(code) * 0.5 - 0.507_812_5).collect();
+    let affine_next: Vec<f32> = (0..16_u8).map(|code| f32::from(code) * 2.0 + 1.0).collect();
+    for (quant_type, scale_type, scales, biases, expected) in [
+        (
+            "int4",
+            Dtype::BF16,
+            bf16([0.5, 2.0]),
+            Some(bf16([-0.507_812_5, 1.0])),
+            [affine, affine_next].concat(),
+        ),
+        // E4M3: 1 and 2.
+        (
+            "nvfp4",
+            Dtype::U8,
+            vec![0x38, 0x40],
+            None,
+            [e2m1.to_vec(), e2m1.iter().map(|value| value * 2.0).collect()].concat(),
+        ),
+    ] {
+        let mut writer = HeaderWriter::new();
+        writer.metadata("quant_type", quant_type).metadata("group_size", "16");
+        writer.tensor("w", Dtype::U32, &[2, 2]).unwrap().tensor("w.scale", scale_type, &[2, 1]).unwrap();
+        if biases.is_some() {
+            writer.tensor("w.bias", Dtype::BF16, &[2, 1]).unwrap();
+        }
+        let mut file = writer.header().unwrap();
+        file.extend(codes.iter().chain(&scales).chain(biases.iter().flatten()));
+        let (daemon, model) = with_layer("w", &file);
+        let run =
+            |words: &[&str]| daemon.command().run(["tensor", &model, "w"].iter().chain(words)).succeeds();
+        let shown = run(&["--values", "0..32", "--json"]).json();
+        assert_eq!((&shown["type"], &shown["shape"]), (&json!(quant_type.to_uppercase()), &json!([2, 16])));
+        let values: Vec<f64> =
+            shown["values"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+        let exact: Vec<f64> = expected.iter().copied().map(f64::from).collect();
+        assert_eq!(values, exact, "{quant_type}");
+        assert_eq!(run(&["--dump"]).stdout, codes);
+        let npy = run(&["--npy"]).stdout;
+        let numbers: Vec<u8> = expected.iter().flat_map(|number| number.to_le_bytes()).collect();
+        assert!(npy.ends_with(&numbers));
+        let text = run(&[]).text();
+        assert!(text.contains(&quant_type.to_uppercase()) && text.contains("elements   32"), "{text}");
+    }
+}

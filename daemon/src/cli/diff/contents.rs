@@ -1,17 +1,15 @@
 //! Compares the bytes of tensors whose digests cannot tell whether they differ.
 
-use blobd_client::error::ModelError;
-use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::model_diff::{Change, TensorPair};
 
-use super::side::Side;
+use super::side::{Opened, Side};
 use crate::cli::connect::Connected;
 
 /// Marks as shared what has the same bytes in different packed groups: if one expert of a group differs, the
 /// digest of the whole group does.
 pub(super) fn find_equal(
-    connected: &Connected,
+    connected: Option<&Connected>,
     a: &Side,
     b: &Side,
     pairs: &mut [TensorPair<'_>],
@@ -25,14 +23,13 @@ pub(super) fn find_equal(
     let names: Vec<String> = candidates.iter().map(|pair| pair.name().to_owned()).collect();
     let (a, b) = (a.open(connected, names.clone())?, b.open(connected, names)?);
     for pair in candidates {
-        let is_same = has_same_bytes(&a, &b, pair.name());
-        if is_same.map_err(|error| ErrorBody::new(error.code(), error))? {
+        if has_same_bytes(&a, &b, pair.name())? {
             pair.change = Change::Shared;
         }
     }
     Ok(())
 }
 
-fn has_same_bytes(a: &OpenModel, b: &OpenModel, name: &str) -> Result<bool, ModelError> {
-    Ok(*a.map(name)? == *b.map(name)?)
+fn has_same_bytes(a: &Opened<'_>, b: &Opened<'_>, name: &str) -> Result<bool, ErrorBody> {
+    Ok(*a.bytes(name)? == *b.bytes(name)?)
 }

@@ -5,8 +5,9 @@ use blobd_store_format::model_diff::Change;
 use serde_json::Value as Json;
 
 use super::report::{Report, TensorForm};
+use crate::metadata_json::short_text;
 use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::size::{human_bytes, human_number};
 
 /// Values of metadata are cut at this length.
 const MAX_VALUE_CHARS: usize = 40;
@@ -20,6 +21,13 @@ pub(super) fn render(report: &Report) -> String {
         human_bytes(report.only_a_bytes),
         human_bytes(report.only_b_bytes)
     );
+    let not_compared = report.unknown_bytes.map(|bytes| {
+        format!(
+            "{} of the same types and shapes, not compared: a model is not in the store\n\n",
+            human_bytes(bytes)
+        )
+    });
+    let head = not_compared.map_or(head.clone(), |line| head.trim_end().to_owned() + "\n" + &line);
     let mut tables = vec![changes(report)];
     tables.extend([tensors(report), metadata(report), layers(report)].into_iter().flatten());
     let tables: Vec<_> = tables.iter().map(|table| table.render(terminal_width())).collect();
@@ -44,11 +52,15 @@ fn tensors(report: &Report) -> Option<Table> {
     let has_errors = report.tensors.iter().any(|tensor| tensor.relative_error.is_some());
     let headings: &[&str] = &["TENSOR", "CHANGE", "IN A", "IN B", "ERROR"];
     let mut table = Table::new(if has_errors { headings } else { &headings[..4] }, &[]);
-    let mut differing = report.tensors.iter().filter(|tensor| tensor.change != Change::Shared).peekable();
+    let mut differing = report
+        .tensors
+        .iter()
+        .filter(|tensor| !matches!(tensor.change, Change::Shared | Change::Unknown))
+        .peekable();
     differing.peek()?;
     for tensor in differing {
         let form = |form: &Option<TensorForm>| form.as_ref().map_or_else(|| "-".to_owned(), described);
-        let error = tensor.relative_error.map(|error| format!("{error:.3e}"));
+        let error = tensor.relative_error.map(|error| human_number(error, 4));
         let cells = [tensor.name.clone(), tensor.change.name().to_owned(), form(&tensor.a), form(&tensor.b)];
         table.row(cells.into_iter().chain(error));
     }
@@ -73,7 +85,7 @@ fn cut(value: &Json) -> String {
     if value.is_null() {
         return "-".to_owned();
     }
-    let text = value.to_string();
+    let text = short_text(value);
     let shown: String = text.chars().take(MAX_VALUE_CHARS).collect();
     if shown.len() < text.len() { shown + "…" } else { shown }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use blobd_client::protocol::response::LayerSummary;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::key_text;
 use blobd_store_format::model_diff::{Change, TensorDiff, TensorPair, diff_metadata};
@@ -20,6 +19,9 @@ pub(super) struct Report {
     pub(super) shared_bytes: u64,
     pub(super) only_a_bytes: u64,
     pub(super) only_b_bytes: u64,
+    /// The bytes of tensors whose contents were not compared, because a model is not pulled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unknown_bytes: Option<u64>,
     /// One entry per kind of change.
     pub(super) changes: Vec<ChangeSum>,
     pub(super) tensors: Vec<TensorRow>,
@@ -75,16 +77,32 @@ pub(super) struct LayerRow {
 impl Report {
     pub(super) fn new(a: &Side, b: &Side, diff: &TensorDiff<'_>) -> Self {
         Self {
-            a: a.details.name.clone(),
-            b: b.details.name.clone(),
+            a: a.name.clone(),
+            b: b.name.clone(),
             shared_bytes: diff.shared_bytes,
             only_a_bytes: diff.only_a_bytes,
             only_b_bytes: diff.only_b_bytes,
+            unknown_bytes: None,
             changes: sums(&diff.tensors),
             tensors: diff.tensors.iter().map(TensorRow::from).collect(),
             metadata: metadata(a, b),
-            layers: layers(&a.details.layers, &b.details.layers),
+            layers: layers(a, b),
         }
+    }
+}
+
+impl Report {
+    /// Counts the tensors whose contents are unknown by themselves: only the others are known to differ.
+    pub(super) fn without_contents(mut self) -> Self {
+        let sum =
+            |change: &dyn Fn(&ChangeSum) -> u64| self.changes.iter().map(change).fold(0, u64::saturating_add);
+        let is_unknown = |sum: &ChangeSum| sum.change == Change::Unknown;
+        let only_a = sum(&|sum| if is_unknown(sum) { 0 } else { sum.a_bytes });
+        let only_b = sum(&|sum| if is_unknown(sum) { 0 } else { sum.b_bytes });
+        let unknown = sum(&|sum| if is_unknown(sum) { sum.b_bytes } else { 0 });
+        (self.shared_bytes, self.only_a_bytes, self.only_b_bytes) = (0, only_a, only_b);
+        self.unknown_bytes = Some(unknown);
+        self
     }
 }
 
@@ -128,20 +146,18 @@ fn metadata(a: &Side, b: &Side) -> Vec<KeyRow> {
     row.collect()
 }
 
-/// The files without tensors that differ. Files of one component are paired in order.
-fn layers(a: &[LayerSummary], b: &[LayerSummary]) -> Vec<LayerRow> {
-    let is_compared =
-        |layer: &&LayerSummary| !layer.media_type.holds_tensors() && layer.media_type.component() != "tensor";
+/// The files without tensors that differ. Files of one component are paired in order; local files have none.
+fn layers(a: &Side, b: &Side) -> Vec<LayerRow> {
+    let (Some(a), Some(b)) = (&a.texts, &b.texts) else { return Vec::new() };
     let mut of_b: BTreeMap<&str, VecDeque<Digest>> = BTreeMap::new();
-    for layer in b.iter().filter(is_compared) {
-        of_b.entry(layer.media_type.component()).or_default().push_back(layer.digest);
+    for (component, digest) in b {
+        of_b.entry(component).or_default().push_back(*digest);
     }
     let mut rows = Vec::new();
-    for layer in a.iter().filter(is_compared) {
-        let component = layer.media_type.component();
-        let other = of_b.get_mut(component).and_then(VecDeque::pop_front);
-        if other != Some(layer.digest) {
-            rows.push(LayerRow { component: component.to_owned(), a: Some(layer.digest), b: other });
+    for (component, digest) in a {
+        let other = of_b.get_mut(component.as_str()).and_then(VecDeque::pop_front);
+        if other != Some(*digest) {
+            rows.push(LayerRow { component: component.clone(), a: Some(*digest), b: other });
         }
     }
     for (component, left) in of_b {

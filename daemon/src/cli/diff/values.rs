@@ -2,22 +2,21 @@
 
 use std::borrow::Cow;
 
-use blobd_client::error::ModelError;
-use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::gguf::{ByteOrder, GgmlType};
 use blobd_store_format::model_diff::{Change, TensorPair};
 use blobd_store_format::quant::{relative_rms_error, swap_bytes};
+use blobd_store_format::recipe::TensorEntry;
 
 use super::report::Report;
-use super::side::Side;
+use super::side::{Opened, Side};
 use crate::cli::connect::Connected;
 use crate::cli::progress::Bar;
 
 /// Adds the relative error of each tensor that both models have with the same shape and different content. Tensors
 /// without known values, models that are not in GGUF, and names that a model has twice are left out.
 pub(super) fn add_errors(
-    connected: &Connected,
+    connected: Option<&Connected>,
     a: &Side,
     b: &Side,
     pairs: &[TensorPair<'_>],
@@ -42,8 +41,7 @@ pub(super) fn add_errors(
     let (bar, mut done) = (Bar::new("comparing", total, is_quiet), 0_u64);
     for (pair, row) in compared {
         let sides = [(&first, a.byte_order()), (&second, b.byte_order())];
-        let error = relative_error(sides, pair.name());
-        row.relative_error = error.map_err(|error| ErrorBody::new(error.code(), error))?;
+        row.relative_error = relative_error(sides, pair)?;
         done = done.saturating_add(size(pair));
         bar.set(done, total);
     }
@@ -52,18 +50,18 @@ pub(super) fn add_errors(
 }
 
 /// `None` if the error is not a finite number, or if a type has no known values.
-fn relative_error(sides: [(&OpenModel, ByteOrder); 2], name: &str) -> Result<Option<f64>, ModelError> {
-    let [(first, first_order), (second, second_order)] = sides;
-    let (first, second) = (first.map(name)?, second.map(name)?);
-    let side = |bytes, type_name: &str, order| {
-        let ggml_type = GgmlType::from_name(type_name)?;
+fn relative_error(
+    [(a, a_order), (b, b_order)]: [(&Opened<'_>, ByteOrder); 2],
+    pair: &TensorPair<'_>,
+) -> Result<Option<f64>, ErrorBody> {
+    let (a, b) = (a.bytes(pair.name())?, b.bytes(pair.name())?);
+    let side = |bytes, tensor: Option<&TensorEntry>, order| {
+        let ggml_type = GgmlType::from_name(&tensor?.type_name)?;
         Some((ggml_type, little_endian(ggml_type, bytes, order)?))
     };
-    let first = side(&*first, first.type_name(), first_order);
-    let Some((second, first)) = side(&*second, second.type_name(), second_order).zip(first) else {
-        return Ok(None);
-    };
-    let error = relative_rms_error((first.0, &first.1), (second.0, &second.1)).ok();
+    let a = side(&*a, pair.a, a_order);
+    let Some((b, a)) = side(&*b, pair.b, b_order).zip(a) else { return Ok(None) };
+    let error = relative_rms_error((a.0, &a.1), (b.0, &b.1)).ok();
     Ok(error.filter(|error| error.is_finite()))
 }
 

@@ -22,6 +22,7 @@ use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, Te
 use blobd_store_format::reference::Reference;
 
 use super::super::connect::client_error;
+use super::super::model_source::weights_component;
 
 /// The kernel's limit for paths.
 const MAX_PATH_BYTES: u32 = 4096;
@@ -70,17 +71,21 @@ struct Response {
 
 fn open(path: &str, client: &Client) -> Result<(OpenModel, Response), ErrorBody> {
     let name = path.strip_suffix(".gguf").unwrap_or(path);
-    let (name, component) = name.split_once('+').unwrap_or((name, "model"));
+    let (name, component) = name.split_once('+').map_or((name, None), |(name, rest)| (name, Some(rest)));
     let reference: Reference = name.parse().map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
+    let component = match component {
+        Some(component) => component.to_owned(),
+        None => weights_component(client, &reference)?,
+    };
     let params = OpenParams {
         reference,
         tensors: TensorSelection::All,
-        component: Some(component.to_owned()),
+        component: Some(component.clone()),
         files: FileSelection::Whole,
         purpose: OpenPurpose::Exec,
     };
     let model = client.open_with(&params).map_err(client_error)?;
-    let plan = model.plan_contiguous(component).map_err(|error| ErrorBody::new(error.code(), error))?;
+    let plan = model.plan_contiguous(&component).map_err(|error| ErrorBody::new(error.code(), error))?;
     let response = encode(&model, plan)?;
     Ok((model, response))
 }

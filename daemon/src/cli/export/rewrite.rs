@@ -29,7 +29,8 @@ pub(super) struct RewriteArgs {
     /// Write the shards of a model as one GGUF file
     #[arg(long, conflicts_with = "split_max_size")]
     merge: bool,
-    /// Write GGUF shards with at most this size of tensors each, such as 2GiB or 500M
+    /// Write GGUF shards with at most this size of tensors each, such as 2GiB or 500M; a larger tensor has a shard of
+    /// its own
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     split_max_size: Option<u64>,
 }
@@ -132,8 +133,6 @@ fn refused(model: &OpenModel, error: &RewriteError) -> ErrorBody {
     match error {
         RewriteError::NotSharded => ErrorBody { code: ErrorCode::InvalidRequest, ..body }
             .with_hint("leave out --merge; without other options, the original file is written"),
-        RewriteError::TensorTooLarge { size, .. } => ErrorBody { code: ErrorCode::InvalidRequest, ..body }
-            .with_hint(format!("the maximum size must be at least {size}")),
         RewriteError::TooManyShards { .. } | RewriteError::Gguf(GgufError::Alignment { .. }) => {
             ErrorBody { code: ErrorCode::InvalidRequest, ..body }
         }

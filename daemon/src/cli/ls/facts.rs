@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::ModelSummary;
+use blobd_client::protocol::response::{ModelDetails, ModelSummary};
+use blobd_store_format::model_kind::ModelKind;
 
 use crate::cli::connect::client_error;
 
@@ -12,8 +13,14 @@ use crate::cli::connect::client_error;
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     used: BTreeMap<String, String>,
-    /// Architecture and quantisation.
-    headers: BTreeMap<String, (Option<String>, Option<String>)>,
+    headers: BTreeMap<String, HeaderFacts>,
+}
+
+#[derive(Debug)]
+struct HeaderFacts {
+    kind: Option<ModelKind>,
+    architecture: Option<String>,
+    quantization: Option<String>,
 }
 
 impl Facts {
@@ -34,7 +41,8 @@ impl Facts {
         for model in models {
             let Ok(reference) = model.name.parse() else { continue };
             if let Ok(details) = client.model(&reference) {
-                self.headers.insert(model.name.clone(), (details.architecture, details.quantization));
+                let ModelDetails { kind, architecture, quantization, .. } = details;
+                self.headers.insert(model.name.clone(), HeaderFacts { kind, architecture, quantization });
             }
         }
     }
@@ -44,11 +52,15 @@ impl Facts {
         self.used.get(name).map(String::as_str)
     }
 
+    pub(super) fn kind(&self, name: &str) -> Option<ModelKind> {
+        self.headers.get(name)?.kind
+    }
+
     pub(super) fn architecture(&self, name: &str) -> Option<&str> {
-        self.headers.get(name)?.0.as_deref()
+        self.headers.get(name)?.architecture.as_deref()
     }
 
     pub(super) fn quantization(&self, name: &str) -> Option<&str> {
-        self.headers.get(name)?.1.as_deref()
+        self.headers.get(name)?.quantization.as_deref()
     }
 }

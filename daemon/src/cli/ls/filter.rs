@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::glob::Glob;
+use blobd_store_format::model_kind::{ModelKind, UnknownKind};
 use blobd_store_format::name_pattern::NamePattern;
 
 use super::facts::Facts;
@@ -17,6 +18,7 @@ pub(super) enum Filter {
     Origin(Glob),
     Architecture(Glob),
     Quantization(Glob),
+    Kind(ModelKind),
     Pinned(bool),
     Damaged(bool),
     Older(Duration),
@@ -36,13 +38,14 @@ impl FromStr for Filter {
             "origin" => Ok(Self::Origin(Glob::containing(value))),
             "architecture" | "family" => Ok(Self::Architecture(Glob::new(value))),
             "quantization" => Ok(Self::Quantization(Glob::new(value))),
+            "kind" => value.parse().map(Self::Kind).map_err(|error| UnknownKind::to_string(&error)),
             "pinned" => truth(key, value).map(Self::Pinned),
             "damaged" => truth(key, value).map(Self::Damaged),
             "older" => duration(key, value).map(Self::Older),
             "newer" => duration(key, value).map(Self::Newer),
             _ => Err(format!(
-                "unknown key: expected name, origin, architecture, family, quantization, pinned, damaged, older or newer, \
-                 found {key:?}"
+                "unknown key: expected name, origin, kind, architecture, family, quantization, pinned, damaged, older or \
+                 newer, found {key:?}"
             )),
         }
     }
@@ -57,9 +60,13 @@ fn duration(key: &str, value: &str) -> Result<Duration, String> {
 }
 
 impl Filter {
-    /// Whether it needs what only the model's header says.
-    pub(super) const fn needs_header(&self) -> bool {
-        matches!(self, Self::Architecture(_) | Self::Quantization(_))
+    /// Whether it needs what only the model's header says. The kind of a model is usually recorded.
+    pub(super) const fn needs_header(&self, model: &ModelSummary) -> bool {
+        match self {
+            Self::Architecture(_) | Self::Quantization(_) => true,
+            Self::Kind(_) => model.kind.is_none(),
+            _ => false,
+        }
     }
 
     pub(super) fn matches(&self, model: &ModelSummary, facts: &Facts) -> bool {
@@ -69,6 +76,7 @@ impl Filter {
             Self::Origin(pattern) => is(pattern, model.origin.as_deref()),
             Self::Architecture(pattern) => is(pattern, facts.architecture(&model.name)),
             Self::Quantization(pattern) => is(pattern, facts.quantization(&model.name)),
+            Self::Kind(kind) => model.kind.or_else(|| facts.kind(&model.name)) == Some(*kind),
             Self::Pinned(pinned) => model.pinned == *pinned,
             Self::Damaged(damaged) => model.damage.is_some() == *damaged,
             Self::Older(time) => age(&model.modified) >= *time,
@@ -87,10 +95,12 @@ mod tests {
     fn conditions_are_read_and_wrong_ones_are_explained() {
         assert_eq!("name=Llama".parse(), Ok(Filter::Name(NamePattern::search("Llama").unwrap())));
         assert_eq!("family=llama".parse(), Ok(Filter::Architecture(Glob::new("llama"))));
+        assert_eq!("kind=adapter".parse(), Ok(Filter::Kind(ModelKind::Adapter)));
         assert_eq!("older=2d".parse(), Ok(Filter::Older(Duration::from_secs(2 * 86400))));
         for (text, part) in [
             ("llama", "KEY=VALUE"),
             ("size=3", "quantization, pinned"),
+            ("kind=lora", "adapter"),
             ("pinned=yes", "true or false"),
             ("older=long", "30d"),
         ] {
@@ -104,6 +114,7 @@ mod tests {
             name: "hf.co/me/Llama:Q4".to_owned(),
             digest: Digest::of(b""),
             size: 1,
+            kind: None,
             modified: "2020-01-01T00:00:00Z".to_owned(),
             pinned: true,
             origin: Some("https://hf.co/me/Llama".to_owned()),

@@ -34,11 +34,12 @@ enum Field {
     Used,
     Pinned,
     Origin,
+    Kind,
     Architecture,
     Quantization,
 }
 
-const FIELDS: [(&str, Field); 12] = [
+const FIELDS: [(&str, Field); 13] = [
     ("name", Field::Name),
     ("id", Field::Id),
     ("digest", Field::Digest),
@@ -49,6 +50,7 @@ const FIELDS: [(&str, Field); 12] = [
     ("used", Field::Used),
     ("pinned", Field::Pinned),
     ("origin", Field::Origin),
+    ("kind", Field::Kind),
     ("architecture", Field::Architecture),
     ("quantization", Field::Quantization),
 ];
@@ -93,12 +95,10 @@ impl Template {
         self.parts.contains(&Part::Field(Field::Used))
     }
 
-    /// Whether it shows what only headers say.
-    pub(super) fn needs_header(&self) -> bool {
-        [Field::Architecture, Field::Quantization]
-            .map(Part::Field)
-            .iter()
-            .any(|part| self.parts.contains(part))
+    /// Whether it shows of a model what only its header says. The kind is usually recorded.
+    pub(super) fn needs_header(&self, model: &ModelSummary) -> bool {
+        let shows = |field| self.parts.contains(&Part::Field(field));
+        shows(Field::Architecture) || shows(Field::Quantization) || shows(Field::Kind) && model.kind.is_none()
     }
 
     /// The line of a model.
@@ -125,6 +125,10 @@ impl Field {
             Self::Used => or_dash(facts.used(&model.name)),
             Self::Pinned => model.pinned.to_string(),
             Self::Origin => or_dash(model.origin.as_deref()),
+            Self::Kind => {
+                let kind = model.kind.or_else(|| facts.kind(&model.name));
+                kind.map_or_else(|| "-".to_owned(), |kind| kind.to_string())
+            }
             Self::Architecture => or_dash(facts.architecture(&model.name)),
             Self::Quantization => or_dash(facts.quantization(&model.name)),
         }
@@ -143,6 +147,7 @@ mod tests {
             name: "a\u{1b}:b".to_owned(),
             digest: Digest::of(b""),
             size: 2048,
+            kind: None,
             modified: "2020-01-01T00:00:00Z".to_owned(),
             pinned: false,
             origin: None,

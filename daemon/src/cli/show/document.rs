@@ -5,20 +5,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::policy::PolicyDecision;
 use blobd_client::protocol::response::{ModelSharing, SharedWith};
+use blobd_store_format::capabilities::{CapabilitySources, capabilities};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::gguf::{Header, MAGIC, key_text};
-use blobd_store_format::overview::{ModelOverview, TypeShare, capabilities};
+use blobd_store_format::manifest_config::{ConfiguredDraft, ManifestConfig};
+use blobd_store_format::model_card::ModelCard;
+use blobd_store_format::model_kind::ModelKind;
+use blobd_store_format::overview::{ModelOverview, TypeShare};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 use serde::Serialize;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::full::{self, HeaderForm, OtherHeader, WholeKey};
+use super::invalid;
 use super::network_layers::NetworkLayer;
 use super::tensors::{self, ParsedFile, ShownTensor};
-use super::{invalid, texts};
 use crate::cli::connect::{Connected, client_error};
 use crate::cli::model_source::{DescribedModel, Place};
 use crate::metadata_json::Abridger;
@@ -35,6 +39,13 @@ pub(super) struct Document {
     /// What the daemon's policy decides for the caller; absent if it is not stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) policy: Option<PolicyDecision>,
+    pub(super) kind: ModelKind,
+    /// Who made the model, and under which license; absent if no header says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) about: Option<ModelCard>,
+    /// What the manifest's configuration says for Ollama; absent if it says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) config: Option<ShownConfig>,
     pub(super) architecture: Option<String>,
     pub(super) parameters: u64,
     pub(super) quantization: Option<String>,
@@ -48,7 +59,7 @@ pub(super) struct Document {
     pub(super) expert_count: Option<u64>,
     pub(super) expert_used_count: Option<u64>,
     pub(super) vocabulary_size: Option<u64>,
-    pub(super) capabilities: Vec<&'static str>,
+    pub(super) capabilities: Vec<String>,
     /// The sum of all files.
     pub(super) size: u64,
     /// Its sharing on disk; absent if it is not stored or the store is not indexed yet.
@@ -79,6 +90,29 @@ pub(super) struct TypeRow {
     pub(super) tensors: u64,
     pub(super) elements: u64,
     pub(super) bytes: u64,
+}
+
+/// The fields of a [`ManifestConfig`] that the layers do not tell.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(super) struct ShownConfig {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) remote_host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) remote_model: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) capabilities: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) renderer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) parser: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) requires: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) base_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) draft: Option<ConfiguredDraft>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(super) generation_defaults: Map<String, Json>,
 }
 
 #[derive(Debug, Serialize)]
@@ -124,13 +158,13 @@ impl Document {
 
     /// Facts from the headers and texts.
     fn of_files(model: &DescribedModel, files: Vec<ParsedFile>) -> Self {
-        let weights = files.iter().filter(|file| file.component == "model");
-        let overview = ModelOverview::new(weights.map(|file| (&file.header, &file.layout)));
-        let first = files.iter().find(|file| file.component == "model").map(|file| &file.header);
+        let config = config(model);
+        let weights = weights(&files);
+        let overview = ModelOverview::new(weights.iter().map(|file| (&file.header, &file.layout)));
+        let first = weights.first().map(|file| &file.header);
         let facts = first.map(ModelHeader::facts).unwrap_or_default();
-        let has_projector = files.iter().any(|file| file.component == "projector");
-        let template = texts::template(model);
-        let capabilities = first.map(|header| capabilities(header, template.as_deref(), has_projector));
+        let kind = kind(model, weights.first().copied());
+        let about = first.map(ModelCard::of).filter(|card| *card != ModelCard::default());
         let origin = match &model.place {
             Place::Registry(origin) => Some(origin.clone()),
             Place::Store(_) | Place::LocalFiles => None,
@@ -141,20 +175,23 @@ impl Document {
             stored: matches!(model.place, Place::Store(_)),
             origin,
             policy: None,
+            kind,
+            about,
             architecture: facts.architecture,
             parameters: overview.parameters,
             quantization: facts.quantization,
             bits_per_weight: overview.bits_per_weight(),
-            types: overview.types.into_iter().map(TypeRow::from).collect(),
-            context_length: overview.context_length,
-            embedding_length: overview.embedding_length,
+            context_length: overview.context_length.or(config.context_length),
+            embedding_length: overview.embedding_length.or(config.embedding_length),
             block_count: overview.block_count,
             head_count: overview.head_count,
             head_count_kv: overview.head_count_kv,
             expert_count: overview.expert_count,
             expert_used_count: overview.expert_used_count,
             vocabulary_size: overview.vocabulary_size,
-            capabilities: capabilities.unwrap_or_default(),
+            types: overview.types.into_iter().map(TypeRow::from).collect(),
+            capabilities: capabilities_of(model, kind, first, &files, &config),
+            config: ShownConfig::of(config),
             size: model.files.iter().fold(0, |sum, file| sum.saturating_add(file.size)),
             sharing: None,
             header: None,
@@ -180,6 +217,7 @@ impl Document {
         self.sharing = connected.client.sharing(reference).ok().map(Sharing::from);
         self.origin = details.origin;
         self.policy = details.policy;
+        self.kind = details.kind.unwrap_or(self.kind);
         self.architecture = details.architecture;
         self.parameters = details.parameters;
         self.quantization = details.quantization;
@@ -222,6 +260,23 @@ impl Document {
     }
 }
 
+impl ShownConfig {
+    fn of(config: ManifestConfig) -> Option<Self> {
+        let shown = Self {
+            remote_host: config.remote_host,
+            remote_model: config.remote_model,
+            capabilities: config.capabilities,
+            renderer: config.renderer,
+            parser: config.parser,
+            requires: config.requires,
+            base_name: config.base_name,
+            draft: config.draft,
+            generation_defaults: config.generation_defaults,
+        };
+        (shown != Self::default()).then_some(shown)
+    }
+}
+
 impl From<TypeShare> for TypeRow {
     fn from(share: TypeShare) -> Self {
         let TypeShare { type_name, tensor_count, elements, bytes } = share;
@@ -254,6 +309,48 @@ fn parse(model: &DescribedModel) -> Result<Vec<ParsedFile>, ErrorBody> {
         parsed.push(ParsedFile { number, component, header, layout });
     }
     Ok(parsed)
+}
+
+fn config(model: &DescribedModel) -> ManifestConfig {
+    let file = model.files.iter().find(|file| file.media_type.component() == "config");
+    let content = file.and_then(|file| file.content.as_deref());
+    content.map(ManifestConfig::parse).unwrap_or_default()
+}
+
+/// The files of the component that the description is about: the model, or what there is in its place, such as an
+/// adapter.
+fn weights(files: &[ParsedFile]) -> Vec<&ParsedFile> {
+    let is_model = files.iter().any(|file| file.component == "model");
+    let component = if is_model { Some("model") } else { files.first().map(|file| file.component.as_str()) };
+    files.iter().filter(|file| Some(file.component.as_str()) == component).collect()
+}
+
+fn kind(model: &DescribedModel, first: Option<&ParsedFile>) -> ModelKind {
+    if let Some(file) = first {
+        return ModelKind::of_layer(&file.component, Some(&file.header));
+    }
+    let weights = model.files.iter().find(|file| file.media_type.holds_tensors());
+    weights.map_or_else(ModelKind::default, |file| ModelKind::of_layer(file.media_type.component(), None))
+}
+
+fn capabilities_of(
+    model: &DescribedModel,
+    kind: ModelKind,
+    header: Option<&Header>,
+    files: &[ParsedFile],
+    config: &ManifestConfig,
+) -> Vec<String> {
+    let is_projector = |component: &str| component == "projector" && kind != ModelKind::Projector;
+    let projectors = files.iter().filter(|file| is_projector(&file.component));
+    let projectors: Vec<&Header> = projectors.map(|file| &file.header).collect();
+    capabilities(&CapabilitySources {
+        kind,
+        header,
+        projectors: &projectors,
+        has_projector: model.files.iter().any(|file| is_projector(file.media_type.component())),
+        template: model.text("template"),
+        config: Some(config),
+    })
 }
 
 fn metadata(header: &Header) -> BTreeMap<String, Json> {

@@ -6,7 +6,7 @@ use blobd_store_format::gguf::{ByteOrder, Header, MetadataValue};
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use crate::metadata_json::{type_name, whole_json};
+use crate::metadata_json::{short_text, type_name, whole_json};
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct HeaderForm {
@@ -62,9 +62,9 @@ pub(super) fn keys(header: &Header) -> Vec<WholeKey> {
 }
 
 impl WholeKey {
-    /// Key, type and value, for a table.
+    /// Key, type and the value in short, for a table.
     pub(super) fn cells(&self) -> [String; 3] {
         let text = |json: &Json| json.as_str().map_or_else(|| json.to_string(), str::to_owned);
-        [text(&self.key), self.type_name.clone(), self.value.to_string()]
+        [text(&self.key), self.type_name.clone(), short_text(&self.value)]
     }
 }

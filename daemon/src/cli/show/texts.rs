@@ -1,10 +1,11 @@
 //! The texts of a model: template, system prompt, licenses, parameters, and a Modelfile made of them.
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::model_card::ModelCard;
 use serde_json::{Map, Value as Json, json};
 
 use super::super::Global;
-use super::super::model_source::{DescribedModel, Place};
+use super::super::model_source::{DescribedFile, DescribedModel, Place};
 use crate::output::{print as print_text, print_json};
 
 /// A text that is printed alone.
@@ -62,10 +63,14 @@ pub(super) fn template(model: &DescribedModel) -> Option<String> {
     model.text("template").map(str::to_owned).or_else(of_header)
 }
 
-/// All licenses, each after the other.
+/// All licenses of the manifest, each after the other, else what the header says about the license.
 pub(super) fn license(model: &DescribedModel) -> Option<String> {
     let texts: Vec<_> = model.texts("license").collect();
-    (!texts.is_empty()).then(|| texts.join("\n"))
+    let of_header = || {
+        let mut headers = model.files.iter().filter_map(DescribedFile::header);
+        headers.find_map(|header| ModelCard::of(&header).license_text())
+    };
+    if texts.is_empty() { of_header() } else { Some(texts.join("\n")) }
 }
 
 /// The parameters as in a Modelfile, one per line: `stop "<|eot_id|>"`.
@@ -117,7 +122,6 @@ mod tests {
     use blobd_store_format::descriptor::MediaType;
 
     use super::*;
-    use crate::cli::model_source::DescribedFile;
 
     fn model(texts: &[(&str, &str)]) -> DescribedModel {
         let files = texts.iter().map(|(component, text)| DescribedFile {

@@ -1,6 +1,9 @@
 //! A tensor of a stored model, mapped.
 
 use std::borrow::Cow;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
 
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
@@ -13,9 +16,13 @@ use blobd_store_format::gguf::{ByteOrder, GgmlType, Header};
 use blobd_store_format::quant::{self, Values};
 use blobd_store_format::recipe::Experts;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::tensor_layers::PackedTensor;
 
+use super::packed::Packed;
 use super::{quant_error, usage};
 use crate::cli::connect::client_error;
+use crate::cli::local_model::LocalModel;
+use crate::cli::model_source::describe_files;
 use crate::cli::residency::model_error;
 
 /// A tensor, or one expert of a stack.
@@ -30,14 +37,70 @@ pub(super) struct StoredTensor {
     pub(super) is_fastest_first: bool,
     pub(super) expert: Option<u64>,
     /// Its bytes, as they are stored.
-    pub(super) bytes: BlobSlice,
-    /// The ggml type with the same numbers; an error if blobd cannot convert them.
+    pub(super) bytes: Bytes,
+    /// The ggml type with the same numbers; an error if there is none.
     ggml_type: Result<GgmlType, ErrorBody>,
+    /// Of a quantised tensor with its scales in other tensors.
+    packed: Option<Packed>,
     is_big_endian: bool,
     experts: Option<Experts>,
 }
 
+/// The bytes of a tensor: mapped, or read from a local file.
+#[derive(Clone, Debug)]
+pub(super) enum Bytes {
+    Mapped(BlobSlice),
+    Read { file: Arc<[u8]>, range: Range<usize> },
+}
+
+impl Bytes {
+    /// A part of them; `None` if they are shorter.
+    fn part(&self, offset: u64, length: u64) -> Option<Self> {
+        match self {
+            Self::Mapped(slice) => slice.part(offset, length).map(Self::Mapped),
+            Self::Read { file, range } => {
+                let start = range.start.checked_add(usize::try_from(offset).ok()?)?;
+                let end = start.checked_add(usize::try_from(length).ok()?)?;
+                (end <= range.end).then(|| Self::Read { file: Arc::clone(file), range: start..end })
+            }
+        }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(slice) => slice,
+            Self::Read { file, range } => file.get(range.clone()).unwrap_or_default(),
+        }
+    }
+}
+
 impl StoredTensor {
+    /// Reads a tensor of a local file.
+    pub(super) fn of_file(path: &Path, name: &str) -> Result<Self, ErrorBody> {
+        let model = LocalModel::open(path, &describe_files(path)?)?;
+        let (Some(tensor), Some(bytes)) = (model.tensor(name), model.read(name)?) else {
+            let message = format!("{}: no tensor {name:?}", path.display());
+            return Err(with_nearest(ErrorBody::new(ErrorCode::NotFound, message), name, model.names()));
+        };
+        let (file, range) = (bytes.into(), 0..usize::try_from(tensor.size).unwrap_or(usize::MAX));
+        Ok(Self {
+            name: tensor.name.clone(),
+            type_name: tensor.type_name.to_string(),
+            shape: tensor.shape.clone(),
+            is_fastest_first: true,
+            expert: None,
+            bytes: Bytes::Read { file, range },
+            ggml_type: ggml_type(name, &tensor.type_name),
+            packed: None,
+            is_big_endian: model.byte_order() == ByteOrder::Big,
+            experts: tensor.experts,
+        })
+    }
+
     /// Opens a tensor by its name, and nothing else of the model.
     pub(super) fn open(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
         let tensors = TensorSelection::Names(vec![name.to_owned()]);
@@ -73,18 +136,15 @@ impl StoredTensor {
         let layer = usize::try_from(tensor.layer).unwrap_or(usize::MAX);
         let header = Header::parse(&model.layer_header(layer).map_err(model_error)?);
         let header = header.map_err(|error| ErrorBody::new(ErrorCode::Corrupt, error))?;
-        let unknown = || {
-            let message = format!("tensor {:?}: type {} is not known", tensor.name, tensor.type_name);
-            usage(message).with_hint("--dump writes its bytes as they are")
-        };
         Ok(Self {
             name: tensor.name.clone(),
             type_name: tensor.type_name.clone(),
             shape: tensor.shape.clone(),
             is_fastest_first: true,
             expert: None,
-            bytes: map.bytes().clone(),
-            ggml_type: GgmlType::from_name(&tensor.type_name).ok_or_else(unknown),
+            bytes: Bytes::Mapped(map.bytes().clone()),
+            ggml_type: ggml_type(&tensor.name, &tensor.type_name),
+            packed: None,
             is_big_endian: header.byte_order() == ByteOrder::Big,
             experts: tensor.experts,
         })
@@ -101,6 +161,7 @@ impl StoredTensor {
             }
             error => ErrorBody::new(error.code(), error),
         })?;
+        let packed = Packed::of(&weights, &tensor)?;
         let dtype = tensor.dtype();
         let unknown = || {
             let message = format!("tensor {name:?}: safetensors type {} is not converted", dtype.name());
@@ -111,12 +172,13 @@ impl StoredTensor {
         let experts = count.map(|count| Experts { count, stride: bytes.len() as u64 / count });
         Ok(Self {
             name: name.to_owned(),
-            type_name: dtype.name().to_owned(),
-            shape: tensor.shape().to_vec(),
+            type_name: packed.as_ref().map_or_else(|| dtype.name().to_owned(), Packed::type_name),
+            shape: packed.as_ref().map_or_else(|| tensor.shape().to_vec(), |packed| packed.shape(&tensor)),
             is_fastest_first: false,
             expert: None,
-            bytes,
+            bytes: Bytes::Mapped(bytes),
             ggml_type: plain_type(dtype).ok_or_else(unknown),
+            packed,
             is_big_endian: false,
             experts,
         })
@@ -138,7 +200,8 @@ impl StoredTensor {
         } else {
             (!shape.is_empty()).then(|| shape.remove(0))
         };
-        Ok(Self { shape, bytes, expert: Some(number), experts: None, ..self })
+        let packed = self.packed.map(|packed| packed.expert(number, count)).transpose()?;
+        Ok(Self { shape, bytes, packed, expert: Some(number), experts: None, ..self })
     }
 
     /// The dimensions in numpy's order, the slowest first.
@@ -181,8 +244,19 @@ impl StoredTensor {
         }))
     }
 
+    /// The numbers of a quantised tensor with its scales in other tensors; `None` of any other.
+    pub(super) fn packed(&self) -> Result<Option<PackedTensor<'_>>, ErrorBody> {
+        self.packed.as_ref().map(|packed| packed.view(&self.name, &self.bytes)).transpose()
+    }
+
     /// Calls a function with all numbers, piece by piece.
     pub(super) fn each_piece(&self, mut visit: impl FnMut(&[f64])) -> Result<(), ErrorBody> {
+        if let Some(packed) = self.packed()? {
+            for range in parts(packed.len()) {
+                visit(&packed.unpack(range).into_iter().map(f64::from).collect::<Vec<_>>());
+            }
+            return Ok(());
+        }
         let ggml_type = self.ggml_type()?;
         let mut numbers = Vec::new();
         for piece in self.pieces()? {
@@ -193,6 +267,20 @@ impl StoredTensor {
         }
         Ok(())
     }
+}
+
+fn ggml_type(tensor: &str, name: &str) -> Result<GgmlType, ErrorBody> {
+    GgmlType::from_name(name).ok_or_else(|| {
+        let message = format!("tensor {tensor:?}: type {name} is not known");
+        usage(message).with_hint("--dump writes its bytes as they are")
+    })
+}
+
+/// Ranges of elements that are unpacked at a time.
+pub(super) fn parts(elements: u64) -> impl Iterator<Item = Range<u64>> {
+    const PART_ELEMENTS: usize = 1 << 16;
+    let starts = (0..elements).step_by(PART_ELEMENTS);
+    starts.map(move |start| start..start.saturating_add(PART_ELEMENTS as u64).min(elements))
 }
 
 /// The ggml type with the same numbers.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::source::StoredTensor;
 use crate::output::{Table, terminal_width};
-use crate::size::human_bytes;
+use crate::size::{human_bytes, human_number};
 
 /// Parts of the histogram: as many as a terminal shows with the other lines.
 const BINS: usize = 16;
@@ -65,7 +65,7 @@ pub(super) fn of(tensor: &StoredTensor) -> Result<TensorStatistics, ErrorBody> {
 }
 
 pub(super) fn render(statistics: &TensorStatistics) -> String {
-    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.6e}"));
+    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| human_number(value, 6));
     let shape: Vec<_> = statistics.shape.iter().map(u64::to_string).collect();
     let mut table = Table::new(&["tensor", &crate::output::printable(&statistics.name)], &[]);
     let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
@@ -95,7 +95,7 @@ fn histogram(shown: &Shown) -> String {
     }
     let mut table = Table::new(&["FROM", "COUNT", "HISTOGRAM"], &[0, 1]);
     for (edge, count) in shown.edges.iter().zip(&shown.counts) {
-        table.row([format!("{edge:.3e}"), count.to_string(), bar(*count, most)]);
+        table.row([human_number(*edge, 4), count.to_string(), bar(*count, most)]);
     }
     table.render(usize::MAX)
 }
@@ -122,9 +122,6 @@ mod tests {
     fn histogram_without_numbers_is_left_out() {
         assert_eq!(histogram(&Shown { edges: Vec::new(), counts: Vec::new() }), "");
         let one = histogram(&Shown { edges: vec![0.5, 1.5], counts: vec![3] });
-        assert_eq!(
-            one.lines().nth(1).map(str::trim_start),
-            Some(format!("5.000e-1      3  {}", bar(1, 1)).as_str())
-        );
+        assert_eq!(one.lines().nth(1), Some(format!(" 0.5      3  {}", bar(1, 1)).as_str()));
     }
 }

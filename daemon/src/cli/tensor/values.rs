@@ -31,7 +31,7 @@ pub(super) struct TensorValues {
 }
 
 pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValues, ErrorBody> {
-    let (elements, ggml_type) = (tensor.elements(), tensor.ggml_type()?);
+    let elements = tensor.elements();
     let count = range.end.saturating_sub(range.start);
     if range.end > elements {
         return Err(usage(format!("--values: {} is beyond the tensor's {elements} elements", range.end)));
@@ -40,27 +40,34 @@ pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValu
         let message = format!("--values: {count} elements, at most {MAX_VALUES} are shown at a time");
         return Err(usage(message).with_hint("--npy writes all"));
     }
+    let found = |values: Vec<Json>, texts: Vec<String>| TensorValues {
+        name: tensor.name.clone(),
+        type_name: tensor.type_name.clone(),
+        shape: tensor.shape.clone(),
+        expert: tensor.expert,
+        first: range.start,
+        values,
+        texts,
+    };
+    let (mut values, mut texts) = (Vec::new(), Vec::new());
+    if let Some(packed) = tensor.packed()? {
+        append(&Values::F32(packed.unpack(range.clone())), &mut values, &mut texts);
+        return Ok(found(values, texts));
+    }
+    let ggml_type = tensor.ggml_type()?;
     // A type that can be converted has blocks of at least one element.
     let (block, block_bytes) = ggml_type.block().unwrap_or((1, 1));
     let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let blocks = range.start / block..range.end.div_ceil(block);
     let bytes = blocks.start.saturating_mul(block_bytes)..blocks.end.saturating_mul(block_bytes);
     let bytes = tensor.bytes.get(index(bytes.start)..index(bytes.end)).unwrap_or_default();
-    let (mut values, mut texts) = (Vec::new(), Vec::new());
     for piece in tensor.pieces_of(bytes)? {
         let converted = Values::of(ggml_type, &piece?).map_err(|error| quant_error(&tensor.name, &error))?;
         append(&converted, &mut values, &mut texts);
     }
     let (skipped, wanted) = (index(range.start % block), index(count));
-    Ok(TensorValues {
-        name: tensor.name.clone(),
-        type_name: tensor.type_name.clone(),
-        shape: tensor.shape.clone(),
-        expert: tensor.expert,
-        first: range.start,
-        values: values.into_iter().skip(skipped).take(wanted).collect(),
-        texts: texts.into_iter().skip(skipped).take(wanted).collect(),
-    })
+    let values = values.into_iter().skip(skipped).take(wanted).collect();
+    Ok(found(values, texts.into_iter().skip(skipped).take(wanted).collect()))
 }
 
 pub(super) fn render(found: &TensorValues) -> String {

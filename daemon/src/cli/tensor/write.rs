@@ -7,7 +7,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::gguf::GgmlType;
 use blobd_store_format::quant::{dequantize, element_count};
 
-use super::source::StoredTensor;
+use super::source::{StoredTensor, parts};
 use super::{npy, quant_error};
 use crate::cli::file_error;
 use crate::cli::interrupt::on_end;
@@ -26,6 +26,7 @@ pub(super) struct Content<'t> {
 #[derive(Debug)]
 struct Npy {
     header: Vec<u8>,
+    /// The type that is converted; that of unpacked numbers is `F32`.
     ggml_type: GgmlType,
 }
 
@@ -35,7 +36,7 @@ impl<'t> Content<'t> {
     }
 
     pub(super) fn npy(tensor: &'t StoredTensor) -> Result<Self, ErrorBody> {
-        let ggml_type = tensor.ggml_type()?;
+        let ggml_type = if tensor.packed()?.is_some() { GgmlType::F32 } else { tensor.ggml_type()? };
         let header = npy::header(npy::numpy_type(ggml_type), &tensor.numpy_shape());
         Ok(Self { tensor, npy: Some(Npy { header, ggml_type }) })
     }
@@ -56,6 +57,14 @@ impl<'t> Content<'t> {
             return out.write_all(&self.tensor.bytes).and_then(|()| out.flush()).map_err(failed);
         };
         out.write_all(header).map_err(failed)?;
+        if let Some(packed) = self.tensor.packed()? {
+            for range in parts(packed.len()) {
+                let numbers = packed.unpack(range);
+                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                out.write_all(&bytes).map_err(failed)?;
+            }
+            return out.flush().map_err(failed);
+        }
         let converts = npy::numpy_type(*ggml_type) == "<f4" && *ggml_type != GgmlType::F32;
         for piece in self.tensor.pieces()? {
             let piece = piece?;

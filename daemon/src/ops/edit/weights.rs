@@ -33,7 +33,13 @@ impl<'m> Weights<'m> {
             let files = model.files.iter();
             files.filter(|file| file.descriptor.media_type.component() == component).collect::<Vec<_>>()
         };
-        let files = of_component(WEIGHTS);
+        // An adapter or a projector that was imported by itself is in the place of the weights.
+        let with_tensors = model.files.iter().find(|file| file.descriptor.media_type.holds_tensors());
+        let in_place = with_tensors.map_or(WEIGHTS, |file| file.descriptor.media_type.component());
+        let files = match of_component(WEIGHTS) {
+            files if files.is_empty() => of_component(in_place),
+            files => files,
+        };
         if files.is_empty() {
             return Err(unsuitable(match of_component(TENSOR).is_empty() {
                 true => "has no file of weights",

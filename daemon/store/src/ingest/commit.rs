@@ -127,7 +127,7 @@ impl Ingest {
     ) -> Result<Committed, E> {
         // Before any lock is taken, since freeing space may evict models.
         let origin = origin
-            .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone()))
+            .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone(), self.kind))
             .transpose()?;
         let reserve = |length| self.staging.reserve_space(length, || Ok(()));
         let tag = reserve(manifest.raw().len() as u64)?;

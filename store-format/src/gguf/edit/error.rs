@@ -21,12 +21,6 @@ pub enum EditError {
         /// The key.
         key: String,
     },
-    /// A key to be removed is not there.
-    #[error("metadata key {key:?}: is not in the file; `blobd show --metadata` lists the keys")]
-    NoKey {
-        /// The key.
-        key: String,
-    },
     /// A text that is no value of the type.
     #[error("metadata key {key:?}: {text:?} is not a value of type {value_type}{}", hint(value_type))]
     Value {

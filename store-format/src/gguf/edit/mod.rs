@@ -48,6 +48,7 @@ pub struct EditedHeader {
     header: Header,
     padded: Vec<u8>,
     changed: Vec<String>,
+    absent: Vec<String>,
 }
 
 impl EditedHeader {
@@ -67,6 +68,12 @@ impl EditedHeader {
     #[must_use]
     pub fn changed(&self) -> &[String] {
         &self.changed
+    }
+
+    /// The keys to be removed that the header did not have.
+    #[must_use]
+    pub fn absent(&self) -> &[String] {
+        &self.absent
     }
 }
 
@@ -89,7 +96,7 @@ impl Header {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn edited(&self, edits: &[KeyEdit]) -> Result<EditedHeader, EditError> {
-        let mut entries = Entries::of(self);
+        let (mut entries, mut absent) = (Entries::of(self), Vec::new());
         for (place, KeyEdit { key, change }) in edits.iter().enumerate() {
             if edits.iter().take(place).any(|other| other.key == *key) {
                 return Err(EditError::Twice { key: key.clone() });
@@ -106,9 +113,7 @@ impl Header {
                     self.check_vocabulary(key, Some(&value))?;
                     entries.set(key.as_bytes(), value);
                 }
-                Change::Unset if self.value(key).is_none() => {
-                    return Err(EditError::NoKey { key: key.clone() });
-                }
+                Change::Unset if self.value(key).is_none() => absent.push(key.clone()),
                 Change::Unset => {
                     self.check_vocabulary(key, None)?;
                     entries.retain(|other| other != key.as_bytes());
@@ -122,7 +127,8 @@ impl Header {
         let padded = out.finish()?;
         let header = Header::parse(&padded)?;
         let changed = edits.iter().filter(|edit| self.raw_value(&edit.key) != header.raw_value(&edit.key));
-        Ok(EditedHeader { changed: changed.map(|edit| edit.key.clone()).collect(), header, padded })
+        let changed = changed.map(|edit| edit.key.clone()).collect();
+        Ok(EditedHeader { changed, absent, header, padded })
     }
 
     fn check_key(&self, key: &str) -> Result<(), EditError> {

@@ -157,9 +157,17 @@ fn keys_that_describe_the_file_or_its_tensors_are_refused() {
     }
     before.edited(&[set("qwen2.block_count", None, "1")]).unwrap();
     assert!(matches!(before.edited(&[set("", None, "1")]), Err(EditError::Gguf(_))));
-    assert!(matches!(before.edited(&[unset("absent")]), Err(EditError::NoKey { .. })));
     let twice = before.edited(&[set("a", None, "1"), unset("a")]).unwrap_err();
     assert_eq!(twice, EditError::Twice { key: "a".to_owned() });
+}
+
+#[test]
+fn removal_of_a_key_that_is_not_there_changes_nothing_and_is_reported() {
+    let before = header(&[("a", Value::from(1_u32))]);
+    let edited = before.edited(&[unset("absent"), unset("a")]).unwrap();
+    assert_eq!((edited.changed(), edited.absent()), (&["a".to_owned()][..], &["absent".to_owned()][..]));
+    let unchanged = before.edited(&[unset("absent")]).unwrap();
+    assert_eq!(unchanged.header().bytes(), before.bytes());
 }
 
 #[test]

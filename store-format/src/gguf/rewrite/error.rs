@@ -38,16 +38,6 @@ pub enum RewriteError {
         /// Its type.
         ggml_type: GgmlType,
     },
-    /// No shard can hold the tensor.
-    #[error("tensor {name:?}: {size} bytes with its padding, a shard may have {max_bytes}")]
-    TensorTooLarge {
-        /// The tensor.
-        name: String,
-        /// Its size with padding.
-        size: u64,
-        /// The maximum for one shard.
-        max_bytes: u64,
-    },
     /// The number of shards is a 16-bit number.
     #[error("{found} shards, at most {} possible; use a larger maximum size", u16::MAX)]
     TooManyShards {

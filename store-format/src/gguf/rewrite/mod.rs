@@ -322,7 +322,7 @@ impl Format {
     }
 
     /// Distributes the tensors as llama.cpp's `gguf-split --split-max-size`, which starts a new shard before
-    /// the tensor that does not fit.
+    /// the tensor that does not fit. A tensor that is larger than a shard has one of its own.
     fn split(
         &self,
         metadata: &Entries<'_>,
@@ -332,12 +332,8 @@ impl Format {
         let (mut shards, mut start, mut bytes) = (Vec::new(), 0, 0u64);
         for (place, tensor) in tensors.iter().enumerate() {
             let size = tensor.padded_size(self.alignment.into())?;
-            if size > max_bytes {
-                let name = tensor.info.name().to_owned();
-                return Err(RewriteError::TensorTooLarge { name, size, max_bytes });
-            }
             bytes = bytes.saturating_add(size);
-            if bytes > max_bytes {
+            if bytes > max_bytes && place > start {
                 shards.push(start..place);
                 (start, bytes) = (place, size);
             }

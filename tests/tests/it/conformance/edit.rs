@@ -168,6 +168,15 @@ pub(super) fn edit_of_a_damaged_model_stores_nothing(verbs: &impl Verbs) {
     assert_eq!(verbs.list().unwrap().models.len(), 1);
 }
 
+pub(super) fn removal_of_an_absent_key_is_a_note(verbs: &impl Verbs) {
+    import(verbs, &ModelFile::dense(1), "m");
+    let edited = edit(verbs, "m", "n", vec![unset("absent"), set("a", "1")]).unwrap();
+    assert_eq!(edited.changed.iter().map(|change| &change.key).collect::<Vec<_>>(), ["a"]);
+    assert!(edited.notes[0].contains("no metadata key \"absent\""), "{:?}", edited.notes);
+    let same = edit(verbs, "m", "copy", vec![unset("absent")]).unwrap();
+    assert_eq!((same.digest, same.notes.len()), (Some(verbs.show("m").unwrap().digest), 1));
+}
+
 pub(super) fn refused_edits_store_nothing(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let before = names(&verbs.root().join("blobs"));
@@ -175,7 +184,6 @@ pub(super) fn refused_edits_store_nothing(verbs: &impl Verbs) {
         (set("split.count", "2"), "describes the shards"),
         (unset("general.alignment"), "describes where the tensors lie"),
         (set("general.architecture", "qwen2"), "says what the tensors mean"),
-        (unset("absent"), "is not in the file"),
         (KeyChange { value_type: Some("uint8".to_owned()), ..set("a", "256") }, "not a value of type uint8"),
     ] {
         let error = edit(verbs, "m", "n", vec![change]).unwrap_err();

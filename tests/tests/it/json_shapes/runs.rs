@@ -176,6 +176,10 @@ fn showing(session: &mut Session, sample: &Sample) {
     let denying = sample.config("denying.toml", rule);
     session.line("show", &format!("base --config {}", denying.display()));
     session.ok("show", ["show", &sample.registry.name("me/half:1")]);
+    session.ok("diff", ["diff", "base", &sample.registry.name("me/half:1")]);
+    let unpulled = ["half", "lost"].map(|name| sample.registry.name(&format!("me/{name}:1")));
+    session.ok("diff", ["diff", &unpulled[0], &unpulled[1]]);
+    session.line("diff", "base other --stored");
     session.ok("show", ["show", &format!("{}/files/tiny.gguf", sample.registry.url())]);
     for form in
         ["show --template", "show --license", "show --system", "show --parameters", "show --modelfile"]

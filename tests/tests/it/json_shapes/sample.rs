@@ -15,6 +15,11 @@ use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 pub(super) const MODEL: &str = "application/vnd.ollama.image.model";
+/// A configuration with all fields that `show` lists.
+const CONFIG: &str = r#"{"model_family":"llama","remote_host":"https://example.org","remote_model":"chat:70b",
+    "capabilities":["completion"],"renderer":"qwen3.5","parser":"qwen3.5","requires":"0.19.0","base_name":"chat",
+    "draft":{"model_format":"gguf","architecture":"eagle3","tensor_prefix":"draft.","config":"draft/config.json"},
+    "generation_defaults":{"temperature":0.6}}"#;
 /// Weights in a compressed archive.
 const PACKED: &str = "application/vnd.cncf.model.weight.v1.tar+gzip";
 
@@ -72,7 +77,7 @@ impl Sample {
             (&params, br#"{"stop":["<|end|>"],"temperature":0.5}"#),
             (&messages, br#"[{"role":"user","content":"Hi"}]"#),
         ];
-        self.registry.add_model("me/chat:1", b"{}", &layers).unwrap();
+        self.registry.add_model("me/chat:1", CONFIG.as_bytes(), &layers).unwrap();
         for (number, shard) in ModelFile::dense(3).shards(2).iter().enumerate() {
             self.registry.add_page(&format!("/big-{:05}-of-00002.gguf", number + 1), &shard.bytes(), &[]);
         }
@@ -89,7 +94,8 @@ impl Sample {
         self.registry.add_model("me/damaged:1", br#"{"model_family":"damaged"}"#, &layers).unwrap();
         for (name, seed) in [("relative", 1), ("half", 5), ("lost", 6)] {
             let file = large(seed).with("general.name", name);
-            self.registry.add_model(&format!("me/{name}:1"), b"{}", &[(MODEL, &file.bytes())]).unwrap();
+            let config = br#"{"renderer":"qwen3.5"}"#;
+            self.registry.add_model(&format!("me/{name}:1"), config, &[(MODEL, &file.bytes())]).unwrap();
         }
     }
 
@@ -107,7 +113,7 @@ impl Sample {
         let mut layers: Vec<Json> =
             tensors.map(|name| layer("tensor", Some(name), &safetensors(name))).into();
         layers.push(layer("json", Some("config.json"), br#"{"model_type":"llama","hidden_size":64}"#));
-        let mut config = layer("config", None, b"{}");
+        let mut config = layer("config", None, br#"{"requires":"0.19.0","draft":{}}"#);
         config["mediaType"] = "application/vnd.docker.container.image.v1+json".into();
         let manifest = json!({ "schemaVersion": 2, "config": config, "layers": layers });
         self.registry.add_manifest("me/images:1", manifest.to_string().as_bytes());
@@ -152,7 +158,22 @@ const TINY_LLAMA: Dimensions = Dimensions {
 };
 
 fn base() -> ModelFile {
-    let mut file = ModelFile::dense_of(1, 2, 32).with("general.url", "https://example.org");
+    let list = |texts: &[&str]| Value::strings(texts.iter().map(|text| text.as_bytes().to_vec()));
+    let mut file = ModelFile::dense_of(1, 2, 32)
+        .with("general.url", "https://example.org")
+        .with("general.author", "A")
+        .with("general.organization", "O")
+        .with("general.quantized_by", "Q")
+        .with("general.description", "A small model.")
+        .with("general.license", "other")
+        .with("general.license.name", "own-1")
+        .with("general.license.link", "https://example.org/LICENSE")
+        .with("general.languages", list(&["en"]))
+        .with("general.tags", list(&["text"]))
+        .with("general.base_model.count", 2_u32)
+        .with("general.base_model.0.name", "Base")
+        .with("general.base_model.0.organization", "B")
+        .with("general.base_model.1.url", "https://example.org/base");
     file.tensors.push(numbers([1.0, 2.0, 3.0, 4.0]));
     file
 }
