@@ -96,7 +96,7 @@ tensors *files: build
 rewrite +files: build
     python3 tests/rewrite.py target/release/blobd {{ files }}
 
-# Compare the KV cache that `fit` estimates with llama.cpp's allocator; takes llama-fit-params, else it is skipped
+# Compare the KV cache and the graph that `fit` estimates with llama.cpp's allocator; takes llama-fit-params, else it is skipped
 kv-oracle *models: build
     python3 tests/kv_oracle.py target/release/blobd {{ models }}
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares the KV cache that `blobd fit --basis llama.cpp` estimates with llama.cpp's own allocator.
+"""Compares the KV cache and the graph that `blobd fit --basis llama.cpp` estimates with llama.cpp's own allocator.
 
     python3 tests/kv_oracle.py target/release/blobd [MODEL.gguf ...]
 
 takes llama.cpp's `llama-fit-params` from LLAMA_FIT_PARAMS or from PATH, and skips without it. If the Python
 package `gguf` is installed, small models with sliding windows, latent attention and recurrent layers are generated too.
-The two must differ by less than 1 MiB, the precision of the tool's output.
+The two must differ by less than 1 MiB, the precision of the tool's output; the graph with one sequence.
 """
 
 import json
@@ -24,23 +24,27 @@ VOCABULARY = 64
 
 
 def allocated(tool, model, context, parallel, k, v):
-    """MiB of the context's memory, as llama.cpp allocates it; None if it refuses the settings."""
+    """MiB of KV cache and graph, as llama.cpp allocates them; None if it refuses the settings."""
     command = [tool, "--fit-print", "on", "-m", model, "-c", str(context * parallel), "-np", str(parallel),
                "-ctk", k, "-ctv", v, "-fa", "on"]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0 or not run.stdout.strip():
         return None
     # device, model, context, compute
-    return sum(int(line.split()[-2]) for line in run.stdout.strip().splitlines())
+    rows = [line.split() for line in run.stdout.strip().splitlines()]
+    return sum(int(row[-2]) for row in rows), sum(int(row[-1]) for row in rows)
 
 
 def estimated(blobd, model, context, parallel, k, v):
-    """Bytes by blobd's estimate; None if it refuses the settings."""
+    """Bytes of KV cache and graph by blobd's estimate; None if it refuses the settings."""
     command = [blobd, "fit", model, "--basis", "llama.cpp", "--json", "--ctx", str(context), "--parallel", str(parallel),
                "--cache-type-k", k, "--cache-type-v", v]
     with tempfile.TemporaryDirectory() as root:
         run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "BLOBD_ROOT": root})
-    return json.loads(run.stdout)["kv_total_bytes"] if run.returncode == 0 else None
+    if run.returncode != 0:
+        return None
+    answer = json.loads(run.stdout)
+    return answer["kv_total_bytes"], answer["graph_full_bytes"]
 
 
 def generated(folder):
@@ -171,14 +175,17 @@ def main():
                         if there is None or here is None:
                             refused += 1
                             continue
-                        # The tool rounds down to MiB.
-                        difference = abs(here / 2**20 - there - 0.5) - 0.5
                         compared += 1
-                        worst = max(worst, difference)
-                        if difference >= 1:
-                            wrong += 1
-                            print(f"{model}: context {context}, {parallel} sequences, {k}/{v}: "
-                                  f"blobd {here / 2**20:.2f} MiB, llama.cpp {there} MiB")
+                        for what, ours, theirs in zip(("KV cache", "graph"), here, there):
+                            if what == "graph" and parallel > 1:
+                                continue
+                            # The tool rounds down to MiB.
+                            difference = abs(ours / 2**20 - theirs - 0.5) - 0.5
+                            worst = max(worst, difference)
+                            if difference >= 1:
+                                wrong += 1
+                                print(f"{model}: context {context}, {parallel} sequences, {k}/{v}: {what} of blobd "
+                                      f"{ours / 2**20:.2f} MiB, of llama.cpp {theirs} MiB")
             print(f"{Path(model).name}: {compared} settings compared, {refused} refused, "
                   f"beyond the rounding by at most {worst:.2f} MiB")
             if compared == 0:

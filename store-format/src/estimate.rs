@@ -5,9 +5,9 @@
 //! [`ModelSet::largest_context`] the longest context with which everything fits. An estimate names its
 //! basis, which is the set of formulas and the architecture, and the metadata that was missing.
 //!
-//! There are two bases. [`Basis::Ollama`] is Ollama's estimator of August 2025, which knows the graphs of 15
-//! architectures and has a fallback for others. [`Basis::LlamaCpp`] takes the KV cache as llama.cpp of
-//! October 2026 allocates it, and the graph by Ollama's formulas. `docs/ESTIMATES.md` has all formulas.
+//! There are two bases. [`Basis::LlamaCpp`] takes KV cache and graph as llama.cpp of October 2026 allocates them,
+//! which is also what Ollama runs since 0.30. [`Basis::Ollama`] is Ollama's estimator of August 2025, which knows the
+//! graphs of 15 architectures and has a fallback for others. `docs/ESTIMATES.md` has all formulas.
 //!
 //! ```
 //! use blobd_store_format::estimate::{Basis, Model, ModelSet, Settings};
@@ -33,6 +33,7 @@
 //! ```
 
 mod cache_type;
+mod compute;
 mod graph;
 mod hyperparameters;
 mod keys;
@@ -44,21 +45,25 @@ mod placement;
 mod recurrent;
 mod rule;
 mod vision;
+mod weights;
 mod window;
 
 #[cfg(test)]
 mod tests;
 
+use self::weights::Weights;
+
 pub use cache_type::CacheType;
-pub use model::{LayerWeights, Model};
+pub use model::Model;
 pub use placement::{Device, Placement};
+pub use weights::{LayerWeights, Part};
 
 /// The formulas of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
     /// Ollama's estimator of August 2025: `ollama-2025-08`.
     Ollama,
-    /// KV cache as llama.cpp of October 2026 allocates it: `llama.cpp-2026-10`.
+    /// KV cache and graph as llama.cpp of October 2026 allocates them: `llama.cpp-2026-10`.
     LlamaCpp,
 }
 
@@ -75,13 +80,22 @@ pub struct Settings {
     pub cache_type_k: CacheType,
     /// The type of the values in the cache.
     pub cache_type_v: CacheType,
+    /// Whether the experts of a mixture stay in the machine's memory, as with llama.cpp's `--cpu-moe`.
+    pub experts_in_memory: bool,
 }
 
 /// Ollama's settings: a context of 4096, a batch of 512, one sequence, 16-bit floats in the cache.
 impl Default for Settings {
     fn default() -> Self {
         let cache_type = CacheType::F16;
-        Self { context: 4096, batch: 512, parallel: 1, cache_type_k: cache_type, cache_type_v: cache_type }
+        Self {
+            context: 4096,
+            batch: 512,
+            parallel: 1,
+            cache_type_k: cache_type,
+            cache_type_v: cache_type,
+            experts_in_memory: false,
+        }
     }
 }
 
@@ -94,11 +108,13 @@ pub struct ModelSet<'a> {
     pub projector: Option<Model<'a>>,
     /// The draft model for speculative decoding, which runs with the same settings.
     pub draft: Option<Model<'a>>,
+    /// Its adapters, of which only the weights are counted.
+    pub adapters: Vec<Model<'a>>,
 }
 
 impl<'a> From<Model<'a>> for ModelSet<'a> {
     fn from(model: Model<'a>) -> Self {
-        Self { model, projector: None, draft: None }
+        Self { model, projector: None, draft: None, adapters: Vec::new() }
     }
 }
 
@@ -123,16 +139,17 @@ pub struct Estimate<'m> {
     pub weights: &'m [LayerWeights],
     /// Their sum, at most 2^64 - 1.
     pub weights_bytes: u64,
-    /// Whether the basis has a rule for the KV cache and the graph of this architecture. If not, both are 0,
-    /// and no placement [`fits`](Placement::fits).
+    /// Whether the basis has a rule for the KV cache and the graph of this architecture, and the file has weights
+    /// of blocks. If not, no placement [`fits`](Placement::fits).
     pub has_rule: bool,
     /// The weights that engines leave in the machine's memory, such as the embedding of a model with an output of
-    /// its own.
+    /// its own, without tables.
     pub input_weights_bytes: u64,
-    /// The weights that are neither in a block nor in the output, the input or the vision tower. They are
-    /// placed last, and are neither a layer nor part of [`Placement::total_bytes`], which Ollama's formulas
-    /// define without them.
+    /// The weights that are neither in a block nor in the output, the input or the vision tower, without tables.
+    /// They are placed last, and are not a layer. Ollama's formulas for [`Placement::total_bytes`] leave them out.
     pub other_weights_bytes: u64,
+    /// The tables of which engines read single rows from the disk. They need no memory.
+    pub table_bytes: u64,
     /// The vision tower in the model's file; nothing if there is a projector, which is used instead.
     pub vision: Vision,
     /// The metadata keys that the formulas need and the file does not have in the expected type. Defaults
@@ -144,8 +161,10 @@ pub struct Estimate<'m> {
     pub projector: Option<Projector>,
     /// The draft model.
     pub draft: Option<Box<Estimate<'m>>>,
-    block_weights: &'m [u64],
-    output_weights: u64,
+    /// The weights of each adapter in bytes.
+    pub adapters: Vec<u64>,
+    rules: Basis,
+    parts: &'m Weights,
 }
 
 /// The memory of a vision tower.
@@ -212,14 +231,6 @@ pub enum EstimateError {
         /// The length of the type's blocks.
         block: u64,
     },
-    /// An architecture whose cache follows rules of its own.
-    #[error(
-        "architecture {architecture:?}: llama.cpp's rules for its cache are not known; use Ollama's basis"
-    )]
-    UnknownCache {
-        /// The architecture.
-        architecture: String,
-    },
 }
 
 impl ModelSet<'_> {
@@ -241,7 +252,8 @@ impl ModelSet<'_> {
             estimate.vision = Vision::default();
         }
         let draft = self.draft.as_ref().map(|draft| draft.estimate(settings, basis)).transpose()?;
-        Ok(Estimate { projector, draft: draft.map(Box::new), ..estimate })
+        let adapters = self.adapters.iter().map(Model::weights_bytes).collect();
+        Ok(Estimate { projector, draft: draft.map(Box::new), adapters, ..estimate })
     }
 
     /// The largest context of one sequence, in tokens, with which everything fits on the devices; `None` if
@@ -256,8 +268,21 @@ impl ModelSet<'_> {
         basis: Basis,
         devices: &[u64],
     ) -> Result<Option<u64>, EstimateError> {
+        self.largest_context_where(settings, basis, |estimate| estimate.place(devices).fits())
+    }
+
+    /// The same for another condition, which small contexts meet sooner than large ones.
+    ///
+    /// # Errors
+    /// Those of [`ModelSet::largest_context`].
+    pub fn largest_context_where(
+        &self,
+        settings: &Settings,
+        basis: Basis,
+        is_met: impl Fn(&Estimate<'_>) -> bool,
+    ) -> Result<Option<u64>, EstimateError> {
         let fits = |context| match self.estimate(&Settings { context, ..*settings }, basis) {
-            Ok(estimate) => Ok(estimate.place(devices).fits()),
+            Ok(estimate) => Ok(is_met(&estimate)),
             Err(EstimateError::Overflow { .. }) => Ok(false),
             Err(error) => Err(error),
         };
@@ -281,23 +306,40 @@ impl Estimate<'_> {
     /// The bytes of one device on which everything fits.
     #[must_use]
     pub fn required_bytes(&self) -> u64 {
-        let graph = self.graph_partial_bytes.max(self.graph_full_bytes);
-        if !self.has_rule {
-            let weights = u128::from(self.weights_bytes) + self.companion_bytes();
-            return u64::try_from(weights + 1).unwrap_or(u64::MAX);
-        }
+        let graph = u128::from(self.graph_partial_bytes.max(self.graph_full_bytes));
         let layers = self.block_bytes().sum::<u128>() + self.output_bytes() + self.companion_bytes();
-        let layers = layers + u128::from(self.other_weights_bytes);
-        // The sum must be less than the memory.
-        u64::try_from(self.buffer_bytes() + layers + u128::from(graph) + 1).unwrap_or(u64::MAX)
+        let placed = layers + u128::from(self.other_weights_bytes);
+        let required = match self.rules {
+            _ if !self.has_rule => u128::from(self.weights_bytes) + self.companion_bytes() + 1,
+            // The sum must be less than the memory.
+            Basis::Ollama => self.buffer_bytes() + placed + graph + 1,
+            Basis::LlamaCpp => placed + graph,
+        };
+        u64::try_from(required).unwrap_or(u64::MAX)
     }
 
-    /// The weights and the KV cache of each block.
+    /// The bytes of the machine's memory with which everything fits if nothing is on a device.
+    #[must_use]
+    pub fn required_memory_bytes(&self) -> u64 {
+        let graph = u128::from(self.graph_full_bytes) + u128::from(self.vision.graph_bytes);
+        let weights = u128::from(self.weights_bytes.saturating_sub(self.table_bytes));
+        let required = weights + u128::from(self.kv_total_bytes) + graph + self.companion_bytes();
+        u64::try_from(required).unwrap_or(u64::MAX)
+    }
+
+    /// The weights and the KV cache of each block that belong on a device.
     fn block_bytes(&self) -> impl DoubleEndedIterator<Item = u128> + ExactSizeIterator {
-        self.block_weights
-            .iter()
-            .zip(&self.kv_bytes)
-            .map(|(weights, kv)| u128::from(*weights) + u128::from(*kv))
+        let in_memory = self.settings.experts_in_memory;
+        let weights = self.parts.blocks.iter().zip(&self.parts.experts);
+        let weights =
+            weights.map(move |(all, experts)| all.saturating_sub(if in_memory { *experts } else { 0 }));
+        weights.zip(&self.kv_bytes).map(|(weights, kv)| u128::from(weights) + u128::from(*kv))
+    }
+
+    /// The experts that stay in the machine's memory.
+    fn expert_bytes(&self) -> u128 {
+        let experts = self.parts.experts.iter().map(|bytes| u128::from(*bytes));
+        if self.settings.experts_in_memory { experts.sum() } else { 0 }
     }
 
     /// The layer that a device keeps free.
@@ -308,17 +350,17 @@ impl Estimate<'_> {
     /// The layer after the blocks.
     fn output_bytes(&self) -> u128 {
         let Vision { weights_bytes, graph_bytes } = self.vision;
-        u128::from(self.output_weights) + u128::from(weights_bytes) + u128::from(graph_bytes)
+        u128::from(self.parts.output) + u128::from(weights_bytes) + u128::from(graph_bytes)
     }
 
-    /// Projector and draft model.
+    /// Projector, draft model and adapters.
     fn companion_bytes(&self) -> u128 {
         let projector = self.projector.as_ref().map_or(0, |projector| projector.weights_bytes.into());
         let draft = self.draft.as_ref().map_or(0, |draft| {
-            u128::from(draft.weights_bytes)
+            u128::from(draft.weights_bytes.saturating_sub(draft.table_bytes))
                 + u128::from(draft.kv_total_bytes)
                 + u128::from(draft.graph_full_bytes)
         });
-        projector + draft
+        projector + draft + self.adapters.iter().map(|bytes| u128::from(*bytes)).sum::<u128>()
     }
 }

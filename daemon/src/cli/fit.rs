@@ -5,16 +5,25 @@ use std::process::ExitCode;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::estimate::{Basis, CacheType, EstimateError, Model, ModelSet, Settings};
 use blobd_store_format::gguf::Header;
+use blobd_store_format::metadata::Metadata;
 use clap::{Args, ValueEnum};
 
-use self::report::{Devices, Report};
+use self::machine::Machine;
+use self::report::{Answer, ContextSource, Report, Subject};
 use super::Global;
 use super::connect::print_result;
 use super::model_source::{DescribedModel, ModelArgs};
 use crate::size::parse_size;
 
+mod machine;
+mod notes;
 mod render;
 mod report;
+
+/// The context of a model that names none.
+const UNNAMED_CONTEXT: u64 = 4096;
+/// The largest context that is taken unasked.
+const DEFAULT_CONTEXT: u64 = 8192;
 
 /// Estimate the memory that a model needs, and how much of it fits
 #[derive(Debug, Args)]
@@ -22,31 +31,35 @@ mod report;
     after_help = "Estimates weights, KV cache and computation graph from the headers of a model's GGUF files.
 A model that is not in the store is described from its header alone, and nothing is stored.
 
-Every answer names its basis. `ollama` is Ollama's estimator of August 2025; it is the default
-if keys and values have one type, f16, q8_0 or q4_0. `llama.cpp` takes the KV cache as llama.cpp
-of October 2026 allocates it: types for keys and values, sliding windows, latent attention,
-recurrent layers. It is the default otherwise.
+Without --vram the answer is for this machine: its GPUs, of which nvidia-smi or sysfs tells the
+free memory, less 1 GiB each, and the memory that the kernel calls available.
+
+Every answer names its basis. `llama.cpp` is what llama.cpp of October 2026 allocates, which also
+runs the models of Ollama since 0.30. `ollama` is Ollama's own estimator of August 2025. A file
+that neither has a rule for has the basis `weights only`, and never fits.
 
 With --vram the exit code is 0 if everything fits and 1 if not.
 
 Examples:
-  blobd fit llama3:8b                                      what it needs
+  blobd fit llama3:8b                                      whether it fits this machine
   blobd fit llama3:8b --ctx 32768 --vram 24GiB             whether it fits, and how many layers
   blobd fit llama3:70b --vram 24GiB --vram 24GiB           two devices
-  blobd fit gemma3:27b --basis llama.cpp --cache-type-k q8_0 --cache-type-v q4_0
+  blobd fit qwen3:30b --vram 8GiB --cpu-moe                the experts stay in memory
+  blobd fit gemma3:27b --ctx 0 --cache-type-k q8_0 --cache-type-v q8_0
   blobd fit hf.co/user/repo:Q4_K_M --vram 8GiB --json | jq .max_context"
 )]
 pub(super) struct Params {
     #[command(flatten)]
     model: ModelArgs,
-    /// The context of one sequence, in tokens
-    #[arg(long = "ctx", value_name = "TOKENS", default_value_t = Settings::default().context)]
-    context: u64,
+    /// The context of one sequence, in tokens; 0 for the one that the model was trained for
+    /// [default: the model's num_ctx, else the trained one, at most 8192]
+    #[arg(long = "ctx", value_name = "TOKENS", verbatim_doc_comment)]
+    context: Option<u64>,
     /// The tokens that are processed together
-    #[arg(long, value_name = "TOKENS", default_value_t = Settings::default().batch)]
+    #[arg(long, value_name = "TOKENS", default_value_t = Settings::default().batch, value_parser = positive())]
     batch: u64,
     /// The sequences that are processed at the same time, each with the whole context
-    #[arg(long, value_name = "N", default_value_t = Settings::default().parallel)]
+    #[arg(long, value_name = "N", default_value_t = Settings::default().parallel, value_parser = positive())]
     parallel: u64,
     /// The type of keys in the cache: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl
     #[arg(long, value_name = "TYPE", default_value_t = Settings::default().cache_type_k)]
@@ -57,10 +70,13 @@ pub(super) struct Params {
     /// The memory of a device, such as 24GiB; for several devices, more than once
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     vram: Vec<u64>,
+    /// Leave the experts of a mixture in the machine's memory
+    #[arg(long)]
+    cpu_moe: bool,
     /// The formulas of the estimate
     #[arg(long)]
     basis: Option<BasisName>,
-    /// List the layers with their weights and KV cache
+    /// List the parts of the file with their weights, KV cache and place
     #[arg(long)]
     layers: bool,
 }
@@ -69,9 +85,13 @@ pub(super) struct Params {
 enum BasisName {
     /// Ollama's estimator of August 2025
     Ollama,
-    /// KV cache as llama.cpp of October 2026 allocates it
+    /// KV cache and graph as llama.cpp of October 2026 allocates them
     #[value(name = "llama.cpp")]
     LlamaCpp,
+}
+
+fn positive() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..)
 }
 
 /// Returns exit code 1 if `--vram` is given and the model does not fit.
@@ -79,42 +99,72 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     let (model, _connected) = params.model.describe(global)?;
     let headers = Headers::of(&model)?;
     let models = headers.models().map_err(|error| estimate_error(&model, &error))?;
-    let report = params.report(&model, &models).map_err(|error| estimate_error(&model, &error))?;
+    let context = params.context(&model, models.model.metadata().context_length())?;
+    let report = params.report(&headers.subject(&model), &models, context);
+    let report = report.map_err(|error| estimate_error(&model, &error))?;
     print_result(global, &report, |report| render::render(report, params.layers))?;
-    Ok(if report.fits() == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let is_refused = !params.vram.is_empty() && !report.answer.fits;
+    Ok(if is_refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Params {
     fn report<'a>(
         &self,
-        described: &'a DescribedModel,
+        subject: &Subject<'a>,
         models: &'a ModelSet<'_>,
+        (context, source): (u64, ContextSource),
     ) -> Result<Report<'a>, EstimateError> {
-        let (settings, basis) = (self.settings(), self.basis());
-        let estimate = models.estimate(&settings, basis)?;
-        let devices = match self.vram.as_slice() {
-            [] => None,
-            vram => {
-                let largest = models.largest_context(&settings, basis, vram)?;
-                Some(Devices::new(&estimate.place(vram), largest))
-            }
-        };
-        Ok(Report::new(described, models.model.metadata(), estimate, devices))
-    }
-
-    fn settings(&self) -> Settings {
-        let Self { context, batch, parallel, cache_type_k, cache_type_v, .. } = *self;
-        Settings { context, batch, parallel, cache_type_k, cache_type_v }
-    }
-
-    fn basis(&self) -> Basis {
-        match self.basis {
+        let settings = self.settings(context);
+        let basis = match self.basis {
             Some(BasisName::Ollama) => Basis::Ollama,
             Some(BasisName::LlamaCpp) => Basis::LlamaCpp,
-            None if self.settings().is_known_to_ollama() => Basis::Ollama,
-            None => Basis::LlamaCpp,
-        }
+            None => models.model.default_basis(),
+        };
+        let estimate = models.estimate(&settings, basis)?;
+        let machine = self.vram.is_empty().then(Machine::read);
+        let answer = match &machine {
+            None => Answer::on_devices(models, &estimate, basis, &self.vram, None)?,
+            Some(machine) if machine.gpus.is_empty() => {
+                Answer::in_memory(models, &estimate, basis, machine.available_bytes)?
+            }
+            Some(machine) => {
+                let gpus = machine.usable_gpu_bytes();
+                Answer::on_devices(models, &estimate, basis, &gpus, machine.available_bytes)?
+            }
+        };
+        Ok(Report::new(*subject, source, estimate, answer, machine))
     }
+
+    fn settings(&self, context: u64) -> Settings {
+        let Self { batch, parallel, cache_type_k, cache_type_v, cpu_moe, .. } = *self;
+        Settings { context, batch, parallel, cache_type_k, cache_type_v, experts_in_memory: cpu_moe }
+    }
+
+    fn context(&self, model: &DescribedModel, trained: u64) -> Result<(u64, ContextSource), ErrorBody> {
+        let of_model = || parameter(model, "num_ctx").filter(|tokens| *tokens > 0);
+        Ok(match self.context {
+            Some(0) if trained == 0 => {
+                let message = format!(
+                    "{}: the file does not say for which context the model was trained; use --ctx TOKENS",
+                    model.name
+                );
+                return Err(ErrorBody::new(ErrorCode::InvalidRequest, message));
+            }
+            Some(0) => (trained, ContextSource::Trained),
+            Some(context) => (context, ContextSource::Option),
+            None => match of_model() {
+                Some(context) => (context, ContextSource::Model),
+                None if trained == 0 => (UNNAMED_CONTEXT, ContextSource::Default),
+                None => (trained.min(DEFAULT_CONTEXT), ContextSource::Default),
+            },
+        })
+    }
+}
+
+/// A number among the model's parameters.
+fn parameter(model: &DescribedModel, name: &str) -> Option<u64> {
+    let parameters: serde_json::Value = serde_json::from_str(model.text("params")?).ok()?;
+    parameters.get(name)?.as_u64()
 }
 
 /// The parsed headers of a model's files.
@@ -123,22 +173,43 @@ struct Headers {
     other_shards: Vec<Header>,
     projector: Option<Header>,
     draft: Option<Header>,
+    adapters: Vec<Header>,
+    /// Of the files with the weights.
+    file_bytes: u64,
 }
 
 impl Headers {
     fn of(model: &DescribedModel) -> Result<Self, ErrorBody> {
-        let mut weights = model.weights().map(|(_file, header)| header);
+        let mut file_bytes = 0_u64;
+        let mut weights = model.weights().map(|(file, header)| {
+            file_bytes = file_bytes.saturating_add(file.size);
+            header
+        });
         let first = weights.next().ok_or_else(|| {
             let message = format!("{}: has no GGUF header; only GGUF models can be estimated", model.name);
             ErrorBody::new(ErrorCode::InvalidInput, message)
         })?;
         let first_of = |component| model.headers(component).next().map(|(_file, header)| header);
+        let other_shards = weights.collect();
         Ok(Self {
             model: first,
-            other_shards: weights.collect(),
+            other_shards,
+            file_bytes,
+            adapters: model.headers("adapter").map(|(_file, header)| header).collect(),
             projector: first_of("projector"),
             draft: first_of("draft"),
         })
+    }
+
+    fn subject<'a>(&'a self, described: &'a DescribedModel) -> Subject<'a> {
+        let headers = self.other_shards.iter().chain([&self.model]);
+        Subject {
+            name: &described.name,
+            digest: described.digest,
+            metadata: Metadata::new(&self.model),
+            file_bytes: self.file_bytes,
+            data_offset: headers.map(Header::data_offset).fold(0, u64::saturating_add),
+        }
     }
 
     fn models(&self) -> Result<ModelSet<'_>, EstimateError> {
@@ -146,6 +217,11 @@ impl Headers {
             model: Model::new(&self.model, &self.other_shards)?,
             projector: alone(self.projector.as_ref())?,
             draft: alone(self.draft.as_ref())?,
+            adapters: self
+                .adapters
+                .iter()
+                .map(|adapter| Model::new(adapter, []))
+                .collect::<Result<_, _>>()?,
         })
     }
 }
@@ -156,7 +232,7 @@ fn alone(header: Option<&Header>) -> Result<Option<Model<'_>>, EstimateError> {
 
 fn estimate_error(model: &DescribedModel, error: &EstimateError) -> ErrorBody {
     let code = match error {
-        EstimateError::TooManyBlocks { .. } | EstimateError::UnknownCache { .. } => ErrorCode::InvalidInput,
+        EstimateError::TooManyBlocks { .. } => ErrorCode::InvalidInput,
         _ => ErrorCode::InvalidRequest,
     };
     ErrorBody::new(code, format!("{}: {error}", model.name))

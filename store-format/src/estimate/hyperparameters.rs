@@ -67,7 +67,7 @@ impl Hyperparameters {
         if vocabulary.is_none() {
             keys.add_missing("tokenizer.ggml.tokens");
         }
-        let blocks = keys.number("block_count", 0);
+        let blocks = keys.number("block_count", counted_blocks(layers));
         let is_gemma3 = architecture == "gemma3";
         let sliding_window = if is_gemma3 { keys.number("attention.sliding_window", 0) } else { 0 };
         Self {
@@ -103,6 +103,11 @@ impl Experts {
         // In ggml, the dimensions that a shape does not have are 1.
         Self::Separate { rows: gate.shape().dimensions().get(1).copied().unwrap_or(1) }
     }
+}
+
+/// The blocks that the file has tensors of.
+fn counted_blocks(layers: &BTreeMap<&str, Layer<'_>>) -> u64 {
+    (0..).take_while(|block: &u64| layers.contains_key(format!("blk.{block}").as_str())).count() as u64
 }
 
 fn first_dimension(layers: &BTreeMap<&str, Layer<'_>>, name: &str) -> Option<u64> {

@@ -7,6 +7,7 @@
 //! Source: llama.cpp 0c1e57098 of October 2026: `llama-kv-cache.cpp`, `llama-kv-cache-iswa.cpp`,
 //! `llama-memory-recurrent.cpp`, `llama-hparams.cpp`, `llama-context.cpp`, `llama_model::create_memory`.
 
+use super::compute::Sizes;
 use super::keys::Keys;
 use super::number::Number;
 use super::recurrent::{self, Recurrent};
@@ -19,8 +20,8 @@ pub(super) const NAME: &str = "llama.cpp-2026-10";
 const PADDING: u128 = 256;
 /// The blocks of gemma3n that have a cache of their own; the others use that of an earlier block.
 const GEMMA3N_CACHED_BLOCKS: u64 = 20;
-/// Architectures that compute whole texts at once and keep nothing.
-const UNCACHED: [&str; 14] = [
+/// Architectures that compute the embedding of a whole text at once and keep nothing.
+const ENCODERS: [&str; 9] = [
     "bert",
     "modern-bert",
     "nomic-bert",
@@ -29,33 +30,12 @@ const UNCACHED: [&str; 14] = [
     "jina-bert-v2",
     "jina-bert-v3",
     "eurobert",
-    "wavtokenizer-dec",
     "gemma-embedding",
-    "dream",
-    "llada",
-    "llada-moe",
-    "rnd1",
 ];
-/// Architectures with caches of kinds that only they have, such as those of sparse attention.
-const UNSUPPORTED: [&str; 17] = [
-    "minimax-01",
-    "minimax-m3",
-    "glm-dsa",
-    "deepseek32",
-    "deepseek4",
-    "glm5-next",
-    "hy_v4",
-    "dots3note",
-    "dflash",
-    "qwen4exp",
-    "kimi-linear",
-    "kimi-k3",
-    "bailingmoe3",
-    "gemma4-assistant",
-    "graniteswitch",
-    "nanbeige",
-    "clip",
-];
+/// Architecture that computes embeddings of whole texts, but has a cache.
+const CACHED_ENCODER: &str = "llama-embed";
+/// Architectures that compute all tokens of a text at once, several times, and keep nothing.
+const DIFFUSION: [&str; 4] = ["dream", "llada", "llada-moe", "rnd1"];
 /// Architectures that may have multi-head latent attention: one compressed key per token and no value.
 const LATENT_ATTENTION: [&str; 3] = ["deepseek2", "deepseek2-ocr", "mistral4"];
 
@@ -86,15 +66,11 @@ impl CacheLayout {
     /// Reads what each of the blocks keeps.
     ///
     /// # Errors
-    /// [`EstimateError::UnknownCache`] for architectures with a cache of their own kind,
     /// [`EstimateError::Overflow`].
     pub(super) fn read(mut keys: Keys<'_>, blocks: usize) -> Result<Self, EstimateError> {
         let architecture = keys.metadata().architecture().to_owned();
-        if UNSUPPORTED.contains(&architecture.as_str()) {
-            return Err(EstimateError::UnknownCache { architecture });
-        }
         let mut layout = Self { architecture, blocks: Vec::new(), window: 0, missing: Vec::new() };
-        if UNCACHED.contains(&layout.architecture.as_str()) {
+        if !layout.has_cache() {
             layout.blocks = vec![BlockLayout::default(); blocks];
             return Ok(layout);
         }
@@ -116,14 +92,43 @@ impl CacheLayout {
         Ok(layout)
     }
 
+    fn has_cache(&self) -> bool {
+        !self.is_encoder() && !DIFFUSION.contains(&self.architecture.as_str())
+    }
+
+    fn is_encoder(&self) -> bool {
+        ENCODERS.contains(&self.architecture.as_str())
+    }
+
+    /// The lengths of the tensors in the graph.
+    pub(super) fn sizes(&self, settings: &Settings) -> Sizes {
+        let cells = Self::padded_context(settings);
+        // Every sequence has the same number of tokens in a batch.
+        let tokens = (cells * settings.parallel).min(settings.batch.into());
+        let tokens = tokens.next_multiple_of(u128::from(settings.parallel.max(1)));
+        let is_embedding = self.is_encoder() || self.architecture == CACHED_ENCODER;
+        let cells = if self.has_cache() && !is_embedding { cells } else { tokens };
+        Sizes {
+            tokens: tokens.saturated(),
+            cells: cells.saturated(),
+            window_cells: self.window_cells(settings, cells).saturated(),
+            windowed: self.blocks.iter().map(|block| block.is_windowed).collect(),
+            is_embedding,
+        }
+    }
+
+    fn window_cells(&self, settings: &Settings, cells: Number) -> Number {
+        let batch = (Number::from(settings.context) * settings.parallel).min(settings.batch.into());
+        cells.min(self.window + batch).next_multiple_of(PADDING)
+    }
+
     /// The bytes that each block keeps.
     ///
     /// # Errors
     /// [`EstimateError::CacheRow`] when a quantised type does not divide the keys or values of a token.
     pub(super) fn kv_cache(&self, settings: &Settings) -> Result<Vec<Number>, EstimateError> {
         let cells = Self::padded_context(settings);
-        let batch = (Number::from(settings.context) * settings.parallel).min(settings.batch.into());
-        let window_cells = cells.min(self.window + batch).next_multiple_of(PADDING);
+        let window_cells = self.window_cells(settings, cells);
         let sequences = settings.parallel;
         let of_block = |block: &BlockLayout| {
             let row = row_bytes(block.k, settings.cache_type_k)? + row_bytes(block.v, settings.cache_type_v)?;

@@ -30,6 +30,16 @@ impl Number {
         self.0.and_then(|number| u64::try_from(number).ok()).ok_or(EstimateError::Overflow { what })
     }
 
+    /// A number of which the largest means an overflow.
+    pub(super) fn from_saturated(number: u128) -> Self {
+        Self((number < u128::MAX).then_some(number))
+    }
+
+    /// The number, or the largest one after an overflow.
+    pub(super) fn saturated(self) -> u128 {
+        self.0.unwrap_or(u128::MAX)
+    }
+
     fn both(self, other: Self, calculate: impl FnOnce(u128, u128) -> Option<u128>) -> Self {
         Self(self.0.zip(other.0).and_then(|(a, b)| calculate(a, b)))
     }

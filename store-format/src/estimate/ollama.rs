@@ -22,6 +22,11 @@ pub(super) fn basis(model: &Hyperparameters, scope: &Scope) -> String {
     }
 }
 
+/// Whether there is a formula for the graph of the model.
+pub(super) fn has_formula(model: &Hyperparameters) -> bool {
+    graph(model, &Scope::new(&Settings::default()), 0.into()).is_some()
+}
+
 /// Partial and full, with the fallback where the formula gives 0 or there is none.
 pub(super) fn graph_or_fallback(model: &Hyperparameters, scope: &Scope, kv_total: Number) -> GraphNumbers {
     let zero = Number::from(0);

@@ -28,6 +28,31 @@ const KNOWN: [&str; 152] = [
     "stablelm", "starcoder", "starcoder2", "step35", "t5", "t5encoder", "talkie", "wavtokenizer-dec", "xverse",
 ];
 
+/// Those of them with a cache or a graph of a kind that only they have, such as those of sparse attention.
+const OWN_RULES: [&str; 21] = [
+    "bailingmoe3",
+    "chameleon",
+    "deepseek32",
+    "deepseek4",
+    "dflash",
+    "dots3note",
+    "gemma4-assistant",
+    "glm-dsa",
+    "glm5-next",
+    "graniteswitch",
+    "grok",
+    "hy_v4",
+    "kimi-k3",
+    "kimi-linear",
+    "minimax-01",
+    "minimax-m3",
+    "nanbeige",
+    "pockettts",
+    "qwen3tts",
+    "qwen4exp",
+    "wavtokenizer-dec",
+];
+
 /// Tensors that engines leave in the machine's memory: they are read row by row, or are tiny.
 const INPUT_LAYERS: [&str; 8] = [
     "token_embd",
@@ -45,8 +70,9 @@ const INPUT_LAYERS: [&str; 8] = [
 pub(super) enum Rule {
     /// llama.cpp's rules and Ollama's.
     Known,
-    /// Ollama's fallback alone: the file has blocks, of an architecture that llama.cpp does not know.
-    Fallback,
+    /// Ollama's alone, which has a fallback for any architecture: llama.cpp does not know it, or it follows rules of
+    /// its own.
+    Ollama,
     /// Nothing: the file has no blocks, or is not a model.
     None,
 }
@@ -56,7 +82,9 @@ impl Rule {
         if blocks == 0 || other_kind(metadata).is_some() {
             return Self::None;
         }
-        if is_known(metadata.architecture()) { Self::Known } else { Self::Fallback }
+        let architecture = metadata.architecture();
+        let has_own_rules = OWN_RULES.contains(&architecture);
+        if is_known(architecture) && !has_own_rules { Self::Known } else { Self::Ollama }
     }
 
     pub(super) fn holds(self, basis: Basis) -> bool {
@@ -72,6 +100,9 @@ pub(super) fn weights_only(metadata: Metadata<'_>) -> String {
     let architecture = metadata.architecture();
     match other_kind(metadata) {
         Some(kind) => format!("weights only: no rule for `{architecture}` of the type `{kind}`"),
+        None if OWN_RULES.contains(&architecture) => {
+            format!("weights only: no rule for the cache and graph of `{architecture}`")
+        }
         None if is_known(architecture) => format!("weights only: `{architecture}.block_count` is missing"),
         None => format!("weights only: no rule for `{architecture}`"),
     }

@@ -2,6 +2,7 @@ use super::*;
 use crate::gguf::{GgmlType, GgufWriter, Header, Value};
 
 mod llama_cpp;
+mod measured;
 mod ollama;
 mod robustness;
 

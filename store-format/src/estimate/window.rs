@@ -105,7 +105,7 @@ fn rule(architecture: &str, blocks: usize) -> Option<Rule> {
         "gemma4" | "mimo2" | "step35" | "maple" | "granite_swa" | "spark2_5" => {
             rule(Length::Key, Blocks::Listed)
         }
-        "lfm2" | "lfm2moe" => rule(Length::Key, Blocks::Attention),
+        "lfm2" => rule(Length::Key, Blocks::Attention),
         _ => None,
     }
 }

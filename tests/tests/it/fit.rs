@@ -54,7 +54,7 @@ fn llama3(desk: &Desk) -> PathBuf {
 #[test]
 fn numbers_are_those_of_the_formulas() {
     let desk = Desk::new();
-    let answer = desk.fit(&llama3(&desk), "--json").succeeds().json();
+    let answer = desk.fit(&llama3(&desk), "--basis ollama --ctx 4096 --json").succeeds().json();
     assert_eq!(answer["basis"], "ollama-2025-08:llama");
     let settings = ["context", "batch", "parallel", "cache_type_k", "cache_type_v"].map(|key| &answer[key]);
     assert_eq!(settings, [&json!(4096), &json!(512), &json!(1), &json!("f16"), &json!("f16")]);
@@ -72,9 +72,8 @@ fn numbers_are_those_of_the_formulas() {
     let weights: u64 =
         answer["weights"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
     assert_eq!(answer["weights_bytes"], weights);
-    for key in ["vram_bytes", "layers", "layers_of", "total_bytes", "fits", "max_context", "devices"] {
-        assert!(answer.get(key).is_none(), "{key} without --vram");
-    }
+    let header = answer["header_bytes"].as_u64().unwrap();
+    assert_eq!(answer["file_bytes"], weights + header, "every byte of the file is in a row");
 }
 
 #[test]
@@ -97,7 +96,9 @@ fn exit_code_says_whether_everything_fits_to_the_byte() {
 #[test]
 fn largest_context_fits_and_the_next_does_not() {
     let desk = Desk::new();
-    let path = llama3(&desk);
+    let model =
+        ModelFile::llama("Llama 3 8B", Dimensions::LLAMA3_8B).with("llama.context_length", 1_u32 << 20);
+    let path = desk.header("long.gguf", &model);
     for basis in ["ollama", "llama.cpp"] {
         let options = format!("--json --basis {basis} --vram 8GiB");
         let largest = desk.fit(&path, &options).succeeds().json()["max_context"].as_u64().unwrap();
@@ -105,6 +106,10 @@ fn largest_context_fits_and_the_next_does_not() {
         desk.fit(&path, &format!("{options} --ctx {largest}")).succeeds();
         desk.fit(&path, &format!("{options} --ctx {}", largest + 1)).exits_with(1);
     }
+    let short = desk.fit(&llama3(&desk), "--json --vram 1TiB").succeeds().json();
+    assert_eq!(short["max_context"], 8192, "at most the trained one");
+    let text = desk.fit(&llama3(&desk), "--vram 1TiB").succeeds().text();
+    assert!(text.contains("largest context  8192, as trained"), "{text}");
     let none = desk.fit(&path, "--json --vram 1MiB").exits_with(1).json();
     assert_eq!((&none["max_context"], &none["layers"]), (&json!(0), &json!(0)));
 }
@@ -113,11 +118,22 @@ fn largest_context_fits_and_the_next_does_not() {
 fn several_devices_are_listed() {
     let desk = Desk::new();
     let path = llama3(&desk);
-    let answer = desk.fit(&path, "--json --vram 4GiB --vram 6GiB").succeeds().json();
+    let answer =
+        desk.fit(&path, "--basis ollama --ctx 4096 --json --vram 4GiB --vram 6GiB").succeeds().json();
     assert_eq!(answer["vram_bytes"], 10_u64 << 30);
     let layers =
         answer["devices"].as_array().unwrap().iter().map(|device| device["layers"].as_u64().unwrap());
     assert_eq!(layers.collect::<Vec<_>>(), [17, 16]);
+    let answer = desk.fit(&path, "--json --vram 4GiB --vram 6GiB").succeeds().json();
+    let layers: Vec<u64> = answer["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|device| device["layers"].as_u64().unwrap())
+        .collect();
+    assert_eq!(layers.iter().sum::<u64>(), 33);
+    let split = format!("{},{}", layers[0], layers[1]);
+    assert_eq!(answer["options"], json!(["-c", "8192", "-ngl", "33", "-ts", split]));
     let text = desk.fit(&path, "--vram 4GiB --vram 6GiB --layers").succeeds().text();
     assert!(text.contains("DEVICE    MEMORY  LAYERS      USED\n0       4.00 GiB"), "{text}");
     assert!(text.contains("largest context  "), "{text}");
@@ -125,22 +141,27 @@ fn several_devices_are_listed() {
 }
 
 #[test]
-fn basis_depends_on_the_cache_types_unless_it_is_named() {
+fn basis_is_llama_cpp_unless_another_is_named_or_only_ollama_has_a_formula() {
     let desk = Desk::new();
     let path = llama3(&desk);
     let basis = |options: &str| {
-        let answer = desk.fit(&path, &format!("{options} --json")).succeeds().json();
-        (answer["basis"].clone(), answer["graph_basis"].clone(), answer["kv_total_bytes"].as_u64().unwrap())
+        let answer = desk.fit(&path, &format!("{options} --ctx 4096 --json")).succeeds().json();
+        assert_eq!(answer["basis"], answer["graph_basis"]);
+        (answer["basis"].clone(), answer["kv_total_bytes"].as_u64().unwrap())
     };
-    let ollama = json!("ollama-2025-08:llama");
     let llama_cpp = json!("llama.cpp-2026-10:llama");
     let elements = 536_870_912 / 2;
-    assert_eq!(basis("--cache-type-k q8_0 --cache-type-v q8_0"), (ollama.clone(), ollama.clone(), elements));
+    assert_eq!(basis(""), (llama_cpp.clone(), elements * 2));
+    assert_eq!(basis("--cache-type-k q8_0"), (llama_cpp, elements / 2 * 34 / 32 + elements));
     assert_eq!(
-        basis("--cache-type-k q8_0"),
-        (llama_cpp.clone(), ollama.clone(), elements / 2 * 34 / 32 + elements)
+        basis("--basis ollama --cache-type-k q8_0 --cache-type-v q8_0"),
+        (json!("ollama-2025-08:llama"), elements)
     );
-    assert_eq!(basis("--basis llama.cpp --ctx 4000"), (llama_cpp, ollama, elements * 2));
+    let mut converted =
+        ModelFile::empty().with("general.architecture", "gptoss").with("gptoss.block_count", 1_u32);
+    converted.add_noise(1, "blk.0.attn_q.weight", GgmlType::F16, &[64, 64]);
+    let answer = desk.fit(&desk.header("gptoss.gguf", &converted), "--json").succeeds().json();
+    assert_eq!(answer["basis"], "ollama-2025-08:gptoss", "llama.cpp does not know this name");
     let refused = desk.fit(&path, "--basis ollama --cache-type-k q5_1").exits_with(2);
     assert!(refused.stderr.contains("cache types q5_1 and f16"), "{}", refused.stderr);
     desk.fit(&path, "--cache-type-k q2_k").exits_with(2);
@@ -148,16 +169,19 @@ fn basis_depends_on_the_cache_types_unless_it_is_named() {
 }
 
 #[test]
-fn architecture_without_a_formula_takes_the_fallback_and_says_so() {
+fn architecture_that_llama_cpp_does_not_know_has_no_rule_and_ollamas_fallback_if_that_is_named() {
     let desk = Desk::new();
     let model = ModelFile::dense(1).with("general.architecture", "news").with("news.block_count", 2_u32);
-    let answer = desk.fit(&desk.header("news.gguf", &model), "--json").succeeds().json();
+    let path = desk.header("news.gguf", &model);
+    let answer = desk.fit(&path, "--json").succeeds().json();
+    assert_eq!(
+        (&answer["basis"], &answer["fits"]),
+        (&json!("weights only: no rule for `news`"), &json!(false))
+    );
+    let answer = desk.fit(&path, "--basis ollama --json").succeeds().json();
     assert_eq!(answer["basis"], "ollama-2025-08:fallback");
-    let missing: Vec<&str> =
-        answer["missing_keys"].as_array().unwrap().iter().map(|key| key.as_str().unwrap()).collect();
-    assert!(missing.contains(&"news.embedding_length"), "{missing:?}");
-    let text = desk.fit(&desk.header("news.gguf", &model), "").succeeds().text();
-    assert!(text.contains("missing   news.embedding_length"), "{text}");
+    let text = desk.fit(&path, "--basis ollama").succeeds().text();
+    assert!(text.contains("missing") && text.contains("news.embedding_length"), "{text}");
 }
 
 #[test]
@@ -229,13 +253,16 @@ fn projector_and_draft_model_of_a_manifest_have_bases_of_their_own() {
     let answer = daemon.command().run(["fit", &name, "--json"]).succeeds().json();
     let expected = json!({"basis": "ollama-2025-08:projector", "weights_bytes": 1024 * 64 * 4});
     assert_eq!(answer["projector"], expected);
-    assert_eq!(answer["draft"]["basis"], "ollama-2025-08:llama");
+    assert_eq!(answer["draft"]["basis"], "llama.cpp-2026-10:llama");
     assert_eq!(answer["draft"]["weights_bytes"], draft.tensor_bytes().len());
     let alone = Desk::new();
     let alone = alone.fit(&alone.header("alone.gguf", &model), "--json").succeeds().json();
     assert!(answer["required_bytes"].as_u64() > alone["required_bytes"].as_u64());
     let text = daemon.command().run(["fit", &name]).succeeds().text();
-    assert!(text.contains("projector    256 KiB") && text.contains("draft model  weights "), "{text}");
+    assert!(
+        text.contains("projector        256 KiB") && text.contains("draft model      weights "),
+        "{text}"
+    );
 }
 
 #[test]
@@ -253,12 +280,14 @@ fn extreme_settings_are_answered_or_refused_by_name() {
     let path = llama3(&desk);
     let refused = desk.fit(&path, "--ctx 9223372036854775808").exits_with(2);
     assert!(refused.stderr.contains("more than 2^64 - 1 bytes"), "{}", refused.stderr);
-    let answer = desk.fit(&path, "--ctx 0 --batch 0 --json").succeeds().json();
-    assert_eq!((&answer["kv_total_bytes"], &answer["batch"]), (&json!(0), &json!(0)));
-    desk.fit(&path, "--parallel 0 --vram 0").exits_with(1);
+    for zero in ["--batch 0", "--parallel 0"] {
+        let refused = desk.fit(&path, zero).exits_with(2);
+        assert!(refused.stderr.contains(zero.split(' ').next().unwrap()), "{}", refused.stderr);
+    }
+    desk.fit(&path, "--vram 0").exits_with(1);
     let huge = ModelFile::empty().with("llama.block_count", u32::MAX);
     let refused = desk.fit(&desk.header("huge.gguf", &huge), "").exits_with(1);
-    assert!(refused.stderr.contains("block_count is 4294967295"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("expected at most 4096, found 4294967295"), "{}", refused.stderr);
 }
 
 #[test]
@@ -304,4 +333,105 @@ fn file_without_a_rule_never_fits_and_its_tensors_are_counted() {
         let text = desk.fit(&path, "").succeeds().text();
         assert!(text.contains("note: only the weights are known"), "{text}");
     }
+}
+
+#[test]
+fn context_is_the_models_own_else_the_trained_one_up_to_8192() {
+    let desk = Desk::new();
+    let model = ModelFile::llama("Llama 3 8B", Dimensions::LLAMA3_8B);
+    let context = |trained: Option<u32>, options: &str| {
+        let model = match trained {
+            Some(trained) => model.clone().with("llama.context_length", trained),
+            None => ModelFile::dense(1).with("llama.block_count", 4_u32),
+        };
+        let path = desk.header("model.gguf", &model);
+        let answer = desk.fit(&path, &format!("{options} --json")).succeeds().json();
+        (answer["context"].as_u64().unwrap(), answer["context_source"].as_str().unwrap().to_owned())
+    };
+    let found = |context: u64, source: &str| (context, source.to_owned());
+    assert_eq!(context(Some(131_072), ""), found(8192, "default"));
+    assert_eq!(context(Some(2048), ""), found(2048, "default"));
+    assert_eq!(context(None, ""), found(4096, "default"));
+    assert_eq!(context(Some(131_072), "--ctx 0"), found(131_072, "trained"));
+    assert_eq!(context(Some(131_072), "--ctx 100"), found(100, "option"));
+    let path = desk.header("model.gguf", &ModelFile::dense(1));
+    let refused = desk.fit(&path, "--ctx 0").exits_with(2);
+    assert!(refused.stderr.contains("use --ctx TOKENS"), "{}", refused.stderr);
+}
+
+#[test]
+fn num_ctx_and_adapters_of_a_manifest_are_used() {
+    let registry = FakeRegistry::start().unwrap();
+    let model = ModelFile::llama("Llama", TINY);
+    let mut adapter = ModelFile::empty().with("general.type", "adapter");
+    adapter.add_noise(1, "blk.0.attn_q.weight.lora_a", GgmlType::F32, &[64, 16]);
+    let (model, adapter) = (model.bytes(), adapter.bytes());
+    let params = "application/vnd.ollama.image.params";
+    let layers = [
+        (MODEL, &model[..]),
+        ("application/vnd.ollama.image.adapter", &adapter),
+        (params, br#"{"num_ctx":3000}"#),
+    ];
+    registry.add_model("me/tuned:1", b"{}", &layers).unwrap();
+    let daemon = TestDaemon::start();
+    let name = registry.name("me/tuned:1");
+    let answer = daemon.command().run(["fit", &name, "--json"]).succeeds().json();
+    assert_eq!((&answer["context"], &answer["context_source"]), (&json!(3000), &json!("model")));
+    assert_eq!(answer["adapters"], json!([64 * 16 * 4]));
+    let text = daemon.command().run(["fit", &name]).succeeds().text();
+    assert!(
+        text.contains("3000, the model's num_ctx") && text.contains("adapter          4.00 KiB"),
+        "{text}"
+    );
+}
+
+const TINY: Dimensions = Dimensions { block_count: 2, vocabulary_length: 512, ..Dimensions::SMALL_MIXTRAL };
+
+#[test]
+fn experts_stay_in_memory_if_told_so() {
+    let desk = Desk::new();
+    let model = ModelFile::stacked_experts(1, 4).with("llama.block_count", 1_u32);
+    let path = desk.header("experts.gguf", &model);
+    let all = desk.fit(&path, "--vram 1TiB --json").succeeds().json();
+    let split = desk.fit(&path, "--vram 1TiB --cpu-moe --json").succeeds().json();
+    let bytes = |answer: &Json, key: &str| answer[key].as_u64().unwrap();
+    let moved = bytes(&all, "required_bytes") - bytes(&split, "required_bytes");
+    assert!(moved > 0);
+    assert_eq!(bytes(&split, "memory_bytes") - bytes(&all, "memory_bytes"), moved);
+    assert_eq!(split["options"].as_array().unwrap().last(), Some(&json!("--cpu-moe")));
+    let text = desk.fit(&path, "--vram 1TiB --cpu-moe --layers").succeeds().text();
+    assert!(text.contains("device, experts in memory"), "{text}");
+}
+
+#[test]
+fn tables_that_are_read_by_row_need_no_memory() {
+    let desk = Desk::new();
+    let model = ModelFile::llama("Llama 3 8B", Dimensions::LLAMA3_8B);
+    let plain = desk.fit(&desk.header("plain.gguf", &model), "--json").succeeds().json();
+    let mut with_table = model.clone();
+    with_table.add_noise(1, "per_layer_token_embd.weight", GgmlType::F16, &[512, 1 << 20]);
+    let path = desk.header("table.gguf", &with_table);
+    let answer = desk.fit(&path, "--json").succeeds().json();
+    assert_eq!(answer["table_bytes"], 1_u64 << 30);
+    let more = answer["needed_bytes"].as_u64().unwrap() - plain["needed_bytes"].as_u64().unwrap();
+    assert!(more < 64 << 20, "only the rows of a batch: {more}");
+    let text = desk.fit(&path, "--layers").succeeds().text();
+    assert!(
+        text.contains("1.00 GiB read from disk row by row") && text.contains("disk, not resident"),
+        "{text}"
+    );
+}
+
+#[test]
+fn without_devices_the_answer_is_for_this_machine() {
+    let desk = Desk::new();
+    let path = llama3(&desk);
+    let answer = desk.fit(&path, "--json").succeeds().json();
+    assert!(answer["machine"]["available_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{answer}");
+    let text = desk.fit(&path, "").succeeds().text();
+    assert!(text.contains("this machine's"), "{text}");
+    assert!(desk.fit(&path, "--vram 1GiB --json").exits_with(1).json().get("machine").is_none());
+    // More than any machine has: the answer is no, and the exit code is for --vram only.
+    let huge = desk.fit(&path, "--ctx 1000000000 --json").succeeds().json();
+    assert_eq!(huge["fits"], false);
 }

@@ -28,6 +28,7 @@ mod fairness;
 mod first_hour;
 mod first_use;
 mod fit;
+mod fit_kinds;
 mod foreign_store;
 mod full_disk;
 mod gc_model;

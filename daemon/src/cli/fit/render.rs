@@ -1,13 +1,15 @@
 //! The tables of `fit`.
 
-use super::report::{Devices, Memory, Report};
+use super::report::{Answer, ContextSource, LayerPlace, Memory, Report};
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
 pub(super) fn render(report: &Report<'_>, with_layers: bool) -> String {
     let mut tables = vec![overview(report).render(usize::MAX)];
-    tables.extend(with_layers.then(|| layers(&report.memory).render(terminal_width())));
-    tables.extend(report.devices.as_ref().map(|answer| devices(answer).render(terminal_width())));
+    tables.extend(with_layers.then(|| layers(report).render(terminal_width())));
+    if !report.answer.devices.is_empty() {
+        tables.push(devices(report).render(terminal_width()));
+    }
     let mut text = tables.join("\n");
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
@@ -19,46 +21,57 @@ fn overview(report: &Report<'_>) -> Table {
     let memory = &report.memory;
     let mut table = Table::new(&["name", &printable(report.name)], &[]);
     let mut row = |label: &str, value: String| table.row([label.to_owned(), value]);
+    row("needs", needs(report));
+    row("context", context(report));
     row("basis", basis(memory));
-    row("context", settings(memory));
-    if !memory.missing_keys.is_empty() {
+    if memory.has_rule && !memory.missing_keys.is_empty() {
         row("missing", memory.missing_keys.join(", "));
     }
-    row("weights", human_bytes(memory.weights_bytes));
-    row("KV cache", human_bytes(memory.kv_total_bytes));
-    let (full, partial) = (human_bytes(memory.graph_full_bytes), human_bytes(memory.graph_partial_bytes));
-    row("graph", format!("{full}, or {partial} with a part of the layers on the device"));
-    if memory.vision_weights_bytes > 0 {
-        let (weights, graph) = (memory.vision_weights_bytes, memory.vision_graph_bytes);
-        row("vision", format!("{} of the weights, graph {}", human_bytes(weights), human_bytes(graph)));
+    if memory.table_bytes > 0 {
+        row("tables", format!("{} read from disk row by row, not resident", human_bytes(memory.table_bytes)));
     }
-    if let Some(projector) = &report.projector {
-        row("projector", human_bytes(projector.weights_bytes));
-    }
-    if let Some(draft) = &report.draft {
-        let (weights, kv) = (human_bytes(draft.weights_bytes), human_bytes(draft.kv_total_bytes));
-        let graph = human_bytes(draft.graph_full_bytes);
-        row("draft model", format!("weights {weights}, KV cache {kv}, graph {graph} ({})", draft.basis));
-    }
-    row("required", format!("{} on one device", human_bytes(report.required_bytes)));
-    if let Some(answer) = &report.devices {
-        answer_rows(answer, &mut row);
-    }
+    companions(report, &mut row);
+    answer(report, &mut row);
     table
 }
 
-fn answer_rows(answer: &Devices, row: &mut impl FnMut(&str, String)) {
-    let verdict = if answer.fits { "yes" } else { "no" };
-    row("fits", format!("{verdict}, {} of {} layers on devices", answer.layers, answer.layers_of));
-    row("total", human_bytes(answer.total_bytes));
-    row(
-        "largest context",
-        match answer.max_context {
-            0 => "none fits".to_owned(),
-            _ if answer.is_unlimited() => "any".to_owned(),
-            context => context.to_string(),
-        },
-    );
+/// The answer in one line.
+fn needs(report: &Report<'_>) -> String {
+    let memory = &report.memory;
+    let (needed, weights) = (human_bytes(report.needed_bytes), human_bytes(memory.weights_bytes));
+    if !memory.has_rule {
+        return format!("more than {needed}: weights {weights}, KV cache and graph are not known");
+    }
+    let mut parts = vec![
+        format!("weights {}", human_bytes(memory.weights_bytes.saturating_sub(memory.table_bytes))),
+        format!("KV cache {}", human_bytes(memory.kv_total_bytes)),
+        format!("graph {}", human_bytes(memory.graph_full_bytes)),
+    ];
+    let has_companions = report.projector.is_some() || report.draft.is_some() || !report.adapters.is_empty();
+    parts.extend(has_companions.then(|| "and what belongs to it".to_owned()));
+    format!("{needed} at context {}: {}", memory.context, parts.join(", "))
+}
+
+fn context(report: &Report<'_>) -> String {
+    let Memory { context, batch, parallel, cache_type_k, cache_type_v, .. } = &report.memory;
+    let source = match (report.context_source, report.context_length) {
+        (ContextSource::Option, _) => String::new(),
+        (ContextSource::Trained, _) => ", as trained".to_owned(),
+        (ContextSource::Model, _) => ", the model's num_ctx".to_owned(),
+        (ContextSource::Default, None) => ", since the file does not say".to_owned(),
+        (ContextSource::Default, Some(trained)) if trained == *context => ", as trained".to_owned(),
+        (ContextSource::Default, Some(trained)) => format!(" of the {trained} trained (--ctx 0 for all)"),
+    };
+    let sequences = match parallel {
+        1 => "1 sequence".to_owned(),
+        count => format!("{count} sequences"),
+    };
+    let cache = if cache_type_k == cache_type_v {
+        (*cache_type_k).to_owned()
+    } else {
+        format!("{cache_type_k} keys and {cache_type_v} values")
+    };
+    format!("{context}{source}; {sequences}, batch {batch}, cache {cache}")
 }
 
 fn basis(memory: &Memory<'_>) -> String {
@@ -68,36 +81,96 @@ fn basis(memory: &Memory<'_>) -> String {
     format!("{}, graph {}", memory.basis, memory.graph_basis)
 }
 
-fn settings(memory: &Memory<'_>) -> String {
-    let sequences = match memory.parallel {
-        1 => "1 sequence".to_owned(),
-        count => format!("{count} sequences"),
-    };
-    let Memory { context, batch, cache_type_k, cache_type_v, .. } = memory;
-    let cache = if cache_type_k == cache_type_v {
-        (*cache_type_k).to_owned()
-    } else {
-        format!("{cache_type_k} keys and {cache_type_v} values")
-    };
-    format!("{context}, {sequences}, batch {batch}, cache {cache}")
+fn companions(report: &Report<'_>, row: &mut impl FnMut(&str, String)) {
+    let memory = &report.memory;
+    if memory.vision_weights_bytes > 0 {
+        let (weights, graph) = (memory.vision_weights_bytes, memory.vision_graph_bytes);
+        row("vision", format!("{} of the weights, graph {}", human_bytes(weights), human_bytes(graph)));
+    }
+    if let Some(projector) = &report.projector {
+        row("projector", human_bytes(projector.weights_bytes));
+    }
+    for bytes in &report.adapters {
+        row("adapter", human_bytes(*bytes));
+    }
+    if let Some(draft) = &report.draft {
+        let (weights, kv) = (human_bytes(draft.weights_bytes), human_bytes(draft.kv_total_bytes));
+        let graph = human_bytes(draft.graph_full_bytes);
+        row("draft model", format!("weights {weights}, KV cache {kv}, graph {graph} ({})", draft.basis));
+    }
 }
 
-fn layers(memory: &Memory<'_>) -> Table {
-    let mut table = Table::new(&["LAYER", "WEIGHTS", "KV CACHE"], &[1, 2]);
+fn answer(report: &Report<'_>, row: &mut impl FnMut(&str, String)) {
+    let answer = &report.answer;
+    row("fits", verdict(report));
+    if !report.memory.has_rule {
+        return;
+    }
+    let largest = match answer.max_context {
+        0 => "none fits".to_owned(),
+        _ if answer.is_unlimited() => "any".to_owned(),
+        context if report.context_length == Some(context) => format!("{context}, as trained"),
+        context => context.to_string(),
+    };
+    row("largest context", largest);
+    row("options", report.options.join(" "));
+}
+
+fn verdict(report: &Report<'_>) -> String {
+    let answer = &report.answer;
+    let on_devices = report.machine.is_none();
+    if !report.memory.has_rule && on_devices && report.needed_bytes > answer.vram_bytes {
+        return "no, the weights alone are larger".to_owned();
+    } else if !report.memory.has_rule {
+        return "not known".to_owned();
+    }
+    let Answer { layers, layers_of, memory_bytes, .. } = answer;
+    let word = if answer.fits { "yes" } else { "no" };
+    let available = report.machine.as_ref().and_then(|machine| machine.available_bytes);
+    let of_memory =
+        available.map_or_else(String::new, |bytes| format!(" of {} available", human_bytes(bytes)));
+    let memory = format!("{}{of_memory} in this machine's memory", human_bytes(*memory_bytes));
+    match &report.machine {
+        Some(machine) if machine.gpus.is_empty() => format!("{word}, {memory}, no GPU found"),
+        Some(_) => format!("{word}, {layers} of {layers_of} layers on this machine's GPUs, {memory}"),
+        None if *memory_bytes > 0 => {
+            let memory = human_bytes(*memory_bytes);
+            format!("{word}, {layers} of {layers_of} layers on devices, {memory} in the machine's memory")
+        }
+        None => format!("{word}, {layers} of {layers_of} layers on devices"),
+    }
+}
+
+/// The parts of the file. Their sum is its size.
+fn layers(report: &Report<'_>) -> Table {
+    let memory = &report.memory;
+    let mut table = Table::new(&["LAYER", "WEIGHTS", "KV CACHE", "WHERE"], &[1, 2]);
     for layer in &memory.weights {
         let block = layer.layer.strip_prefix("blk.").and_then(|number| number.parse::<usize>().ok());
         let kv = block.and_then(|block| memory.kv_bytes.get(block));
         let kv = kv.map_or_else(|| "-".to_owned(), |bytes| human_bytes(*bytes));
-        table.row([layer.layer.to_owned(), human_bytes(layer.bytes), kv]);
+        let place = match layer.place {
+            LayerPlace::Device => "device",
+            LayerPlace::Memory => "memory",
+            LayerPlace::DeviceAndMemory => "device, experts in memory",
+            LayerPlace::Disk => "disk, not resident",
+        };
+        table.row([printable(layer.layer), human_bytes(layer.bytes), kv, place.to_owned()]);
     }
+    let none = || "-".to_owned();
+    table.row(["header, padding".to_owned(), human_bytes(report.header_bytes), none(), none()]);
+    let kv = human_bytes(memory.kv_total_bytes);
+    table.row(["the file".to_owned(), human_bytes(report.file_bytes), kv, none()]);
     table
 }
 
-fn devices(answer: &Devices) -> Table {
+fn devices(report: &Report<'_>) -> Table {
     let mut table = Table::new(&["DEVICE", "MEMORY", "LAYERS", "USED"], &[1, 2, 3]);
-    for (number, device) in answer.devices.iter().enumerate() {
+    for (number, device) in report.answer.devices.iter().enumerate() {
+        let gpu = report.machine.as_ref().and_then(|machine| machine.gpus.get(number));
+        let name = gpu.map_or_else(|| number.to_string(), |gpu| printable(&gpu.name));
         let (vram, used) = (human_bytes(device.vram_bytes), human_bytes(device.used_bytes));
-        table.row([number.to_string(), vram, device.layers.to_string(), used]);
+        table.row([name, vram, device.layers.to_string(), used]);
     }
     table
 }

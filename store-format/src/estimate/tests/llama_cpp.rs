@@ -37,7 +37,7 @@ fn context_is_padded_to_256_in_total_and_for_each_sequence() {
     let models = set(&header);
     let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
     assert_eq!(estimate.basis, "llama.cpp-2026-10:llama");
-    assert_eq!(estimate.graph_basis, "ollama-2025-08:llama");
+    assert_eq!(estimate.graph_basis, "llama.cpp-2026-10:llama");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn heads_of_keys_are_the_heads_if_the_file_has_none() {
         attention(1, &[]).into_iter().filter(|(key, _)| *key != "attention.head_count_kv").collect();
     let header = header("llama", &keys, &[]);
     assert_eq!(kv(&header, &Settings::default()), [4096 * 4 * TOKEN]);
-    assert_eq!(set(&header).estimate(&Settings::default(), Basis::LlamaCpp).unwrap().missing_keys.len(), 2);
+    assert_eq!(set(&header).estimate(&Settings::default(), Basis::LlamaCpp).unwrap().missing_keys, [""; 0]);
 }
 
 #[test]
@@ -243,15 +243,98 @@ fn blocks_that_predict_further_tokens_keep_nothing() {
 }
 
 #[test]
-fn encoders_keep_nothing_and_unknown_caches_are_refused() {
+fn encoders_keep_nothing_and_caches_of_other_kinds_have_no_rule() {
     let bert = header("bert", &attention(2, &[]), &[]);
     assert_eq!(kv(&bert, &Settings::default()), [0; 2]);
     let header = header("deepseek4", &attention(2, &[]), &[]);
     let models = set(&header);
-    let error = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap_err();
-    assert_eq!(error, EstimateError::UnknownCache { architecture: "deepseek4".to_owned() });
+    let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+    assert_eq!(estimate.basis, "weights only: no rule for the cache and graph of `deepseek4`");
+    assert!(!estimate.place(&[1 << 50]).fits());
     assert_eq!(
         models.estimate(&Settings::default(), Basis::Ollama).unwrap().basis,
         "ollama-2025-08:fallback"
     );
+}
+
+/// Blocks of 4 MiB and an output of 1 MiB, with a graph of a few hundred KiB.
+fn four_blocks() -> Header {
+    let names: Vec<String> = (0..4).map(|block| format!("blk.{block}.attn_q.weight")).collect();
+    let shape: &[u64] = &[256, 4096];
+    let mut tensors: Vec<_> = names.iter().map(|name| (name.as_str(), GgmlType::F32, shape)).collect();
+    tensors.push(("output.weight", GgmlType::F32, &[256, 1024]));
+    let keys = [("block_count", Value::U32(4)), ("embedding_length", Value::U32(256))];
+    header("llama", &keys, &tensors)
+}
+
+#[test]
+fn everything_fits_on_a_device_of_the_required_size_and_not_on_a_smaller_one() {
+    let header = four_blocks();
+    let models = set(&header);
+    let estimate = models.estimate(&settings(256, 1, CacheType::F16), Basis::LlamaCpp).unwrap();
+    let required = estimate.required_bytes();
+    assert_eq!(required, estimate.weights_bytes + estimate.kv_total_bytes + estimate.graph_full_bytes);
+    let all = estimate.place(&[required]);
+    assert!(all.fits());
+    assert_eq!((all.layers, all.devices[0].used_bytes, all.memory_bytes), (5, required, 0));
+    let less = estimate.place(&[required - 1]);
+    assert_eq!((less.fits(), less.layers), (false, 4), "the first block stays in memory");
+    assert_eq!(less.memory_bytes, (4 << 20) + estimate.kv_bytes[0]);
+}
+
+#[test]
+fn devices_get_layers_that_follow_each_other_and_a_graph_each() {
+    let header = four_blocks();
+    let models = set(&header);
+    let estimate = models.estimate(&settings(256, 1, CacheType::F16), Basis::LlamaCpp).unwrap();
+    let (block, graph) = ((4 << 20) + estimate.kv_bytes[0], estimate.graph_full_bytes);
+    let layers = |devices: &[u64]| -> Vec<u64> {
+        estimate.place(devices).devices.iter().map(|device| device.layers).collect()
+    };
+    // The output is on the last device.
+    assert_eq!(layers(&[2 * block + graph, 2 * block + graph + (1 << 20)]), [2, 3]);
+    assert_eq!(layers(&[2 * block + graph - 1, 2 * block + graph + (1 << 20)]), [1, 3]);
+    assert_eq!(layers(&[1 << 30, 1 << 30]), [5, 0], "as few devices as hold everything");
+    assert_eq!(layers(&[graph, graph]), [0, 0]);
+    assert_eq!(layers(&[]), [0; 0]);
+}
+
+#[test]
+fn projector_draft_and_adapters_take_memory_of_the_first_device() {
+    let header = four_blocks();
+    let model = || Model::new(&header, []).unwrap();
+    let settings = settings(256, 1, CacheType::F16);
+    let alone = set(&header).estimate(&settings, Basis::LlamaCpp).unwrap().required_bytes();
+    let models = ModelSet {
+        model: model(),
+        projector: Some(model()),
+        draft: Some(model()),
+        adapters: vec![model(); 2],
+    };
+    let estimate = models.estimate(&settings, Basis::LlamaCpp).unwrap();
+    assert_eq!(estimate.required_bytes(), 2 * alone + 3 * estimate.weights_bytes);
+    assert!(estimate.place(&[estimate.required_bytes()]).fits());
+    let placement = estimate.place(&[alone]);
+    assert!(!placement.companions_fit && !placement.fits());
+}
+
+#[test]
+fn experts_and_tables_are_not_on_devices() {
+    let shape: &[u64] = &[1 << 20];
+    let names = [
+        "blk.0.ffn_up_exps.weight",
+        "blk.0.attn_q.weight",
+        "per_layer_token_embd.weight",
+        "blk.0.engram.0.weight",
+    ];
+    let tensors: Vec<_> = names.iter().map(|name| (*name, GgmlType::F32, shape)).collect();
+    let header = header("llama", &[("block_count", Value::U32(1))], &tensors);
+    let models = set(&header);
+    let settings = Settings { experts_in_memory: true, ..settings(256, 1, CacheType::F16) };
+    let estimate = models.estimate(&settings, Basis::LlamaCpp).unwrap();
+    assert_eq!((estimate.weights_bytes, estimate.table_bytes), (16 << 20, 8 << 20));
+    let graph = estimate.graph_full_bytes;
+    assert_eq!(estimate.required_bytes(), (4 << 20) + graph);
+    assert_eq!(estimate.place(&[1 << 50]).memory_bytes, 4 << 20);
+    assert_eq!(estimate.required_memory_bytes(), (8 << 20) + graph);
 }

@@ -17,7 +17,7 @@ struct Expected {
 }
 
 #[derive(Deserialize)]
-struct ExpectedHeader {
+pub(super) struct ExpectedHeader {
     architecture: String,
     keys: serde_json::Map<String, Json>,
     vocabulary: usize,
@@ -49,7 +49,7 @@ fn expected() -> Vec<Expected> {
 }
 
 impl ExpectedHeader {
-    fn header(&self) -> Header {
+    pub(super) fn header(&self) -> Header {
         let mut writer = GgufWriter::new();
         writer.metadata("general.architecture", self.architecture.as_str()).unwrap();
         for (key, value) in &self.keys {
@@ -235,6 +235,20 @@ fn files_without_a_rule_have_an_estimate_of_their_weights_that_never_fits() {
     assert_eq!(basis(Basis::LlamaCpp), "weights only: no rule for `unheard-of`");
 }
 
+#[test]
+fn blocks_are_counted_if_the_file_does_not_say_how_many_it_has() {
+    let shape: &[u64] = &[64];
+    let names = ["blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.3.attn_q.weight"];
+    let tensors: Vec<_> = names.iter().map(|name| (*name, GgmlType::F32, shape)).collect();
+    let header = header("llama", &[], &tensors);
+    let models = set(&header);
+    for basis in [Basis::Ollama, Basis::LlamaCpp] {
+        let estimate = models.estimate(&Settings::default(), basis).unwrap();
+        assert_eq!((estimate.kv_bytes.len(), estimate.has_rule), (2, true), "{basis:?}");
+        assert_eq!(estimate.other_weights_bytes, 256, "the block after the missing one");
+    }
+}
+
 /// Bytes that no formula names count: blocks of encoders and decoders, and tensors outside of blocks.
 #[test]
 fn every_tensor_is_in_one_part_of_the_estimate() {
@@ -258,7 +272,7 @@ fn every_tensor_is_in_one_part_of_the_estimate() {
         // Of 8 MiB, the embedding stays in the machine's memory; blk.7 is beyond the only block.
         assert_eq!((estimate.weights_bytes, estimate.input_weights_bytes), (8 << 20, 1 << 20));
         assert_eq!(estimate.other_weights_bytes, 4 << 20);
-        assert!(!estimate.place(&[7 << 20]).fits());
+        assert!(!estimate.place(&[(7 << 20) - 1]).fits());
         let placed = estimate.place(&[1 << 30]);
         assert!(placed.fits() && placed.devices[0].used_bytes >= 7 << 20);
     }
@@ -366,7 +380,8 @@ fn projector_and_draft_are_on_the_first_device_with_room() {
     let projector = super::header("clip", &[], &[("v.patch_embd.weight", GgmlType::F32, weights)]);
     let model = || Model::new(&header, []).unwrap();
     let projector = Model::new(&projector, []).unwrap();
-    let models = ModelSet { model: model(), projector: Some(projector), draft: Some(model()) };
+    let models =
+        ModelSet { model: model(), projector: Some(projector), draft: Some(model()), adapters: Vec::new() };
     let settings = settings(512, 1, CacheType::F16);
     let estimate = models.estimate(&settings, Basis::Ollama).unwrap();
     let projector = estimate.projector.clone().unwrap();

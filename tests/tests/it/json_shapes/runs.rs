@@ -224,7 +224,7 @@ fn numbers(session: &mut Session, sample: &Sample) {
     }
     let chat = sample.registry.name("me/chat:1");
     session.ok("fit", ["fit", &sample.path("llama.gguf"), "--layers"]);
-    session.line("fit", "moe");
+    session.line("fit", "moe --cpu-moe");
     session.line("fit", &format!("{chat} --ctx 512 --batch 64 --parallel 2"));
     session.line(
         "fit",
