@@ -47,7 +47,7 @@ func parseMetadata(header []byte) (*Metadata, error) {
 		c.order = binary.BigEndian
 	}
 	if version := c.u32(); c.err == nil && version != 2 && version != 3 {
-		return nil, fail(ErrGguf, "gguf: version %d, 2 or 3 expected; convert the file", version)
+		return nil, fail(ErrGguf, "gguf: version: expected 2 or 3, found %d; convert the file", version)
 	}
 	tensors, keys := c.count("tensors", maxGgufTensors), c.count("metadata keys", maxKeys)
 	metadata := &Metadata{architecture: unknown, values: map[string]value{}}

@@ -86,7 +86,7 @@ func TestDirectoryThatOthersCouldHaveMadeIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	if err := errors.Join(os.Chmod(directory, 0o711), checkPrivate(directory, uid)); err == nil ||
-		!strings.Contains(err.Error(), "mode 0711, 0700 expected") {
+		!strings.Contains(err.Error(), "mode: expected 0700, found 0711") {
 		t.Error(err)
 	}
 	if err := checkPrivate(filepath.Join(directory, "absent"), uid); !errors.Is(err, fs.ErrNotExist) {
@@ -274,7 +274,7 @@ func TestTensorsThatMakeNoSenseAreRefused(t *testing.T) {
 		}, open)
 	}
 	for _, list := range []string{`[]`, `[` + entry(t, nil) + `,` + entry(t, nil) + `]`} {
-		expectFailure(t, ErrProtocol, "1 to 1 expected", func(p *peer) {
+		expectFailure(t, ErrProtocol, "expected 1 to 1", func(p *peer) {
 			p.head(1, 1)
 			p.frame(`{"tensors":` + list + `}`)
 		}, open)
@@ -362,7 +362,7 @@ func TestTensorBehindTheEndOfItsFileIsNeverTouched(t *testing.T) {
 		model := lying(t, fileOf(length), entry(t, nil))
 		_, err := model.Map("t")
 		if !errors.Is(err, ErrShort) || CodeOf(err) != CodeCorrupt ||
-			!strings.Contains(err.Error(), fmt.Sprintf("%d bytes in its file, 64 expected", length)) {
+			!strings.Contains(err.Error(), fmt.Sprintf("length of its file: expected 64 bytes, found %d", length)) {
 			t.Error(err)
 		}
 		if _, err := model.Header(); !errors.Is(err, ErrShort) {

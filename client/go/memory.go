@@ -25,8 +25,8 @@ func (b *blob) slice(offset, size uint64) ([]byte, error) {
 	}
 	length := uint64(len(b.data))
 	if offset > length || size > length-offset {
-		return nil, fail(ErrShort, "descriptor %d: %d bytes in its file, %d expected; run `blobd verify`",
-			b.number, length, offset+size)
+		return nil, fail(ErrShort, "descriptor %d: length of its file: expected %d bytes, found %d; run `blobd verify`",
+			b.number, offset+size, length)
 	}
 	return b.data[offset : offset+size : offset+size], nil
 }

@@ -275,7 +275,7 @@ func receiveTensors(w *wire, head *head) ([]Tensor, error) {
 		// A part is never empty, so the loop ends.
 		left := *head.TensorCount - uint64(len(tensors))
 		if len(part) == 0 || uint64(len(part)) > left {
-			return nil, violated("%d tensors in one frame, 1 to %d expected", len(part), left)
+			return nil, violated("tensors in one frame: expected 1 to %d, found %d", left, len(part))
 		}
 		for place := range part {
 			if err := part[place].check(head); err != nil {

@@ -28,7 +28,7 @@ func (ids *requestIDs) next(prefix string) (string, error) {
 	} else if !isRequestPrefix(prefix) {
 		return "", &failure{
 			kind: ErrRequestPrefix,
-			text: "RequestPrefix: 1 to " + strconv.Itoa(maxPrefixBytes) + " letters, digits, `.`, `-` and `_` expected",
+			text: "RequestPrefix: expected 1 to " + strconv.Itoa(maxPrefixBytes) + " letters, digits, `.`, `-` and `_`",
 			code: CodeInvalidRequest,
 		}
 	}

@@ -136,7 +136,7 @@ func (w *wire) frame(kind string) (json.RawMessage, error) {
 		return nil, err
 	}
 	if len(frame) != 1 {
-		return nil, violated("frame has %d keys, 1 expected", len(frame))
+		return nil, violated("keys of a frame: expected 1, found %d", len(frame))
 	}
 	for found, content := range frame {
 		if found == kind {
@@ -145,7 +145,7 @@ func (w *wire) frame(kind string) (json.RawMessage, error) {
 		if found == "error" {
 			return nil, errorIn(content)
 		}
-		return nil, violated("frame %q received, %q expected", found, kind)
+		return nil, violated("frame: expected %q, found %q", kind, found)
 	}
 	return nil, nil
 }
@@ -244,7 +244,7 @@ func (w *wire) readResponse(expected int) ([]byte, error) {
 	if json.Unmarshal(body, &refusal) == nil && refusal.Error != nil {
 		return nil, refusal.Error.asError()
 	}
-	return nil, violated("response has status %d, %d expected", response.StatusCode, expected)
+	return nil, violated("status of the response: expected %d, found %d", expected, response.StatusCode)
 }
 
 // head is the head of a response with the empty line that ends it.

@@ -17,7 +17,7 @@ use crate::permits::{Limits, Permit, PermitPool};
 
 /// Requests that read or write the disk or build a response, each on its own thread. A higher number makes
 /// no request faster, and waiting requests need no thread.
-const DISK_WORK: Limits = Limits { per_principal: 6, total: 32 };
+const DISK_WORK: Limits = Limits { per_principal: 6, total: 16 };
 
 /// Checks of health, which have a pool of their own: other work of the user must not look like a disk that does not
 /// respond.

@@ -161,13 +161,13 @@ impl WorkLimits {
             arriving_imports: pool(Self::IMPORTS, 32),
             edits: pool(1, 4),
             requested_imports: PermitPool::new(Limits { per_principal: 64, total: 512 }),
-            file_readers: pool(2 * Self::IMPORTS + Self::STUCK_READERS, 64),
-            // Far below the number of threads that blocking work may have.
-            pulls: pool(32, 64),
+            file_readers: pool(Self::IMPORTS + Self::STUCK_READERS, 48),
+            // Few threads: when a crowd of users has all of them busy, short requests still get a processor soon.
+            pulls: pool(32, 32),
             fetches: FetchLimit::default(),
-            plans: pool(2, 16),
+            plans: pool(2, 8),
             inspections: pool(1, 4),
-            surveys: pool(2, 8),
+            surveys: pool(2, 4),
             verifications: pool(1, 2),
             scrapes: pool(1, 4),
             sizes: PermitPool::new(Limits { per_principal: 1, total: 1 }),

@@ -71,7 +71,7 @@ class Away(unittest.TestCase):
                 with self.assertRaisesRegex(PermissionError, refusal):
                     check_private(path, owner)
             os.chmod(folder, 0o711)
-            with self.assertRaisesRegex(PermissionError, "mode 0711, 0700 expected"):
+            with self.assertRaisesRegex(PermissionError, "mode: expected 0700, found 0711"):
                 check_private(folder, uid)
 
     def test_refused_user_learns_what_to_do(self) -> None:
@@ -138,7 +138,7 @@ class Responses(FailureTest):
     def test_status_without_an_error_is_no_protocol(self) -> None:
         for status in (101, 204, 500):
             script: Script = lambda peer: peer.respond(status, b"{}")
-            self.fails(blobd.ProtocolError, script, f"status {status}, 200 expected")
+            self.fails(blobd.ProtocolError, script, f"expected 200, found {status}")
 
     def test_bytes_that_are_no_http_are_refused(self) -> None:
         for text in (b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"\r\n\r\n"):
@@ -221,7 +221,7 @@ class Opens(FailureTest):
     def test_frames_of_another_form_are_refused(self) -> None:
         for text in (b"", b"[]", b"{}", b"7", b'{"a":1,"b":2}', b"{", b'{"open":3}', b'{"open":{}}'):
             self.fails_to_open(lambda peer: peer.send(UPGRADED + struct.pack("<I", len(text)) + text))
-        self.fails_to_open(open_with({"progress": {}}, tensors=1), "frame 'progress' received, 'tensors' expected")
+        self.fails_to_open(open_with({"progress": {}}, tensors=1), "frame: expected 'tensors', found 'progress'")
         self.fails_to_open(open_with({"fds": []}, fds=1), "fds is no object")
 
     def test_error_frame_is_the_daemons_error(self) -> None:
@@ -357,7 +357,7 @@ class LyingSizes(unittest.TestCase):
             with self.assertRaises(blobd.ShortError) as caught:
                 model["t"]
             self.assertEqual(caught.exception.code, "corrupt")
-            self.assertIn(f"{length} bytes in its file, 64 expected; run `blobd verify`", str(caught.exception))
+            self.assertIn(f"length of its file: expected 64 bytes, found {length}; run `blobd verify`", str(caught.exception))
             for lying in (lambda: model.header(), lambda: model.layer_bytes(0), lambda: model.numpy("t")):
                 with self.assertRaises(blobd.ShortError):
                     lying()

@@ -51,7 +51,7 @@ def _expect_status(wire: Wire, expected: int) -> bytes:
     body = _body(wire, _headers(lines[1:]))
     if status == expected:
         return body
-    raise _error_in(body) or ProtocolError(f"response has status {status}, {expected} expected")
+    raise _error_in(body) or ProtocolError(f"status of the response: expected {expected}, found {status}")
 
 
 def _headers(lines: list[str]) -> Dict[str, str]:

@@ -122,7 +122,7 @@ class Blob:
     def _check(self, length: int, expected: int) -> None:
         if expected > length:
             raise ShortError(
-                f"descriptor {self._number}: {length} bytes in its file, {expected} expected; run `blobd verify`"
+                f"descriptor {self._number}: length of its file: expected {expected} bytes, found {length}; run `blobd verify`"
             )
 
 

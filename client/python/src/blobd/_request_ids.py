@@ -22,7 +22,7 @@ class RequestIds:
     def __init__(self, prefix: Optional[str] = None) -> None:
         if prefix is not None and not _PREFIX.fullmatch(prefix):
             raise ValueError(
-                f"request_prefix: 1 to {MAX_PREFIX_LENGTH} letters, digits, `.`, `-` and `_` expected"
+                f"request_prefix: expected 1 to {MAX_PREFIX_LENGTH} letters, digits, `.`, `-` and `_`"
             )
         self._chosen = prefix
         self._prefix = secrets.token_hex(6) if prefix is None else prefix

@@ -71,7 +71,7 @@ class Wire:
             raise ProtocolError(f"frame of {length} bytes announced, at most {MAX_FRAME_BYTES} allowed")
         frame = as_object(parse_json(self.take(length), "frame"), "frame")
         if len(frame) != 1:
-            raise ProtocolError(f"frame has {len(frame)} keys, 1 expected")
+            raise ProtocolError(f"keys of a frame: expected 1, found {len(frame)}")
         ((kind, content),) = frame.items()
         if kind == "error":
             raise read_error(content)
@@ -81,7 +81,7 @@ class Wire:
         """The content of the next frame, which must be of this kind."""
         found, content = self.frame()
         if found != kind:
-            raise ProtocolError(f"frame {found!r} received, {kind!r} expected")
+            raise ProtocolError(f"frame: expected {kind!r}, found {found!r}")
         return content
 
     def batch(self, received: int, fd_count: int) -> List[int]:

@@ -134,7 +134,7 @@ def _selection(prefix: Optional[str], names: Optional[Iterable[str]]) -> object:
     if prefix is not None and names is not None:
         raise ValueError("tensors: prefix and names exclude each other; give one")
     if isinstance(names, str):
-        raise TypeError("names: a list of names expected, not one text; write [name]")
+        raise TypeError("names: expected a list of names, found one text; write [name]")
     if prefix is not None:
         return {"prefix": prefix}
     if names is None:

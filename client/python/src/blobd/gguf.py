@@ -110,7 +110,7 @@ def parse(data: memoryview) -> Header:
     cursor.choose_order()
     version = cursor.u32()
     if version not in (2, 3):
-        raise GgufError(f"gguf: version {version}, 2 or 3 expected; convert the file")
+        raise GgufError(f"gguf: version: expected 2 or 3, found {version}; convert the file")
     tensor_count = cursor.count("tensors", MAX_TENSORS)
     key_count = cursor.count("metadata keys", MAX_KEYS)
     start = cursor.place

@@ -262,7 +262,7 @@ def receive(wire: Wire, details: Details) -> OpenModel:
         part = as_list(wire.expect("tensors"), "tensors")
         left = head.tensor_count - len(tensors)
         if not 0 < len(part) <= left:
-            raise ProtocolError(f"{len(part)} tensors in one frame, 1 to {left} expected")
+            raise ProtocolError(f"tensors in one frame: expected 1 to {left}, found {len(part)}")
         tensors.extend(read_tensor(tensor, head) for tensor in part)
     blobs = _receive_blobs(wire, head.fd_count)
     lease = wire.detach()

@@ -313,8 +313,8 @@ fn folder_is_made_if_its_name_ends_in_a_slash() {
 
 #[test]
 fn more_files_than_a_process_may_have_open_by_default_are_exported() {
-    let contents: Vec<Vec<u8>> = (0..1500).map(|number: usize| format!("{number}").into_bytes()).collect();
-    let names: Vec<String> = (0..1500).map(|number| format!("{}/{number}.bin", number % 7)).collect();
+    let contents: Vec<Vec<u8>> = (0..1100).map(|number: usize| format!("{number}").into_bytes()).collect();
+    let names: Vec<String> = (0..1100).map(|number| format!("{}/{number}.bin", number % 7)).collect();
     let layers: Vec<Layer<'_>> = contents
         .iter()
         .zip(&names)
@@ -323,7 +323,7 @@ fn more_files_than_a_process_may_have_open_by_default_are_exported() {
     let daemon = pulled(&layers);
     let folder = tmpfs_directory();
     daemon.command().run(["export", "plain:1", "-o", text(folder.path())]).succeeds();
-    assert_eq!(tree(folder.path()).len(), 1507);
+    assert_eq!(tree(folder.path()).len(), 1107);
 }
 
 #[test]
