@@ -86,7 +86,7 @@ func TestDirectoryThatOthersCouldHaveMadeIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	if err := errors.Join(os.Chmod(directory, 0o711), checkPrivate(directory, uid)); err == nil ||
-		!strings.Contains(err.Error(), "mode: expected 0700, found 0711") {
+		!strings.Contains(err.Error(), "wrong mode: expected 0700, found 0711") {
 		t.Error(err)
 	}
 	if err := checkPrivate(filepath.Join(directory, "absent"), uid); !errors.Is(err, fs.ErrNotExist) {

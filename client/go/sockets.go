@@ -98,9 +98,9 @@ func checkPrivate(directory string, uid int) error {
 	case !found.IsDir() || !known:
 		return foreign("%s: not a directory", directory)
 	case int(status.Uid) != uid:
-		return foreign("%s: owner: expected uid %d, found uid %d", directory, uid, status.Uid)
+		return foreign("%s: wrong owner: expected uid %d, found uid %d", directory, uid, status.Uid)
 	case status.Mode&0o077 != 0:
-		return foreign("%s: mode: expected 0700, found %04o", directory, status.Mode&0o7777)
+		return foreign("%s: wrong mode: expected 0700, found %04o", directory, status.Mode&0o7777)
 	}
 	return nil
 }

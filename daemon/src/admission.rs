@@ -1,6 +1,7 @@
-//! Limits on the number of connections.
+//! Limits on the number of connections, and the order in which they are begun.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::{Arc, PoisonError};
 
 use rustix::process::{Resource, getrlimit};
@@ -96,9 +97,60 @@ impl Drop for ConnectionPermit {
     }
 }
 
+/// What waits to be begun, in the order of each user, and one user after the other.
+#[derive(Debug)]
+pub(crate) struct Turns<T> {
+    waiting: BTreeMap<u32, VecDeque<T>>,
+    /// The user whose turn was last.
+    last: u32,
+}
+
+impl<T> Default for Turns<T> {
+    fn default() -> Self {
+        Self { waiting: BTreeMap::new(), last: 0 }
+    }
+}
+
+impl<T> Turns<T> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, uid: u32, one: T) {
+        self.waiting.entry(uid).or_default().push_back(one);
+    }
+
+    /// The next one of the next user.
+    pub(crate) fn next(&mut self) -> Option<T> {
+        let after = self.waiting.range((Bound::Excluded(self.last), Bound::Unbounded)).next();
+        let uid = *after.or_else(|| self.waiting.first_key_value())?.0;
+        self.last = uid;
+        let of_user = self.waiting.get_mut(&uid)?;
+        let next = of_user.pop_front();
+        if of_user.is_empty() {
+            self.waiting.remove(&uid);
+        }
+        next
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_take_turns_however_many_of_one_wait() {
+        let mut turns = Turns::default();
+        for (uid, one) in [(7, "a"), (7, "b"), (7, "c"), (0, "d"), (9, "e")] {
+            turns.add(uid, one);
+        }
+        let begun: Vec<_> = std::iter::from_fn(|| turns.next()).take(3).collect();
+        assert_eq!(begun, ["a", "e", "d"]);
+        turns.add(8, "f");
+        let rest: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
+        assert_eq!(rest, ["b", "f", "c"]);
+        assert!(turns.is_empty());
+    }
 
     #[test]
     fn limits_follow_from_the_files_that_may_be_open() {

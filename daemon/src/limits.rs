@@ -24,9 +24,9 @@ const DISK_WORK: Limits = Limits { per_principal: 6, total: 16 };
 const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 
 /// Memory in KiB for models, and for responses that clients have not received yet. The largest model, with
-/// 131,072 tensors, takes about 100 MiB while it is parsed; the total keeps the daemon below 256 MiB,
-/// including its index, its caches and the buffers of all connections.
-const MEMORY_KIB: Limits = Limits { per_principal: 112 << 10, total: 112 << 10 };
+/// 131,072 tensors, takes about 100 MiB while it is parsed: it takes all of this, and the rest of its memory is left
+/// for it below 256 MiB, beside the index, the caches and the buffers of all connections.
+const MEMORY_KIB: Limits = Limits { per_principal: 80 << 10, total: 80 << 10 };
 
 /// The same for up to [`SMALL_BYTES`] at a time, in a pool of its own: a few users that hold all of the other one must
 /// not keep the short requests of the others waiting.
@@ -36,8 +36,8 @@ const SMALL_MEMORY_KIB: Limits = Limits { per_principal: 2 << 10, total: 16 << 1
 const SMALL_BYTES: usize = 256 << 10;
 
 /// Connections of users that carry HTTP: each has buffers of about 20 KiB, which an open model no longer needs. The
-/// total is about 60 MiB.
-const REQUESTING: Limits = Limits { per_principal: 1024, total: 3072 };
+/// total is about 30 MiB.
+const REQUESTING: Limits = Limits { per_principal: 1024, total: 1536 };
 
 /// Requests that follow the audit log. Each takes a connection and a task for as long as its client likes, and is woken
 /// by each record; one user needs few.
@@ -126,7 +126,7 @@ impl RequestLimits {
             disk: PermitPool::with_first_for_each(DISK_WORK),
             health: HealthChecks::new(),
             log_followers: PermitPool::new(LOG_FOLLOWERS),
-            memory: PermitPool::new(MEMORY_KIB),
+            memory: PermitPool::in_order_of_requests(MEMORY_KIB),
             small_memory: PermitPool::new(SMALL_MEMORY_KIB),
             opening: PermitPool::new(opening_limits()),
             in_flight: PermitPool::new(in_flight),

@@ -35,9 +35,11 @@ pub(crate) fn command(pid: i32) -> Option<String> {
 
 /// The program that `blobd exec` runs, if this process is one: its first child.
 pub(crate) fn engine(pid: i32) -> Option<Engine> {
+    if command(pid)? != "blobd" {
+        return None;
+    }
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let is_exec = arguments.split(|byte| *byte == 0).any(|word| word == b"exec");
-    if !is_exec || command(pid)? != "blobd" {
+    if !arguments.split(|byte| *byte == 0).any(|word| word == b"exec") {
         return None;
     }
     // The main thread starts it.

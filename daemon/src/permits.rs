@@ -34,7 +34,17 @@ struct Shared {
     limits: Limits,
     /// The most units for principals that have none while the total is used up.
     firsts: u32,
+    order: Order,
     state: Mutex<State>,
+}
+
+/// Who gets units that are free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// The principal that holds the fewest, and shares shrink.
+    FewestFirst,
+    /// That of the requests.
+    OfRequests,
 }
 
 #[derive(Debug, Default)]
@@ -124,17 +134,23 @@ pub(crate) struct Exhausted;
 
 impl PermitPool {
     pub(crate) fn new(limits: Limits) -> Self {
-        Self::with_firsts(limits, 0)
+        Self::with(limits, 0, Order::FewestFirst)
+    }
+
+    /// The same, but shares do not shrink, and units are given in the order of the requests: for work that takes more and
+    /// more units. If all that hold some had to wait until others end, none would.
+    pub(crate) fn in_order_of_requests(limits: Limits) -> Self {
+        Self::with(limits, 0, Order::OfRequests)
     }
 
     /// The same, but a principal without units gets its first unit even when the total is used up. The
     /// number of such units is also limited to the total.
     pub(crate) fn with_first_for_each(limits: Limits) -> Self {
-        Self::with_firsts(limits, limits.total)
+        Self::with(limits, limits.total, Order::FewestFirst)
     }
 
-    fn with_firsts(limits: Limits, firsts: u32) -> Self {
-        Self(Arc::new(Shared { limits, firsts, state: Mutex::default() }))
+    fn with(limits: Limits, firsts: u32, order: Order) -> Self {
+        Self(Arc::new(Shared { limits, firsts, order, state: Mutex::default() }))
     }
 
     /// Waits for one unit for `uid`. Dropping the future leaves the queue.
@@ -243,10 +259,31 @@ impl Shared {
     fn take_now(self: &Arc<Self>, state: &mut State, uid: u32, units: u32) -> Option<Permit> {
         // All that can be granted has been: who still waits within its share waits for the total.
         let has_earlier = state.principals.get(&uid).is_some_and(Principal::is_waiting);
-        let is_first = state.next(&self.limits).is_some() || !state.fits(&self.limits, units);
-        let allowed = !has_earlier && state.is_within_share(&self.limits, uid, units);
+        let is_first = self.next(state).is_some() || !state.fits(&self.limits, units);
+        let allowed = !has_earlier && self.is_within_share(state, uid, units);
         (allowed && (!is_first || self.has_first(state, uid, units)))
             .then(|| self.permit(state, uid, units, is_first))
+    }
+
+    /// The principal whose turn is next, if any waits within its share.
+    fn next(&self, state: &mut State) -> Option<u32> {
+        state.principals.retain(|_, principal| principal.forget_gone());
+        let waiting = state.principals.iter().filter_map(|(uid, principal)| {
+            let first = principal.waiting.front()?;
+            let held = if self.order == Order::FewestFirst { principal.held } else { 0 };
+            self.is_within_share(state, *uid, first.units).then_some((held, first.number, *uid))
+        });
+        waiting.min().map(|(_, _, uid)| uid)
+    }
+
+    /// Whether the principal may hold `units` more, if there are as many.
+    fn is_within_share(&self, state: &State, uid: u32, units: u32) -> bool {
+        let held = state.held(uid);
+        let after = held.saturating_add(units);
+        let left = self.limits.total.saturating_sub(state.used).saturating_sub(units);
+        let is_alone = || state.principals.keys().all(|other| *other == uid);
+        let has_shrunk = self.order == Order::FewestFirst && held > 0 && after > left && !is_alone();
+        after <= self.limits.per_principal && !has_shrunk
     }
 
     /// Whether the principal gets a unit that does not depend on the total.
@@ -270,7 +307,7 @@ impl Shared {
 
     /// Gives units to those that wait, as long as they are enough for the next one.
     fn grant(self: &Arc<Self>, state: &mut State) {
-        while let Some(uid) = state.next(&self.limits) {
+        while let Some(uid) = self.next(state) {
             let Some(units) = state.first_waiting(uid) else { return };
             let is_first = !state.fits(&self.limits, units);
             if is_first && !self.has_first(state, uid, units) {
@@ -294,26 +331,6 @@ impl State {
 
     const fn fits(&self, limits: &Limits, units: u32) -> bool {
         units <= limits.total.saturating_sub(self.used)
-    }
-
-    /// The principal whose turn is next, if any waits within its share.
-    fn next(&mut self, limits: &Limits) -> Option<u32> {
-        self.principals.retain(|_, principal| principal.forget_gone());
-        let waiting = self.principals.iter().filter_map(|(uid, principal)| {
-            let first = principal.waiting.front()?;
-            let is_allowed = self.is_within_share(limits, *uid, first.units);
-            is_allowed.then_some((principal.held, first.number, *uid))
-        });
-        waiting.min().map(|(_, _, uid)| uid)
-    }
-
-    /// Whether the principal may hold `units` more, if there are as many.
-    fn is_within_share(&self, limits: &Limits, uid: u32, units: u32) -> bool {
-        let held = self.held(uid);
-        let after = held.saturating_add(units);
-        let left = limits.total.saturating_sub(self.used).saturating_sub(units);
-        let is_alone = self.principals.keys().all(|other| *other == uid);
-        after <= limits.per_principal && (held == 0 || is_alone || after <= left)
     }
 
     fn first_waiting(&self, uid: u32) -> Option<u32> {
@@ -468,6 +485,18 @@ mod tests {
         assert_eq!((pool.in_use(), pool.waiting()), (4, 1), "as many as it holds must be left");
         drop(others);
         drop(timeout(Duration::from_secs(10), more).await.expect("granted").unwrap());
+    }
+
+    #[tokio::test]
+    async fn work_that_takes_more_and_more_gets_it_in_the_order_of_requests() {
+        let pool = PermitPool::in_order_of_requests(Limits { per_principal: 6, total: 8 });
+        let held = [1, 2, 3].map(|uid| pool.try_acquire_many(uid, 2).unwrap());
+        let _more = pool.try_acquire_many(1, 2).expect("its share does not shrink");
+        let mut second = Box::pin(pool.acquire(2));
+        assert!(timeout(MOMENT, second.as_mut()).await.is_err());
+        assert_eq!(pool.try_acquire(4).unwrap_err(), Exhausted);
+        drop(held);
+        drop(timeout(Duration::from_secs(10), second).await.expect("granted"));
     }
 
     #[tokio::test]

@@ -4,8 +4,11 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use blobd_client::protocol::connection::send_message;
@@ -15,7 +18,7 @@ use hyper_util::rt::TokioTimer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use crate::admission::{ConnectionPermit, Connections};
+use crate::admission::{ConnectionPermit, Connections, Turns};
 use crate::api;
 use crate::names::Names;
 use crate::permits::Permit;
@@ -29,6 +32,16 @@ pub(crate) use crate::socket::Socket;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests of clients are far shorter. Each connection may take this much memory.
 const MAX_HEAD_BYTES: usize = 16 << 10;
+
+/// How many connections are accepted before one of them is begun.
+const ACCEPTED_AT_ONCE: usize = 64;
+
+/// A connection that has been counted.
+struct Connection {
+    peer: Principal,
+    socket: ClientSocket,
+    requesting: Option<Permit>,
+}
 
 /// Serves a daemon on connections from any source.
 #[derive(Clone, Debug)]
@@ -60,37 +73,74 @@ impl Server {
         tokio::time::timeout(limit, self.ending.closed()).await.is_ok()
     }
 
+    /// Serves connections until it is dropped. When very many arrive at once, those of each user are begun in turn.
     pub(crate) async fn serve(&self, listener: &UnixListener) {
+        let mut arrived = Turns::default();
         loop {
-            match listener.accept().await {
-                Ok((stream, _address)) => self.start(stream),
-                Err(error) => {
-                    // Out of descriptors or memory: wait until some connections have ended.
-                    if let Some(omitted) =
-                        self.daemon.limits.error_log.admit(rustix::process::geteuid().as_raw())
-                    {
-                        tracing::warn!("cannot accept a connection: {error}{omitted}");
-                    }
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
+            self.accept(listener, &mut arrived).await;
+            if let Some(connection) = arrived.next() {
+                self.begin(connection);
+                // Its task runs before the next one is begun.
+                tokio::task::yield_now().await;
             }
         }
     }
 
+    /// Accepts what has arrived, and waits for a connection only if there is none yet.
+    async fn accept(&self, listener: &UnixListener, arrived: &mut Turns<Connection>) {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let is_waiting = arrived.is_empty();
+            let accepted = poll_fn(|context| match listener.poll_accept(context) {
+                Poll::Pending if !is_waiting => Poll::Ready(None),
+                accepted => accepted.map(Some),
+            });
+            match accepted.await {
+                Some(Ok((stream, _address))) => {
+                    if let Some(connection) = self.admitted(stream) {
+                        arrived.add(connection.peer.uid, connection);
+                    }
+                }
+                Some(Err(error)) => return self.wait_for_resources(&error).await,
+                None => return,
+            }
+        }
+    }
+
+    /// Out of descriptors or memory: waits until some connections have ended.
+    async fn wait_for_resources(&self, error: &io::Error) {
+        if let Some(omitted) = self.daemon.limits.error_log.admit(rustix::process::geteuid().as_raw()) {
+            tracing::warn!("cannot accept a connection: {error}{omitted}");
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+
     /// Serves one connection in its own task, or refuses it if its user has too many.
     pub(crate) fn start(&self, stream: UnixStream) {
-        let Ok(peer) = Principal::of(&stream) else { return };
+        if let Some(connection) = self.admitted(stream) {
+            self.begin(connection);
+        }
+    }
+
+    /// A connection that is to be served. Others are closed, with a response if their user has too many.
+    fn admitted(&self, stream: UnixStream) -> Option<Connection> {
+        let peer = Principal::of(&stream).ok()?;
         let is_owner = self.daemon.access().owns_store(&peer);
         if self.is_private && !is_owner {
-            return;
+            return None;
         }
         let closer = &self.daemon.closer;
         let Some((permit, requesting)) = self.admit(peer.uid, is_owner) else {
             // The socket's queue may already hold descriptors.
             let socket = ClientSocket::new(stream, peer.uid, None, closer);
-            return self.refuse(&peer, &socket);
+            self.refuse(&peer, &socket);
+            return None;
         };
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), closer);
+        Some(Connection { peer, socket, requesting })
+    }
+
+    fn begin(&self, connection: Connection) {
+        let Connection { peer, socket, requesting } = connection;
         let (daemon, ending) = (Arc::clone(&self.daemon), self.ending.subscribe());
         tokio::spawn(async move {
             // Until the connection ends, or carries no HTTP any more.

@@ -156,7 +156,8 @@ impl Step {
             Self::Edit { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
                 file if file == NAMED + 1 => set_tag(before, target, UNNAMED + 1),
-                _ => Outcomes::refused(ErrorCode::InvalidRequest),
+                // There is no name to remove, so the target is the same model.
+                file => set_tag(before, target, file),
             },
             Self::Remove { name } | Self::MoveToTrash { name } if before.get(Key::Tag(name)) == 0 => {
                 Outcomes::refused(ErrorCode::NotFound)

@@ -71,7 +71,7 @@ class Away(unittest.TestCase):
                 with self.assertRaisesRegex(PermissionError, refusal):
                     check_private(path, owner)
             os.chmod(folder, 0o711)
-            with self.assertRaisesRegex(PermissionError, "mode: expected 0700, found 0711"):
+            with self.assertRaisesRegex(PermissionError, "wrong mode: expected 0700, found 0711"):
                 check_private(folder, uid)
 
     def test_refused_user_learns_what_to_do(self) -> None:

@@ -104,7 +104,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 fn open(client: &Client, params: &Params, reference: &Reference) -> Result<OpenModel, ErrorBody> {
     let component = match &params.component {
         Some(component) => component.clone(),
-        None => weights_component(client, reference)?,
+        None => weights_component(client, reference),
     };
     let request = OpenParams {
         reference: reference.clone(),

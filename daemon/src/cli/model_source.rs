@@ -210,13 +210,15 @@ impl DescribedFile {
 }
 
 /// The component of a stored model's weights, or of what it has in their place, such as an adapter.
-pub(super) fn weights_component(client: &Client, reference: &Reference) -> Result<String, ErrorBody> {
+///
+/// If the daemon does not describe the model, the request that opens it says why, and is the one in the audit log.
+pub(super) fn weights_component(client: &Client, reference: &Reference) -> String {
     const WEIGHTS: &str = "model";
-    let details = client.model(reference).map_err(client_error)?;
-    let files = details.layers.iter().filter(|layer| layer.media_type.holds_tensors());
+    let layers = client.model(reference).map(|details| details.layers).unwrap_or_default();
+    let files = layers.iter().filter(|layer| layer.media_type.holds_tensors());
     let components: Vec<&str> = files.map(|layer| layer.media_type.component()).collect();
     let in_place = components.first().filter(|_| !components.contains(&WEIGHTS));
-    Ok((*in_place.unwrap_or(&WEIGHTS)).to_owned())
+    (*in_place.unwrap_or(&WEIGHTS)).to_owned()
 }
 
 fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedModel, ErrorBody> {

@@ -70,9 +70,9 @@ def check_private(directory: str, uid: int) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise PermissionError(f"{directory}: not a directory")
     if found.st_uid != uid:
-        raise PermissionError(f"{directory}: owner: expected uid {uid}, found uid {found.st_uid}")
+        raise PermissionError(f"{directory}: wrong owner: expected uid {uid}, found uid {found.st_uid}")
     if mode & 0o077:
-        raise PermissionError(f"{directory}: mode: expected 0700, found {mode:04o}")
+        raise PermissionError(f"{directory}: wrong mode: expected 0700, found {mode:04o}")
 
 
 def hint(path: str, error: OSError) -> str:

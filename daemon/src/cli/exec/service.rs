@@ -75,7 +75,7 @@ fn open(path: &str, client: &Client) -> Result<(OpenModel, Response), ErrorBody>
     let reference: Reference = name.parse().map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
     let component = match component {
         Some(component) => component.to_owned(),
-        None => weights_component(client, &reference)?,
+        None => weights_component(client, &reference),
     };
     let params = OpenParams {
         reference,
