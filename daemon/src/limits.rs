@@ -26,7 +26,7 @@ const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 /// Memory in KiB for models, and for responses that clients have not received yet. The largest model, with
 /// 131,072 tensors, takes about 100 MiB while it is parsed: it takes all of this, and the rest of its memory is left
 /// for it below 256 MiB, beside the index, the caches and the buffers of all connections.
-const MEMORY_KIB: Limits = Limits { per_principal: 80 << 10, total: 80 << 10 };
+const MEMORY_KIB: Limits = Limits { per_principal: 64 << 10, total: 64 << 10 };
 
 /// The same for up to [`SMALL_BYTES`] at a time, in a pool of its own: a few users that hold all of the other one must
 /// not keep the short requests of the others waiting.
@@ -36,8 +36,8 @@ const SMALL_MEMORY_KIB: Limits = Limits { per_principal: 2 << 10, total: 16 << 1
 const SMALL_BYTES: usize = 256 << 10;
 
 /// Connections of users that carry HTTP: each has buffers of about 20 KiB, which an open model no longer needs. The
-/// total is about 30 MiB.
-const REQUESTING: Limits = Limits { per_principal: 1024, total: 1536 };
+/// total is about 20 MiB.
+const REQUESTING: Limits = Limits { per_principal: 1024, total: 1024 };
 
 /// Requests that follow the audit log. Each takes a connection and a task for as long as its client likes, and is woken
 /// by each record; one user needs few.

@@ -165,7 +165,7 @@ impl WorkLimits {
             // Few threads: when a crowd of users has all of them busy, short requests still get a processor soon.
             pulls: pool(32, 32),
             fetches: FetchLimit::default(),
-            plans: pool(2, 8),
+            plans: pool(2, 4),
             inspections: pool(1, 4),
             surveys: pool(2, 4),
             verifications: pool(1, 2),

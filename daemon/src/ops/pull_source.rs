@@ -40,7 +40,7 @@ impl Default for FetchLimit {
     fn default() -> Self {
         const TABLES_KIB: u32 = 64 << 10;
         Self {
-            turns: PermitPool::with_first_for_each(Limits { per_principal: 4, total: 6 }),
+            turns: PermitPool::with_first_for_each(Limits { per_principal: 4, total: 4 }),
             tables: PermitPool::new(Limits { per_principal: TABLES_KIB, total: TABLES_KIB }),
         }
     }
