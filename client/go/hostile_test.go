@@ -75,7 +75,7 @@ func TestDirectoryThatOthersCouldHaveMadeIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	err := checkPrivate(directory, uid+1)
-	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "owned by uid") {
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "wrong owner") {
 		t.Error(err)
 	}
 	link := filepath.Join(directory, "link")

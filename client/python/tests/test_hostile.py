@@ -67,7 +67,7 @@ class Away(unittest.TestCase):
             link = os.path.join(folder, "link")
             os.symlink(folder, link)
             check_private(folder, uid)
-            for path, owner, refusal in [(folder, uid + 1, "owned by uid"), (link, uid, "not a directory")]:
+            for path, owner, refusal in [(folder, uid + 1, "wrong owner"), (link, uid, "not a directory")]:
                 with self.assertRaisesRegex(PermissionError, refusal):
                     check_private(path, owner)
             os.chmod(folder, 0o711)
