@@ -6,7 +6,74 @@ use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorResponse;
-use super::lost_model::LostModel;
+use super::lost_model::{Kept, LostModel};
+
+/// Response to `POST /v1/gc`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcReport {
+    /// Whether this was a dry run, which deletes nothing.
+    pub dry_run: bool,
+    /// The items that were deleted, or in a dry run would be.
+    pub deleted: Vec<GcItem>,
+    /// Those that are not listed, because there are so many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unlisted: Option<Unlisted>,
+    /// The bytes that this frees on disk.
+    pub freed_bytes: u64,
+    /// Bytes that nothing needs but that stay because a running program has them open or mapped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<Kept>,
+    /// The directories of the lower stores, which were not collected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lower_stores: Vec<String>,
+}
+
+/// An item of a collection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcItem {
+    /// Its digest; absent for files of an unfinished transaction.
+    pub digest: Option<Digest>,
+    /// Its size on disk.
+    pub size: u64,
+    /// Why it is collected.
+    pub reason: GcReason,
+    /// The model or file that it belonged to, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// What is known of a damaged blob in quarantine.
+    #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
+    pub quarantined: Option<QuarantinedItem>,
+}
+
+/// A damaged blob that is deleted from quarantine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuarantinedItem {
+    /// When it was found to be damaged, RFC 3339 in UTC.
+    pub since: String,
+    /// The models that consist of it, those in the trash too.
+    pub models: Vec<String>,
+    /// Whether they need it and the store has no other copy, so that they stay damaged.
+    pub is_needed: bool,
+}
+
+/// Why something is collected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum GcReason {
+    /// A blob that no model and no recipe in use needs.
+    UnreferencedBlob,
+    /// A recipe that no model needs.
+    UnreferencedRecipe,
+    /// The record of a model in the trash that has expired.
+    ExpiredTrash,
+    /// Files of a transaction that did not finish.
+    AbandonedStaging,
+    /// The received part of an abandoned download.
+    AbandonedDownload,
+    /// A damaged blob in quarantine.
+    Quarantined,
+}
 
 /// One line of the response to `POST /v1/verify`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
