@@ -79,7 +79,7 @@ pub(crate) fn switch(log: &AuditLog, settings: LogSettings, is_on: bool) -> io::
     }
 }
 
-/// Whether the latest switch turned the log off; `None` if there is no readable log.
+/// Whether the log was last switched off; `None` if there is no readable log.
 fn last_state(directory: &LogDirectory) -> Option<bool> {
     if !directory.exists() {
         return None;

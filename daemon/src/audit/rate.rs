@@ -63,7 +63,7 @@ pub(super) struct ChangeBudget {
     users: Mutex<BTreeMap<Option<u32>, Changes>>,
 }
 
-/// The recent changes of a user, of which each interval forgets one.
+/// Counts the recent changes of a user. The count drops by one in each interval.
 #[derive(Debug)]
 struct Changes {
     count: u32,

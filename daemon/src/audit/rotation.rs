@@ -75,7 +75,7 @@ pub(super) struct Contents {
     /// The times of its first and its last record.
     pub(super) first: Option<String>,
     pub(super) last: Option<String>,
-    /// How many records were of which user, the user with the most first. The others are counted together.
+    /// The number of records of each user, largest first. The users beyond the listed ones are counted together.
     pub(super) users: Vec<(String, u64)>,
 }
 

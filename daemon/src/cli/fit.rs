@@ -174,7 +174,7 @@ struct Headers {
     projector: Option<Header>,
     draft: Option<Header>,
     adapters: Vec<Header>,
-    /// Of the files with the weights.
+    /// The size of the files that hold the weights.
     file_bytes: u64,
 }
 

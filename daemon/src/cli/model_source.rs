@@ -84,7 +84,7 @@ impl ModelArgs {
         Ok((self.describe_with(global, &connected)?, Some(connected)))
     }
 
-    /// The same for a model that is no local file, by a connection that is there.
+    /// Describes a model of the store or of a registry over an existing connection.
     pub(super) fn describe_with(
         &self,
         global: &Global,

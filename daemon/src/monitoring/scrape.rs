@@ -117,7 +117,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         surveys,
         verifications,
         scrapes,
-        // Of the daemon itself, and no request waits for them.
+        // The daemon uses these itself; no request waits for them.
         sizes: _,
         condition: _,
         fetches: _,

@@ -17,9 +17,9 @@ pub(super) struct Report<'a> {
     pub(super) digest: Option<Digest>,
     #[serde(flatten)]
     pub(super) memory: Memory<'a>,
-    /// Of the files with the weights.
+    /// The size of the files that hold the weights.
     pub(super) file_bytes: u64,
-    /// What is no tensor in them.
+    /// The part of these files that is not tensor data.
     pub(super) header_bytes: u64,
     /// On one device.
     pub(super) required_bytes: u64,
@@ -75,7 +75,7 @@ pub(super) struct Memory<'a> {
     pub(super) graph_full_bytes: u64,
     pub(super) weights: Vec<Layer<'a>>,
     pub(super) weights_bytes: u64,
-    /// Of tables that are read from the disk row by row.
+    /// The size of tables that engines read from the disk row by row.
     pub(super) table_bytes: u64,
     pub(super) vision_weights_bytes: u64,
     pub(super) vision_graph_bytes: u64,
@@ -137,9 +137,9 @@ pub(super) struct Subject<'a> {
     pub(super) name: &'a str,
     pub(super) digest: Option<Digest>,
     pub(super) metadata: Metadata<'a>,
-    /// Of the files with the weights, as they are.
+    /// The size of the files that hold the weights.
     pub(super) file_bytes: u64,
-    /// Before the tensors in them.
+    /// The part of these files before the tensor data.
     pub(super) data_offset: u64,
 }
 

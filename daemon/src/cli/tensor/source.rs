@@ -40,7 +40,7 @@ pub(super) struct StoredTensor {
     pub(super) bytes: Bytes,
     /// The ggml type with the same numbers; an error if there is none.
     ggml_type: Result<GgmlType, ErrorBody>,
-    /// Of a quantised tensor with its scales in other tensors.
+    /// How to unpack a quantised tensor whose scales are in other tensors.
     packed: Option<Packed>,
     is_big_endian: bool,
     experts: Option<Experts>,
