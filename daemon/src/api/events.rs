@@ -116,8 +116,9 @@ pub(super) fn promote(caller: &Caller, params: Params<PromoteParams>) -> Result<
 
 type HeaderBytes = dyn FnOnce(&Daemon) -> Result<u64, OpError> + Send;
 
-/// How often a header is in memory that is edited: as read, as parsed, as written, and in the new file's recipe and blob.
-const EDITED_COPIES: u64 = 5;
+/// Memory for each byte of a header that is edited: the header and the new one, each as bytes and as the table of its
+/// tensors.
+const EDITED_COPIES: u64 = 4;
 
 /// Work that reports events.
 struct Work<E> {

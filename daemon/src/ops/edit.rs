@@ -17,7 +17,7 @@ use blobd_store_format::gguf::edit::{Change, EditedHeader, KeyEdit};
 use blobd_store_format::model_kind::ModelKind;
 use serde_json::Value as Json;
 
-use self::manifest::{NewLayers, compose_edited};
+use self::manifest::{NewLayers, QuantizationChange, compose_edited};
 use self::weights::{EditedFile, Weights};
 use super::OpError;
 use super::collect_on_failure::collect_on_failure;
@@ -65,14 +65,14 @@ fn edit_model(
     let lease = change.lease();
     let model = store.leased_model(&params.source, &lease)?;
     policy.check_stored(store, &model, Some(&params.target))?;
-    let weights = Weights::of(store, &model)?;
-    let header = weights.header.edited(&edits).map_err(|error| refused(error.to_string()))?;
+    let (weights, source_header) = Weights::of(store, &model)?;
+    let header = source_header.edited(&edits).map_err(|error| refused(error.to_string()))?;
     let layers = NewLayers::of(&model.manifest, params.template_layer.as_deref());
     let mut edited = Edited {
         name: params.target.short(),
         digest: None,
         new_bytes: 0,
-        changed: changed_keys(&weights.header, &header),
+        changed: changed_keys(&source_header, &header),
         template_layer: layers.template_change(),
         unchanged: false,
         dry_run: params.dry_run,
@@ -80,7 +80,11 @@ fn edit_model(
         evicted: Vec::new(),
         notes: header.absent().iter().map(|key| absent_key(&source, key)).collect(),
     };
-    let file = EditedFile::new(&weights, &header)?;
+    let quantizations = QuantizationChange::new(&source_header, header.header());
+    let kind = ModelKind::of(header.header());
+    let file = EditedFile::new(&weights, &source_header, header)?;
+    // Reading all tensors can take minutes, and headers are large.
+    drop(source_header);
     let known = known_digest(&change, &target, &file)?;
     if params.dry_run {
         edited.new_bytes = file.new_bytes().saturating_add(layers.new_bytes());
@@ -95,8 +99,9 @@ fn edit_model(
     let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
     let descriptor = file.add(&mut ingest, digest)?;
-    let manifest = compose_edited(&mut ingest, &model, (&weights, &descriptor, &header), &layers)?;
-    ingest.note_kind(kind_of(&manifest, ModelKind::of(header.header())));
+    let manifest =
+        compose_edited(&mut ingest, &model, (weights.digest(), &descriptor, &quantizations), &layers)?;
+    ingest.note_kind(kind_of(&manifest, kind));
     // The stored name: the source may have been given by its ID.
     let origin = of_edit(&model.reference, model.manifest.digest());
     let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());

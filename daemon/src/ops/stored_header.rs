@@ -52,15 +52,26 @@ pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Store
     let Some((digest, size)) = recipe.header() else { return Ok(None) };
     let turn = HeaderTurn::take(size);
     let damaged = |source| OpError::Damaged { digest, source };
-    let (mut file, mut reader) = (FileReader::of_recipe(store, recipe), HeaderReader::new());
+    let mut reader = HeaderReader::new();
+    let part = |part: &[u8]| reader.push(part).map(drop).map_err(damaged);
+    read_in_parts(&mut FileReader::of_recipe(store, recipe), size, part)?;
+    let header = reader.finish().map_err(damaged)?;
+    Ok(Some(StoredHeader { header, _turn: turn }))
+}
+
+/// Reads the header at the start of a file, which has `size` bytes, for a parser.
+pub(super) fn read_in_parts(
+    file: &mut FileReader<'_>,
+    size: u64,
+    mut push: impl FnMut(&[u8]) -> Result<(), OpError>,
+) -> Result<(), OpError> {
     let (mut offset, end) = (0, size.min(MAX_HEADER_BYTES));
     while offset < end {
         let next = offset.saturating_add(PART_BYTES).min(end);
-        reader.push(&file.read_range(offset..next)?).map_err(damaged)?;
+        push(&file.read_range(offset..next)?)?;
         offset = next;
     }
-    let header = reader.finish().map_err(damaged)?;
-    Ok(Some(StoredHeader { header, _turn: turn }))
+    Ok(())
 }
 
 /// At most how many bytes [`show`](super::show) reads of the headers of a model's files.

@@ -34,12 +34,9 @@ impl Encoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The header with the padding before the data section, validated by parsing it.
-    pub(super) fn finish(mut self) -> Result<Vec<u8>, GgufError> {
-        let padded_size = Header::parse(&self.bytes)?.data_offset();
-        // At most 33 MiB, or `parse` would have refused the header.
-        self.bytes.resize(usize::try_from(padded_size).unwrap_or(self.bytes.len()), 0);
-        Ok(self.bytes)
+    /// The header, validated by parsing it.
+    pub(super) fn finish(self) -> Result<Header, GgufError> {
+        Header::from_bytes(self.bytes)
     }
 
     /// A number, given least significant byte first.

@@ -62,6 +62,15 @@ impl Header {
         &self.bytes
     }
 
+    /// The header's bytes with the padding before the data section.
+    pub(super) fn into_padded(self) -> Vec<u8> {
+        // At most 33 MiB, or it would not have been parsed.
+        let padded_size = usize::try_from(self.data_offset()).unwrap_or(self.bytes.len());
+        let mut bytes = self.bytes;
+        bytes.resize(padded_size, 0);
+        bytes
+    }
+
     /// Where the data section starts, in bytes from the start of the file.
     #[must_use]
     pub fn data_offset(&self) -> u64 {

@@ -38,6 +38,13 @@ impl Header {
         parser.push(bytes)?;
         parser.finish()
     }
+
+    /// The header at the start of `bytes`, without a copy of them.
+    pub(super) fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
+        let mut parser = HeaderParser { bytes, ..HeaderParser::new() };
+        parser.continue_parsing()?;
+        parser.finish()
+    }
 }
 
 /// Whether a header is complete.
@@ -105,6 +112,10 @@ impl HeaderParser {
     fn push_piece(&mut self, piece: &[u8]) -> Result<(), GgufError> {
         reserve(&mut self.bytes, piece.len());
         self.bytes.extend_from_slice(piece);
+        self.continue_parsing()
+    }
+
+    fn continue_parsing(&mut self) -> Result<(), GgufError> {
         match self.advance() {
             Ok(()) => self.bytes.truncate(self.position),
             Err(Stop::NeedMore) => {}

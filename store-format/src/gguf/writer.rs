@@ -124,7 +124,7 @@ impl GgufWriter {
         for (tensor, offset) in self.tensors.iter().zip(self.tensor_offsets()?) {
             out.tensor(&tensor.name, tensor.ggml_type, &tensor.shape, offset);
         }
-        out.finish()
+        Ok(out.finish()?.into_padded())
     }
 
     fn add(

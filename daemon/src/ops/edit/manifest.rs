@@ -5,10 +5,9 @@ use blobd_store::{FileReader, Ingest, Model};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::ModelHeader;
-use blobd_store_format::gguf::edit::EditedHeader;
+use blobd_store_format::gguf::Header;
 use blobd_store_format::manifest::Manifest;
 
-use super::weights::Weights;
 use crate::ops::OpError;
 
 /// The template layer of the new manifest.
@@ -44,15 +43,27 @@ const OLLAMA_TEMPLATE: &str = "application/vnd.ollama.image.template";
 /// The longest configuration that is adjusted. Ollama's have 500 bytes, Docker's some kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
+/// The quantisations that the metadata names, which the configuration repeats.
+pub(super) struct QuantizationChange {
+    before: Option<String>,
+    after: Option<String>,
+}
+
+impl QuantizationChange {
+    pub(super) fn new(before: &Header, after: &Header) -> Self {
+        Self { before: before.facts().quantization, after: after.facts().quantization }
+    }
+}
+
 /// Composes the manifest: that of the source, with the new file and the new template.
 pub(super) fn compose_edited(
     ingest: &mut Ingest,
     source: &Model,
-    (weights, file, header): (&Weights<'_>, &Descriptor, &EditedHeader),
+    (weights, file, quantizations): (Digest, &Descriptor, &QuantizationChange),
     layers: &NewLayers<'_>,
 ) -> Result<Manifest, OpError> {
     let manifest = &source.manifest;
-    let mut replaced = vec![(weights.digest(), file.clone())];
+    let mut replaced = vec![(weights, file.clone())];
     let mut added = None;
     if let Some(text) = layers.text {
         let (digest, size) = (ingest.add_bytes(text.as_bytes())?, text.len() as u64);
@@ -67,7 +78,7 @@ pub(super) fn compose_edited(
     if added.is_none() && replaced.iter().all(|(old, new)| *old == new.digest) {
         return Ok(manifest.clone());
     }
-    let config = edited_config(ingest, source, &replaced, added.as_ref(), (weights, header))?;
+    let config = edited_config(ingest, source, &replaced, added.as_ref(), quantizations)?;
     let new = |layer: &Descriptor| {
         let new = replaced.iter().find(|(old, _)| *old == layer.digest).map(|(_, new)| new);
         let same_type = new.map(|new| Descriptor { media_type: layer.media_type.clone(), ..new.clone() });
@@ -86,7 +97,7 @@ fn edited_config(
     source: &Model,
     replaced: &[(Digest, Descriptor)],
     added: Option<&Descriptor>,
-    (weights, header): (&Weights<'_>, &EditedHeader),
+    quantizations: &QuantizationChange,
 ) -> Result<Descriptor, OpError> {
     let config = source.manifest.config();
     let (Some(stored), 0..=MAX_CONFIG_BYTES) = (source.files.first(), config.size) else {
@@ -101,9 +112,7 @@ fn edited_config(
         let listed = format!("\"{}\"", file.digest);
         text = text.replace(&listed, &format!("{listed},\"{}\"", added.digest));
     }
-    if let (Some(before), Some(after)) =
-        (weights.header.facts().quantization, header.header().facts().quantization)
-    {
+    if let QuantizationChange { before: Some(before), after: Some(after) } = quantizations {
         text = text.replace(&format!("\"file_type\":\"{before}\""), &format!("\"file_type\":\"{after}\""));
     }
     let digest = ingest.add_bytes(text.as_bytes())?;

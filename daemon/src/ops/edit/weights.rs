@@ -6,17 +6,17 @@ use std::sync::Arc;
 use blobd_store::{FileReader, Ingest, Model, Store, StoredFile};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::{FormatError, MAX_HEADER_BYTES};
+use blobd_store_format::file_format::FormatError;
 use blobd_store_format::gguf::edit::EditedHeader;
-use blobd_store_format::gguf::{GgufError, Header};
+use blobd_store_format::gguf::{GgufError, Header, HeaderParser};
 use blobd_store_format::recipe::{Piece, Recipe};
 
 use super::EditReport;
 use crate::ops::OpError;
+use crate::ops::stored_header::read_in_parts;
 
 /// The stored GGUF file with the model's metadata.
 pub(super) struct Weights<'m> {
-    pub(super) header: Header,
     model: &'m Model,
     file: &'m StoredFile,
     recipe: &'m Arc<Recipe>,
@@ -25,8 +25,8 @@ pub(super) struct Weights<'m> {
 }
 
 impl<'m> Weights<'m> {
-    /// Finds the file with the metadata: the only file of weights, or the first shard.
-    pub(super) fn of(store: &Store, model: &'m Model) -> Result<Self, OpError> {
+    /// Finds the file with the metadata, which is the only file of weights or the first shard, and its header.
+    pub(super) fn of(store: &Store, model: &'m Model) -> Result<(Self, Header), OpError> {
         let name = model.reference.short();
         let unsuitable = |reason| OpError::NotEditable { model: name.clone(), reason };
         let of_component = |component: &str| {
@@ -61,14 +61,17 @@ impl<'m> Weights<'m> {
                      can be edited",
                 ));
             };
-            let bytes = FileReader::of(store, file).read_range(0..header_bytes.min(MAX_HEADER_BYTES))?;
-            let header = Header::parse(&bytes).map_err(|error| refused(&name, digest, error))?;
-            candidates.push(Self { header, model, file, recipe, header_bytes });
+            let mut parser = HeaderParser::new();
+            let gguf_error = |error| refused(&name, digest, error);
+            let part = |part: &[u8]| parser.push(part).map(drop).map_err(gguf_error);
+            read_in_parts(&mut FileReader::of(store, file), header_bytes, part)?;
+            let header = parser.finish().map_err(gguf_error)?;
+            candidates.push((Self { model, file, recipe, header_bytes }, header));
         }
-        let first = candidates.iter().position(|file| shard_number(&file.header) == Some(0)).unwrap_or(0);
+        let first = candidates.iter().position(|(_, header)| shard_number(header) == Some(0)).unwrap_or(0);
         let only = candidates.len() == 1;
-        let chosen =
-            candidates.into_iter().nth(first).filter(|file| only || shard_number(&file.header).is_some());
+        let chosen = candidates.into_iter().nth(first);
+        let chosen = chosen.filter(|(_, header)| only || shard_number(header).is_some());
         chosen.ok_or_else(|| unsuitable("has several files of weights that are not shards"))
     }
 
@@ -137,14 +140,18 @@ pub(super) struct EditedFile {
 }
 
 impl EditedFile {
-    pub(super) fn new(weights: &Weights<'_>, edited: &EditedHeader) -> Result<Self, OpError> {
+    pub(super) fn new(
+        weights: &Weights<'_>,
+        source_header: &Header,
+        edited: EditedHeader,
+    ) -> Result<Self, OpError> {
         let (recipe, source) = (weights.recipe, weights.file.descriptor.clone());
-        if weights.header_bytes != weights.header.data_offset().min(source.size) {
+        if weights.header_bytes != source_header.data_offset().min(source.size) {
             let model = weights.model.reference.short();
-            let (found, expected) = (Digest::of(weights.header.bytes()), source.digest);
+            let (found, expected) = (Digest::of(source_header.bytes()), source.digest);
             return Err(OpError::DamagedFile { model, found, expected });
         }
-        let header = if edited.changed().is_empty() { Vec::new() } else { edited.padded().to_vec() };
+        let header = if edited.changed().is_empty() { Vec::new() } else { edited.into_padded() };
         let length = header.len() as u64;
         let first = Piece::Blob { blob: Digest::of(&header), offset: 0, length };
         // The tensors are in the same blobs, at the same places.

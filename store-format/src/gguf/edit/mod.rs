@@ -46,7 +46,6 @@ pub enum Change {
 #[derive(Clone, Debug)]
 pub struct EditedHeader {
     header: Header,
-    padded: Vec<u8>,
     changed: Vec<String>,
     absent: Vec<String>,
 }
@@ -60,8 +59,8 @@ impl EditedHeader {
 
     /// Its bytes with the padding before the data section.
     #[must_use]
-    pub fn padded(&self) -> &[u8] {
-        &self.padded
+    pub fn into_padded(self) -> Vec<u8> {
+        self.header.into_padded()
     }
 
     /// The keys whose value or type is different, in the order of the edits.
@@ -124,11 +123,10 @@ impl Header {
         out.preamble(self.version(), self.tensors().len(), entries.len());
         entries.write(&mut out);
         out.raw(self.raw_tensors());
-        let padded = out.finish()?;
-        let header = Header::parse(&padded)?;
+        let header = out.finish()?;
         let changed = edits.iter().filter(|edit| self.raw_value(&edit.key) != header.raw_value(&edit.key));
         let changed = changed.map(|edit| edit.key.clone()).collect();
-        Ok(EditedHeader { changed, absent, header, padded })
+        Ok(EditedHeader { changed, absent, header })
     }
 
     fn check_key(&self, key: &str) -> Result<(), EditError> {

@@ -316,7 +316,7 @@ impl Format {
             end = end.checked_add(padded).ok_or(RewriteError::Size)?;
         }
         pieces.retain(|piece| piece.length() > 0);
-        let header = out.finish()?;
+        let header = out.finish()?.into_padded();
         let size = end.checked_add(header.len() as u64).ok_or(RewriteError::Size)?;
         Ok(RewrittenFile { header, pieces, size })
     }
