@@ -37,6 +37,9 @@ pub(crate) const IMPORTED: &str = "witness/import-";
 const PERIOD: Duration = Duration::from_millis(100);
 /// The same for imports, which are rarer because each stores a model.
 const IMPORT_PERIOD: Duration = Duration::from_millis(250);
+/// From a call of one verb to the call of the next. Calls of different verbs do not begin at the same time: they would
+/// delay each other, in the baseline more or less than during an attack.
+const STAGGER: Duration = Duration::from_millis(20);
 /// The time limit of a call.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -102,17 +105,20 @@ pub(crate) fn run(socket: &Path, folder: PathBuf) -> Outcome<()> {
     let measurements = Arc::<Measurements>::default();
     let client = client(socket, TIMEOUT);
     let model = MODEL.parse()?;
+    let start = Instant::now();
+    let each = |place| Schedule::new(start, place, PERIOD);
     let asked = client.clone();
-    measurements.measure("version", PERIOD, move || asked.version().map(drop).map_err(Into::into));
+    measurements.measure("version", each(0), move || asked.version().map(drop).map_err(Into::into));
     let asked = client.clone();
-    measurements.measure("ls", PERIOD, move || asked.models().map(drop).map_err(Into::into));
+    measurements.measure("ls", each(1), move || asked.models().map(drop).map_err(Into::into));
     let asked = client.clone();
-    measurements.measure("open", PERIOD, move || asked.open(&model).map(drop).map_err(Into::into));
+    measurements.measure("open", each(2), move || asked.open(&model).map(drop).map_err(Into::into));
     let mut imports = Imports { client, folder, number: 0 };
-    measurements.measure_prepared("import", IMPORT_PERIOD, move || imports.prepare());
+    let imported = Schedule::new(start, 4, IMPORT_PERIOD);
+    measurements.measure_prepared("import", imported, move || imports.prepare());
     let (mut near, far) = UnixStream::pair()?;
     thread::spawn(move || echo(far));
-    measurements.measure(CONTROL, PERIOD, move || {
+    measurements.measure(CONTROL, each(3), move || {
         near.write_all(&[0])?;
         Ok(near.read_exact(&mut [0])?)
     });
@@ -127,20 +133,42 @@ pub(crate) fn run(socket: &Path, folder: PathBuf) -> Outcome<()> {
     Ok(())
 }
 
+/// When calls of one verb begin: at fixed times, of which those that have passed during a call are left out.
+struct Schedule {
+    next: Instant,
+    period: Duration,
+}
+
+impl Schedule {
+    /// The schedule of the verb at the given place among all.
+    fn new(start: Instant, place: u32, period: Duration) -> Self {
+        Self { next: start + STAGGER * place, period }
+    }
+
+    /// The time until the next call.
+    fn wait_time(&mut self, now: Instant) -> Duration {
+        while self.next < now {
+            self.next += self.period;
+        }
+        let wait_time = self.next - now;
+        self.next += self.period;
+        wait_time
+    }
+}
+
 impl Measurements {
     /// Repeats and measures a call.
     fn measure(
         self: &Arc<Self>,
         verb: &'static str,
-        period: Duration,
+        mut schedule: Schedule,
         mut call: impl FnMut() -> Outcome<()> + Send + 'static,
     ) {
         let measurements = Arc::clone(self);
         thread::spawn(move || {
             loop {
-                let start = Instant::now();
+                thread::sleep(schedule.wait_time(Instant::now()));
                 measurements.record(verb, &mut call);
-                thread::sleep(period.saturating_sub(start.elapsed()));
             }
         });
     }
@@ -149,18 +177,18 @@ impl Measurements {
     fn measure_prepared<C: FnMut() -> Outcome<()> + Send + 'static>(
         self: &Arc<Self>,
         verb: &'static str,
-        period: Duration,
+        mut schedule: Schedule,
         mut prepare: impl FnMut() -> Outcome<C> + Send + 'static,
     ) {
         let measurements = Arc::clone(self);
         thread::spawn(move || {
             loop {
-                let start = Instant::now();
-                match prepare() {
+                let prepared = prepare();
+                thread::sleep(schedule.wait_time(Instant::now()));
+                match prepared {
                     Ok(mut call) => measurements.record(verb, &mut call),
                     Err(error) => measurements.record(verb, &mut || Err(error.to_string().into())),
                 }
-                thread::sleep(period.saturating_sub(start.elapsed()));
             }
         });
     }
@@ -228,4 +256,21 @@ impl Imports {
 fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // Every change is complete before anything could panic.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_different_verbs_stay_apart_after_a_long_call() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let wait = |schedule: &mut Schedule, now: u64| schedule.wait_time(at(now)).as_millis();
+        let [mut first, mut second] = [0, 1].map(|place| Schedule::new(start, place, PERIOD));
+        assert_eq!([wait(&mut first, 0), wait(&mut second, 0)], [0, 20]);
+        // Both calls end at the same time, after several periods.
+        assert_eq!([wait(&mut first, 350), wait(&mut second, 350)], [50, 70]);
+        assert_eq!([wait(&mut first, 401), wait(&mut second, 422)], [99, 98]);
+    }
 }
