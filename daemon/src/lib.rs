@@ -34,6 +34,7 @@ pub mod ingest;
 mod large_models;
 mod limits;
 mod log_limit;
+mod long_work;
 mod loopback;
 mod memory_gauge;
 mod metadata_json;

@@ -35,6 +35,7 @@ struct Shared {
     /// The most units for principals that have none while the total is used up.
     firsts: u32,
     order: Order,
+    is_for_long_work: bool,
     state: Mutex<State>,
 }
 
@@ -104,6 +105,11 @@ impl Permit {
         self.units as usize
     }
 
+    /// Whether the work that it permits runs at a lower priority than short work.
+    pub(crate) fn is_for_long_work(&self) -> bool {
+        self.pool.is_for_long_work
+    }
+
     /// Returns the units above `units`.
     pub(crate) fn shrink(&mut self, units: usize) {
         let kept = u32::try_from(units).unwrap_or(u32::MAX).min(self.units);
@@ -149,8 +155,15 @@ impl PermitPool {
         Self::with(limits, limits.total, Order::FewestFirst)
     }
 
+    /// The same for work that can keep a processor busy for seconds, see [`Permit::is_for_long_work`].
+    pub(crate) fn for_long_work(limits: Limits) -> Self {
+        let Limits { total: firsts, .. } = limits;
+        let (order, state) = (Order::FewestFirst, Mutex::default());
+        Self(Arc::new(Shared { limits, firsts, order, is_for_long_work: true, state }))
+    }
+
     fn with(limits: Limits, firsts: u32, order: Order) -> Self {
-        Self(Arc::new(Shared { limits, firsts, order, state: Mutex::default() }))
+        Self(Arc::new(Shared { limits, firsts, order, is_for_long_work: false, state: Mutex::default() }))
     }
 
     /// Waits for one unit for `uid`. Dropping the future leaves the queue.

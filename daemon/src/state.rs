@@ -25,6 +25,7 @@ use crate::access::{Access, Rights};
 use crate::audit::AuditLog;
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
+use crate::long_work::LongWork;
 use crate::metrics::Metrics;
 use crate::open_sessions::Sessions;
 use crate::ops::{
@@ -73,6 +74,8 @@ pub(crate) struct Daemon {
     /// The responses to the latest opens.
     pub open_cache: OpenCache,
     pub(crate) work: WorkLimits,
+    /// Threads of work that can take long.
+    pub(crate) long_work: LongWork,
     /// For requests whose clients give them none.
     pub(crate) request_ids: RequestIds,
     /// How much imports and pulls have read recently.
@@ -132,19 +135,23 @@ pub(crate) struct WorkLimits {
 /// request takes a thread without its user's turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
-    _permit: Option<Arc<Permit>>,
+    permit: Option<Arc<Permit>>,
 }
 
 impl From<Permit> for Turn {
     fn from(permit: Permit) -> Self {
-        Self { _permit: Some(Arc::new(permit)) }
+        Self { permit: Some(Arc::new(permit)) }
     }
 }
 
 impl Turn {
+    fn is_for_long_work(&self) -> bool {
+        self.permit.as_ref().is_some_and(|permit| permit.is_for_long_work())
+    }
+
     /// The turn of the daemon itself, which does one thing after the other.
     pub(crate) const fn of_daemon() -> Self {
-        Self { _permit: None }
+        Self { permit: None }
     }
 }
 
@@ -155,23 +162,26 @@ impl WorkLimits {
     pub(crate) const STUCK_READERS: u32 = 4;
 
     fn new() -> Self {
-        let pool = |per_principal, total| PermitPool::with_first_for_each(Limits { per_principal, total });
+        let limits = |per_principal, total| Limits { per_principal, total };
+        let short = |per_principal, total| PermitPool::with_first_for_each(limits(per_principal, total));
+        let long = |per_principal, total| PermitPool::for_long_work(limits(per_principal, total));
         Self {
-            imports: pool(Self::IMPORTS, 6),
-            arriving_imports: pool(Self::IMPORTS, 32),
-            edits: pool(1, 4),
-            requested_imports: PermitPool::new(Limits { per_principal: 64, total: 512 }),
-            file_readers: pool(Self::IMPORTS + Self::STUCK_READERS, 48),
+            // Most are of small files, or wait for the disk.
+            imports: short(Self::IMPORTS, 6),
+            arriving_imports: short(Self::IMPORTS, 32),
+            edits: long(1, 4),
+            requested_imports: PermitPool::new(limits(64, 512)),
+            file_readers: short(Self::IMPORTS + Self::STUCK_READERS, 48),
             // Few threads: when a crowd of users has all of them busy, short requests still get a processor soon.
-            pulls: pool(32, 32),
+            pulls: long(32, 32),
             fetches: FetchLimit::default(),
-            plans: pool(2, 4),
-            inspections: pool(1, 4),
-            surveys: pool(2, 4),
-            verifications: pool(1, 2),
-            scrapes: pool(1, 4),
-            sizes: PermitPool::new(Limits { per_principal: 1, total: 1 }),
-            condition: PermitPool::new(Limits { per_principal: 1, total: 1 }),
+            plans: long(2, 4),
+            inspections: long(1, 4),
+            surveys: long(2, 4),
+            verifications: long(1, 2),
+            scrapes: short(1, 4),
+            sizes: PermitPool::new(limits(1, 1)),
+            condition: PermitPool::new(limits(1, 1)),
         }
     }
 }
@@ -255,6 +265,7 @@ impl Daemon {
             large_models: LargeModels::default(),
             open_cache: OpenCache::default(),
             work: WorkLimits::new(),
+            long_work: LongWork::default(),
             request_ids: RequestIds::default(),
             activity: Activity::default(),
             last_opened,
@@ -395,21 +406,42 @@ impl Daemon {
         self.blocking(turn, work).await
     }
 
-    /// Runs `work` on a blocking thread, within the span of the request. The turn ends with the work, not when the client
-    /// has closed the connection.
+    /// Runs `work` on a blocking thread, within the span of the request, at the priority of the turn. The turn ends with the
+    /// work, not when the client has closed the connection.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         turn: Turn,
         work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
     ) -> Result<T, OpError> {
-        let (daemon, span) = (Arc::clone(self), Span::current());
-        let work = move || {
-            let _turn = turn;
-            span.in_scope(|| work(&daemon))
-        };
+        if turn.is_for_long_work() {
+            return self.long_work(turn, work).await;
+        }
+        let work = self.in_span(turn, work);
         #[allow(clippy::disallowed_methods, reason = "the one place where requests take a thread")]
         let done = spawn_blocking(work).await;
         done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
+    }
+
+    /// Like [`Self::blocking`], at a lower priority whatever the turn is.
+    pub(crate) async fn long_work<T: Send + 'static>(
+        self: &Arc<Self>,
+        turn: Turn,
+        work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
+    ) -> Result<T, OpError> {
+        let done = self.long_work.run(self.in_span(turn, work)).await;
+        done.unwrap_or_else(|error| Err(OpError::Internal(format!("thread for a request: {error}"))))
+    }
+
+    fn in_span<T, F: FnOnce(&Self) -> Result<T, OpError>>(
+        self: &Arc<Self>,
+        turn: Turn,
+        work: F,
+    ) -> impl FnOnce() -> Result<T, OpError> + use<T, F> {
+        let (daemon, span) = (Arc::clone(self), Span::current());
+        move || {
+            let _turn = turn;
+            span.in_scope(|| work(&daemon))
+        }
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) async fn read_model<T: Send + 'static, M>(
     drop(turn);
     let permit = read_permit(caller, reference, reads).await?;
     let reading = permit.turn().await;
-    let done = daemon.blocking(caller.turn().await, work).await.map_err(|error| error.body())?;
+    let done = daemon.long_work(caller.turn().await, work).await.map_err(|error| error.body())?;
     let memory = count(&done, &permit).await?;
     drop(reading);
     Ok((done, permit, memory))

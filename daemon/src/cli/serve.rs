@@ -39,7 +39,7 @@ const ASYNC_WORKERS: usize = 2;
 
 /// How long an idle thread for blocking work lives. Idle threads get work in turn, so with a longer time a
 /// few requests per second would keep alive all threads that a burst has started.
-const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
+const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(100);
 
 /// Run the daemon
 #[derive(Debug, Args)]
@@ -107,6 +107,7 @@ fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody>
     let audit = Arc::clone(&daemon.audit);
     let reloader = Arc::new(Mutex::new(Reloader::start(global, &daemon, config.clone())?));
     let store = Arc::clone(&daemon.store);
+    let long_work = daemon.long_work.clone();
     store.start_index();
     runtime.spawn(handle_other_signals(other_signals, Arc::clone(&reloader)));
     let served = runtime.block_on(async {
@@ -117,6 +118,7 @@ fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody>
     reloader.lock().unwrap_or_else(PoisonError::into_inner).stop();
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_timeout(RECORDS_LIMIT);
+    long_work.wait(RECORDS_LIMIT);
     store.stop_index();
     if let Ok(signal) = &served {
         audit.record(stop_record(*signal));
