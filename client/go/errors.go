@@ -74,6 +74,14 @@ var (
 	ErrMap = errors.New("cannot map")
 	// ErrGguf: a header is not a GGUF header, or is damaged.
 	ErrGguf = errors.New("invalid GGUF header")
+	// ErrNoWeights: the model, or the requested component, has no tensor layer.
+	ErrNoWeights = errors.New("no tensor layer")
+	// ErrWeights: the tensor layers of a model contradict each other, or one of them or a JSON file is invalid.
+	ErrWeights = errors.New("invalid tensor layers")
+	// ErrSafetensors: a header is not a safetensors header, or is damaged.
+	ErrSafetensors = errors.New("invalid safetensors header")
+	// ErrGroup: the name is that of a group of tensors.
+	ErrGroup = errors.New("a group of tensors")
 	// ErrRequestPrefix: Client.RequestPrefix has characters that are not allowed, or too many.
 	ErrRequestPrefix = errors.New("invalid request prefix")
 	// ErrSessionClosed: the model was closed by this program.
@@ -109,13 +117,16 @@ func CodeOf(err error) Code {
 		return daemon.Code
 	case errors.As(err, &known) && known.code != "":
 		return known.code
-	case errors.Is(err, ErrNoTensor), errors.Is(err, ErrNoLayer), errors.Is(err, ErrNoExpert):
+	case errors.Is(err, ErrNoTensor), errors.Is(err, ErrNoLayer), errors.Is(err, ErrNoExpert),
+		errors.Is(err, ErrNoWeights):
 		return CodeNotFound
+	case errors.Is(err, ErrGroup):
+		return CodeInvalidRequest
 	case errors.Is(err, ErrNotRunning), errors.Is(err, ErrUnavailable):
 		return CodeUnavailable
 	case errors.Is(err, ErrShort):
 		return CodeCorrupt
-	case errors.Is(err, ErrGguf):
+	case errors.Is(err, ErrGguf), errors.Is(err, ErrSafetensors), errors.Is(err, ErrWeights):
 		return CodeInvalidInput
 	}
 	return CodeInternal

@@ -136,12 +136,34 @@ func (m *Metadata) HeadCount() Range { return m.heads("attention.head_count") }
 // HeadCountKV is the fewest and the most key and value heads of a block; 1 if missing.
 func (m *Metadata) HeadCountKV() Range { return m.heads("attention.head_count_kv") }
 
+// HeadSizeMax is the largest size of a head in elements: the embedding length divided by the fewest heads; 0 if there
+// are none.
+func (m *Metadata) HeadSizeMax() uint32 {
+	if heads := m.HeadCount().Min; heads > 0 {
+		return m.EmbeddingLength() / heads
+	}
+	return 0
+}
+
+// HeadSizeK is the size of a key head in elements: attention.key_length, else HeadSizeMax.
+func (m *Metadata) HeadSizeK() uint32 { return m.headSize("attention.key_length") }
+
+// HeadSizeV is the size of a value head in elements: attention.value_length, else HeadSizeMax.
+func (m *Metadata) HeadSizeV() uint32 { return m.headSize("attention.value_length") }
+
 // ChatTemplate is the template of a chat, in Jinja.
 func (m *Metadata) ChatTemplate() (string, bool) { return As[string](m, "tokenizer.chat_template") }
 
 func (m *Metadata) number(key string) uint32 {
 	number, _ := As[uint32](m, key)
 	return number
+}
+
+func (m *Metadata) headSize(key string) uint32 {
+	if size, ok := As[uint32](m, key); ok {
+		return size
+	}
+	return m.HeadSizeMax()
 }
 
 func (m *Metadata) heads(key string) Range {

@@ -258,3 +258,22 @@ func FuzzMetadata(f *testing.F) {
 		metadata.HeadCount()
 	})
 }
+
+func TestHeadSizesAreTheKeysOrFollowFromTheHeads(t *testing.T) {
+	embedding := number("llama.embedding_length", 4096)
+	heads := ggufKey{"llama.attention.head_count", kindArray, []any{kindUint32 - 1, uint64(2), uint32(32), uint32(16)}}
+	for _, test := range []struct {
+		entries  []ggufKey
+		expected [3]uint32
+	}{
+		{[]ggufKey{embedding, heads, number("llama.attention.key_length", 192)}, [3]uint32{256, 192, 256}},
+		// A value of another type counts as missing.
+		{[]ggufKey{embedding, {"llama.attention.value_length", kindUint64, []any{uint64(64)}}}, [3]uint32{4096, 4096, 4096}},
+		{[]ggufKey{embedding, number("llama.attention.head_count", 0)}, [3]uint32{}},
+	} {
+		m := metadataOf(t, test.entries...)
+		if found := [3]uint32{m.HeadSizeMax(), m.HeadSizeK(), m.HeadSizeV()}; found != test.expected {
+			t.Error(found, "expected", test.expected)
+		}
+	}
+}

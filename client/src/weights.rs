@@ -28,6 +28,7 @@
 mod error;
 mod layers;
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -162,6 +163,20 @@ impl ManifestWeights {
     #[must_use]
     pub fn quantization_of(&self, name: &str) -> Option<Quantization> {
         self.layers.tensors.quantization_of(name, &self.quantization)
+    }
+
+    /// Whether this is a scale or bias of another tensor, in its file or in a separate layer.
+    #[must_use]
+    pub fn is_part(&self, name: &str) -> bool {
+        self.layers.tensors.is_part(name)
+    }
+
+    /// The sorted names of the model's components, whichever is requested.
+    #[must_use]
+    pub fn components(&self) -> Vec<&str> {
+        let names = self.model.layers().iter().filter_map(layers::tensor_layer_name);
+        let components: BTreeSet<_> = names.filter_map(|name| Some(name.split_once('/')?.0)).collect();
+        components.into_iter().collect()
     }
 
     /// The requested component; empty for all.

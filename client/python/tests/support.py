@@ -166,14 +166,29 @@ class Daemon:
         return {**os.environ, **places, "BLOBD_SOCKET": self.socket}
 
 
-class Registry:
-    """A registry with one model: its manifest and files, over plain HTTP."""
+def safetensors(tensors: Sequence[Tuple[str, str, Sequence[int], bytes]], **metadata: str) -> bytes:
+    """A safetensors file of these tensors: name, type, shape, data."""
+    fields: Dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    place = 0
+    for name, dtype, shape, data in tensors:
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [place, place + len(data)]}
+        place += len(data)
+    head = json.dumps(fields).encode()
+    return struct.pack("<Q", len(head)) + head + b"".join(data for *_, data in tensors)
 
-    def __init__(self, layers: Sequence[Tuple[str, bytes]]) -> None:
-        blobs = {_digest(content): content for _, content in layers}
+
+class Registry:
+    """A registry with one model: its manifest and files, over plain HTTP. A layer is a kind, a content and
+    perhaps a name."""
+
+    def __init__(self, layers: Sequence[Tuple[Any, ...]]) -> None:
+        blobs = {_digest(content): content for _, content, *_ in layers}
         config = b'{"model_format":"gguf"}'
         blobs[_digest(config)] = config
-        entries = [_descriptor("application/vnd.ollama.image." + kind, content) for kind, content in layers]
+        entries = [
+            {**_descriptor("application/vnd.ollama.image." + kind, content), **({"name": name[0]} if name else {})}
+            for kind, content, *name in layers
+        ]
         manifest = {
             "schemaVersion": 2,
             "mediaType": "application/vnd.docker.distribution.manifest.v2+json",

@@ -11,7 +11,7 @@ import threading
 import unittest
 from typing import Any, List
 
-from support import Daemon, HERE, Registry, gguf, open_fds, tensor
+from support import Daemon, HERE, Registry, gguf, open_fds, safetensors, tensor
 
 import blobd
 
@@ -37,6 +37,17 @@ SEPARATE = [tensor(f"blk.0.ffn_up.{expert}.weight", "F32", 64, 32) for expert in
 SEPARATE += [tensor(f"blk.0.ffn_down.{expert}.weight", "F32", 16, 4) for expert in range(4)]
 # A published video model has a convolution of five dimensions.
 VIDEO = [tensor("patch_embedding.weight", "F16", 2, 2, 1, 16, 8), tensor("scalar", "F32")]
+NORM = ("model.norm.weight", "BF16", [8], bytes(range(16)))
+PACKED = [
+    ("blocks.0.q.weight", "U32", [2, 8], bytes(64)),
+    ("blocks.0.q.weight.scale", "U8", [2, 4], bytes(range(8))),
+]
+# A model for image generation, with a file per tensor.
+IMAGE = [
+    ("tensor", safetensors([NORM]), "text_encoder/model.norm.weight"),
+    ("tensor", safetensors(PACKED, quant_type="nvfp4"), "transformer/blocks.0.q.weight"),
+    ("json", b'{"_class_name":"ZImagePipeline"}', "model_index.json"),
+]
 TEMPLATE = "{{ .Prompt }} — and so on"
 PARAMS = '{"temperature":0.5}'
 
@@ -58,6 +69,9 @@ class DaemonTest(unittest.TestCase):
         registry = Registry([("model", gguf(DENSE)), ("template", TEMPLATE.encode()), ("params", PARAMS.encode())])
         cls.addClassCleanup(registry.close)
         cls.daemon.command("pull", "--name", "spoken", registry.reference)
+        registry = Registry(IMAGE)
+        cls.addClassCleanup(registry.close)
+        cls.daemon.command("pull", "--name", "z-image", registry.reference)
 
     def setUp(self) -> None:
         self.client = blobd.Client(self.daemon.socket, timeout=30)
@@ -74,14 +88,14 @@ class Verbs(DaemonTest):
         self.assertEqual((version.protocol, version.pid), (1, self.daemon.process and self.daemon.process.pid))
         names = [model.name for model in self.client.models()]
         self.assertIn("dense:latest", names)
-        self.assertEqual(len(names), 6)
+        self.assertEqual(len(names), 7)
         self.assertTrue(all(model.size > 0 and model.digest.startswith("sha256:") for model in self.client.models()))
 
     def test_module_asks_the_daemon_that_the_environment_names(self) -> None:
         before = os.environ.get("BLOBD_SOCKET")
         os.environ["BLOBD_SOCKET"] = self.daemon.socket
         try:
-            self.assertEqual(len(blobd.models()), 6)
+            self.assertEqual(len(blobd.models()), 7)
             self.assertEqual(blobd.version().protocol, 1)
             with blobd.open("dense") as model:
                 self.assertEqual(bytes(model["output.weight"]), DENSE[-1][3])
@@ -130,6 +144,21 @@ class Metadata(DaemonTest):
             self.open("spoken", component="template").metadata()
 
 
+class Weights(DaemonTest):
+    def test_model_with_a_file_per_tensor_is_read_by_name(self) -> None:
+        with self.client.open_weights("z-image") as weights:
+            self.assertEqual(weights.components, ["text_encoder", "transformer"])
+            self.assertEqual(bytes(weights["text_encoder/model.norm.weight"]), NORM[3])
+            self.assertEqual(weights.quantization, "NVFP4")
+        with self.client.open_weights("z-image", component="transformer") as weights:
+            self.assertEqual(weights.names, ["blocks.0.q.weight", "blocks.0.q.weight_scale"])
+            self.assertEqual(bytes(weights["blocks.0.q.weight_scale"]), PACKED[1][3])
+        with self.assertRaises(blobd.WeightsError) as caught:
+            self.client.open_weights("dense")
+        self.assertEqual(caught.exception.code, "not_found")
+        self.daemon.wait_for_no_session()
+
+
 class Tensors(DaemonTest):
     def test_every_tensor_is_the_files(self) -> None:
         model = self.open("dense")
@@ -140,6 +169,12 @@ class Tensors(DaemonTest):
                 self.assertEqual((known.type, known.shape, known.size), (kind, shape, len(data)))
                 self.assertEqual(model.layers[known.layer].component, "model")
                 self.assertEqual(bytes(model[name]), data)
+
+    def test_tensors_are_grouped_by_layer(self) -> None:
+        layers = blobd.group_layers(self.open("dense").tensors)
+        self.assertEqual(list(layers), ["blk.0", "blk.1", "output", "token_embd"])
+        self.assertEqual(list(layers["blk.0"]), ["attn_norm.weight", "attn_q.weight"])
+        self.assertEqual(layers["output"]["weight"].name, "output.weight")
 
     def test_buffer_is_read_only(self) -> None:
         view = self.open("dense")["output.weight"]

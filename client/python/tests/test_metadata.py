@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import unittest
 from typing import Any, Sequence
 
-from support import gguf, string, tensor
+from support import HERE, gguf, string, tensor
 
-from blobd import GgufError, Metadata, Range
+from blobd import GgufError, Metadata, Range, block_number, split_name
 from blobd.gguf import parse
 
 UINT32, INT32, STRING, ARRAY = 4, 5, 8, 9
@@ -140,6 +141,32 @@ class Accessors(unittest.TestCase):
         ]:
             found = metadata(key(b"llama.attention.head_count", *value))  # type: ignore[arg-type]
             self.assertEqual(found.head_count, expected, value)
+
+
+    def test_head_sizes_are_the_keys_or_follow_from_the_heads(self) -> None:
+        embedding = key(b"llama.embedding_length", UINT32, "I", 4096)
+        heads = key(b"llama.attention.head_count", ARRAY, "IQ2I", UINT32, 2, 32, 16)
+        found = metadata(embedding, heads, key(b"llama.attention.key_length", UINT32, "I", 192))
+        self.assertEqual((found.head_size_max, found.head_size_k, found.head_size_v), (256, 192, 256))
+        # A value of another type counts as missing.
+        found = metadata(embedding, key(b"llama.attention.value_length", 10, "Q", 64))
+        self.assertEqual((found.head_size_max, found.head_size_k, found.head_size_v), (4096, 4096, 4096))
+        found = metadata(embedding, key(b"llama.attention.head_count", UINT32, "I", 0))
+        self.assertEqual((found.head_size_max, found.head_size_k), (0, 0))
+
+
+class Layers(unittest.TestCase):
+    def test_names_are_split_as_ollama_splits_them(self) -> None:
+        table = json.loads((HERE.parent.parent / "tests" / "layer_names.json").read_text())
+        self.assertGreater(len(table), 10)
+        for name, layer, rest in table:
+            self.assertEqual(split_name(name), (layer, rest), name)
+
+    def test_block_numbers_are_read_from_names(self) -> None:
+        self.assertEqual((block_number("blk.31.attn_q.weight"), block_number("blk.0.")), (31, 0))
+        for name in ["blk.31", "v.blk.3.attn_q", "blk.-1.x", "blk.+1.x", "blk..x", "blk.x.y", "output.weight"]:
+            self.assertIsNone(block_number(name), name)
+        self.assertIsNone(block_number("blk.99999999999999999999.x"))
 
 
 class Damage(unittest.TestCase):

@@ -73,6 +73,6 @@ impl Layers {
 }
 
 /// The layer's name, if the layer is a tensor or a group.
-fn tensor_layer_name(layer: &OpenLayer) -> Option<&str> {
+pub(super) fn tensor_layer_name(layer: &OpenLayer) -> Option<&str> {
     layer.name.as_deref().filter(|_| layer.media_type.component() == "tensor")
 }

@@ -18,6 +18,7 @@ from typing import Iterable, List, Optional
 
 from ._responses import Experts, Layer, ModelSummary, Tensor, Version
 from ._sockets import default_sockets
+from ._tensor_layers import Quantization, Weight
 from .client import Client
 from .contiguous import ContiguousGguf
 from .errors import (
@@ -37,13 +38,17 @@ from .errors import (
     NotFoundError,
     NotRunningError,
     ProtocolError,
+    SafetensorsError,
     SessionClosedError,
     ShortError,
     TimedOutError,
     UnavailableError,
+    WeightsError,
 )
+from .layers import block_number, group_layers, split_name
 from .metadata import Metadata, Range
 from .model import OpenModel
+from .weights import ManifestWeights
 
 __version__ = "0.1.0"
 
@@ -62,6 +67,7 @@ __all__ = [
     "FdsLostError",
     "GgufError",
     "Layer",
+    "ManifestWeights",
     "MapError",
     "Metadata",
     "ModelError",
@@ -71,16 +77,23 @@ __all__ = [
     "NotRunningError",
     "OpenModel",
     "ProtocolError",
+    "Quantization",
     "Range",
+    "SafetensorsError",
     "SessionClosedError",
     "ShortError",
     "Tensor",
     "TimedOutError",
     "UnavailableError",
     "Version",
+    "Weight",
+    "WeightsError",
+    "block_number",
     "default_sockets",
+    "group_layers",
     "models",
     "open",
+    "split_name",
     "version",
 ]
 

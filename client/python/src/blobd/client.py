@@ -18,6 +18,7 @@ from ._sockets import SYSTEM_SOCKET, check_before_connecting, default_sockets, e
 from ._wire import Wire
 from .errors import BlobdError, ConnectError, NotRunningError, UnavailableError
 from .model import OpenModel, receive
+from .weights import ManifestWeights
 
 SOCKET_VARIABLE = "BLOBD_SOCKET"
 """The environment variable that names the socket."""
@@ -88,6 +89,17 @@ class Client:
             return receive(wire, self._digests_of)
         except BaseException:
             wire.close()
+            raise
+
+    def open_weights(self, reference: str, *, component: str = "") -> ManifestWeights:
+        """Opens the tensors of a model that has a safetensors file per tensor, or those of one component,
+        such as `transformer` or `text_encoder`. The daemon passes no descriptors for other tensors."""
+        component = component.rstrip("/")
+        model = self.open(reference, prefix=f"{component}/" if component else None)
+        try:
+            return ManifestWeights(model, component)
+        except BaseException:
+            model.close()
             raise
 
     def _digests_of(self, name: str, digest: str) -> Dict[str, Any]:

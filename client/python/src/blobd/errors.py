@@ -180,6 +180,23 @@ class GgufError(ModelError):
     code = "invalid_input"
 
 
+class SafetensorsError(ModelError):
+    """The header of a safetensors file is malformed."""
+
+    code = "invalid_input"
+
+
+class WeightsError(ModelError):
+    """The tensors of a model's layers cannot be read as requested."""
+
+    def __init__(self, message: str, code: str = "invalid_input") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[WeightsError], tuple[str, str]]:
+        return type(self), (str(self), self.code)
+
+
 _CLASS_OF_CODE: Dict[str, Type[DaemonError]] = {
     "not_found": NotFoundError,
     "busy": BusyError,

@@ -166,6 +166,23 @@ class Metadata(Mapping[str, Value]):
         return self.range("attention.head_count_kv") or Range(1, 1)
 
     @property
+    def head_size_max(self) -> int:
+        """The largest size of a head in elements: the embedding length divided by the fewest heads; 0 if there
+        are none."""
+        heads = self.head_count.min
+        return self.embedding_length // heads if heads else 0
+
+    @property
+    def head_size_k(self) -> int:
+        """The size of a key head in elements: `attention.key_length`, else `head_size_max`."""
+        return int(self.get_as("attention.key_length", "uint32", self.head_size_max))
+
+    @property
+    def head_size_v(self) -> int:
+        """The size of a value head in elements: `attention.value_length`, else `head_size_max`."""
+        return int(self.get_as("attention.value_length", "uint32", self.head_size_max))
+
+    @property
     def chat_template(self) -> Optional[str]:
         """The template of a chat, in Jinja."""
         template = self.get_as("tokenizer.chat_template", "string")
