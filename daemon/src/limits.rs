@@ -28,8 +28,8 @@ const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 /// for it below 256 MiB, beside the index, the caches and the buffers of all connections.
 const MEMORY_KIB: Limits = Limits { per_principal: 64 << 10, total: 64 << 10 };
 
-/// The same for up to [`SMALL_BYTES`] at a time, in a pool of its own: a few users that hold all of the other one must
-/// not keep the short requests of the others waiting.
+/// Memory in KiB for requests that need at most [`SMALL_BYTES`]. It is a pool of its own, so that a few users who hold all of
+/// the other pool do not delay the short requests of everybody else.
 const SMALL_MEMORY_KIB: Limits = Limits { per_principal: 2 << 10, total: 16 << 10 };
 
 /// The largest amount of memory that is taken from the pool for small ones.
@@ -52,7 +52,7 @@ pub(crate) const UNCOUNTED_BYTES: usize = 4 << 10;
 /// which is usually 1,024 for a client of the daemon's own user. A quarter of that is left to the clients.
 const DESCRIPTORS_IN_FLIGHT: Limits = Limits { per_principal: 512, total: 768 };
 
-/// The same for a daemon whose clients are other users, or that runs as root, which has no such limit. From
+/// Descriptors in flight to clients if these are other users, or if the daemon runs as root, which has no such limit. From
 /// 2,024 on the kernel delays each sender while it searches for unreachable sockets.
 const DESCRIPTORS_IN_FLIGHT_TO_OTHERS: Limits = Limits { per_principal: 512, total: 1920 };
 

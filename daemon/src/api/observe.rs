@@ -1,6 +1,6 @@
 //! Requests that show what the store and its clients do: `GET /v1/df`, `GET /v1/ps`, `GET /v1/pulls` and
-//! `GET /v1/metrics`; and those that show what a registry has: `POST /v1/pull/plan`, `POST /v1/resolve` and
-//! `POST /v1/inspect`, each of which ends soon after its client disconnects.
+//! `GET /v1/metrics`; and requests that show what a registry has: `POST /v1/pull/plan`, `POST /v1/resolve` and
+//! `POST /v1/inspect`. If its client disconnects, a request to a registry ends soon.
 
 use std::collections::BTreeMap;
 

@@ -2,8 +2,8 @@
 //!
 //! A damaged blob is renamed, never changed or truncated: clients may have it mapped, and its content
 //! helps to find the cause. Files in `quarantine/` are deleted at the administrator's request only. The store keeps in
-//! memory which blobs are damaged, and reads that from `quarantine/` when it is opened. So an empty file replaces the
-//! last deleted copy of a blob that is still damaged: a marker.
+//! memory which blobs are damaged, and reads that from `quarantine/` when it is opened. When the last copy of a blob
+//! that is still damaged is deleted, an empty file is left in its place, so that the blob stays known as damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
