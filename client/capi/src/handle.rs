@@ -1,5 +1,6 @@
 //! The Rust side of an open model: it owns everything that C gets pointers to.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr;
@@ -11,11 +12,14 @@ use blobd_client::gguf_view::GgufView;
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::TensorLocation;
+use blobd_client::weights::WeightsError;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::layers::parameter_count;
+use blobd_store_format::layers::{parameter_count, split_name};
 use blobd_store_format::metadata::Metadata;
+use blobd_store_format::reference::Reference;
 
-use crate::{BlobdBytes, BlobdError, BlobdFacts, BlobdTensor};
+use crate::metadata::{BlobdFacts, BlobdHeadSizes};
+use crate::{BlobdBytes, BlobdError, BlobdTensor};
 
 /// An open model, and the strings and maps that C gets pointers to.
 #[derive(Debug)]
@@ -26,6 +30,16 @@ pub(crate) struct Handle {
     pub(crate) rows: Vec<Row>,
     /// Read by the first request.
     header: OnceLock<ParsedHeader>,
+    layers: OnceLock<Vec<LayerRow>>,
+}
+
+/// The tensors of a layer.
+#[derive(Debug)]
+pub(crate) struct LayerRow {
+    pub(crate) name: CString,
+    /// The indexes of its tensors, by name.
+    pub(crate) tensors: Vec<usize>,
+    pub(crate) size: u64,
 }
 
 /// A header, and the strings in it that C gets pointers to.
@@ -48,22 +62,23 @@ pub(crate) struct Row {
 /// An error to be reported to C.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    code: ErrorCode,
-    message: String,
+    pub(crate) code: ErrorCode,
+    pub(crate) message: String,
 }
 
 impl Handle {
     /// Connects to the daemon and opens the model. Without a socket, uses the default paths.
     pub(crate) fn open(socket: Option<&str>, reference: Option<&str>) -> Result<Self, Failure> {
-        let reference = reference.ok_or_else(|| invalid_request("reference: is null"))?;
-        let reference = reference.parse().map_err(invalid_request)?;
-        let client = match socket {
-            Some(socket) => Client::connect(PathBuf::from(socket))?,
-            None => Client::connect_default()?,
-        };
+        let (client, reference) = connect(socket, reference)?;
         let model = client.open(&reference)?;
         let rows: Result<Vec<_>, _> = model.tensors().iter().map(Row::new).collect();
-        Ok(Self { name: c_string(model.name())?, rows: rows?, model, header: OnceLock::new() })
+        Ok(Self {
+            name: c_string(model.name())?,
+            rows: rows?,
+            model,
+            header: OnceLock::new(),
+            layers: OnceLock::new(),
+        })
     }
 
     /// A tensor in C's form; `None` if there is none with this index.
@@ -127,6 +142,38 @@ impl Handle {
             head_count_kv_max: metadata.head_count_kv_max(),
             head_count_kv_min: metadata.head_count_kv_min(),
         })
+    }
+
+    /// The sizes of the heads.
+    pub(crate) fn head_sizes(&self) -> Result<BlobdHeadSizes, Failure> {
+        let metadata = self.metadata()?;
+        Ok(BlobdHeadSizes {
+            max: metadata.head_size_max(),
+            k: metadata.head_size_k(),
+            v: metadata.head_size_v(),
+        })
+    }
+
+    /// The tensors by layer, sorted by name.
+    pub(crate) fn layers(&self) -> &[LayerRow] {
+        self.layers.get_or_init(|| {
+            let mut layers: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
+            for (index, tensor) in self.model.tensors().iter().enumerate() {
+                let (layer, name) = split_name(&tensor.name);
+                layers.entry(layer).or_default().insert(name, index);
+            }
+            layers
+                .into_iter()
+                .map(|(name, tensors)| self.layer(name, tensors.into_values().collect()))
+                .collect()
+        })
+    }
+
+    fn layer(&self, name: &str, tensors: Vec<usize>) -> LayerRow {
+        let sizes = tensors.iter().filter_map(|index| self.model.tensors().get(*index));
+        let size = sizes.fold(0, |sum: u64, tensor| sum.saturating_add(tensor.size));
+        // The names of tensors have no zero byte.
+        LayerRow { name: CString::new(name).unwrap_or_default(), tensors, size }
     }
 
     fn header(&self) -> Result<&ParsedHeader, Failure> {
@@ -193,18 +240,35 @@ impl From<ClientError> for Failure {
     }
 }
 
+impl From<WeightsError> for Failure {
+    fn from(error: WeightsError) -> Self {
+        Self { code: error.code(), message: error.to_string() }
+    }
+}
+
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         Self { code: error.code(), message: error.to_string() }
     }
 }
 
+/// Connects to the daemon. Without a socket, uses the default paths.
+pub(crate) fn connect(socket: Option<&str>, reference: Option<&str>) -> Result<(Client, Reference), Failure> {
+    let reference = reference.ok_or_else(|| invalid_request("reference: is null"))?;
+    let reference = reference.parse().map_err(invalid_request)?;
+    let client = match socket {
+        Some(socket) => Client::connect(PathBuf::from(socket))?,
+        None => Client::connect_default()?,
+    };
+    Ok((client, reference))
+}
+
 /// An error in the caller's arguments.
-fn invalid_request(message: impl std::fmt::Display) -> Failure {
+pub(crate) fn invalid_request(message: impl std::fmt::Display) -> Failure {
     Failure { code: ErrorCode::InvalidRequest, message: message.to_string() }
 }
 
-fn c_string(text: &str) -> Result<CString, Failure> {
+pub(crate) fn c_string(text: &str) -> Result<CString, Failure> {
     let error =
         |_zero_byte| Failure { code: ErrorCode::Corrupt, message: format!("{text:?}: has a zero byte") };
     CString::new(text).map_err(error)

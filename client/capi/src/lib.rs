@@ -1,7 +1,7 @@
 //! blobd's client library for C and C++.
 //!
-//! `include/blobd_client.h` is generated from this file, including the doc comments of public items; a
-//! test compares the two. The layout of a public structure never changes: new fields require new
+//! `include/blobd_client.h` is generated from this file and its public modules, including the doc comments of
+//! public items; a test compares them. The layout of a public structure never changes: new fields require new
 //! structures and functions.
 //!
 //! The library has no global state, starts no thread and sets no signal handler. Strings are UTF-8. A panic,
@@ -10,13 +10,17 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![allow(unsafe_code)]
 
+pub mod layers;
+pub mod metadata;
+pub mod weights;
+
 mod handle;
+mod weight_rows;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use blobd_client::gguf_view::GgufView;
-use blobd_store_format::metadata::Scalar;
 
 use crate::handle::{Failure, Handle, text, to_c_bytes};
 
@@ -29,6 +33,7 @@ const _: () = {
     const fn assert_shareable<T: Send + Sync>() {}
     assert_shareable::<BlobdModel>();
     assert_shareable::<BlobdImage>();
+    assert_shareable::<weights::BlobdWeights>();
 };
 
 /// A model as one GGUF file in memory.
@@ -76,34 +81,6 @@ pub struct BlobdTensor {
     pub expert_count: u64,
     /// The size of each expert in bytes.
     pub expert_size: u64,
-}
-
-/// Facts from the header of a model's first GGUF file. The pointers are valid until the model is closed.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct BlobdFacts {
-    /// The architecture, such as `llama`; `unknown` if the header has none.
-    pub architecture: *const c_char,
-    /// The template of a chat, in Jinja; null if the header has none.
-    pub chat_template: *const c_char,
-    /// The number of elements of all tensors in this file, whatever `general.parameter_count` says.
-    pub parameter_count: u64,
-    /// The number of the file type in llama.cpp; 0 if unknown, as in Ollama.
-    pub file_type: u64,
-    /// The number of blocks; 0 if missing.
-    pub block_count: u64,
-    /// The longest context for which the model was trained, in tokens; 0 if missing.
-    pub context_length: u64,
-    /// The length of an embedding; 0 if missing.
-    pub embedding_length: u64,
-    /// The most attention heads of a block; 1 if missing.
-    pub head_count_max: u64,
-    /// The fewest attention heads of a block; 1 if missing.
-    pub head_count_min: u64,
-    /// The most key and value heads of a block; 1 if missing.
-    pub head_count_kv_max: u64,
-    /// The fewest key and value heads of a block; 1 if missing.
-    pub head_count_kv_min: u64,
 }
 
 /// Opens a model with all its tensors. Returns null on failure.
@@ -227,138 +204,6 @@ pub unsafe extern "C" fn blobd_expert(
     unsafe { write_bytes((&*model).0.expert(index, expert).map(to_c_bytes), out, error) }
 }
 
-/// Reads the header of the model's first GGUF file. Returns false on failure, for example if the model has none.
-///
-/// # Safety
-/// `model` comes from `blobd_open` and is open; `out` points to facts; `error` is null or points to an
-/// error.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_facts_of(
-    model: *const BlobdModel,
-    out: *mut BlobdFacts,
-    error: *mut BlobdError,
-) -> bool {
-    // SAFETY: Needed to access the model and to write the result. The caller guarantees valid pointers.
-    unsafe { report((&*model).0.facts(), error).map(|facts| out.write(facts)).is_some() }
-}
-
-/// Writes the `uint32` with this key in the header of the model's first GGUF file to `out`. Returns false if the
-/// header has none of exactly this type, even if it has one of another width, or if it cannot be read.
-///
-/// Keys that start with `general.` or `tokenizer.` are looked up as they are, all others with the architecture
-/// in front: `block_count` is `llama.block_count`.
-///
-/// # Safety
-/// `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to a value of the type.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_u32(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut u32,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<u32, _>(model, key, out, |value| value) }
-}
-
-/// Writes the `uint64` with this key to `out`. Returns false if the header has none of exactly this type.
-///
-/// # Safety
-/// As for `blobd_metadata_u32`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_u64(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut u64,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<u64, _>(model, key, out, |value| value) }
-}
-
-/// Writes the `int32` with this key to `out`. Returns false if the header has none of exactly this type.
-///
-/// # Safety
-/// As for `blobd_metadata_u32`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_i32(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut i32,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<i32, _>(model, key, out, |value| value) }
-}
-
-/// Writes the `int64` with this key to `out`. Returns false if the header has none of exactly this type.
-///
-/// # Safety
-/// As for `blobd_metadata_u32`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_i64(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut i64,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<i64, _>(model, key, out, |value| value) }
-}
-
-/// Writes the `float32` with this key to `out`. Returns false if the header has none of exactly this type.
-///
-/// # Safety
-/// As for `blobd_metadata_u32`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_f32(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut f32,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<f32, _>(model, key, out, |value| value) }
-}
-
-/// Writes the `float64` with this key to `out`. Returns false if the header has none of exactly this type.
-///
-/// # Safety
-/// As for `blobd_metadata_u32`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_f64(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut f64,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<f64, _>(model, key, out, |value| value) }
-}
-
-/// Writes the `bool` with this key to `out`. Returns false if the header has none of exactly this type.
-///
-/// # Safety
-/// As for `blobd_metadata_u32`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_bool(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut bool,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<bool, _>(model, key, out, |value| value) }
-}
-
-/// Writes the text with this key to `out`: UTF-8, not terminated by a zero byte, valid until the model is closed.
-/// Returns false if the header has none of type `string`, or if it is not UTF-8.
-///
-/// # Safety
-/// As for `blobd_metadata_u32`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_metadata_string(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut BlobdBytes,
-) -> bool {
-    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
-    unsafe { write_value::<&str, _>(model, key, out, |text| to_c_bytes(text.as_bytes())) }
-}
-
 /// The model's weights as one GGUF file in memory, without a copy. Returns null on failure.
 ///
 /// `component` is `model`, `projector`, `adapter`, …; null means `model`. The caller must release the
@@ -412,24 +257,6 @@ pub unsafe extern "C" fn blobd_image_free(image: *mut BlobdImage) {
         // SAFETY: Needed to free it. It comes from `blobd_contiguous`, and the caller frees it only once.
         drop(unsafe { Box::from_raw(image) });
     }
-}
-
-/// Writes the value of a key to `out`, if the header has one of exactly the type `T`.
-///
-/// # Safety
-/// `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to a value.
-unsafe fn write_value<'m, T: Scalar<'m>, C>(
-    model: *const BlobdModel,
-    key: *const c_char,
-    out: *mut C,
-    to_c: impl FnOnce(T) -> C,
-) -> bool {
-    // SAFETY: Needed to access both. The caller guarantees valid pointers.
-    let (model, key) = unsafe { (&*model, text(key)) };
-    let (Ok(metadata), Ok(Some(key))) = (model.0.metadata(), key) else { return false };
-    let value = metadata.get::<T>(key);
-    // SAFETY: Needed to write the result. The caller guarantees a valid pointer.
-    value.map(|value| unsafe { out.write(to_c(value)) }).is_some()
 }
 
 /// Writes bytes to `out`, or the failure to `error`; false on failure.

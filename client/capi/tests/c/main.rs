@@ -9,9 +9,12 @@ use blobd_client::protocol::response::HeaderLocation;
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::recipe::Experts;
 
-#[path = "../../tests/daemon/fake.rs"]
+#[path = "../../../tests/daemon/fake.rs"]
 #[allow(dead_code)]
 mod fake;
+#[path = "../../../tests/daemon/layer_table.rs"]
+mod layer_table;
+mod weights;
 
 use fake::{FakeModel, listen};
 
@@ -63,6 +66,16 @@ fn example(folder: &Path, link: &[&str]) -> Option<PathBuf> {
     compile("cc", &[&paths[..], link].concat()).map(|()| program)
 }
 
+/// Compiles a program that ends at the first memory error.
+fn sanitized(text: &str, source: &Path, program: &Path) -> Option<()> {
+    std::fs::write(source, text).unwrap();
+    let link = dynamic();
+    let paths =
+        [source.to_str().unwrap(), "-g", "-fsanitize=address,undefined", "-o", program.to_str().unwrap()];
+    let arguments: Vec<_> = paths.into_iter().chain(link.iter().map(String::as_str)).collect();
+    compile("cc", &arguments)
+}
+
 fn dynamic() -> Vec<String> {
     let folder = library_folder().display().to_string();
     vec![format!("-L{folder}"), format!("-Wl,-rpath,{folder}"), "-lblobd_client".to_owned()]
@@ -76,6 +89,11 @@ fn serve(socket: &Path) {
     writer.metadata("general.parameter_count", 7_u64).unwrap();
     writer.metadata("llama.block_count", 32_u32).unwrap();
     writer.metadata("llama.context_length", 8192_u32).unwrap();
+    writer.metadata("llama.attention.value_length", 96_u32).unwrap();
+    writer.metadata("llama.flags", vec![true, false]).unwrap();
+    writer.metadata("llama.scores", vec![0.5_f32, -1.0, 2.0]).unwrap();
+    writer.metadata("llama.none", Vec::<i64>::new()).unwrap();
+    writer.metadata("tokenizer.ggml.tokens", vec!["a", "", "ü"]).unwrap();
     writer.metadata("llama.attention.head_count", vec![4_u32, 16]).unwrap();
     writer.metadata("llama.rope.freq_base", 500_000_f32).unwrap();
     writer.metadata("llama.i32", -5_i32).unwrap();
@@ -91,6 +109,8 @@ fn serve(socket: &Path) {
     model.add_tensor("a", Some(a), 0, 32);
     model.add_tensor("stack", Some(stack), 0, 64);
     model.tensors[1].experts = Some(Experts { count: 2, stride: 32 });
+    model.add_tensor("blk.0.q", Some(a), 0, 8);
+    model.add_tensor("blk.0.k", Some(a), 8, 16);
     listen(socket, move |call| model.serve(call));
 }
 
@@ -165,7 +185,37 @@ int main(void) {
     assert(blobd_metadata_string(model, "tokenizer.chat_template", &text));
     assert(text.size == 7 && memcmp(text.data, "{{ x }}", 7) == 0);
     assert(!blobd_metadata_string(model, "block_count", &text));
+    blobd_head_sizes sizes;
+    assert(blobd_head_sizes_of(model, &sizes, &error) && error.code == 0);
+    assert(sizes.max == 0 && sizes.k == 0 && sizes.v == 96);
+    uint32_t heads[3] = {0, 0, 77};
+    assert(blobd_metadata_u32_array(model, "attention.head_count", NULL, 0) == 2);
+    assert(blobd_metadata_u32_array(model, "attention.head_count", heads, 1) == 2 && heads[1] == 0);
+    assert(blobd_metadata_u32_array(model, "attention.head_count", heads, 3) == 2);
+    assert(heads[0] == 4 && heads[1] == 16 && heads[2] == 77);
+    assert(blobd_metadata_i32_array(model, "attention.head_count", NULL, 0) == SIZE_MAX);
+    assert(blobd_metadata_u32_array(model, "block_count", NULL, 0) == SIZE_MAX);
+    assert(blobd_metadata_u32_array(model, NULL, NULL, 0) == SIZE_MAX);
+    float scores[3];
+    assert(blobd_metadata_f32_array(model, "scores", scores, 3) == 3 && scores[1] == -1.0f && scores[2] == 2.0f);
+    bool flags[2];
+    assert(blobd_metadata_bool_array(model, "flags", flags, 2) == 2 && flags[0] && !flags[1]);
+    assert(blobd_metadata_i64_array(model, "none", NULL, 0) == 0);
+    blobd_bytes tokens[3];
+    assert(blobd_metadata_string_array(model, "tokenizer.ggml.tokens", tokens, 3) == 3);
+    assert(tokens[0].size == 1 && tokens[1].size == 0 && tokens[1].data != NULL);
+    assert(tokens[2].size == 2 && memcmp(tokens[2].data, "\xc3\xbc", 2) == 0);
     assert(!blobd_metadata_string(model, NULL, &text));
+    blobd_layer layer;
+    assert(blobd_layer_count(model) == 3);
+    assert(blobd_layer_at(model, 0, &layer) && strcmp(layer.name, "a") == 0);
+    assert(blobd_layer_at(model, 1, &layer) && strcmp(layer.name, "blk.0") == 0);
+    assert(layer.tensor_count == 2 && layer.size == 24);
+    assert(blobd_layer_find(model, "blk.0") == 1 && blobd_layer_find(model, "blk") == SIZE_MAX);
+    assert(blobd_layer_tensor(model, 1, 0) == blobd_tensor_find(model, "blk.0.k"));
+    assert(blobd_layer_tensor(model, 1, 1) == blobd_tensor_find(model, "blk.0.q"));
+    assert(blobd_layer_tensor(model, 1, 2) == SIZE_MAX && blobd_layer_tensor(model, 3, 0) == SIZE_MAX);
+    assert(!blobd_layer_at(model, 3, &layer));
     blobd_close(model);
     return 0;
 }
@@ -177,12 +227,7 @@ fn metadata_is_found_by_exact_type_and_without_the_architecture() {
     let (socket, source) = (folder.path().join("socket"), folder.path().join("metadata.c"));
     let program = folder.path().join("metadata");
     serve(&socket);
-    std::fs::write(&source, METADATA_PROGRAM).unwrap();
-    let link = dynamic();
-    let paths =
-        [source.to_str().unwrap(), "-g", "-fsanitize=address,undefined", "-o", program.to_str().unwrap()];
-    let arguments: Vec<_> = paths.into_iter().chain(link.iter().map(String::as_str)).collect();
-    if compile("cc", &arguments).is_some() {
+    if sanitized(METADATA_PROGRAM, &source, &program).is_some() {
         let output = run(&mut Command::new(&program), &socket, &[]);
         assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
     }
@@ -201,7 +246,7 @@ fn failures_have_a_code_and_a_message() {
     serve(&socket);
     let output = run(&mut Command::new(&program), &socket, &["tiny", "no such tensor"]);
     assert_eq!(output.status.code(), Some(3));
-    assert!(text(&output.stderr).contains("no such tensor, the model has 2"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("no such tensor, the model has 4"), "{}", text(&output.stderr));
     let output = run(&mut Command::new(&program), &socket, &["bad name", "a"]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
 }

@@ -1,0 +1,364 @@
+//! The metadata in a model's header.
+
+use std::ffi::c_char;
+
+use blobd_store_format::metadata::Scalar;
+
+use crate::handle::{text, to_c_bytes};
+use crate::{BlobdBytes, BlobdError, BlobdModel, report};
+
+/// Facts from the header of a model's first GGUF file. The pointers are valid until the model is closed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BlobdFacts {
+    /// The architecture, such as `llama`; `unknown` if the header has none.
+    pub architecture: *const c_char,
+    /// The template of a chat, in Jinja; null if the header has none.
+    pub chat_template: *const c_char,
+    /// The number of elements of all tensors in this file, whatever `general.parameter_count` says.
+    pub parameter_count: u64,
+    /// The number of the file type in llama.cpp; 0 if unknown, as in Ollama.
+    pub file_type: u64,
+    /// The number of blocks; 0 if missing.
+    pub block_count: u64,
+    /// The longest context for which the model was trained, in tokens; 0 if missing.
+    pub context_length: u64,
+    /// The length of an embedding; 0 if missing.
+    pub embedding_length: u64,
+    /// The most attention heads of a block; 1 if missing.
+    pub head_count_max: u64,
+    /// The fewest attention heads of a block; 1 if missing.
+    pub head_count_min: u64,
+    /// The most key and value heads of a block; 1 if missing.
+    pub head_count_kv_max: u64,
+    /// The fewest key and value heads of a block; 1 if missing.
+    pub head_count_kv_min: u64,
+}
+
+/// The sizes of a model's attention heads, in elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BlobdHeadSizes {
+    /// The largest size of a head: the embedding length divided by the fewest heads; 0 if there are none.
+    pub max: u64,
+    /// The size of a key head: `attention.key_length`; `max` if missing.
+    pub k: u64,
+    /// The size of a value head: `attention.value_length`; `max` if missing.
+    pub v: u64,
+}
+
+/// Reads the header of the model's first GGUF file. Returns false on failure, for example if the model has none.
+///
+/// # Safety
+/// `model` comes from `blobd_open` and is open; `out` points to facts; `error` is null or points to an
+/// error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_facts_of(
+    model: *const BlobdModel,
+    out: *mut BlobdFacts,
+    error: *mut BlobdError,
+) -> bool {
+    // SAFETY: Needed to access the model and to write the result. The caller guarantees valid pointers.
+    unsafe { report((&*model).0.facts(), error).map(|facts| out.write(facts)).is_some() }
+}
+
+/// Reads the sizes of the heads from the header of the model's first GGUF file. Returns false on failure, for example if
+/// the model has none.
+///
+/// # Safety
+/// `model` comes from `blobd_open` and is open; `out` points to sizes; `error` is null or points to an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_head_sizes_of(
+    model: *const BlobdModel,
+    out: *mut BlobdHeadSizes,
+    error: *mut BlobdError,
+) -> bool {
+    // SAFETY: Needed to access the model and to write the result. The caller guarantees valid pointers.
+    unsafe { report((&*model).0.head_sizes(), error).map(|sizes| out.write(sizes)).is_some() }
+}
+
+/// Writes the `uint32` with this key in the header of the model's first GGUF file to `out`. Returns false if the
+/// header has none of exactly this type, even if it has one of another width, or if it cannot be read.
+///
+/// Keys that start with `general.` or `tokenizer.` are looked up as they are, all others with the architecture
+/// in front: `block_count` is `llama.block_count`.
+///
+/// # Safety
+/// `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to a value of the type.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_u32(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut u32,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<u32, _>(model, key, out, |value| value) }
+}
+
+/// Writes the `uint64` with this key to `out`. Returns false if the header has none of exactly this type.
+///
+/// # Safety
+/// As for `blobd_metadata_u32`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_u64(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut u64,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<u64, _>(model, key, out, |value| value) }
+}
+
+/// Writes the `int32` with this key to `out`. Returns false if the header has none of exactly this type.
+///
+/// # Safety
+/// As for `blobd_metadata_u32`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_i32(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut i32,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<i32, _>(model, key, out, |value| value) }
+}
+
+/// Writes the `int64` with this key to `out`. Returns false if the header has none of exactly this type.
+///
+/// # Safety
+/// As for `blobd_metadata_u32`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_i64(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut i64,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<i64, _>(model, key, out, |value| value) }
+}
+
+/// Writes the `float32` with this key to `out`. Returns false if the header has none of exactly this type.
+///
+/// # Safety
+/// As for `blobd_metadata_u32`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_f32(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut f32,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<f32, _>(model, key, out, |value| value) }
+}
+
+/// Writes the `float64` with this key to `out`. Returns false if the header has none of exactly this type.
+///
+/// # Safety
+/// As for `blobd_metadata_u32`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_f64(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut f64,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<f64, _>(model, key, out, |value| value) }
+}
+
+/// Writes the `bool` with this key to `out`. Returns false if the header has none of exactly this type.
+///
+/// # Safety
+/// As for `blobd_metadata_u32`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_bool(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut bool,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<bool, _>(model, key, out, |value| value) }
+}
+
+/// Writes the text with this key to `out`: UTF-8, not terminated by a zero byte, valid until the model is closed.
+/// Returns false if the header has none of type `string`, or if it is not UTF-8.
+///
+/// # Safety
+/// As for `blobd_metadata_u32`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_string(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut BlobdBytes,
+) -> bool {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_value::<&str, _>(model, key, out, |text| to_c_bytes(text.as_bytes())) }
+}
+
+/// Copies the elements of the `uint32` array with this key to `out`, at most `capacity` of them. Returns how many the
+/// array has, so a first call with a capacity of 0 tells how much room it needs; `SIZE_MAX` if the header has no array of
+/// exactly this type. Keys are those of `blobd_metadata_u32`.
+///
+/// # Safety
+/// `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to `capacity` values, or is null if
+/// that is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_u32_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut u32,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<u32, _>(model, key, out, capacity, |value| value) }
+}
+
+/// Copies the elements of the `uint64` array with this key; see `blobd_metadata_u32_array`.
+///
+/// # Safety
+/// As for `blobd_metadata_u32_array`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_u64_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut u64,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<u64, _>(model, key, out, capacity, |value| value) }
+}
+
+/// Copies the elements of the `int32` array with this key; see `blobd_metadata_u32_array`.
+///
+/// # Safety
+/// As for `blobd_metadata_u32_array`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_i32_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut i32,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<i32, _>(model, key, out, capacity, |value| value) }
+}
+
+/// Copies the elements of the `int64` array with this key; see `blobd_metadata_u32_array`.
+///
+/// # Safety
+/// As for `blobd_metadata_u32_array`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_i64_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut i64,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<i64, _>(model, key, out, capacity, |value| value) }
+}
+
+/// Copies the elements of the `float32` array with this key; see `blobd_metadata_u32_array`.
+///
+/// # Safety
+/// As for `blobd_metadata_u32_array`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_f32_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut f32,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<f32, _>(model, key, out, capacity, |value| value) }
+}
+
+/// Copies the elements of the `float64` array with this key; see `blobd_metadata_u32_array`.
+///
+/// # Safety
+/// As for `blobd_metadata_u32_array`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_f64_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut f64,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<f64, _>(model, key, out, capacity, |value| value) }
+}
+
+/// Copies the elements of the `bool` array with this key; see `blobd_metadata_u32_array`.
+///
+/// # Safety
+/// As for `blobd_metadata_u32_array`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_bool_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut bool,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<bool, _>(model, key, out, capacity, |value| value) }
+}
+
+/// Writes where the texts of the `string` array with this key are to `out`, such as the tokens of a vocabulary; see
+/// `blobd_metadata_u32_array`. Each is as `blobd_metadata_string` returns it. Texts that are not UTF-8 are left out.
+///
+/// # Safety
+/// As for `blobd_metadata_u32_array`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blobd_metadata_string_array(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut BlobdBytes,
+    capacity: usize,
+) -> usize {
+    // SAFETY: Needed to access all three. The caller guarantees valid pointers.
+    unsafe { write_array::<&str, _>(model, key, out, capacity, |text| to_c_bytes(text.as_bytes())) }
+}
+
+/// Writes the value of a key to `out`, if the header has one of exactly the type `T`.
+///
+/// # Safety
+/// `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to a value.
+unsafe fn write_value<'m, T: Scalar<'m>, C>(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut C,
+    to_c: impl FnOnce(T) -> C,
+) -> bool {
+    // SAFETY: Needed to access both. The caller guarantees valid pointers.
+    let (model, key) = unsafe { (&*model, text(key)) };
+    let (Ok(metadata), Ok(Some(key))) = (model.0.metadata(), key) else { return false };
+    let value = metadata.get::<T>(key);
+    // SAFETY: Needed to write the result. The caller guarantees a valid pointer.
+    value.map(|value| unsafe { out.write(to_c(value)) }).is_some()
+}
+
+/// Writes the first elements of an array to `out`, if its elements have exactly the type `T`. Returns how many it has;
+/// `usize::MAX` without such an array.
+///
+/// # Safety
+/// `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to `capacity` values.
+unsafe fn write_array<'m, T: Scalar<'m>, C>(
+    model: *const BlobdModel,
+    key: *const c_char,
+    out: *mut C,
+    capacity: usize,
+    to_c: impl Fn(T) -> C,
+) -> usize {
+    // SAFETY: Needed to access both. The caller guarantees valid pointers.
+    let (model, key) = unsafe { (&*model, text(key)) };
+    let (Ok(metadata), Ok(Some(key))) = (model.0.metadata(), key) else { return usize::MAX };
+    let Some(elements) = metadata.array::<T>(key) else { return usize::MAX };
+    let mut count = 0;
+    for element in elements {
+        if count < capacity {
+            // SAFETY: Needed to write the result. The caller guarantees room for `capacity` values.
+            unsafe { out.add(count).write(to_c(element)) };
+        }
+        count += 1;
+    }
+    count
+}
