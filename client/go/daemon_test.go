@@ -2,9 +2,12 @@ package blobd
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"reflect"
 	"runtime"
 	"strings"
 	"syscall"
@@ -34,6 +37,7 @@ func TestDaemon(t *testing.T) {
 		"header is the file's start":                   headers,
 		"metadata is the file's":                       metadata,
 		"digests are the store's":                      digests,
+		"estimate is that of the command":              estimates,
 		"unknown model is not found":                   unknownModel,
 		"error has the ID of its request":              errorHasRequest,
 		"session lasts until close":                    sessionUntilClose,
@@ -186,6 +190,38 @@ func digests(t *testing.T, d *daemon) {
 	found, err := opened(t, d, "dense", Selection{Prefix: "blk.0."}).TensorDigests()
 	if err != nil || len(found) != 2 || !strings.HasPrefix(found["blk.0.attn_q.weight"], "sha256:") {
 		t.Error(found, err)
+	}
+}
+
+func estimates(t *testing.T, d *daemon) {
+	for options, params := range map[string]FitParams{
+		"--vram 1TiB --ctx 512 --parallel 2":   {Context: 512, Parallel: 2, VRAMBytes: []uint64{1 << 40}},
+		"--vram 1TiB --cpu-moe --basis ollama": {CPUMoe: true, Basis: "ollama", VRAMBytes: []uint64{1 << 40}},
+		"--vram 1TiB --vram 1GiB --batch 64":   {Batch: 64, VRAMBytes: []uint64{1 << 40, 1 << 30}},
+		"--vram 1TiB --cache-type-k q8_0":      {CacheTypeK: "q8_0", VRAMBytes: []uint64{1 << 40}},
+		"--vram 1TiB --cache-type-v bf16":      {CacheTypeV: "bf16", VRAMBytes: []uint64{1 << 40}},
+	} {
+		run := exec.Command(d.program, append([]string{"fit", "stacked", "--json"}, strings.Fields(options)...)...)
+		run.Env = d.environment()
+		// The exit code says whether it fits.
+		output, _ := run.Output()
+		var expected Fit
+		if err := json.Unmarshal(output, &expected); err != nil {
+			t.Fatal(options, err)
+		}
+		if found, err := d.client().Fit("stacked", params); err != nil || !reflect.DeepEqual(found, expected) {
+			t.Errorf("%s: %+v, expected %+v, %v", options, found, expected, err)
+		}
+	}
+	if need, err := d.client().Fit("dense", FitParams{}); err != nil || need.Fits != nil || need.NeededBytes == 0 {
+		t.Error(need, err)
+	}
+	memory := uint64(0)
+	if none, err := d.client().Fit("dense", FitParams{MemoryBytes: &memory}); err != nil || none.Fits == nil || *none.Fits {
+		t.Error(none, err)
+	}
+	if _, err := d.client().Fit("dense", FitParams{TrainedContext: true}); CodeOf(err) != CodeInvalidRequest {
+		t.Error(err)
 	}
 }
 

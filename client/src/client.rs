@@ -28,6 +28,7 @@ use crate::protocol::access::OwnAccess;
 use crate::protocol::accounts::UserUsage;
 use crate::protocol::configuration::Configuration;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
+use crate::protocol::fit::{FitParams, FitReport};
 use crate::protocol::heads::ModelHeads;
 use crate::protocol::health::Health;
 use crate::protocol::history::NameHistory;
@@ -148,6 +149,15 @@ impl Client {
     /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
     pub fn heads(&self, reference: &Reference) -> Result<ModelHeads, ClientError> {
         self.query(&format!("/v1/heads/{}", in_path(reference)))
+    }
+
+    /// The memory that a model in the store needs, and how much of it fits into the memory in the parameters.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there is no model with this name, and `invalid_input` when it has
+    /// no GGUF file.
+    pub fn fit(&self, reference: &Reference, params: &FitParams) -> Result<FitReport, ClientError> {
+        self.query(&format!("/v1/fit/{}?{}", in_path(reference), params.to_query()))
     }
 
     /// The bytes that a model shares with others.

@@ -29,6 +29,7 @@ pub mod cli;
 mod client_file;
 mod config;
 mod demo;
+mod fit;
 mod housekeeping;
 pub mod ingest;
 mod large_models;

@@ -99,6 +99,21 @@ impl MediaType {
         self.0.strip_prefix(OLLAMA_PREFIX).unwrap_or(&self.0)
     }
 
+    /// The component that is a model's weights: `model`, or in a model without one that of its first file with tensors,
+    /// such as `adapter`.
+    #[must_use]
+    pub fn weights_component<'m>(types: impl IntoIterator<Item = &'m Self>) -> &'m str {
+        const WEIGHTS: &str = "model";
+        let mut in_place = None;
+        for media_type in types.into_iter().filter(|media_type| media_type.holds_tensors()) {
+            match media_type.component() {
+                WEIGHTS => return WEIGHTS,
+                other => in_place = in_place.or(Some(other)),
+            }
+        }
+        in_place.unwrap_or(WEIGHTS)
+    }
+
     /// Whether files of this type hold tensors; they are split if their format is known.
     #[must_use]
     pub fn holds_tensors(&self) -> bool {

@@ -451,6 +451,89 @@ size_t blobd_weights_group_member(const blobd_weights *weights, size_t group, si
  * points to an error. */
 bool blobd_weights_json(const blobd_weights *weights, const char *path, blobd_bytes *out, blobd_error *error);
 
+/* How a model would be run, and into what memory it should fit. Set all to zero first: what is zero has the default of
+ * `blobd fit`. */
+typedef struct blobd_fit_params {
+    /* The context of one sequence, in tokens. */
+    uint64_t context;
+    /* The tokens that are processed together. */
+    uint64_t batch;
+    /* The sequences that are processed at the same time, each with the whole context. */
+    uint64_t parallel;
+    /* The type of keys in the cache, such as `f16` or `q8_0`. */
+    const char *cache_type_k;
+    /* The type of values in the cache. */
+    const char *cache_type_v;
+    /* The formulas: `llama.cpp` or `ollama`. */
+    const char *basis;
+    /* The memory of each device that the model may take. */
+    const uint64_t *vram_bytes;
+    /* The number of devices. */
+    size_t vram_count;
+    /* The machine's memory that the model may take; null if it is not limited. */
+    const uint64_t *memory_bytes;
+    /* The context for which the model was trained, in place of `context`. */
+    bool trained_context;
+    /* Leave the experts of a mixture in the machine's memory. */
+    bool cpu_moe;
+} blobd_fit_params;
+
+/* The memory that a model needs, and whether it fits. */
+typedef struct blobd_fit {
+    /* What is needed in all, on devices and in the machine's memory. */
+    uint64_t needed_bytes;
+    /* What one device must have so that everything fits on it. */
+    uint64_t required_bytes;
+    /* The weights. */
+    uint64_t weights_bytes;
+    /* The part of the weights that is read from the disk row by row. */
+    uint64_t table_bytes;
+    /* The KV cache. */
+    uint64_t kv_bytes;
+    /* The computation graph if all of the model is on one device. */
+    uint64_t graph_bytes;
+    /* The context of one sequence, in tokens. */
+    uint64_t context;
+    /* The context for which the model was trained; 0 if unknown. */
+    uint64_t trained_context;
+    /* The largest context with which everything fits; 0 if none, or if it is not known into what. */
+    uint64_t max_context;
+    /* The layers on devices; 0 if there are none. */
+    uint64_t layers;
+    /* The layers of the model; 0 if it is not known into what the model should fit. */
+    uint64_t layers_of;
+    /* What is in the machine's memory. */
+    uint64_t memory_bytes;
+    /* Whether the formulas know this model. If not, KV cache and graph are unknown, and it never fits. */
+    bool has_rule;
+    /* Whether it is known into what the model should fit: the parameters have devices or memory. */
+    bool has_answer;
+    /* Whether everything fits; false without an answer. */
+    bool fits;
+} blobd_fit;
+
+/* Estimates the memory that a model needs, as `blobd fit` does, and writes it to `out`; opens and loads nothing. Returns
+ * false on failure. `params` may be null; `socket` and `error` are as for `blobd_open`.
+ *
+ * Requirements:
+ * `socket` is null or a C string. `reference` is a C string. `params` is null or points to parameters, whose strings are null
+ * or C strings, whose `vram_bytes` has `vram_count` elements, and whose `memory_bytes` is null or points to a number. `out`
+ * points to an estimate. `error` is null or points to an error. */
+bool blobd_fit_of(const char *socket, const char *reference, const blobd_fit_params *params, blobd_fit *out, blobd_error *error);
+
+/* The same estimate as `blobd fit --json` prints it, without `machine`: a C string that the caller must release with
+ * `blobd_text_free`. Returns null on failure.
+ *
+ * Requirements:
+ * As for `blobd_fit_of`. */
+char *blobd_fit_json(const char *socket, const char *reference, const blobd_fit_params *params, blobd_error *error);
+
+/* Frees a text. A null pointer is ignored.
+ *
+ * Requirements:
+ * `text` is null or comes from `blobd_fit_json` and was not freed. */
+void blobd_text_free(char *text);
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
-use std::ptr;
 use std::sync::OnceLock;
 
 use blobd_client::Client;
@@ -14,11 +13,10 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::weights::WeightsError;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::layers::{parameter_count, split_name};
+use blobd_store_format::layers::split_name;
 use blobd_store_format::metadata::Metadata;
 use blobd_store_format::reference::Reference;
 
-use crate::metadata::{BlobdFacts, BlobdHeadSizes};
 use crate::{BlobdBytes, BlobdError, BlobdTensor};
 
 /// An open model, and the strings and maps that C gets pointers to.
@@ -44,11 +42,11 @@ pub(crate) struct LayerRow {
 
 /// A header, and the strings in it that C gets pointers to.
 #[derive(Debug)]
-struct ParsedHeader {
-    header: Header,
-    architecture: CString,
+pub(crate) struct ParsedHeader {
+    pub(crate) header: Header,
+    pub(crate) architecture: CString,
     /// `None` too if it has a zero byte.
-    chat_template: Option<CString>,
+    pub(crate) chat_template: Option<CString>,
 }
 
 /// A tensor's strings for C, and its map after the first request.
@@ -126,34 +124,6 @@ impl Handle {
         Ok(Metadata::new(&self.header()?.header))
     }
 
-    /// The facts in the header of the first GGUF file.
-    pub(crate) fn facts(&self) -> Result<BlobdFacts, Failure> {
-        let (header, metadata) = (self.header()?, self.metadata()?);
-        Ok(BlobdFacts {
-            architecture: header.architecture.as_ptr(),
-            chat_template: header.chat_template.as_ref().map_or(ptr::null(), |template| template.as_ptr()),
-            parameter_count: parameter_count(header.header.tensors()),
-            file_type: metadata.file_type().unwrap_or(0).into(),
-            block_count: metadata.block_count(),
-            context_length: metadata.context_length(),
-            embedding_length: metadata.embedding_length(),
-            head_count_max: metadata.head_count_max(),
-            head_count_min: metadata.head_count_min(),
-            head_count_kv_max: metadata.head_count_kv_max(),
-            head_count_kv_min: metadata.head_count_kv_min(),
-        })
-    }
-
-    /// The sizes of the heads.
-    pub(crate) fn head_sizes(&self) -> Result<BlobdHeadSizes, Failure> {
-        let metadata = self.metadata()?;
-        Ok(BlobdHeadSizes {
-            max: metadata.head_size_max(),
-            k: metadata.head_size_k(),
-            v: metadata.head_size_v(),
-        })
-    }
-
     /// The tensors by layer, sorted by name.
     pub(crate) fn layers(&self) -> &[LayerRow] {
         self.layers.get_or_init(|| {
@@ -176,7 +146,8 @@ impl Handle {
         LayerRow { name: CString::new(name).unwrap_or_default(), tensors, size }
     }
 
-    fn header(&self) -> Result<&ParsedHeader, Failure> {
+    /// The header of the first GGUF file.
+    pub(crate) fn header(&self) -> Result<&ParsedHeader, Failure> {
         if let Some(header) = self.header.get() {
             return Ok(header);
         }

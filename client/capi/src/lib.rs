@@ -10,6 +10,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![allow(unsafe_code)]
 
+pub mod fit;
 pub mod layers;
 pub mod metadata;
 pub mod weights;

@@ -1,10 +1,12 @@
 //! The metadata in a model's header.
 
 use std::ffi::c_char;
+use std::ptr;
 
+use blobd_store_format::layers::parameter_count;
 use blobd_store_format::metadata::Scalar;
 
-use crate::handle::{text, to_c_bytes};
+use crate::handle::{Failure, Handle, text, to_c_bytes};
 use crate::{BlobdBytes, BlobdError, BlobdModel, report};
 
 /// Facts from the header of a model's first GGUF file. The pointers are valid until the model is closed.
@@ -59,7 +61,7 @@ pub unsafe extern "C" fn blobd_facts_of(
     error: *mut BlobdError,
 ) -> bool {
     // SAFETY: Needed to access the model and to write the result. The caller guarantees valid pointers.
-    unsafe { report((&*model).0.facts(), error).map(|facts| out.write(facts)).is_some() }
+    unsafe { report(facts(&(*model).0), error).map(|facts| out.write(facts)).is_some() }
 }
 
 /// Reads the sizes of the heads from the header of the model's first GGUF file. Returns false on failure, for example if
@@ -74,7 +76,7 @@ pub unsafe extern "C" fn blobd_head_sizes_of(
     error: *mut BlobdError,
 ) -> bool {
     // SAFETY: Needed to access the model and to write the result. The caller guarantees valid pointers.
-    unsafe { report((&*model).0.head_sizes(), error).map(|sizes| out.write(sizes)).is_some() }
+    unsafe { report(head_sizes(&(*model).0), error).map(|sizes| out.write(sizes)).is_some() }
 }
 
 /// Writes the `uint32` with this key in the header of the model's first GGUF file to `out`. Returns false if the
@@ -316,6 +318,28 @@ pub unsafe extern "C" fn blobd_metadata_string_array(
 ) -> usize {
     // SAFETY: Needed to access all three. The caller guarantees valid pointers.
     unsafe { write_array::<&str, _>(model, key, out, capacity, |text| to_c_bytes(text.as_bytes())) }
+}
+
+fn facts(handle: &Handle) -> Result<BlobdFacts, Failure> {
+    let (header, metadata) = (handle.header()?, handle.metadata()?);
+    Ok(BlobdFacts {
+        architecture: header.architecture.as_ptr(),
+        chat_template: header.chat_template.as_ref().map_or(ptr::null(), |template| template.as_ptr()),
+        parameter_count: parameter_count(header.header.tensors()),
+        file_type: metadata.file_type().unwrap_or(0).into(),
+        block_count: metadata.block_count(),
+        context_length: metadata.context_length(),
+        embedding_length: metadata.embedding_length(),
+        head_count_max: metadata.head_count_max(),
+        head_count_min: metadata.head_count_min(),
+        head_count_kv_max: metadata.head_count_kv_max(),
+        head_count_kv_min: metadata.head_count_kv_min(),
+    })
+}
+
+fn head_sizes(handle: &Handle) -> Result<BlobdHeadSizes, Failure> {
+    let metadata = handle.metadata()?;
+    Ok(BlobdHeadSizes { max: metadata.head_size_max(), k: metadata.head_size_k(), v: metadata.head_size_v() })
 }
 
 /// Writes the value of a key to `out`, if the header has one of exactly the type `T`.

@@ -1,7 +1,6 @@
 //! The Rust side of the tensors of a model with a file per tensor: it owns everything that C gets pointers to.
 
 use std::ffi::CString;
-use std::ptr;
 use std::sync::OnceLock;
 
 use blobd_client::model::BlobSlice;
@@ -9,7 +8,6 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::weights::{ManifestWeights, WeightMap};
 
 use crate::handle::{Failure, c_string, connect, invalid_request};
-use crate::weights::BlobdWeight;
 
 /// The open tensors, and the strings and maps that C gets pointers to.
 #[derive(Debug)]
@@ -25,12 +23,12 @@ pub(crate) struct WeightRows {
 
 #[derive(Debug)]
 pub(crate) struct WeightRow {
-    name: CString,
-    dtype: CString,
-    quant_type: Option<CString>,
-    group_size: u32,
-    is_quantized: bool,
-    is_part: bool,
+    pub(crate) name: CString,
+    pub(crate) dtype: CString,
+    pub(crate) quant_type: Option<CString>,
+    pub(crate) group_size: u32,
+    pub(crate) is_quantized: bool,
+    pub(crate) is_part: bool,
     pub(crate) map: WeightMap,
 }
 
@@ -131,21 +129,6 @@ impl WeightRow {
             is_part: weights.is_part(name),
             map,
         })
-    }
-
-    /// The tensor in C's form.
-    pub(crate) fn to_c(&self) -> BlobdWeight {
-        BlobdWeight {
-            name: self.name.as_ptr(),
-            dtype: self.dtype.as_ptr(),
-            shape: self.map.shape().as_ptr(),
-            rank: self.map.shape().len(),
-            size: self.map.len() as u64,
-            quant_type: self.quant_type.as_ref().map_or(ptr::null(), |name| name.as_ptr()),
-            group_size: self.group_size,
-            is_quantized: self.is_quantized,
-            is_part: self.is_part,
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 
 use crate::handle::{text, to_c_bytes};
-use crate::weight_rows::WeightRows;
+use crate::weight_rows::{WeightRow, WeightRows};
 use crate::{BlobdBytes, BlobdError, report, write_bytes};
 
 /// The tensors of an open model that has one safetensors file per tensor or group of experts, such as Ollama's models for
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn blobd_weight_at(
     // SAFETY: Needed to access it. The caller guarantees a valid pointer.
     let row = unsafe { &*weights }.0.rows.get(index);
     // SAFETY: Needed to write the result. The caller guarantees a valid pointer.
-    row.map(|row| unsafe { out.write(row.to_c()) }).is_some()
+    row.map(|row| unsafe { out.write(to_c(row)) }).is_some()
 }
 
 /// The index of the tensor or part with this name; `SIZE_MAX` if there is none.
@@ -226,4 +226,18 @@ pub unsafe extern "C" fn blobd_weights_json(
 
 fn as_ptr(name: &CString) -> *const c_char {
     name.as_ptr()
+}
+
+fn to_c(row: &WeightRow) -> BlobdWeight {
+    BlobdWeight {
+        name: row.name.as_ptr(),
+        dtype: row.dtype.as_ptr(),
+        shape: row.map.shape().as_ptr(),
+        rank: row.map.shape().len(),
+        size: row.map.len() as u64,
+        quant_type: row.quant_type.as_ref().map_or(ptr::null(), |name| name.as_ptr()),
+        group_size: row.group_size,
+        is_quantized: row.is_quantized,
+        is_part: row.is_part,
+    }
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 /// The modules with public items, in the order of the header.
-const MODULES: [&str; 4] = ["lib", "metadata", "layers", "weights"];
+const MODULES: [&str; 5] = ["lib", "metadata", "layers", "weights", "fit"];
 
 const TOP: &str =
     "/* blobd's client library: opens a model from a blobd daemon and maps its tensors without a

@@ -134,14 +134,18 @@ class Daemon:
 
     def command(self, *arguments: str) -> str:
         """Runs a command; returns its output."""
-        done = subprocess.run(
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command, which may fail."""
+        return subprocess.run(
             [str(self.program), "--socket", self.socket, *arguments],
             capture_output=True,
             text=True,
             env=self._environment(),
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     def import_model(self, name: str, content: bytes) -> None:
         """Imports a file into the store."""

@@ -130,6 +130,27 @@ class Verbs(DaemonTest):
         self.assertEqual([entry["name"] for entry in details["tensors"]], [name for name, *_ in DENSE])
 
 
+    def test_estimate_is_that_of_the_command(self) -> None:
+        import json
+
+        for name, settings, options in [
+            ("dense", {"context": 512, "vram_bytes": [1 << 30, 1 << 31]}, "--ctx 512 --vram 1GiB --vram 2GiB"),
+            ("stacked", {"cpu_moe": True, "vram_bytes": [1 << 20], "basis": "ollama"}, "--cpu-moe --vram 1MiB --basis ollama"),
+            ("dense", {"cache_type_k": "q8_0", "batch": 64, "vram_bytes": [0]}, "--cache-type-k q8_0 --batch 64 --vram 0"),
+        ]:
+            done = self.daemon.run("fit", name, "--json", *options.split())
+            self.assertEqual(self.client.fit(name, **settings), json.loads(done.stdout), (settings, done.stderr))
+        need = self.client.fit("dense")
+        self.assertNotIn("fits", need)
+        self.assertEqual(self.client.fit("dense", memory_bytes=0)["fits"], False)
+        with self.assertRaises(blobd.DaemonError) as caught:
+            self.client.fit("dense", parallel=0)
+        self.assertEqual(caught.exception.code, "invalid_request")
+        with self.assertRaises(blobd.DaemonError) as caught:
+            self.client.fit("z-image")
+        self.assertEqual(caught.exception.code, "invalid_input")
+
+
 class Metadata(DaemonTest):
     def test_metadata_is_the_files(self) -> None:
         metadata = self.open("dense").metadata()

@@ -12,6 +12,7 @@ pub mod connection;
 pub mod corrected;
 pub mod edit;
 pub mod error;
+pub mod fit;
 pub mod frame;
 pub mod heads;
 pub mod health;

@@ -159,6 +159,11 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
                 // The policy may refuse it, which has a record.
                 caller.record.note_subject(Some(short_name(&name)), None);
                 heads::heads(caller, name).await
+            } else if let Some(name) = path.strip_prefix("/v1/fit/") {
+                let name = reference(name)?;
+                // As for `heads`.
+                caller.record.note_subject(Some(short_name(&name)), None);
+                show::fit(caller, name, uri.query()).await
             } else if let Some(name) = path.strip_prefix("/v1/history/") {
                 let name = reference(name)?;
                 caller.respond(move |daemon| ops::history(&daemon.store, &name)).await

@@ -30,8 +30,10 @@ pub(super) enum Reads {
     /// The recipes, and a response of about the same length. One is counted with the model
     /// ([`ReadPermit::claim_response`]): a request that holds some memory must not have to wait for more.
     RecipesForResponse,
-    /// The recipes, and the headers of the files.
+    /// The recipes, and the headers of the files, one after the other.
     Headers,
+    /// The recipes, and the headers of the files, which are kept until the last is read.
+    AllHeaders,
 }
 
 impl Reads {
@@ -40,6 +42,8 @@ impl Reads {
         match self {
             Self::RecipesForResponse => 3,
             Self::Headers => 2,
+            // The text, the parser's copy, the tables of both, and the report.
+            Self::AllHeaders => 4,
         }
     }
 }

@@ -16,7 +16,8 @@ use super::verbs::{Subject, short_name};
 use super::{Caller, reference};
 
 /// The requests whose paths end with the name of a model.
-const OF_MODELS: [&str; 5] = ["/v1/models/", "/v1/manifests/", "/v1/heads/", "/v1/history/", "/v1/sharing/"];
+const OF_MODELS: [&str; 6] =
+    ["/v1/models/", "/v1/manifests/", "/v1/heads/", "/v1/fit/", "/v1/history/", "/v1/sharing/"];
 
 /// Notes the model that the path or the parameters name. Malformed ones name none.
 pub(super) async fn note_subject(caller: &Caller, path: &str, request: Request<Incoming>) {

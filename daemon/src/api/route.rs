@@ -126,6 +126,7 @@ const ROUTES: &[Route] = &[
     get("/v1/models/{reference}", Right::Read, disk),
     get("/v1/manifests/{reference}", Right::Read, disk),
     get("/v1/heads/{reference}", Right::Read, disk),
+    get("/v1/fit/{reference}", Right::Read, disk),
     get("/v1/history/{reference}", Right::Read, disk).by_store(|size| size.models(256)),
     get("/v1/sharing/{reference}", Right::Read, survey).by_store(|size| size.models_and_blobs(512, 16)),
     get("/v1/df", Right::Read, survey).by_store(|size| size.models_and_blobs(1 << 10, 32)),

@@ -1,10 +1,11 @@
-//! `GET /v1/models/…` and `GET /v1/manifests/…`: describe one model.
+//! `GET /v1/models/…`, `GET /v1/manifests/…` and `GET /v1/fit/…`: describe one model.
 
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::fit::FitParams;
 use blobd_store_format::reference::Reference;
 
 use super::Caller;
-use super::answer::reduced;
+use super::answer::{json_length, json_of, reduced};
 use super::body::{HttpResponse, details_response, raw_response};
 use super::details::{DetailsStream, STREAM_BYTES};
 use super::read_model::{Reads, read_model};
@@ -48,6 +49,31 @@ pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpRe
         Described::Whole(json) => raw_response(json, memory),
         Described::Parts(details) => details_response(details.within(permit), memory),
     })
+}
+
+/// What the model needs to run, by its headers and the settings in the query.
+pub(super) async fn fit(
+    caller: &Caller,
+    reference: Reference,
+    query: Option<&str>,
+) -> Result<HttpResponse, ErrorBody> {
+    let params: FitParams = query
+        .unwrap_or_default()
+        .parse()
+        .map_err(|error| ErrorBody::new(ErrorCode::InvalidRequest, format!("query: {error}")))?;
+    let (named, policy, holder) = (reference.clone(), caller.policy(), caller.peer.description());
+    let read = move |daemon: &Daemon| {
+        policy.check_named(&daemon.store, &named)?;
+        match ops::fit(&daemon.store, &named, &params, holder.clone())? {
+            Ok(report) => json_of(&report, json_length(&report)?).map(Ok),
+            Err(refused) => Ok(Err(refused)),
+        }
+    };
+    let count = async |json: &Result<Vec<u8>, ErrorBody>, _: &_| {
+        caller.memory(json.as_ref().map_or(0, Vec::len)).await
+    };
+    let (json, _read, memory) = read_model(caller, &reference, Reads::AllHeaders, read, count).await?;
+    Ok(raw_response(json?, memory))
 }
 
 /// Memory of a request for each byte of a manifest: the text, and what it is parsed into.

@@ -18,13 +18,14 @@ use crate::ops::imported_name;
 use crate::request_record::Verb;
 
 /// Requests that read: method and path, or the start of a path that ends in a slash, and the verb.
-const READING: [(&str, &str, &str); 26] = [
+const READING: [(&str, &str, &str); 27] = [
     ("GET", "/v1/version", "version"),
     ("GET", "/v1/access", "access"),
     ("GET", "/v1/models", "ls"),
     ("GET", "/v1/models/", "show"),
     ("GET", "/v1/manifests/", "manifest"),
     ("GET", "/v1/heads/", "heads"),
+    ("GET", "/v1/fit/", "fit"),
     ("GET", "/v1/sharing/", "sharing"),
     ("GET", "/v1/history/", "history"),
     ("GET", "/v1/ps", "ps"),

@@ -2,28 +2,21 @@
 
 use std::process::ExitCode;
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store_format::estimate::{Basis, CacheType, EstimateError, Model, ModelSet, Settings};
-use blobd_store_format::gguf::Header;
-use blobd_store_format::metadata::Metadata;
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::fit::{FitParams, FitReport};
+use blobd_store_format::estimate::{Basis, CacheType, Settings};
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use self::machine::Machine;
-use self::report::{Answer, ContextSource, Report, Subject};
 use super::Global;
 use super::connect::print_result;
-use super::model_source::{DescribedModel, ModelArgs};
+use super::model_source::{DescribedFile, DescribedModel, ModelArgs};
+use crate::fit::{FitContent, FitFile, FitModel, Room};
 use crate::size::parse_size;
 
 mod machine;
-mod notes;
 mod render;
-mod report;
-
-/// The context of a model that names none.
-const UNNAMED_CONTEXT: u64 = 4096;
-/// The largest context that is taken unasked.
-const DEFAULT_CONTEXT: u64 = 8192;
 
 /// Estimate the memory that a model needs, and how much of it fits
 #[derive(Debug, Args)]
@@ -94,146 +87,57 @@ fn positive() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..)
 }
 
+/// The JSON document.
+#[derive(Debug, Serialize)]
+struct Fit {
+    #[serde(flatten)]
+    report: FitReport,
+    /// On which the answer is based if no devices were named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    machine: Option<Machine>,
+}
+
 /// Returns exit code 1 if `--vram` is given and the model does not fit.
 pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBody> {
     let (model, _connected) = params.model.describe(global)?;
-    let headers = Headers::of(&model)?;
-    let models = headers.models().map_err(|error| estimate_error(&model, &error))?;
-    let context = params.context(&model, models.model.metadata().context_length())?;
-    let report = params.report(&headers.subject(&model), &models, context);
-    let report = report.map_err(|error| estimate_error(&model, &error))?;
-    print_result(global, &report, |report| render::render(report, params.layers))?;
-    let is_refused = !params.vram.is_empty() && !report.answer.fits;
+    let model = fit_model(model)?;
+    let machine = params.vram.is_empty().then(Machine::read);
+    let room = match &machine {
+        None => Room { devices: params.vram.clone(), memory_bytes: None },
+        Some(machine) => machine.room(),
+    };
+    let report = model.report(&params.fit_params(), Some(&room))?;
+    let fits = report.answer.as_ref().is_some_and(|answer| answer.fits);
+    print_result(global, &Fit { report, machine }, |fit| render::render(fit, params.layers))?;
+    let is_refused = !params.vram.is_empty() && !fits;
     Ok(if is_refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Params {
-    fn report<'a>(
-        &self,
-        subject: &Subject<'a>,
-        models: &'a ModelSet<'_>,
-        (context, source): (u64, ContextSource),
-    ) -> Result<Report<'a>, EstimateError> {
-        let settings = self.settings(context);
-        let basis = match self.basis {
-            Some(BasisName::Ollama) => Basis::Ollama,
-            Some(BasisName::LlamaCpp) => Basis::LlamaCpp,
-            None => models.model.default_basis(),
-        };
-        let estimate = models.estimate(&settings, basis)?;
-        let machine = self.vram.is_empty().then(Machine::read);
-        let answer = match &machine {
-            None => Answer::on_devices(models, &estimate, basis, &self.vram, None)?,
-            Some(machine) if machine.gpus.is_empty() => {
-                Answer::in_memory(models, &estimate, basis, machine.available_bytes)?
-            }
-            Some(machine) => {
-                let gpus = machine.usable_gpu_bytes();
-                Answer::on_devices(models, &estimate, basis, &gpus, machine.available_bytes)?
-            }
-        };
-        Ok(Report::new(*subject, source, estimate, answer, machine))
-    }
-
-    fn settings(&self, context: u64) -> Settings {
-        let Self { batch, parallel, cache_type_k, cache_type_v, cpu_moe, .. } = *self;
-        Settings { context, batch, parallel, cache_type_k, cache_type_v, experts_in_memory: cpu_moe }
-    }
-
-    fn context(&self, model: &DescribedModel, trained: u64) -> Result<(u64, ContextSource), ErrorBody> {
-        let of_model = || parameter(model, "num_ctx").filter(|tokens| *tokens > 0);
-        Ok(match self.context {
-            Some(0) if trained == 0 => {
-                let message = format!(
-                    "{}: the file does not say for which context the model was trained; use --ctx TOKENS",
-                    model.name
-                );
-                return Err(ErrorBody::new(ErrorCode::InvalidRequest, message));
-            }
-            Some(0) => (trained, ContextSource::Trained),
-            Some(context) => (context, ContextSource::Option),
-            None => match of_model() {
-                Some(context) => (context, ContextSource::Model),
-                None if trained == 0 => (UNNAMED_CONTEXT, ContextSource::Default),
-                None => (trained.min(DEFAULT_CONTEXT), ContextSource::Default),
-            },
-        })
-    }
-}
-
-/// A number among the model's parameters.
-fn parameter(model: &DescribedModel, name: &str) -> Option<u64> {
-    let parameters: serde_json::Value = serde_json::from_str(model.text("params")?).ok()?;
-    parameters.get(name)?.as_u64()
-}
-
-/// The parsed headers of a model's files.
-struct Headers {
-    model: Header,
-    other_shards: Vec<Header>,
-    projector: Option<Header>,
-    draft: Option<Header>,
-    adapters: Vec<Header>,
-    /// The size of the files that hold the weights.
-    file_bytes: u64,
-}
-
-impl Headers {
-    fn of(model: &DescribedModel) -> Result<Self, ErrorBody> {
-        let mut file_bytes = 0_u64;
-        let mut weights = model.weights().map(|(file, header)| {
-            file_bytes = file_bytes.saturating_add(file.size);
-            header
-        });
-        let first = weights.next().ok_or_else(|| {
-            let message = format!("{}: has no GGUF header; only GGUF models can be estimated", model.name);
-            ErrorBody::new(ErrorCode::InvalidInput, message)
-        })?;
-        let first_of = |component| model.headers(component).next().map(|(_file, header)| header);
-        let other_shards = weights.collect();
-        Ok(Self {
-            model: first,
-            other_shards,
-            file_bytes,
-            adapters: model.headers("adapter").map(|(_file, header)| header).collect(),
-            projector: first_of("projector"),
-            draft: first_of("draft"),
-        })
-    }
-
-    fn subject<'a>(&'a self, described: &'a DescribedModel) -> Subject<'a> {
-        let headers = self.other_shards.iter().chain([&self.model]);
-        Subject {
-            name: &described.name,
-            digest: described.digest,
-            metadata: Metadata::new(&self.model),
-            file_bytes: self.file_bytes,
-            data_offset: headers.map(Header::data_offset).fold(0, u64::saturating_add),
+    fn fit_params(&self) -> FitParams {
+        FitParams {
+            context: self.context,
+            batch: Some(self.batch),
+            parallel: Some(self.parallel),
+            cache_type_k: Some(self.cache_type_k),
+            cache_type_v: Some(self.cache_type_v),
+            cpu_moe: self.cpu_moe,
+            basis: self.basis.map(|name| match name {
+                BasisName::Ollama => Basis::Ollama,
+                BasisName::LlamaCpp => Basis::LlamaCpp,
+            }),
+            ..FitParams::default()
         }
     }
-
-    fn models(&self) -> Result<ModelSet<'_>, EstimateError> {
-        Ok(ModelSet {
-            model: Model::new(&self.model, &self.other_shards)?,
-            projector: alone(self.projector.as_ref())?,
-            draft: alone(self.draft.as_ref())?,
-            adapters: self
-                .adapters
-                .iter()
-                .map(|adapter| Model::new(adapter, []))
-                .collect::<Result<_, _>>()?,
-        })
-    }
 }
 
-fn alone(header: Option<&Header>) -> Result<Option<Model<'_>>, EstimateError> {
-    header.map(|header| Model::new(header, [])).transpose()
-}
-
-fn estimate_error(model: &DescribedModel, error: &EstimateError) -> ErrorBody {
-    let code = match error {
-        EstimateError::TooManyBlocks { .. } => ErrorCode::InvalidInput,
-        _ => ErrorCode::InvalidRequest,
+fn fit_model(model: DescribedModel) -> Result<FitModel, ErrorBody> {
+    let file = |file: DescribedFile| {
+        let content = match file.header() {
+            Some(header) => FitContent::Header(header),
+            None => FitContent::Text(file.content?),
+        };
+        Some(FitFile { media_type: file.media_type, size: file.size, content })
     };
-    ErrorBody::new(code, format!("{}: {error}", model.name))
+    FitModel::new(&model.name, model.digest, model.files.into_iter().filter_map(file).collect())
 }

@@ -174,11 +174,7 @@ impl DescribedModel {
     /// The headers of the model's weights, or of what there is in their place, such as an adapter: one, or one for each
     /// shard, in the order of the manifest.
     pub(super) fn weights(&self) -> impl Iterator<Item = (&DescribedFile, Header)> {
-        let components = self.files.iter().map(|file| file.media_type.component());
-        let first = components.clone().find(|component| *component == "model");
-        let with_tensors = self.files.iter().find(|file| file.media_type.holds_tensors());
-        let first = first.or_else(|| with_tensors.map(|file| file.media_type.component()));
-        self.headers(first.unwrap_or("model"))
+        self.headers(MediaType::weights_component(self.files.iter().map(|file| &file.media_type)))
     }
 
     /// The headers of the files of a component, such as `projector`. Files that are not GGUF are left out.
@@ -213,12 +209,8 @@ impl DescribedFile {
 ///
 /// If the daemon does not describe the model, the request that opens it says why, and is the one in the audit log.
 pub(super) fn weights_component(client: &Client, reference: &Reference) -> String {
-    const WEIGHTS: &str = "model";
     let layers = client.model(reference).map(|details| details.layers).unwrap_or_default();
-    let files = layers.iter().filter(|layer| layer.media_type.holds_tensors());
-    let components: Vec<&str> = files.map(|layer| layer.media_type.component()).collect();
-    let in_place = components.first().filter(|_| !components.contains(&WEIGHTS));
-    (*in_place.unwrap_or(&WEIGHTS)).to_owned()
+    MediaType::weights_component(layers.iter().map(|layer| &layer.media_type)).to_owned()
 }
 
 fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedModel, ErrorBody> {

@@ -49,14 +49,23 @@ impl Deref for StoredHeader {
 
 /// Reads a split file's header; `None` if its recipe has none.
 pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<StoredHeader>, OpError> {
+    let turn = HeaderTurn::take(recipe.header().map_or(0, |(_, size)| size));
+    let header = read_in_turn(store, recipe, &turn)?;
+    Ok(header.map(|header| StoredHeader { header, _turn: turn }))
+}
+
+/// Reads a split file's header for a thread that has its turn.
+pub(super) fn read_in_turn(
+    store: &Store,
+    recipe: &Recipe,
+    _turn: &HeaderTurn,
+) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
     let Some((digest, size)) = recipe.header() else { return Ok(None) };
-    let turn = HeaderTurn::take(size);
     let damaged = |source| OpError::Damaged { digest, source };
     let mut reader = HeaderReader::new();
     let part = |part: &[u8]| reader.push(part).map(drop).map_err(damaged);
     read_in_parts(&mut FileReader::of_recipe(store, recipe), size, part)?;
-    let header = reader.finish().map_err(damaged)?;
-    Ok(Some(StoredHeader { header, _turn: turn }))
+    reader.finish().map(Some).map_err(damaged)
 }
 
 /// Reads the header at the start of a file, which has `size` bytes, for a parser.

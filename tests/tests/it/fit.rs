@@ -356,7 +356,7 @@ fn context_is_the_models_own_else_the_trained_one_up_to_8192() {
     assert_eq!(context(Some(131_072), "--ctx 100"), found(100, "option"));
     let path = desk.header("model.gguf", &ModelFile::dense(1));
     let refused = desk.fit(&path, "--ctx 0").exits_with(2);
-    assert!(refused.stderr.contains("use --ctx TOKENS"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("--ctx TOKENS"), "{}", refused.stderr);
 }
 
 #[test]

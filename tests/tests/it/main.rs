@@ -29,6 +29,7 @@ mod first_hour;
 mod first_use;
 mod fit;
 mod fit_kinds;
+mod fit_request;
 mod foreign_store;
 mod full_disk;
 mod gc_model;

@@ -74,7 +74,7 @@ fn every_request_that_gives_out_or_brings_a_denied_model_is_refused() {
         let pair = "{\"source\":\"acme/m\",\"target\":\"n\"}";
         let body = match request.as_str() {
             _ if checked == "nothing" => continue,
-            "GET /v1/heads/{reference}" => "",
+            "GET /v1/heads/{reference}" | "GET /v1/fit/{reference}" => "",
             "POST /v1/promote" => "{\"reference\":\"acme/m\"}",
             "POST /v1/pull" | "POST /v1/pull/plan" | "POST /v1/resolve" | "POST /v1/inspect" => &by_source,
             "POST /v1/tag" | "POST /v1/rename" => pair,

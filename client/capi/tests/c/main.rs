@@ -12,6 +12,7 @@ use blobd_store_format::recipe::Experts;
 #[path = "../../../tests/daemon/fake.rs"]
 #[allow(dead_code)]
 mod fake;
+mod fit;
 #[path = "../../../tests/daemon/layer_table.rs"]
 mod layer_table;
 mod weights;

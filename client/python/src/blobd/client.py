@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket as sockets
 from typing import Any, Dict, Iterable, List, Optional, Union
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from ._http import query, upgrade
 from ._request_ids import RequestIds
@@ -64,6 +64,40 @@ class Client:
         Raises `NotFoundError` if there is no model with this name.
         """
         return as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "response")
+
+    def fit(
+        self,
+        reference: str,
+        *,
+        context: Optional[int] = None,
+        batch: Optional[int] = None,
+        parallel: Optional[int] = None,
+        cache_type_k: Optional[str] = None,
+        cache_type_v: Optional[str] = None,
+        vram_bytes: Iterable[int] = (),
+        memory_bytes: Optional[int] = None,
+        cpu_moe: bool = False,
+        basis: Optional[str] = None,
+    ) -> Dict[str, Any]:
+        """The memory that a model needs, as `blobd fit --json` prints it; opens and loads nothing.
+
+        `vram_bytes` is the memory of each device that the model may take, `memory_bytes` the machine's.
+        Without both, the answer has no `fits`, `layers` and `max_context`. `context` 0 is the one that the model
+        was trained for; what is not given has the command's default.
+        """
+        settings: Dict[str, object] = {
+            "context": context,
+            "batch": batch,
+            "parallel": parallel,
+            "cache_type_k": cache_type_k,
+            "cache_type_v": cache_type_v,
+            "memory_bytes": memory_bytes,
+            "cpu_moe": "true" if cpu_moe else None,
+            "basis": basis,
+        }
+        pairs = [(key, value) for key, value in settings.items() if value is not None]
+        pairs += [("vram_bytes", size) for size in vram_bytes]
+        return as_object(self._query(f"/v1/fit/{quote(reference, safe='/:@')}?{urlencode(pairs)}"), "response")
 
     def open(
         self,

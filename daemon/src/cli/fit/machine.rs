@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::fit::Room;
+
 /// How long `nvidia-smi` may take; it hangs if the driver does.
 const NVIDIA_SMI_LIMIT: Duration = Duration::from_secs(5);
 /// What llama.cpp leaves free on each GPU when it chooses the layers itself (`--fit-target`).
@@ -36,9 +38,10 @@ impl Machine {
         Self { available_bytes: available(&meminfo), gpus }
     }
 
-    /// The bytes of each GPU that a model may take.
-    pub(super) fn usable_gpu_bytes(&self) -> Vec<u64> {
-        self.gpus.iter().map(|gpu| gpu.free_bytes.saturating_sub(GPU_MARGIN)).collect()
+    /// What a model may take of it.
+    pub(super) fn room(&self) -> Room {
+        let devices = self.gpus.iter().map(|gpu| gpu.free_bytes.saturating_sub(GPU_MARGIN)).collect();
+        Room { devices, memory_bytes: self.available_bytes }
     }
 }
 
@@ -133,7 +136,7 @@ mod tests {
         let gpus = amd_gpus(folder.path());
         assert_eq!(gpus, [Gpu { name: "card0".to_owned(), free_bytes: 2 << 30 }]);
         let machine = Machine { available_bytes: None, gpus };
-        assert_eq!(machine.usable_gpu_bytes(), [1 << 30]);
+        assert_eq!(machine.room(), Room { devices: vec![1 << 30], memory_bytes: None });
         assert_eq!(amd_gpus(Path::new("/nonexistent")), []);
     }
 }

@@ -1,15 +1,19 @@
 //! The tables of `fit`.
 
-use super::report::{Answer, ContextSource, LayerPlace, Memory, Report};
+use blobd_client::protocol::fit::{ContextSource, FitAnswer, FitDevice, FitMemory, FitReport, LayerPlace};
+use blobd_store_format::estimate::ModelSet;
+
+use super::Fit;
+use super::machine::Machine;
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
-pub(super) fn render(report: &Report<'_>, with_layers: bool) -> String {
-    let mut tables = vec![overview(report).render(usize::MAX)];
+pub(super) fn render(fit: &Fit, with_layers: bool) -> String {
+    let Fit { report, machine } = fit;
+    let mut tables = vec![overview(fit).render(usize::MAX)];
     tables.extend(with_layers.then(|| layers(report).render(terminal_width())));
-    if !report.answer.devices.is_empty() {
-        tables.push(devices(report).render(terminal_width()));
-    }
+    let on_devices = report.answer.iter().map(|answer| &answer.devices).filter(|devices| !devices.is_empty());
+    tables.extend(on_devices.map(|found| devices(found, machine.as_ref()).render(terminal_width())));
     let mut text = tables.join("\n");
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
@@ -17,9 +21,10 @@ pub(super) fn render(report: &Report<'_>, with_layers: bool) -> String {
     text
 }
 
-fn overview(report: &Report<'_>) -> Table {
+fn overview(fit: &Fit) -> Table {
+    let report = &fit.report;
     let memory = &report.memory;
-    let mut table = Table::new(&["name", &printable(report.name)], &[]);
+    let mut table = Table::new(&["name", &printable(&report.name)], &[]);
     let mut row = |label: &str, value: String| table.row([label.to_owned(), value]);
     row("needs", needs(report));
     row("context", context(report));
@@ -31,12 +36,14 @@ fn overview(report: &Report<'_>) -> Table {
         row("tables", format!("{} read from disk row by row, not resident", human_bytes(memory.table_bytes)));
     }
     companions(report, &mut row);
-    answer(report, &mut row);
+    if let Some(found) = &report.answer {
+        answer(fit, found, &mut row);
+    }
     table
 }
 
 /// The answer in one line.
-fn needs(report: &Report<'_>) -> String {
+fn needs(report: &FitReport) -> String {
     let memory = &report.memory;
     let (needed, weights) = (human_bytes(report.needed_bytes), human_bytes(memory.weights_bytes));
     if !memory.has_rule {
@@ -52,8 +59,8 @@ fn needs(report: &Report<'_>) -> String {
     format!("{needed} at context {}: {}", memory.context, parts.join(", "))
 }
 
-fn context(report: &Report<'_>) -> String {
-    let Memory { context, batch, parallel, cache_type_k, cache_type_v, .. } = &report.memory;
+fn context(report: &FitReport) -> String {
+    let FitMemory { context, batch, parallel, cache_type_k, cache_type_v, .. } = &report.memory;
     let source = match (report.context_source, report.context_length) {
         (ContextSource::Option, _) => String::new(),
         (ContextSource::Trained, _) => ", as trained".to_owned(),
@@ -67,21 +74,21 @@ fn context(report: &Report<'_>) -> String {
         count => format!("{count} sequences"),
     };
     let cache = if cache_type_k == cache_type_v {
-        (*cache_type_k).to_owned()
+        cache_type_k.clone()
     } else {
         format!("{cache_type_k} keys and {cache_type_v} values")
     };
     format!("{context}{source}; {sequences}, batch {batch}, cache {cache}")
 }
 
-fn basis(memory: &Memory<'_>) -> String {
+fn basis(memory: &FitMemory) -> String {
     if memory.basis == memory.graph_basis {
         return memory.basis.clone();
     }
     format!("{}, graph {}", memory.basis, memory.graph_basis)
 }
 
-fn companions(report: &Report<'_>, row: &mut impl FnMut(&str, String)) {
+fn companions(report: &FitReport, row: &mut impl FnMut(&str, String)) {
     let memory = &report.memory;
     if memory.vision_weights_bytes > 0 {
         let (weights, graph) = (memory.vision_weights_bytes, memory.vision_graph_bytes);
@@ -100,15 +107,15 @@ fn companions(report: &Report<'_>, row: &mut impl FnMut(&str, String)) {
     }
 }
 
-fn answer(report: &Report<'_>, row: &mut impl FnMut(&str, String)) {
-    let answer = &report.answer;
-    row("fits", verdict(report));
+fn answer(fit: &Fit, answer: &FitAnswer, row: &mut impl FnMut(&str, String)) {
+    let report = &fit.report;
+    row("fits", verdict(fit, answer));
     if !report.memory.has_rule {
         return;
     }
     let largest = match answer.max_context {
         0 => "none fits".to_owned(),
-        _ if answer.is_unlimited() => "any".to_owned(),
+        ModelSet::MAX_CONTEXT => "any".to_owned(),
         context if report.context_length == Some(context) => format!("{context}, as trained"),
         context => context.to_string(),
     };
@@ -116,21 +123,21 @@ fn answer(report: &Report<'_>, row: &mut impl FnMut(&str, String)) {
     row("options", report.options.join(" "));
 }
 
-fn verdict(report: &Report<'_>) -> String {
-    let answer = &report.answer;
-    let on_devices = report.machine.is_none();
+fn verdict(fit: &Fit, answer: &FitAnswer) -> String {
+    let Fit { report, machine } = fit;
+    let on_devices = machine.is_none();
     if !report.memory.has_rule && on_devices && report.needed_bytes > answer.vram_bytes {
         return "no, the weights alone are larger".to_owned();
     } else if !report.memory.has_rule {
         return "not known".to_owned();
     }
-    let Answer { layers, layers_of, memory_bytes, .. } = answer;
+    let FitAnswer { layers, layers_of, memory_bytes, .. } = answer;
     let word = if answer.fits { "yes" } else { "no" };
-    let available = report.machine.as_ref().and_then(|machine| machine.available_bytes);
+    let available = machine.as_ref().and_then(|machine| machine.available_bytes);
     let of_memory =
         available.map_or_else(String::new, |bytes| format!(" of {} available", human_bytes(bytes)));
     let memory = format!("{}{of_memory} in this machine's memory", human_bytes(*memory_bytes));
-    match &report.machine {
+    match machine {
         Some(machine) if machine.gpus.is_empty() => format!("{word}, {memory}, no GPU found"),
         Some(_) => format!("{word}, {layers} of {layers_of} layers on this machine's GPUs, {memory}"),
         None if *memory_bytes > 0 => {
@@ -142,7 +149,7 @@ fn verdict(report: &Report<'_>) -> String {
 }
 
 /// The parts of the file. Their sum is its size.
-fn layers(report: &Report<'_>) -> Table {
+fn layers(report: &FitReport) -> Table {
     let memory = &report.memory;
     let mut table = Table::new(&["LAYER", "WEIGHTS", "KV CACHE", "WHERE"], &[1, 2]);
     for layer in &memory.weights {
@@ -155,7 +162,7 @@ fn layers(report: &Report<'_>) -> Table {
             LayerPlace::DeviceAndMemory => "device, experts in memory",
             LayerPlace::Disk => "disk, not resident",
         };
-        table.row([printable(layer.layer), human_bytes(layer.bytes), kv, place.to_owned()]);
+        table.row([printable(&layer.layer), human_bytes(layer.bytes), kv, place.to_owned()]);
     }
     let none = || "-".to_owned();
     table.row(["header, padding".to_owned(), human_bytes(report.header_bytes), none(), none()]);
@@ -164,10 +171,10 @@ fn layers(report: &Report<'_>) -> Table {
     table
 }
 
-fn devices(report: &Report<'_>) -> Table {
+fn devices(devices: &[FitDevice], machine: Option<&Machine>) -> Table {
     let mut table = Table::new(&["DEVICE", "MEMORY", "LAYERS", "USED"], &[1, 2, 3]);
-    for (number, device) in report.answer.devices.iter().enumerate() {
-        let gpu = report.machine.as_ref().and_then(|machine| machine.gpus.get(number));
+    for (number, device) in devices.iter().enumerate() {
+        let gpu = machine.and_then(|machine| machine.gpus.get(number));
         let name = gpu.map_or_else(|| number.to_string(), |gpu| printable(&gpu.name));
         let (vram, used) = (human_bytes(device.vram_bytes), human_bytes(device.used_bytes));
         table.row([name, vram, device.layers.to_string(), used]);

@@ -62,6 +62,7 @@ fn refusal_by_policy_is_recorded_also_of_requests_that_read() {
     let shared = shared();
     for (verb, request, model) in [
         ("heads", "GET /v1/heads/acme/m", "acme/m:latest"),
+        ("fit", "GET /v1/fit/acme/m?context=512", "acme/m:latest"),
         ("resolve", "POST /v1/resolve {\"reference\":\"acme/x\"}", "acme/x:latest"),
         ("inspect", "POST /v1/inspect {\"reference\":\"acme/y\"}", "acme/y:latest"),
         (

@@ -3,13 +3,17 @@
 use blobd_store_format::estimate::Estimate;
 use blobd_store_format::metadata::Metadata;
 
-pub(super) fn notes(estimate: &Estimate<'_>, metadata: Metadata<'_>, max_context: u64) -> Vec<String> {
+pub(super) fn notes(
+    estimate: &Estimate<'_>,
+    metadata: Metadata<'_>,
+    max_context: Option<u64>,
+) -> Vec<String> {
     let mut notes = Vec::new();
     let trained = metadata.context_length();
     if trained > 0 && estimate.settings.context > trained {
         notes.push(format!("the model was trained for a context of {trained}"));
     }
-    if trained > 0 && max_context == trained {
+    if trained > 0 && max_context == Some(trained) {
         notes.push("more context than the model was trained for may fit".to_owned());
     }
     notes.extend(cache_note(estimate, metadata).map(str::to_owned));
