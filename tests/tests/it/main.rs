@@ -30,6 +30,7 @@ mod first_use;
 mod fit;
 mod fit_kinds;
 mod foreign_store;
+mod formats;
 mod full_disk;
 mod gc_model;
 mod golden;
