@@ -26,7 +26,7 @@ const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 /// Memory in KiB for models, and for responses that clients have not received yet. The largest model, with
 /// 131,072 tensors, takes about 100 MiB while it is parsed: it takes all of this, and the rest of its memory is left
 /// for it below 256 MiB, beside the index, the caches and the buffers of all connections.
-const MEMORY_KIB: Limits = Limits { per_principal: 64 << 10, total: 64 << 10 };
+const MEMORY_KIB: Limits = Limits { per_principal: 48 << 10, total: 48 << 10 };
 
 /// Memory in KiB for requests that need at most [`SMALL_BYTES`]. It is a pool of its own, so that a few users who hold all of
 /// the other pool do not delay the short requests of everybody else.

@@ -177,7 +177,7 @@ impl WorkLimits {
             fetches: FetchLimit::default(),
             plans: long(2, 4),
             inspections: long(1, 4),
-            surveys: long(2, 4),
+            surveys: long(2, 3),
             verifications: long(1, 2),
             scrapes: short(1, 4),
             sizes: PermitPool::new(limits(1, 1)),

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use blobd_store::scrub::{DiskReader, Ended, Fault, Step};
-use blobd_store::{Store, StoreError};
+use blobd_store::{OpenRecipe, Store, StoreError};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -197,8 +197,9 @@ impl Survey {
         visit: &mut Visit<'_>,
     ) -> Result<Option<StoredForm>, StoreError> {
         match read_recipe(store, reader, file)? {
-            Ok(recipe) => {
-                visit(file, recipe.as_ref());
+            Ok(read) => {
+                let recipe = read.as_ref().map(|read| &read.recipe);
+                visit(file, recipe);
                 Ok(Some(recipe.map_or(StoredForm::Blob, |_recipe| StoredForm::Recipe)))
             }
             Err(reason) => {
@@ -220,7 +221,7 @@ impl Survey {
         let split = self.files.iter().filter(|(id, file)| is_split(file) && is_wanted(id.digest));
         for file in split.map(|(id, _)| *id) {
             let reason = match read_recipe(store, &mut reader, file)? {
-                Ok(Some(recipe)) => recipe::mismatch(store, &mut reader, &recipe),
+                Ok(Some(read)) => recipe::mismatch(store, &mut reader, &read.into_recipe()),
                 // Collected since the survey.
                 Ok(None) => None,
                 Err(reason) => Some(reason),
@@ -298,17 +299,28 @@ fn recipe_finding(file: FileId, reason: &str) -> Finding {
     Finding { digest: file.digest, damage: Damage::Recipe, reason }
 }
 
+/// A recipe, and its open file.
+struct ReadRecipe<'s> {
+    recipe: Recipe,
+    _opened: OpenRecipe<'s>,
+}
+
+impl ReadRecipe<'_> {
+    fn into_recipe(self) -> Recipe {
+        self.recipe
+    }
+}
+
 /// Reads a file's recipe from the disk, past the store's caches. The inner error says what is wrong with the
 /// recipe; the outer one is a failure that says nothing about it. A wrong recipe is read twice, like a blob.
-fn read_recipe(
-    store: &Store,
+fn read_recipe<'s>(
+    store: &'s Store,
     reader: &mut DiskReader,
     file: FileId,
-) -> Result<Result<Option<Recipe>, String>, StoreError> {
+) -> Result<Result<Option<ReadRecipe<'s>>, String>, StoreError> {
     let mut read = || match recipe_bytes(store, reader, file.digest) {
-        Ok(Some(json)) => {
-            Ok(parse(&json, file).map(|recipe| Some(recipe).filter(|it| !it.is_of_whole_file())))
-        }
+        Ok(Some((opened, json))) => Ok(parse(&json, file)
+            .map(|recipe| (!recipe.is_of_whole_file()).then_some(ReadRecipe { recipe, _opened: opened }))),
         Ok(None) => Ok(Ok(None)),
         Err(error) if Fault::of(&error) == Fault::Shortage => {
             Err(StoreError::io("read", layout::recipe(file.digest))(error))
@@ -344,22 +356,28 @@ fn parse(json: &[u8], file: FileId) -> Result<Recipe, String> {
     Ok(recipe)
 }
 
-fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Result<Option<Vec<u8>>> {
+fn recipe_bytes<'s>(
+    store: &'s Store,
+    reader: &mut DiskReader,
+    file: Digest,
+) -> io::Result<Option<(OpenRecipe<'s>, Vec<u8>)>> {
     loop {
-        let opened = match store.find_recipe_file(file) {
+        let opened = match store.open_recipe(file) {
             Ok(Some(opened)) => opened,
             Ok(None) => return Ok(None),
             Err(StoreError::Io { source, .. }) => return Err(source),
             Err(error) => return Err(io::Error::other(error)),
         };
-        if opened.metadata()?.len() > Recipe::MAX_BYTES {
+        let length = opened.file().metadata()?.len();
+        if length > Recipe::MAX_BYTES {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let mut json = Vec::new();
-        let ended = reader.read(&opened, &mut |_| Step::Go, &mut |bytes| json.extend_from_slice(bytes))?;
+        let mut json = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
+        let ended =
+            reader.read(opened.file(), &mut |_| Step::Go, &mut |bytes| json.extend_from_slice(bytes))?;
         // Removed or replaced while it was read: try again with the new one, if any.
         if ended != Ended::Unlinked {
-            return Ok(Some(json));
+            return Ok(Some((opened, json)));
         }
     }
 }

@@ -122,6 +122,7 @@ pub use models::{Model, NamedFile, StoredFile};
 pub use name_rule::{NameRule, NameUser};
 pub use origins::FileVersion;
 pub use other_files::OtherFiles;
+pub use outlines::OpenRecipe;
 pub use owner::{RUN_OUTSIDE, StoreOwner};
 pub use pins::Pinner;
 pub use place::Place;

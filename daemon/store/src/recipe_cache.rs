@@ -63,6 +63,13 @@ impl RecipeCache {
         (bytes >= LARGE_FROM_BYTES).then(|| lock(&self.large))
     }
 
+    /// Asked by another thread, because one that holds a lock must not try it.
+    #[cfg(test)]
+    pub(super) fn is_large_one_read(&self) -> bool {
+        let is_locked = || self.large.try_lock().is_err();
+        std::thread::scope(|scope| scope.spawn(is_locked).join().unwrap())
+    }
+
     /// Must be called before the recipe of `file` is read.
     pub(super) fn begin(&self, file: Digest) -> Reading<'_> {
         let mut recipes = lock(&self.recipes);

@@ -1,6 +1,7 @@
 //! Quantised numbers: the layout of every ggml type, their values, and the byte order of tensors.
 //!
-//! [`BlockLayout`] describes the block of a type as data; `docs/FORMATS.md` shows the same table.
+//! [`BlockLayout`] describes the block of a type as data; `docs/FORMATS.md` shows the same table, and
+//! draws each bit.
 //! [`dequantize`] converts blocks to `f32`, [`Values`] to numbers without loss, and [`swap_bytes`] changes the
 //! byte order of a tensor. All take any whole number of blocks, so a tensor can be converted in [`pieces`].
 //! [`Range`] computes statistics, [`relative_rms_error`] compares two tensors.

@@ -97,3 +97,24 @@ pub(super) fn is_same(first: &str, second: &str) -> bool {
     };
     canonical(first) == canonical(second)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORMATS: &str = include_str!("../../../docs/FORMATS.md");
+
+    #[test]
+    fn document_describes_every_type() {
+        let section =
+            FORMATS.split("\n## ").find(|section| section.starts_with("Quantised tensors of models"));
+        let section = section.unwrap();
+        for (name, bits, group_size) in TYPES {
+            let mut rows = section.lines().filter(|line| line.starts_with('|'));
+            let row = rows.find(|row| row.contains(&format!("`{name}`"))).unwrap_or_else(|| panic!("{name}"));
+            let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let size = cells[2].split(',').next();
+            assert_eq!((cells[1], size), (&*bits.to_string(), Some(&*group_size.to_string())), "{name}");
+        }
+    }
+}

@@ -31,6 +31,7 @@ mod fit;
 mod fit_kinds;
 mod fit_request;
 mod foreign_store;
+mod formats;
 mod full_disk;
 mod gc_model;
 mod golden;

@@ -74,7 +74,7 @@ fn tensors_of_many_dimensions_are_shown_and_written() {
 }
 
 /// The header text and the data of a numpy file.
-fn parsed_npy(file: &[u8]) -> (String, Vec<u8>) {
+pub(crate) fn parsed_npy(file: &[u8]) -> (String, Vec<u8>) {
     assert_eq!(&file[..8], b"\x93NUMPY\x01\x00");
     let end = 10 + usize::from(u16::from_le_bytes([file[8], file[9]]));
     assert_eq!(end % 64, 0);

@@ -111,7 +111,7 @@ fn tensor_shows_the_numbers_of_a_layer() {
 }
 
 /// A daemon that has pulled a model of one tensor layer.
-fn with_layer(name: &str, file: &[u8]) -> (TestDaemon, String) {
+pub(crate) fn with_layer(name: &str, file: &[u8]) -> (TestDaemon, String) {
     let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
     let layer = |media_type: &str, bytes: &[u8]| {
         registry.add_blob(bytes);

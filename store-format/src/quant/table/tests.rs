@@ -158,6 +158,65 @@ fn document_lists_the_fields_of_every_type() {
     assert_eq!(table("## Fields"), expected);
 }
 
+/// What the document draws of this type: the text below the heading that names it.
+fn drawing(name: &str) -> &'static str {
+    let drawings = FORMATS.split("\n## ").find_map(|section| section.strip_prefix("Drawings\n")).unwrap();
+    let mut sections = drawings.split("\n### ");
+    let is_named =
+        |section: &&str| section.lines().next().is_some_and(|title| title.contains(&format!("`{name}`")));
+    sections.find(is_named).unwrap_or_else(|| panic!("docs/FORMATS.md: type {name} is not drawn"))
+}
+
+/// Drawn and expected parts of a block: as many as are drawn before `...`, and all if it is not there.
+fn assert_drawn(drawn: &[&str], expected: &[String], name: &str) {
+    let count = drawn.iter().position(|part| *part == "...").unwrap_or(expected.len());
+    let drawn: Vec<_> = drawn.iter().filter(|part| **part != "...").take(count).collect();
+    assert_eq!(drawn, expected.iter().take(count).collect::<Vec<_>>(), "{name}");
+}
+
+#[test]
+fn document_draws_the_block_of_every_type() {
+    for layout in BlockLayout::all() {
+        let name = layout.ggml_type().name();
+        let mut lines = drawing(&name).lines();
+        if layout.elements() == 1 {
+            let last = layout.bytes() - 1;
+            let range = if last == 0 { "byte 0 ".to_owned() } else { format!("byte 0 to {last} ") };
+            let is_drawn = |line: &str| {
+                line.split_once(' ').is_some_and(|(at, rest)| at == name && rest.contains(&range))
+            };
+            assert!(lines.any(is_drawn), "{name}: expected {range}");
+            continue;
+        }
+        let fields: Vec<_> = layout.fields().collect();
+        let offsets = lines.find_map(|line| line.strip_prefix("byte ")).expect("offsets");
+        let offsets: Vec<_> = offsets.split_whitespace().collect();
+        let expected: Vec<_> = fields.iter().map(|field| field.offset.to_string()).collect();
+        assert_eq!(offsets.last(), Some(&&*layout.bytes().to_string()), "{name}");
+        assert_drawn(&offsets[..offsets.len() - 1], &expected, &name);
+        let mut cells =
+            lines.skip(1).map(|line| line.split('|').map(str::trim).filter(|cell| !cell.is_empty()));
+        let expected = fields.iter().map(|field| field.to_string().split_once(' ').unwrap().1.to_owned());
+        assert_drawn(&cells.next().unwrap().collect::<Vec<_>>(), &expected.collect::<Vec<_>>(), &name);
+        let types: Vec<_> = cells.next().unwrap().collect();
+        let expected = fields.iter().map(|field| field.field_type.to_string()).take(types.len());
+        assert_eq!(types, expected.collect::<Vec<_>>(), "{name}");
+    }
+}
+
+#[test]
+fn document_says_where_every_type_comes_from() {
+    let rows = table("## Origin");
+    let names: Vec<_> = rows.iter().map(|row| row[0].as_str()).collect();
+    let expected: Vec<_> = BlockLayout::all().map(|layout| layout.ggml_type().name()).collect();
+    assert_eq!(names, expected);
+    for row in rows {
+        let origin = row[1].as_str();
+        assert!(["#", "first commit", "Ollama"].iter().any(|start| origin.starts_with(start)), "{row:?}");
+        assert!(row[2].parse().is_ok_and(|year: u32| year >= 2023), "{row:?}");
+    }
+}
+
 #[test]
 fn document_lists_the_removed_ids() {
     let ids: Vec<u32> = table("## Removed ids").iter().map(|row| row[0].parse().unwrap()).collect();
