@@ -26,7 +26,7 @@ impl Caller {
     pub(super) async fn answer<T: Serialize + Sync>(&self, value: &T) -> Result<HttpResponse, ErrorBody> {
         let failed = |error: OpError| error.body();
         match small_json(value).map_err(failed)? {
-            Ok(json) => Ok(raw_response(json, None)),
+            Ok(json) => Ok(raw_response(json, None::<Permit>)),
             Err(length) => {
                 let memory = self.memory(length).await?;
                 Ok(raw_response(json_of(value, length).map_err(failed)?, memory))

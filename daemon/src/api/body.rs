@@ -47,20 +47,21 @@ type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>
 #[error("the response cannot be completed")]
 pub(crate) struct CutOff;
 
-/// A part of a response, and the permit that counts its memory until its last byte is written or its client has gone.
-struct Counted {
+/// A part of a response, and what counts its memory until its last byte is written or its client has gone: a [`Permit`], or
+/// the model that it describes.
+struct Counted<M> {
     bytes: Vec<u8>,
-    _memory: Arc<Permit>,
+    _memory: Arc<M>,
 }
 
-impl AsRef<[u8]> for Counted {
+impl<M> AsRef<[u8]> for Counted<M> {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
 /// The bytes with what counts them, if anything does.
-pub(super) fn counted(bytes: Vec<u8>, memory: Option<Arc<Permit>>) -> Bytes {
+pub(super) fn counted<M: Send + Sync + 'static>(bytes: Vec<u8>, memory: Option<Arc<M>>) -> Bytes {
     match memory {
         Some(memory) => Bytes::from_owner(Counted { bytes, _memory: memory }),
         None => bytes.into(),
@@ -145,7 +146,7 @@ fn invalid(what: &str) -> ErrorBody {
 }
 
 /// A document that is already serialised, and what counts it.
-pub(super) fn raw_response(bytes: Vec<u8>, memory: Option<Permit>) -> HttpResponse {
+pub(super) fn raw_response<M: Send + Sync + 'static>(bytes: Vec<u8>, memory: Option<M>) -> HttpResponse {
     response(StatusCode::OK, Content::Whole(Some(counted(bytes, memory.map(Arc::new)))))
 }
 

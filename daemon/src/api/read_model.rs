@@ -32,7 +32,7 @@ pub(super) enum Reads {
     RecipesForResponse,
     /// The recipes, and the headers of the files, one after the other.
     Headers,
-    /// The recipes, and the headers of the files, which are kept until the last is read.
+    /// The recipes, and the headers of the files, which are kept until the last is read. The response is counted with them.
     AllHeaders,
 }
 

@@ -9,6 +9,7 @@ use super::answer::{json_length, json_of, reduced};
 use super::body::{HttpResponse, details_response, raw_response};
 use super::details::{DetailsStream, STREAM_BYTES};
 use super::read_model::{Reads, read_model};
+use crate::large_models::{ReadPermit, ResponseMemory};
 use crate::ops;
 use crate::state::Daemon;
 
@@ -69,8 +70,12 @@ pub(super) async fn fit(
             Err(refused) => Ok(Err(refused)),
         }
     };
-    let count = async |json: &Result<Vec<u8>, ErrorBody>, _: &_| {
-        caller.memory(json.as_ref().map_or(0, Vec::len)).await
+    let count = async |json: &Result<Vec<u8>, ErrorBody>, model: &ReadPermit| {
+        if let Some(response) = model.claim_response() {
+            return Ok(Some(ResponseMemory::WithModel { _response: response }));
+        }
+        let permit = caller.memory(json.as_ref().map_or(0, Vec::len)).await?;
+        Ok(permit.map(|permit| ResponseMemory::Own { _permit: permit }))
     };
     let (json, _read, memory) = read_model(caller, &reference, Reads::AllHeaders, read, count).await?;
     Ok(raw_response(json?, memory))
