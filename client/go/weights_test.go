@@ -237,6 +237,7 @@ func checkWeights(t *testing.T, weights *ManifestWeights, expected tableResult) 
 		}
 	}
 	slices.Sort(names)
+	names = slices.Compact(names)
 	if found := weights.Names(); !slices.Equal(found, names) {
 		t.Error(found, "expected", names)
 	}

@@ -99,7 +99,8 @@ fn expected(entry: &Model, found: &Found) -> String {
         out.push('\n');
     }
     for (name, members) in &found.groups {
-        writeln!(out, "group {name} {}", members.join(" ")).unwrap();
+        let members: String = members.iter().map(|member| format!(" {member}")).collect();
+        writeln!(out, "group {name}{members}").unwrap();
     }
     for document in entry.json.values() {
         writeln!(out, "json {document}").unwrap();
