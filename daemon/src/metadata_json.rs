@@ -104,7 +104,7 @@ fn scalar_json(value: &MetadataValue<'_>) -> Json {
     match *value {
         MetadataValue::String(bytes) => string_json(bytes),
         MetadataValue::Bool(value) => value.into(),
-        MetadataValue::F32(value) => float_json(value.into()),
+        MetadataValue::F32(value) => float_json(shortest(value)),
         MetadataValue::F64(value) => float_json(value),
         MetadataValue::I8(value) => value.into(),
         MetadataValue::I16(value) => value.into(),
@@ -117,6 +117,11 @@ fn scalar_json(value: &MetadataValue<'_>) -> Json {
         // Arrays have no arrays as elements.
         MetadataValue::Array(_) => Json::Null,
     }
+}
+
+/// The number with the fewest digits that is this `f32` when it is read as one: 1e-5 instead of 9.999999747378752e-6.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_error| value.into())
 }
 
 fn float_json(value: f64) -> Json {
@@ -139,6 +144,16 @@ mod tests {
         assert_eq!(json(f32::INFINITY), "Infinity");
         assert_eq!(json(f32::NEG_INFINITY), "-Infinity");
         assert_eq!(json(1.5), 1.5);
+    }
+
+    #[test]
+    fn numbers_of_four_bytes_have_no_digits_of_eight() {
+        let json = |value| scalar_json(&MetadataValue::F32(value)).to_string();
+        assert_eq!(json(1e-5), "0.00001");
+        assert_eq!(json(0.1), "0.1");
+        for value in [f32::MIN_POSITIVE, f32::from_bits(1), f32::MAX, -7.1, 1_000_000.0] {
+            assert_eq!(json(value).parse::<f32>().unwrap().to_bits(), value.to_bits());
+        }
     }
 
     #[test]
