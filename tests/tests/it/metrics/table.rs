@@ -207,7 +207,7 @@ const STEADY: &[Steady] = &[
     Steady { sample: "blobd_store_writable", least: 1.0 },
     Steady { sample: "blobd_index_ready", least: 1.0 },
     Steady { sample: "blobd_permits_limit{pool=\"imports\"}", least: 1.0 },
-    Steady { sample: "blobd_permits_limit{pool=\"memory_bytes\"}", least: 64e6 },
+    Steady { sample: "blobd_permits_limit{pool=\"memory_bytes\"}", least: 48e6 },
     Steady { sample: "blobd_config_reload_success_timestamp_seconds", least: 1.7e9 },
     Steady { sample: "blobd_config_reload_successful", least: 1.0 },
     // Of the group of root, in which the user of the tests may not be; `quotas.rs` compares it with the charges.
