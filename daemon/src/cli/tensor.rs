@@ -32,6 +32,8 @@ mod write;
 (int4, int8, nvfp4, mxfp4, mxfp8). Statistics are those of the finite values; elements are
 numbered from 0 in the order of the file.
 
+A model at a registry has to be pulled first: one of its tensors alone cannot be verified.
+
 Examples:
   blobd tensor llama3:8b blk.0.attn_q.weight                 statistics and a histogram
   blobd tensor ./model-Q4_K_M.gguf output_norm.weight        of a file of this machine

@@ -214,6 +214,7 @@ fn unknown_names_are_not_found_and_the_nearest_is_suggested() {
         assert!(error.hint.unwrap().contains("quantised"), "the nearest name");
         let error = blobd.line("tensor other quantised --json").exits_with(3).error();
         assert!(error.message.contains("other"), "{error}");
+        assert!(error.hint.unwrap().contains("has to be pulled first"));
     });
 }
 

@@ -78,6 +78,16 @@ impl Deref for Bytes {
     }
 }
 
+/// Says of a model that is not in the store why its tensors are not read from a registry.
+fn pull_first(error: ErrorBody) -> ErrorBody {
+    if error.code != ErrorCode::NotFound {
+        return error;
+    }
+    let reason = "a model at a registry has to be pulled first: one of its tensors alone cannot be verified";
+    let hint = error.hint.as_ref().map_or_else(|| reason.to_owned(), |hint| format!("{reason}; {hint}"));
+    error.with_hint(hint)
+}
+
 impl StoredTensor {
     /// Reads a tensor of a local file.
     pub(super) fn of_file(path: &Path, name: &str) -> Result<Self, ErrorBody> {
@@ -124,7 +134,7 @@ impl StoredTensor {
         name: &str,
         error: ErrorBody,
     ) -> Result<Self, ErrorBody> {
-        let details = client.model(reference).map_err(client_error)?;
+        let details = client.model(reference).map_err(|error| pull_first(client_error(error)))?;
         if details.layers.iter().any(|layer| layer.media_type.component() == "tensor") {
             return Self::of_layers(client, reference, name);
         }
