@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 
 use super::MAX_TENSORS;
@@ -58,12 +60,36 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             if name == METADATA {
                 header.metadata = map.next_value::<Metadata>()?.0;
             } else if header.tensors.len() < MAX_TENSORS {
-                header.tensors.push((name, map.next_value()?));
+                let Object(tensor) = map.next_value()?;
+                header.tensors.push((name, tensor));
             } else {
                 return Err(de::Error::custom(TOO_MANY));
             }
         }
         Ok(header)
+    }
+}
+
+/// A value that must be an object. Without this, a derived type would also accept an array of its fields' values.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map))
     }
 }
 
