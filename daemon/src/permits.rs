@@ -155,7 +155,8 @@ impl PermitPool {
         Self::with(limits, limits.total, Order::FewestFirst)
     }
 
-    /// The same for work that can keep a processor busy for seconds, see [`Permit::is_for_long_work`].
+    /// A pool like [`Self::with_first_for_each`] for work that can keep a processor busy for seconds, see
+    /// [`Permit::is_for_long_work`].
     pub(crate) fn for_long_work(limits: Limits) -> Self {
         let Limits { total: firsts, .. } = limits;
         let (order, state) = (Order::FewestFirst, Mutex::default());

@@ -133,7 +133,7 @@ pub(crate) fn run(socket: &Path, folder: PathBuf) -> Outcome<()> {
     Ok(())
 }
 
-/// When calls of one verb begin: at fixed times, of which those that have passed during a call are left out.
+/// When calls of one verb begin: at fixed times. Times that pass during a call are skipped.
 struct Schedule {
     next: Instant,
     period: Duration,
