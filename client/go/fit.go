@@ -10,7 +10,7 @@ import (
 type FitParams struct {
 	// Context is the context of one sequence, in tokens.
 	Context uint64
-	// TrainedContext is the context for which the model was trained, in place of Context.
+	// TrainedContext uses the context for which the model was trained instead of Context.
 	TrainedContext bool
 	// Batch is how many tokens are processed together.
 	Batch uint64

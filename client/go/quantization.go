@@ -167,7 +167,7 @@ func inferBlockScales(weight, scale *Weight) Quantization {
 	return Quantization{}
 }
 
-// groupSize is how many elements of a width share a scale, by the shapes; 0 if that is no size in use.
+// groupSize is how many elements of a width share a scale, computed from the shapes; 0 for a size that no model uses.
 func groupSize(weight, scale *Weight, width uint64) uint32 {
 	columns, groups := lastLength(weight), lastLength(scale)
 	own := dtypeBits[weight.Dtype]

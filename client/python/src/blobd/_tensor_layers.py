@@ -354,7 +354,7 @@ def _infer_block_scales(weight: Weight, scale: Weight) -> Quantization:
 
 
 def _group_size(weight: Weight, scale: Weight, bits: int) -> Optional[int]:
-    """How many elements of `bits` share a scale, by the shapes; `None` if that is no size in use."""
+    """How many elements of `bits` share a scale; `None` for a size that no model uses."""
     columns = weight.shape[-1] if weight.shape else 0
     groups = scale.shape[-1] if scale.shape else 0
     if not columns or not groups or not _packs(weight.dtype, bits):
