@@ -230,10 +230,12 @@ fn move_to_trash(before: &World, name: usize) -> Outcomes {
     outcomes
 }
 
-/// Takes the newest record. Of several within one second it may be any.
+/// Takes the newest record. Of several within one second it may be any. A name that another model has is not
+/// replaced, and the error depends on whether the name is pinned.
 fn undelete(before: &World, name: usize) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let tagged = before.get(Key::Tag(name));
+    let taken = if before.get(Key::Pin(name)) == 1 { ErrorCode::Denied } else { ErrorCode::Busy };
     for file in 0..files().len() {
         let record = Key::Trash(name, file);
         match before.get(record) {
@@ -241,7 +243,7 @@ fn undelete(before: &World, name: usize) -> Outcomes {
             count if tagged == 0 || tagged == file + 1 => {
                 outcomes.worlds.push(before.with(Key::Tag(name), file + 1).with(record, count - 1));
             }
-            _ => outcomes.refusals.push(ErrorCode::Busy),
+            _ => outcomes.refusals.push(taken),
         }
     }
     if outcomes.worlds.is_empty() && outcomes.refusals.is_empty() {
