@@ -66,12 +66,14 @@ pub mod layout;
 pub mod manifest;
 pub mod manifest_config;
 pub mod metadata;
+pub mod metadata_json;
 pub mod model_card;
 pub mod model_config;
 pub mod model_diff;
 pub mod model_facts;
 pub mod model_kind;
 pub mod name_pattern;
+pub mod origin;
 pub mod outline;
 pub mod overview;
 pub mod quant;
@@ -80,6 +82,7 @@ pub mod recipe;
 pub mod reference;
 pub mod repository;
 pub mod safetensors;
+pub mod similar_names;
 pub mod size;
 pub mod source;
 pub mod split;
@@ -88,6 +91,7 @@ pub mod tensor;
 pub mod tensor_layers;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod text;
 
 /// The on-disk format of a store, a copy of `docs/STORE-FORMAT.md`.
 #[cfg(doc)]

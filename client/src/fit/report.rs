@@ -1,6 +1,6 @@
 //! The report of an estimate.
 
-use blobd_client::protocol::fit::{
+use crate::protocol::fit::{
     ContextSource, FitAnswer, FitDevice, FitLayer, FitMemory, FitProjector, FitReport, LayerPlace,
 };
 use blobd_store_format::estimate::{

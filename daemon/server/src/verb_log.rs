@@ -21,8 +21,8 @@ use blobd_store_format::digest::Digest;
 use serde_json::{Value, json};
 
 use crate::log_limit::LogLimit;
-use crate::output::one_line;
 use crate::requester::Requester;
+use blobd_store_format::text::one_line;
 
 /// The most characters of a list of names in one line of the log.
 const LIST_WIDTH: usize = 200;

@@ -10,9 +10,10 @@ use clap::Args;
 use super::Global;
 use super::connect::{client_error, connect};
 use crate::names::{NameError, Names};
-use crate::output::{print, print_json, print_message, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{print, print_json, print_message, terminal_width};
 use crate::times::{local, parse_period};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 /// Show what was done to the store, by whom, and what was refused
 #[derive(Debug, Args)]

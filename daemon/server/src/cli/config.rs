@@ -15,7 +15,7 @@ use super::connect::{client_error, load_config, print_result, root};
 use super::embedded::{registry_policy, start_error};
 use super::{Global, effective};
 use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root, differences};
-use crate::output::printable;
+use blobd_store_format::text::printable;
 
 /// Check the configuration, and show every setting
 #[derive(Debug, Args)]

@@ -20,7 +20,8 @@ use serde::Serialize;
 use super::store_access::{Place, StoreAccess, find};
 use super::{Global, system_service};
 use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root};
-use crate::output::{print_json, print_message, print_text, printable};
+use crate::output::{print_json, print_message, print_text};
+use blobd_store_format::text::printable;
 
 #[derive(Debug)]
 pub(crate) struct Connected {

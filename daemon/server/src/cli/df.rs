@@ -10,9 +10,10 @@ use serde::Serialize;
 
 use super::Global;
 use super::connect::show;
-use crate::output::{Table, one_line, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 use crate::times::relative;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::{one_line, printable};
 
 mod users;
 

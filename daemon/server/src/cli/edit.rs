@@ -16,9 +16,10 @@ use super::connect::{client_error, connect, print_report, print_result};
 use super::model_name::{ModelName, only, parse_new_name};
 use super::progress::Bar;
 use super::{Global, file_error, lost_models, usage};
-use crate::metadata_json::short_text;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
+use blobd_store_format::metadata_json::short_text;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 /// Make a model with other metadata that shares all tensors
 #[derive(Debug, Args)]

@@ -26,9 +26,9 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::oneshot;
 
 use super::connect::connect;
-use super::interrupt::{Signals, first_of, listen};
-use super::serve::raise_descriptor_limit;
+
 use super::{Global, file_error, usage};
+use blobd_client::process::{Signals, first_of, listen, raise_descriptor_limit};
 
 /// Run a program that can open every model as /blobd/REF.gguf, without a copy
 ///

@@ -31,7 +31,7 @@ use super::progress::{Bar, Progress};
 use super::target::refuse_terminal;
 use super::{Global, usage};
 use crate::output::{DataOutput, print, print_json};
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 mod existing;
 mod outputs;

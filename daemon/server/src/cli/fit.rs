@@ -12,8 +12,8 @@ use self::machine::Machine;
 use super::Global;
 use super::connect::print_result;
 use super::model_source::{DescribedFile, DescribedModel, ModelArgs};
-use crate::fit::{FitContent, FitFile, FitModel, Room};
-use crate::size::parse_size;
+use blobd_client::fit::{FitContent, FitFile, FitModel, Room};
+use blobd_store_format::size::parse_size;
 
 mod machine;
 mod render;

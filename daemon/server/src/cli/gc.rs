@@ -12,9 +12,10 @@ use clap::Args;
 
 use super::connect::{report, show};
 use super::{Global, lost_models};
-use crate::output::{Table, printable, terminal_width};
-use crate::size::{human_bytes, parse_size};
+use crate::output::{Table, terminal_width};
 use crate::times::relative;
+use blobd_store_format::size::{human_bytes, parse_size};
+use blobd_store_format::text::printable;
 
 /// Delete what no model needs
 #[derive(Debug, Args)]

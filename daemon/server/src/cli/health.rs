@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect_for_checks, load_config, print_result, refuse_silent_socket};
-use crate::output::printable;
+use blobd_store_format::text::printable;
 
 /// Ask the daemon whether it works
 #[derive(Debug, Args)]

@@ -8,9 +8,9 @@ use clap::Args;
 use super::Global;
 use super::connect::{client_error, connect, print_result};
 use super::model_name::{ModelName, only};
-use crate::ops::shown_origin;
 use crate::output::{Table, terminal_width};
 use crate::times::{local, relative};
+use blobd_store_format::origin::shown as shown_origin;
 
 /// Show what a name has meant, and who changed it
 #[derive(Debug, Args)]

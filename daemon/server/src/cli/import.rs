@@ -21,8 +21,9 @@ use super::local_sidecars::{self, LocalSidecar, with_sidecars};
 use super::model_name::parse_new_name;
 use super::progress::Progress;
 use super::{Global, file_error, lost_models, usage};
-use crate::output::{print_text, printable};
-use crate::size::human_bytes;
+use crate::output::print_text;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 /// Store GGUF files of this machine as models
 #[derive(Debug, Args)]

@@ -10,7 +10,7 @@ use super::Global;
 use super::connect::{load_config, print_report};
 use super::prompt::{Echo, ask};
 use crate::config::ConfigError;
-use crate::output::printable;
+use blobd_store_format::text::printable;
 
 /// Save credentials for a registry
 ///

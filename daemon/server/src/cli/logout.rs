@@ -8,7 +8,7 @@ use super::Global;
 use super::connect::{load_config, print_report};
 use super::login::file_error;
 use crate::config::ConfigError;
-use crate::output::printable;
+use blobd_store_format::text::printable;
 
 /// Delete the saved credentials for a registry
 ///

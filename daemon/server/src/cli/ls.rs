@@ -16,10 +16,11 @@ use super::Global;
 use super::connect::{client_error, connect, print_result, show};
 use super::model_name::is_any;
 use super::nothing::{NO_MATCH, NO_MODELS};
-use crate::ops::shown_origin;
-use crate::output::{Table, print_message, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, print_message, terminal_width};
 use crate::times::{local, relative};
+use blobd_store_format::origin::shown as shown_origin;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 mod facts;
 mod filter;

@@ -21,8 +21,9 @@ use super::Global;
 use super::connect::{client_error, connect, print_result};
 use super::model_name::is_any;
 use super::upstream::{Followed, followed, nothing_to_compare};
-use crate::output::{Table, printable, terminal_width};
+use crate::output::{Table, terminal_width};
 use crate::times::relative;
+use blobd_store_format::text::printable;
 
 /// List the models whose source has another version now
 #[derive(Debug, Args)]

@@ -11,9 +11,10 @@ use clap::{Args, Subcommand};
 
 use super::Global;
 use super::connect::show;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 use crate::times::{parse_period, relative};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 /// List and drop unfinished downloads
 #[derive(Debug, Args)]

@@ -8,7 +8,8 @@ use super::Global;
 use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::model_name::{ModelName, expand};
-use crate::output::{print, printable};
+use crate::output::print;
+use blobd_store_format::text::printable;
 
 /// Keep models from being evicted or removed
 #[derive(Debug, Args)]

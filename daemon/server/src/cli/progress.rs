@@ -9,8 +9,9 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use self::lines::{Lines, State};
 use self::template::Template;
-use crate::output::{print_message_unbroken, printable};
-use crate::size::human_bytes;
+use crate::output::print_message_unbroken;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 mod lines;
 mod template;

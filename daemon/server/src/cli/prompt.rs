@@ -5,7 +5,8 @@ use std::io::{self, BufRead as _, IsTerminal as _};
 use blobd_client::protocol::error::ErrorBody;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use crate::output::{print_message, printable};
+use crate::output::print_message;
+use blobd_store_format::text::printable;
 
 /// Whether the terminal shows the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

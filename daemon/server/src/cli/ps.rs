@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::connect::show;
 use super::{Global, residency};
 use crate::output::{Table, terminal_width};
-use crate::size::human_bytes;
 use crate::times::relative;
+use blobd_store_format::size::human_bytes;
 
 /// List the processes that have models open, how much of each model is in memory, and the pulls in progress
 #[derive(Debug, Args)]

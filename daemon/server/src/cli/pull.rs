@@ -16,14 +16,14 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 use super::advice::{instead_of_pull, parse_source};
 use super::batch::Batch;
 use super::connect::{Connected, client_error, connect_or_create, print_result};
-use super::interrupt::on_interrupt;
 use super::model_name::parse_new_name;
 use super::progress::{Bar, Progress};
 use super::pull_plan::chosen_line;
 use super::upstream::{Followed, followed, nothing_to_compare};
 use super::{Global, corrected, lost_models, pull_plan, usage};
 use crate::output::{print, print_json, print_message, print_text};
-use crate::size::{human_bytes, parse_rate};
+use blobd_client::process::on_interrupt;
+use blobd_store_format::size::{human_bytes, parse_rate};
 
 /// Download models from registries, and GGUF files from Hugging Face or any URL
 #[derive(Debug, Args)]

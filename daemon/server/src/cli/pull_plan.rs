@@ -2,8 +2,9 @@
 
 use blobd_client::protocol::response::{ChosenFiles, PlannedSpace, PullPlan, SpaceLimit};
 
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 /// For each file, the bytes to download and those to reuse.
 pub(super) fn render(plan: &PullPlan) -> String {

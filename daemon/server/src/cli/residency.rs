@@ -16,7 +16,7 @@ use super::Global;
 use super::connect::{client_error, connect, note_name};
 use super::model_name::{ModelName, only};
 use crate::output::{Table, print, print_json, terminal_width};
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 /// A stack of experts, or all other tensors of a model.
 #[derive(Debug, Default, Serialize)]

@@ -16,9 +16,10 @@ use super::connect::{client_error, connect, print_report};
 use super::model_name::ModelName;
 use super::prompt::{self, Echo};
 use super::{Global, lost_models, usage};
-use crate::output::{one_line, print_message};
-use crate::size::human_bytes;
+use crate::output::print_message;
 use crate::times::parse_period;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::one_line;
 
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use clap::Args;
 use super::connect::{client_error, connect, print_report};
 use super::model_name::{ModelName, only, parse_new_name};
 use super::{Global, lost_models};
-use crate::output::printable;
+use blobd_store_format::text::printable;
 
 /// Give a model another name
 #[derive(Debug, Args)]

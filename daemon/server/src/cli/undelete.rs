@@ -9,7 +9,8 @@ use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::model_name::{ModelName, expand_among, names, parse_new_name};
 use super::{Global, lost_models, usage};
-use crate::output::{print, printable};
+use crate::output::print;
+use blobd_store_format::text::printable;
 
 /// Restore models from the trash
 #[derive(Debug, Args)]

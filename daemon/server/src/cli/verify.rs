@@ -12,8 +12,9 @@ use super::batch::{Batch, Failed};
 use super::connect::{Connected, client_error, connect, print_result};
 use super::model_name::{ModelName, expand};
 use super::progress::{Bar, Progress};
-use crate::output::{Table, one_line, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::one_line;
 
 /// Read the stored data from the disk and compare it with its digests
 #[derive(Debug, Args)]

@@ -15,8 +15,8 @@ use tempfile::NamedTempFile;
 
 use super::Global;
 use super::connect::{connect, print_result};
-use super::interrupt::{Signals, first_of, listen_for_end};
 use crate::web::{Relay, Secret, WebServer};
+use blobd_client::process::{Signals, first_of, listen_for_end};
 
 /// Show the disk, the models, pulls and sessions on a page in the browser
 #[derive(Debug, Args)]

@@ -14,8 +14,8 @@ use super::settings::{optional_size, size_text};
 use super::{Refusal, values};
 use crate::names::Names;
 use crate::quotas::{GroupQuota, Quotas, UserQuota};
-use crate::size::parse_size;
 use crate::user_set::{Member, NameOrNumber, UserSet};
+use blobd_store_format::size::parse_size;
 
 /// Limits of everyone, of users and of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
 use super::SocketGroup;
-use crate::size::{parse_rate, parse_size};
 use crate::user_set::{Member, NameOrNumber};
+use blobd_store_format::size::{parse_rate, parse_size};
 
 /// A value that is written as text or as a whole number.
 pub(super) trait Value: Sized {

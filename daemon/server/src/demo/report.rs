@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::memory::MemoryUse;
 use super::reader::Opened;
 use crate::output::Table;
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 #[derive(Clone, Debug)]
 pub(super) struct Findings {

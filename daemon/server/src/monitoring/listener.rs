@@ -16,8 +16,8 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::{TEXT_FORMAT, health, scrape};
-use crate::loopback::{HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 use crate::state::Daemon;
+use blobd_client::loopback::{HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 
 /// Responses that are made at a time; each has a thread.
 const MAX_RESPONSES: usize = 2;

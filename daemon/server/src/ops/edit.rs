@@ -23,11 +23,11 @@ use super::OpError;
 use super::collect_on_failure::collect_on_failure;
 use super::compose::kind_of;
 use super::name_change::{NameChange, TargetName};
-use super::origin::of_edit;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use crate::metadata_json::Abridger;
 use crate::requester::Requester;
+use blobd_store_format::metadata_json::Abridger;
+use blobd_store_format::origin::of_edit;
 
 /// Receives the bytes read and the bytes to be read; returns false to cancel.
 pub type EditReport<'r> = dyn FnMut(u64, u64) -> bool + 'r;

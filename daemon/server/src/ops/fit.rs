@@ -9,7 +9,7 @@ use blobd_store_format::reference::Reference;
 use super::OpError;
 use super::stored_header::{HeaderTurn, header_bytes, read_in_turn};
 use super::texts::Texts;
-use crate::fit::{FitContent, FitFile, FitModel, Room};
+use blobd_client::fit::{FitContent, FitFile, FitModel, Room};
 
 /// Estimates the memory that a stored model needs, and whether it fits into the memory in the parameters. Does not count
 /// as use of the model. The second error is one of the estimate.

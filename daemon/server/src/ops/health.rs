@@ -5,7 +5,7 @@ use blobd_store::index::IndexStatus;
 use blobd_store::{SpaceStatus, Store};
 
 use super::OpError;
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 /// Checks the store.
 pub fn health(store: &Store) -> Result<Health, OpError> {

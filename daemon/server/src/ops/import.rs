@@ -16,12 +16,12 @@ use super::collect_on_failure::collect_on_failure;
 use super::compose::compose;
 use super::import_source::{ImportSource, inspect, refuse_changed};
 use super::name_change::{NameChange, TargetName};
-use super::origin::of_import;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
 use super::sidecars::{Sidecars, parts_of};
 use crate::ingest::{IngestError, begin_file};
 use crate::requester::Requester;
+use blobd_store_format::origin::of_import;
 
 /// Imports one file. `progress` receives the bytes read, and how many will be read.
 ///

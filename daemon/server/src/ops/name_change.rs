@@ -13,9 +13,9 @@ use blobd_store_format::source::PullSource;
 use tokio::sync::mpsc::Sender;
 
 use super::lost_models::{Evictions, displaced};
-use super::origin::Origin;
 use super::{OpError, soft_quota};
 use crate::requester::Requester;
+use blobd_store_format::origin::Origin;
 
 /// The name that a model gets.
 #[derive(Clone, Debug)]
@@ -225,7 +225,9 @@ impl<'s> NameChange<'s> {
             return None;
         }
         let from = self.present_origin(first).and_then(|present| present.origin);
-        let from = from.map_or_else(String::new, |origin| format!(", from {}", super::shown_origin(&origin)));
+        let from = from.map_or_else(String::new, |origin| {
+            format!(", from {}", blobd_store_format::origin::shown(&origin))
+        });
         Some(format!("{} is another model{from}; this one is named {}", first.short(), name.short()))
     }
 }

@@ -19,7 +19,6 @@ use blobd_store_format::source::{PullSource, PulledSource};
 
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, WEIGHTS, compose, kind_of};
-use super::origin::of_expiring;
 use super::pull_source::{
     Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
     transfer_plan,
@@ -32,6 +31,7 @@ use super::stored_header::read_header;
 use super::{OpError, shards};
 use crate::permits::Permit;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
+use blobd_store_format::origin::of_expiring;
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
 ///

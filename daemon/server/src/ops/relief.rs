@@ -3,7 +3,7 @@
 use blobd_store::{Store, gc};
 
 use super::measure;
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 /// What a verb keeps when it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

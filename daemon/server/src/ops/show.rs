@@ -14,7 +14,7 @@ use blobd_store_format::reference::Reference;
 use super::compose::{WEIGHTS, kind_of};
 use super::stored_header::{StoredHeader, read_header};
 use super::{OpError, layer_info};
-use crate::metadata_json::Abridger;
+use blobd_store_format::metadata_json::Abridger;
 
 /// Describes a model: its files, its tensors, and what the first header says.
 ///

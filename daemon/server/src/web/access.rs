@@ -14,7 +14,7 @@ use std::sync::PoisonError;
 use hyper::header::{HeaderMap, HeaderName};
 use tracing_mutex::stdsync::Mutex;
 
-use crate::loopback::Foreign;
+use blobd_client::loopback::Foreign;
 
 /// The header with the key of the session.
 pub(super) const KEY_HEADER: HeaderName = HeaderName::from_static("x-blobd-key");

@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use super::access::{Access, Refusal, Secret};
 use super::assets;
 use super::relay::{self, Relay};
-use crate::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
+use blobd_client::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 
 /// The only body is a token.
 const MAX_BODY_BYTES: usize = 1 << 10;

@@ -5,9 +5,10 @@ use blobd_store_format::model_diff::Change;
 use serde_json::Value as Json;
 
 use super::report::{Report, TensorForm};
-use crate::metadata_json::short_text;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::{human_bytes, human_number};
+use crate::output::{Table, terminal_width};
+use blobd_store_format::metadata_json::short_text;
+use blobd_store_format::size::{human_bytes, human_number};
+use blobd_store_format::text::printable;
 
 /// Values of metadata are cut at this length.
 const MAX_VALUE_CHARS: usize = 40;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::side::Side;
-use crate::metadata_json::Abridger;
+use blobd_store_format::metadata_json::Abridger;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {

@@ -9,7 +9,7 @@ use blobd_client::protocol::upkeep::{Check, CheckStatus};
 
 use crate::cli::Global;
 use crate::config::{Config, default_config};
-use crate::shell::quoted;
+use blobd_store_format::text::quoted;
 
 /// What is known of a file without reading it.
 #[derive(Clone, Copy, Debug)]

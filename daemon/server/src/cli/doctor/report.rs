@@ -2,7 +2,8 @@
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
 
-use crate::output::{printable, wrap};
+use crate::output::wrap;
+use blobd_store_format::text::printable;
 
 /// Text is easier to read in lines that are not longer than this.
 const WIDEST: usize = 100;

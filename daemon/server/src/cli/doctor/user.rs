@@ -12,7 +12,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::cli::Global;
 use crate::cli::system_service::{self, Unit, telling};
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 pub(super) fn environment(global: &Global) -> Check {
     let paths = ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG"];

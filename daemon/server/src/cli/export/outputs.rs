@@ -9,9 +9,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::plan::{Place, PlannedFile, refuse_link};
-use crate::cli::interrupt::on_end;
 use crate::cli::output_file::{OutputFile, TemporaryName};
 use crate::cli::target::{Target, write_error};
+use blobd_client::process::on_end;
 
 /// Files that have no names yet. If it is dropped before [`Outputs::publish`] has succeeded, nothing is left.
 #[derive(Debug)]

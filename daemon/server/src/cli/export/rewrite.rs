@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
-use crate::size::parse_size;
+use blobd_store_format::size::parse_size;
 
 /// Options that make other files than the original.
 #[derive(Debug, Args)]

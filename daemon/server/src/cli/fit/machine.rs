@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::fit::Room;
+use blobd_client::fit::Room;
 
 /// How long `nvidia-smi` may take; it hangs if the driver does.
 const NVIDIA_SMI_LIMIT: Duration = Duration::from_secs(5);

@@ -5,8 +5,9 @@ use blobd_store_format::estimate::ModelSet;
 
 use super::Fit;
 use super::machine::Machine;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 pub(super) fn render(fit: &Fit, with_layers: bool) -> String {
     let Fit { report, machine } = fit;

@@ -12,7 +12,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::systemd::{JOURNAL_SOCKET, JournalEntry};
+use blobd_client::journal::{JOURNAL_SOCKET, JournalEntry};
 
 /// Sends messages to the journal.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use std::str::FromStr;
 use blobd_client::protocol::response::ModelSummary;
 
 use super::facts::Facts;
-use crate::output::printable;
-use crate::size::human_bytes;
 use crate::times::relative;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 /// A line with fields, or the usual table.
 #[derive(Clone, Debug, PartialEq, Eq)]

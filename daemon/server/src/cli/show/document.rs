@@ -25,7 +25,7 @@ use super::network_layers::NetworkLayer;
 use super::tensors::{self, ParsedFile, ShownTensor};
 use crate::cli::connect::{Connected, client_error};
 use crate::cli::model_source::{DescribedModel, Place};
-use crate::metadata_json::Abridger;
+use blobd_store_format::metadata_json::Abridger;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Document {

@@ -6,7 +6,7 @@ use blobd_store_format::gguf::{ByteOrder, Header, MetadataValue};
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use crate::metadata_json::{short_text, type_name, whole_json};
+use blobd_store_format::metadata_json::{short_text, type_name, whole_json};
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct HeaderForm {

@@ -25,7 +25,8 @@ use crate::cli::model_name::{ModelName, only};
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
 use crate::cli::{Global, file_error};
-use crate::output::{print, print_json, printable};
+use crate::output::{print, print_json};
+use blobd_store_format::text::printable;
 
 /// Options of `show --hash`.
 #[derive(Debug, Args)]

@@ -10,10 +10,10 @@ use blobd_store_format::quant::{dequantize, element_count};
 use super::source::{StoredTensor, parts};
 use super::{npy, quant_error};
 use crate::cli::file_error;
-use crate::cli::interrupt::on_end;
 use crate::cli::output_file::{Existing, TemporaryName};
 use crate::cli::target::{Target, write_error};
 use crate::output::DataOutput;
+use blobd_client::process::on_end;
 
 /// What is written.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use blobd_store::scrub::Cursor;
 use super::facts::{AuditStatus, Facts, Metadata};
 use super::finding::{failure, note, ok, warning};
 use crate::ops::rfc3339;
-use crate::shell::quoted;
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::quoted;
 
 pub(super) fn index(facts: &Facts) -> Check {
     match &facts.index {

@@ -12,8 +12,8 @@ use blobd_store_format::stored_file::StoredForm;
 
 use super::place::{Place, places};
 use super::{Failure, Repair, Unpublished};
-use crate::ops::origin::Origin;
 use crate::ops::survey::{FileId, Need, Survey, SurveyedModel};
+use blobd_store_format::origin::Origin;
 
 impl Repair<'_> {
     /// Tries the origins of all models that need the blob, one after the other. Returns the number of bytes

@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::loopback::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
+use blobd_client::loopback::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
 
 struct Running {
     address: SocketAddr,
