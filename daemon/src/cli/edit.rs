@@ -7,8 +7,8 @@ use blobd_client::protocol::edit::{
     ChangedKey, EditEvent, EditParams, EditProgress, Edited, KeyChange, TemplateLayer,
 };
 use blobd_client::protocol::error::ErrorBody;
+use blobd_model::edit::EditType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::edit::EditType;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 

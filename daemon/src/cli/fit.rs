@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::fit::{FitParams, FitReport};
-use blobd_store_format::estimate::{Basis, CacheType, Settings};
+use blobd_model::estimate::{Basis, CacheType, Settings};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 

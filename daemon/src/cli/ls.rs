@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{ModelList, ModelSummary};
-use blobd_store_format::model_kind::ModelKind;
+use blobd_model::kind::ModelKind;
 use blobd_store_format::name_pattern::NamePattern;
 use clap::{Args, ValueEnum};
 

@@ -2,11 +2,11 @@
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::fit::{ContextSource, FitParams, FitReport};
+use blobd_model::estimate::{EstimateError, Model, ModelSet, Settings};
+use blobd_model::metadata::Metadata;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::estimate::{EstimateError, Model, ModelSet, Settings};
 use blobd_store_format::gguf::Header;
-use blobd_store_format::metadata::Metadata;
 
 mod notes;
 mod report;

@@ -3,7 +3,7 @@
 use blobd_client::protocol::fit::{
     ContextSource, FitAnswer, FitDevice, FitLayer, FitMemory, FitProjector, FitReport, LayerPlace,
 };
-use blobd_store_format::estimate::{
+use blobd_model::estimate::{
     Basis, Device, Estimate, EstimateError, LayerWeights, ModelSet, Part, Placement, Settings,
 };
 

@@ -1,7 +1,7 @@
 //! The tables of `diff`.
 
+use blobd_model::diff::Change;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::model_diff::Change;
 use serde_json::Value as Json;
 
 use super::report::{Report, TensorForm};

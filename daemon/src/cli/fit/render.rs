@@ -1,7 +1,7 @@
 //! The tables of `fit`.
 
 use blobd_client::protocol::fit::{ContextSource, FitAnswer, FitDevice, FitMemory, FitReport, LayerPlace};
-use blobd_store_format::estimate::ModelSet;
+use blobd_model::estimate::ModelSet;
 
 use super::Fit;
 use super::machine::Machine;

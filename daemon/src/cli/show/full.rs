@@ -43,7 +43,7 @@ impl HeaderForm {
                 ByteOrder::Little => "little",
                 ByteOrder::Big => "big",
             },
-            alignment: header.alignment(),
+            alignment: header.alignment().into(),
             data_offset: header.data_offset(),
         }
     }

@@ -1,9 +1,9 @@
 //! The tables of `show`.
 
 use blobd_client::protocol::policy::PolicyDecision;
+use blobd_model::facts::ModelFacts;
+use blobd_model::kind::ModelKind;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::model_facts::ModelFacts;
-use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::stored_file::StoredForm;
 
 use super::document::{Document, LayerRow, Sharing};

@@ -1,7 +1,7 @@
 //! Statistics of a tensor, and their display.
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::quant::{Histogram, Range};
+use blobd_model::quant::{Histogram, Range};
 use serde::Serialize;
 
 use super::source::StoredTensor;

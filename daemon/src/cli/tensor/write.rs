@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_model::quant::{dequantize, element_count};
 use blobd_store_format::gguf::GgmlType;
-use blobd_store_format::quant::{dequantize, element_count};
 
 use super::source::{StoredTensor, parts};
 use super::{npy, quant_error};
