@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    blobd::cli::main()
+    blobd_server::cli::main()
 }

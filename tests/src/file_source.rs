@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blobd::ingest::{IngestError, IngestedFile, ingest_file};
-use blobd::ops::{self, FileFacts, ImportSource, OpError};
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
+use blobd_server::ingest::{IngestError, IngestedFile, ingest_file};
+use blobd_server::ops::{self, FileFacts, ImportSource, OpError};
 use blobd_store::{Ingest, Store};
 use bytes::Bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -54,7 +54,7 @@ struct FileSource<'f> {
     cancelled: &'f AtomicBool,
 }
 
-impl blobd::ingest::FileSource for FileSource<'_> {
+impl blobd_server::ingest::FileSource for FileSource<'_> {
     fn request(&mut self, range: Range<u64>) -> io::Result<()> {
         self.requested.push_back(range);
         Ok(())

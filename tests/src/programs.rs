@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 /// The `blobd` binary.
 ///
-/// `cargo test --workspace` builds it, because the daemon has integration tests of its own;
+/// `cargo test --workspace` builds it, because its package has integration tests;
 /// `cargo test -p blobd-tests` does not, so a binary that is missing or older than its sources is
 /// built here, once.
 ///

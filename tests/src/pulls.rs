@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use blobd::ops::{self, OpError};
-use blobd::transfer::Transfers;
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::upkeep::Verified;
 use blobd_registry::{RegistryClient, RegistryPolicy, RetryPolicy};
+use blobd_server::ops::{self, OpError};
+use blobd_server::transfer::Transfers;
 use blobd_store::Store;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd::ops::{self, OpError, Requester};
 use blobd_client::protocol::edit::{EditParams, KeyChange};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::promote::PromoteParams;
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
+use blobd_server::ops::{self, OpError, Requester};
 use blobd_store::{Ingest, Store};
 
 use crate::file_source::{import_file, in_memory, ingest_bytes};

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd::ops::{self, DoctorContext, OpError, Requester};
 use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
@@ -15,6 +14,7 @@ use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
 };
 use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
+use blobd_server::ops::{self, DoctorContext, OpError, Requester};
 use blobd_store::{FileReader, Store, StoreError, StoreOptions};
 
 use super::{Verbs, reference};

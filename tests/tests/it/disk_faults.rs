@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use blobd::ops;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
+use blobd_server::ops;
 use blobd_store::{Durability, StoreOptions};
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
 use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMED, NAMES, PACKED, WHOLE, reference, weights};

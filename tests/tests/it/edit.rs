@@ -3,8 +3,8 @@
 use std::fs;
 use std::sync::Arc;
 
-use blobd::ops;
 use blobd_client::protocol::edit::{EditParams, KeyChange};
+use blobd_server::ops;
 use blobd_store::Store;
 use blobd_store_format::gguf::Header;
 use blobd_tests::command::Blobd;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use blobd::ops::{self, OpError};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::ImportParams;
+use blobd_server::ops::{self, OpError};
 use blobd_store::gc;
 use blobd_store::{Eviction, SpacePolicy, Store, StoreOptions};
 use blobd_tests::file_source::import_file;

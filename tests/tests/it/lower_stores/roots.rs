@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use blobd::ops::{self, Requester};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::promote::{PromoteParams, Promoted};
+use blobd_server::ops::{self, Requester};
 use blobd_store::{SpacePolicy, StoreOptions};
 use blobd_tests::model::{End, ModelFile};
 use blobd_tests::store_dir::{check_blobs, check_rows, names, snapshot, staged};

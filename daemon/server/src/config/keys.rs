@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn table_in_the_documentation_is_this_one() {
         const HEAD: &str = "| key | default | meaning |\n|---|---|---|\n";
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/CONFIGURATION.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CONFIGURATION.md");
         let text = fs::read_to_string(&path).unwrap();
         let (before, table) = text.split_once(HEAD).expect("the table of keys");
         let (_, after) = table.split_once("\n\n").expect("text below the table");

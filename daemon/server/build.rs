@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    const SOURCES: &str = "../client/preload/src";
+    const SOURCES: &str = "../../client/preload/src";
     println!("cargo::rerun-if-changed={SOURCES}");
     println!("cargo::rerun-if-changed=build.rs");
     let library = PathBuf::from(variable("OUT_DIR")?).join("libblobd_preload.so");

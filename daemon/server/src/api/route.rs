@@ -200,7 +200,7 @@ mod tests {
 
     /// The rows of the table in a section: tests of all requests through the socket read them too.
     fn documented(section: &str) -> BTreeMap<String, String> {
-        let document = include_str!("../../../docs/PROTOCOL.md");
+        let document = include_str!("../../../../docs/PROTOCOL.md");
         let rows = document.lines().skip_while(|line| *line != section).skip(1);
         let rows = rows
             .take_while(|line| !line.starts_with('#'))

@@ -26,7 +26,7 @@ const ENDINGS: [&str; 9] = ["md", "rs", "html", "js", "py", "go", "h", "service"
 const DELIBERATE: [&str; 2] = ["lst", "ls --jso"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn files() -> Vec<PathBuf> {

@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn every_title_and_its_identifier_are_documented() {
-        let documented = include_str!("../../../docs/USERS.md").to_lowercase();
+        let documented = include_str!("../../../../docs/USERS.md").to_lowercase();
         for (title, identifier) in TITLES {
             assert!(documented.contains(&format!("| {title} | `{identifier}` |")), "{title}");
         }

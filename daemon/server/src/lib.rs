@@ -4,7 +4,7 @@
 //! Each verb is a function of [`ops`] on an open store:
 //!
 //! ```
-//! use blobd::ops;
+//! use blobd_server::ops;
 //! use blobd_client::protocol::request::GcParams;
 //!
 //! let root = tempfile::tempdir()?;

@@ -15,7 +15,7 @@ fn described() -> Vec<Described> {
 
 /// The rows of the tables: name, type, labels, meaning.
 fn documented() -> BTreeMap<String, [String; 3]> {
-    let document = include_str!("../../../docs/METRICS.md");
+    let document = include_str!("../../../../docs/METRICS.md");
     let rows =
         document.lines().filter(|line| line.starts_with("| `blobd_") || line.starts_with("| `process_"));
     let row = |row: &str| {

@@ -7,7 +7,7 @@ use super::escaped;
 /// The name of the page, without its section.
 pub(super) const NAME: &str = "blobd.toml";
 
-const DOCUMENT: &str = include_str!("../../../../docs/CONFIGURATION.md");
+const DOCUMENT: &str = include_str!("../../../../../docs/CONFIGURATION.md");
 
 /// The list of contents leads nowhere in a manual page.
 const LEFT_OUT: &str = "Contents";
