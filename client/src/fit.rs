@@ -1,12 +1,13 @@
 //! Estimates the memory that a model needs, for `blobd fit` and for `GET /v1/fit/{reference}`.
 
-use crate::protocol::error::{ErrorBody, ErrorCode};
-use crate::protocol::fit::{ContextSource, FitParams, FitReport};
+use blobd_model::estimate::{EstimateError, Model, ModelSet, Settings};
+use blobd_model::metadata::Metadata;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::estimate::{EstimateError, Model, ModelSet, Settings};
 use blobd_store_format::gguf::Header;
-use blobd_store_format::metadata::Metadata;
+
+use crate::protocol::error::{ErrorBody, ErrorCode};
+use crate::protocol::fit::{ContextSource, FitParams, FitReport};
 
 mod notes;
 mod report;

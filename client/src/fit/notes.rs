@@ -1,7 +1,7 @@
 //! Notes about the limits of an estimate.
 
-use blobd_store_format::estimate::Estimate;
-use blobd_store_format::metadata::Metadata;
+use blobd_model::estimate::Estimate;
+use blobd_model::metadata::Metadata;
 
 pub(super) fn notes(
     estimate: &Estimate<'_>,

@@ -16,13 +16,12 @@ use blobd_client::protocol::response::{
 };
 use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{Pinned, PullLimit, Reindexed, Undeleted, Verified};
-
 use blobd_store_format::digest::Digest;
+use blobd_store_format::text::one_line;
 use serde_json::{Value, json};
 
 use crate::log_limit::LogLimit;
 use crate::requester::Requester;
-use blobd_store_format::text::one_line;
 
 /// The most characters of a list of names in one line of the log.
 const LIST_WIDTH: usize = 200;

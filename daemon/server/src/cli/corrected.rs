@@ -1,7 +1,6 @@
 //! The files of a pull that had a wrong digest at first, for people.
 
 use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
-
 use blobd_store_format::size::human_bytes;
 
 /// The most ranges of one file that are listed.

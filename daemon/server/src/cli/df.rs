@@ -5,6 +5,8 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, SharedWith, UsageKind, UsageRow, UserId};
 use blobd_client::protocol::upkeep::TrashedModel;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::{one_line, printable};
 use clap::Args;
 use serde::Serialize;
 
@@ -12,8 +14,6 @@ use super::Global;
 use super::connect::show;
 use crate::output::{Table, terminal_width};
 use crate::times::relative;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::{one_line, printable};
 
 mod users;
 

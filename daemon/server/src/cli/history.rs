@@ -3,6 +3,7 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::history::{NameChange, NameHistory};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::shown as shown_origin;
 use clap::Args;
 
 use super::Global;
@@ -10,7 +11,6 @@ use super::connect::{client_error, connect, print_result};
 use super::model_name::{ModelName, only};
 use crate::output::{Table, terminal_width};
 use crate::times::{local, relative};
-use blobd_store_format::origin::shown as shown_origin;
 
 /// Show what a name has meant, and who changed it
 #[derive(Debug, Args)]

@@ -2,11 +2,11 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::LimitParams;
+use blobd_store_format::size::human_bytes;
 use clap::Args;
 
 use super::connect::{client_error, connect, print_result};
 use super::{Global, usage};
-use blobd_store_format::size::human_bytes;
 
 /// Show or set the rate limit of all pulls of the daemon together
 #[derive(Debug, Args)]

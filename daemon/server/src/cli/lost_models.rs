@@ -2,11 +2,11 @@
 
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::response::Kept;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::{one_line, printable};
 
 use crate::output::terminal_width;
 use crate::times::local;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::{one_line, printable};
 
 /// The most characters of one line.
 const MAX_WIDTH: usize = 100;

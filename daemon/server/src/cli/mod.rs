@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use blobd_store_format::text::printable;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
 use crate::output::{output_written, print, print_message, print_message_unbroken};
 use crate::systemd::Notifier;
-use blobd_store_format::text::printable;
 
 mod advice;
 mod audit_log;

@@ -11,12 +11,12 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::similar_names::{did_you_mean, not_in_the_store, similar_to_pattern};
+use blobd_store_format::text::{one_line, printable};
 
 use super::Global;
 use super::advice::{Refused, refused_name};
 use super::connect::client_error;
 use crate::output::print_message;
-use blobd_store_format::text::{one_line, printable};
 
 /// A model's name or ID, or a pattern of names.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::PinParams;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
@@ -9,7 +10,6 @@ use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::model_name::{ModelName, expand};
 use crate::output::print;
-use blobd_store_format::text::printable;
 
 /// Keep models from being evicted or removed
 #[derive(Debug, Args)]

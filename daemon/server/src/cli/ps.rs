@@ -4,6 +4,7 @@ use blobd_client::client::Client;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::{RunningPull, RunningPulls, SessionList, SessionSummary};
 use blobd_client::residency::Residency;
+use blobd_store_format::size::human_bytes;
 use clap::Args;
 use serde::Serialize;
 
@@ -11,7 +12,6 @@ use super::connect::show;
 use super::{Global, residency};
 use crate::output::{Table, terminal_width};
 use crate::times::relative;
-use blobd_store_format::size::human_bytes;
 
 /// List the processes that have models open, how much of each model is in memory, and the pulls in progress
 #[derive(Debug, Args)]

@@ -15,6 +15,7 @@ use tokio::signal::unix::SignalKind;
 use tracing_mutex::stdsync::Mutex;
 
 use self::reload::Reloader;
+
 pub(super) use self::start_failure::exit_code;
 use super::Global;
 use super::connect::{load_config, root};

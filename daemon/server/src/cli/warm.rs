@@ -4,9 +4,11 @@ use std::io;
 use std::time::Instant;
 
 use blobd_client::model::{BlobSlice, OpenModel};
+use blobd_client::process::{Signals, first_of, listen_for_end};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::OpenParams;
 use blobd_client::residency::{MemoryLock, Prefetch, Residency};
+use blobd_store_format::size::{human_bytes, parse_size};
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -18,8 +20,6 @@ use super::model_name::{ModelName, only};
 use super::progress::Bar;
 use super::residency::{blobs, model_error};
 use crate::output::print_message;
-use blobd_client::process::{Signals, first_of, listen_for_end};
-use blobd_store_format::size::{human_bytes, parse_size};
 
 /// Read a model into memory before it is used
 #[derive(Debug, Args)]

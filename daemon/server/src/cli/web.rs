@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use blobd_client::process::{Signals, first_of, listen_for_end};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
 use serde::Serialize;
@@ -16,7 +17,6 @@ use tempfile::NamedTempFile;
 use super::Global;
 use super::connect::{connect, print_result};
 use crate::web::{Relay, Secret, WebServer};
-use blobd_client::process::{Signals, first_of, listen_for_end};
 
 /// Show the disk, the models, pulls and sessions on a page in the browser
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use blobd_store_format::size::parse_size;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -15,7 +16,6 @@ use super::{Refusal, values};
 use crate::names::Names;
 use crate::quotas::{GroupQuota, Quotas, UserQuota};
 use crate::user_set::{Member, NameOrNumber, UserSet};
-use blobd_store_format::size::parse_size;
 
 /// Limits of everyone, of users and of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

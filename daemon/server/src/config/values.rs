@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blobd_store_format::size::{parse_rate, parse_size};
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
 use super::SocketGroup;
 use crate::user_set::{Member, NameOrNumber};
-use blobd_store_format::size::{parse_rate, parse_size};
 
 /// A value that is written as text or as a whole number.
 pub(super) trait Value: Sized {

@@ -10,12 +10,12 @@ use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::reference::ReferenceError;
 use blobd_store_format::similar_names::did_you_mean;
+use blobd_store_format::text::quoted;
 use rustix::io::Errno;
 
 use super::relief::{Leftover, Relief};
 use crate::ingest::IngestError;
 use crate::transfer::{TransferError, TwoCopies};
-use blobd_store_format::text::quoted;
 
 /// A verb's failure.
 #[derive(Debug, thiserror::Error)]

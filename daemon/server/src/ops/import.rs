@@ -9,6 +9,7 @@ use blobd_client::protocol::response::Imported;
 use blobd_store::{Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::file_format::ModelHeader;
+use blobd_store_format::origin::of_import;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
@@ -21,7 +22,6 @@ use super::relief::Leftover;
 use super::sidecars::{Sidecars, parts_of};
 use crate::ingest::{IngestError, begin_file};
 use crate::requester::Requester;
-use blobd_store_format::origin::of_import;
 
 /// Imports one file. `progress` receives the bytes read, and how many will be read.
 ///

@@ -8,6 +8,7 @@ use blobd_store::leases::Lease;
 use blobd_store::{Committed, Ingest, Model, NameOrigin, NameRule, NewName, Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tokio::sync::mpsc::Sender;
@@ -15,7 +16,6 @@ use tokio::sync::mpsc::Sender;
 use super::lost_models::{Evictions, displaced};
 use super::{OpError, soft_quota};
 use crate::requester::Requester;
-use blobd_store_format::origin::Origin;
 
 /// The name that a model gets.
 #[derive(Clone, Debug)]

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
 use super::OpError;
 use crate::policy::Subject;
-use blobd_store_format::origin::Origin;
 
 /// How many models made from each other by edits are followed to where the first came from. Beyond that, nothing would
 /// be known of the origin, so the model is refused.

@@ -3,11 +3,11 @@
 use std::str::FromStr;
 
 use blobd_client::protocol::response::ModelSummary;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 use super::facts::Facts;
 use crate::times::relative;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
 
 /// A line with fields, or the usual table.
 #[derive(Clone, Debug, PartialEq, Eq)]

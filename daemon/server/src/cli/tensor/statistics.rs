@@ -1,12 +1,12 @@
 //! Statistics of a tensor, and their display.
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::quant::{Histogram, Range};
+use blobd_model::quant::{Histogram, Range};
+use blobd_store_format::size::{human_bytes, human_number};
 use serde::Serialize;
 
 use super::source::StoredTensor;
 use crate::output::{Table, terminal_width};
-use blobd_store_format::size::{human_bytes, human_number};
 
 /// Parts of the histogram: as many as a terminal shows with the other lines.
 const BINS: usize = 16;

@@ -3,9 +3,10 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use blobd_client::process::on_end;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_model::quant::{dequantize, element_count};
 use blobd_store_format::gguf::GgmlType;
-use blobd_store_format::quant::{dequantize, element_count};
 
 use super::source::{StoredTensor, parts};
 use super::{npy, quant_error};
@@ -13,7 +14,6 @@ use crate::cli::file_error;
 use crate::cli::output_file::{Existing, TemporaryName};
 use crate::cli::target::{Target, write_error};
 use crate::output::DataOutput;
-use blobd_client::process::on_end;
 
 /// What is written.
 #[derive(Debug)]

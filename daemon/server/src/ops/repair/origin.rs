@@ -7,13 +7,13 @@ use blobd_registry::{RegistryClient, RegistryError, RemoteFile, Sender};
 use blobd_store::BlobWriter;
 use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::source::PullSource;
 use blobd_store_format::stored_file::StoredForm;
 
 use super::place::{Place, places};
 use super::{Failure, Repair, Unpublished};
 use crate::ops::survey::{FileId, Need, Survey, SurveyedModel};
-use blobd_store_format::origin::Origin;
 
 impl Repair<'_> {
     /// Tries the origins of all models that need the blob, one after the other. Returns the number of bytes
