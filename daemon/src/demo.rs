@@ -20,9 +20,11 @@ mod screen;
 
 use std::time::Instant;
 
+use blobd_cli::output::print_json;
 use blobd_client::protocol::response::{DiskUsage, ModelSummary};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
 
 pub(crate) use self::error::DemoError;
 use self::error::expect;
@@ -31,8 +33,6 @@ use self::processes::{DaemonProcess, ReaderProcess};
 use self::reader::{Rehashed, Request};
 use self::report::{Findings, Pulled, Reading};
 use self::sandbox::{Sandbox, digest_of_file};
-use crate::output::print_json;
-use blobd_store_format::size::human_bytes;
 
 /// Runs the demo, and tells what it does; with `is_json` it only prints its figures. Blocks for some seconds; must
 /// not be called on an async worker.

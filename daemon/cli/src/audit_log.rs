@@ -1,7 +1,8 @@
 //! `blobd log`: the audit log.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use blobd_client::name_service::user_by_name;
 use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::reference::Reference;
@@ -11,7 +12,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use crate::names::{NameError, Names};
+use super::limited::within;
 use crate::output::{print, print_json, print_message, terminal_width};
 use crate::times::{local, parse_period};
 
@@ -72,8 +73,12 @@ fn time(text: &str) -> Result<SystemTime, String> {
 impl Params {
     /// The user in the request if it is a name that nobody has. Records may still have it.
     fn unknown_user(&self) -> Option<&str> {
+        /// A directory server in reach answers within a second; its client library tries the next one after some seconds.
+        const LIMIT: Duration = Duration::from_secs(10);
         let user = self.user.as_deref().filter(|user| user.parse::<u32>().is_err())?;
-        (Names::system().uid_of(user) == Err(NameError::Unknown)).then_some(user)
+        let name = user.to_owned();
+        let found = within(LIMIT, move || user_by_name(&name))?;
+        matches!(found, Ok(None)).then_some(user)
     }
 
     fn request(&self) -> LogParams {

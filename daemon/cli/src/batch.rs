@@ -4,8 +4,8 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{Global, report};
-use crate::output::print_json;
+use super::Global;
+use crate::output::{print_error, print_json};
 
 /// The results for the items of one command.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ pub(super) fn report_each(global: &Global, errors: &[ErrorBody]) {
 fn report_next<'e>(global: &Global, mut before: impl Iterator<Item = &'e ErrorBody>, error: &ErrorBody) {
     let is_known = before.any(|before| before.hint == error.hint);
     let hint = error.hint.clone().filter(|_| !is_known);
-    report(global, &ErrorBody { hint, ..error.clone() });
+    print_error(global.json, global.quiet, &ErrorBody { hint, ..error.clone() });
 }
 
 fn value(value: &impl Serialize) -> Result<Value, ErrorBody> {

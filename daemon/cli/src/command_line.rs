@@ -1,90 +1,22 @@
-//! The command line: arguments → request → rendering. One file per command.
+//! Parses the arguments, runs the command, and reports its failure.
 
 use std::env;
 use std::ffi::OsString;
-use std::io;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
-use blobd_store_format::text::printable;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::client_file;
-use crate::output::{output_written, print, print_message, print_message_unbroken};
-use crate::systemd::Notifier;
-
-mod advice;
-mod audit_log;
-mod batch;
-mod completions;
-mod config;
-mod connect;
-mod corrected;
-mod demo;
-mod df;
-mod diff;
-mod doctor;
-mod edit;
-mod effective;
-mod embedded;
-mod endpoint;
-mod exec;
-mod export;
-mod file_name;
-mod fit;
-mod gc;
-mod habits;
-mod health;
-mod help;
-mod history;
-mod import;
-mod limit;
-mod local_model;
-mod local_sidecars;
-mod log;
-mod login;
-mod logout;
-mod lost_models;
-mod ls;
-mod man;
-mod model_name;
-mod model_source;
-mod mount;
-mod nothing;
-mod outdated;
-mod output_file;
-mod partial;
-mod pin;
-mod progress;
-mod promote;
-mod prompt;
-mod ps;
-mod pull;
-mod pull_plan;
-mod reindex;
-mod release;
-mod rename;
-mod residency;
-mod rm;
-mod serve;
-mod show;
-#[cfg(test)]
-mod shown_commands;
-mod source_file;
-mod store_access;
-mod suggest;
-mod system_service;
-mod tag;
-mod target;
-mod tensor;
-mod undelete;
-mod upstream;
-mod usage_error;
-mod verify;
-mod warm;
-mod web;
+use crate::global::{Global, GlobalOptions};
+use crate::local_server::LocalServer;
+use crate::output::{output_written, print, print_error, print_message};
+use crate::{
+    audit_log, completions, config, demo, df, diff, doctor, edit, exec, export, fit, gc, health, help,
+    history, import, limit, log, login, logout, ls, man, mount, outdated, partial, pin, promote, ps, pull,
+    reindex, release, rename, rm, serve, show, suggest, tag, tensor, undelete, usage_error, verify, warm,
+    web,
+};
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
 #[derive(Debug, Parser)]
@@ -103,84 +35,9 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt 
 6 no space, 7 denied, 8 no daemon answers, 130 stopped by Ctrl-C during a pull.")]
 struct Cli {
     #[command(flatten)]
-    global: Global,
+    global: GlobalOptions,
     #[command(subcommand)]
     command: Command,
-}
-
-/// Options of every command.
-#[derive(Clone, Debug, Default, Args)]
-pub struct Global {
-    /// The store's directory, which the command opens itself if no daemon has it [env: BLOBD_ROOT]
-    #[arg(long, global = true, help_heading = "Global options", value_name = "DIR")]
-    root: Option<PathBuf>,
-    /// The daemon's socket [env: BLOBD_SOCKET]
-    #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
-    socket: Option<PathBuf>,
-    /// The configuration file [env: BLOBD_CONFIG]
-    #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
-    config: Option<PathBuf>,
-    /// Print one JSON document instead of text; `pull` and `log` print one object per line
-    #[arg(long, global = true, help_heading = "Global options")]
-    json: bool,
-    /// Print only results and errors: no progress, no reports of what was done, no hints
-    #[arg(short, long, global = true, help_heading = "Global options")]
-    quiet: bool,
-    /// Print more detail, and a log of the work of this process on standard error
-    #[arg(short, long, global = true, help_heading = "Global options")]
-    verbose: bool,
-    /// Which of the paths come from the environment.
-    #[arg(skip)]
-    from_environment: FromEnvironment,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct FromEnvironment {
-    root: bool,
-    socket: bool,
-}
-
-impl Global {
-    /// Whether progress is left out.
-    const fn hides_progress(&self) -> bool {
-        self.json || self.quiet
-    }
-
-    const fn socket_is_from_environment(&self) -> bool {
-        self.socket.is_some() && self.from_environment.socket
-    }
-
-    /// Whether reports of what was done, such as `removed llama3:8b`, are left out. Requested results are not.
-    const fn hides_reports(&self) -> bool {
-        self.json || self.quiet
-    }
-
-    /// Takes missing options from the environment; an empty variable counts as unset. All paths become absolute:
-    /// they are compared, printed, and written into the lock file for other processes.
-    fn or_environment(&self) -> Result<Self, ErrorBody> {
-        let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let (None, Some(root)) = (&self.root, variable("BLOBD_ROOT").filter(|root| root.is_relative())) {
-            // A variable lasts longer than a command, and a relative one names another store in each directory.
-            let message = format!("BLOBD_ROOT: expected an absolute path, found {root:?}");
-            return Err(usage(message).with_hint("--root takes relative paths too"));
-        }
-        let path = |option: &str, given: &Option<PathBuf>, name| {
-            let given = given.clone().map(|path| (option, path));
-            let Some((source, path)) = given.or_else(|| Some((name, variable(name)?))) else {
-                return Ok(None);
-            };
-            let absolute = std::path::absolute(&path);
-            absolute.map(Some).map_err(|error| usage(format!("{source}: {path:?}: {error}")))
-        };
-        let from_environment = FromEnvironment { root: self.root.is_none(), socket: self.socket.is_none() };
-        Ok(Self {
-            from_environment,
-            root: path("--root", &self.root, "BLOBD_ROOT")?,
-            socket: path("--socket", &self.socket, "BLOBD_SOCKET")?,
-            config: path("--config", &self.config, "BLOBD_CONFIG")?,
-            ..self.clone()
-        })
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -229,25 +86,19 @@ enum Command {
     Web(web::Params),
     #[command(hide = true)]
     MountGuard(mount::GuardParams),
-    /// Read a client's file
-    #[command(hide = true, name = client_file::COMMAND)]
-    ClientFile,
     Demo(demo::Params),
     Completions(completions::Params),
     Man(man::Params),
     Help(help::Params),
     #[command(hide = true, name = suggest::COMMAND)]
     Suggest(suggest::Params),
-    #[command(hide = true)]
-    DemoReader(demo::ReaderParams),
 }
 
 impl Command {
     /// Whether `--verbose` starts a log. For `df` it means a table of models; `exec` leaves standard error to
     /// its program, and the hidden commands run within others.
     const fn has_log(&self) -> bool {
-        let is_hidden =
-            matches!(self, Self::MountGuard(_) | Self::ClientFile | Self::Suggest(_) | Self::DemoReader(_));
+        let is_hidden = matches!(self, Self::MountGuard(_) | Self::Suggest(_));
         !is_hidden && !matches!(self, Self::Df(_) | Self::Exec(_))
     }
 
@@ -255,17 +106,22 @@ impl Command {
     const fn log_use(&self, verbose: bool) -> log::Use {
         match self {
             Self::Serve(_) | Self::Mount(_) => log::Use::Always,
-            // Its standard error is a file that belongs to a client, or the terminal on which somebody types.
-            Self::ClientFile | Self::Suggest(_) => log::Use::Never,
+            // Its standard error is the terminal on which somebody types.
+            Self::Suggest(_) => log::Use::Never,
             _ if verbose && self.has_log() => log::Use::Always,
             _ => log::Use::OnRequest,
         }
     }
 }
 
+/// The definition of all commands.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Parses the arguments, runs the command, and turns a failure into a message and an exit code.
 #[must_use]
-pub fn main() -> ExitCode {
+pub(crate) fn main(server: &'static dyn LocalServer) -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
     if arguments.len() <= 1 {
         print_message(help::FIRST_STEPS);
@@ -277,28 +133,28 @@ pub fn main() -> ExitCode {
     };
     let log = log::start(command.log_use(global.verbose), global.verbose);
     let is_daemon = matches!(command, Command::Serve(_));
-    match log.and_then(|()| run(&global.or_environment()?, command)) {
+    match log.and_then(|()| run(&global.or_environment(server)?, command)) {
         Ok(code) => code,
         Err(error) => {
-            report(&global, &error);
-            ExitCode::from(if is_daemon {
-                serve::exit_code(&error, Notifier::is_requested())
-            } else {
-                error.code.exit_code()
-            })
+            print_error(global.json, global.quiet, &error);
+            ExitCode::from(if is_daemon { server.exit_code_of_serve(&error) } else { error.code.exit_code() })
         }
     }
 }
 
 /// Prints help or the version if the arguments ask for it, else what is wrong with them.
 fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    let print_failure = |failure: &ErrorBody| {
+        let options = usage_error::output_options(arguments);
+        print_error(options.json, options.quiet, failure);
+    };
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let Err(failure) = output_written(error.print()) else { return ExitCode::SUCCESS };
-        report(&usage_error::output_options(arguments), &failure);
+        print_failure(&failure);
         return ExitCode::from(failure.code.exit_code());
     }
     let body = usage_error::body(error, arguments);
-    report(&usage_error::output_options(arguments), &body);
+    print_failure(&body);
     ExitCode::from(body.code.exit_code())
 }
 
@@ -343,69 +199,18 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Serve(params) => serve::run(global, &params),
         Command::Mount(params) => mount::run(global, &params),
         Command::Web(params) => web::run(global, &params),
-        Command::ClientFile => {
-            client_file::run();
-            Ok(())
-        }
         Command::MountGuard(params) => mount::run_guard(&params),
         Command::Demo(params) => demo::run(global, &params),
         Command::Completions(params) => completions::run(global, &params),
         Command::Man(params) => man::run(global, &params),
         Command::Help(params) => help::run(global, &params),
         Command::Suggest(params) => print(&suggest::names(global, &params)),
-        Command::DemoReader(params) => demo::run_reader(global, &params),
     };
     done.map(|()| ExitCode::SUCCESS)
 }
 
-fn report(global: &Global, error: &ErrorBody) {
-    if global.json {
-        let response = ErrorResponse { error: error.clone() };
-        let json = serde_json::to_string(&response).unwrap_or_default();
-        print_message_unbroken(&log::at_error_priority(&format!("{json}\n")));
-        return;
-    }
-    let hint = error.hint.as_ref().filter(|_hint| !global.quiet);
-    let hint = hint.map_or_else(String::new, |hint| format!("hint: {}\n", printable(hint)));
-    let text = format!("blobd: {}\n{hint}{}", printable(&error.message), request_note(error));
-    print_message(&log::at_error_priority(&text));
-}
-
-/// How to find a failure of the daemon itself in its log.
-fn request_note(error: &ErrorBody) -> String {
-    let request = error.request.as_ref().filter(|_| error.code == ErrorCode::Internal);
-    request.map_or_else(String::new, |id| format!("request: {}, as in the daemon's log\n", printable(id)))
-}
-
-/// An error in the command line or the configuration.
-fn usage(message: impl std::fmt::Display) -> ErrorBody {
-    ErrorBody::new(ErrorCode::InvalidRequest, message)
-}
-
-fn file_error(name: &str, error: &io::Error) -> ErrorBody {
-    let code = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
-        io::ErrorKind::PermissionDenied => ErrorCode::Denied,
-        io::ErrorKind::NotFound => ErrorCode::NotFound,
-        _ => ErrorCode::Internal,
-    };
-    let body = ErrorBody::new(code, format!("{name}: {error}"));
-    match error.kind() {
-        io::ErrorKind::NotFound => body.with_hint("check the path; the directories in it must exist"),
-        io::ErrorKind::PermissionDenied => {
-            body.with_hint("use a file that this user may use, or run the command as its owner")
-        }
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            body.with_hint("free space there, or choose another place")
-        }
-        _ => body,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

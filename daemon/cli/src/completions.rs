@@ -1,11 +1,11 @@
 //! `blobd completions`
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use clap::{Arg, Args, Command, CommandFactory as _, ValueEnum};
+use clap::{Arg, Args, Command, ValueEnum};
 use clap_complete::aot;
 
 use super::suggest::Kind;
-use super::{Cli, Global, habits};
+use super::{Global, habits};
 use crate::output::{print, print_json};
 
 mod bash;
@@ -57,7 +57,7 @@ fn script(shell: Shell) -> Result<String, ErrorBody> {
 
 /// The commands without the internal ones, which the generators would offer.
 fn visible() -> Command {
-    let all = Cli::command();
+    let all = crate::command();
     let commands = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
     Command::new("blobd")
         .args(all.get_arguments().cloned())

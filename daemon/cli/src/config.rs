@@ -3,19 +3,18 @@
 use std::path::Path;
 
 use blobd_client::client::Client;
-use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin};
+use blobd_client::paths::{SYSTEM_ROOT, default_root};
+use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin, differences};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::sockets::SYSTEM_SOCKET;
-use blobd_registry::RegistryClient;
 use blobd_store_format::text::printable;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::connect::{client_error, load_config, print_result, root};
-use super::embedded::{registry_policy, start_error};
-use super::{Global, effective};
-use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root, differences};
+use super::Global;
+use super::connect::{client_error, load_settings, print_result};
+use super::local_server::Settings;
 
 /// Check the configuration, and show every setting
 #[derive(Debug, Args)]
@@ -79,27 +78,20 @@ struct Running {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let ConfigCommand::Show(ShowParams {}) = params.command;
-    let config = load_config(global)?;
-    check_as_daemon(global, &config)?;
-    let configuration = config.settings(&effective::given(global, &config)?);
+    let settings = load_settings(global)?;
+    let configuration = settings.of_daemon(&global.paths)?;
     let socket = configuration.settings.iter().find(|setting| setting.key == "socket");
     let socket = socket.and_then(|setting| setting.value.as_str()).unwrap_or_default();
     let daemon = running(Path::new(socket), &configuration)?;
-    let system = system_daemon(global, &config);
+    let system = system_daemon(global, &*settings);
     print_result(global, &Shown { configuration, daemon, system }, render)
 }
 
-/// Refuses what a daemon with this configuration would refuse at its start: `systemctl reload` runs this command first.
-fn check_as_daemon(global: &Global, config: &Config) -> Result<(), ErrorBody> {
-    if let Ok(root) = root(global, config) {
-        config.check_root(&root).map_err(ConfigError::body)?;
-    }
-    RegistryClient::new(&registry_policy(config)).map(drop).map_err(|error| start_error(config, error))
-}
-
-fn system_daemon(global: &Global, config: &Config) -> Option<SystemDaemon> {
-    let is_named =
-        [&global.root, &global.socket, &config.root, &config.socket].iter().any(|path| path.is_some());
+fn system_daemon(global: &Global, settings: &dyn Settings) -> Option<SystemDaemon> {
+    let is_named = global.paths.root.is_some()
+        || global.paths.socket.is_some()
+        || settings.root().is_some()
+        || settings.socket().is_some();
     if is_named || default_root().is_ok_and(|root| root == Path::new(SYSTEM_ROOT)) {
         return None;
     }

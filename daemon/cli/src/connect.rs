@@ -4,40 +4,28 @@
 //! that every command has one code path. If another command has the store open, that one serves it.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
+use blobd_client::paths::{SYSTEM_ROOT, default_root};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::user_sockets;
-use blobd_store::{Glance, StoreError};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::text::printable;
 use serde::Serialize;
 
-use super::store_access::{Place, StoreAccess, find};
+use super::local_server::{OpenedStore, Settings, StoreAccess};
 use super::{Global, system_service};
-use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root};
 use crate::output::{print_json, print_message, print_text};
 
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) client: Client,
     /// Set without a daemon.
-    access: Option<OpenAccess>,
-}
-
-/// Ends the server in this process on drop.
-#[derive(Debug)]
-struct OpenAccess(Arc<StoreAccess>);
-
-impl Drop for OpenAccess {
-    fn drop(&mut self) {
-        self.0.close();
-    }
+    access: Option<Box<dyn StoreAccess>>,
 }
 
 /// Connects to the socket given on the command line, else opens the store given there (or connects to
@@ -46,18 +34,22 @@ impl Drop for OpenAccess {
 ///
 /// A store that `--root` names must exist: the path may be mistyped.
 pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
-    let is_named = global.root.is_some() && !global.from_environment.root;
-    connect_by(global, &load_config(global)?, if is_named { WhenAbsent::Refuse } else { WhenAbsent::Create })
+    let is_named = global.paths.root.is_some() && !global.paths.root_is_from_environment;
+    connect_by(
+        global,
+        &*load_settings(global)?,
+        if is_named { WhenAbsent::Refuse } else { WhenAbsent::Create },
+    )
 }
 
 /// The same for a command that adds models: a store that does not exist is created.
 pub(super) fn connect_or_create(global: &Global) -> Result<Connected, ErrorBody> {
-    connect_by(global, &load_config(global)?, WhenAbsent::Create)
+    connect_by(global, &*load_settings(global)?, WhenAbsent::Create)
 }
 
 /// The same for a command that must create nothing, wherever the store would be.
-pub(super) fn connect_for_checks(global: &Global, config: &Config) -> Result<Connected, ErrorBody> {
-    connect_by(global, config, WhenAbsent::Refuse)
+pub(super) fn connect_for_checks(global: &Global, settings: &dyn Settings) -> Result<Connected, ErrorBody> {
+    connect_by(global, settings, WhenAbsent::Refuse)
 }
 
 /// What to do if there is no store.
@@ -67,36 +59,40 @@ enum WhenAbsent {
     Refuse,
 }
 
-fn connect_by(global: &Global, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
-    match (&global.root, &global.socket) {
+fn connect_by(global: &Global, settings: &dyn Settings, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
+    match (&global.paths.root, &global.paths.socket) {
         (Some(root), Some(socket)) => return connect_to_store(root, socket),
-        (Some(root), None) => return embedded(root, config, absent),
+        (Some(root), None) => return embedded(global, root, settings, absent),
         (None, Some(socket)) => return connect_to(socket).map_err(client_error),
         (None, None) => {}
     }
-    if let Some(socket) = &config.socket {
+    if let Some(socket) = settings.socket() {
         match connect_to(socket) {
             // Without its configured daemon the command opens the store itself, but not another one than that daemon has.
-            Err(ClientError::NotRunning { .. }) if config.root.is_some() || is_own(socket) => {}
+            Err(ClientError::NotRunning { .. }) if settings.root().is_some() || is_own(socket) => {}
             connected => return connected.map_err(client_error),
         }
     }
-    match (&config.root, &config.socket) {
-        (Some(root), _) => embedded(root, config, absent),
-        (None, Some(_own)) => embedded(&default_root().map_err(ConfigError::body)?, config, absent),
-        (None, None) => connect_to_default(global, config, absent),
+    match (settings.root(), settings.socket()) {
+        (Some(root), _) => embedded(global, root, settings, absent),
+        (None, Some(_own)) => embedded(global, &default_root()?, settings, absent),
+        (None, None) => connect_to_default(global, settings, absent),
     }
 }
 
-fn connect_to_default(global: &Global, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
+fn connect_to_default(
+    global: &Global,
+    settings: &dyn Settings,
+    absent: WhenAbsent,
+) -> Result<Connected, ErrorBody> {
     match Client::connect_to_system() {
         Ok(Some(client)) => return Ok(Connected { client, access: None }),
         Ok(None) => {}
-        Err(error) => return without_system_daemon(global, config, error),
+        Err(error) => return without_system_daemon(global, settings, error),
     }
     match user_sockets().iter().find_map(|socket| connect_to(socket).ok()) {
         Some(connected) => Ok(connected),
-        None => embedded(&default_root().map_err(ConfigError::body)?, config, absent),
+        None => embedded(global, &default_root()?, settings, absent),
     }
 }
 
@@ -104,7 +100,7 @@ fn connect_to_default(global: &Global, config: &Config, absent: WhenAbsent) -> R
 /// opens that one; other users would be moved to a store without the models that they know, and fill it with copies.
 fn without_system_daemon(
     global: &Global,
-    config: &Config,
+    settings: &dyn Settings,
     error: ClientError,
 ) -> Result<Connected, ErrorBody> {
     const OWN_STORE: &str =
@@ -112,11 +108,11 @@ fn without_system_daemon(
     let is_silent = matches!(error, ClientError::Unavailable { .. });
     let refusal = client_error(error);
     let root = default_root().ok().filter(|root| root == Path::new(SYSTEM_ROOT) && is_silent);
-    if let Some(root) = root.filter(|root| refuse_absent_store(root).is_ok()) {
+    if let Some(root) = root.filter(|root| global.server.find_store(root).is_ok()) {
         if !global.hides_reports() {
             print_message(&format!("blobd: {}; using {}\n", printable(&refusal.message), root.display()));
         }
-        return embedded(&root, config, WhenAbsent::Refuse);
+        return embedded(global, &root, settings, WhenAbsent::Refuse);
     }
     let hint =
         refusal.hint.as_ref().map_or_else(|| OWN_STORE.to_owned(), |hint| format!("{hint}; {OWN_STORE}"));
@@ -128,18 +124,6 @@ pub(super) fn is_own(socket: &Path) -> bool {
     let uid = rustix::process::geteuid();
     let nearest = socket.ancestors().skip(1).find_map(|directory| fs::metadata(directory).ok());
     uid.is_root() || nearest.is_some_and(|directory| directory.uid() == uid.as_raw())
-}
-
-fn refuse_absent_store(root: &Path) -> Result<(), ErrorBody> {
-    const HINT: &str = "check the path; `blobd pull` and `blobd import` create a store";
-    let found = match Glance::at(root) {
-        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => "no such directory",
-        Ok(glance) if glance.is_empty() => "the directory is empty",
-        // Opening it reports what else is wrong with it.
-        _ => return Ok(()),
-    };
-    let message = format!("{}: contains no store: {found}", root.display());
-    Err(ErrorBody::new(ErrorCode::NotFound, message).with_hint(HINT))
 }
 
 /// Sends one request and prints its result.
@@ -198,7 +182,7 @@ pub(super) fn print_result<T: Serialize>(
 impl Connected {
     /// Whether the server runs in this process, so that its settings end with this command.
     pub(crate) fn is_embedded(&self) -> bool {
-        self.access.as_ref().is_some_and(|access| access.0.is_here())
+        self.access.as_ref().is_some_and(|access| access.is_served_here())
     }
 
     /// Whether a daemon serves the store, and not a command, which ends when its work is done.
@@ -207,15 +191,8 @@ impl Connected {
     }
 }
 
-pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
-    let config = Config::load(global.config.as_deref()).map_err(ConfigError::body)?;
-    // A store that a command names may be a lower store of the user's own one: it is left out then.
-    if global.root.is_none()
-        && let Ok(root) = root(global, &config)
-    {
-        config.check_root(&root).map_err(ConfigError::body)?;
-    }
-    Ok(config)
+pub(crate) fn load_settings(global: &Global) -> Result<Arc<dyn Settings>, ErrorBody> {
+    global.server.settings(&global.paths)
 }
 
 pub(crate) fn client_error(error: ClientError) -> ErrorBody {
@@ -247,7 +224,7 @@ const NOT_RUNNING_HINT: &str =
 /// Refuses a socket that the user has named and on which nothing listens, as not found: commands that only ask the
 /// daemon end with another exit code without one.
 pub(super) fn refuse_silent_socket(global: &Global) -> Result<(), ErrorBody> {
-    let Some(socket) = &global.socket else { return Ok(()) };
+    let Some(socket) = &global.paths.socket else { return Ok(()) };
     match Client::connect(socket) {
         Err(error @ ClientError::NotRunning { .. }) => {
             Err(ErrorBody { code: ErrorCode::NotFound, ..client_error(error) })
@@ -276,24 +253,20 @@ fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> 
 }
 
 /// Uses the store through this process, or through the process that has it open.
-fn embedded(root: &Path, config: &Config, absent: WhenAbsent) -> Result<Connected, ErrorBody> {
+fn embedded(
+    global: &Global,
+    root: &Path,
+    settings: &dyn Settings,
+    absent: WhenAbsent,
+) -> Result<Connected, ErrorBody> {
     // Models of lower stores can be used without a store of one's own, which is then created.
-    if absent == WhenAbsent::Refuse && config.lower_paths().is_empty() {
-        refuse_absent_store(root)?;
+    if absent == WhenAbsent::Refuse && settings.lower_stores().is_empty() {
+        global.server.find_store(root)?;
     }
-    match find(root, config)? {
-        Place::Daemon(socket) => connect_to(&root.join(socket)).map_err(client_error),
-        place => {
-            let access = StoreAccess::new(root, config, place);
-            Ok(Connected { client: access.client(), access: Some(OpenAccess(access)) })
-        }
+    match settings.open_store(root)? {
+        OpenedStore::ByDaemon(socket) => connect_to(&socket).map_err(client_error),
+        OpenedStore::ByCommand(access) => Ok(Connected { client: access.client(), access: Some(access) }),
     }
-}
-
-/// The store's directory: from the command line, the configuration or the default.
-pub(crate) fn root(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
-    let named = global.root.clone().or_else(|| config.root.clone());
-    named.map_or_else(|| default_root().map_err(ConfigError::body), Ok)
 }
 
 #[cfg(test)]

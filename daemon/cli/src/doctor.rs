@@ -9,8 +9,7 @@ use clap::Args;
 
 use self::connection::Reached;
 use super::Global;
-use super::connect::{client_error, load_config};
-use crate::config::Config;
+use super::connect::{client_error, load_settings};
 use crate::output::{print, print_json, terminal_width};
 
 mod connection;
@@ -54,13 +53,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn check_all(global: &Global, params: &Params) -> DoctorReport {
-    let loaded = load_config(global);
-    let mut checks = vec![files::configuration(global, loaded.as_ref())];
+    let loaded = load_settings(global);
+    let mut checks = vec![files::configuration(global, loaded.as_ref().err())];
     // With a wrong file, the defaults say at least something about the rest.
-    let config = loaded.unwrap_or_else(|_reported| Config::default());
-    checks.extend([files::credentials(&config), user::environment(global), user::locked_memory()]);
+    let settings = loaded.unwrap_or_else(|_reported| global.server.default_settings());
+    checks.extend([files::credentials(&*settings), user::environment(global), user::locked_memory()]);
     checks.push(user::service());
-    let Reached { connected, check } = connection::reach(global, &config);
+    let Reached { connected, check } = connection::reach(global, &*settings);
     checks.push(check);
     if let Some(connected) = connected {
         match connected.client.doctor().map_err(client_error) {
@@ -68,7 +67,7 @@ fn check_all(global: &Global, params: &Params) -> DoctorReport {
             Err(error) => checks.push(connection::failed("store", &error)),
         }
         if params.registries {
-            checks.extend(registries::check(&connected.client, &config));
+            checks.extend(registries::check(&connected.client, &*settings));
         }
     }
     DoctorReport { checks }

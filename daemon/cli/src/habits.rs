@@ -153,19 +153,17 @@ pub(super) fn nearest<'c>(word: &str, known: impl Iterator<Item = &'c str>) -> O
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
 
     use super::*;
-    use crate::cli::Cli;
 
     fn commands() -> Vec<String> {
-        let command = Cli::command();
+        let command = crate::command();
         let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
         visible.map(|command| command.get_name().to_owned()).collect()
     }
 
     fn advice_for(word: &str) -> String {
-        advice(word, &Cli::command())
+        advice(word, &crate::command())
     }
 
     #[test]
@@ -187,7 +185,7 @@ mod tests {
 
     #[test]
     fn no_advice_is_about_a_word_that_is_a_command_itself() {
-        let command = Cli::command();
+        let command = crate::command();
         let known: Vec<&str> = command.get_subcommands().flat_map(names).collect();
         let hidden: Vec<_> = HABITS.iter().filter(|(word, _)| known.contains(word)).collect();
         assert!(hidden.is_empty(), "{hidden:?}");

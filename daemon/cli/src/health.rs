@@ -6,7 +6,7 @@ use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect_for_checks, load_config, print_result, refuse_silent_socket};
+use super::connect::{client_error, connect_for_checks, load_settings, print_result, refuse_silent_socket};
 
 /// Ask the daemon whether it works
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     refuse_silent_socket(global)?;
-    let connected = connect_for_checks(global, &load_config(global)?)?;
+    let connected = connect_for_checks(global, &*load_settings(global)?)?;
     if connected.is_embedded() {
         let error = ErrorBody::new(ErrorCode::NotFound, "health: no daemon is running");
         return Err(error.with_hint("start it with `blobd serve` or `systemctl start blobd`"));

@@ -1,9 +1,9 @@
 //! `blobd help`
 
 use blobd_client::protocol::error::ErrorBody;
-use clap::{Args, Command, CommandFactory as _};
+use clap::{Args, Command};
 
-use super::{Cli, Global, usage_error};
+use super::{Global, usage_error};
 use crate::output::{print, print_json};
 
 /// Explain a command
@@ -19,7 +19,7 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let root = Cli::command();
+    let root = crate::command();
     let mut command = &root;
     for word in &params.command {
         command = subcommand(command, word)?;

@@ -2,15 +2,14 @@
 
 use std::io::{self, IsTerminal as _, Read as _};
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
+use blobd_client::protocol::error::ErrorBody;
+use blobd_store_format::host::HUGGING_FACE;
 use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
-use super::connect::{load_config, print_report};
+use super::connect::{load_settings, print_report};
 use super::prompt::{Echo, ask};
-use crate::config::ConfigError;
 
 /// Save credentials for a registry
 ///
@@ -38,28 +37,30 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let host: RegistryHost = params.host.parse().map_err(super::usage)?;
-    let file = load_config(global)?.credential_file().map_err(ConfigError::body)?;
-    let credential = credential(params, &host)?;
-    file.set(&host, &credential).map_err(|error| file_error(&error))?;
-    let path = file.path().display().to_string();
-    let saved = serde_json::json!({ "host": host.as_str(), "path": path });
+    let host = global.server.registry_host(&params.host)?;
+    let settings = load_settings(global)?;
+    let path = settings.credential_file()?.display().to_string();
+    let Credential { user, secret } = credential(params, &host)?;
+    settings.save_credential(&host, user.as_deref(), &secret)?;
+    let saved = serde_json::json!({ "host": host, "path": path });
     print_report(global, &saved, |_| {
-        format!("{}: credentials saved in {}\n", printable(host.as_str()), printable(&path))
+        format!("{}: credentials saved in {}\n", printable(&host), printable(&path))
     })
 }
 
-pub(super) fn file_error(error: &CredentialError) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Denied, error)
+/// A password, or a token if there is no user. It is not printed.
+struct Credential {
+    user: Option<String>,
+    secret: String,
 }
 
-fn credential(params: &Params, host: &RegistryHost) -> Result<Credential, ErrorBody> {
+fn credential(params: &Params, host: &str) -> Result<Credential, ErrorBody> {
     if params.token_stdin {
-        return Ok(Credential::Token(from_stdin()?));
+        return Ok(Credential { user: None, secret: from_stdin()? });
     }
-    if params.user.is_none() && host.is_hugging_face() {
+    if params.user.is_none() && host == HUGGING_FACE {
         let question = "Token (https://huggingface.co/settings/tokens): ";
-        return Ok(Credential::Token(checked(&ask(question, Echo::Off)?)?));
+        return Ok(Credential { user: None, secret: checked(&ask(question, Echo::Off)?)? });
     }
     let user = match &params.user {
         Some(user) => user.clone(),
@@ -68,15 +69,15 @@ fn credential(params: &Params, host: &RegistryHost) -> Result<Credential, ErrorB
     if user.is_empty() || user.contains(':') {
         return Err(super::usage(format!("user: expected a non-empty name without ':', found {user:?}")));
     }
-    let password = match params.password_stdin {
+    let secret = match params.password_stdin {
         true => from_stdin()?,
         false => checked(&ask(&format!("Password of {user} at {host}: "), Echo::Off)?)?,
     };
-    Ok(Credential::Password { user, password })
+    Ok(Credential { user: Some(user), secret })
 }
 
 /// Reads all of standard input and removes the line break at its end.
-fn from_stdin() -> Result<Secret, ErrorBody> {
+fn from_stdin() -> Result<String, ErrorBody> {
     if io::stdin().is_terminal() {
         return Err(super::usage("standard input: is a terminal, which would display the secret").with_hint(
             "leave out --password-stdin or --token-stdin to get a prompt, or redirect standard input",
@@ -91,13 +92,13 @@ fn from_stdin() -> Result<Secret, ErrorBody> {
 /// Signed tokens (JWT) take a few KiB.
 const MAX_SECRET_BYTES: u64 = 16 << 10;
 
-fn checked(text: &str) -> Result<Secret, ErrorBody> {
+fn checked(text: &str) -> Result<String, ErrorBody> {
     match text {
         "" => Err(super::usage("secret: is empty: expected a password or a token")),
         _ if text.chars().any(char::is_control) => {
             Err(super::usage("secret: expected one line of text, found control characters"))
         }
-        _ => Ok(Secret::new(text)),
+        _ => Ok(text.to_owned()),
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn secret_must_be_one_line_and_is_not_in_error_messages() {
-        assert_eq!(checked("hunter2").unwrap().reveal(), "hunter2");
+        assert_eq!(checked("hunter2").unwrap(), "hunter2");
         for text in ["", "hunter2\nhunter3", "hunter2\u{1b}"] {
             assert!(!checked(text).unwrap_err().message.contains("hunter"));
         }

@@ -1,14 +1,11 @@
 //! `blobd logout`
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_registry::credentials::RegistryHost;
 use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
-use super::connect::{load_config, print_report};
-use super::login::file_error;
-use crate::config::ConfigError;
+use super::connect::{load_settings, print_report};
 
 /// Delete the saved credentials for a registry
 ///
@@ -25,13 +22,13 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let host: RegistryHost = params.host.parse().map_err(super::usage)?;
-    let file = load_config(global)?.credential_file().map_err(ConfigError::body)?;
-    if !file.remove(&host).map_err(|error| file_error(&error))? {
-        let message = format!("{host}: no credentials in {}", file.path().display());
+    let host = global.server.registry_host(&params.host)?;
+    let settings = load_settings(global)?;
+    if !settings.delete_credential(&host)? {
+        let message = format!("{host}: no credentials in {}", settings.credential_file()?.display());
         return Err(ErrorBody::new(ErrorCode::NotFound, message));
     }
-    print_report(global, &serde_json::json!({ "host": host.as_str() }), |_| {
-        format!("{}: credentials deleted\n", printable(host.as_str()))
+    print_report(global, &serde_json::json!({ "host": host }), |_| {
+        format!("{}: credentials deleted\n", printable(&host))
     })
 }

@@ -7,11 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use clap::{Args, Command, CommandFactory as _};
+use clap::{Args, Command};
 use clap_mangen::Man;
 
 use super::connect::print_report;
-use super::{Cli, Global, file_error, help};
+use super::{Global, file_error, help};
 use crate::output::{print, print_json};
 
 /// Print a manual page, or write all of them into a directory
@@ -31,14 +31,14 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let mut root = Cli::command();
+    let mut root = crate::command();
     // Gives the commands the global options and their full names.
     root.build();
     if let Some(directory) = &params.dir {
         return write_all(global, &root, directory);
     }
     let page = if params.command == [configuration::NAME] {
-        configuration::page()
+        configuration::page(&global.server.configuration_keys())
     } else {
         let (parents, command) = find(&root, &params.command)?;
         page(&parents, command).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?
@@ -52,7 +52,10 @@ fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), Er
     let pages = commands
         .iter()
         .map(|(parents, command)| (format!("{}.1", full_name(command)), page(parents, command)))
-        .chain([(format!("{}.5", configuration::NAME), Ok(configuration::page()))]);
+        .chain([(
+            format!("{}.5", configuration::NAME),
+            Ok(configuration::page(&global.server.configuration_keys())),
+        )]);
     let mut written = Vec::new();
     for (name, page) in pages {
         let path = directory.join(name);
@@ -142,7 +145,7 @@ mod tests {
 
     #[test]
     fn page_has_the_examples_line_by_line() {
-        let mut root = Cli::command();
+        let mut root = crate::command();
         root.build();
         let (parents, pull) = find(&root, &["pull".to_owned()]).unwrap();
         let page = page(&parents, pull).unwrap();
@@ -154,7 +157,7 @@ mod tests {
 
     #[test]
     fn commands_of_commands_have_their_own_pages() {
-        let mut root = Cli::command();
+        let mut root = crate::command();
         root.build();
         let names: Vec<&str> = all(&root).into_iter().map(|(_, command)| full_name(command)).collect();
         for name in ["blobd", "blobd-pull", "blobd-partial", "blobd-partial-ls", "blobd-partial-rm"] {

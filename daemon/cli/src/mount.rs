@@ -1,4 +1,4 @@
-//! A FUSE file system that shows models as ordinary files, for programs that need a path.
+//! `blobd mount`: a FUSE file system that shows models as ordinary files, for programs that need a path.
 //!
 //! The mount is an ordinary client of the daemon. The [`tree`] holds the names. When a program opens a file,
 //! the mount opens the model at the daemon and then reads from the descriptors that it received. Every file
@@ -7,14 +7,23 @@
 //! all its readers. The exception is passthrough, where the kernel reads the blob directly: for files that
 //! are stored as one blob, if the process has `CAP_SYS_ADMIN`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use blobd_client::client::Client;
+use blobd_client::process::{Signals, first_of, listen_for_end, raise_descriptor_limit};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::text::printable;
+use clap::Args;
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use tokio::sync::oneshot;
+
+use super::Global;
+use super::connect::{connect, print_result};
 
 mod catalog;
 mod error;
@@ -23,27 +32,90 @@ mod file_system;
 mod guard;
 mod names;
 mod opener;
-pub(crate) mod tree;
+mod tree;
 mod workers;
 
-pub(crate) use error::MountError;
-pub(crate) use guard::watch;
+use error::MountError;
+use guard::watch;
 
 use catalog::Catalog;
 use file_system::ModelFileSystem;
 use guard::Guard;
 use opener::Opener;
 
+/// Mount the models as ordinary files, for programs that take a path
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd mount /mnt/models &
+  llama-server -m /mnt/models/llama3/8b.gguf
+  OLLAMA_MODELS=/mnt/models/ollama ollama serve
+  umount /mnt/models                           or Ctrl-C, or kill")]
+pub(super) struct Params {
+    /// An empty directory
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// Let other users read the files too
+    #[arg(long)]
+    allow_other: bool,
+}
+
+/// Unmount if the mount's process dies
+#[derive(Debug, Args)]
+pub(super) struct GuardParams {
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    /// Programs that open files wait for the daemon, so they must get an error if it hangs.
+    const TIMEOUT: Duration = Duration::from_secs(30);
+    raise_descriptor_limit();
+    let connected = connect(global)?;
+    if !connected.has_daemon() {
+        let body = ErrorBody::new(ErrorCode::InvalidRequest, "mount: no daemon is running");
+        return Err(body.with_hint("start `blobd serve` first: the mount reads models through the daemon"));
+    }
+    let readers = if params.allow_other { Readers::Everybody } else { Readers::Owner };
+    let client = connected.client.with_timeout(TIMEOUT);
+    let internal = |error: std::io::Error| ErrorBody::new(ErrorCode::Internal, error);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;
+    let stop = {
+        let _context = runtime.enter();
+        // Before mounting: a signal that ends the process would leave the mount behind.
+        listen_for_end().map_err(internal)?
+    };
+    let mount = Mount::start(&client, &params.directory, readers).map_err(MountError::body)?;
+    let directory = mount.directory().display().to_string();
+    print_result(global, &BTreeMap::from([("mounted", mount.directory())]), |_| {
+        format!("{}: mounted; Ctrl-C unmounts\n", printable(&directory))
+    })?;
+    runtime.block_on(serve(mount, stop)).map_err(internal)
+}
+
+pub(super) fn run_guard(params: &GuardParams) -> Result<(), ErrorBody> {
+    watch(&params.directory);
+    Ok(())
+}
+
+async fn serve(mut mount: Mount, mut stop: Signals) -> std::io::Result<()> {
+    tokio::select! {
+        ended = mount.ended() => return ended,
+        _kind = first_of(&mut stop) => {}
+    }
+    mount.unmount();
+    Ok(())
+}
+
 /// Which users may read the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Readers {
+enum Readers {
     Owner,
     Everybody,
 }
 
 /// A mount that is served by threads of this process.
 #[derive(Debug)]
-pub(crate) struct Mount {
+struct Mount {
     directory: PathBuf,
     unmounter: SessionUnmounter,
     ended: oneshot::Receiver<io::Result<()>>,
@@ -52,7 +124,7 @@ pub(crate) struct Mount {
 
 impl Mount {
     /// Mounts the daemon's models at an empty directory.
-    pub(crate) fn start(client: &Client, directory: &Path, readers: Readers) -> Result<Self, MountError> {
+    fn start(client: &Client, directory: &Path, readers: Readers) -> Result<Self, MountError> {
         let directory = check_directory(directory)?;
         check_fuse()?;
         let file_system = ModelFileSystem::new(Catalog::new(client.clone())?, Opener::new(client.clone()));
@@ -70,18 +142,18 @@ impl Mount {
         Ok(Self { directory, unmounter, ended, _guard: guard })
     }
 
-    pub(crate) fn directory(&self) -> &Path {
+    fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Waits until it is unmounted by another process, or fails.
-    pub(crate) async fn ended(&mut self) -> io::Result<()> {
+    async fn ended(&mut self) -> io::Result<()> {
         let ended = (&mut self.ended).await;
         ended.unwrap_or_else(|_gone| Err(io::Error::other("mount: its thread ended unexpectedly")))
     }
 
     /// Unmounts. Files that are open stay readable until this process ends.
-    pub(crate) fn unmount(mut self) {
+    fn unmount(mut self) {
         if self.unmounter.unmount().is_err() {
             guard::detach(&self.directory);
         }

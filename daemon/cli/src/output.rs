@@ -3,12 +3,17 @@
 use std::io::{self, IsTerminal as _, Write as _};
 
 use blobd_client::protocol::audit::escape_controls;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 use blobd_store_format::text::printable;
 use serde::Serialize;
 
+use super::log::at_error_priority;
+
 /// Writes to standard output.
-pub(crate) fn print(text: &str) -> Result<(), ErrorBody> {
+///
+/// # Errors
+/// If it cannot be written; a closed pipe is no error.
+pub fn print(text: &str) -> Result<(), ErrorBody> {
     let mut out = io::stdout().lock();
     output_written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
@@ -64,7 +69,10 @@ impl io::Write for DataOutput {
 }
 
 /// Writes one JSON document on a line of its own.
-pub(crate) fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
+///
+/// # Errors
+/// As [`print`].
+pub fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
     let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     print(&format!("{}\n", escape_controls(json)))
 }
@@ -86,6 +94,26 @@ pub(crate) fn print_message(text: &str) {
 /// The same for text that a program reads, such as JSON.
 pub(crate) fn print_message_unbroken(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Writes an error for a person, or as JSON. With `is_quiet` without its hint.
+pub(crate) fn print_error(is_json: bool, is_quiet: bool, error: &ErrorBody) {
+    if is_json {
+        let response = ErrorResponse { error: error.clone() };
+        let json = serde_json::to_string(&response).unwrap_or_default();
+        print_message_unbroken(&at_error_priority(&format!("{json}\n")));
+        return;
+    }
+    let hint = error.hint.as_ref().filter(|_hint| !is_quiet);
+    let hint = hint.map_or_else(String::new, |hint| format!("hint: {}\n", printable(hint)));
+    let text = format!("blobd: {}\n{hint}{}", printable(&error.message), request_note(error));
+    print_message(&at_error_priority(&text));
+}
+
+/// How to find a failure of the daemon itself in its log.
+fn request_note(error: &ErrorBody) -> String {
+    let request = error.request.as_ref().filter(|_| error.code == ErrorCode::Internal);
+    request.map_or_else(String::new, |id| format!("request: {}, as in the daemon's log\n", printable(id)))
 }
 
 /// Writes a result for a person. On a terminal, lines that are too long are broken between words.
@@ -122,7 +150,8 @@ fn split_at_width(line: &str, width: usize) -> Option<(&str, &str)> {
 }
 
 /// Breaks a text into lines of at most `width` characters, between words. A longer word has a line of its own.
-pub(crate) fn wrap(text: &str, width: usize, first_indent: &str, indent: &str) -> String {
+#[must_use]
+pub fn wrap(text: &str, width: usize, first_indent: &str, indent: &str) -> String {
     let (mut lines, mut line) = (String::new(), first_indent.to_owned());
     let mut is_empty = true;
     for word in text.split_whitespace() {
@@ -151,7 +180,7 @@ pub(crate) fn terminal_width() -> usize {
 /// A table whose first row is the heading. If the rows are wider than the terminal, one column is truncated: the
 /// first, which contains names, unless another is chosen.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Table {
+pub struct Table {
     rows: Vec<Row>,
     right: Vec<usize>,
     truncated: usize,
@@ -174,8 +203,9 @@ impl Row {
 }
 
 impl Table {
-    /// `right` lists the columns that are aligned to the right.
-    pub(crate) fn new(headings: &[&str], right: &[usize]) -> Self {
+    /// A table with these headings. `right` lists the columns that are aligned to the right.
+    #[must_use]
+    pub fn new(headings: &[&str], right: &[usize]) -> Self {
         let headings = headings.iter().map(|heading| (*heading).to_owned()).collect();
         Self { rows: vec![Row::Cells(headings)], right: right.to_vec(), truncated: 0 }
     }
@@ -185,7 +215,8 @@ impl Table {
         Self { truncated: column, ..self }
     }
 
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(Row::Cells(cells.into_iter().map(|cell| printable(&cell)).collect()));
     }
 
@@ -209,7 +240,9 @@ impl Table {
         }
     }
 
-    pub(crate) fn render(&self, width: usize) -> String {
+    /// The lines, none of which is longer than `width` columns if one column can be cut far enough.
+    #[must_use]
+    pub fn render(&self, width: usize) -> String {
         const GAP: usize = 2;
         let mut widths = self.column_widths();
         let total: usize = widths.iter().map(|column| column + GAP).sum();

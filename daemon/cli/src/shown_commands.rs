@@ -3,9 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, CommandFactory as _};
-
-use super::Cli;
+use clap::Arg;
 
 /// Where commands are shown: sources, whose messages users read, the page, the clients and the documents.
 const PLACES: [&str; 10] = [
@@ -83,7 +81,7 @@ fn joined(text: &str) -> String {
 
 /// What is wrong with a command, if it names anything that the parser does not know.
 fn mistake(line: &str) -> Option<String> {
-    let root = Cli::command();
+    let root = crate::command();
     let mut command = &root;
     let mut words =
         line.split_whitespace().map(|word| word.trim_matches(['[', ']', '(', ')', ',', '.', ':', '"', '\'']));

@@ -6,21 +6,18 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
 
 use blobd_client::client::Client;
+use blobd_client::paths::{GivenPaths, SYSTEM_ROOT, default_root};
 use blobd_client::sockets::user_sockets;
-use blobd_store::Glance;
-use blobd_store_format::reference::Reference;
 use blobd_store_format::text::printable;
-use clap::{Args, CommandFactory as _, ValueEnum};
+use clap::{Args, ValueEnum};
 
-use super::connect::{is_own, load_config};
-use super::{Cli, Global};
-use crate::config::{SYSTEM_ROOT, default_root};
-use crate::socket::connect_announced;
+use super::Global;
+use super::connect::{is_own, load_settings};
+use super::limited::within;
+use super::local_server::StoredNames;
 
 /// The name of the command, which users do not type.
 pub(super) const COMMAND: &str = "__suggest";
@@ -67,19 +64,12 @@ const TIME_LIMIT: Duration = Duration::from_millis(1500);
 
 /// Returns one name per line. There is no failure: a shell has nobody to tell it to.
 pub(super) fn names(global: &Global, params: &Params) -> String {
-    let (done, result) = channel();
     let (global, params) = (global.clone(), params.clone());
     let search = move || {
         let global = with_typed_options(global, &params.words);
-        // The receiver may have given up.
-        let _ =
-            done.send(params.kinds.iter().flat_map(|kind| found(&global, *kind)).collect::<BTreeSet<_>>());
+        params.kinds.iter().flat_map(|kind| found(&global, *kind)).collect::<BTreeSet<_>>()
     };
-    // Not joined: it may wait for a daemon that does not respond.
-    let names = match thread::Builder::new().name("suggest".to_owned()).spawn(search) {
-        Ok(_thread) => result.recv_timeout(TIME_LIMIT).unwrap_or_default(),
-        Err(_) => BTreeSet::new(),
-    };
+    let names = within(TIME_LIMIT, search).unwrap_or_default();
     names.iter().map(|name| printable(name) + "\n").collect()
 }
 
@@ -96,17 +86,18 @@ fn with_typed_options(global: Global, words: &[OsString]) -> Global {
             }
         })
     };
-    Global {
-        root: value("--root").or(global.root),
-        socket: value("--socket").or(global.socket),
-        config: value("--config").or(global.config),
-        ..global
-    }
+    let paths = GivenPaths {
+        root: value("--root").or(global.paths.root),
+        socket: value("--socket").or(global.paths.socket),
+        config: value("--config").or(global.paths.config),
+        ..global.paths
+    };
+    Global { paths, ..global }
 }
 
 fn found(global: &Global, kind: Kind) -> Vec<String> {
     if kind == Kind::Commands {
-        let blobd = Cli::command();
+        let blobd = crate::command();
         let visible = blobd.get_subcommands().filter(|command| !command.is_hide_set());
         return visible.map(|command| command.get_name().to_owned()).collect();
     }
@@ -116,13 +107,13 @@ fn found(global: &Global, kind: Kind) -> Vec<String> {
         Some(Place::Store(root)) => {
             let lower = if kind == Kind::Models { lower_stores(global) } else { Vec::new() };
             let roots = std::iter::once(root).chain(lower);
-            roots.flat_map(|root| stored(&root, kind).unwrap_or_default()).collect()
+            roots.flat_map(|root| stored(global, &root, kind)).collect()
         }
     }
 }
 
 fn lower_stores(global: &Global) -> Vec<PathBuf> {
-    load_config(global).map(|config| config.lower_paths()).unwrap_or_default()
+    load_settings(global).map(|settings| settings.lower_stores()).unwrap_or_default()
 }
 
 /// Where the names are.
@@ -146,19 +137,20 @@ impl Place {
 /// The same place as that of all commands, except that no store is opened.
 fn place(global: &Global) -> Option<Place> {
     let daemon = |socket: &Path| Client::connect(socket).ok().map(Place::Daemon);
-    match (&global.root, &global.socket) {
+    match (&global.paths.root, &global.paths.socket) {
         // A daemon of another store is refused by all commands.
         (Some(root), Some(socket)) => return daemon(socket).filter(|served| served.is_of(root)),
         (None, Some(socket)) => return daemon(socket),
         (Some(root), None) => return Some(Place::Store(root.clone())),
         (None, None) => {}
     }
-    let config = load_config(global).ok()?;
-    if let Some(socket) = &config.socket {
-        let own = || config.root.clone().or_else(|| default_root().ok().filter(|_root| is_own(socket)));
+    let settings = load_settings(global).ok()?;
+    let root = settings.root().map(Path::to_path_buf);
+    if let Some(socket) = settings.socket() {
+        let own = || root.clone().or_else(|| default_root().ok().filter(|_root| is_own(socket)));
         return daemon(socket).or_else(|| own().map(Place::Store));
     }
-    if let Some(root) = config.root {
+    if let Some(root) = root {
         return Some(Place::Store(root));
     }
     match Client::connect_to_system() {
@@ -188,38 +180,33 @@ fn served(client: &Client, kind: Kind) -> Option<Vec<String>> {
 }
 
 /// What the directory says. Only a process that has the store open knows which processes use its models.
-fn stored(root: &Path, kind: Kind) -> Option<Vec<String>> {
-    let store = Glance::at(root).ok()?;
-    let short = |names: Vec<Reference>| names.iter().map(Reference::short).collect();
-    Some(match kind {
-        Kind::Models => short(store.models()),
-        Kind::Trash => short(store.trash()),
-        Kind::Downloads => store.downloads(),
+fn stored(global: &Global, root: &Path, kind: Kind) -> Vec<String> {
+    let names = |kind| global.server.stored_names(root, kind);
+    match kind {
+        Kind::Models => names(StoredNames::Models),
+        Kind::Trash => names(StoredNames::Trash),
+        Kind::Downloads => names(StoredNames::Downloads),
         Kind::Processes => {
-            let (root, socket) = (root.to_owned(), store.holder()?.socket?);
-            let client =
-                Client::with_connector(std::sync::Arc::new(move || connect_announced(&root, &socket)));
-            served(&client, kind)?
+            global.server.client_of_holder(root).and_then(|client| served(&client, kind)).unwrap_or_default()
         }
         Kind::Commands => Vec::new(),
-    })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use blobd_store::testing::new_store;
-
     use super::*;
 
     fn global(root: &Path) -> Global {
-        Global { root: Some(root.to_owned()), ..Global::default() }
+        let paths = GivenPaths { root: Some(root.to_owned()), ..GivenPaths::default() };
+        Global { paths, ..Global::default() }
     }
 
     #[test]
     fn options_on_the_typed_line_say_where_the_names_are() {
         let typed = |line: &str| {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            with_typed_options(global(Path::new("/a")), &words).root
+            with_typed_options(global(Path::new("/a")), &words).paths.root
         };
         assert_eq!(typed("blobd rm"), Some(PathBuf::from("/a")));
         for line in ["blobd --root /b rm", "blobd rm --root=/b", "blobd --root = /b rm"] {
@@ -228,17 +215,11 @@ mod tests {
     }
 
     #[test]
-    fn store_that_is_open_or_absent_or_empty_is_only_looked_at() {
-        let (folder, _store) = new_store();
-        let root = folder.path().join("store");
-        let before = std::fs::read(root.join("lock")).unwrap();
-        for kind in [Kind::Models, Kind::Trash, Kind::Downloads, Kind::Processes] {
-            assert_eq!(found(&global(&root), kind), Vec::<String>::new(), "{kind:?}");
-        }
-        assert_eq!(std::fs::read(root.join("lock")).unwrap(), before);
-        let absent = folder.path().join("absent");
-        assert_eq!(found(&global(&absent), Kind::Models), Vec::<String>::new());
-        assert!(!absent.exists());
+    fn names_of_a_store_without_a_daemon_are_read_from_its_directory() {
+        let global = global(Path::new("/absent"));
+        assert_eq!(found(&global, Kind::Trash), ["Trash"]);
+        assert_eq!(found(&global, Kind::Downloads), ["Downloads"]);
+        assert_eq!(found(&global, Kind::Processes), [""; 0], "no process has it open");
     }
 
     #[test]

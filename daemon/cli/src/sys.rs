@@ -1,7 +1,7 @@
-//! The local time of a moment, by the C library's time zone.
+//! System calls without a safe wrapper: the only `unsafe` code in this crate.
 #![allow(unsafe_code)]
 
-/// `2026-11-23 16:02`; `None` if the C library cannot tell.
+/// The local time of a moment, by the C library's time zone: `2026-11-23 16:02`; `None` if the C library cannot tell.
 pub(crate) fn local_time(seconds_since_1970: u64) -> Option<String> {
     let seconds = libc::time_t::try_from(seconds_since_1970).ok()?;
     // SAFETY: needed because no safe crate has the call; zeros are a valid value of this struct of numbers and a

@@ -6,11 +6,11 @@ use std::ffi::OsString;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::source::without_userinfo;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, CommandFactory as _, Error};
+use clap::{Command, Error};
 
 use super::advice::Refused;
+use super::global::GlobalOptions;
 use super::habits::{advice, nearest};
-use super::{Cli, Global};
 
 /// The error's message and what to do instead.
 pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
@@ -36,10 +36,10 @@ pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
 }
 
 /// The options that say how an error is printed, from arguments that could not be parsed.
-pub(super) fn output_options(arguments: &[OsString]) -> Global {
+pub(super) fn output_options(arguments: &[OsString]) -> GlobalOptions {
     let ours = arguments.iter().skip(1).take_while(|argument| *argument != "--");
     let has = |names: &[&str]| ours.clone().any(|argument| names.iter().any(|name| argument == name));
-    Global { json: has(&["--json"]), quiet: has(&["-q", "--quiet"]), ..Global::default() }
+    GlobalOptions { json: has(&["--json"]), quiet: has(&["-q", "--quiet"]), ..GlobalOptions::default() }
 }
 
 /// The error about a command of `parent` that does not exist.
@@ -71,7 +71,7 @@ impl Usage {
         if !names.is_empty() {
             return Self { command: names.join(" "), line };
         }
-        let blobd = Cli::command();
+        let blobd = crate::command();
         let mut words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
         let used = words.find_map(|word| blobd.find_subcommand(word));
         let command = used.map_or_else(|| "blobd".to_owned(), |used| format!("blobd {}", used.get_name()));
@@ -80,7 +80,7 @@ impl Usage {
 
     /// How to find a command of the used one.
     fn commands(&self) -> String {
-        let blobd = Cli::command();
+        let blobd = crate::command();
         let words = self.command.split_whitespace().skip(1);
         let used = words.fold(&blobd, |command, word| command.find_subcommand(word).unwrap_or(command));
         if used.get_name() == blobd.get_name() {
@@ -98,7 +98,7 @@ impl Usage {
 }
 
 fn unknown_command(word: &str, usage: &Usage) -> (String, Option<String>) {
-    let command = Cli::command();
+    let command = crate::command();
     if usage.command != "blobd" {
         return (format!("{} {word}: no such command", usage.command), Some(usage.commands()));
     }
@@ -195,14 +195,13 @@ fn texts(error: &Error, kind: ContextKind) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
 
     use super::*;
 
     fn error(line: &str) -> (String, String) {
         let arguments = std::iter::once("blobd").chain(line.split_whitespace()).map(OsString::from);
         let arguments: Vec<OsString> = arguments.collect();
-        let body = body(&Cli::try_parse_from(&arguments).unwrap_err(), &arguments);
+        let body = body(&crate::command().try_get_matches_from(&arguments).unwrap_err(), &arguments);
         assert_eq!(body.code, ErrorCode::InvalidRequest);
         (body.message, body.hint.unwrap())
     }

@@ -37,11 +37,12 @@ mod slot;
 
 pub(crate) use note::Refusal;
 use note::{Note, RECORD_BYTES, Request};
-pub(crate) use process::{CLIENT_TIMEOUT, run};
+pub(crate) use process::CLIENT_TIMEOUT;
+pub use process::run;
 use slot::{EmptySlot, FilledSlot};
 
-/// The hidden command that this process runs.
-pub(crate) const COMMAND: &str = "client-file";
+/// The first argument of the process that reads a file, which then calls [`run`].
+pub const COMMAND: &str = "client-file";
 
 /// The running program, even if its file was replaced since.
 const THIS_PROGRAM: &str = "/proc/self/exe";

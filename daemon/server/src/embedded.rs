@@ -30,7 +30,7 @@ const REQUESTS_LIMIT: Duration = Duration::from_secs(30);
 const WORK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why the parts of a daemon cannot be set up.
-pub(super) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
+pub(crate) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
     const HINT: &str =
         "name PEM files with certificates that the daemon's user can read, or leave out ca_files";
     match &error {
@@ -46,13 +46,13 @@ pub(super) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
 }
 
 /// The clients of registries that a daemon with this configuration has.
-pub(super) fn registry_policy(config: &Config) -> RegistryPolicy {
+pub(crate) fn registry_policy(config: &Config) -> RegistryPolicy {
     let policy = config.registry_policy();
     if config.is_single_user() { policy } else { policy.for_many_users() }
 }
 
 /// Starts the audit log, unless it is off or the store is read-only. A log that is not continued says so.
-pub(super) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorBody> {
+pub(crate) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorBody> {
     let (store, audit) = (&daemon.store, &config.audit);
     if store.read_only_reason().is_some() {
         return Ok(());
@@ -64,7 +64,7 @@ pub(super) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorB
 }
 
 #[derive(Debug)]
-pub(super) struct EmbeddedServer {
+pub(crate) struct EmbeddedServer {
     server: Server,
     daemon: Arc<Daemon>,
     /// Accepts connections of other commands, if there is a socket.
@@ -74,7 +74,7 @@ pub(super) struct EmbeddedServer {
 }
 
 impl EmbeddedServer {
-    pub(super) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
+    pub(crate) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
         let metrics =
             Metrics::new(api::verb_names()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let daemon = Daemon::new(store, &config.registry_policy(), metrics);
@@ -113,7 +113,7 @@ impl EmbeddedServer {
     }
 
     /// A connection within this process.
-    pub(super) fn connect(&self) -> io::Result<UnixStream> {
+    pub(crate) fn connect(&self) -> io::Result<UnixStream> {
         let runtime = self.runtime.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let (ours, theirs) = UnixStream::pair()?;
         theirs.set_nonblocking(true)?;

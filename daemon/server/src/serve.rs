@@ -1,5 +1,7 @@
-//! `blobd serve`: the daemon.
+//! The daemon: how it starts, runs and stops.
 
+mod effective;
+mod endpoint;
 mod reload;
 mod start_failure;
 
@@ -7,30 +9,27 @@ use std::io::ErrorKind;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use blobd_client::paths::GivenPaths;
 use blobd_client::process::{Signals, first_of, listen, listen_for_stop, raise_descriptor_limit};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store::Store;
-use clap::Args;
 use tokio::signal::unix::SignalKind;
 use tracing_mutex::stdsync::Mutex;
 
+pub(crate) use self::effective::settings_of_daemon;
+use self::endpoint::Endpoint;
 use self::reload::Reloader;
-
-pub(super) use self::start_failure::exit_code;
-use super::Global;
-use super::connect::{load_config, root};
-use super::embedded::{registry_policy, start_audit, start_error};
-use super::endpoint::{self, Endpoint};
-use super::store_access::open_for_daemon;
 use crate::api;
 use crate::audit::{start_record, stop_record};
 use crate::config::{Config, ConfigError};
+use crate::embedded::{registry_policy, start_audit, start_error};
 use crate::housekeeping;
 use crate::metrics::Metrics;
 use crate::monitoring::MetricsServer;
 use crate::names::Names;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
+use crate::store_access::open_for_daemon;
 use crate::sys::limit_heaps;
 use crate::systemd::{Notifier, PassedSocket, keep_alive};
 
@@ -42,41 +41,35 @@ const ASYNC_WORKERS: usize = 2;
 /// few requests per second would keep alive all threads that a burst has started.
 const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(100);
 
-/// Run the daemon
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  blobd serve
-  blobd serve --root /srv/models --socket /run/blobd/blobd.sock
-  BLOBD_LOG=debug blobd serve                      log more
-  BLOBD_LOG=warn,blobd_registry=debug blobd serve  log more of the registries and less of the rest
-
-The log goes to standard error. BLOBD_LOG, or else RUST_LOG, is LEVEL or TARGET=LEVEL, or
-several of them separated by commas. Levels: off, error, warn, info, debug, trace.
-Targets: blobd, blobd_store, blobd_registry. BLOBD_LOG_FORMAT is text, json or journal.
-
-As a service of systemd, it ends with exit code 78 if the configuration or the store must be
-corrected before a start can succeed.")]
-pub(super) struct Params {}
-
-pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+/// Runs the daemon until it is stopped.
+///
+/// # Errors
+/// If it cannot start.
+pub fn run(paths: &GivenPaths) -> Result<(), ErrorBody> {
     // Before anything is opened.
     let passed = PassedSocket::take().map_err(|error| endpoint::activation_error(&error))?;
     let waiting = passed.as_ref().and_then(|passed| passed.listener().try_clone().ok());
-    let started = start(global, passed);
+    let started = start(paths, passed);
     if let (Err(error), Some(waiting)) = (&started, waiting) {
         start_failure::answer_waiting(&waiting, error);
     }
     started
 }
 
+/// The exit code of a daemon that has ended with this error: as of every command, unless a service manager waits for it.
+#[must_use]
+pub fn exit_code(error: &ErrorBody) -> u8 {
+    start_failure::exit_code(error, Notifier::is_requested())
+}
+
 /// Starts the daemon, and returns when it has stopped.
-fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody> {
+fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBody> {
     let notifier = Notifier::from_environment();
     raise_descriptor_limit();
-    let mut config = load_config_with_names(global)?;
-    let root = root(global, &config)?;
+    let mut config = load_config_with_names(paths)?;
+    let root = config.root_for(paths)?;
     config.check_root(&root).map_err(ConfigError::body)?;
-    let endpoint = Endpoint::find(global, &mut config, passed)?;
+    let endpoint = Endpoint::find(paths, &mut config, passed)?;
     let daemon = {
         let _time = notifier.starting(&format!("opening the store {}", root.display()));
         let store = open_for_daemon(&root, &config)?;
@@ -106,7 +99,7 @@ fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody>
         daemon.audit.check().map_err(|error| audit_error(&error))?;
     }
     let audit = Arc::clone(&daemon.audit);
-    let reloader = Arc::new(Mutex::new(Reloader::start(global, &daemon, config.clone())?));
+    let reloader = Arc::new(Mutex::new(Reloader::start(paths, &daemon, config.clone())?));
     let store = Arc::clone(&daemon.store);
     let long_work = daemon.long_work.clone();
     store.start_index();
@@ -133,18 +126,18 @@ fn start(global: &Global, passed: Option<PassedSocket>) -> Result<(), ErrorBody>
 const RECORDS_LIMIT: Duration = Duration::from_millis(500);
 
 /// Loads a configuration whose users and groups are known. While a machine starts, its name service may not answer yet.
-fn load_config_with_names(global: &Global) -> Result<Config, ErrorBody> {
+fn load_config_with_names(paths: &GivenPaths) -> Result<Config, ErrorBody> {
     /// The service manager starts the daemon again afterwards.
     const ATTEMPTS: u32 = 5;
     const PAUSE: Duration = Duration::from_secs(2);
     for _attempt in 1..ATTEMPTS {
-        let config = load_config(global)?;
+        let config = Config::load_for(paths)?;
         let Some(error) = &config.unresolved else { return Ok(config) };
         tracing::warn!("{error}; trying again in {} s", PAUSE.as_secs());
         std::thread::sleep(PAUSE);
         Names::system().refresh();
     }
-    load_config(global)?.with_known_names()
+    Config::load_for(paths)?.with_known_names()
 }
 
 /// A daemon whose administrator has named a directory does not run without its audit log.

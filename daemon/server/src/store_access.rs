@@ -17,14 +17,14 @@ use blobd_client::sockets;
 use blobd_store::{CommandState, LockHolder, Store, StoreError};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-use super::embedded::EmbeddedServer;
 use crate::config::Config;
+use crate::embedded::EmbeddedServer;
 use crate::ops::OpError;
 use crate::socket::connect_announced;
 
 /// Where the store is served.
 #[derive(Debug)]
-pub(super) enum Place {
+enum Place {
     /// In this process.
     Here(EmbeddedServer),
     /// By a command, at a socket that its lock file names.
@@ -33,9 +33,18 @@ pub(super) enum Place {
     Daemon(PathBuf),
 }
 
+/// Who serves a store.
+#[derive(Debug)]
+pub enum Opened {
+    /// A daemon at this socket.
+    ByDaemon(PathBuf),
+    /// This process or another command.
+    ByCommand(Arc<StoreAccess>),
+}
+
 /// A store that is served by this process or by another command.
 #[derive(Debug)]
-pub(super) struct StoreAccess {
+pub struct StoreAccess {
     root: PathBuf,
     config: Config,
     /// `None` at the end.
@@ -45,24 +54,36 @@ pub(super) struct StoreAccess {
 }
 
 impl StoreAccess {
-    pub(super) fn new(root: &Path, config: &Config, place: Place) -> Arc<Self> {
+    /// Opens a store in this process, or finds the process that has it open.
+    pub(crate) fn open(root: &Path, config: &Config) -> Result<Opened, ErrorBody> {
+        Ok(match find(root, config)? {
+            Place::Daemon(socket) => Opened::ByDaemon(root.join(socket)),
+            place => Opened::ByCommand(Self::new(root, config, place)),
+        })
+    }
+
+    fn new(root: &Path, config: &Config, place: Place) -> Arc<Self> {
         let was_elsewhere = AtomicBool::new(!matches!(place, Place::Here(_)));
         let (root, config) = (root.to_path_buf(), config.clone());
         Arc::new(Self { root, config, place: Mutex::new(Some(place)), was_elsewhere })
     }
 
-    pub(super) fn client(self: &Arc<Self>) -> Client {
+    /// A client of the process that serves the store, whichever that is at the time of a request.
+    #[must_use]
+    pub fn client(self: &Arc<Self>) -> Client {
         let (connecting, replacing) = (Arc::clone(self), Arc::clone(self));
         Client::with_connector(Arc::new(move || connecting.connect()))
             .repeating_if(Arc::new(move || replacing.was_elsewhere.load(Ordering::Relaxed)))
     }
 
-    pub(super) fn is_here(&self) -> bool {
+    /// Whether this process serves it.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
         matches!(*self.place(), Some(Place::Here(_)))
     }
 
     /// Ends the server in this process. Other commands then open the store.
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         let place = self.place().take();
         drop(place);
     }
@@ -90,7 +111,7 @@ impl StoreAccess {
 }
 
 /// Opens the store, or finds the process that has it open and serves it.
-pub(super) fn find(root: &Path, config: &Config) -> Result<Place, ErrorBody> {
+fn find(root: &Path, config: &Config) -> Result<Place, ErrorBody> {
     let mut wait = Wait::new();
     loop {
         let holder = match Store::open_with(root, config.store_options()) {
@@ -119,7 +140,7 @@ pub(super) fn find(root: &Path, config: &Config) -> Result<Place, ErrorBody> {
 }
 
 /// Opens the store for a daemon: waits until a command that has it open has ended.
-pub(super) fn open_for_daemon(root: &Path, config: &Config) -> Result<Store, ErrorBody> {
+pub(crate) fn open_for_daemon(root: &Path, config: &Config) -> Result<Store, ErrorBody> {
     let (mut wait, mut is_reported) = (Wait::new(), false);
     loop {
         let holder = match Store::open_with(root, config.store_options()) {

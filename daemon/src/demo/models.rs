@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
+use blobd_cli::output::Table;
 use blobd_fixtures::model::{self, Dimensions, Experts};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::size::human_bytes;
 
 use super::error::DemoError;
 use super::sandbox::{Sandbox, digest_of_file};
-use crate::output::Table;
 
 /// The model that is pulled.
 pub(super) const BASE: &str = "llama3:8b";

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
 use super::error::DemoError;
-use super::reader::{Opened, Request};
+use super::reader::{self, Opened, Request};
 use super::sandbox::Sandbox;
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ pub(super) struct ReaderProcess {
 
 impl ReaderProcess {
     pub(super) fn start(sandbox: &Sandbox, number: usize, reference: &str) -> Result<Self, DemoError> {
-        let mut command = sandbox.command(&["demo-reader", reference]);
+        let mut command = sandbox.command(&[reader::COMMAND, reference]);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(DemoError::io(format!("reader {number}")))?;
         let pipes = child.stdin.take().zip(child.stdout.take());

@@ -4,8 +4,10 @@
 //! standard output, one JSON object per line. It ends when standard input is closed.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::io::{self, BufRead as _, Write as _};
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use blobd_client::Client;
@@ -42,8 +44,22 @@ pub(crate) struct Rehashed {
     pub(crate) bytes: u64,
 }
 
+/// The first argument of a reader; the second one is the model.
+pub(crate) const COMMAND: &str = "demo-reader";
+
+/// Runs a reader, whose environment names the socket.
+pub(crate) fn main() -> ExitCode {
+    let socket = env::var_os("BLOBD_SOCKET").unwrap_or_default();
+    let reference = env::args().nth(2).unwrap_or_default().parse().map_err(DemoError::from);
+    let Err(error) = reference.and_then(|reference| run(Path::new(&socket), &reference)) else {
+        return ExitCode::SUCCESS;
+    };
+    let _nobody_reads_it = writeln!(io::stderr(), "blobd: {error}");
+    ExitCode::from(error.body().code.exit_code())
+}
+
 /// Opens a model, reports, and serves requests until standard input ends.
-pub(crate) fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
+fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
     let (model, tensors, open_micros) = open_repeatedly(socket, reference)?;
     let details = Client::connect(socket)?.with_timeout(TIMEOUT).model(reference)?;
     verify(&details, &tensors)?;

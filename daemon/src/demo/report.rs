@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use blobd_cli::output::Table;
 use blobd_client::protocol::response::DiskUsage;
 use blobd_store_format::size::human_bytes;
 use serde::Serialize;
 
 use super::memory::MemoryUse;
 use super::reader::Opened;
-use crate::output::Table;
 
 #[derive(Clone, Debug)]
 pub(super) struct Findings {

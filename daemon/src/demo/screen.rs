@@ -3,8 +3,9 @@
 use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use blobd_cli::output::{print, wrap};
+
 use super::error::DemoError;
-use crate::output::{print, wrap};
 
 /// Whether output is suppressed. One flag for the process, which runs one demo.
 static IS_SILENT: AtomicBool = AtomicBool::new(false);

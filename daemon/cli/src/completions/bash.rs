@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use clap::{Arg, Command};
 
 use super::Place;
-use crate::cli::suggest;
+use crate::suggest;
 
 /// What is added to the generated script. Bash splits words at colons, which names contain: only what follows the
 /// last one is replaced.

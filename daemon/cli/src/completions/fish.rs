@@ -1,7 +1,7 @@
 //! Names in the completions of fish.
 
 use super::Place;
-use crate::cli::suggest;
+use crate::suggest;
 
 /// What is added to the generated script.
 pub(super) fn names(places: &[Place]) -> String {

@@ -1,7 +1,7 @@
 //! Names in the completions of zsh.
 
 use super::Place;
-use crate::cli::suggest;
+use crate::suggest;
 
 /// The generated script, with names instead of files for the arguments that are names.
 pub(super) fn with_names(script: &str, places: &[Place]) -> String {

@@ -4,7 +4,7 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_model::diff::{Change, TensorPair};
 
 use super::side::{Opened, Side};
-use crate::cli::connect::Connected;
+use crate::connect::Connected;
 
 /// Marks as shared what has the same bytes in different packed groups: if one expert of a group differs, the
 /// digest of the whole group does.

@@ -15,10 +15,10 @@ use blobd_store_format::gguf::{ByteOrder, Header};
 use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::reference::Reference;
 
-use crate::cli::Global;
-use crate::cli::connect::{Connected, client_error};
-use crate::cli::local_model::{LocalModel, entry};
-use crate::cli::model_source::{DescribedModel, ModelArgs, Place, describe_files};
+use crate::Global;
+use crate::connect::{Connected, client_error};
+use crate::local_model::{LocalModel, entry};
+use crate::model_source::{DescribedModel, ModelArgs, Place, describe_files};
 
 /// A model that is compared.
 pub(super) struct Side {

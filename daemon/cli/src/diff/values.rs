@@ -10,8 +10,8 @@ use blobd_store_format::recipe::TensorEntry;
 
 use super::report::Report;
 use super::side::{Opened, Side};
-use crate::cli::connect::Connected;
-use crate::cli::progress::Bar;
+use crate::connect::Connected;
+use crate::progress::Bar;
 
 /// Adds the relative error of each tensor that both models have with the same shape and different content. Tensors
 /// without known values, models that are not in GGUF, and names that a model has twice are left out.

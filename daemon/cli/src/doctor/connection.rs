@@ -4,9 +4,9 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::Version;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 
-use crate::cli::Global;
-use crate::cli::connect::{Connected, client_error, connect_for_checks};
-use crate::config::Config;
+use crate::Global;
+use crate::connect::{Connected, client_error, connect_for_checks};
+use crate::local_server::Settings;
 
 const NAME: &str = "connection";
 
@@ -16,8 +16,8 @@ pub(super) struct Reached {
 }
 
 /// Connects as every command does, but creates no store.
-pub(super) fn reach(global: &Global, config: &Config) -> Reached {
-    let reached = connect_for_checks(global, config).and_then(|connected| {
+pub(super) fn reach(global: &Global, settings: &dyn Settings) -> Reached {
+    let reached = connect_for_checks(global, settings).and_then(|connected| {
         let version = connected.client.version().map_err(client_error)?;
         Ok((connected, version))
     });
@@ -55,7 +55,7 @@ fn not_reached(global: &Global, error: &ErrorBody) -> Check {
             .mended_by("blobd pull smollm:135m");
     }
     let check = failed(NAME, error);
-    match global.socket_is_from_environment() {
+    match global.paths.socket.is_some() && global.paths.socket_is_from_environment {
         true => check
             .with_hint("start the daemon of this socket, or unset BLOBD_SOCKET to use the default ones")
             .mended_by("unset BLOBD_SOCKET"),

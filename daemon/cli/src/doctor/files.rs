@@ -4,12 +4,13 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use blobd_client::paths::default_config;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_store_format::text::quoted;
 
-use crate::cli::Global;
-use crate::config::{Config, default_config};
+use crate::Global;
+use crate::local_server::Settings;
 
 /// What is known of a file without reading it.
 #[derive(Clone, Copy, Debug)]
@@ -25,14 +26,14 @@ impl Status {
     }
 }
 
-pub(super) fn configuration(global: &Global, loaded: Result<&Config, &ErrorBody>) -> Check {
-    let path = global.config.clone().or_else(default_config);
+pub(super) fn configuration(global: &Global, refusal: Option<&ErrorBody>) -> Check {
+    let path = global.paths.config.clone().or_else(default_config);
     let Some(path) = path else {
         return Check::new("configuration", CheckStatus::Ok, "no file: HOME is not set; the defaults apply");
     };
-    match loaded {
-        Ok(_valid) => permissions_of_configuration(&path, Status::of(&path)),
-        Err(error) => wrong_configuration(&path, error),
+    match refusal {
+        None => permissions_of_configuration(&path, Status::of(&path)),
+        Some(error) => wrong_configuration(&path, error),
     }
 }
 
@@ -61,9 +62,9 @@ fn permissions_of_configuration(path: &Path, status: Option<Status>) -> Check {
         .mended_by(format!("{}chmod go-w {}", sudo(owner), quoted(&path.to_string_lossy())))
 }
 
-pub(super) fn credentials(config: &Config) -> Check {
-    match config.credential_file() {
-        Ok(file) => permissions_of_credentials(file.path(), Status::of(file.path())),
+pub(super) fn credentials(settings: &dyn Settings) -> Check {
+    match settings.credential_file() {
+        Ok(file) => permissions_of_credentials(&file, Status::of(&file)),
         Err(_no_home) => Check::new("credentials", CheckStatus::Ok, "no file: HOME is not set"),
     }
 }

@@ -10,8 +10,8 @@ use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_store_format::source::{PullSource, PulledSource};
 
-use crate::cli::connect::client_error;
-use crate::config::Config;
+use crate::connect::client_error;
+use crate::local_server::Settings;
 
 /// How long a registry may take. The daemon repeats requests that fail.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
@@ -21,9 +21,9 @@ const DEFAULT_REGISTRY: &str = "registry.ollama.ai";
 
 /// One request to each registry, all at the same time: that for the manifest of a model that was pulled from there.
 /// What a pull would send is sent, and nothing else.
-pub(super) fn check(client: &Client, config: &Config) -> Vec<Check> {
+pub(super) fn check(client: &Client, settings: &dyn Settings) -> Vec<Check> {
     let client = client.clone().with_timeout(TIME_LIMIT);
-    let registries = sources(&client, config);
+    let registries = sources(&client, settings);
     thread::scope(|scope| {
         let mut asked = Vec::new();
         for (host, source) in &registries {
@@ -35,13 +35,13 @@ pub(super) fn check(client: &Client, config: &Config) -> Vec<Check> {
 }
 
 /// What to ask each registry for, by its host.
-fn sources(client: &Client, config: &Config) -> BTreeMap<String, PullSource> {
+fn sources(client: &Client, settings: &dyn Settings) -> BTreeMap<String, PullSource> {
     let models = client.models().map(|list| list.models).unwrap_or_default();
     let origins = models.iter().filter_map(|model| model.origin.as_deref()?.parse::<PulledSource>().ok());
     let sources = origins.map(|pulled| pulled.source);
     let mut sources: BTreeMap<_, _> = sources.map(|source| (source.host().to_owned(), source)).collect();
-    let configured = config.registry_hosts();
-    for host in configured.chain([DEFAULT_REGISTRY]) {
+    let configured = settings.registry_hosts();
+    for host in configured.iter().map(String::as_str).chain([DEFAULT_REGISTRY]) {
         // No registry has this model: that it says so is a response.
         if let Ok(source) = format!("{host}/library/blobd-doctor").parse() {
             sources.entry(host.to_owned()).or_insert(source);

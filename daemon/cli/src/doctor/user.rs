@@ -7,12 +7,11 @@ use std::path::Path;
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_client::sockets::{SYSTEM_UNITS, unit_file};
-use blobd_registry::Proxies;
 use blobd_store_format::size::human_bytes;
 use rustix::process::{Resource, geteuid, getrlimit};
 
-use crate::cli::Global;
-use crate::cli::system_service::{self, Unit, telling};
+use crate::Global;
+use crate::system_service::{self, Unit, telling};
 
 pub(super) fn environment(global: &Global) -> Check {
     let paths = ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG"];
@@ -23,7 +22,8 @@ pub(super) fn environment(global: &Global) -> Check {
         .map(|name| format!("{name}={}", env::var_os(name).unwrap_or_default().to_string_lossy()))
         .collect();
     // The value may have a password in it.
-    found.extend(Proxies::VARIABLES.iter().filter(|name| set(name)).map(|name| format!("{name} is set")));
+    let proxies = global.server.proxies();
+    found.extend(proxies.names.iter().filter(|name| set(name)).map(|name| format!("{name} is set")));
     let detail =
         if found.is_empty() { "no variable of blobd or of a proxy".to_owned() } else { found.join(", ") };
     let foreign = env::var_os("XDG_RUNTIME_DIR").and_then(|directory| {
@@ -31,7 +31,7 @@ pub(super) fn environment(global: &Global) -> Check {
         (owner != geteuid().as_raw() && !geteuid().is_root()).then_some((directory, owner))
     });
     match foreign {
-        Some((directory, owner)) if global.socket.is_none() => Check::new(
+        Some((directory, owner)) if global.paths.socket.is_none() => Check::new(
             "environment",
             CheckStatus::Note,
             format!("XDG_RUNTIME_DIR={}: belongs to uid {owner}; {detail}", directory.to_string_lossy()),
@@ -39,7 +39,7 @@ pub(super) fn environment(global: &Global) -> Check {
         .because("it is from another user's session, such as after `su`, so the daemon of this user is not found there")
         .with_hint("log in as this user, or unset it")
         .mended_by("unset XDG_RUNTIME_DIR"),
-        _ => match Proxies::from_environment().faults().next() {
+        _ => match proxies.fault {
             Some(fault) => Check::new("environment", CheckStatus::Warning, format!("{fault}; {detail}"))
                 .because("models cannot be pulled: no connection goes past a proxy that is set")
                 .with_hint("set the variable to the proxy's URL, or unset it"),

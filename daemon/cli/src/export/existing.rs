@@ -7,9 +7,9 @@ use std::path::Path;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::digest::{Digest, Hasher};
 
-use crate::cli::progress::Bar;
-use crate::cli::target::write_error;
-use crate::cli::{Global, file_error};
+use crate::progress::Bar;
+use crate::target::write_error;
+use crate::{Global, file_error};
 
 /// Fails if there is a file with any content. A device or pipe is written to, not replaced.
 pub(super) fn refuse_existing(path: &Path) -> Result<(), ErrorBody> {

@@ -10,8 +10,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::plan::{Place, PlannedFile, refuse_link};
-use crate::cli::output_file::{OutputFile, TemporaryName};
-use crate::cli::target::{Target, write_error};
+use crate::output_file::{OutputFile, TemporaryName};
+use crate::target::{Target, write_error};
 
 /// Files that have no names yet. If it is dropped before [`Outputs::publish`] has succeeded, nothing is left.
 #[derive(Debug)]

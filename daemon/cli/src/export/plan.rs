@@ -9,9 +9,9 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_paths::{case_twins, check, distinct};
 
-use crate::cli::output_file::Existing;
-use crate::cli::target::write_error;
-use crate::cli::{file_error, usage};
+use crate::output_file::Existing;
+use crate::target::write_error;
+use crate::{file_error, usage};
 
 /// A file before it has a place.
 #[derive(Clone, Debug)]

@@ -14,8 +14,8 @@ use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError};
 use blobd_store_format::size::parse_size;
 use clap::{Args, ValueEnum};
 
-use crate::cli::progress::Bar;
-use crate::cli::source_file::SourceFile;
+use crate::progress::Bar;
+use crate::source_file::SourceFile;
 
 /// Options that make other files than the original.
 #[derive(Debug, Args)]
@@ -202,6 +202,6 @@ impl<W: Write> Output<'_, W> {
     }
 
     fn failed(&self, error: &io::Error) -> ErrorBody {
-        crate::cli::file_error(self.name, error)
+        crate::file_error(self.name, error)
     }
 }

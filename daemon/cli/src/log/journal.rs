@@ -141,7 +141,7 @@ mod tests {
             lines[..3],
             ["MESSAGE=pull uid=7 model=llama3:8b kept_by=a b", "PRIORITY=6", "SYSLOG_IDENTIFIER=blobd"]
         );
-        assert!(lines[3].starts_with("TARGET=blobd_server::cli::log"), "{entry}");
+        assert!(lines[3].starts_with("TARGET=blobd_cli::log"), "{entry}");
         assert_eq!(
             lines[4..],
             ["BLOBD_EVENT=pull", "BLOBD_UID=7", "BLOBD_MODEL=llama3:8b", "BLOBD_KEPT_BY=a b"]

@@ -7,7 +7,7 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{ModelDetails, ModelSummary};
 use blobd_model::kind::ModelKind;
 
-use crate::cli::connect::client_error;
+use crate::connect::client_error;
 
 /// The facts by model name. What was not read is absent.
 #[derive(Debug, Default)]

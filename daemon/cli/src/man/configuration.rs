@@ -1,18 +1,17 @@
 //! The manual page `blobd.toml(5)`: the sections of `docs/CONFIGURATION.md`, with the table of keys.
 
-use crate::config::{KEYS, Key};
-
 use super::escaped;
+use crate::local_server::ConfigurationKey;
 
 /// The name of the page, without its section.
 pub(super) const NAME: &str = "blobd.toml";
 
-const DOCUMENT: &str = include_str!("../../../../../docs/CONFIGURATION.md");
+const DOCUMENT: &str = include_str!("../../../../docs/CONFIGURATION.md");
 
 /// The list of contents leads nowhere in a manual page.
 const LEFT_OUT: &str = "Contents";
 
-pub(super) fn page() -> String {
+pub(super) fn page(keys: &[ConfigurationKey]) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let mut page = format!(
         ".TH BLOBD.TOML 5 \"\" \"blobd {version}\" blobd\n.ad l\n.nh\n\
@@ -24,7 +23,7 @@ pub(super) fn page() -> String {
         page.push_str(&format!(".SH {}\n", escaped(&title.to_uppercase())));
         // Blocks are separated by empty lines, which code may have too.
         for (index, part) in body.split("```").enumerate() {
-            page.push_str(&if index % 2 == 0 { prose(part) } else { code(part) });
+            page.push_str(&if index % 2 == 0 { prose(part, keys) } else { code(part) });
         }
     }
     page.push_str(".SH SEE ALSO\n\\fBblobd\\fR(1), \\fBblobd\\-config\\-show\\fR(1)\n");
@@ -32,19 +31,19 @@ pub(super) fn page() -> String {
 }
 
 /// Paragraphs; the table of keys is replaced by a list.
-fn prose(text: &str) -> String {
+fn prose(text: &str, keys: &[ConfigurationKey]) -> String {
     let blocks =
         text.split("\n\n").map(str::trim).filter(|block| !block.is_empty() && !block.starts_with("<!--"));
     let block = |block: &str| match block.starts_with("| key |") {
-        true => KEYS.iter().map(entry).collect(),
+        true => keys.iter().map(entry).collect(),
         false => format!(".PP\n{}\n", inline(&block.replace('\n', " "))),
     };
     blocks.map(block).collect()
 }
 
-fn entry(key: &Key) -> String {
+fn entry(key: &ConfigurationKey) -> String {
     let default = inline(key.default);
-    let restart = if key.needs_restart() { " Needs a restart." } else { "" };
+    let restart = if key.needs_restart { " Needs a restart." } else { "" };
     format!(".TP\n\\fB{}\\fR\n{}. Default: {default}.{restart}\n", escaped(key.name), inline(key.meaning))
 }
 
@@ -78,11 +77,13 @@ fn without_targets(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local_server::{LocalServer as _, NoServer};
 
     #[test]
     fn page_has_every_key_with_its_default_and_the_example_line_by_line() {
-        let page = page();
-        for key in KEYS {
+        let keys = NoServer.configuration_keys();
+        let page = page(&keys);
+        for key in keys {
             assert!(page.contains(&format!(".TP\n\\fB{}\\fR\n", escaped(key.name))), "{}", key.name);
         }
         assert!(page.contains("\nevict = \"pullable\"\n") && page.contains(".SH EXAMPLE\n"), "{page}");

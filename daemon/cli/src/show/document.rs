@@ -24,8 +24,8 @@ use super::full::{self, HeaderForm, OtherHeader, WholeKey};
 use super::invalid;
 use super::network_layers::NetworkLayer;
 use super::tensors::{self, ParsedFile, ShownTensor};
-use crate::cli::connect::{Connected, client_error};
-use crate::cli::model_source::{DescribedModel, Place};
+use crate::connect::{Connected, client_error};
+use crate::model_source::{DescribedModel, Place};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
@@ -359,7 +359,7 @@ fn metadata(header: &Header) -> BTreeMap<String, Json> {
 }
 
 fn layers(model: &DescribedModel) -> Vec<LayerRow> {
-    let row = |file: &crate::cli::model_source::DescribedFile| LayerRow {
+    let row = |file: &crate::model_source::DescribedFile| LayerRow {
         media_type: file.media_type.clone(),
         name: file.name.clone(),
         digest: file.digest,

@@ -20,13 +20,13 @@ use serde::Serialize;
 
 use self::check::{Comparison, Manifest};
 use self::hashes::{Algorithm, Hashes};
-use crate::cli::connect::{client_error, connect, note_name};
-use crate::cli::file_name::file_paths;
-use crate::cli::model_name::{ModelName, only};
-use crate::cli::progress::Bar;
-use crate::cli::source_file::SourceFile;
-use crate::cli::{Global, file_error};
+use crate::connect::{client_error, connect, note_name};
+use crate::file_name::file_paths;
+use crate::model_name::{ModelName, only};
 use crate::output::{print, print_json};
+use crate::progress::Bar;
+use crate::source_file::SourceFile;
+use crate::{Global, file_error};
 
 /// Options of `show --hash`.
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use blobd_store_format::text::printable;
 use super::document::{Document, LayerRow, Sharing};
 use super::network_layers::NetworkLayer;
 use super::{Params, kind_row, tensors, texts};
-use crate::cli::model_source::{DescribedModel, Place};
+use crate::model_source::{DescribedModel, Place};
 use crate::output::{Table, terminal_width};
 
 /// The most lines of the overview: fewer than on a screen of 40, with the command above it.

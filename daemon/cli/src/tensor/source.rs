@@ -20,10 +20,10 @@ use blobd_store_format::reference::Reference;
 
 use super::packed::Packed;
 use super::{quant_error, usage};
-use crate::cli::connect::client_error;
-use crate::cli::local_model::LocalModel;
-use crate::cli::model_source::describe_files;
-use crate::cli::residency::model_error;
+use crate::connect::client_error;
+use crate::local_model::LocalModel;
+use crate::model_source::describe_files;
+use crate::residency::model_error;
 
 /// A tensor, or one expert of a stack.
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use blobd_store_format::gguf::GgmlType;
 
 use super::source::{StoredTensor, parts};
 use super::{npy, quant_error};
-use crate::cli::file_error;
-use crate::cli::output_file::{Existing, TemporaryName};
-use crate::cli::target::{Target, write_error};
+use crate::file_error;
 use crate::output::DataOutput;
+use crate::output_file::{Existing, TemporaryName};
+use crate::target::{Target, write_error};
 
 /// What is written.
 #[derive(Debug)]

@@ -5,12 +5,12 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use blobd_client::paths::GivenPaths;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::{
     SYSTEM_SOCKET, check_private, evidence_of_service, private_directory, user_sockets,
 };
 
-use super::{Global, usage};
 use crate::config::{Config, SocketOfUnit};
 use crate::names::{NameError, Names};
 use crate::server::Socket;
@@ -30,12 +30,12 @@ pub(super) enum Endpoint {
 impl Endpoint {
     /// The socket that systemd has passed, else the path of an own one.
     pub(super) fn find(
-        global: &Global,
+        paths: &GivenPaths,
         config: &mut Config,
         passed: Option<PassedSocket>,
     ) -> Result<Self, ErrorBody> {
-        let Some(passed) = passed else { return path(global, config).map(Self::At) };
-        warn_of_settings_without_effect(global, config, passed.path());
+        let Some(passed) = passed else { return path(paths, config).map(Self::At) };
+        warn_of_settings_without_effect(paths, config, passed.path());
         let (gid, mode) = passed.admission().map_err(|error| bind_error(passed.path(), &error))?;
         config.passed_socket = Some(SocketOfUnit { path: passed.path().to_path_buf(), gid, mode });
         Ok(Self::Passed(passed))
@@ -60,9 +60,9 @@ impl Endpoint {
 }
 
 /// systemd has made the socket as its unit says, and keeps it for the next daemon: nothing about it is changed.
-fn warn_of_settings_without_effect(global: &Global, config: &Config, passed: &Path) {
+fn warn_of_settings_without_effect(paths: &GivenPaths, config: &Config, passed: &Path) {
     let path = passed.display();
-    if let Some(other) = global.socket.as_ref().or(config.socket.as_ref()).filter(|other| *other != passed) {
+    if let Some(other) = paths.socket.as_ref().or(config.socket.as_ref()).filter(|other| *other != passed) {
         let other = other.display();
         tracing::warn!("socket: {other}: ignored, systemd has passed {path} (ListenStream= of its unit)");
     }
@@ -75,13 +75,14 @@ fn warn_of_settings_without_effect(global: &Global, config: &Config, passed: &Pa
 }
 
 pub(super) fn activation_error(error: &ActivationError) -> ErrorBody {
-    usage(error).with_hint("the unit of the socket needs one ListenStream= with a path, and Accept=no")
+    ErrorBody::new(ErrorCode::InvalidRequest, error)
+        .with_hint("the unit of the socket needs one ListenStream= with a path, and Accept=no")
 }
 
 /// The socket's path: as given, configured, or the first default one whose directory belongs to this user. Creates
 /// the user's private directory if the socket is there.
-fn path(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
-    if let Some(path) = global.socket.as_ref().or(config.socket.as_ref()) {
+fn path(paths: &GivenPaths, config: &Config) -> Result<PathBuf, ErrorBody> {
+    if let Some(path) = paths.socket.as_ref().or(config.socket.as_ref()) {
         return Ok(path.clone());
     }
     let path = default_path();
@@ -142,9 +143,10 @@ fn bind_error(path: &Path, error: &io::Error) -> ErrorBody {
     }
     if error.raw_os_error() == Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()) {
         let (bytes, most) = (path.as_os_str().len(), Socket::MAX_PATH_BYTES);
-        return usage(format!(
-            "{name}: path of a socket is too long: expected at most {most} bytes, found {bytes}"
-        ))
+        return ErrorBody::new(
+            ErrorCode::InvalidRequest,
+            format!("{name}: path of a socket is too long: expected at most {most} bytes, found {bytes}"),
+        )
         .with_hint(ELSEWHERE);
     }
     let code = match error.kind() {

@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting};
+use blobd_client::paths::GivenPaths;
+use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, differences};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::RegistryClient;
 use blobd_store::scrub::{Scrubber, Verdict};
 
-use super::super::connect::{load_config, root};
-use super::super::embedded::{registry_policy, start_error};
-use super::super::{Global, effective};
+use super::effective;
 use crate::audit::reload_record;
-use crate::config::{Config, ConfigError, differences};
+use crate::config::{Config, ConfigError};
+use crate::embedded::{registry_policy, start_error};
 use crate::names::Names;
 use crate::state::Daemon;
 use crate::verb_log;
 
 /// The configuration that a daemon uses, and what depends on it.
 pub(super) struct Reloader {
-    global: Global,
+    paths: GivenPaths,
     daemon: Arc<Daemon>,
     config: Config,
     /// `None` after the daemon has stopped.
@@ -27,15 +27,15 @@ pub(super) struct Reloader {
 
 impl Reloader {
     /// Starts the verification in the background.
-    pub(super) fn start(global: &Global, daemon: &Arc<Daemon>, config: Config) -> Result<Self, ErrorBody> {
-        let given = effective::given(global, &config)?;
+    pub(super) fn start(paths: &GivenPaths, daemon: &Arc<Daemon>, config: Config) -> Result<Self, ErrorBody> {
+        let given = effective::given(paths, &config)?;
         daemon.set_access(config.access());
         daemon.set_quotas(config.quotas());
         daemon.set_policy(config.policy());
         daemon.set_configuration(config.settings(&given));
         daemon.metrics.events.configuration_read(true);
         let scrubber = Some(start_scrubber(daemon, &config)?);
-        Ok(Self { global: global.clone(), daemon: Arc::clone(daemon), config, scrubber })
+        Ok(Self { paths: paths.clone(), daemon: Arc::clone(daemon), config, scrubber })
     }
 
     /// Stops the verification.
@@ -63,11 +63,11 @@ impl Reloader {
     /// Returns the settings that differ, before and after.
     fn try_reload(&mut self) -> Result<Vec<(Setting, Setting)>, ErrorBody> {
         Names::system().refresh();
-        let mut read = load_config(&self.global)?.with_known_names()?;
+        let mut read = Config::load_for(&self.paths)?.with_known_names()?;
         read.passed_socket.clone_from(&self.config.passed_socket);
         let running = self.daemon.configuration();
-        read.check_root(&root(&self.global, &read)?).map_err(ConfigError::body)?;
-        let found = read.settings(&effective::given(&self.global, &read)?);
+        read.check_root(&read.root_for(&self.paths)?).map_err(ConfigError::body)?;
+        let found = read.settings(&effective::given(&self.paths, &read)?);
         self.apply(read.with_fixed_of(&self.config))?;
         report_changes(&running, &found);
         Ok(differences(&running, &found).map(|(old, new)| (old.clone(), new.clone())).collect())
@@ -77,7 +77,7 @@ impl Reloader {
     fn apply(&mut self, config: Config) -> Result<(), ErrorBody> {
         let registry =
             RegistryClient::new(&registry_policy(&config)).map_err(|error| start_error(&config, error))?;
-        let settings = config.settings(&effective::given(&self.global, &config)?);
+        let settings = config.settings(&effective::given(&self.paths, &config)?);
         let daemon = Arc::clone(&self.daemon);
         let refused = |error| ErrorBody::new(ErrorCode::Internal, error);
         daemon.store.set_space_policy(config.store_options().space).map_err(refused)?;

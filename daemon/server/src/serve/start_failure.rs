@@ -15,7 +15,7 @@ const EXIT_CODE: u8 = 78;
 const REQUESTS_LIMIT: Duration = Duration::from_secs(1);
 
 /// The exit code of `blobd serve`: as of every command, unless a service manager waits for the daemon.
-pub(in super::super) fn exit_code(error: &ErrorBody, is_service: bool) -> u8 {
+pub(super) fn exit_code(error: &ErrorBody, is_service: bool) -> u8 {
     if is_service && is_permanent(error) { EXIT_CODE } else { error.code.exit_code() }
 }
 
