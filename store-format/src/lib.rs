@@ -60,12 +60,14 @@ pub mod json_error;
 pub mod layout;
 pub mod manifest;
 pub mod name_pattern;
+pub mod origin;
 pub mod outline;
 pub mod reach;
 pub mod recipe;
 pub mod reference;
 pub mod repository;
 pub mod safetensors;
+pub mod similar_names;
 pub mod size;
 pub mod source;
 pub mod split;
@@ -73,6 +75,7 @@ pub mod stored_file;
 pub mod tensor;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod text;
 
 /// The on-disk format of a store, a copy of `docs/STORE-FORMAT.md`.
 #[cfg(doc)]

@@ -19,7 +19,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - What a header says: [`metadata`] (typed access), [`facts`], [`kind`], [`card`], [`overview`], [`capabilities`],
+//! - What a header says: [`metadata`] (typed access), [`metadata_json`], [`facts`], [`kind`], [`card`], [`overview`], [`capabilities`],
 //!   [`layers`]; [`config`] and [`manifest_config`] for models whose facts are in JSON files.
 //! - Memory: [`estimate`].
 //! - Numbers: [`quant`] (the block types of ggml), [`convert`] (float types), [`tensor_layers`] (models of one layer per
@@ -44,6 +44,7 @@ pub mod kind;
 pub mod layers;
 pub mod manifest_config;
 pub mod metadata;
+pub mod metadata_json;
 pub mod overview;
 pub mod quant;
 pub mod rewrite;

@@ -216,7 +216,8 @@ fn names_can_be_set_on_a_full_disk() {
             daemon.command().line("gc").succeeds();
             assert!(root.join("reserve").exists(), "{kind}: {line}: it is there again");
         }
-        let named: Vec<_> = daemon.client().models().unwrap().models.into_iter().map(|row| row.name).collect();
+        let named: Vec<_> =
+            daemon.client().models().unwrap().models.into_iter().map(|row| row.name).collect();
         assert_eq!(named, ["gone:latest", "m:latest", "o:latest"], "{kind}");
     }
 }

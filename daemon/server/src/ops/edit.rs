@@ -12,10 +12,12 @@ use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange};
 use blobd_client::protocol::lost_model::NameEffects;
 use blobd_model::edit::{Change, EditedHeader, KeyEdit};
 use blobd_model::kind::ModelKind;
+use blobd_model::metadata_json::Abridger;
 use blobd_store::{Store, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MetadataValue;
 use blobd_store_format::gguf::Header;
+use blobd_store_format::origin::of_edit;
 use serde_json::Value as Json;
 
 use self::manifest::{NewLayers, QuantizationChange, compose_edited};
@@ -23,10 +25,8 @@ use self::weights::{EditedFile, Weights};
 use super::OpError;
 use super::compose::kind_of;
 use super::name_change::{NameChange, TargetName};
-use super::origin::of_edit;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use crate::metadata_json::Abridger;
 use crate::requester::Requester;
 
 /// Receives the bytes read and the bytes to be read; returns false to cancel.

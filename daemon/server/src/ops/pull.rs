@@ -14,12 +14,12 @@ use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, NamedFile, Sto
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::origin::of_expiring;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
 use super::compose::{Part, WEIGHTS, compose, kind_of};
 use super::name_change::NameChange;
-use super::origin::of_expiring;
 use super::pull_source::{
     Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
     transfer_plan,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blobd_client::protocol::model_tensor::ModelTensor;
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
 use blobd_model::facts::ModelFacts;
+use blobd_model::metadata_json::Abridger;
 use blobd_store::{NamedFile, Store};
 use blobd_store_format::gguf::key_text;
 use blobd_store_format::recipe::Recipe;
@@ -14,7 +15,6 @@ use blobd_store_format::reference::Reference;
 use super::compose::{WEIGHTS, kind_of};
 use super::stored_header::{StoredHeader, read_header};
 use super::{OpError, layer_info};
-use crate::metadata_json::Abridger;
 
 /// Describes a model: its files, its tensors, and what the first header says.
 ///

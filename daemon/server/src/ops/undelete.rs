@@ -50,7 +50,7 @@ fn restore(
     };
     let digest = trashed.manifest.digest();
     let ingest = change.begin_without_data(lease)?.charged_to(trashed.account).with_name_origin(origin);
-    let Named { name, effects, .. } = change.restore(ingest, &reference, trashed)?;
+    let Named { name, effects, .. } = change.restore(ingest, &reference, &trashed)?;
     Ok(Undeleted { name, digest, effects })
 }
 

@@ -146,7 +146,13 @@ impl Ingest {
     /// As for [`Self::commit`].
     pub fn restore(self, reference: &Reference, manifest: &Manifest) -> Result<Committed, StoreError> {
         let name_origin = self.new_name_origin(None, manifest);
-        self.commit_records(NewName::Given(reference), manifest, (None, name_origin), NameSpace::default(), |_present| Ok(()))
+        self.commit_records(
+            NewName::Given(reference),
+            manifest,
+            (None, name_origin),
+            NameSpace::default(),
+            |_present| Ok(()),
+        )
     }
 
     /// Reserves space for a record of the name. A transaction that stores no data may use what the store keeps free, so
@@ -154,7 +160,9 @@ impl Ingest {
     fn reserve_record(&self, length: u64) -> Result<Option<Reservation>, StoreError> {
         match self.staging.reserve_space(length, || Ok(())) {
             Err(StoreError::NoSpace { .. })
-                if self.new.is_empty() && self.recipes.is_empty() && self.store.has_space_for_record(length) =>
+                if self.new.is_empty()
+                    && self.recipes.is_empty()
+                    && self.store.has_space_for_record(length) =>
             {
                 Ok(None)
             }

@@ -195,7 +195,8 @@ pub(super) fn verb_that_takes_a_name_reports_the_model_that_had_it(verbs: &impl 
     assert_eq!((trashed.digest, trashed.replaced), (first.digest, true));
     assert_eq!(lost.kept_until, Some(trashed.expires));
     verbs.tag("m", "copy").unwrap();
-    let [lost] = verbs.tag_with("sibling", "m", true).unwrap().effects.displaced.try_into().expect("one model");
+    let [lost] =
+        verbs.tag_with("sibling", "m", true).unwrap().effects.displaced.try_into().expect("one model");
     assert_eq!((lost.digest, lost.reclaimable_bytes), (second.digest, 0));
     assert!(lost.keepers().contains(&"copy:latest"), "{lost:?}");
     assert!(verbs.tag("sibling", "m").unwrap().effects.displaced.is_empty(), "the same model");

@@ -11,11 +11,11 @@ use blobd_model::rewrite::{
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError};
+use blobd_store_format::size::parse_size;
 use clap::{Args, ValueEnum};
 
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
-use crate::size::parse_size;
 
 /// Options that make other files than the original.
 #[derive(Debug, Args)]

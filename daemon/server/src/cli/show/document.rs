@@ -10,6 +10,7 @@ use blobd_model::card::ModelCard;
 use blobd_model::facts::ModelFacts;
 use blobd_model::kind::ModelKind;
 use blobd_model::manifest_config::{ConfiguredDraft, ManifestConfig};
+use blobd_model::metadata_json::Abridger;
 use blobd_model::overview::{ModelOverview, TypeShare};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
@@ -25,7 +26,6 @@ use super::network_layers::NetworkLayer;
 use super::tensors::{self, ParsedFile, ShownTensor};
 use crate::cli::connect::{Connected, client_error};
 use crate::cli::model_source::{DescribedModel, Place};
-use crate::metadata_json::Abridger;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Document {

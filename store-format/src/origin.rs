@@ -5,9 +5,9 @@
 
 use std::borrow::Cow;
 
-use blobd_store_format::digest::Digest;
-use blobd_store_format::reference::Reference;
-use blobd_store_format::source::{PullSource, PulledSource};
+use crate::digest::Digest;
+use crate::reference::Reference;
+use crate::source::{PullSource, PulledSource};
 
 const IMPORT: &str = "import ";
 const URL: &str = "url ";
@@ -15,22 +15,26 @@ const EDIT: &str = "edit ";
 
 /// Where a model came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub enum Origin {
     /// A file with this name. Earlier versions recorded a URL with a query in this form.
     Import(String),
     /// A URL with a query, which is not recorded.
     Url(PullSource),
     /// A stored model with other metadata: its name then, and its manifest, which earlier versions did not record.
     Edit {
+        /// The name.
         name: Reference,
+        /// The manifest.
         manifest: Option<Digest>,
     },
+    /// A source that can be pulled again.
     Source(PullSource),
 }
 
 impl Origin {
-    /// `None` if the text has none of the known forms.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    /// Parses a record. `None` if the text has none of the known forms.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         if let Some(file) = text.strip_prefix(IMPORT) {
             return Some(Self::Import(file.to_owned()));
         }
@@ -53,7 +57,8 @@ impl Origin {
 
 impl Origin {
     /// The name of the one file that the model came from, if it came from one.
-    pub(super) fn file_name(&self) -> Option<Cow<'_, str>> {
+    #[must_use]
+    pub fn file_name(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Import(file) => Some(Cow::Borrowed(file)),
             Self::Url(source) | Self::Source(source) => source.file_name(),
@@ -62,21 +67,27 @@ impl Origin {
     }
 }
 
-pub(super) fn of_import(file_name: &str) -> String {
+/// The record of a file that was imported.
+#[must_use]
+pub fn of_import(file_name: &str) -> String {
     format!("{IMPORT}{file_name}")
 }
 
-/// Of a source that cannot be fetched again.
-pub(super) fn of_expiring(source: &PullSource) -> String {
+/// The record of a source that cannot be fetched again.
+#[must_use]
+pub fn of_expiring(source: &PullSource) -> String {
     format!("{URL}{source}")
 }
 
-pub(super) fn of_edit(name: &Reference, manifest: Digest) -> String {
+/// The record of a stored model with other metadata.
+#[must_use]
+pub fn of_edit(name: &Reference, manifest: Digest) -> String {
     format!("{EDIT}{}@{manifest}", name.short())
 }
 
 /// An origin for a table, in which the digest of an edited model takes too much space.
-pub(crate) fn shown(origin: &str) -> &str {
+#[must_use]
+pub fn shown(origin: &str) -> &str {
     match origin.split_once('@') {
         Some((edited, _digest)) if edited.starts_with(EDIT) => edited,
         _ => origin,

@@ -20,21 +20,22 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 /// How long a client may take to send the head of a request, or to begin the next one.
-pub(crate) const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The least that hyper takes. A browser's head has less than one kilobyte.
-pub(crate) const MAX_HEAD_BYTES: usize = 8 << 10;
+pub const MAX_HEAD_BYTES: usize = 8 << 10;
 /// A browser opens six connections to a server, and perhaps a few windows.
-pub(crate) const MAX_CONNECTIONS: usize = 64;
+pub const MAX_CONNECTIONS: usize = 64;
 /// After this, a connection takes no further request; its client opens another one.
 const CONNECTION_AGE: Duration = Duration::from_secs(120);
 /// How long a connection of that age may take to receive what it has requested.
 const LAST_RESPONSE: Duration = Duration::from_secs(120);
 
-pub(crate) type LoopbackResponse = Response<Full<Bytes>>;
+/// A response whose body is in memory.
+pub type LoopbackResponse = Response<Full<Bytes>>;
 
 /// A server that listens.
 #[derive(Debug)]
-pub(crate) struct LoopbackServer {
+pub struct LoopbackServer {
     listener: TcpListener,
     connections: Arc<Semaphore>,
     head_timeout: Duration,
@@ -42,20 +43,25 @@ pub(crate) struct LoopbackServer {
 
 impl LoopbackServer {
     /// Listens on an address of loopback; on any free port for port 0.
-    pub(crate) async fn bind(address: SocketAddr, head_timeout: Duration) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// If the port is taken or not allowed.
+    pub async fn bind(address: SocketAddr, head_timeout: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         Ok(Self { listener, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)), head_timeout })
     }
 
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+    /// The address on which it listens.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Serves until the future is dropped. Connections that have begun go on.
-    pub(crate) async fn serve<F>(
-        &self,
-        respond: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    ) where
+    pub async fn serve<F>(&self, respond: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static)
+    where
         F: Future<Output = LoopbackResponse> + Send,
     {
         loop {
@@ -106,7 +112,7 @@ async fn serve_connection<F>(
 
 /// A request that a page of another site may have sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Foreign {
+pub enum Foreign {
     /// The `Host` is no name of this machine: the page of another site may have been given this address.
     Host,
     /// A page of another origin has sent it.
@@ -115,7 +121,10 @@ pub(crate) enum Foreign {
 
 /// Checks the `Host`, and the `Origin` if there is one. A site whose name is suddenly given the address 127.0.0.1 (DNS
 /// rebinding) still has its own name in both.
-pub(crate) fn check_origin(headers: &HeaderMap) -> Result<(), Foreign> {
+///
+/// # Errors
+/// What the request may have come from.
+pub fn check_origin(headers: &HeaderMap) -> Result<(), Foreign> {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Foreign::Host) };
     let host = host.to_str().map_err(|_not_ascii| Foreign::Host)?;

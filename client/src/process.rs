@@ -1,4 +1,4 @@
-//! Handles the signals that end a process, for commands that must clean up or report first.
+//! The signals that end a process, for programs that must clean up or report first, and its limit of open files.
 
 use std::io;
 use std::task::Poll;
@@ -9,12 +9,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// From now on Ctrl-C calls `cleanup` and ends the process. If the parent process has set SIGINT to be
 /// ignored, as shells do for background jobs of scripts, it stays ignored.
-pub(super) fn on_interrupt(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
+///
+/// # Errors
+/// If the process cannot handle signals or has no thread left.
+pub fn on_interrupt(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
     on_signals([SignalKind::interrupt()], cleanup)
 }
 
 /// As [`on_interrupt`], for SIGINT, SIGTERM and SIGHUP.
-pub(super) fn on_end(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
+///
+/// # Errors
+/// As [`on_interrupt`].
+pub fn on_end(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
     on_signals([SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()], cleanup)
 }
 
@@ -43,26 +49,36 @@ fn on_signals(
     thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
 }
 
-pub(super) type Signals = Vec<(SignalKind, Signal)>;
+/// Signals that are handled.
+pub type Signals = Vec<(SignalKind, Signal)>;
 
 /// Handles signals from now on: none is lost, and none ends the process. Must be called within a runtime.
-pub(super) fn listen(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<Signals> {
+///
+/// # Errors
+/// If the process cannot handle a signal.
+pub fn listen(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<Signals> {
     kinds.into_iter().map(|kind| Ok((kind, signal(kind)?))).collect()
 }
 
 /// As [`listen`], for the signals that ask a service to stop.
-pub(super) fn listen_for_stop() -> io::Result<Signals> {
+///
+/// # Errors
+/// As [`listen`].
+pub fn listen_for_stop() -> io::Result<Signals> {
     listen([SignalKind::terminate(), SignalKind::interrupt(), SignalKind::quit()])
 }
 
 /// As [`listen_for_stop`], and when the terminal is closed: for commands that last as long as their terminal.
-pub(super) fn listen_for_end() -> io::Result<Signals> {
+///
+/// # Errors
+/// As [`listen`].
+pub fn listen_for_end() -> io::Result<Signals> {
     let hangup = if is_ignored(SignalKind::hangup()) { None } else { Some(SignalKind::hangup()) };
     Ok(listen_for_stop()?.into_iter().chain(listen(hangup)?).collect())
 }
 
 /// Waits for the first signal; returns immediately if one has arrived since [`listen`].
-pub(super) async fn first_of(signals: &mut Signals) -> SignalKind {
+pub async fn first_of(signals: &mut Signals) -> SignalKind {
     std::future::poll_fn(|context| {
         for (kind, signal) in signals.iter_mut() {
             if signal.poll_recv(context).is_ready() {
@@ -72,6 +88,17 @@ pub(super) async fn first_of(signals: &mut Signals) -> SignalKind {
         Poll::Pending
     })
     .await
+}
+
+/// Raises the soft limit of open files to the hard limit: descriptors that are being sent to clients count
+/// for this process. The default soft limit is low only for programs that use `select`.
+pub fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("cannot raise the limit of open files, which is {:?}: {error}", limit.current);
+    }
 }
 
 /// Whether the kernel ignores the signal for this process: then it must not get a handler.

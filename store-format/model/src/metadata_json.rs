@@ -20,16 +20,25 @@ const FIRST_LISTED: usize = 4;
 /// Makes abridged values: an array of more than 64 elements, such as a vocabulary, is replaced by its type, its
 /// length and its first elements, and a string longer than the text that is still allowed by its length.
 #[derive(Debug)]
-pub(crate) struct Abridger {
+pub struct Abridger {
     text_budget: usize,
 }
 
+impl Default for Abridger {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Abridger {
-    pub(crate) const fn new() -> Self {
+    /// An abridger for the values of one model.
+    #[must_use]
+    pub const fn new() -> Self {
         Self { text_budget: MAX_TEXT_BYTES }
     }
 
-    pub(crate) fn json(&mut self, value: &MetadataValue<'_>) -> Json {
+    /// The value, abridged if it is long.
+    pub fn json(&mut self, value: &MetadataValue<'_>) -> Json {
         match value {
             MetadataValue::Array(array) if array.len() > MAX_LISTED => {
                 let first = array.iter().take(FIRST_LISTED).map(|element| self.json(&element));
@@ -50,7 +59,8 @@ impl Abridger {
 }
 
 /// The whole value.
-pub(crate) fn whole_json(value: &MetadataValue<'_>) -> Json {
+#[must_use]
+pub fn whole_json(value: &MetadataValue<'_>) -> Json {
     match *value {
         MetadataValue::Array(array) => array.iter().map(|element| scalar_json(&element)).collect(),
         ref scalar => scalar_json(scalar),
@@ -59,7 +69,8 @@ pub(crate) fn whole_json(value: &MetadataValue<'_>) -> Json {
 
 /// A value, whole or abridged, in one short text for a table: of a longer array the first elements and the count, of a
 /// long text the beginning.
-pub(crate) fn short_text(value: &Json) -> String {
+#[must_use]
+pub fn short_text(value: &Json) -> String {
     const MAX_CHARS: usize = 200;
     let long_list = || {
         let (count, first) = (value.get("count")?.as_u64()?, value.get("first")?.as_array()?);
@@ -85,7 +96,8 @@ fn list_text(elements: &[Json], count: usize) -> String {
 }
 
 /// The type as `show --full` names it: `array<uint32>`.
-pub(crate) fn type_name(value: &MetadataValue<'_>) -> String {
+#[must_use]
+pub fn type_name(value: &MetadataValue<'_>) -> String {
     match value {
         MetadataValue::Array(array) => format!("array<{}>", array.element_type()),
         scalar => scalar.value_type().to_string(),

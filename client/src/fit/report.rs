@@ -1,14 +1,14 @@
 //! The report of an estimate.
 
-use blobd_client::protocol::fit::{
-    ContextSource, FitAnswer, FitDevice, FitLayer, FitMemory, FitProjector, FitReport, LayerPlace,
-};
 use blobd_model::estimate::{
     Basis, Device, Estimate, EstimateError, LayerWeights, ModelSet, Part, Placement, Settings,
 };
 
 use super::notes::notes;
 use super::{FitModel, Room};
+use crate::protocol::fit::{
+    ContextSource, FitAnswer, FitDevice, FitLayer, FitMemory, FitProjector, FitReport, LayerPlace,
+};
 
 /// What an estimate says of a model.
 pub(super) fn report(

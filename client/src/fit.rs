@@ -1,12 +1,13 @@
 //! Estimates the memory that a model needs, for `blobd fit` and for `GET /v1/fit/{reference}`.
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::fit::{ContextSource, FitParams, FitReport};
 use blobd_model::estimate::{EstimateError, Model, ModelSet, Settings};
 use blobd_model::metadata::Metadata;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
+
+use crate::protocol::error::{ErrorBody, ErrorCode};
+use crate::protocol::fit::{ContextSource, FitParams, FitReport};
 
 mod notes;
 mod report;
@@ -18,15 +19,18 @@ const DEFAULT_CONTEXT: u64 = 8192;
 
 /// A file of a model.
 #[derive(Debug)]
-pub(crate) struct FitFile {
-    pub(crate) media_type: MediaType,
-    pub(crate) size: u64,
-    pub(crate) content: FitContent,
+pub struct FitFile {
+    /// What the file is.
+    pub media_type: MediaType,
+    /// Its size in bytes.
+    pub size: u64,
+    /// What is known of it.
+    pub content: FitContent,
 }
 
 /// What is known of a file.
 #[derive(Debug)]
-pub(crate) enum FitContent {
+pub enum FitContent {
     /// The header of a GGUF file.
     Header(Header),
     /// All of a short text, such as the parameters.
@@ -35,7 +39,7 @@ pub(crate) enum FitContent {
 
 /// A model with at least one GGUF file.
 #[derive(Debug)]
-pub(crate) struct FitModel {
+pub struct FitModel {
     name: String,
     digest: Option<Digest>,
     header: Header,
@@ -51,15 +55,19 @@ pub(crate) struct FitModel {
 
 /// Into what a model should fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub struct Room {
     /// The memory of each device.
-    pub(crate) devices: Vec<u64>,
+    pub devices: Vec<u64>,
     /// The memory of the machine, if it is limited.
-    pub(crate) memory_bytes: Option<u64>,
+    pub memory_bytes: Option<u64>,
 }
 
 impl FitModel {
-    pub(crate) fn new(name: &str, digest: Option<Digest>, files: Vec<FitFile>) -> Result<Self, ErrorBody> {
+    /// Sorts the files of a model by what they are.
+    ///
+    /// # Errors
+    /// If none of them has a GGUF header.
+    pub fn new(name: &str, digest: Option<Digest>, files: Vec<FitFile>) -> Result<Self, ErrorBody> {
         let component = MediaType::weights_component(files.iter().map(|file| &file.media_type)).to_owned();
         let (mut weights, mut file_bytes, mut num_ctx) = (Vec::new(), 0_u64, None);
         let (mut projector, mut draft, mut adapters) = (None, None, Vec::new());
@@ -86,7 +94,10 @@ impl FitModel {
     }
 
     /// The estimate. Whether the model fits is left out if there is no `room` to fit into.
-    pub(crate) fn report(&self, params: &FitParams, room: Option<&Room>) -> Result<FitReport, ErrorBody> {
+    ///
+    /// # Errors
+    /// If the context is not known, or the model cannot be estimated.
+    pub fn report(&self, params: &FitParams, room: Option<&Room>) -> Result<FitReport, ErrorBody> {
         let (context, source) = self.context(params.context)?;
         self.estimate(params, context, source, room).map_err(|error| {
             let code = match error {
