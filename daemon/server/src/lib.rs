@@ -1,5 +1,5 @@
-//! The parts of the `blobd` binary: the daemon, which serves the models of a [`blobd_store`] on a Unix socket,
-//! and the command line. Access to registries is in [`blobd_registry`].
+//! The daemon: serves the models of a [`blobd_store`] on a Unix socket, and downloads them with [`blobd_registry`]. It
+//! knows no command line.
 //!
 //! Each verb is a function of [`ops`] on an open store:
 //!
@@ -14,9 +14,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! From the outside in: [`cli`] turns arguments into requests; `server` and `api` turn requests into verbs;
-//! [`ops`] has one file per verb; `session` serves open models. [`ingest`] and [`transfer`] bring files into
-//! the store. `mount` is a client of the daemon that shows models as files.
+//! From the outside in:
+//!
+//! - A process: [`serve`] (start, reload, stop), [`local`] (without a daemon), `config`, `systemd`, [`client_file`] (reads
+//!   a client's file).
+//! - Requests: `server`, `socket`, `api` (routes, answers), `session` (open models), `request_record` and `audit`.
+//! - Users: `principal`, `access`, `quotas`, `policy`, `admission`, `limits`, `names`.
+//! - Verbs: [`ops`], one file each; [`ingest`] and [`transfer`] bring files into the store.
+//! - Numbers: `metrics`, `monitoring`.
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]

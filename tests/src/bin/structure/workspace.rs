@@ -92,3 +92,56 @@ fn target(target: &RawTarget) -> Option<Target> {
     };
     Some(Target { name, root: target.src_path.clone() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The packages that each package uses.
+    const EDGES: [(&str, &[&str]); 13] = [
+        ("blobd", &["blobd-cli", "blobd-client", "blobd-fixtures", "blobd-server", "blobd-store-format"]),
+        ("blobd-cli", &["blobd-client", "blobd-model", "blobd-store-format"]),
+        ("blobd-client", &["blobd-model", "blobd-store-format"]),
+        ("blobd-client-c", &["blobd-client", "blobd-model", "blobd-store-format"]),
+        ("blobd-fixtures", &["blobd-store-format"]),
+        ("blobd-model", &["blobd-store-format"]),
+        ("blobd-preload", &[]),
+        ("blobd-registry", &["blobd-store-format"]),
+        (
+            "blobd-server",
+            &["blobd-client", "blobd-model", "blobd-registry", "blobd-store", "blobd-store-format"],
+        ),
+        ("blobd-sha256", &[]),
+        ("blobd-store", &["blobd-model", "blobd-sha256", "blobd-store-format"]),
+        ("blobd-store-format", &[]),
+        // It drives the binary, and the library of each crate.
+        (
+            "blobd-tests",
+            &[
+                "blobd-client",
+                "blobd-fixtures",
+                "blobd-model",
+                "blobd-registry",
+                "blobd-server",
+                "blobd-sha256",
+                "blobd-store",
+                "blobd-store-format",
+            ],
+        ),
+    ];
+
+    /// A new edge needs a reason in `docs/ARCHITECTURE.md`: the command line knows neither the store nor the server, a
+    /// client not the store, the store no registry.
+    #[test]
+    fn crates_use_the_crates_that_the_architecture_allows_and_no_others() {
+        let used = |mut package: Package| {
+            package.uses.sort();
+            (package.name, package.uses)
+        };
+        let found: Vec<_> = packages().unwrap().into_iter().map(used).collect();
+        let allowed = EDGES.map(|(name, uses)| {
+            (name.to_owned(), uses.iter().map(|used| (*used).to_owned()).collect::<Vec<_>>())
+        });
+        assert_eq!(found, allowed);
+    }
+}
