@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use blobd_model::facts::ModelFacts;
 use blobd_store_format::file_format::Shard;
 
-use super::OpError;
+use crate::ops::OpError;
 
 /// The facts of a model from those of its files of weights, summed over shards. Refuses files that are not
 /// exactly the shards of one model.
