@@ -3,47 +3,83 @@
 //! A format is recognised by a file's first bytes, name or media type. [`HeaderReader`] parses the
 //! start of a file of any format into a [`ModelHeader`]: its [`FileLayout`], by which the file is
 //! split, and its metadata. To add a format, write a parser, a `FileFormat` like that in
-//! `gguf_format`, and a line in `FORMATS`.
+//! `gguf_format`, and a line in `FORMATS`. safetensors has all but the line: its files are stored whole, except in
+//! tests that add it with `testing::with_safetensors`.
 
 mod gguf_format;
 mod kind;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod safetensors_format;
 
 use std::fmt;
 
 use self::kind::START_BYTES;
 pub use self::kind::{FileKind, FileOrigin, FoundFile};
 use crate::descriptor::MediaType;
-use crate::file_layout::FileLayout;
-use crate::gguf::{GgufError, MAX_PADDED_HEADER_BYTES};
+use crate::file_layout::{FileLayout, LayoutError};
+use crate::gguf::GgufError;
 pub use crate::gguf::{MetadataValue, Progress};
 use crate::model_facts::ModelFacts;
+use crate::safetensors::SafetensorsError;
+use crate::tensor::TensorFormat;
 
 /// The formats that are split.
 static FORMATS: [&FileFormat; 1] = [&gguf_format::FORMAT];
-/// Formats that are named in media types and stored without splitting.
+/// Formats that are named in media types and stored without splitting, unless they are in [`FORMATS`].
 const WHOLE_FORMATS: [&str; 2] = ["safetensors", "dduf"];
-/// The bytes that distinguish the formats that are split; no file of them is shorter.
-const SIGNATURE_BYTES: usize = 4;
 /// The longest header of any format in bytes, including the padding before its data section.
-pub const MAX_HEADER_BYTES: u64 = MAX_PADDED_HEADER_BYTES;
+pub const MAX_HEADER_BYTES: u64 = longest_header();
 
 /// A format of model files.
 #[derive(Debug)]
 pub struct FileFormat {
-    name: &'static str,
+    format: TensorFormat,
+    /// The name for people, such as `GGUF`.
+    title: &'static str,
     extension: &'static str,
-    is_start: fn(&[u8; SIGNATURE_BYTES]) -> bool,
+    /// The longest header with padding, in bytes.
+    max_header_bytes: u64,
+    /// Whether a file that starts with these bytes, at most [`START_BYTES`], has the format. False as long as they can be
+    /// the start of other files. At most one format recognises a file.
+    is_start: fn(&[u8]) -> bool,
     parser: fn() -> Box<dyn FormatParser>,
+}
+
+#[cfg(not(any(test, feature = "testing")))]
+fn formats() -> impl Iterator<Item = &'static FileFormat> {
+    FORMATS.into_iter()
+}
+
+#[cfg(any(test, feature = "testing"))]
+fn formats() -> impl Iterator<Item = &'static FileFormat> {
+    FORMATS.into_iter().chain(safetensors_format::added())
+}
+
+const fn longest_header() -> u64 {
+    let (mut longest, mut rest) = (0, FORMATS.as_slice());
+    while let Some((format, others)) = rest.split_first() {
+        if format.max_header_bytes > longest {
+            longest = format.max_header_bytes;
+        }
+        rest = others;
+    }
+    longest
 }
 
 impl FileFormat {
     /// The format assumed for weights; most media types name none.
     pub const DEFAULT: &Self = &gguf_format::FORMAT;
 
+    /// The format of its tensors.
+    #[must_use]
+    pub const fn format(&self) -> TensorFormat {
+        self.format
+    }
+
     /// The name that registries use, such as `gguf`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
-        self.name
+        self.format.name()
     }
 
     /// The file name extension, with the dot.
@@ -52,10 +88,16 @@ impl FileFormat {
         self.extension
     }
 
+    /// The format of a file that starts with these bytes: the first 512, or all of a shorter file.
+    #[must_use]
+    pub fn of_start(start: &[u8]) -> Option<&'static Self> {
+        recognise(start).ok()
+    }
+
     /// Splits a path into the part before the extension and the format; ignores case.
     #[must_use]
     pub fn split_name(path: &str) -> Option<(&str, &'static Self)> {
-        FORMATS.into_iter().find_map(|format| {
+        formats().find_map(|format| {
             let (stem, end) = path.split_at_checked(path.len().checked_sub(format.extension.len())?)?;
             end.eq_ignore_ascii_case(format.extension).then_some((stem, format))
         })
@@ -66,13 +108,15 @@ impl FileFormat {
     #[must_use]
     pub fn announced(media_type: &MediaType, name: Option<&str>) -> Option<&'static Self> {
         let is_named = |format: &str| media_type.as_str().contains(format);
-        let is_whole = media_type.archive_of_weights().is_some() || WHOLE_FORMATS.into_iter().any(is_named);
+        let named = formats().find(|format| is_named(format.name()));
+        let is_whole = media_type.archive_of_weights().is_some()
+            || (named.is_none() && WHOLE_FORMATS.into_iter().any(is_named));
         if is_whole || !media_type.holds_tensors() {
             return None;
         }
         match name {
             Some(name) => Self::split_name(name).map(|(_stem, format)| format),
-            None => Some(FORMATS.into_iter().find(|format| is_named(format.name)).unwrap_or(Self::DEFAULT)),
+            None => Some(named.unwrap_or(Self::DEFAULT)),
         }
     }
 }
@@ -141,6 +185,9 @@ pub fn read_header(bytes: &[u8]) -> Result<Box<dyn ModelHeader>, FormatError> {
 
 /// A validated header of any format.
 pub trait ModelHeader: fmt::Debug + Send + Sync {
+    /// The format of the file.
+    fn format(&self) -> TensorFormat;
+
     /// The header's bytes, without padding.
     fn bytes(&self) -> &[u8];
 
@@ -168,11 +215,17 @@ trait FormatParser: fmt::Debug + Send + Sync {
 #[non_exhaustive]
 pub enum FormatError {
     /// The first bytes match no known format.
-    #[error("wrong format: expected a GGUF file, found {0}")]
+    #[error("wrong format: expected a {expected} file, found {0}", expected = titles())]
     Unknown(FoundFile),
     /// The file is an invalid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// The file is an invalid safetensors file.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    /// Its tensors do not fit it.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
 }
 
 impl FormatError {
@@ -194,15 +247,24 @@ impl FormatError {
         match self {
             Self::Unknown(found) => found.advice(origin),
             Self::Gguf(error) => gguf_format::advice(error, origin),
+            Self::Safetensors(_) | Self::Layout(_) => match origin {
+                FileOrigin::Disk => "it is incomplete or damaged: copy or download it again",
+                FileOrigin::Download => {
+                    "it is incomplete or damaged at its source: only its publisher can correct this"
+                }
+            },
         }
     }
 }
 
+/// The names of the formats that are split.
+fn titles() -> String {
+    formats().map(|format| format.title).collect::<Vec<_>>().join(" or ")
+}
+
 fn recognise(start: &[u8]) -> Result<&'static FileFormat, FormatError> {
-    let signature = start.first_chunk();
-    let format =
-        signature.and_then(|signature| FORMATS.into_iter().find(|format| (format.is_start)(signature)));
-    format.ok_or_else(|| FormatError::unknown(start))
+    let start = start.get(..START_BYTES).unwrap_or(start);
+    formats().find(|format| (format.is_start)(start)).ok_or_else(|| FormatError::unknown(start))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Sizes are in bytes. Do not rename fields: scripts use these names, which the command line prints
 //! with `--json`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
@@ -18,7 +18,7 @@ use super::error::ErrorBody;
 pub use super::lost_model::Kept;
 use super::lost_model::LostModel;
 use super::lower_store::LowerStore;
-use super::model_tensor::ModelTensor;
+use super::model_tensor::{ModelTensor, TensorFormat};
 use super::policy::PolicyDecision;
 pub use super::pull_plan::{PlannedFile, PlannedSpace, PullPlan, SpaceLimit};
 pub use super::pulls::{RunningPull, RunningPulls};
@@ -129,6 +129,15 @@ pub struct ModelDetails {
     /// The tensors of all layers: of split files in file order, of layers that are tensors by name, without
     /// scales and biases.
     pub tensors: Vec<ModelTensor>,
+}
+
+impl ModelDetails {
+    /// The digests of the files that are stored as one blob, which then has the digest of the file.
+    #[must_use]
+    pub fn whole_files(&self) -> HashSet<Digest> {
+        let whole = self.layers.iter().filter(|layer| layer.stored == StoredForm::Blob);
+        whole.map(|layer| layer.digest).collect()
+    }
 }
 
 /// One file of a model.
@@ -458,7 +467,10 @@ pub struct OpenLayer {
     /// The number of the descriptor of the whole file, if it is stored whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fd: Option<u32>,
-    /// The GGUF header, if it is a split GGUF file.
+    /// The format of a split file; not written for GGUF.
+    #[serde(default, skip_serializing_if = "TensorFormat::is_gguf")]
+    pub format: TensorFormat,
+    /// The header, if it is a split file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<HeaderLocation>,
     /// The number of pieces that follow; 0 unless they were requested.
@@ -466,7 +478,7 @@ pub struct OpenLayer {
     pub piece_count: u64,
 }
 
-/// The location of a GGUF header: all bytes of the file of `fd`, including the padding up to the data
+/// The location of a file's header: all bytes of the file of `fd`, including the padding up to the data
 /// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeaderLocation {
@@ -481,10 +493,10 @@ pub struct HeaderLocation {
 pub struct TensorLocation {
     /// Its name.
     pub name: String,
-    /// The name of its ggml type.
+    /// The name of its type in the format of its layer.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// Its dimensions in GGUF order, the fastest first.
+    /// Its dimensions in the order of that format: of GGUF the fastest first, of safetensors the slowest.
     pub shape: Vec<u64>,
     /// The number of the layer that contains it.
     pub layer: u32,

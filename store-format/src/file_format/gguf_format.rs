@@ -3,15 +3,17 @@
 use super::{FileFormat, FileOrigin, FormatError, FormatParser, ModelHeader};
 use crate::file_layout::{FileLayout, LayoutError};
 use crate::file_type::file_type_name;
-use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MetadataValue, Progress};
+use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MAX_PADDED_HEADER_BYTES, MetadataValue, Progress};
 use crate::model_facts::{ModelFacts, Shard};
 use crate::model_kind::ModelKind;
-use crate::tensor::TensorError;
+use crate::tensor::{TensorError, TensorFormat};
 
 pub(super) static FORMAT: FileFormat = FileFormat {
-    name: "gguf",
+    format: TensorFormat::Gguf,
+    title: "GGUF",
     extension: ".gguf",
-    is_start: |start| *start == MAGIC,
+    max_header_bytes: MAX_PADDED_HEADER_BYTES,
+    is_start: |start| start.starts_with(&MAGIC),
     parser: || Box::new(HeaderParser::new()),
 };
 
@@ -26,6 +28,10 @@ impl FormatParser for HeaderParser {
 }
 
 impl ModelHeader for Header {
+    fn format(&self) -> TensorFormat {
+        TensorFormat::Gguf
+    }
+
     fn bytes(&self) -> &[u8] {
         self.bytes()
     }

@@ -202,6 +202,7 @@ impl<'p> Locator<'p> {
             digest: descriptor.digest,
             size: descriptor.size,
             fd: None,
+            format: file.recipe.as_ref().and_then(|recipe| recipe.format()).unwrap_or_default(),
             header: None,
             piece_count: 0,
         };
