@@ -81,7 +81,7 @@ oracle +files: build
 
 # Calculate the expected memory estimates of the tests again, independently of blobd (docs/ESTIMATES.md)
 estimates:
-    python3 tests/estimates.py > store-format/src/estimate/expected.json
+    python3 tests/estimates.py > store-format/model/src/estimate/expected.json
 
 # Compare dequantisation with an independent one, bit for bit; takes `pip install gguf`
 quants:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Calculates memory estimates independently of blobd, for its tests.
 
-    python3 tests/estimates.py > store-format/src/estimate/expected.json
+    python3 tests/estimates.py > store-format/model/src/estimate/expected.json
 
 The formulas are those of Ollama's estimator of August 2025 (revision d5a0d8d904), written as in
 docs/ESTIMATES.md. The models have the dimensions of published ones. A test of store-format builds their

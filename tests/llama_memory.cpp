@@ -5,7 +5,7 @@
 //
 // A line of the input: the file, the context of all sequences, the sequences, the batch, and the types of keys and values in
 // the cache. Nothing is allocated, so a file needs only its header; `truncate` gives it the size that the header tells.
-// The sizes in store-format/src/estimate/llama_cpp_measured.json are from llama.cpp b11434.
+// The sizes in store-format/model/src/estimate/llama_cpp_measured.json are from llama.cpp b11434.
 #include <cstdio>
 #include <cstring>
 #include <iostream>

@@ -33,6 +33,7 @@
 //! - [`asynchronous`]: the same for asynchronous programs
 //! - [`residency`]: how much of a tensor is in memory; prefetching, releasing and locking it
 //! - [`gguf_view`]: a model as one GGUF file in memory, without a copy
+//! - [`fit`]: whether a model fits into memory
 //! - [`name_service`]: the names of users and groups
 //! - [`error`]: the errors
 //! - [`protocol`]: the messages and frames, used by both ends
@@ -45,9 +46,15 @@
 pub mod asynchronous;
 pub mod client;
 pub mod error;
+pub mod fit;
 pub mod gguf_view;
+pub mod journal;
+#[cfg(feature = "long-running")]
+pub mod loopback;
 pub mod model;
 pub mod name_service;
+#[cfg(feature = "long-running")]
+pub mod process;
 pub mod protocol;
 pub mod residency;
 pub mod sockets;

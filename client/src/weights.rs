@@ -3,7 +3,7 @@
 //! Ollama's models for image generation and for MLX have no GGUF file. Their manifest has one
 //! layer of type `application/vnd.ollama.image.tensor` per tensor, or per group of experts, and
 //! each is a small safetensors file. [`ManifestWeights`] reads all forms of these files that Ollama
-//! has written; [`tensor_layers`](blobd_store_format::tensor_layers) lists them, and how their tensors are
+//! has written; [`tensor_layers`](blobd_model::tensor_layers) lists them, and how their tensors are
 //! named. The parts of a quantised tensor `T` are `T_scale`, `T_qbias` and `T_global_scale`.
 //!
 //! ```no_run
@@ -32,10 +32,10 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use blobd_model::convert::convert;
+pub use blobd_model::tensor_layers::Quantization;
 use blobd_store_format::reference::Reference;
 pub use blobd_store_format::safetensors::Dtype;
-use blobd_store_format::safetensors::convert;
-pub use blobd_store_format::tensor_layers::Quantization;
 use serde_json::Value as Json;
 
 pub use self::error::WeightsError;

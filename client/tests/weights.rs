@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use blobd_client::Client;
 use blobd_client::weights::{Dtype, ManifestWeights, Quantization, WeightsError};
+use blobd_model::tensor_layers::TensorLayersError;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::safetensors::HeaderWriter;
-use blobd_store_format::tensor_layers::TensorLayersError;
 
 const TENSOR: &str = "application/vnd.ollama.image.tensor";
 const JSON: &str = "application/vnd.ollama.image.json";

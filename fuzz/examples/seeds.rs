@@ -13,7 +13,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Header, Value};
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::quant::BlockLayout;
+use blobd_model::quant::BlockLayout;
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;

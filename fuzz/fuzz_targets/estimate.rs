@@ -4,7 +4,7 @@
 //! than its memory.
 #![no_main]
 
-use blobd_store_format::estimate::{Basis, CacheType, Model, ModelSet, Settings};
+use blobd_model::estimate::{Basis, CacheType, Model, ModelSet, Settings};
 use blobd_store_format::gguf::Header;
 use libfuzzer_sys::fuzz_target;
 

@@ -6,7 +6,7 @@
 #![no_main]
 
 use blobd_store_format::gguf::GgmlType;
-use blobd_store_format::quant::{BlockLayout, Values, dequantize, element_count, swap_bytes};
+use blobd_model::quant::{BlockLayout, Values, dequantize, element_count, swap_bytes};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -7,7 +7,7 @@
 #![no_main]
 
 use blobd_store_format::safetensors::{Header, HeaderWriter};
-use blobd_store_format::tensor_layers::{Quantization, TensorLayers};
+use blobd_model::tensor_layers::{Quantization, TensorLayers};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

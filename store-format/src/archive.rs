@@ -30,7 +30,7 @@ impl Member {
 pub fn member_type(path: &str, format: Option<TensorFormat>) -> MediaType {
     let is_safetensors = || path.to_ascii_lowercase().ends_with(".safetensors");
     MediaType::new(
-        match format.or_else(|| FileFormat::split_name(path).map(|(_stem, format)| format.format())) {
+        match format.or_else(|| FileFormat::split_name(path).map(|(_stem, format)| format.tensor_format())) {
             Some(TensorFormat::Gguf) => MediaType::PACK_GGUF,
             Some(TensorFormat::Safetensors) => MediaType::PACK_SAFETENSORS,
             None if is_safetensors() => MediaType::PACK_SAFETENSORS,

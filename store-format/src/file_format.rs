@@ -17,9 +17,8 @@ use self::kind::START_BYTES;
 pub use self::kind::{FileKind, FileOrigin, FoundFile};
 use crate::descriptor::MediaType;
 use crate::file_layout::{FileLayout, LayoutError};
-use crate::gguf::GgufError;
+use crate::gguf::{GgufError, Header};
 pub use crate::gguf::{MetadataValue, Progress};
-use crate::model_facts::ModelFacts;
 use crate::safetensors::SafetensorsError;
 use crate::tensor::TensorFormat;
 
@@ -72,7 +71,7 @@ impl FileFormat {
 
     /// The format of its tensors.
     #[must_use]
-    pub const fn format(&self) -> TensorFormat {
+    pub const fn tensor_format(&self) -> TensorFormat {
         self.format
     }
 
@@ -185,9 +184,6 @@ pub fn read_header(bytes: &[u8]) -> Result<Box<dyn ModelHeader>, FormatError> {
 
 /// A validated header of any format.
 pub trait ModelHeader: fmt::Debug + Send + Sync {
-    /// The format of the file.
-    fn format(&self) -> TensorFormat;
-
     /// The header's bytes, without padding.
     fn bytes(&self) -> &[u8];
 
@@ -197,11 +193,36 @@ pub trait ModelHeader: fmt::Debug + Send + Sync {
     /// [`FormatError`] when the tensors do not fit the file.
     fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError>;
 
-    /// Architecture, size and quantization.
-    fn facts(&self) -> ModelFacts;
+    /// The format of the file.
+    fn format(&self) -> &'static FileFormat;
+
+    /// The number of tensors.
+    fn tensor_count(&self) -> u64;
+
+    /// The number of elements of all tensors; at most 2^64 - 1.
+    fn parameters(&self) -> u64;
+
+    /// The shard fields, if the file is one of several.
+    fn shard(&self) -> Option<Shard>;
+
+    /// The header of a GGUF file, whose metadata describes the model.
+    fn as_gguf(&self) -> Option<&Header> {
+        None
+    }
 
     /// All metadata in the order of the file. Keys may be any bytes, and texts may hold control characters.
     fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_>;
+}
+
+/// The shard fields of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Its number, from 0.
+    pub number: Option<u64>,
+    /// The number of shards.
+    pub count: u64,
+    /// The number of tensors of all shards.
+    pub total_tensor_count: Option<u64>,
 }
 
 trait FormatParser: fmt::Debug + Send + Sync {
@@ -273,8 +294,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::gguf::MAGIC;
     use crate::gguf::generate::file;
-    use crate::gguf::{Header, MAGIC};
 
     /// Pushes a file in pieces of these sizes, repeated.
     fn read_in_pieces(file: &[u8], sizes: &[usize]) -> Result<Box<dyn ModelHeader>, FormatError> {
@@ -300,7 +321,7 @@ mod tests {
             for header in [read_header(&sample.file).unwrap(), read_in_pieces(&sample.file, &sizes).unwrap()] {
                 prop_assert_eq!(header.bytes(), expected.bytes());
                 prop_assert_eq!(header.file_layout(size).unwrap(), expected.file_layout(size).unwrap());
-                prop_assert_eq!(header.facts().tensor_count, expected.tensors().len() as u64);
+                prop_assert_eq!(header.tensor_count(), expected.tensors().len() as u64);
                 prop_assert_eq!(header.metadata().count(), expected.metadata().count());
             }
         }

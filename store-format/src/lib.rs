@@ -42,52 +42,40 @@
 #![forbid(unsafe_code)]
 
 pub mod archive;
-pub mod capabilities;
 pub mod content_type;
 pub mod derived_name;
 pub mod descriptor;
 pub mod digest;
-pub mod estimate;
 pub mod expert;
 pub mod file_format;
 pub mod file_layout;
 pub mod file_paths;
 pub mod file_type;
-mod float;
-mod float8;
 mod ggml_type;
 pub mod gguf;
 pub mod glob;
 pub mod host;
 pub mod index;
 pub mod json_error;
-pub mod layers;
 pub mod layout;
 pub mod manifest;
-pub mod manifest_config;
-pub mod metadata;
-pub mod model_card;
-pub mod model_config;
-pub mod model_diff;
-pub mod model_facts;
-pub mod model_kind;
 pub mod name_pattern;
+pub mod origin;
 pub mod outline;
-pub mod overview;
-pub mod quant;
 pub mod reach;
 pub mod recipe;
 pub mod reference;
 pub mod repository;
 pub mod safetensors;
+pub mod similar_names;
 pub mod size;
 pub mod source;
 pub mod split;
 pub mod stored_file;
 pub mod tensor;
-pub mod tensor_layers;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod text;
 
 /// The on-disk format of a store, a copy of `docs/STORE-FORMAT.md`.
 #[cfg(doc)]

@@ -12,9 +12,9 @@ use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::weights::WeightsError;
+use blobd_model::layers::split_name;
+use blobd_model::metadata::Metadata;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::layers::split_name;
-use blobd_store_format::metadata::Metadata;
 use blobd_store_format::reference::Reference;
 
 use crate::{BlobdBytes, BlobdError, BlobdTensor};

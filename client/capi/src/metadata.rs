@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 use std::ptr;
 
-use blobd_store_format::layers::parameter_count;
-use blobd_store_format::metadata::Scalar;
+use blobd_model::layers::parameter_count;
+use blobd_model::metadata::Scalar;
 
 use crate::handle::{Failure, Handle, text, to_c_bytes};
 use crate::{BlobdBytes, BlobdError, BlobdModel, report};

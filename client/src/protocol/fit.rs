@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
+use blobd_model::estimate::{Basis, CacheType};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::estimate::{Basis, CacheType};
 use serde::{Deserialize, Serialize};
 
 /// Parameters of `GET /v1/fit/{reference}`, its query.

@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use blobd_model::kind::ModelKind;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::recipe::Experts;
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};

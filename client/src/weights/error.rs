@@ -1,7 +1,8 @@
 //! Errors in the tensors of a model's layers.
 
-use blobd_store_format::safetensors::{ConvertError, SafetensorsError};
-use blobd_store_format::tensor_layers::TensorLayersError;
+use blobd_model::convert::ConvertError;
+use blobd_model::tensor_layers::TensorLayersError;
+use blobd_store_format::safetensors::SafetensorsError;
 
 use crate::error::{ClientError, ModelError};
 use crate::protocol::error::ErrorCode;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use blobd_model::tensor_layers::{LayerTensor, TensorLayers};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::safetensors::Header;
-use blobd_store_format::tensor_layers::{LayerTensor, TensorLayers};
 
 use super::error::WeightsError;
 use crate::model::{BlobSlice, OpenModel};

@@ -82,7 +82,7 @@ fn image_is_a_gguf_file_with_the_same_tensors_and_outlives_the_model() {
     let image = model.contiguous().unwrap();
     drop(model);
     let header = Header::parse(&image).unwrap();
-    assert_eq!((header.architecture(), header.alignment()), (Some("llama"), page() as u64));
+    assert_eq!((header.architecture(), header.alignment()), (Some("llama"), u32::try_from(page()).unwrap()));
     assert_eq!(image.as_ptr().addr() % page(), 0);
     let found = tensors_of(&image);
     assert_eq!(found.len(), tensors.len());

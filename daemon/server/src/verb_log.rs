@@ -16,12 +16,11 @@ use blobd_client::protocol::response::{
 };
 use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{Pinned, PullLimit, Reindexed, Undeleted, Verified};
-
 use blobd_store_format::digest::Digest;
+use blobd_store_format::text::one_line;
 use serde_json::{Value, json};
 
 use crate::log_limit::LogLimit;
-use crate::output::one_line;
 use crate::requester::Requester;
 
 /// The most characters of a list of names in one line of the log.

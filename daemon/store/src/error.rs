@@ -5,6 +5,7 @@ use std::io;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::similar_names::not_in_the_store;
 use blobd_store_format::size::human_bytes;
 
 use super::lock_file::LockHolder;
@@ -298,7 +299,7 @@ pub enum StoreError {
         by: u32,
     },
     /// No model has that name.
-    #[error("model {name}: not in the store")]
+    #[error("{}", not_in_the_store(name))]
     NoSuchModel {
         /// The name.
         name: String,

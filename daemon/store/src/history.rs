@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::similar_names;
 use blobd_store_format::source::PulledSource;
 use serde::{Deserialize, Serialize};
 
@@ -449,7 +450,7 @@ impl Store {
         let recorded = self.root.parsed_names(layout::HISTORY, layout::parse_recipe_name);
         let names: Vec<_> =
             recorded.into_iter().flatten().filter_map(|file| self.recorded_name(file)).collect();
-        let similar = super::resolve::similar(wanted, &names);
+        let similar = similar_names::similar(wanted, &names);
         match error {
             StoreError::MayBeHidden { name, store, problem, .. } => {
                 StoreError::MayBeHidden { name, similar, store, problem }

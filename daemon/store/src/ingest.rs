@@ -9,9 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use blobd_model::kind::ModelKind;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing::Span;

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use blobd_model::kind::ModelKind;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::similar_names::{few, similar};
 
 use super::{Store, StoreError};
 
@@ -108,63 +108,6 @@ impl Store {
     }
 }
 
-impl StoreError {
-    /// No name in `tags` matches a pattern.
-    #[must_use]
-    pub fn no_match(pattern: &NamePattern, tags: &[Reference]) -> Self {
-        let similar = pattern.similar_name().map(|wanted| similar(&wanted, tags)).unwrap_or_default();
-        Self::NoSuchModel { name: pattern.to_string(), similar }
-    }
-}
-
-/// At most this many names are listed in an error.
-const MAX_NAMES: usize = 5;
-
-fn few(mut names: Vec<String>) -> Vec<String> {
-    if let Some(more @ 1..) = names.len().checked_sub(MAX_NAMES) {
-        names.truncate(MAX_NAMES);
-        names.push(format!("{more} more"));
-    }
-    names
-}
-
-/// The stored names that may have been meant, the most likely first: other tags of the model, models of the same
-/// name elsewhere, then names that differ in a few characters or contain the text.
-pub(super) fn similar(wanted: &Reference, tags: &[Reference]) -> Vec<String> {
-    let mut found: Vec<_> = tags
-        .iter()
-        .filter_map(|tag| {
-            let by_tag = if wanted.omits_tag() { 0 } else { strsim::osa_distance(wanted.tag(), tag.tag()) };
-            let name = tag.short();
-            Some((unlikeness(wanted, tag)?, by_tag, name.len(), name))
-        })
-        .collect();
-    found.sort();
-    few(found.into_iter().map(|(_, _, _, name)| name).collect())
-}
-
-/// How far a stored name is from the wanted one; `None` if they have nothing in common.
-fn unlikeness(wanted: &Reference, tag: &Reference) -> Option<usize> {
-    /// More than any distance that counts as near.
-    const CONTAINS: usize = 100;
-    if wanted.is_sibling_of(tag) {
-        return Some(0);
-    }
-    let (wanted, model) = (wanted.model().to_ascii_lowercase(), tag.model().to_ascii_lowercase());
-    let distance = strsim::osa_distance(&wanted, &model);
-    let allowed = match wanted.len() {
-        0..=3 => 1,
-        4..=8 => 2,
-        _ => 3,
-    };
-    if distance <= allowed {
-        return distance.checked_add(1);
-    }
-    let contains =
-        wanted.len() >= 3 && (model.contains(&wanted) || model.len() >= 3 && wanted.contains(&model));
-    contains.then_some(CONTAINS)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -262,21 +205,5 @@ mod tests {
         assert_eq!(found(&store, &start), "first:latest");
         add(&store, "second", &second);
         assert!(matches!(store.resolve(&reference(&start)), Err(StoreError::AmbiguousId { .. })));
-    }
-
-    #[test]
-    fn similar_names_are_listed_the_nearest_first_and_few() {
-        let (_folder, store) = new_store();
-        for name in ["llama3:8b", "hf.co/me/llama3:q4", "llama2:7b", "codellama:7b", "qwen:1b"] {
-            add(&store, name, name);
-        }
-        assert_eq!(similar_to(&store, "lama3"), ["llama3:8b", "hf.co/me/llama3:q4", "llama2:7b"]);
-        assert_eq!(similar_to(&store, "llama3:9b").first().map(String::as_str), Some("llama3:8b"));
-        assert_eq!(similar_to(&store, "llama").len(), 4);
-        assert_eq!(similar_to(&store, "xyzzy"), [""; 0]);
-        for number in 0..9 {
-            add(&store, &format!("llama3:t{number}"), &number.to_string());
-        }
-        assert_eq!(similar_to(&store, "llama3").last().map(String::as_str), Some("7 more"));
     }
 }

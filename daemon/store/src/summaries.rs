@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use blobd_model::kind::ModelKind;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::model_kind::ModelKind;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::Mutex;
 

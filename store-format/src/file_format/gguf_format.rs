@@ -1,11 +1,8 @@
 //! GGUF as a file format.
 
-use super::{FileFormat, FileOrigin, FormatError, FormatParser, ModelHeader};
+use super::{FileFormat, FileOrigin, FormatError, FormatParser, ModelHeader, Shard};
 use crate::file_layout::{FileLayout, LayoutError};
-use crate::file_type::file_type_name;
 use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MAX_PADDED_HEADER_BYTES, MetadataValue, Progress};
-use crate::model_facts::{ModelFacts, Shard};
-use crate::model_kind::ModelKind;
 use crate::tensor::{TensorError, TensorFormat};
 
 pub(super) static FORMAT: FileFormat = FileFormat {
@@ -28,10 +25,6 @@ impl FormatParser for HeaderParser {
 }
 
 impl ModelHeader for Header {
-    fn format(&self) -> TensorFormat {
-        TensorFormat::Gguf
-    }
-
     fn bytes(&self) -> &[u8] {
         self.bytes()
     }
@@ -40,21 +33,27 @@ impl ModelHeader for Header {
         Ok(self.file_layout(file_size)?)
     }
 
-    fn facts(&self) -> ModelFacts {
+    fn format(&self) -> &'static FileFormat {
+        &FORMAT
+    }
+
+    fn tensor_count(&self) -> u64 {
+        self.tensors().len() as u64
+    }
+
+    fn parameters(&self) -> u64 {
         let elements = self.tensors().map(|tensor| tensor.shape().element_count());
-        let file_type = match self.value("general.file_type") {
-            Some(MetadataValue::U32(id)) => file_type_name(id, self.architecture()),
-            _ => None,
-        };
-        ModelFacts {
-            format: Some(FORMAT.name()),
-            kind: ModelKind::of(self),
-            architecture: self.architecture().map(str::to_owned),
-            parameters: elements.fold(0, u64::saturating_add),
-            quantization: file_type.map(str::to_owned),
-            tensor_count: self.tensors().len() as u64,
-            shard: shard(self),
-        }
+        elements.fold(0, u64::saturating_add)
+    }
+
+    fn shard(&self) -> Option<Shard> {
+        let value = |key| self.value(key).and_then(|value| value.as_u64());
+        let count = value("split.count").filter(|count| *count > 1)?;
+        Some(Shard { number: value("split.no"), count, total_tensor_count: value("split.tensors.count") })
+    }
+
+    fn as_gguf(&self) -> Option<&Header> {
+        Some(self)
     }
 
     fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_> {
@@ -88,10 +87,4 @@ pub(super) const fn advice(error: &GgufError, origin: FileOrigin) -> &'static st
         }
         (_, FileOrigin::Disk) => "it is damaged: copy or download it again",
     }
-}
-
-fn shard(header: &Header) -> Option<Shard> {
-    let value = |key| header.value(key).and_then(|value| value.as_u64());
-    let count = value("split.count").filter(|count| *count > 1)?;
-    Some(Shard { number: value("split.no"), count, total_tensor_count: value("split.tensors.count") })
 }

@@ -2,10 +2,9 @@
 
 use std::cell::Cell;
 
-use super::{FileFormat, FormatError, FormatParser, ModelHeader, kind};
+use super::{FileFormat, FormatError, FormatParser, ModelHeader, Shard, kind};
 use crate::file_layout::{FileLayout, TensorRange};
 use crate::gguf::{MetadataValue, Progress};
-use crate::model_facts::ModelFacts;
 use crate::safetensors::{Header, SafetensorsError, Tensor};
 use crate::tensor::TensorFormat;
 
@@ -73,8 +72,8 @@ struct SafetensorsHeader {
 }
 
 impl ModelHeader for SafetensorsHeader {
-    fn format(&self) -> TensorFormat {
-        TensorFormat::Safetensors
+    fn format(&self) -> &'static FileFormat {
+        &FORMAT
     }
 
     fn bytes(&self) -> &[u8] {
@@ -96,16 +95,20 @@ impl ModelHeader for SafetensorsHeader {
         Ok(FileLayout::new(TensorFormat::Safetensors, file_size, data_offset, tensors, Vec::new())?)
     }
 
-    fn facts(&self) -> ModelFacts {
+    fn tensor_count(&self) -> u64 {
+        self.header.tensors().len() as u64
+    }
+
+    fn parameters(&self) -> u64 {
         let elements = |tensor: &Tensor| {
             tensor.shape().iter().fold(1_u64, |count, dimension| count.saturating_mul(*dimension))
         };
-        ModelFacts {
-            format: Some(FORMAT.name()),
-            parameters: self.header.tensors().iter().map(elements).fold(0, u64::saturating_add),
-            tensor_count: self.header.tensors().len() as u64,
-            ..ModelFacts::default()
-        }
+        self.header.tensors().iter().map(elements).fold(0, u64::saturating_add)
+    }
+
+    /// A shard does not say that it is one: its name and the model's index do.
+    fn shard(&self) -> Option<Shard> {
+        None
     }
 
     fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_> {

@@ -164,7 +164,8 @@ pub enum GgufError {
 }
 
 /// Truncates an untrusted name for an error message.
-pub(crate) fn printable(name: &[u8]) -> String {
+#[must_use]
+pub fn printable(name: &[u8]) -> String {
     // A character has at most four bytes.
     let start = name.get(..320).unwrap_or(name);
     String::from_utf8_lossy(start).chars().take(80).collect()

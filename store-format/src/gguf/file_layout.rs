@@ -54,7 +54,7 @@ impl Offsets {
     fn new(header: &Header, data_size: u64) -> Self {
         let mut starts: Vec<u64> = header.tensors().map(|info| info.offset()).collect();
         starts.sort_unstable();
-        Self { starts, alignment: header.alignment(), data_size }
+        Self { starts, alignment: header.alignment().into(), data_size }
     }
 
     /// The start of the next tensor; `None` for the last.

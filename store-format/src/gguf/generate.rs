@@ -1,4 +1,5 @@
 //! Generates valid GGUF files for property tests.
+#![allow(clippy::unwrap_used, reason = "for tests alone")]
 
 use proptest::collection::vec;
 use proptest::option;
@@ -8,26 +9,34 @@ use super::{ALIGNMENT_KEY, ByteOrder, GgmlType, GgufWriter, Value};
 
 /// A valid file and its expected content.
 #[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    pub(crate) order: ByteOrder,
-    pub(crate) version: u32,
-    pub(crate) alignment: u64,
-    pub(crate) metadata: Vec<(String, Value)>,
+pub struct Sample {
+    /// The byte order.
+    pub order: ByteOrder,
+    /// The version of GGUF.
+    pub version: u32,
+    /// The alignment of the data section.
+    pub alignment: u64,
+    /// Keys and values in file order.
+    pub metadata: Vec<(String, Value)>,
     /// In table order.
-    pub(crate) tensors: Vec<SampleTensor>,
-    pub(crate) file: Vec<u8>,
+    pub tensors: Vec<SampleTensor>,
+    /// The whole file.
+    pub file: Vec<u8>,
 }
 
 /// A tensor of a [`Sample`].
 #[derive(Clone, Debug)]
-pub(crate) struct SampleTensor {
-    pub(crate) name: String,
-    pub(crate) ggml_type: GgmlType,
-    pub(crate) dimensions: Vec<u64>,
+pub struct SampleTensor {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub ggml_type: GgmlType,
+    /// Its dimensions, the fastest first.
+    pub dimensions: Vec<u64>,
     /// 0 without elements; for an unknown type, the minimum size in its file.
     size: u64,
     /// From the data section's start.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// The gap before it, in multiples of the alignment.
     gap: u64,
     /// Determines its order in the file.
@@ -36,7 +45,7 @@ pub(crate) struct SampleTensor {
 
 /// Any valid file: either byte order and version, any alignment up to a page, tensors in any
 /// order with gaps of any bytes, with zero elements or of unknown types, packed experts, any tail.
-pub(crate) fn file() -> impl Strategy<Value = Sample> {
+pub fn file() -> impl Strategy<Value = Sample> {
     let format = (any::<bool>(), 2..=3_u32, option::of(0..=12_u32));
     let tail = prop_oneof![Just(0), 0..100_u64, 65_530..65_560_u64];
     (format, vec(("[a-z.]{1,12}", value()), 0..6), tensors(), tail, any::<bool>()).prop_map(

@@ -52,8 +52,8 @@ impl Header {
 
     /// The alignment of the data section and of every tensor in bytes, a power of two.
     #[must_use]
-    pub fn alignment(&self) -> u64 {
-        self.alignment.into()
+    pub const fn alignment(&self) -> u32 {
+        self.alignment
     }
 
     /// The header's bytes, without the padding before the data section.
@@ -63,7 +63,8 @@ impl Header {
     }
 
     /// The header's bytes with the padding before the data section.
-    pub(super) fn into_padded(self) -> Vec<u8> {
+    #[must_use]
+    pub fn into_padded(self) -> Vec<u8> {
         // At most 33 MiB, or it would not have been parsed.
         let padded_size = usize::try_from(self.data_offset()).unwrap_or(self.bytes.len());
         let mut bytes = self.bytes;
@@ -75,7 +76,7 @@ impl Header {
     #[must_use]
     pub fn data_offset(&self) -> u64 {
         // At most `MAX_BYTES` and `MAX_ALIGNMENT`, so the sum is far from wrapping.
-        (self.bytes.len() as u64).next_multiple_of(self.alignment())
+        (self.bytes.len() as u64).next_multiple_of(self.alignment.into())
     }
 
     /// All metadata in the order of the file. A key may be any bytes; [`key_text`](super::key_text)
@@ -107,12 +108,12 @@ impl Header {
     }
 
     /// Each key, and the bytes of its value: the id of its type and the value.
-    pub(super) fn raw_metadata(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+    pub fn raw_metadata(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.metadata.iter().map(|record| (record.key.of(&self.bytes), record.value.of(&self.bytes)))
     }
 
     /// The table of tensors as it is in the file.
-    pub(super) fn raw_tensors(&self) -> &[u8] {
+    pub fn raw_tensors(&self) -> &[u8] {
         const PREAMBLE_BYTES: usize = 24;
         let start = self.metadata.last().map_or(PREAMBLE_BYTES, |record| record.value.end());
         self.bytes.get(start..).unwrap_or_default()

@@ -11,26 +11,24 @@
 //! Source of the format: `ggml/docs/gguf.md` and `ggml/src/gguf.cpp` of llama.cpp.
 
 mod cursor;
-pub mod edit;
 mod encoder;
-mod entries;
 mod error;
 mod file_layout;
 mod header;
 mod key_text;
 mod parser;
-pub mod rewrite;
 mod value;
 mod value_type;
 mod writer;
 
-#[cfg(test)]
-pub(crate) mod generate;
+#[cfg(any(test, feature = "testing"))]
+pub mod generate;
 #[cfg(test)]
 mod tests;
 
 pub use cursor::ByteOrder;
-pub use error::GgufError;
+pub use encoder::Encoder;
+pub use error::{GgufError, printable};
 pub use header::{Header, Tensors};
 pub use key_text::key_text;
 pub use parser::{HeaderParser, Progress};
@@ -48,9 +46,9 @@ pub(crate) const MAX_PADDED_HEADER_BYTES: u64 = MAX_HEADER_BYTES + MAX_ALIGNMENT
 /// The metadata key that holds the alignment of the data section and of every tensor in it.
 pub const ALIGNMENT_KEY: &str = "general.alignment";
 /// The default alignment of the format.
-pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
+pub const DEFAULT_ALIGNMENT: u32 = 32;
 /// The largest alignment read. Files use 32, sometimes a page (4 KiB to 64 KiB); a larger limit would
 /// let a small header demand gigabytes of padding.
-pub(crate) const MAX_ALIGNMENT: u32 = 1 << 20;
+pub const MAX_ALIGNMENT: u32 = 1 << 20;
 /// The first four bytes of every GGUF file.
 pub const MAGIC: [u8; 4] = *b"GGUF";

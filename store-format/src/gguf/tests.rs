@@ -83,7 +83,7 @@ fn parse_in_pieces(bytes: &[u8], sizes: &[usize]) -> Result<Header, GgufError> {
 fn assert_describes(header: &Header, sample: &Sample) {
     assert_eq!(header.byte_order(), sample.order);
     assert_eq!(header.version(), sample.version);
-    assert_eq!(header.alignment(), sample.alignment);
+    assert_eq!(u64::from(header.alignment()), sample.alignment);
     assert_eq!(header.bytes(), &sample.file[..header.bytes().len()]);
     assert_eq!(header.data_offset() % sample.alignment, 0);
     assert_eq!(header.metadata().count(), sample.metadata.len());

@@ -282,8 +282,9 @@ pub struct ArrayValue {
 }
 
 impl ArrayValue {
-    /// The values must have the type `element`, which must not be an array.
-    pub(super) const fn new(element: ValueType, values: Vec<Value>) -> Self {
+    /// An array of `values`, which must have the type `element`, which must not be an array.
+    #[must_use]
+    pub const fn new(element: ValueType, values: Vec<Value>) -> Self {
         Self { element, values }
     }
 

@@ -46,7 +46,8 @@ impl ValueType {
     }
 
     /// The type with this name in GGUF's specification, such as `uint32`.
-    pub(super) fn from_name(name: &str) -> Option<Self> {
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|value_type| value_type.to_string() == name)
     }
 

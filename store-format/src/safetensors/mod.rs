@@ -20,7 +20,6 @@
 //! (<https://github.com/huggingface/safetensors>, "Format"): the length of the header as eight
 //! little-endian bytes, the header in JSON, then the data.
 
-mod convert;
 mod dtype;
 mod error;
 mod header;
@@ -30,7 +29,6 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use self::convert::{ConvertError, convert};
 pub use self::dtype::Dtype;
 pub use self::error::SafetensorsError;
 pub use self::header::{Header, Tensor};

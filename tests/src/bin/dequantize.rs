@@ -6,8 +6,8 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+use blobd_model::quant::{dequantize, element_count};
 use blobd_store_format::gguf::GgmlType;
-use blobd_store_format::quant::{dequantize, element_count};
 
 const RUNS: usize = 5;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use blobd_store_format::estimate::{Basis, Model, ModelSet, Settings};
+use blobd_model::estimate::{Basis, Model, ModelSet, Settings};
 use blobd_store_format::gguf::{GgmlType, Header, Value};
 use blobd_tests::command::{Blobd, Run};
 use blobd_tests::daemon::TestDaemon;

@@ -1,7 +1,7 @@
 //! `GET /v1/fit/{reference}`: engines ask before they load a model.
 
 use blobd_client::protocol::fit::{ContextSource, FitParams};
-use blobd_store_format::estimate::{Basis, CacheType};
+use blobd_model::estimate::{Basis, CacheType};
 use blobd_store_format::gguf::GgmlType;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use blobd_model::quant::{BlockLayout, Field, FieldType};
 use blobd_store_format::gguf::GgmlType;
-use blobd_store_format::quant::{BlockLayout, Field, FieldType};
 use blobd_store_format::safetensors::{Dtype, HeaderWriter};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{ModelFile, ModelTensor};

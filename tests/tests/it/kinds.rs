@@ -3,8 +3,8 @@
 use std::fs;
 use std::process::Stdio;
 
+use blobd_model::kind::ModelKind;
 use blobd_store_format::gguf::{GgmlType, Header, Value};
-use blobd_store_format::model_kind::ModelKind;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::FakeRegistry;

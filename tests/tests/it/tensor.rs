@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use blobd_model::quant::{dequantize, swap_bytes};
 use blobd_store_format::gguf::{ByteOrder, GgmlType};
-use blobd_store_format::quant::{dequantize, swap_bytes};
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{ModelFile, ModelTensor};

@@ -4,10 +4,9 @@ use std::io;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
+use blobd_client::journal::{JOURNAL_SOCKET, JournalEntry};
 use blobd_client::protocol::audit::AuditRecord;
 use serde_json::Value;
-
-use crate::systemd::{JOURNAL_SOCKET, JournalEntry};
 
 /// `SYSLOG_FACILITY` of entries about security.
 const AUTHPRIV: &str = "10";

@@ -5,13 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
 use crate::names::{NameError, Names};
-use crate::output::{print, print_json, print_message, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{print, print_json, print_message, terminal_width};
 use crate::times::{local, parse_period};
 
 /// Show what was done to the store, by whom, and what was refused

@@ -7,6 +7,7 @@ use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, S
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::sockets::SYSTEM_SOCKET;
 use blobd_registry::RegistryClient;
+use blobd_store_format::text::printable;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
@@ -15,7 +16,6 @@ use super::connect::{client_error, load_config, print_result, root};
 use super::embedded::{registry_policy, start_error};
 use super::{Global, effective};
 use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root, differences};
-use crate::output::printable;
 
 /// Check the configuration, and show every setting
 #[derive(Debug, Args)]

@@ -15,12 +15,13 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::user_sockets;
 use blobd_store::{Glance, StoreError};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::text::printable;
 use serde::Serialize;
 
 use super::store_access::{Place, StoreAccess, find};
 use super::{Global, system_service};
 use crate::config::{Config, ConfigError, SYSTEM_ROOT, default_root};
-use crate::output::{print_json, print_message, print_text, printable};
+use crate::output::{print_json, print_message, print_text};
 
 #[derive(Debug)]
 pub(crate) struct Connected {

@@ -1,8 +1,7 @@
 //! The files of a pull that had a wrong digest at first, for people.
 
 use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
-
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 /// The most ranges of one file that are listed.
 const MAX_RANGES: usize = 4;

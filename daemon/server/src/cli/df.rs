@@ -5,13 +5,14 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, SharedWith, UsageKind, UsageRow, UserId};
 use blobd_client::protocol::upkeep::TrashedModel;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::{one_line, printable};
 use clap::Args;
 use serde::Serialize;
 
 use super::Global;
 use super::connect::show;
-use crate::output::{Table, one_line, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 use crate::times::relative;
 
 mod users;

@@ -1,7 +1,7 @@
 //! `blobd diff`
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::model_diff::diff_tensors;
+use blobd_model::diff::diff_tensors;
 use clap::Args;
 
 use self::report::Report;

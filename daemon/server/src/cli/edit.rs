@@ -7,18 +7,19 @@ use blobd_client::protocol::edit::{
     ChangedKey, EditEvent, EditParams, EditProgress, Edited, KeyChange, TemplateLayer,
 };
 use blobd_client::protocol::error::ErrorBody;
+use blobd_model::edit::EditType;
+use blobd_model::metadata_json::short_text;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::edit::EditType;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::connect::{client_error, connect, print_report, print_result};
 use super::model_name::{ModelName, only, parse_new_name};
 use super::progress::Bar;
 use super::{Global, file_error, lost_models, usage};
-use crate::metadata_json::short_text;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 
 /// Make a model with other metadata that shares all tensors
 #[derive(Debug, Args)]

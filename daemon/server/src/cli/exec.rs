@@ -18,6 +18,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
+use blobd_client::process::{Signals, first_of, listen, raise_descriptor_limit};
 use blobd_client::protocol::error::ErrorBody;
 use clap::Args;
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
@@ -26,8 +27,6 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::oneshot;
 
 use super::connect::connect;
-use super::interrupt::{Signals, first_of, listen};
-use super::serve::raise_descriptor_limit;
 use super::{Global, file_error, usage};
 
 /// Run a program that can open every model as /blobd/REF.gguf, without a copy

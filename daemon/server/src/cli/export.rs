@@ -11,11 +11,12 @@ use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;
+use blobd_model::rewrite::RewrittenFile;
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_paths::{self, ListedFile};
-use blobd_store_format::gguf::rewrite::RewrittenFile;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
 use clap::Args;
 use serde::Serialize;
 
@@ -31,7 +32,6 @@ use super::progress::{Bar, Progress};
 use super::target::refuse_terminal;
 use super::{Global, usage};
 use crate::output::{DataOutput, print, print_json};
-use crate::size::human_bytes;
 
 mod existing;
 mod outputs;

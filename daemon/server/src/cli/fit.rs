@@ -2,9 +2,11 @@
 
 use std::process::ExitCode;
 
+use blobd_client::fit::{FitContent, FitFile, FitModel, Room};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::fit::{FitParams, FitReport};
-use blobd_store_format::estimate::{Basis, CacheType, Settings};
+use blobd_model::estimate::{Basis, CacheType, Settings};
+use blobd_store_format::size::parse_size;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -12,8 +14,6 @@ use self::machine::Machine;
 use super::Global;
 use super::connect::print_result;
 use super::model_source::{DescribedFile, DescribedModel, ModelArgs};
-use crate::fit::{FitContent, FitFile, FitModel, Room};
-use crate::size::parse_size;
 
 mod machine;
 mod render;

@@ -8,12 +8,13 @@ use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcItem, GcReason, GcReport, QuarantinedItem};
 use blobd_client::protocol::upkeep::{EvictionPlan, Unlisted};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::size::{human_bytes, parse_size};
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::connect::{report, show};
 use super::{Global, lost_models};
-use crate::output::{Table, printable, terminal_width};
-use crate::size::{human_bytes, parse_size};
+use crate::output::{Table, terminal_width};
 use crate::times::relative;
 
 /// Delete what no model needs

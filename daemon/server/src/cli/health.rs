@@ -2,11 +2,11 @@
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::health::{Health, HealthStatus};
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect_for_checks, load_config, print_result, refuse_silent_socket};
-use crate::output::printable;
 
 /// Ask the daemon whether it works
 #[derive(Debug, Args)]

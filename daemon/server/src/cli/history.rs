@@ -3,12 +3,12 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::history::{NameChange, NameHistory};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::shown as shown_origin;
 use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect, print_result};
 use super::model_name::{ModelName, only};
-use crate::ops::shown_origin;
 use crate::output::{Table, terminal_width};
 use crate::times::{local, relative};
 

@@ -12,6 +12,8 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::advice::instead_of_import;
@@ -21,8 +23,7 @@ use super::local_sidecars::{self, LocalSidecar, with_sidecars};
 use super::model_name::parse_new_name;
 use super::progress::Progress;
 use super::{Global, file_error, lost_models, usage};
-use crate::output::{print_text, printable};
-use crate::size::human_bytes;
+use crate::output::print_text;
 
 /// Store GGUF files of this machine as models
 #[derive(Debug, Args)]

@@ -2,11 +2,11 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::LimitParams;
+use blobd_store_format::size::human_bytes;
 use clap::Args;
 
 use super::connect::{client_error, connect, print_result};
 use super::{Global, usage};
-use crate::size::human_bytes;
 
 /// Show or set the rate limit of all pulls of the daemon together
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
     if matches!(text, "off" | "none") {
         Ok(Rate(None))
     } else {
-        crate::size::parse_rate(text).map(|bytes| Rate(Some(bytes)))
+        blobd_store_format::size::parse_rate(text).map(|bytes| Rate(Some(bytes)))
     }
 }
 

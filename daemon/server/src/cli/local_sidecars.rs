@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use blobd_client::protocol::request::{Sidecar, SidecarComponent};
 use blobd_store_format::repository::{Choice, RepositoryFiles, Wanted};
 use blobd_store_format::source::Components;
-
-use crate::output::printable;
+use blobd_store_format::text::printable;
 
 /// A file that belongs to another one in its folder.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,13 +4,13 @@ use std::io::{self, IsTerminal as _, Read as _};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
 use super::connect::{load_config, print_report};
 use super::prompt::{Echo, ask};
 use crate::config::ConfigError;
-use crate::output::printable;
 
 /// Save credentials for a registry
 ///

@@ -2,13 +2,13 @@
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::credentials::RegistryHost;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
 use super::connect::{load_config, print_report};
 use super::login::file_error;
 use crate::config::ConfigError;
-use crate::output::printable;
 
 /// Delete the saved credentials for a registry
 ///

@@ -2,9 +2,10 @@
 
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::response::Kept;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::{one_line, printable};
 
-use crate::output::{one_line, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::terminal_width;
 use crate::times::local;
 
 /// The most characters of one line.

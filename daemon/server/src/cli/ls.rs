@@ -5,8 +5,11 @@ use std::cmp::Reverse;
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{ModelList, ModelSummary};
-use blobd_store_format::model_kind::ModelKind;
+use blobd_model::kind::ModelKind;
 use blobd_store_format::name_pattern::NamePattern;
+use blobd_store_format::origin::shown as shown_origin;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 use clap::{Args, ValueEnum};
 
 use self::facts::Facts;
@@ -16,9 +19,7 @@ use super::Global;
 use super::connect::{client_error, connect, print_result, show};
 use super::model_name::is_any;
 use super::nothing::{NO_MATCH, NO_MODELS};
-use crate::ops::shown_origin;
-use crate::output::{Table, print_message, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, print_message, terminal_width};
 use crate::times::{local, relative};
 
 mod facts;

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use blobd_store_format::text::printable;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
-use crate::output::{output_written, print, print_message, print_message_unbroken, printable};
+use crate::output::{output_written, print, print_message, print_message_unbroken};
 use crate::systemd::Notifier;
 
 mod advice;
@@ -39,7 +40,6 @@ mod health;
 mod help;
 mod history;
 mod import;
-mod interrupt;
 mod limit;
 mod local_model;
 mod local_sidecars;

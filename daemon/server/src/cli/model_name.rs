@@ -8,15 +8,15 @@ use std::str::FromStr;
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store::StoreError;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::similar_names::{did_you_mean, not_in_the_store, similar_to_pattern};
+use blobd_store_format::text::{one_line, printable};
 
 use super::Global;
 use super::advice::{Refused, refused_name};
 use super::connect::client_error;
-use crate::ops::OpError;
-use crate::output::{one_line, print_message, printable};
+use crate::output::print_message;
 
 /// A model's name or ID, or a pattern of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +119,11 @@ fn matching(pattern: &NamePattern, known: &[Reference]) -> Vec<Reference> {
 }
 
 fn no_match(pattern: &NamePattern, known: &[Reference]) -> ErrorBody {
-    OpError::from(StoreError::no_match(pattern, known)).body()
+    let body = ErrorBody::new(ErrorCode::NotFound, not_in_the_store(&pattern.to_string()));
+    match did_you_mean(&similar_to_pattern(pattern, known)) {
+        Some(hint) => body.with_hint(hint),
+        None => body,
+    }
 }
 
 fn stored_names(client: &Client) -> Result<Vec<Reference>, ErrorBody> {

@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use blobd_client::process::{Signals, first_of, listen_for_end, raise_descriptor_limit};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
 use super::connect::{connect, print_result};
-use super::interrupt::{Signals, first_of, listen_for_end};
-use super::serve::raise_descriptor_limit;
 use crate::mount::{self, Mount, Readers};
-use crate::output::printable;
 
 /// Mount the models as ordinary files, for programs that take a path
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{ModelSummary, Resolved};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::name_pattern::NamePattern;
+use blobd_store_format::text::printable;
 use clap::Args;
 use serde::Serialize;
 use tracing_mutex::stdsync::Mutex;
@@ -21,7 +22,7 @@ use super::Global;
 use super::connect::{client_error, connect, print_result};
 use super::model_name::is_any;
 use super::upstream::{Followed, followed, nothing_to_compare};
-use crate::output::{Table, printable, terminal_width};
+use crate::output::{Table, terminal_width};
 use crate::times::relative;
 
 /// List the models whose source has another version now

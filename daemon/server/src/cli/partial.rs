@@ -7,12 +7,13 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::space::{
     DroppedDownloads, RemovePartialsParams, UnfinishedDownload, UnfinishedDownloads,
 };
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 use clap::{Args, Subcommand};
 
 use super::Global;
 use super::connect::show;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 use crate::times::{parse_period, relative};
 
 /// List and drop unfinished downloads

@@ -2,13 +2,14 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::PinParams;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::Global;
 use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::model_name::{ModelName, expand};
-use crate::output::{print, printable};
+use crate::output::print;
 
 /// Keep models from being evicted or removed
 #[derive(Debug, Args)]

@@ -4,13 +4,14 @@ use std::io::{self, IsTerminal as _};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use self::lines::{Lines, State};
 use self::template::Template;
-use crate::output::{print_message_unbroken, printable};
-use crate::size::human_bytes;
+use crate::output::print_message_unbroken;
 
 mod lines;
 mod template;

@@ -2,14 +2,14 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::promote::{PromoteEvent, PromoteParams, PromoteProgress, Promoted};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::connect::{client_error, connect, print_report, print_result};
 use super::model_name::{ModelName, only};
 use super::progress::Bar;
 use super::{Global, lost_models};
-use crate::output::printable;
-use crate::size::human_bytes;
 
 /// Copy a model of a lower store into the writable store
 #[derive(Debug, Args)]

@@ -3,9 +3,10 @@
 use std::io::{self, BufRead as _, IsTerminal as _};
 
 use blobd_client::protocol::error::ErrorBody;
+use blobd_store_format::text::printable;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use crate::output::{print_message, printable};
+use crate::output::print_message;
 
 /// Whether the terminal shows the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,13 +4,13 @@ use blobd_client::client::Client;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::{RunningPull, RunningPulls, SessionList, SessionSummary};
 use blobd_client::residency::Residency;
+use blobd_store_format::size::human_bytes;
 use clap::Args;
 use serde::Serialize;
 
 use super::connect::show;
 use super::{Global, residency};
 use crate::output::{Table, terminal_width};
-use crate::size::human_bytes;
 use crate::times::relative;
 
 /// List the processes that have models open, how much of each model is in memory, and the pulls in progress

@@ -3,11 +3,13 @@
 use std::sync::{Arc, PoisonError};
 
 use blobd_client::error::ClientError;
+use blobd_client::process::on_interrupt;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::{human_bytes, parse_rate};
 use blobd_store_format::source::{Components, Draft, Projector, PullSource};
 use clap::Args;
 use serde_json::json;
@@ -16,14 +18,12 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 use super::advice::{instead_of_pull, parse_source};
 use super::batch::Batch;
 use super::connect::{Connected, client_error, connect_or_create, print_result};
-use super::interrupt::on_interrupt;
 use super::model_name::parse_new_name;
 use super::progress::{Bar, Progress};
 use super::pull_plan::chosen_line;
 use super::upstream::{Followed, followed, nothing_to_compare};
 use super::{Global, corrected, lost_models, pull_plan, usage};
 use crate::output::{print, print_json, print_message, print_text};
-use crate::size::{human_bytes, parse_rate};
 
 /// Download models from registries, and GGUF files from Hugging Face or any URL
 #[derive(Debug, Args)]

@@ -1,9 +1,10 @@
 //! `blobd pull --dry-run`
 
 use blobd_client::protocol::response::{ChosenFiles, PlannedSpace, PullPlan, SpaceLimit};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 
 /// For each file, the bytes to download and those to reuse.
 pub(super) fn render(plan: &PullPlan) -> String {

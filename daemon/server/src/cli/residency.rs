@@ -10,13 +10,13 @@ use blobd_client::protocol::request::OpenParams;
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::residency::Residency;
 use blobd_store_format::expert::separate_expert;
+use blobd_store_format::size::human_bytes;
 use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect, note_name};
 use super::model_name::{ModelName, only};
 use crate::output::{Table, print, print_json, terminal_width};
-use crate::size::human_bytes;
 
 /// A stack of experts, or all other tensors of a model.
 #[derive(Debug, Default, Serialize)]

@@ -9,6 +9,8 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::Removed;
 use blobd_client::protocol::upkeep::Spared;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::one_line;
 use clap::Args;
 
 use super::batch;
@@ -16,8 +18,7 @@ use super::connect::{client_error, connect, print_report};
 use super::model_name::ModelName;
 use super::prompt::{self, Echo};
 use super::{Global, lost_models, usage};
-use crate::output::{one_line, print_message};
-use crate::size::human_bytes;
+use crate::output::print_message;
 use crate::times::parse_period;
 
 /// Remove models and free what nothing else needs

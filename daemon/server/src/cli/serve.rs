@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use blobd_client::process::{Signals, first_of, listen, listen_for_stop, raise_descriptor_limit};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store::Store;
 use clap::Args;
@@ -14,12 +15,12 @@ use tokio::signal::unix::SignalKind;
 use tracing_mutex::stdsync::Mutex;
 
 use self::reload::Reloader;
+
 pub(super) use self::start_failure::exit_code;
 use super::Global;
 use super::connect::{load_config, root};
 use super::embedded::{registry_policy, start_audit, start_error};
 use super::endpoint::{self, Endpoint};
-use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
 use crate::api;
 use crate::audit::{start_record, stop_record};
@@ -297,16 +298,5 @@ fn limit_stop() {
     let started = std::thread::Builder::new().name("stop-limit".to_owned()).spawn(watch);
     if let Err(error) = started {
         tracing::warn!("cannot start the thread that limits the time of a stop: {error}");
-    }
-}
-
-/// Raises the soft limit of open files to the hard limit: descriptors that are being sent to clients count
-/// for this process. The default soft limit is low only for programs that use `select`.
-pub(super) fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!("cannot raise the limit of open files, which is {:?}: {error}", limit.current);
     }
 }

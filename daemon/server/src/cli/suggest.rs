@@ -14,12 +14,12 @@ use blobd_client::client::Client;
 use blobd_client::sockets::user_sockets;
 use blobd_store::Glance;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::text::printable;
 use clap::{Args, CommandFactory as _, ValueEnum};
 
 use super::connect::{is_own, load_config};
 use super::{Cli, Global};
 use crate::config::{SYSTEM_ROOT, default_root};
-use crate::output::printable;
 use crate::socket::connect_announced;
 
 /// The name of the command, which users do not type.

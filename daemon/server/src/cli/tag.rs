@@ -4,12 +4,12 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::connect::{client_error, connect, print_report};
 use super::model_name::{ModelName, only, parse_new_name};
 use super::{Global, lost_models};
-use crate::output::printable;
 
 /// Give a model another name
 #[derive(Debug, Args)]

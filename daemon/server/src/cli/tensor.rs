@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::quant;
+use blobd_model::quant;
 use clap::Args;
 
 use self::source::StoredTensor;

@@ -3,13 +3,14 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::UndeleteParams;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::text::printable;
 use clap::Args;
 
 use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::model_name::{ModelName, expand_among, names, parse_new_name};
 use super::{Global, lost_models, usage};
-use crate::output::{print, printable};
+use crate::output::print;
 
 /// Restore models from the trash
 #[derive(Debug, Args)]

@@ -4,6 +4,8 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::VerifyParams;
 use blobd_client::protocol::upkeep::{CorruptBlob, Unavailable, Verified, VerifyEvent, VerifyProgress};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::one_line;
 use clap::Args;
 use serde::Serialize;
 
@@ -12,8 +14,7 @@ use super::batch::{Batch, Failed};
 use super::connect::{Connected, client_error, connect, print_result};
 use super::model_name::{ModelName, expand};
 use super::progress::{Bar, Progress};
-use crate::output::{Table, one_line, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 
 /// Read the stored data from the disk and compare it with its digests
 #[derive(Debug, Args)]

@@ -4,9 +4,11 @@ use std::io;
 use std::time::Instant;
 
 use blobd_client::model::{BlobSlice, OpenModel};
+use blobd_client::process::{Signals, first_of, listen_for_end};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::OpenParams;
 use blobd_client::residency::{MemoryLock, Prefetch, Residency};
+use blobd_store_format::size::{human_bytes, parse_size};
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -14,12 +16,10 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::Global;
 use super::connect::{client_error, connect, note_name, print_report};
-use super::interrupt::{Signals, first_of, listen_for_end};
 use super::model_name::{ModelName, only};
 use super::progress::Bar;
 use super::residency::{blobs, model_error};
 use crate::output::print_message;
-use crate::size::{human_bytes, parse_size};
 
 /// Read a model into memory before it is used
 #[derive(Debug, Args)]
@@ -149,7 +149,7 @@ fn unreadable(model: &OpenModel, error: &io::Error) -> ErrorBody {
 fn sentence(warmed: &Warmed) -> String {
     let Warmed { bytes, seconds, bytes_per_second, .. } = warmed;
     let speed = format!("{seconds:.1} s, {}/s", human_bytes(*bytes_per_second));
-    let name = crate::output::printable(&warmed.name);
+    let name = blobd_store_format::text::printable(&warmed.name);
     let read = match warmed.cold_bytes {
         None => format!("{name}: {} read in {speed}", human_bytes(*bytes)),
         Some(0) => format!("{name}: {} were in memory already", human_bytes(*bytes)),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use blobd_client::process::{Signals, first_of, listen_for_end};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
 use serde::Serialize;
@@ -15,7 +16,6 @@ use tempfile::NamedTempFile;
 
 use super::Global;
 use super::connect::{connect, print_result};
-use super::interrupt::{Signals, first_of, listen_for_end};
 use crate::web::{Relay, Secret, WebServer};
 
 /// Show the disk, the models, pulls and sessions on a page in the browser

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use blobd_store_format::size::parse_size;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -14,7 +15,6 @@ use super::settings::{optional_size, size_text};
 use super::{Refusal, values};
 use crate::names::Names;
 use crate::quotas::{GroupQuota, Quotas, UserQuota};
-use crate::size::parse_size;
 use crate::user_set::{Member, NameOrNumber, UserSet};
 
 /// Limits of everyone, of users and of groups.

@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blobd_store_format::size::{parse_rate, parse_size};
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
 use super::SocketGroup;
-use crate::size::{parse_rate, parse_size};
 use crate::user_set::{Member, NameOrNumber};
 
 /// A value that is written as text or as a whole number.

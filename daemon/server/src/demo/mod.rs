@@ -32,7 +32,7 @@ use self::reader::{Rehashed, Request};
 use self::report::{Findings, Pulled, Reading};
 use self::sandbox::{Sandbox, digest_of_file};
 use crate::output::print_json;
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 /// Runs the demo, and tells what it does; with `is_json` it only prints its figures. Blocks for some seconds; must
 /// not be called on an async worker.

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use blobd_fixtures::model::{self, Dimensions, Experts};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::size::human_bytes;
 
 use super::error::DemoError;
 use super::sandbox::{Sandbox, digest_of_file};
 use crate::output::Table;
-use crate::size::human_bytes;
 
 /// The model that is pulled.
 pub(super) const BASE: &str = "llama3:8b";

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use blobd_client::protocol::response::DiskUsage;
+use blobd_store_format::size::human_bytes;
 use serde::Serialize;
 
 use super::memory::MemoryUse;
 use super::reader::Opened;
 use crate::output::Table;
-use crate::size::human_bytes;
 
 #[derive(Clone, Debug)]
 pub(super) struct Findings {

@@ -8,9 +8,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use blobd_model::facts::ModelFacts;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileOrigin, FormatError, HeaderReader, ModelHeader, Progress};
-use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::SplitPlan;
 use bytes::Bytes;
@@ -123,7 +123,7 @@ impl BegunFile<'_> {
         let Self { mut content, header } = self;
         let size = content.size;
         let plan = SplitPlan::new(header.file_layout(size)?);
-        let facts = header.facts();
+        let facts = ModelFacts::from_header(&*header);
         let stored = admit(ingest, &plan, &mut content)?;
         let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
         ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));

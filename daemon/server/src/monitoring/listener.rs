@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use blobd_client::loopback::{HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 use blobd_client::protocol::health::HealthStatus;
 use bytes::Bytes;
@@ -16,7 +17,6 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::{TEXT_FORMAT, health, scrape};
-use crate::loopback::{HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 use crate::state::Daemon;
 
 /// Responses that are made at a time; each has a thread.

@@ -1,12 +1,12 @@
 //! Composes the manifest of a model that no registry has published, as Ollama would write it.
 
+use blobd_model::facts::ModelFacts;
+use blobd_model::kind::ModelKind;
 use blobd_store::Ingest;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::manifest::{Manifest, ManifestError};
-use blobd_store_format::model_facts::ModelFacts;
-use blobd_store_format::model_kind::ModelKind;
 use serde::Serialize;
 
 use super::OpError;

@@ -9,12 +9,14 @@ mod weights;
 use std::sync::Arc;
 
 use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange};
+use blobd_model::edit::{Change, EditedHeader, KeyEdit};
+use blobd_model::kind::ModelKind;
+use blobd_model::metadata_json::Abridger;
 use blobd_store::{Store, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MetadataValue;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::gguf::edit::{Change, EditedHeader, KeyEdit};
-use blobd_store_format::model_kind::ModelKind;
+use blobd_store_format::origin::of_edit;
 use serde_json::Value as Json;
 
 use self::manifest::{NewLayers, QuantizationChange, compose_edited};
@@ -23,10 +25,8 @@ use super::OpError;
 use super::collect_on_failure::collect_on_failure;
 use super::compose::kind_of;
 use super::name_change::{NameChange, TargetName};
-use super::origin::of_edit;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use crate::metadata_json::Abridger;
 use crate::requester::Requester;
 
 /// Receives the bytes read and the bytes to be read; returns false to cancel.
@@ -66,7 +66,7 @@ fn edit_model(
     let model = store.leased_model(&params.source, &lease)?;
     policy.check_stored(store, &model, Some(&params.target))?;
     let (weights, source_header) = Weights::of(store, &model)?;
-    let header = source_header.edited(&edits).map_err(|error| refused(error.to_string()))?;
+    let header = EditedHeader::new(&source_header, &edits).map_err(|error| refused(error.to_string()))?;
     let layers = NewLayers::of(&model.manifest, params.template_layer.as_deref());
     let mut edited = Edited {
         name: params.target.short(),

@@ -9,11 +9,12 @@ use blobd_store_format::file_format::FormatError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::reference::ReferenceError;
+use blobd_store_format::similar_names::did_you_mean;
+use blobd_store_format::text::quoted;
 use rustix::io::Errno;
 
 use super::relief::{Leftover, Relief};
 use crate::ingest::IngestError;
-use crate::shell::quoted;
 use crate::transfer::{TransferError, TwoCopies};
 
 /// A verb's failure.
@@ -248,14 +249,14 @@ fn store_hint(error: &StoreError) -> Option<String> {
         StoreError::NameTaken { .. } => "give another name, or replace that model with --force",
         StoreError::NameOfAnother { .. } => "ask that user or an administrator, or use a name of your own",
         StoreError::PinOfAnother { .. } => "ask an administrator to unpin it",
-        StoreError::NoSuchModel { similar, .. } => return similar_names(similar),
+        StoreError::NoSuchModel { similar, .. } => return did_you_mean(similar),
         StoreError::MayBeHidden { similar, store, .. } => {
             let hidden = format!(
                 "it may be in the lower store {}, which is not available: make it available again, such as by \
                  mounting its file system",
                 store.display()
             );
-            return Some(match similar_names(similar) {
+            return Some(match did_you_mean(similar) {
                 Some(similar) => format!("{hidden}; {similar}"),
                 None => hidden,
             });
@@ -313,14 +314,6 @@ fn is_broken(error: &std::io::Error) -> bool {
 
 const DOCTOR_MENDS_OWNERS: &str =
     "`blobd doctor` finds files of other users, and prints the command that gives them to the store's owner";
-
-fn similar_names(similar: &[String]) -> Option<String> {
-    match similar {
-        [] => None,
-        [only] => Some(format!("did you mean {only}?")),
-        several => Some(format!("similar names in the store: {}", several.join(", "))),
-    }
-}
 
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {

@@ -1,5 +1,6 @@
 //! `fit`: the headers that an estimate of a stored model needs.
 
+use blobd_client::fit::{FitContent, FitFile, FitModel, Room};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::fit::{FitParams, FitReport};
 use blobd_store::{FileReader, NamedFile, Store, StoredFile};
@@ -10,7 +11,6 @@ use blobd_store_format::tensor::TensorFormat;
 use super::OpError;
 use super::stored_header::{HeaderTurn, header_bytes, read_in_turn};
 use super::texts::Texts;
-use crate::fit::{FitContent, FitFile, FitModel, Room};
 
 /// Estimates the memory that a stored model needs, and whether it fits into the memory in the parameters. Does not count
 /// as use of the model. The second error is one of the estimate.

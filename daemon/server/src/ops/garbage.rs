@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use blobd_model::facts::ModelFacts;
 use blobd_store::Store;
 use blobd_store::gc::{GcPlan, Node};
 use blobd_store_format::digest::Digest;
@@ -60,7 +61,7 @@ fn name_in_header(store: &Store, recipe: &Recipe) -> String {
     let name = name
         .filter(|name| !name.is_empty())
         .map_or_else(unnamed, |name| name.chars().take(MAX_NAME).collect());
-    match header.facts().quantization {
+    match ModelFacts::from_header(&*header).quantization {
         Some(quantization) => format!("{name}, {quantization}"),
         None => name,
     }

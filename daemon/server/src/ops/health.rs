@@ -3,9 +3,9 @@
 use blobd_client::protocol::health::{Health, HealthCheck, HealthStatus};
 use blobd_store::index::IndexStatus;
 use blobd_store::{SpaceStatus, Store};
+use blobd_store_format::size::human_bytes;
 
 use super::OpError;
-use crate::size::human_bytes;
 
 /// Checks the store.
 pub fn health(store: &Store) -> Result<Health, OpError> {

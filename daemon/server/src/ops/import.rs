@@ -9,6 +9,7 @@ use blobd_client::protocol::response::Imported;
 use blobd_store::{Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::file_format::ModelHeader;
+use blobd_store_format::origin::of_import;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
@@ -16,7 +17,6 @@ use super::collect_on_failure::collect_on_failure;
 use super::compose::compose;
 use super::import_source::{ImportSource, inspect, refuse_changed};
 use super::name_change::{NameChange, TargetName};
-use super::origin::of_import;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
 use super::sidecars::{Sidecars, parts_of};

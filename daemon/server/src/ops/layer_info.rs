@@ -2,11 +2,11 @@
 
 use blobd_client::protocol::model_tensor::{ModelTensor, TensorFormat};
 use blobd_client::protocol::response::ModelDetails;
+use blobd_model::config::ModelConfig;
+use blobd_model::tensor_layers::{DescribedTensor, Quantization, TensorLayers, Totals};
 use blobd_store::{FileReader, Model, Store, StoreError, StoredFile};
 use blobd_store_format::expert::Experts;
-use blobd_store_format::model_config::ModelConfig;
 use blobd_store_format::safetensors::Header;
-use blobd_store_format::tensor_layers::{DescribedTensor, Quantization, TensorLayers, Totals};
 use serde_json::Value as Json;
 
 use super::OpError;

@@ -8,12 +8,12 @@ use blobd_store::leases::Lease;
 use blobd_store::{Committed, Ingest, Model, NameOrigin, NameRule, NewName, Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tokio::sync::mpsc::Sender;
 
 use super::lost_models::{Evictions, displaced};
-use super::origin::Origin;
 use super::{OpError, soft_quota};
 use crate::requester::Requester;
 
@@ -225,7 +225,9 @@ impl<'s> NameChange<'s> {
             return None;
         }
         let from = self.present_origin(first).and_then(|present| present.origin);
-        let from = from.map_or_else(String::new, |origin| format!(", from {}", super::shown_origin(&origin)));
+        let from = from.map_or_else(String::new, |origin| {
+            format!(", from {}", blobd_store_format::origin::shown(&origin))
+        });
         Some(format!("{} is another model{from}; this one is named {}", first.short(), name.short()))
     }
 }

@@ -8,18 +8,18 @@ use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullProgress};
+use blobd_model::facts::ModelFacts;
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, NamedFile, StoreError, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::model_facts::ModelFacts;
+use blobd_store_format::origin::of_expiring;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
 use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, WEIGHTS, compose, kind_of};
-use super::origin::of_expiring;
 use super::pull_source::{
     Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
     transfer_plan,
@@ -441,7 +441,9 @@ impl Incoming<'_> {
         let weights = files.iter().filter(|file| file.descriptor.media_type.component() == WEIGHTS);
         let headers =
             weights.filter_map(|file| file.recipe.as_ref()).map(|recipe| read_header(store, recipe));
-        headers.filter_map(|header| Some(header.transpose()?.map(|header| header.facts()))).collect()
+        headers
+            .filter_map(|header| Some(header.transpose()?.map(|header| ModelFacts::from_header(&*header))))
+            .collect()
     }
 
     /// The last line of a file.

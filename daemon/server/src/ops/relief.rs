@@ -1,9 +1,9 @@
 //! What could free disk space when something does not fit.
 
 use blobd_store::{Store, gc};
+use blobd_store_format::size::human_bytes;
 
 use super::measure;
-use crate::size::human_bytes;
 
 /// What a verb keeps when it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,13 +4,13 @@
 //! a file with a header is not downloaded, so a header is not verified; it is complete and valid, and from one server.
 
 use blobd_client::protocol::heads::{Content, FileHead};
+use blobd_model::manifest_config::ManifestConfig;
 use blobd_registry::{PublishedModel, RemoteFile, RemoteModel};
 use blobd_store_format::archive::member_type;
 use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES, ModelHeader};
 use blobd_store_format::file_layout::ArchiveFile;
 use blobd_store_format::manifest::ManifestError;
-use blobd_store_format::manifest_config::ManifestConfig;
 use blobd_store_format::source::PullSource;
 
 use super::OpError;
@@ -108,7 +108,8 @@ impl Inspector<'_> {
         let read = |job: &Job<'_>| job.describe_archive();
         let archive = self.fetch(file, read)?;
         let head = |(file, header): (ArchiveFile, Option<Box<dyn ModelHeader>>)| {
-            let media_type = member_type(&file.path, header.as_ref().map(|header| header.format()));
+            let media_type =
+                member_type(&file.path, header.as_ref().map(|header| header.format().tensor_format()));
             let content = header.and_then(|header| self.admitted(&*header)).map(Content);
             FileHead { media_type, name: Some(file.path), digest: None, size: file.size, content }
         };

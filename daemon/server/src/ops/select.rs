@@ -8,6 +8,7 @@ use blobd_client::protocol::response::NotRemoved;
 use blobd_client::protocol::upkeep::Spared;
 use blobd_store::{Store, StoreError};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::similar_names::similar_to_pattern;
 
 use super::{LastOpened, OpError, rfc3339};
 use crate::requester::Requester;
@@ -140,7 +141,10 @@ fn matching(
     let tags = store.tags()?.references;
     for pattern in &params.patterns {
         if !tags.iter().any(|tag| pattern.matches(tag)) {
-            let refusal = StoreError::no_match(pattern, &tags);
+            let refusal = StoreError::NoSuchModel {
+                name: pattern.to_string(),
+                similar: similar_to_pattern(pattern, &tags),
+            };
             refusals.note(&pattern.to_string(), Err::<(), _>(refusal.into()))?;
         }
     }

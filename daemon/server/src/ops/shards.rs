@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use blobd_store_format::model_facts::{ModelFacts, Shard};
+use blobd_model::facts::ModelFacts;
+use blobd_store_format::file_format::Shard;
 
 use super::OpError;
 

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use blobd_client::protocol::model_tensor::ModelTensor;
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
+use blobd_model::facts::ModelFacts;
+use blobd_model::metadata_json::Abridger;
 use blobd_store::{NamedFile, Store};
 use blobd_store_format::gguf::key_text;
-use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::compose::{WEIGHTS, kind_of};
 use super::stored_header::{StoredHeader, read_header};
 use super::{OpError, layer_info};
-use crate::metadata_json::Abridger;
 
 /// Describes a model: its files, its tensors, and what the first header says.
 ///
@@ -47,7 +47,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let contents = model.contents()?;
     let header = header(store, &contents)?;
     let has_header = header.is_some();
-    let facts = header.as_ref().map(|header| header.facts()).unwrap_or_default();
+    let facts = header.as_ref().map(|header| ModelFacts::from_header(&**header)).unwrap_or_default();
     let metadata = header.iter().flat_map(|header| header.metadata());
     let mut abridger = Abridger::new();
     let metadata: BTreeMap<_, _> =
@@ -90,7 +90,8 @@ fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Resu
     }
     let mut sum = 0u64;
     for recipe in recipes(contents) {
-        let facts = read_header(store, recipe)?.map(|header| header.facts()).unwrap_or_default();
+        let facts =
+            read_header(store, recipe)?.map(|header| ModelFacts::from_header(&*header)).unwrap_or_default();
         sum = sum.saturating_add(facts.shard.map_or(0, |_shard| facts.parameters));
     }
     Ok(sum)

@@ -1,10 +1,10 @@
 //! The notes for users who exceed their soft quota, or that of a group.
 
 use blobd_store::{Payer, Store};
+use blobd_store_format::size::human_bytes;
 
 use crate::quotas::UserQuota;
 use crate::requester::Requester;
-use crate::size::human_bytes;
 
 /// Notes for the response to a request that has added something: that the soft quota of the requester, or of one of its
 /// groups, is exceeded. Also logs that.

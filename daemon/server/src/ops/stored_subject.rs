@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
 use super::OpError;
-use super::origin::Origin;
 use crate::policy::Subject;
 
 /// How many models made from each other by edits are followed to where the first came from. Beyond that, nothing would

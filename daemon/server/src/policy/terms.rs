@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use blobd_model::card::LICENSE_KEY;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::file_format::{FileFormat, ModelHeader};
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::model_card::LICENSE_KEY;
 
 use super::license::{OTHER, UNKNOWN, of_expression, of_text};
 use super::subject::{Known, Terms};
@@ -27,7 +27,7 @@ impl TermsBuilder {
     }
 
     pub(crate) fn add_header(&mut self, header: &dyn ModelHeader) {
-        self.formats.insert(header.facts().format.unwrap_or(OTHER).to_owned());
+        self.formats.insert(header.format().name().to_owned());
         let license = header.metadata().find(|(key, _)| *key == LICENSE_KEY.as_bytes());
         let license = license.and_then(|(_, value)| value.as_str().map(of_expression));
         self.licenses.extend(license.into_iter().flatten());

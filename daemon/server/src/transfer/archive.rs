@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use blobd_model::facts::ModelFacts;
 use blobd_registry::{RegistryError, Sender};
 use blobd_store_format::archive::{TarReader, layout};
 use blobd_store_format::file_format::{FormatError, HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
 use blobd_store_format::file_layout::ArchiveFile;
-use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
 
 use super::{Job, TransferError, compression_of};
@@ -40,7 +40,10 @@ impl ArchiveHead {
     }
 
     pub(super) fn facts(&self) -> Vec<ModelFacts> {
-        self.files.iter().filter_map(|(_, header)| Some(header.as_ref()?.facts())).collect()
+        self.files
+            .iter()
+            .filter_map(|(_, header)| Some(ModelFacts::from_header(&**header.as_ref()?)))
+            .collect()
     }
 
     pub(super) fn fetched_bytes(&self) -> u64 {

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read as _};
 use std::ops::Range;
 
+use blobd_model::facts::ModelFacts;
 use blobd_registry::Decoder;
 use blobd_store::{Assembler, Ingest, PartialFile, RangeSource};
 use blobd_store_format::archive::{TarReader, layout};
@@ -14,7 +15,6 @@ use blobd_store_format::descriptor::{Compression, Descriptor};
 use blobd_store_format::digest::Hasher;
 use blobd_store_format::file_format::{HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
 use blobd_store_format::file_layout::{ArchiveFile, FileLayout};
-use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
 
@@ -180,7 +180,7 @@ impl<'s> ArchiveStream<'s> {
     fn store_file(&mut self, file: ArchiveFile) -> Result<(), TransferError> {
         let Start { bytes, header } = self.read_header(&file)?;
         let own_layout = header.as_ref().map(|header| header.file_layout(file.size)).transpose()?;
-        self.facts.extend(header.map(|header| header.facts()));
+        self.facts.extend(header.map(|header| ModelFacts::from_header(&*header)));
         let alone = ArchiveFile { offset: 0, ..file };
         self.file_count += 1;
         self.store_part(layout(alone.size, vec![(alone, own_layout)]), bytes)

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use blobd_model::facts::ModelFacts;
 use blobd_registry::{ByteStream, RegistryError, Sender};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FormatError, HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
-use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
 
 use super::{Job, TransferError};
@@ -35,7 +35,7 @@ impl Head {
         Streamed { whole, sender, .. }: Streamed,
     ) -> Result<Self, FormatError> {
         let plan = SplitPlan::new(header.file_layout(size)?);
-        Ok(Self { plan, facts: vec![header.facts()], whole, sender })
+        Ok(Self { plan, facts: vec![ModelFacts::from_header(header)], whole, sender })
     }
 }
 

@@ -15,12 +15,12 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blobd_client::protocol::corrected::CorrectedFile;
+use blobd_model::facts::ModelFacts;
 use blobd_registry::RemoteFile;
 use blobd_store::leases::Lease;
 use blobd_store::{Assembler, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::{Archive, Compression, Descriptor};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
 use tracing_mutex::stdsync::{Mutex, RwLock};
 

@@ -11,10 +11,9 @@ use std::hint::black_box;
 use std::io::{self, Read as _};
 use std::sync::PoisonError;
 
+use blobd_client::loopback::Foreign;
 use hyper::header::{HeaderMap, HeaderName};
 use tracing_mutex::stdsync::Mutex;
-
-use crate::loopback::Foreign;
 
 /// The header with the key of the session.
 pub(super) const KEY_HEADER: HeaderName = HeaderName::from_static("x-blobd-key");

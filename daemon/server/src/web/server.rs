@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::error::ClientError;
+use blobd_client::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -25,7 +26,6 @@ use tokio::time::timeout;
 use super::access::{Access, Refusal, Secret};
 use super::assets;
 use super::relay::{self, Relay};
-use crate::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
 
 /// The only body is a token.
 const MAX_BODY_BYTES: usize = 1 << 10;

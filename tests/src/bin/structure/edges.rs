@@ -3,26 +3,49 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::circles::circles;
+use super::methods::{MethodUses, method_uses};
+use super::names::{ModulePath, Names};
 use super::source::Module;
-
-/// A module's path from the crate's root.
-type ModulePath = Vec<String>;
 
 /// For each module the siblings that it or its submodules use.
 #[derive(Debug, Default)]
-pub(crate) struct Siblings(BTreeMap<ModulePath, BTreeSet<ModulePath>>);
+pub(crate) struct Siblings {
+    used: BTreeMap<ModulePath, BTreeSet<ModulePath>>,
+    /// Methods and paths through which one sibling uses another.
+    through: BTreeMap<(ModulePath, ModulePath), BTreeSet<String>>,
+    /// Calls of methods whose receiver is unknown and that several modules define.
+    pub(crate) unresolved: usize,
+    /// The number of circles without uses of methods.
+    pub(crate) circles_of_paths: usize,
+}
+
+/// Siblings that use each other in a circle.
+#[derive(Debug)]
+pub(crate) struct Circle {
+    pub(crate) modules: Vec<String>,
+    /// Which of them uses which, and through which methods and paths.
+    pub(crate) edges: Vec<String>,
+}
 
 impl Siblings {
-    /// Those of a crate.
-    pub(crate) fn of(root: &Module) -> Self {
+    /// Those of a crate. A method that a type of `foreign` has too may be that type's.
+    pub(crate) fn of(root: &Module, foreign: &BTreeSet<String>) -> Self {
         let mut siblings = Self::default();
         siblings.add_module(&Names { root }, root, &[]);
+        siblings.circles_of_paths = siblings.circles().len();
+        let MethodUses { uses, unresolved } = method_uses(root, foreign);
+        siblings.unresolved = unresolved;
+        for (user, used, method) in uses {
+            siblings.add(&user, &used, method);
+        }
         siblings
     }
 
     fn add_module(&mut self, names: &Names<'_>, module: &Module, path: &[String]) {
-        for used in module.paths.iter().filter_map(|named| names.resolve(path, named)) {
-            self.add(path, &used);
+        for named in &module.paths {
+            if let Some(used) = names.resolve(path, named) {
+                self.add(path, &used.module, named.join("::"));
+            }
         }
         for child in &module.children {
             let below: ModulePath = path.iter().cloned().chain([child.name.clone()]).collect();
@@ -31,88 +54,35 @@ impl Siblings {
     }
 
     /// Adds the edge between the siblings that two modules are or are below of.
-    fn add(&mut self, user: &[String], used: &[String]) {
+    fn add(&mut self, user: &[String], used: &[String], through: String) {
         let common = user.iter().zip(used).take_while(|(one, other)| one == other).count();
         if let (Some(from), Some(to)) = (user.get(..=common), used.get(..=common)) {
-            self.0.entry(from.to_vec()).or_default().insert(to.to_vec());
+            self.used.entry(from.to_vec()).or_default().insert(to.to_vec());
+            self.through.entry((from.to_vec(), to.to_vec())).or_default().insert(through);
         }
     }
 
     /// The names of the siblings that a module uses.
     pub(crate) fn used_by(&self, path: &[String]) -> Vec<String> {
-        self.0.get(path).into_iter().flatten().filter_map(|used| used.last().cloned()).collect()
+        self.used.get(path).into_iter().flatten().filter_map(|used| used.last().cloned()).collect()
     }
 
     /// The sets of siblings that use each other in a circle.
-    pub(crate) fn circles(&self) -> Vec<Vec<String>> {
-        let names = |circle: Vec<ModulePath>| circle.iter().map(|path| path.join("::")).collect();
-        circles(&self.0).into_iter().map(names).collect()
-    }
-}
-
-/// Finds the module that declares what a path names.
-struct Names<'t> {
-    root: &'t Module,
-}
-
-/// The most re-exports to follow, in case they form a cycle.
-const MAX_REEXPORTS: usize = 16;
-
-impl Names<'_> {
-    /// The module in which the item of a path is declared; none for items of other crates.
-    fn resolve(&self, from: &[String], path: &[String]) -> Option<ModulePath> {
-        self.resolve_within(from, path, MAX_REEXPORTS)
+    pub(crate) fn circles(&self) -> Vec<Circle> {
+        circles(&self.used).iter().map(|modules| self.circle(modules)).collect()
     }
 
-    fn resolve_within(&self, from: &[String], path: &[String], depth: usize) -> Option<ModulePath> {
-        let depth = depth.checked_sub(1)?;
-        let (first, rest) = path.split_first()?;
-        match first.as_str() {
-            "crate" => self.descend(Vec::new(), rest, depth),
-            "self" => self.descend(from.to_vec(), rest, depth),
-            "super" => {
-                let above = rest.iter().take_while(|name| *name == "super").count();
-                let base = from.get(..from.len().checked_sub(1 + above)?)?;
-                self.descend(base.to_vec(), rest.get(above..)?, depth)
-            }
-            _ if self.find(from)?.children.iter().any(|child| child.name == *first) => {
-                self.descend(from.to_vec(), path, depth)
-            }
-            _ => {
-                let import = self.import(from, first)?;
-                // Otherwise `use x::y` in a module that imports another `x` would recurse for ever.
-                (import.first() != Some(first)).then_some(())?;
-                let named: Vec<String> = import.iter().chain(rest).cloned().collect();
-                self.resolve_within(from, &named, depth)
-            }
+    fn circle(&self, modules: &[ModulePath]) -> Circle {
+        let within =
+            self.through.iter().filter(|((from, to), _)| modules.contains(from) && modules.contains(to));
+        let edge = |((from, to), through): (&(ModulePath, ModulePath), &BTreeSet<String>)| {
+            let through: Vec<&str> = through.iter().map(String::as_str).collect();
+            format!("{} -> {}: {}", from.join("::"), to.join("::"), through.join(", "))
+        };
+        Circle {
+            modules: modules.iter().map(|path| path.join("::")).collect(),
+            edges: within.map(edge).collect(),
         }
-    }
-
-    /// Follows names from a module, through submodules and re-exports.
-    fn descend(&self, mut at: ModulePath, names: &[String], depth: usize) -> Option<ModulePath> {
-        for (place, name) in names.iter().enumerate() {
-            let module = self.find(&at)?;
-            if module.children.iter().any(|child| child.name == *name) {
-                at.push(name.clone());
-                continue;
-            }
-            let Some(import) = self.import(&at, name) else { return Some(at) };
-            let named: Vec<String> = import.iter().chain(names.get(place + 1..)?).cloned().collect();
-            // An item of another crate, re-exported here, counts as this module's.
-            return self.resolve_within(&at, &named, depth).or(Some(at));
-        }
-        Some(at)
-    }
-
-    fn find(&self, path: &[String]) -> Option<&Module> {
-        path.iter()
-            .try_fold(self.root, |module, name| module.children.iter().find(|child| child.name == *name))
-    }
-
-    fn import(&self, module: &[String], name: &str) -> Option<&[String]> {
-        let imports = &self.find(module)?.imports;
-        let import = imports.iter().find(|import| import.name.as_deref() == Some(name))?;
-        Some(&import.path)
     }
 }
 
@@ -123,7 +93,12 @@ mod tests {
 
     fn used_by(text: &str, module: &str) -> Vec<String> {
         let path: ModulePath = module.split("::").map(str::to_owned).collect();
-        Siblings::of(&inline(text)).used_by(&path)
+        Siblings::of(&inline(text), &BTreeSet::new()).used_by(&path)
+    }
+
+    fn circles(text: &str) -> Vec<Vec<String>> {
+        let siblings = Siblings::of(&inline(text), &BTreeSet::new());
+        siblings.circles().into_iter().map(|circle| circle.modules).collect()
     }
 
     #[test]
@@ -161,10 +136,20 @@ mod tests {
     fn circles_are_found_among_siblings_at_every_level() {
         let text = "mod x { mod a { use super::b::B; } mod b { use super::c::C; } mod c { use super::a; } \
                     mod d { use super::a; } }";
-        assert_eq!(Siblings::of(&inline(text)).circles(), [["x::a", "x::b", "x::c"]]);
+        assert_eq!(circles(text), [["x::a", "x::b", "x::c"]]);
         let through_submodules = "mod a { mod c { use crate::b::B; } } mod b { use crate::a::A; }";
-        assert_eq!(Siblings::of(&inline(through_submodules)).circles(), [["a", "b"]]);
-        assert!(Siblings::of(&inline("mod a { use super::b; } mod b {}")).circles().is_empty());
+        assert_eq!(circles(through_submodules), [["a", "b"]]);
+        assert!(circles("mod a { use super::b; } mod b {}").is_empty());
+    }
+
+    #[test]
+    fn circle_through_methods_is_found_and_says_which() {
+        let text = "struct Store; mod tags { use crate::Store; impl Store { pub fn tag(&self) { self.record() } } } \
+                    mod history { use crate::Store; impl Store { pub fn record(&self) {} pub fn last(&self) { self.tag() } } }";
+        let siblings = Siblings::of(&inline(text), &BTreeSet::new());
+        let [circle] = <[Circle; 1]>::try_from(siblings.circles()).unwrap();
+        assert_eq!(circle.modules, ["history", "tags"]);
+        assert_eq!(circle.edges, ["history -> tags: Store::tag", "tags -> history: Store::record"]);
     }
 
     #[test]

@@ -4,20 +4,26 @@
 //! something in `a` uses something in `b`, wherever it is declared or re-exported. Unit tests are left
 //! out. Ends with exit code 1 if siblings use each other in a circle.
 //!
-//! Paths are read from the syntax trees of the sources, `use` declarations and macro arguments included.
-//! What only a type checker could find (a method whose type is never named) is not seen.
+//! Paths are read from the syntax trees of the sources, `use` declarations and macro arguments included, and so are
+//! calls of methods: one that a module defines for a type of another is a use of that module (`methods`).
 
 mod circles;
 mod edges;
+mod methods;
+mod names;
 mod source;
+mod std_types;
+mod types;
 mod workspace;
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::process::ExitCode;
 
-use edges::Siblings;
+use edges::{Circle, Siblings};
 use source::Module;
-use workspace::packages;
+use types::Declarations;
+use workspace::{Package, packages};
 
 fn main() -> ExitCode {
     match print_structure() {
@@ -30,27 +36,46 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints everything; says how many circles there are.
+/// Prints everything; returns the number of circles that fail the check.
 fn print_structure() -> Result<usize, Box<dyn Error>> {
     let packages = packages()?;
-    let (mut modules, mut circles) = (0, Vec::new());
-    for package in &packages {
+    let methods = packages.iter().map(method_names).collect::<Result<Vec<_>, _>>()?;
+    let (mut modules, mut unresolved, mut failures, mut circles) = (0, 0, 0, Vec::new());
+    for (place, package) in packages.iter().enumerate() {
         println!("{} ({})", package.name, package.directory);
         println!("  uses: {}", list(&package.uses));
+        let others = methods.iter().enumerate().filter(|(other, _)| *other != place);
+        let foreign: BTreeSet<String> = others.flat_map(|(_, names)| names).cloned().collect();
         for target in &package.targets {
             let tree = Module::read(&target.root)?;
-            let siblings = Siblings::of(&tree);
+            let siblings = Siblings::of(&tree, &foreign);
             println!("  {}", target.name);
             modules += print_modules(&tree, &siblings, &mut Vec::new());
-            let named =
-                |circle: Vec<String>| format!("{} {}: {}", package.name, target.name, circle.join(" <-> "));
+            unresolved += siblings.unresolved;
+            failures += siblings.circles_of_paths;
+            let named = |circle| (format!("{} {}", package.name, target.name), circle);
             circles.extend(siblings.circles().into_iter().map(named));
         }
         println!();
     }
+    for (name, Circle { modules, edges }) in &circles {
+        println!("circle in {name}: {}", modules.join(", "));
+        edges.iter().for_each(|edge| println!("  {edge}"));
+    }
+    println!("calls of methods that several modules define, on a receiver of unknown type: {unresolved}");
     println!("{} crates, {modules} modules, {} circles", packages.len(), circles.len());
-    circles.iter().for_each(|circle| println!("circle: {circle}"));
-    Ok(circles.len())
+    // Circles through methods are reported only, until those that are there are mended.
+    Ok(failures)
+}
+
+/// The names of all methods that a package's types have.
+fn method_names(package: &Package) -> Result<BTreeSet<String>, Box<dyn Error>> {
+    let mut names = BTreeSet::new();
+    for target in &package.targets {
+        let declarations = Declarations::of(&Module::read(&target.root)?);
+        names.extend(declarations.methods_by_name().into_keys().map(str::to_owned));
+    }
+    Ok(names)
 }
 
 /// Prints the modules below one, indented; says how many they are.

@@ -9,7 +9,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
 
 /// A module with its submodules, without unit tests.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Module {
     /// Empty for the root.
     pub(crate) name: String,
@@ -18,6 +18,8 @@ pub(crate) struct Module {
     pub(crate) imports: Vec<Import>,
     /// All paths in the source, as written.
     pub(crate) paths: Vec<Vec<String>>,
+    /// Its items, without submodules.
+    pub(crate) items: Vec<Item>,
 }
 
 /// A name imported by a `use` declaration.
@@ -38,19 +40,31 @@ impl Module {
 
     fn parse(name: String, text: &str, place: &Place) -> Result<Self, Box<dyn Error>> {
         let file = syn::parse_file(text).map_err(|error| format!("{}: {error}", place.file.display()))?;
-        Self::of_items(name, &file.items, place)
+        Self::of_items(name, file.items, place)
     }
 
-    fn of_items(name: String, items: &[Item], place: &Place) -> Result<Self, Box<dyn Error>> {
+    fn of_items(name: String, items: Vec<Item>, place: &Place) -> Result<Self, Box<dyn Error>> {
         let mut module = Self { name, ..Self::default() };
-        for item in items {
+        for item in items.into_iter().filter(|item| !is_test(attributes(item))) {
             match item {
-                Item::Mod(child) if !is_test(&child.attrs) => module.children.push(place.read(child)?),
-                Item::Mod(_) => {}
-                item => module.visit_item(item),
+                Item::Mod(child) => module.children.push(place.read(child)?),
+                item => {
+                    module.visit_item(&item);
+                    module.items.push(item);
+                }
             }
         }
         Ok(module)
+    }
+
+    /// Whether it declares an item of this name itself.
+    pub(crate) fn declares(&self, name: &str) -> bool {
+        self.items.iter().any(|item| declared(item).is_some_and(|(ident, _)| ident == name))
+    }
+
+    /// Whether it declares a struct, enum, union or trait of this name.
+    pub(crate) fn declares_type(&self, name: &str) -> bool {
+        self.items.iter().any(|item| declared(item).is_some_and(|(ident, is_type)| is_type && ident == name))
     }
 
     fn note_tree(&mut self, prefix: &[String], tree: &UseTree) {
@@ -103,15 +117,7 @@ impl Module {
 
 impl<'ast> Visit<'ast> for Module {
     fn visit_item(&mut self, item: &'ast Item) {
-        let is_test = match item {
-            Item::Fn(item) => is_test(&item.attrs),
-            Item::Impl(item) => is_test(&item.attrs),
-            Item::Use(item) => is_test(&item.attrs),
-            Item::Static(item) => is_test(&item.attrs),
-            Item::Const(item) => is_test(&item.attrs),
-            _ => false,
-        };
-        if !is_test {
+        if !is_test(attributes(item)) {
             visit::visit_item(self, item);
         }
     }
@@ -137,7 +143,36 @@ impl<'ast> Visit<'ast> for Module {
     }
 }
 
-fn is_test(attributes: &[Attribute]) -> bool {
+/// The name that an item declares, and whether it is that of a type or trait.
+fn declared(item: &Item) -> Option<(&syn::Ident, bool)> {
+    match item {
+        Item::Struct(item) => Some((&item.ident, true)),
+        Item::Enum(item) => Some((&item.ident, true)),
+        Item::Union(item) => Some((&item.ident, true)),
+        Item::Trait(item) => Some((&item.ident, true)),
+        Item::Type(item) => Some((&item.ident, false)),
+        Item::Fn(item) => Some((&item.sig.ident, false)),
+        Item::Const(item) => Some((&item.ident, false)),
+        Item::Static(item) => Some((&item.ident, false)),
+        _ => None,
+    }
+}
+
+/// The attributes of the items that may be for tests only.
+fn attributes(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Fn(item) => &item.attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Use(item) => &item.attrs,
+        Item::Static(item) => &item.attrs,
+        Item::Const(item) => &item.attrs,
+        Item::Mod(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+/// Whether something is compiled for unit tests only.
+pub(crate) fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
             && attribute.parse_args::<syn::Path>().is_ok_and(|argument| argument.is_ident("test"))
@@ -152,10 +187,10 @@ struct Place {
 
 impl Place {
     /// Reads a submodule, from its own file unless it is inline.
-    fn read(&self, module: &ItemMod) -> Result<Module, Box<dyn Error>> {
+    fn read(&self, module: ItemMod) -> Result<Module, Box<dyn Error>> {
         let name = module.ident.to_string();
         let below = self.below.join(&name);
-        if let Some((_, items)) = &module.content {
+        if let Some((_, items)) = module.content {
             return Module::of_items(name, items, &Self { file: self.file.clone(), below });
         }
         let files = [self.below.join(format!("{name}.rs")), below.join("mod.rs")];

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use blobd_model::quant::swap_bytes;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, Header, Value};
-use blobd_store_format::quant::swap_bytes;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{ModelFile, ModelTensor};

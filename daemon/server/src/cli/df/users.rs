@@ -1,9 +1,10 @@
 //! The table of `df --users`.
 
 use blobd_client::protocol::accounts::{ChargedUser, QuotaState, UserLimits, UserUsage};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
-use crate::output::{Table, printable};
-use crate::size::human_bytes;
+use crate::output::Table;
 
 pub(super) fn render(usage: &UserUsage, width: usize) -> String {
     let columns = ["USER", "UID", "CHARGED", "UNIQUE", "SHARED", "MODELS", "QUOTA", "STATE"];

@@ -1,7 +1,7 @@
 //! Compares the bytes of tensors whose digests cannot tell whether they differ.
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::model_diff::{Change, TensorPair};
+use blobd_model::diff::{Change, TensorPair};
 
 use super::side::{Opened, Side};
 use crate::cli::connect::Connected;

@@ -1,13 +1,14 @@
 //! The tables of `diff`.
 
+use blobd_model::diff::Change;
+use blobd_model::metadata_json::short_text;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::model_diff::Change;
+use blobd_store_format::size::{human_bytes, human_number};
+use blobd_store_format::text::printable;
 use serde_json::Value as Json;
 
 use super::report::{Report, TensorForm};
-use crate::metadata_json::short_text;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::{human_bytes, human_number};
+use crate::output::{Table, terminal_width};
 
 /// Values of metadata are cut at this length.
 const MAX_VALUE_CHARS: usize = 40;

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use blobd_model::diff::{Change, TensorDiff, TensorPair, diff_metadata};
+use blobd_model::metadata_json::Abridger;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::key_text;
-use blobd_store_format::model_diff::{Change, TensorDiff, TensorPair, diff_metadata};
 use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::side::Side;
-use crate::metadata_json::Abridger;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {

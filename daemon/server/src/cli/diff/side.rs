@@ -7,10 +7,10 @@ use blobd_client::error::ModelError;
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
+use blobd_model::diff::packed_blobs;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, Header};
-use blobd_store_format::model_diff::packed_blobs;
 use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::reference::Reference;
 

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use blobd_client::protocol::error::ErrorBody;
+use blobd_model::diff::{Change, TensorPair};
+use blobd_model::quant::{relative_rms_error, swap_bytes};
 use blobd_store_format::gguf::{ByteOrder, GgmlType};
-use blobd_store_format::model_diff::{Change, TensorPair};
-use blobd_store_format::quant::{relative_rms_error, swap_bytes};
 use blobd_store_format::recipe::TensorEntry;
 
 use super::report::Report;

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
+use blobd_store_format::text::quoted;
 
 use crate::cli::Global;
 use crate::config::{Config, default_config};
-use crate::shell::quoted;
 
 /// What is known of a file without reading it.
 #[derive(Clone, Copy, Debug)]

@@ -74,12 +74,15 @@ fn finding(host: &str, answer: Result<(), ErrorBody>, took: Duration) -> Check {
             Check::new(name, CheckStatus::Note, format!("responds, and denies: {}", error.message))
                 .because("private models of this registry cannot be pulled")
                 .with_hint(error.hint.unwrap_or_else(|| "log in if you have an account there".to_owned()))
-                .mended_by(format!("blobd login {}", crate::shell::quoted(host)))
+                .mended_by(format!("blobd login {}", blobd_store_format::text::quoted(host)))
         }
         _ => Check::new(name, CheckStatus::Failure, &error.message)
             .because("nothing can be pulled from there; models that are stored work without it")
             .with_hint(error.hint.unwrap_or_else(|| "check the network, the proxy and the name".to_owned()))
-            .mended_by(format!("curl -sSI {}", crate::shell::quoted(&format!("https://{host}/v2/")))),
+            .mended_by(format!(
+                "curl -sSI {}",
+                blobd_store_format::text::quoted(&format!("https://{host}/v2/"))
+            )),
     }
 }
 

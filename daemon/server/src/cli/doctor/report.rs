@@ -1,8 +1,9 @@
 //! The report of `doctor` as text: findings first, the worst first, then what is right.
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
+use blobd_store_format::text::printable;
 
-use crate::output::{printable, wrap};
+use crate::output::wrap;
 
 /// Text is easier to read in lines that are not longer than this.
 const WIDEST: usize = 100;

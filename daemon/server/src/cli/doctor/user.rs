@@ -8,11 +8,11 @@ use std::path::Path;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_client::sockets::{SYSTEM_UNITS, unit_file};
 use blobd_registry::Proxies;
+use blobd_store_format::size::human_bytes;
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::cli::Global;
 use crate::cli::system_service::{self, Unit, telling};
-use crate::size::human_bytes;
 
 pub(super) fn environment(global: &Global) -> Check {
     let paths = ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG"];

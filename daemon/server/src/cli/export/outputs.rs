@@ -4,12 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
+use blobd_client::process::on_end;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::plan::{Place, PlannedFile, refuse_link};
-use crate::cli::interrupt::on_end;
 use crate::cli::output_file::{OutputFile, TemporaryName};
 use crate::cli::target::{Target, write_error};
 

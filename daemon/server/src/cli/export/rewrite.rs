@@ -4,18 +4,18 @@ use std::io::{self, BufWriter, Write};
 
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::file_paths::distinct;
-use blobd_store_format::gguf::rewrite::{
+use blobd_model::quant::swap_bytes;
+use blobd_model::rewrite::{
     RewriteError, RewriteOptions, RewritePiece, RewritePlan, RewriteSource, RewrittenFile, Sharding,
 };
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError};
-use blobd_store_format::quant::swap_bytes;
+use blobd_store_format::size::parse_size;
 use clap::{Args, ValueEnum};
 
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
-use crate::size::parse_size;
 
 /// Options that make other files than the original.
 #[derive(Debug, Args)]

@@ -6,9 +6,8 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use blobd_client::fit::Room;
 use serde::Serialize;
-
-use crate::fit::Room;
 
 /// How long `nvidia-smi` may take; it hangs if the driver does.
 const NVIDIA_SMI_LIMIT: Duration = Duration::from_secs(5);

@@ -1,12 +1,13 @@
 //! The tables of `fit`.
 
 use blobd_client::protocol::fit::{ContextSource, FitAnswer, FitDevice, FitMemory, FitReport, LayerPlace};
-use blobd_store_format::estimate::ModelSet;
+use blobd_model::estimate::ModelSet;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 use super::Fit;
 use super::machine::Machine;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 
 pub(super) fn render(fit: &Fit, with_layers: bool) -> String {
     let Fit { report, machine } = fit;

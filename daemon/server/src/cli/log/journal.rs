@@ -6,13 +6,12 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixDatagram;
 
+use blobd_client::journal::{JOURNAL_SOCKET, JournalEntry};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
-
-use crate::systemd::{JOURNAL_SOCKET, JournalEntry};
 
 /// Sends messages to the journal.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{ModelDetails, ModelSummary};
-use blobd_store_format::model_kind::ModelKind;
+use blobd_model::kind::ModelKind;
 
 use crate::cli::connect::client_error;
 

@@ -4,8 +4,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use blobd_client::protocol::response::ModelSummary;
+use blobd_model::kind::{ModelKind, UnknownKind};
 use blobd_store_format::glob::Glob;
-use blobd_store_format::model_kind::{ModelKind, UnknownKind};
 use blobd_store_format::name_pattern::NamePattern;
 
 use super::facts::Facts;

@@ -3,10 +3,10 @@
 use std::str::FromStr;
 
 use blobd_client::protocol::response::ModelSummary;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::printable;
 
 use super::facts::Facts;
-use crate::output::printable;
-use crate::size::human_bytes;
 use crate::times::relative;
 
 /// A line with fields, or the usual table.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::size::human_bytes;
+use blobd_store_format::size::human_bytes;
 
 /// The variable that sets the seconds between two lines; 0 for no lines.
 const INTERVAL_VARIABLE: &str = "BLOBD_PROGRESS_INTERVAL";

@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::policy::PolicyDecision;
 use blobd_client::protocol::response::{ModelSharing, SharedWith};
-use blobd_store_format::capabilities::{CapabilitySources, capabilities};
+use blobd_model::capabilities::{CapabilitySources, capabilities};
+use blobd_model::card::ModelCard;
+use blobd_model::facts::ModelFacts;
+use blobd_model::kind::ModelKind;
+use blobd_model::manifest_config::{ConfiguredDraft, ManifestConfig};
+use blobd_model::metadata_json::Abridger;
+use blobd_model::overview::{ModelOverview, TypeShare};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::gguf::{Header, MAGIC, key_text};
-use blobd_store_format::manifest_config::{ConfiguredDraft, ManifestConfig};
-use blobd_store_format::model_card::ModelCard;
-use blobd_store_format::model_kind::ModelKind;
-use blobd_store_format::overview::{ModelOverview, TypeShare};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 use serde::Serialize;
@@ -25,7 +26,6 @@ use super::network_layers::NetworkLayer;
 use super::tensors::{self, ParsedFile, ShownTensor};
 use crate::cli::connect::{Connected, client_error};
 use crate::cli::model_source::{DescribedModel, Place};
-use crate::metadata_json::Abridger;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
@@ -162,7 +162,7 @@ impl Document {
         let weights = weights(&files);
         let overview = ModelOverview::new(weights.iter().map(|file| (&file.header, &file.layout)));
         let first = weights.first().map(|file| &file.header);
-        let facts = first.map(ModelHeader::facts).unwrap_or_default();
+        let facts = first.map(|header| ModelFacts::from_header(header)).unwrap_or_default();
         let kind = kind(model, weights.first().copied());
         let about = first.map(ModelCard::of).filter(|card| *card != ModelCard::default());
         let origin = match &model.place {

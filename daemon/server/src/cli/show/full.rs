@@ -2,11 +2,10 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use blobd_model::metadata_json::{short_text, type_name, whole_json};
 use blobd_store_format::gguf::{ByteOrder, Header, MetadataValue};
 use serde::Serialize;
 use serde_json::{Value as Json, json};
-
-use crate::metadata_json::{short_text, type_name, whole_json};
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct HeaderForm {
@@ -43,7 +42,7 @@ impl HeaderForm {
                 ByteOrder::Little => "little",
                 ByteOrder::Big => "big",
             },
-            alignment: header.alignment(),
+            alignment: header.alignment().into(),
             data_offset: header.data_offset(),
         }
     }

@@ -14,6 +14,7 @@ use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, Te
 use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::Header;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::text::printable;
 use clap::Args;
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ use crate::cli::model_name::{ModelName, only};
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
 use crate::cli::{Global, file_error};
-use crate::output::{print, print_json, printable};
+use crate::output::{print, print_json};
 
 /// Options of `show --hash`.
 #[derive(Debug, Args)]

@@ -1,8 +1,8 @@
 //! What a file of a special kind is for, in one line.
 
+use blobd_model::kind::ModelKind;
+use blobd_model::metadata::Metadata;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::metadata::Metadata;
-use blobd_store_format::model_kind::ModelKind;
 
 use super::document::Document;
 

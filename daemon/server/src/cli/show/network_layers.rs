@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use blobd_store_format::layers::{block_number, split_name};
+use blobd_model::layers::{block_number, split_name};
 use serde::Serialize;
 
 use super::tensors::ShownTensor;

@@ -1,18 +1,19 @@
 //! The tables of `show`.
 
 use blobd_client::protocol::policy::PolicyDecision;
+use blobd_model::facts::ModelFacts;
+use blobd_model::kind::ModelKind;
+use blobd_model::metadata_json::short_text;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::model_facts::ModelFacts;
-use blobd_store_format::model_kind::ModelKind;
+use blobd_store_format::size::human_bytes;
 use blobd_store_format::stored_file::StoredForm;
+use blobd_store_format::text::printable;
 
 use super::document::{Document, LayerRow, Sharing};
 use super::network_layers::NetworkLayer;
 use super::{Params, kind_row, tensors, texts};
 use crate::cli::model_source::{DescribedModel, Place};
-use crate::metadata_json::short_text;
-use crate::output::{Table, printable, terminal_width};
-use crate::size::human_bytes;
+use crate::output::{Table, terminal_width};
 
 /// The most lines of the overview: fewer than on a screen of 40, with the command above it.
 const MAX_LINES: usize = 38;

@@ -1,7 +1,7 @@
 //! The texts of a model: template, system prompt, licenses, parameters, and a Modelfile made of them.
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store_format::model_card::ModelCard;
+use blobd_model::card::ModelCard;
 use serde_json::{Map, Value as Json, json};
 
 use super::super::Global;

@@ -3,8 +3,8 @@
 use blobd_client::model::BlobSlice;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::weights::{Dtype, ManifestWeights, WeightMap, WeightsError};
-use blobd_store_format::safetensors::convert;
-use blobd_store_format::tensor_layers::{PackedTensor, Part, Quantization, UnpackError};
+use blobd_model::convert::convert;
+use blobd_model::tensor_layers::{PackedTensor, Part, Quantization, UnpackError};
 
 /// How a tensor is packed, and its parts.
 #[derive(Clone, Debug)]

@@ -12,11 +12,11 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::weights::{Dtype, ManifestWeights, WeightsError};
+use blobd_model::quant::{self, Values};
+use blobd_model::tensor_layers::PackedTensor;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, Header};
-use blobd_store_format::quant::{self, Values};
 use blobd_store_format::recipe::Experts;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::tensor_layers::PackedTensor;
 
 use super::packed::Packed;
 use super::{quant_error, usage};

@@ -1,12 +1,12 @@
 //! Statistics of a tensor, and their display.
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::quant::{Histogram, Range};
+use blobd_model::quant::{Histogram, Range};
+use blobd_store_format::size::{human_bytes, human_number};
 use serde::Serialize;
 
 use super::source::StoredTensor;
 use crate::output::{Table, terminal_width};
-use crate::size::{human_bytes, human_number};
 
 /// Parts of the histogram: as many as a terminal shows with the other lines.
 const BINS: usize = 16;
@@ -67,7 +67,7 @@ pub(super) fn of(tensor: &StoredTensor) -> Result<TensorStatistics, ErrorBody> {
 pub(super) fn render(statistics: &TensorStatistics) -> String {
     let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| human_number(value, 6));
     let shape: Vec<_> = statistics.shape.iter().map(u64::to_string).collect();
-    let mut table = Table::new(&["tensor", &crate::output::printable(&statistics.name)], &[]);
+    let mut table = Table::new(&["tensor", &blobd_store_format::text::printable(&statistics.name)], &[]);
     let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
     row("type", statistics.type_name.clone());
     row("shape", shape.join("×"));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::quant::Values;
+use blobd_model::quant::Values;
 use serde::Serialize;
 use serde_json::Value as Json;
 

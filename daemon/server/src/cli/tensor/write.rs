@@ -3,14 +3,14 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use blobd_client::process::on_end;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_model::quant::{dequantize, element_count};
 use blobd_store_format::gguf::GgmlType;
-use blobd_store_format::quant::{dequantize, element_count};
 
 use super::source::{StoredTensor, parts};
 use super::{npy, quant_error};
 use crate::cli::file_error;
-use crate::cli::interrupt::on_end;
 use crate::cli::output_file::{Existing, TemporaryName};
 use crate::cli::target::{Target, write_error};
 use crate::output::DataOutput;

@@ -5,12 +5,12 @@ use std::time::{Duration, UNIX_EPOCH};
 use blobd_client::protocol::upkeep::Check;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::quoted;
 
 use super::facts::{AuditStatus, Facts, Metadata};
 use super::finding::{failure, note, ok, warning};
 use crate::ops::rfc3339;
-use crate::shell::quoted;
-use crate::size::human_bytes;
 
 pub(super) fn index(facts: &Facts) -> Check {
     match &facts.index {

@@ -2,11 +2,11 @@
 
 use blobd_client::protocol::upkeep::Check;
 use blobd_store::{Eviction, LowerStatus, RUN_OUTSIDE};
+use blobd_store_format::size::human_bytes;
+use blobd_store_format::text::quoted;
 
 use super::facts::{Facts, SpaceFacts};
 use super::finding::{failure, note, ok, warning};
-use crate::shell::quoted;
-use crate::size::human_bytes;
 
 pub(super) fn writes(facts: &Facts) -> Check {
     let Some(reason) = &facts.read_only_reason else {

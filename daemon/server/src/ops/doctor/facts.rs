@@ -15,7 +15,7 @@ pub(super) use crate::audit::AuditStatus;
 
 use crate::names::check_service;
 use crate::ops::OpError;
-use crate::shell::quoted;
+use blobd_store_format::text::quoted;
 
 /// Facts about the daemon for `doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

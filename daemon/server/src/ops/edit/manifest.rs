@@ -1,10 +1,10 @@
 //! The manifest of an edited model.
 
 use blobd_client::protocol::edit::TemplateLayer;
+use blobd_model::facts::ModelFacts;
 use blobd_store::{FileReader, Ingest, Model};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::gguf::Header;
 use blobd_store_format::manifest::Manifest;
 
@@ -51,7 +51,8 @@ pub(super) struct QuantizationChange {
 
 impl QuantizationChange {
     pub(super) fn new(before: &Header, after: &Header) -> Self {
-        Self { before: before.facts().quantization, after: after.facts().quantization }
+        let quantization = |header: &Header| ModelFacts::from_header(header).quantization;
+        Self { before: quantization(before), after: quantization(after) }
     }
 }
 

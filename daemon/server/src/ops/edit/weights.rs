@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use blobd_model::edit::EditedHeader;
 use blobd_store::{FileReader, Ingest, Model, Store, StoredFile};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
-use blobd_store_format::gguf::edit::EditedHeader;
 use blobd_store_format::gguf::{Header, HeaderParser};
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::tensor::TensorFormat;

@@ -7,12 +7,12 @@ use blobd_registry::{RegistryClient, RegistryError, RemoteFile, Sender};
 use blobd_store::BlobWriter;
 use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::source::PullSource;
 use blobd_store_format::stored_file::StoredForm;
 
 use super::place::{Place, places};
 use super::{Failure, Repair, Unpublished};
-use crate::ops::origin::Origin;
 use crate::ops::survey::{FileId, Need, Survey, SurveyedModel};
 
 impl Repair<'_> {

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
 use blobd_client::client::Client;
+use blobd_client::loopback::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::loopback::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
 
 struct Running {
     address: SocketAddr,

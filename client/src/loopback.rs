@@ -1,0 +1,206 @@
+//! HTTP on a port of loopback: limits of connections, heads and time, and the check that a request is meant for this
+//! machine. The page of `blobd web` and the metrics use it.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{HOST, HeaderMap, ORIGIN};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+/// How long a client may take to send the head of a request, or to begin the next one.
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The least that hyper takes. A browser's head has less than one kilobyte.
+pub const MAX_HEAD_BYTES: usize = 8 << 10;
+/// A browser opens six connections to a server, and perhaps a few windows.
+pub const MAX_CONNECTIONS: usize = 64;
+/// After this, a connection takes no further request; its client opens another one.
+const CONNECTION_AGE: Duration = Duration::from_secs(120);
+/// How long a connection of that age may take to receive what it has requested.
+const LAST_RESPONSE: Duration = Duration::from_secs(120);
+
+/// A response whose body is in memory.
+pub type LoopbackResponse = Response<Full<Bytes>>;
+
+/// A server that listens.
+#[derive(Debug)]
+pub struct LoopbackServer {
+    listener: TcpListener,
+    connections: Arc<Semaphore>,
+    head_timeout: Duration,
+}
+
+impl LoopbackServer {
+    /// Listens on an address of loopback; on any free port for port 0.
+    ///
+    /// # Errors
+    /// If the port is taken or not allowed.
+    pub async fn bind(address: SocketAddr, head_timeout: Duration) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        Ok(Self { listener, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)), head_timeout })
+    }
+
+    /// The address on which it listens.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until the future is dropped. Connections that have begun go on.
+    pub async fn serve<F>(&self, respond: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static)
+    where
+        F: Future<Output = LoopbackResponse> + Send,
+    {
+        loop {
+            // Further clients wait in the kernel's queue, and are refused by it when that is full.
+            let Ok(permit) = Arc::clone(&self.connections).acquire_owned().await else { return };
+            match self.listener.accept().await {
+                Ok((stream, _address)) => {
+                    let (respond, head_timeout) = (respond.clone(), self.head_timeout);
+                    tokio::spawn(async move {
+                        serve_connection(respond, stream, head_timeout).await;
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    // Out of descriptors or memory: wait until some connections have ended.
+                    tracing::warn!("loopback: cannot accept a connection: {error}");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+async fn serve_connection<F>(
+    respond: impl Fn(Request<Incoming>) -> F,
+    stream: TcpStream,
+    head_timeout: Duration,
+) where
+    F: Future<Output = LoopbackResponse>,
+{
+    let service = service_fn(|request: Request<Incoming>| {
+        let response = respond(request);
+        async { Ok::<_, Infallible>(response.await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_timeout)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        // A client may close its connection at any time.
+        _ended = connection.as_mut() => return,
+        () = sleep(CONNECTION_AGE) => connection.as_mut().graceful_shutdown(),
+    }
+    let _ended_or_too_slow = timeout(LAST_RESPONSE, connection).await;
+}
+
+/// A request that a page of another site may have sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// The `Host` is no name of this machine: the page of another site may have been given this address.
+    Host,
+    /// A page of another origin has sent it.
+    Origin,
+}
+
+/// Checks the `Host`, and the `Origin` if there is one. A site whose name is suddenly given the address 127.0.0.1 (DNS
+/// rebinding) still has its own name in both.
+///
+/// # Errors
+/// What the request may have come from.
+pub fn check_origin(headers: &HeaderMap) -> Result<(), Foreign> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Foreign::Host) };
+    let host = host.to_str().map_err(|_not_ascii| Foreign::Host)?;
+    if !is_loopback(host) {
+        return Err(Foreign::Host);
+    }
+    let expected = format!("http://{host}");
+    match headers.get_all(ORIGIN).iter().all(|origin| origin.as_bytes() == expected.as_bytes()) {
+        true => Ok(()),
+        false => Err(Foreign::Origin),
+    }
+}
+
+/// Whether a `Host` is this machine: `localhost` or an address of loopback, with any port, because a tunnel may have
+/// another port than the server.
+fn is_loopback(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if !port.is_empty() && port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost")
+        || address.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn headers(list: &[(HeaderName, &str)]) -> HeaderMap {
+        let pairs = list.iter().map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap()));
+        pairs.collect()
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_hosts() {
+        for host in ["127.0.0.1:8080", "localhost:1", "LOCALHOST", "[::1]:80", "127.1.2.3", "localhost:65535"]
+        {
+            assert_eq!(check_origin(&headers(&[(HOST, host)])), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example:80",
+            "10.0.0.1",
+            "",
+            ":80",
+            "0.0.0.0:80",
+            "127.0.0.1:x",
+            "[::2]:80",
+            "user@127.0.0.1",
+            "127.0.0.1:80:80",
+        ] {
+            assert_eq!(check_origin(&headers(&[(HOST, host)])), Err(Foreign::Host), "{host}");
+        }
+        assert_eq!(check_origin(&headers(&[])), Err(Foreign::Host));
+        let mut twice = headers(&[(HOST, "localhost")]);
+        twice.append(HOST, HeaderValue::from_static("localhost"));
+        assert_eq!(check_origin(&twice), Err(Foreign::Host));
+    }
+
+    #[test]
+    fn origin_is_that_of_the_host() {
+        let origin = |value| check_origin(&headers(&[(HOST, "127.0.0.1:80"), (ORIGIN, value)]));
+        assert_eq!(origin("http://127.0.0.1:80"), Ok(()));
+        for other in [
+            "http://127.0.0.1:81",
+            "https://127.0.0.1:80",
+            "http://localhost:80",
+            "null",
+            "",
+            "http://evil.example",
+        ] {
+            assert_eq!(origin(other), Err(Foreign::Origin), "{other}");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! What two models have in common and how they differ: tensors by name and content, metadata by key.
+//!
+//! ```
+//! use blobd_store_format::digest::Digest;
+//! use blobd_model::diff::{Change, diff_tensors};
+//! use blobd_store_format::recipe::TensorEntry;
+//!
+//! let tensor = |name: &str, content: &[u8]| TensorEntry {
+//!     name: name.to_owned(),
+//!     type_name: "F32".to_owned(),
+//!     shape: vec![content.len() as u64 / 4],
+//!     digest: Digest::of(content),
+//!     offset: 0,
+//!     size: content.len() as u64,
+//!     experts: None,
+//! };
+//! let a = [tensor("same", &[1; 8]), tensor("new_values", &[2; 8])];
+//! let b = [tensor("same", &[1; 8]), tensor("new_values", &[3; 8])];
+//! let diff = diff_tensors(&a, &b);
+//! assert_eq!((diff.shared_bytes, diff.only_a_bytes, diff.only_b_bytes), (8, 8, 8));
+//! assert_eq!(diff.tensors[1].change, Change::Changed);
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::{Header, MetadataValue};
+use blobd_store_format::recipe::TensorEntry;
+
+/// The tensors of two models.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorDiff<'t> {
+    /// The bytes of contents that both models have, under whatever names. Each content counts once.
+    pub shared_bytes: u64,
+    /// The bytes of contents that only the first model has.
+    pub only_a_bytes: u64,
+    /// The bytes of contents that only the second model has.
+    pub only_b_bytes: u64,
+    /// Every tensor of both: those of the first model in order, then the added ones.
+    pub tensors: Vec<TensorPair<'t>>,
+}
+
+/// A tensor that at least one of two models has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorPair<'t> {
+    /// The first model's tensor.
+    pub a: Option<&'t TensorEntry>,
+    /// The second model's tensor.
+    pub b: Option<&'t TensorEntry>,
+    /// How they differ.
+    pub change: Change,
+}
+
+/// How a tensor of the first model became that of the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// Both have the same content.
+    Shared,
+    /// Type and shape are the same, the content differs.
+    Changed,
+    /// The type differs: another quantisation.
+    Retyped,
+    /// The shape differs.
+    Reshaped,
+    /// Only the second model has it.
+    Added,
+    /// Only the first model has it.
+    Removed,
+    /// Type and shape are the same; the content of one is not known.
+    Unknown,
+}
+
+impl Change {
+    /// The word for people, as in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Changed => "changed",
+            Self::Retyped => "retyped",
+            Self::Reshaped => "reshaped",
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl TensorDiff<'_> {
+    /// Takes the contents of one model for unknown: tensors of the same type and shape may differ or not.
+    pub fn forget_contents(&mut self) {
+        for pair in &mut self.tensors {
+            if matches!(pair.change, Change::Shared | Change::Changed) {
+                pair.change = Change::Unknown;
+            }
+        }
+    }
+}
+
+impl<'t> TensorPair<'t> {
+    fn new(a: Option<&'t TensorEntry>, b: Option<&'t TensorEntry>) -> Option<Self> {
+        let change = match (a, b) {
+            (Some(a), Some(b)) if a.shape != b.shape => Change::Reshaped,
+            (Some(a), Some(b)) if a.type_name != b.type_name => Change::Retyped,
+            (Some(a), Some(b)) if content(a) != content(b) => Change::Changed,
+            (Some(_), Some(_)) => Change::Shared,
+            (Some(_), None) => Change::Removed,
+            (None, Some(_)) => Change::Added,
+            (None, None) => return None,
+        };
+        Some(Self { a, b, change })
+    }
+
+    /// The tensor's name.
+    #[must_use]
+    pub fn name(&self) -> &'t str {
+        self.a.or(self.b).map_or("", |tensor| tensor.name.as_str())
+    }
+
+    /// Whether both models have it with the same type and shape but in different blobs of which one is a packed
+    /// group, so that only their bytes can tell whether they differ.
+    #[must_use]
+    pub fn may_be_equal(&self, packed: &BTreeSet<Digest>) -> bool {
+        let is_packed =
+            |tensor: Option<&TensorEntry>| tensor.is_some_and(|tensor| packed.contains(&tensor.digest));
+        self.change == Change::Changed && (is_packed(self.a) || is_packed(self.b))
+    }
+}
+
+/// Compares the tensors of two models. Names that a model has several times, such as those of its draft model,
+/// are paired in order.
+#[must_use]
+pub fn diff_tensors<'t>(a: &'t [TensorEntry], b: &'t [TensorEntry]) -> TensorDiff<'t> {
+    let mut by_name: BTreeMap<&str, std::collections::VecDeque<&TensorEntry>> = BTreeMap::new();
+    for tensor in b {
+        by_name.entry(&tensor.name).or_default().push_back(tensor);
+    }
+    let mut paired = BTreeSet::new();
+    let mut tensors = Vec::with_capacity(a.len());
+    for tensor in a {
+        let other = by_name.get_mut(tensor.name.as_str()).and_then(std::collections::VecDeque::pop_front);
+        paired.extend(other.map(std::ptr::from_ref));
+        tensors.extend(TensorPair::new(Some(tensor), other));
+    }
+    let added = b.iter().filter(|tensor| !paired.contains(&std::ptr::from_ref(*tensor)));
+    tensors.extend(added.filter_map(|tensor| TensorPair::new(None, Some(tensor))));
+    let (contents_a, contents_b) = (contents(a), contents(b));
+    let sum = |contents: &mut dyn Iterator<Item = &Content>| {
+        contents.fold(0_u64, |sum, (_, _, size)| sum.saturating_add(*size))
+    };
+    TensorDiff {
+        shared_bytes: sum(&mut contents_a.intersection(&contents_b)),
+        only_a_bytes: sum(&mut contents_a.difference(&contents_b)),
+        only_b_bytes: sum(&mut contents_b.difference(&contents_a)),
+        tensors,
+    }
+}
+
+/// The blobs that hold several tensors: packed groups of experts. Their digests differ if any of their tensors
+/// does.
+#[must_use]
+pub fn packed_blobs<'t>(tensors: impl IntoIterator<Item = &'t TensorEntry>) -> BTreeSet<Digest> {
+    let mut offsets = BTreeMap::new();
+    let mut packed = BTreeSet::new();
+    for tensor in tensors {
+        if *offsets.entry(tensor.digest).or_insert(tensor.offset) != tensor.offset {
+            packed.insert(tensor.digest);
+        }
+    }
+    packed
+}
+
+/// A metadata key whose values differ, or that only one model has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KeyChange<'h> {
+    /// The key, which may be any bytes.
+    pub key: &'h [u8],
+    /// The first model's value.
+    pub a: Option<MetadataValue<'h>>,
+    /// The second model's value.
+    pub b: Option<MetadataValue<'h>>,
+}
+
+/// The metadata keys that differ: those of the first header in order, then the added ones. Values of different
+/// types differ; NaN equals NaN of the same bits.
+#[must_use]
+pub fn diff_metadata<'h>(a: &'h Header, b: &'h Header) -> Vec<KeyChange<'h>> {
+    let of_b: BTreeMap<&[u8], MetadataValue<'_>> = b.metadata().collect();
+    let keys_of_a: BTreeSet<&[u8]> = a.metadata().map(|(key, _)| key).collect();
+    let changed = a.metadata().filter_map(|(key, value)| {
+        let other = of_b.get(key).copied();
+        let differs = other.is_none_or(|other| !is_same(&value, &other));
+        differs.then_some(KeyChange { key, a: Some(value), b: other })
+    });
+    let added = b.metadata().filter(|(key, _)| !keys_of_a.contains(key));
+    changed.chain(added.map(|(key, value)| KeyChange { key, a: None, b: Some(value) })).collect()
+}
+
+/// Whether two values have the same type and the same bits.
+fn is_same(a: &MetadataValue<'_>, b: &MetadataValue<'_>) -> bool {
+    match (a, b) {
+        (MetadataValue::Array(a), MetadataValue::Array(b)) => {
+            a.element_type() == b.element_type()
+                && a.len() == b.len()
+                && a.iter().zip(b.iter()).all(|(a, b)| is_same_scalar(&a, &b))
+        }
+        (a, b) => is_same_scalar(a, b),
+    }
+}
+
+fn is_same_scalar(a: &MetadataValue<'_>, b: &MetadataValue<'_>) -> bool {
+    match (a, b) {
+        (MetadataValue::F32(a), MetadataValue::F32(b)) => a.to_bits() == b.to_bits(),
+        (MetadataValue::F64(a), MetadataValue::F64(b)) => a.to_bits() == b.to_bits(),
+        (a, b) => a == b,
+    }
+}
+
+type Content = (Digest, u64, u64);
+
+fn contents(tensors: &[TensorEntry]) -> BTreeSet<Content> {
+    tensors.iter().map(content).collect()
+}
+
+const fn content(tensor: &TensorEntry) -> Content {
+    (tensor.digest, tensor.offset, tensor.size)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use blobd_store_format::gguf::{GgufWriter, Value};
+
+    fn tensor(name: &str, type_name: &str, shape: &[u64], content: u8, offset: u64) -> TensorEntry {
+        TensorEntry {
+            name: name.to_owned(),
+            type_name: type_name.to_owned(),
+            shape: shape.to_vec(),
+            digest: Digest::of(&[content]),
+            offset,
+            size: 4 * shape.iter().product::<u64>(),
+            experts: None,
+        }
+    }
+
+    #[test]
+    fn every_kind_of_change_is_told_apart() {
+        let a = [
+            tensor("same", "F32", &[4], 1, 0),
+            tensor("other_values", "F32", &[4], 2, 0),
+            tensor("other_type", "F32", &[4], 3, 0),
+            tensor("other_shape", "F32", &[4], 4, 0),
+            tensor("gone", "F32", &[4], 5, 0),
+        ];
+        let b = [
+            tensor("new", "F32", &[8], 6, 0),
+            tensor("other_shape", "F32", &[2, 2], 4, 0),
+            tensor("other_type", "I32", &[4], 3, 0),
+            tensor("other_values", "F32", &[4], 7, 0),
+            tensor("same", "F32", &[4], 1, 0),
+        ];
+        let diff = diff_tensors(&a, &b);
+        let changes: Vec<_> = diff.tensors.iter().map(|pair| (pair.name(), pair.change)).collect();
+        let expected = [
+            ("same", Change::Shared),
+            ("other_values", Change::Changed),
+            ("other_type", Change::Retyped),
+            ("other_shape", Change::Reshaped),
+            ("gone", Change::Removed),
+            ("new", Change::Added),
+        ];
+        assert_eq!(changes, expected);
+        assert_eq!((diff.shared_bytes, diff.only_a_bytes, diff.only_b_bytes), (48, 32, 48));
+    }
+
+    #[test]
+    fn tensors_of_a_packed_group_may_be_equal_although_the_group_differs() {
+        let a = [tensor("e.0", "F32", &[4], 1, 0), tensor("e.1", "F32", &[4], 1, 16)];
+        let b = [tensor("e.0", "F32", &[4], 2, 0), tensor("e.1", "F32", &[4], 2, 16)];
+        let packed = packed_blobs(a.iter().chain(&b));
+        assert_eq!(packed.len(), 2);
+        assert!(diff_tensors(&a, &b).tensors.iter().all(|pair| pair.may_be_equal(&packed)));
+        assert!(diff_tensors(&a, &a).tensors.iter().all(|pair| !pair.may_be_equal(&packed)));
+    }
+
+    #[test]
+    fn keys_that_differ_in_type_or_value_are_listed() {
+        let header = |keys: &[(&str, Value)]| {
+            let mut writer = GgufWriter::new();
+            keys.iter().for_each(|(key, value)| {
+                writer.metadata(key, value.clone()).unwrap();
+            });
+            Header::parse(&writer.header().unwrap()).unwrap()
+        };
+        let nan = || Value::from(f32::NAN);
+        let a = header(&[
+            ("same", 1_u32.into()),
+            ("nan", nan()),
+            ("list", vec![1_u32, 2].into()),
+            ("width", 1_u32.into()),
+            ("gone", 1_u32.into()),
+        ]);
+        let b = header(&[
+            ("new", 1_u32.into()),
+            ("width", 1_u64.into()),
+            ("list", vec![1_u32, 3].into()),
+            ("nan", nan()),
+            ("same", 1_u32.into()),
+        ]);
+        let changes = diff_metadata(&a, &b);
+        let keys: Vec<_> =
+            changes.iter().map(|change| (change.key, change.a.is_some(), change.b.is_some())).collect();
+        let expected: [(&[u8], bool, bool); 4] =
+            [(b"list", true, true), (b"width", true, true), (b"gone", true, false), (b"new", false, true)];
+        assert_eq!(keys, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn each_tensor_is_in_exactly_one_pair_and_bytes_add_up(
+            a in vec((0..6_u8, 0..4_u8), 0..12),
+            b in vec((0..6_u8, 0..4_u8), 0..12),
+        ) {
+            let tensors = |parts: &[(u8, u8)]| -> Vec<_> {
+                parts.iter().map(|(name, content)| tensor(&name.to_string(), "F32", &[4], *content, 0)).collect()
+            };
+            let (a, b) = (tensors(&a), tensors(&b));
+            let diff = diff_tensors(&a, &b);
+            prop_assert_eq!(diff.tensors.iter().filter(|pair| pair.a.is_some()).count(), a.len());
+            prop_assert_eq!(diff.tensors.iter().filter(|pair| pair.b.is_some()).count(), b.len());
+            let all = |tensors: &[TensorEntry]| contents(tensors).len() as u64 * 16;
+            prop_assert_eq!(diff.shared_bytes + diff.only_a_bytes, all(&a));
+            prop_assert_eq!(diff.shared_bytes + diff.only_b_bytes, all(&b));
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! A GGUF header with other metadata for the same data section.
+//!
+//! The order of the keys, the alignment and the table of tensors stay as they are; new keys are appended. Keys
+//! that describe the tensors or the file are refused, because an edit changes neither.
+
+mod error;
+#[cfg(test)]
+mod tests;
+mod value;
+
+pub use error::EditError;
+pub use value::EditType;
+
+use crate::entries::Entries;
+use crate::rewrite::SPLIT_PREFIX;
+use blobd_store_format::gguf::{ALIGNMENT_KEY, Encoder, GgufError, Header, MetadataValue, Value, printable};
+
+/// The change of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyEdit {
+    /// The key.
+    pub key: String,
+    /// What becomes of it.
+    pub change: Change,
+}
+
+/// The change of a metadata value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The key gets a value, given as text.
+    Set {
+        /// Its type. If `None`, the type that the key has; for a new key, derived from the text.
+        value_type: Option<EditType>,
+        /// The value: a number, `true` or `false`, any text for a string, JSON for an array.
+        text: String,
+    },
+    /// The key is removed.
+    Unset,
+}
+
+/// A header with changed metadata.
+#[derive(Clone, Debug)]
+pub struct EditedHeader {
+    header: Header,
+    changed: Vec<String>,
+    absent: Vec<String>,
+}
+
+impl EditedHeader {
+    /// The header with these changes.
+    ///
+    /// # Errors
+    /// [`EditError`] when a key cannot be edited, a value is not one of its type, or the header would be invalid.
+    ///
+    /// ```
+    /// use blobd_model::edit::{Change, EditedHeader, KeyEdit};
+    /// use blobd_store_format::gguf::{GgufWriter, Header};
+    ///
+    /// let mut writer = GgufWriter::new();
+    /// writer.metadata("llama.context_length", 4096_u32)?;
+    /// let header = Header::parse(&writer.header()?)?;
+    /// let change = Change::Set { value_type: None, text: "8192".to_owned() };
+    /// let edited = EditedHeader::new(&header, &[KeyEdit { key: "llama.context_length".to_owned(), change }])?;
+    /// assert_eq!(edited.header().value("llama.context_length").unwrap().as_u64(), Some(8192));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(source: &Header, edits: &[KeyEdit]) -> Result<Self, EditError> {
+        let (mut entries, mut absent) = (Entries::of(source), Vec::new());
+        for (place, KeyEdit { key, change }) in edits.iter().enumerate() {
+            if edits.iter().take(place).any(|other| other.key == *key) {
+                return Err(EditError::Twice { key: key.clone() });
+            }
+            check_key(source, key)?;
+            match change {
+                Change::Set { value_type, text } => {
+                    let value = value::resolve(*value_type, text, source.value(key));
+                    let value = value.map_err(|value_type| EditError::Value {
+                        key: key.clone(),
+                        text: printable(text.as_bytes()),
+                        value_type,
+                    })?;
+                    check_vocabulary(source, key, Some(&value))?;
+                    entries.set(key.as_bytes(), value);
+                }
+                Change::Unset if source.value(key).is_none() => absent.push(key.clone()),
+                Change::Unset => {
+                    check_vocabulary(source, key, None)?;
+                    entries.retain(|other| other != key.as_bytes());
+                }
+            }
+        }
+        let mut out = Encoder::new(source.byte_order());
+        out.preamble(source.version(), source.tensors().len(), entries.len());
+        entries.write(&mut out);
+        out.raw(source.raw_tensors());
+        let header = out.finish()?;
+        let changed =
+            edits.iter().filter(|edit| raw_value(source, &edit.key) != raw_value(&header, &edit.key));
+        let changed = changed.map(|edit| edit.key.clone()).collect();
+        Ok(Self { changed, absent, header })
+    }
+
+    /// The new header.
+    #[must_use]
+    pub const fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Its bytes with the padding before the data section.
+    #[must_use]
+    pub fn into_padded(self) -> Vec<u8> {
+        self.header.into_padded()
+    }
+
+    /// The keys whose value or type is different, in the order of the edits.
+    #[must_use]
+    pub fn changed(&self) -> &[String] {
+        &self.changed
+    }
+
+    /// The keys to be removed that the header did not have.
+    #[must_use]
+    pub fn absent(&self) -> &[String] {
+        &self.absent
+    }
+}
+
+fn check_key(header: &Header, key: &str) -> Result<(), EditError> {
+    let reserved = |reason| Err(EditError::Reserved { key: key.to_owned(), reason });
+    if key.is_empty() {
+        return Err(GgufError::EmptyKey { offset: 0 }.into());
+    }
+    if key.as_bytes().starts_with(SPLIT_PREFIX) {
+        return reserved(
+            "describes the shards of the file; `export --merge` and `--split-max-size` change them",
+        );
+    }
+    if key == ALIGNMENT_KEY {
+        return reserved("describes where the tensors lie; `export --alignment` changes it");
+    }
+    if key == ARCHITECTURE_KEY {
+        return reserved("is the prefix of other keys and says what the tensors mean");
+    }
+    let own = header.architecture().and_then(|prefix| key.strip_prefix(prefix)?.strip_prefix('.'));
+    if own.is_some_and(|own| SHAPE_KEYS.contains(&own)) {
+        return reserved("describes the shapes of the tensors, which stay as they are");
+    }
+    Ok(())
+}
+
+/// Refuses arrays that have one element per token if the number of tokens would change.
+fn check_vocabulary(header: &Header, key: &str, to: Option<&Value>) -> Result<(), EditError> {
+    if !TOKEN_KEYS.contains(&key) {
+        return Ok(());
+    }
+    let count = |value: MetadataValue<'_>| value.as_array().map(|array| array.len());
+    let Some(expected) = TOKEN_KEYS.iter().find_map(|key| count(header.value(key)?)) else { return Ok(()) };
+    let found = match to {
+        Some(Value::Array(array)) => Some(array.values().len()),
+        Some(_) => None,
+        // Only the tokens themselves are needed by every reader.
+        None if key != TOKENS_KEY => return Ok(()),
+        None => None,
+    };
+    match found == Some(expected) {
+        true => Ok(()),
+        false => Err(EditError::Tokens { key: key.to_owned(), found: found.unwrap_or(0), expected }),
+    }
+}
+
+fn raw_value<'h>(header: &'h Header, key: &str) -> Option<&'h [u8]> {
+    header.raw_metadata().find(|(own, _)| *own == key.as_bytes()).map(|(_, value)| value)
+}
+
+const ARCHITECTURE_KEY: &str = "general.architecture";
+const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
+/// Arrays with one element per token.
+const TOKEN_KEYS: [&str; 3] = [TOKENS_KEY, "tokenizer.ggml.scores", "tokenizer.ggml.token_type"];
+/// Keys under the architecture's prefix from which loaders compute the shapes of tensors.
+const SHAPE_KEYS: [&str; 4] = ["block_count", "embedding_length", "feed_forward_length", "expert_count"];

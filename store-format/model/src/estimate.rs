@@ -1,0 +1,366 @@
+//! Estimates of the memory that a model needs to run.
+//!
+//! A [`ModelSet`] is a model with its projector and draft model. [`ModelSet::estimate`] gives the KV cache of
+//! each block, the computation graph and the weights; [`Estimate::place`] the layers that fit on devices;
+//! [`ModelSet::largest_context`] the longest context with which everything fits. An estimate names its
+//! basis, which is the set of formulas and the architecture, and the metadata that was missing.
+//!
+//! There are two bases. [`Basis::LlamaCpp`] takes KV cache and graph as llama.cpp of October 2026 allocates them,
+//! which is also what Ollama runs since 0.30. [`Basis::Ollama`] is Ollama's estimator of August 2025, which knows the
+//! graphs of 15 architectures and has a fallback for others. `docs/ESTIMATES.md` has all formulas.
+//!
+//! ```
+//! use blobd_model::estimate::{Basis, Model, ModelSet, Settings};
+//! use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
+//!
+//! let mut writer = GgufWriter::new();
+//! writer.metadata("general.architecture", "llama")?;
+//! writer.metadata("llama.block_count", 1_u32)?;
+//! writer.metadata("llama.embedding_length", 64_u32)?;
+//! writer.metadata("llama.attention.head_count", 4_u32)?;
+//! writer.metadata("llama.attention.head_count_kv", 2_u32)?;
+//! writer.metadata("tokenizer.ggml.tokens", vec!["a", "b"])?;
+//! writer.tensor("blk.0.attn_q.weight", GgmlType::F32, &[64, 64])?;
+//! writer.tensor("output.weight", GgmlType::F32, &[64, 2])?;
+//! let header = Header::parse(&writer.header()?)?;
+//! let models = ModelSet::from(Model::new(&header, [])?);
+//! let estimate = models.estimate(&Settings::default(), Basis::Ollama)?;
+//! assert_eq!(estimate.basis, "ollama-2025-08:llama");
+//! assert_eq!(estimate.kv_total_bytes, 4096 * (16 + 16) * 2 * 2);
+//! assert!(!estimate.place(&[1 << 20]).fits());
+//! assert!(estimate.place(&[1 << 30]).fits());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod cache_type;
+mod compute;
+mod graph;
+mod hyperparameters;
+mod keys;
+mod llama_cpp;
+mod model;
+mod number;
+mod ollama;
+mod placement;
+mod recurrent;
+mod rule;
+mod vision;
+mod weights;
+mod window;
+
+#[cfg(test)]
+mod tests;
+
+use self::weights::Weights;
+
+pub use cache_type::CacheType;
+pub use model::Model;
+pub use placement::{Device, Placement};
+pub use weights::{LayerWeights, Part};
+
+/// The formulas of an estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Basis {
+    /// Ollama's estimator of August 2025: `ollama-2025-08`.
+    Ollama,
+    /// KV cache and graph as llama.cpp of October 2026 allocates them: `llama.cpp-2026-10`.
+    LlamaCpp,
+}
+
+/// How a model is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The context of one sequence in tokens.
+    pub context: u64,
+    /// The tokens that are processed together.
+    pub batch: u64,
+    /// The sequences that are processed at the same time.
+    pub parallel: u64,
+    /// The type of the keys in the cache.
+    pub cache_type_k: CacheType,
+    /// The type of the values in the cache.
+    pub cache_type_v: CacheType,
+    /// Whether the experts of a mixture stay in the machine's memory, as with llama.cpp's `--cpu-moe`.
+    pub experts_in_memory: bool,
+}
+
+/// Ollama's settings: a context of 4096, a batch of 512, one sequence, 16-bit floats in the cache.
+impl Default for Settings {
+    fn default() -> Self {
+        let cache_type = CacheType::F16;
+        Self {
+            context: 4096,
+            batch: 512,
+            parallel: 1,
+            cache_type_k: cache_type,
+            cache_type_v: cache_type,
+            experts_in_memory: false,
+        }
+    }
+}
+
+/// A model and the files that are loaded with it.
+#[derive(Clone, Debug)]
+pub struct ModelSet<'a> {
+    /// The model.
+    pub model: Model<'a>,
+    /// The file of its vision tower, of which only the weights are counted.
+    pub projector: Option<Model<'a>>,
+    /// The draft model for speculative decoding, which runs with the same settings.
+    pub draft: Option<Model<'a>>,
+    /// Its adapters, of which only the weights are counted.
+    pub adapters: Vec<Model<'a>>,
+}
+
+impl<'a> From<Model<'a>> for ModelSet<'a> {
+    fn from(model: Model<'a>) -> Self {
+        Self { model, projector: None, draft: None, adapters: Vec::new() }
+    }
+}
+
+/// The memory that a model needs with certain settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Estimate<'m> {
+    /// The formulas of the KV cache, such as `ollama-2025-08:llama`.
+    pub basis: String,
+    /// The formulas of the graph.
+    pub graph_basis: String,
+    /// The settings.
+    pub settings: Settings,
+    /// The KV cache of each block in bytes.
+    pub kv_bytes: Vec<u64>,
+    /// Its sum.
+    pub kv_total_bytes: u64,
+    /// The graph in bytes, on each device, if only a part of the model is on devices.
+    pub graph_partial_bytes: u64,
+    /// The graph in bytes if all of the model is on one device.
+    pub graph_full_bytes: u64,
+    /// The weights of each layer.
+    pub weights: &'m [LayerWeights],
+    /// Their sum, at most 2^64 - 1.
+    pub weights_bytes: u64,
+    /// Whether the basis has a rule for the KV cache and the graph of this architecture, and the file has weights
+    /// of blocks. If not, no placement [`fits`](Placement::fits).
+    pub has_rule: bool,
+    /// The weights that engines leave in the machine's memory, such as the embedding of a model with an output of
+    /// its own, without tables.
+    pub input_weights_bytes: u64,
+    /// The weights that are neither in a block nor in the output, the input or the vision tower, without tables.
+    /// They are placed last, and are not a layer. Ollama's formulas for [`Placement::total_bytes`] leave them out.
+    pub other_weights_bytes: u64,
+    /// The tables of which engines read single rows from the disk. They need no memory.
+    pub table_bytes: u64,
+    /// The vision tower in the model's file; nothing if there is a projector, which is used instead.
+    pub vision: Vision,
+    /// The metadata keys that the formulas need and the file does not have in the expected type. Defaults
+    /// were used instead.
+    pub missing_keys: Vec<String>,
+    /// The tensors whose type has no known size and which count as 0 bytes.
+    pub unsized_tensors: u64,
+    /// The projector.
+    pub projector: Option<Projector>,
+    /// The draft model.
+    pub draft: Option<Box<Estimate<'m>>>,
+    /// The weights of each adapter in bytes.
+    pub adapters: Vec<u64>,
+    rules: Basis,
+    parts: &'m Weights,
+}
+
+/// The memory of a vision tower.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Vision {
+    /// Its weights in bytes.
+    pub weights_bytes: u64,
+    /// Its graph in bytes.
+    pub graph_bytes: u64,
+}
+
+/// The memory of a projector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Projector {
+    /// The formulas: `ollama-2025-08:projector`.
+    pub basis: String,
+    /// Its weights in bytes.
+    pub weights_bytes: u64,
+}
+
+/// Why there is no estimate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EstimateError {
+    /// A result does not fit 64 bits.
+    #[error("{what}: more than 2^64 - 1 bytes; use a smaller context, batch or number of sequences")]
+    Overflow {
+        /// The kind of the number that is too large.
+        what: &'static str,
+    },
+    /// More blocks than any model has.
+    #[error(
+        "block_count: too large: expected at most {}, found {found}; the file is damaged",
+        Model::MAX_BLOCKS
+    )]
+    TooManyBlocks {
+        /// The number in the file.
+        found: u64,
+    },
+    /// A name that is no cache type.
+    #[error("cache type {found:?}: expected one of {}", CacheType::ALL.map(CacheType::name).join(", "))]
+    UnknownCacheType {
+        /// The name.
+        found: String,
+    },
+    /// Cache types that Ollama's formulas do not cover.
+    #[error(
+        "cache types {cache_type_k} and {cache_type_v}: Ollama's estimate needs f16, q8_0 or q4_0 for both; \
+         use the basis of llama.cpp"
+    )]
+    CacheTypes {
+        /// Of the keys.
+        cache_type_k: CacheType,
+        /// Of the values.
+        cache_type_v: CacheType,
+    },
+    /// A quantised cache whose blocks do not divide the keys or values of a token.
+    #[error("cache type {cache_type}: its blocks of {block} do not divide {elements} elements; use f16")]
+    CacheRow {
+        /// The type.
+        cache_type: CacheType,
+        /// The elements of a token in one block of the model.
+        elements: u64,
+        /// The length of the type's blocks.
+        block: u64,
+    },
+}
+
+impl ModelSet<'_> {
+    /// The largest context that is tried.
+    pub const MAX_CONTEXT: u64 = 1 << 63;
+
+    /// Estimates the memory of the model, its projector and its draft model.
+    ///
+    /// # Errors
+    /// [`EstimateError`] when the cache types or the architecture do not suit the basis, or a result does not
+    /// fit 64 bits.
+    pub fn estimate<'m>(&'m self, settings: &Settings, basis: Basis) -> Result<Estimate<'m>, EstimateError> {
+        let projector = self.projector.as_ref().map(|projector| Projector {
+            basis: format!("{}:projector", ollama::NAME),
+            weights_bytes: projector.weights_bytes(),
+        });
+        let mut estimate = self.model.estimate(settings, basis)?;
+        if projector.as_ref().is_some_and(|projector| projector.weights_bytes > 0) {
+            estimate.vision = Vision::default();
+        }
+        let draft = self.draft.as_ref().map(|draft| draft.estimate(settings, basis)).transpose()?;
+        let adapters = self.adapters.iter().map(Model::weights_bytes).collect();
+        Ok(Estimate { projector, draft: draft.map(Box::new), adapters, ..estimate })
+    }
+
+    /// The largest context of one sequence, in tokens, with which everything fits on the devices; `None` if
+    /// even a context of 1 does not fit. [`ModelSet::MAX_CONTEXT`] if any context fits. With several devices,
+    /// on which layers are placed in turn, a larger context may fit again.
+    ///
+    /// # Errors
+    /// Those of [`ModelSet::estimate`], except that of a result above 64 bits, which does not fit.
+    pub fn largest_context(
+        &self,
+        settings: &Settings,
+        basis: Basis,
+        devices: &[u64],
+    ) -> Result<Option<u64>, EstimateError> {
+        self.largest_context_where(settings, basis, |estimate| estimate.place(devices).fits())
+    }
+
+    /// The same for another condition, which small contexts meet sooner than large ones.
+    ///
+    /// # Errors
+    /// Those of [`ModelSet::largest_context`].
+    pub fn largest_context_where(
+        &self,
+        settings: &Settings,
+        basis: Basis,
+        is_met: impl Fn(&Estimate<'_>) -> bool,
+    ) -> Result<Option<u64>, EstimateError> {
+        let fits = |context| match self.estimate(&Settings { context, ..*settings }, basis) {
+            Ok(estimate) => Ok(is_met(&estimate)),
+            Err(EstimateError::Overflow { .. }) => Ok(false),
+            Err(error) => Err(error),
+        };
+        if !fits(1)? {
+            return Ok(None);
+        }
+        let (mut fitting, mut failing) = (1, Self::MAX_CONTEXT + 1);
+        while failing - fitting > 1 {
+            let middle = fitting + (failing - fitting) / 2;
+            if fits(middle)? {
+                fitting = middle;
+            } else {
+                failing = middle;
+            }
+        }
+        Ok(Some(fitting))
+    }
+}
+
+impl Estimate<'_> {
+    /// The bytes of one device on which everything fits.
+    #[must_use]
+    pub fn required_bytes(&self) -> u64 {
+        let graph = u128::from(self.graph_partial_bytes.max(self.graph_full_bytes));
+        let layers = self.block_bytes().sum::<u128>() + self.output_bytes() + self.companion_bytes();
+        let placed = layers + u128::from(self.other_weights_bytes);
+        let required = match self.rules {
+            _ if !self.has_rule => u128::from(self.weights_bytes) + self.companion_bytes() + 1,
+            // The sum must be less than the memory.
+            Basis::Ollama => self.buffer_bytes() + placed + graph + 1,
+            Basis::LlamaCpp => placed + graph,
+        };
+        u64::try_from(required).unwrap_or(u64::MAX)
+    }
+
+    /// The bytes of the machine's memory with which everything fits if nothing is on a device.
+    #[must_use]
+    pub fn required_memory_bytes(&self) -> u64 {
+        let graph = u128::from(self.graph_full_bytes) + u128::from(self.vision.graph_bytes);
+        let weights = u128::from(self.weights_bytes.saturating_sub(self.table_bytes));
+        let required = weights + u128::from(self.kv_total_bytes) + graph + self.companion_bytes();
+        u64::try_from(required).unwrap_or(u64::MAX)
+    }
+
+    /// The weights and the KV cache of each block that belong on a device.
+    fn block_bytes(&self) -> impl DoubleEndedIterator<Item = u128> + ExactSizeIterator {
+        let in_memory = self.settings.experts_in_memory;
+        let weights = self.parts.blocks.iter().zip(&self.parts.experts);
+        let weights =
+            weights.map(move |(all, experts)| all.saturating_sub(if in_memory { *experts } else { 0 }));
+        weights.zip(&self.kv_bytes).map(|(weights, kv)| u128::from(weights) + u128::from(*kv))
+    }
+
+    /// The experts that stay in the machine's memory.
+    fn expert_bytes(&self) -> u128 {
+        let experts = self.parts.experts.iter().map(|bytes| u128::from(*bytes));
+        if self.settings.experts_in_memory { experts.sum() } else { 0 }
+    }
+
+    /// The layer that a device keeps free.
+    fn buffer_bytes(&self) -> u128 {
+        self.block_bytes().next().unwrap_or(0)
+    }
+
+    /// The layer after the blocks.
+    fn output_bytes(&self) -> u128 {
+        let Vision { weights_bytes, graph_bytes } = self.vision;
+        u128::from(self.parts.output) + u128::from(weights_bytes) + u128::from(graph_bytes)
+    }
+
+    /// Projector, draft model and adapters.
+    fn companion_bytes(&self) -> u128 {
+        let projector = self.projector.as_ref().map_or(0, |projector| projector.weights_bytes.into());
+        let draft = self.draft.as_ref().map_or(0, |draft| {
+            u128::from(draft.weights_bytes.saturating_sub(draft.table_bytes))
+                + u128::from(draft.kv_total_bytes)
+                + u128::from(draft.graph_full_bytes)
+        });
+        projector + draft + self.adapters.iter().map(|bytes| u128::from(*bytes)).sum::<u128>()
+    }
+}

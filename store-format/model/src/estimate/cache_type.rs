@@ -1,0 +1,100 @@
+//! The types of a KV cache.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::EstimateError;
+use blobd_store_format::gguf::GgmlType;
+
+/// The number format of the keys or values in a KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names say it all
+pub enum CacheType {
+    F32,
+    F16,
+    BF16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    IQ4NL,
+}
+
+impl CacheType {
+    /// All types that llama.cpp accepts.
+    pub const ALL: [Self; 9] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::IQ4NL,
+    ];
+
+    /// The name in llama.cpp's and Ollama's settings, such as `q8_0`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::IQ4NL => "iq4_nl",
+        }
+    }
+
+    /// The number format of tensors that the cache has.
+    #[must_use]
+    pub const fn ggml_type(self) -> GgmlType {
+        match self {
+            Self::F32 => GgmlType::F32,
+            Self::F16 => GgmlType::F16,
+            Self::BF16 => GgmlType::BF16,
+            Self::Q8_0 => GgmlType::Q8_0,
+            Self::Q4_0 => GgmlType::Q4_0,
+            Self::Q4_1 => GgmlType::Q4_1,
+            Self::Q5_0 => GgmlType::Q5_0,
+            Self::Q5_1 => GgmlType::Q5_1,
+            Self::IQ4NL => GgmlType::IQ4_NL,
+        }
+    }
+}
+
+impl fmt::Display for CacheType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CacheType {
+    type Err = EstimateError;
+
+    fn from_str(text: &str) -> Result<Self, EstimateError> {
+        let found = Self::ALL.into_iter().find(|cache_type| cache_type.name().eq_ignore_ascii_case(text));
+        found.ok_or_else(|| EstimateError::UnknownCacheType { found: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_both_ways_and_are_those_of_the_tensor_types() {
+        for cache_type in CacheType::ALL {
+            assert_eq!(cache_type.name().parse(), Ok(cache_type));
+            assert_eq!(cache_type.name().to_uppercase().parse(), Ok(cache_type));
+            assert_eq!(cache_type.ggml_type().name().to_lowercase(), cache_type.name());
+        }
+        let error = CacheType::from_str("q3_k").unwrap_err().to_string();
+        assert!(error.contains("q3_k") && error.contains("iq4_nl"), "{error}");
+    }
+}

@@ -1,0 +1,261 @@
+//! Statistics of a tensor's numbers, in two passes.
+
+use super::sum::Sum;
+
+/// The first pass over a tensor: how many numbers there are, and their range and sum.
+///
+/// ```
+/// use blobd_model::quant::Range;
+///
+/// let numbers = [1.0, 2.0, f64::NAN, 6.0];
+/// let mut range = Range::default();
+/// range.push(&numbers);
+/// let mut distribution = range.distribution(5);
+/// distribution.push(&numbers);
+/// let statistics = distribution.finish();
+/// assert_eq!((statistics.mean, statistics.nan_count), (Some(3.0), 1));
+/// assert_eq!(statistics.histogram.counts, [1, 1, 0, 0, 1]);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Range {
+    finite: u64,
+    nan_count: u64,
+    inf_count: u64,
+    bounds: Option<(f64, f64)>,
+    sum: Sum,
+}
+
+impl Range {
+    /// Adds numbers.
+    pub fn push(&mut self, values: &[f64]) {
+        for block in values.chunks(Sum::BLOCK) {
+            let (mut sum, mut count) = (0.0, 0);
+            let (mut least, mut greatest) = (f64::INFINITY, f64::NEG_INFINITY);
+            for value in block.iter().copied().filter(|value| value.is_finite()) {
+                (least, greatest) = (least.min(value), greatest.max(value));
+                sum += value;
+                count += 1;
+            }
+            let nan_count = block.iter().filter(|value| value.is_nan()).count() as u64;
+            self.nan_count += nan_count;
+            self.inf_count += block.len() as u64 - count - nan_count;
+            self.finite += count;
+            self.sum.add(sum);
+            if count > 0 {
+                let (min, max) = self.bounds.unwrap_or((least, greatest));
+                self.bounds = Some((min.min(least), max.max(greatest)));
+            }
+        }
+    }
+
+    /// The second pass, which needs the same numbers again. The histogram divides the range of the finite ones
+    /// into `bins` parts.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a count of 2^53 elements is not reached")]
+    pub fn distribution(self, bins: usize) -> Distribution {
+        let mean = self.bounds.map(|_| self.sum.value() / self.finite as f64);
+        let edges = self.bounds.map_or_else(Vec::new, |(min, max)| edges(min, max, bins.max(1)));
+        let counts = vec![0; edges.len().saturating_sub(1)];
+        Distribution { range: self, mean, squares: Sum::default(), histogram: Histogram { edges, counts } }
+    }
+}
+
+/// The second pass over a tensor: deviations from the mean, and a histogram. Made by [`Range::distribution`].
+#[derive(Clone, Debug)]
+pub struct Distribution {
+    range: Range,
+    mean: Option<f64>,
+    squares: Sum,
+    histogram: Histogram,
+}
+
+impl Distribution {
+    /// Adds numbers.
+    pub fn push(&mut self, values: &[f64]) {
+        let Some(mean) = self.mean else { return };
+        for block in values.chunks(Sum::BLOCK) {
+            let mut squares = 0.0;
+            for value in block.iter().copied().filter(|value| value.is_finite()) {
+                squares += (value - mean) * (value - mean);
+                self.histogram.add(value);
+            }
+            self.squares.add(squares);
+        }
+    }
+
+    /// The result.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a count of 2^53 elements is not reached")]
+    pub fn finish(self) -> Statistics {
+        let Range { finite, nan_count, inf_count, bounds, .. } = self.range;
+        Statistics {
+            min: bounds.map(|(min, _)| min),
+            max: bounds.map(|(_, max)| max),
+            mean: self.mean,
+            std: self.mean.map(|_| (self.squares.value() / finite as f64).sqrt()),
+            nan_count,
+            inf_count,
+            histogram: self.histogram,
+        }
+    }
+}
+
+/// Statistics of the finite numbers of a tensor, and how many others there are.
+///
+/// They agree with those of numpy in `float64` (`min`, `max`, `mean`, `std`, `histogram`) within 1e-12.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistics {
+    /// The least; `None`, as the next three, if no number is finite.
+    pub min: Option<f64>,
+    /// The greatest.
+    pub max: Option<f64>,
+    /// The arithmetic mean.
+    pub mean: Option<f64>,
+    /// The standard deviation of all numbers, not of a sample.
+    pub std: Option<f64>,
+    /// How many are NaN.
+    pub nan_count: u64,
+    /// How many are infinite, of either sign.
+    pub inf_count: u64,
+    /// How the finite ones are distributed.
+    pub histogram: Histogram,
+}
+
+/// A histogram with bins of equal width. The last bin contains its upper edge, the others do not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Histogram {
+    /// The edges of the bins, ascending: one more than bins. Empty without numbers.
+    pub edges: Vec<f64>,
+    /// How many numbers each bin has.
+    pub counts: Vec<u64>,
+}
+
+impl Histogram {
+    fn add(&mut self, value: f64) {
+        let bins = self.counts.len();
+        let bin = bin_near(&self.edges, bins, value);
+        // Rounding may have selected a neighbour.
+        let edge = |number: usize| self.edges.get(number).copied().unwrap_or(f64::NAN);
+        let bin = match bin {
+            above if above > 0 && value < edge(above) => above - 1,
+            below if below + 1 < bins && value >= edge(below + 1) => below + 1,
+            bin => bin,
+        };
+        if let Some(count) = self.counts.get_mut(bin) {
+            *count += 1;
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is limited")]
+#[expect(clippy::cast_precision_loss, reason = "few bins")]
+fn bin_near(edges: &[f64], bins: usize, value: f64) -> usize {
+    let (Some(first), Some(last)) = (edges.first(), edges.last()) else { return 0 };
+    // Halves, since the difference of two numbers may be infinite.
+    let part = (value / 2.0 - first / 2.0) / (last / 2.0 - first / 2.0);
+    ((part * bins as f64) as usize).min(bins.saturating_sub(1))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "few bins")]
+fn edges(min: f64, max: f64, bins: usize) -> Vec<f64> {
+    // Equal numbers are in the middle of a range of 1, as in numpy.
+    let (min, max) = if min < max { (min, max) } else { (min - 0.5, max + 0.5) };
+    // If the difference is infinite, that of the halves is not.
+    let scale = if (max - min).is_finite() { 1.0 } else { 0.5 };
+    let (start, step) = (min * scale, (max * scale - min * scale) / bins as f64);
+    let lower = (0..bins).map(|number| (number as f64 * step + start) / scale);
+    lower.chain([max]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn statistics(pieces: &[&[f64]], bins: usize) -> Statistics {
+        let mut range = Range::default();
+        pieces.iter().for_each(|piece| range.push(piece));
+        let mut distribution = range.distribution(bins);
+        pieces.iter().for_each(|piece| distribution.push(piece));
+        distribution.finish()
+    }
+
+    #[test]
+    fn known_numbers_have_known_statistics() {
+        let found = statistics(&[&[2.0, 4.0, 4.0, 4.0], &[5.0, 5.0, 7.0, 9.0]], 7);
+        assert_eq!(
+            (found.min, found.max, found.mean, found.std),
+            (Some(2.0), Some(9.0), Some(5.0), Some(2.0))
+        );
+        assert_eq!(found.histogram.edges, [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+        assert_eq!(found.histogram.counts, [1, 0, 3, 2, 0, 1, 1]);
+    }
+
+    #[test]
+    fn undefined_and_infinite_numbers_are_only_counted() {
+        let found = statistics(&[&[1.0, f64::NAN, f64::INFINITY, 3.0, f64::NEG_INFINITY, -f64::NAN]], 2);
+        assert_eq!((found.nan_count, found.inf_count), (2, 2));
+        assert_eq!(
+            (found.min, found.max, found.mean, found.std),
+            (Some(1.0), Some(3.0), Some(2.0), Some(1.0))
+        );
+        assert_eq!(found.histogram.counts, [1, 1]);
+    }
+
+    #[test]
+    fn without_finite_numbers_there_are_no_statistics() {
+        for numbers in [&[][..], &[f64::NAN], &[f64::INFINITY]] {
+            let found = statistics(&[numbers], 4);
+            assert_eq!((found.min, found.max, found.mean, found.std), (None, None, None, None));
+            assert_eq!(found.histogram, Histogram::default());
+        }
+    }
+
+    #[test]
+    fn equal_numbers_are_in_the_middle_of_the_histogram() {
+        let found = statistics(&[&[3.0, 3.0]], 4);
+        assert_eq!((found.mean, found.std), (Some(3.0), Some(0.0)));
+        assert_eq!(found.histogram.edges, [2.5, 2.75, 3.0, 3.25, 3.5]);
+        assert_eq!(found.histogram.counts, [0, 0, 2, 0]);
+    }
+
+    #[test]
+    fn extreme_numbers_have_finite_edges() {
+        let found = statistics(&[&[f64::MIN, 0.0, f64::MAX]], 4);
+        assert!(found.histogram.edges.iter().all(|edge| edge.is_finite()), "{found:?}");
+        assert_eq!(found.histogram.counts, [1, 0, 1, 1]);
+    }
+
+    #[test]
+    fn small_deviations_from_a_large_mean_are_exact() {
+        let found = statistics(&[&[1e9 + 1.0, 1e9 + 2.0, 1e9 + 3.0]], 3);
+        assert_eq!((found.mean, found.std), (Some(1e9 + 2.0), Some((2.0_f64 / 3.0).sqrt())));
+    }
+
+    proptest! {
+        #[test]
+        fn every_number_is_in_the_bin_of_its_edges(
+            numbers in prop::collection::vec(-1e6..1e6, 1..200), bins in 1_usize..40,
+        ) {
+            let found = statistics(&[&numbers], bins);
+            let Histogram { edges, counts } = &found.histogram;
+            for (bin, count) in counts.iter().enumerate() {
+                let is_last = bin + 1 == bins;
+                let is_in = |x: &f64| edges[bin] <= *x && (*x < edges[bin + 1] || is_last && *x <= edges[bins]);
+                let expected = numbers.iter().filter(|x| is_in(x)).count();
+                prop_assert_eq!(*count, expected as u64, "bin {} of {}", bin, bins);
+            }
+            prop_assert_eq!(counts.iter().sum::<u64>(), numbers.len() as u64);
+        }
+
+        #[test]
+        fn pieces_do_not_change_the_result(numbers in prop::collection::vec(-1e3..1e3, 2..600)) {
+            let (first, second) = numbers.split_at(numbers.len() / 3);
+            let (whole, pieces) = (statistics(&[&numbers], 8), statistics(&[first, second], 8));
+            prop_assert_eq!(&whole.histogram, &pieces.histogram);
+            prop_assert!((whole.mean.unwrap() - pieces.mean.unwrap()).abs() < 1e-12 * 1e3);
+            prop_assert!((whole.std.unwrap() - pieces.std.unwrap()).abs() < 1e-12 * 1e3);
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The tensors of a model that has one layer per tensor, from the headers of its layers.
+//!
+//! Ollama's models for image generation and for MLX have no GGUF file. Their manifest has one
+//! layer of type `application/vnd.ollama.image.tensor` per tensor, or per group of experts, and
+//! each is a small safetensors file. [`TensorLayers`] understands all forms of these files that Ollama
+//! has written:
+//!
+//! - one tensor with the layer's name, with that name without its component (`text_encoder/…`),
+//!   or, in files of January 2026, with the name `data`;
+//! - a quantised tensor `T` with `T.scale`, and perhaps `T.bias` and `T.global_scale`, in one file.
+//!   They are named `T`, `T_scale`, `T_qbias` and `T_global_scale`. In models of February 2026 each of
+//!   them is a separate layer with that name. Without `T.scale`, `T.bias` is a tensor of its own;
+//! - a group: several tensors, none of which has the layer's name.
+//!
+//! ```
+//! use blobd_store_format::safetensors::{Dtype, Header, HeaderWriter};
+//! use blobd_model::tensor_layers::{Quantization, TensorLayers};
+//!
+//! let mut writer = HeaderWriter::new();
+//! writer.metadata("quant_type", "nvfp4");
+//! writer.tensor("up.weight", Dtype::U32, &[2, 8])?.tensor("up.weight.scale", Dtype::U8, &[2, 4])?;
+//! let header = Header::parse(&writer.header()?, writer.header()?.len() as u64 + 72)?;
+//!
+//! let mut layers = TensorLayers::new("");
+//! layers.add("up.weight", 0, &header)?;
+//! let described: Vec<_> = layers.describe(&Quantization::default()).collect();
+//! assert_eq!((described[0].name, &*described[0].type_name), ("up.weight", "NVFP4"));
+//! assert_eq!(described[0].shape, [2, 64]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Sources: Ollama's `x/create` (writing), `x/imagegen/manifest`, `x/mlxrunner/model` and `x/server/show.go`
+//! (reading).
+
+mod describe;
+mod inference;
+mod names;
+mod quantization;
+#[cfg(test)]
+mod tests;
+mod unpack;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+pub use self::describe::{DescribedTensor, Totals};
+use self::names::{PARTS, bias_name, is_part, member_name, scale_name, strip_component, tensor_key};
+pub use self::quantization::Quantization;
+pub use self::unpack::{PackedTensor, Part, UnpackError};
+use blobd_store_format::safetensors::{Dtype, Header, Tensor};
+
+/// The tensors and groups in the layers of a model, or of one of its components.
+#[derive(Clone, Debug, Default)]
+pub struct TensorLayers {
+    component: String,
+    tensors: BTreeMap<String, LayerTensor>,
+    groups: BTreeMap<String, Vec<String>>,
+    /// As declared by the first file that declares a type; if none does, by the first that declares a size.
+    declared: Quantization,
+}
+
+/// One tensor, or a part of a quantised one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerTensor {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    layer: usize,
+    layer_name: Arc<str>,
+    offset_in_file: u64,
+    size: u64,
+    /// What its file declares for it.
+    declared: Quantization,
+    /// Whether it is a scale or bias in the file of its tensor.
+    is_part: bool,
+}
+
+/// Why a layer cannot be added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TensorLayersError {
+    /// Two layers have a tensor with the same name.
+    #[error("tensor {name:?}: in layer {first:?} and in layer {second:?}")]
+    Ambiguous {
+        /// The tensor's name.
+        name: String,
+        /// A layer that has it.
+        first: String,
+        /// Another layer that has it.
+        second: String,
+    },
+    /// The layers have too many tensors. Layers that refer to the same file many times can declare any
+    /// number of them.
+    #[error("model: more than {limit} tensors in its layers")]
+    TooMany {
+        /// How many are allowed.
+        limit: usize,
+    },
+}
+
+impl TensorLayers {
+    /// The most tensors of a model, including parts: twice the number in the largest models if each
+    /// expert's matrices, scales and biases were separate tensors.
+    pub const MAX_TENSORS: usize = 1 << 18;
+
+    /// No tensors yet. The names of a component's tensors do not contain the component; if it is empty,
+    /// the tensors of all layers are added, under names that start with their component.
+    #[must_use]
+    pub fn new(component: &str) -> Self {
+        Self { component: component.trim_end_matches('/').to_owned(), ..Self::default() }
+    }
+
+    /// Whether a layer belongs to the component. [`add`](Self::add) does not check it.
+    #[must_use]
+    pub fn includes(&self, layer: &str) -> bool {
+        self.component.is_empty() || strip_component(layer, &self.component).len() < layer.len()
+    }
+
+    /// Adds the tensors in the header of the layer with this name and number. The number is the caller's.
+    ///
+    /// # Errors
+    /// [`TensorLayersError`] when two tensors have one name, or there are too many.
+    pub fn add(&mut self, layer: &str, number: usize, header: &Header) -> Result<(), TensorLayersError> {
+        if self.declared.quant_type.is_none() {
+            let declared = Quantization::of_file(header);
+            if declared.quant_type.is_some() || self.declared.group_size.is_none() {
+                self.declared = declared;
+            }
+        }
+        let file = File { header, layer: layer.into(), number };
+        match tensor_key(header, layer, &self.component) {
+            Some(key) => {
+                let name = strip_component(layer, &self.component).to_owned();
+                self.add_tensor(&file, key, &name)?;
+                self.add_without_scale(&file, key, &name)
+            }
+            None => self.add_group(&file),
+        }
+    }
+
+    /// Whether no tensor was added.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// The sorted names of tensors, their parts (`…_scale`) and groups. Ollama also lists groups among the
+    /// tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let names: BTreeSet<_> = self.tensors.keys().chain(self.groups.keys()).map(String::as_str).collect();
+        names.into_iter()
+    }
+
+    /// The tensor or part with this name.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&LayerTensor> {
+        self.tensors.get(name)
+    }
+
+    /// The names of a group's tensors, in the order of its file; `None` if there is no such group.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Option<&[String]> {
+        self.groups.get(name).map(Vec::as_slice)
+    }
+
+    /// The requested component; empty for all.
+    #[must_use]
+    pub fn component(&self) -> &str {
+        &self.component
+    }
+
+    /// Whether the tensor with this name has a scale.
+    #[must_use]
+    pub fn is_quantized(&self, name: &str) -> bool {
+        self.tensors.contains_key(&scale_name(name))
+    }
+
+    /// Whether this is a scale or bias of another tensor, in its file or in a separate layer.
+    #[must_use]
+    pub fn is_part(&self, name: &str) -> bool {
+        let is_separate_part = |(_, api_suffix): (_, &str)| {
+            let base = name.strip_suffix(api_suffix);
+            base.is_some_and(|base| self.tensors.contains_key(base) && self.is_quantized(base))
+        };
+        self.tensors.get(name).is_some_and(|tensor| tensor.is_part) || PARTS.into_iter().any(is_separate_part)
+    }
+
+    /// How the model is quantised; type and size always come from one source: the first file that declares
+    /// a type, else `index`, what `model_index.json` says, if it names a known type, else scales in separate
+    /// layers, else an unknown type of the index. A type without a size has its default size.
+    #[must_use]
+    pub fn quantization(&self, index: &Quantization) -> Quantization {
+        if self.declared.quant_type.is_some() {
+            return self.declared.clone().or_default_size();
+        }
+        if index.bits().is_some() {
+            return index.clone().or_default_size();
+        }
+        if let Some(inferred) = inference::infer_from_separate_scales(self) {
+            let group_size = index.group_size.filter(|_| index.quant_type.is_none());
+            return Quantization { quant_type: Some(inferred), group_size }.or_default_size();
+        }
+        let declares_size = index.quant_type.is_none() && self.declared.group_size.is_some();
+        if declares_size { self.declared.clone() } else { index.clone().or_default_size() }
+    }
+
+    /// How this tensor is quantised; `None` if it has no scale and is therefore not quantised. `model` is
+    /// how the model is quantised.
+    ///
+    /// In order of precedence: what its file declares for this tensor, what the file declares for all
+    /// its tensors, what the shapes and types of the tensor and its scale imply, the type's default size. Shapes that
+    /// allow the quantisation of the model imply it.
+    #[must_use]
+    pub fn quantization_of(&self, name: &str, model: &Quantization) -> Option<Quantization> {
+        let (tensor, scale) = (self.tensors.get(name)?, self.tensors.get(&scale_name(name))?);
+        let declared = &tensor.declared;
+        if declared.quant_type.is_none() {
+            let has_bias = self.tensors.contains_key(&bias_name(name));
+            let inferred = inference::infer(tensor, scale, has_bias, model);
+            return Some(if inferred.quant_type.is_some() { inferred } else { declared.clone() });
+        }
+        let of_shapes = || inference::group_size(tensor, scale, declared.bits()?);
+        let group_size = match declared.group_size {
+            None if !declared.has_fixed_size() => of_shapes(),
+            group_size => group_size,
+        };
+        Some(Quantization { group_size, ..declared.clone() }.or_default_size())
+    }
+
+    /// Adds a tensor with its parts; `key` is its name in the file.
+    fn add_tensor(&mut self, file: &File<'_>, key: &str, name: &str) -> Result<(), TensorLayersError> {
+        for (suffix, api_suffix) in PARTS {
+            if let Some((part, true)) = file.part(key, suffix) {
+                self.insert(file, part, format!("{name}{api_suffix}"), true)?;
+            }
+        }
+        match file.header.tensor(key) {
+            Some(tensor) => self.insert(file, tensor, name.to_owned(), false),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a bias without a scale, which is a tensor of its own, under its name in the file.
+    fn add_without_scale(&mut self, file: &File<'_>, key: &str, name: &str) -> Result<(), TensorLayersError> {
+        for (suffix, _) in PARTS {
+            if let Some((tensor, false)) = file.part(key, suffix) {
+                self.insert(file, tensor, format!("{name}{suffix}"), false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a group: all tensors of the file, with their parts.
+    fn add_group(&mut self, file: &File<'_>) -> Result<(), TensorLayersError> {
+        let group = strip_component(&file.layer, &self.component).to_owned();
+        let mut members = Vec::new();
+        for tensor in file.header.tensors().iter().filter(|tensor| !is_part(file.header, tensor.name())) {
+            let name = member_name(tensor.name(), &file.layer, &self.component);
+            self.add_tensor(file, tensor.name(), &name)?;
+            members.push(name);
+        }
+        self.groups.insert(group, members);
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        file: &File<'_>,
+        tensor: &Tensor,
+        name: String,
+        is_part: bool,
+    ) -> Result<(), TensorLayersError> {
+        if self.tensors.len() >= Self::MAX_TENSORS {
+            return Err(TensorLayersError::TooMany { limit: Self::MAX_TENSORS });
+        }
+        let added = LayerTensor {
+            dtype: tensor.dtype(),
+            shape: tensor.shape().to_vec(),
+            layer: file.number,
+            layer_name: Arc::clone(&file.layer),
+            offset_in_file: tensor.offset_in_file(),
+            size: tensor.size_bytes(),
+            declared: Quantization::of_tensor(file.header, tensor.name()),
+            is_part,
+        };
+        match self.tensors.insert(name.clone(), added) {
+            None => Ok(()),
+            Some(first) => {
+                let (first, second) = (first.layer_name.to_string(), file.layer.to_string());
+                Err(TensorLayersError::Ambiguous { name, first, second })
+            }
+        }
+    }
+}
+
+impl LayerTensor {
+    /// Its element type in the file; that of packed elements is `U32`.
+    #[must_use]
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its dimensions in the file, the slowest first.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// The number of its layer, as given to [`TensorLayers::add`].
+    #[must_use]
+    pub const fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// Its offset in the layer's file.
+    #[must_use]
+    pub const fn offset_in_file(&self) -> u64 {
+        self.offset_in_file
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub const fn size_bytes(&self) -> u64 {
+        self.size
+    }
+}
+
+/// The header of a layer's file.
+struct File<'h> {
+    header: &'h Header,
+    layer: Arc<str>,
+    number: usize,
+}
+
+impl File<'_> {
+    /// The tensor `{key}{suffix}`, and whether the tensor `key` has a scale.
+    fn part(&self, key: &str, suffix: &str) -> Option<(&Tensor, bool)> {
+        let part = self.header.tensor(&format!("{key}{suffix}"))?;
+        Some((part, self.header.tensor(&format!("{key}.scale")).is_some()))
+    }
+}
