@@ -294,8 +294,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::digest::Digest;
     use crate::gguf::MAGIC;
     use crate::gguf::generate::file;
+    use crate::recipe::Recipe;
+    use crate::safetensors::{Dtype, HeaderWriter};
+    use crate::split::{SplitPlan, Splitter};
+    use crate::testing::with_safetensors;
 
     /// Pushes a file in pieces of these sizes, repeated.
     fn read_in_pieces(file: &[u8], sizes: &[usize]) -> Result<Box<dyn ModelHeader>, FormatError> {
@@ -393,5 +398,112 @@ mod tests {
         ] {
             assert_eq!(format(media_type, name), None, "{media_type} {name:?}");
         }
+    }
+
+    /// A table of tensors with names of any text, and their data. The header lists them by name.
+    fn safetensors_file() -> impl Strategy<Value = (Vec<(String, Dtype, Vec<u64>)>, Vec<u8>)> {
+        let dtypes = [Dtype::F4, Dtype::F6_E2M3, Dtype::F6_E3M2, Dtype::Bool, Dtype::BF16, Dtype::C64];
+        let tensor = (any::<String>(), prop::sample::select(dtypes.to_vec()), vec(0..9_u64, 0..4));
+        (vec(tensor, 0..9), 0..40_usize).prop_map(|(table, spaces)| {
+            let (mut writer, mut written, mut size) = (HeaderWriter::new(), Vec::new(), 0);
+            for (name, dtype, shape) in table {
+                if writer.tensor(&name, dtype, &shape).is_ok() {
+                    size += shape.iter().product::<u64>() * dtype.bits() / 8;
+                    written.push((name, dtype, shape));
+                }
+            }
+            let mut header = writer.metadata("format", "pt").header().unwrap();
+            // The data need not be aligned.
+            header.resize(header.len() + spaces, b' ');
+            let length = (header.len() as u64 - 8).to_le_bytes();
+            header[..8].copy_from_slice(&length);
+            header.extend((0..size).map(|place| u8::try_from(place % 251).unwrap()));
+            (written, header)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn second_format_is_recognised_split_and_rebuilt(
+            (table, file) in safetensors_file(),
+            sizes in vec(1..5000_usize, 1..6),
+        ) {
+            prop_assert!(read_header(&file).unwrap_err().is_unknown_format());
+            let header = with_safetensors(|| read_in_pieces(&file, &sizes)).unwrap();
+            prop_assert_eq!(header.format().name(), "safetensors");
+            let layout = header.file_layout(file.len() as u64).unwrap();
+            prop_assert!(header.file_layout(file.len() as u64 + 1).is_err());
+            let found: Vec<_> = layout
+                .tensors()
+                .iter()
+                .map(|tensor| (tensor.name.clone(), tensor.type_name.to_string(), tensor.shape.clone()))
+                .collect();
+            let expected: Vec<_> = table
+                .iter()
+                .map(|(name, dtype, shape)| (name.clone(), dtype.name().to_owned(), shape.clone()))
+                .collect();
+            let sorted = |mut tensors: Vec<_>| {
+                tensors.sort();
+                tensors
+            };
+            prop_assert_eq!(sorted(found), sorted(expected));
+            // One blob for each tensor with bytes, and one for the header.
+            let plan = SplitPlan::new(layout);
+            let with_bytes = plan.tensors().iter().filter(|tensor| tensor.size > 0).count();
+            prop_assert_eq!((plan.blobs().len(), plan.literal_count()), (with_bytes + 1, 0));
+            let parts = Splitter::new(&plan).push(&file).unwrap();
+            let blobs: Vec<&[u8]> = parts.iter().map(|part| part.bytes).collect();
+            let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
+            let recipe = plan.recipe(Digest::of(&file), &digests, Vec::new()).unwrap();
+            prop_assert_eq!(recipe.format(), Some(TensorFormat::Safetensors));
+            prop_assert_eq!(&Recipe::parse(&recipe.to_json()).unwrap(), &recipe);
+            let mut rebuilt = vec![0; file.len()];
+            let read = recipe.pieces().read_at(0, &mut rebuilt, |blob, offset, buffer| {
+                let from = digests.iter().position(|digest| *digest == blob).unwrap();
+                let start = usize::try_from(offset).unwrap();
+                buffer.copy_from_slice(&blobs[from][start..start + buffer.len()]);
+                Ok::<_, std::convert::Infallible>(())
+            });
+            prop_assert_eq!(read, Ok(file.len()));
+            prop_assert!(rebuilt == file);
+        }
+    }
+
+    #[test]
+    fn second_format_is_found_by_name_and_media_type() {
+        with_safetensors(|| {
+            let stem = |path| FileFormat::split_name(path).map(|(stem, format)| (stem, format.name()));
+            assert_eq!(
+                stem("a/model-00001-of-00002.SafeTensors"),
+                Some(("a/model-00001-of-00002", "safetensors"))
+            );
+            assert_eq!(stem("x.gguf"), Some(("x", "gguf")));
+            let format = |media_type: &str, name| {
+                FileFormat::announced(&MediaType::new(media_type), name).map(FileFormat::name)
+            };
+            assert_eq!(format("application/vnd.docker.ai.safetensors", None), Some("safetensors"));
+            assert_eq!(format(MediaType::OLLAMA_MODEL, Some("m.safetensors")), Some("safetensors"));
+            assert_eq!(format(MediaType::OLLAMA_MODEL, None), Some("gguf"));
+            assert_eq!(format("application/vnd.docker.ai.dduf", Some("m.gguf")), None);
+            let error = read_header(b"PK\x03\x04").unwrap_err().to_string();
+            assert!(error.starts_with("wrong format: expected a GGUF or safetensors file, found"), "{error}");
+        });
+    }
+
+    #[test]
+    fn start_of_a_format_without_a_signature_is_waited_for() {
+        let file = [&16_u64.to_le_bytes()[..], br#" {}             "#].concat();
+        with_safetensors(|| {
+            let mut reader = HeaderReader::new();
+            for byte in &file[..file.len() - 1] {
+                assert_eq!(reader.push(&[*byte]), Ok(Progress::NeedMore));
+            }
+            assert_eq!(reader.push(b" and more"), Ok(Progress::Done));
+            assert_eq!(reader.finish().unwrap().bytes(), file);
+            let too_long = [&100_000_001_u64.to_le_bytes()[..], b"{"].concat();
+            assert!(read_header(&too_long).unwrap_err().is_unknown_format());
+            let error = read_header(&file[..20]).unwrap_err();
+            assert!(matches!(error, FormatError::Safetensors(SafetensorsError::Truncated { .. })), "{error}");
+        });
     }
 }

@@ -90,7 +90,7 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Document<T, M> {
         let fits = has_members == is_archive
             && self.unpacked.is_some() == (kind == KindName::Packed)
             && self.whole == (self.version == 4)
-            && (self.format.is_none() || (self.version, kind) == (Recipe::VERSION, KindName::Split));
+            && self.format.is_some() == ((self.version, kind) == (Recipe::VERSION, KindName::Split));
         if fits { Ok(()) } else { Err(self.wrong_fields(Some(kind))) }
     }
 

@@ -140,6 +140,7 @@ fn fields_of_another_kind_are_refused() {
         (sample(), "\"split\"", "\"whole\""),
         (sample(), "\"split\"", "\"packed\""),
         (sample(), "\"kind\":\"split\",", ""),
+        (sample(), "\"format\":\"gguf\",", ""),
         (sample(), "\"pieces\"", &*format!("{unpacked}\"pieces\"")),
         (sample(), "\"pieces\"", "\"members\":[],\"pieces\""),
         (sample(), "\"pieces\"", "\"whole\":true,\"pieces\""),
@@ -274,7 +275,6 @@ fn files_of_an_archive_have_recipes_of_their_own() {
     let text = recipe.member_recipe(1).unwrap();
     assert_eq!(text.pieces().to_vec(), [Piece::Literal { literal: b"xt, 5".to_vec() }]);
     assert_eq!((text.header(), text.format()), (None, None));
-    assert_eq!(Recipe::parse(&text.to_json()).unwrap(), text);
     assert!(recipe.member_recipe(2).is_err());
 }
 

@@ -106,6 +106,8 @@ pub use resolve::resolve;
 pub use sharing::sharing;
 pub use show::{Shown, outline, show};
 pub(crate) use stored_header::header_bytes;
+#[cfg(test)]
+pub(crate) use survey::recipe_fault;
 pub use tag::tag;
 pub(crate) use time::rfc3339;
 pub use undelete::{trash, undelete};

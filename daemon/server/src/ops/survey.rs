@@ -383,6 +383,12 @@ fn recipe_bytes<'s>(
     }
 }
 
+/// What `verify` finds in a recipe, for tests of other modules.
+#[cfg(test)]
+pub(crate) fn recipe_fault(store: &Store, recipe: &Recipe) -> Option<String> {
+    recipe::mismatch(store, &mut DiskReader::default(), recipe)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
