@@ -5,7 +5,7 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorResponse;
-use super::lost_model::LostModel;
+use super::lost_model::NameEffects;
 
 /// Body of `POST /v1/edit`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,15 +96,9 @@ pub struct Edited {
     /// Whether this was a dry run, which writes nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// The other model that had the name before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub displaced: Vec<LostModel>,
-    /// The models that were evicted to make space.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evicted: Vec<LostModel>,
-    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
+    /// What else has happened.
+    #[serde(flatten)]
+    pub effects: NameEffects,
 }
 
 /// A metadata key with another value.

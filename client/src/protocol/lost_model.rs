@@ -24,6 +24,20 @@ pub struct LostModel {
     pub kept_until: Option<String>,
 }
 
+/// What else has happened when a name was given to a model. Part of the response of every verb that sets a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameEffects {
+    /// The other model that had the name; at most one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<LostModel>,
+    /// The models that were evicted to make space, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<LostModel>,
+    /// What the user should know although the request has succeeded, such as a soft quota that is exceeded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
 impl LostModel {
     /// The bytes on disk that stay because something needs them.
     #[must_use]

@@ -5,7 +5,7 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorResponse;
-use super::lost_model::LostModel;
+use super::lost_model::NameEffects;
 
 /// Body of `POST /v1/promote`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,10 +66,7 @@ pub struct Promoted {
     /// Whether this was a dry run, which writes nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// The models that were evicted to make space.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evicted: Vec<LostModel>,
-    /// What the user should know, such as that its soft quota is exceeded.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
+    /// What else has happened.
+    #[serde(flatten)]
+    pub effects: NameEffects,
 }

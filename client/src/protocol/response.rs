@@ -16,7 +16,7 @@ pub use super::chosen::{ChosenFile, ChosenFiles};
 use super::corrected::CorrectedFile;
 use super::error::ErrorBody;
 pub use super::lost_model::Kept;
-use super::lost_model::LostModel;
+use super::lost_model::{LostModel, NameEffects};
 use super::lower_store::LowerStore;
 use super::model_tensor::{ModelTensor, TensorFormat};
 use super::policy::PolicyDecision;
@@ -281,12 +281,9 @@ pub struct Tagged {
     /// Whether the name meant the same model before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
-    /// The other model that had the name before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub displaced: Vec<LostModel>,
-    /// The models that were evicted to make space.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evicted: Vec<LostModel>,
+    /// What else has happened.
+    #[serde(flatten)]
+    pub effects: NameEffects,
 }
 
 /// Response to `POST /v1/rename`.
@@ -298,12 +295,9 @@ pub struct Renamed {
     pub name: String,
     /// The digest of the manifest.
     pub digest: Digest,
-    /// The other model that had the name before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub displaced: Vec<LostModel>,
-    /// The models that were evicted to make space.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evicted: Vec<LostModel>,
+    /// What else has happened.
+    #[serde(flatten)]
+    pub effects: NameEffects,
 }
 
 /// One line of the response to `POST /v1/pull`.
@@ -377,15 +371,9 @@ pub struct PullDone {
     /// The files whose first download had a wrong digest, and whose second download was right.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub corrected: Vec<CorrectedFile>,
-    /// The other model that had the name before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub displaced: Vec<LostModel>,
-    /// The models that were evicted to make space.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evicted: Vec<LostModel>,
-    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
+    /// What else has happened.
+    #[serde(flatten)]
+    pub effects: NameEffects,
 }
 
 /// The last frame of an import.
@@ -413,15 +401,9 @@ pub struct Imported {
     /// Whether the name meant the same model before, and nothing was written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
-    /// The other model that had the name before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub displaced: Vec<LostModel>,
-    /// The models that were evicted to make space; of very many, only the first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evicted: Vec<LostModel>,
-    /// What the user should know although the request has succeeded, such as that a soft quota is exceeded.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
+    /// What else has happened.
+    #[serde(flatten)]
+    pub effects: NameEffects,
 }
 
 /// A file that was stored as a component of an imported model.

@@ -6,7 +6,7 @@ use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorResponse;
-use super::lost_model::{Kept, LostModel};
+use super::lost_model::{Kept, NameEffects};
 
 /// Response to `POST /v1/gc`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,9 +187,9 @@ pub struct Undeleted {
     pub name: String,
     /// Its manifest's digest.
     pub digest: Digest,
-    /// The other model that had the name before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub displaced: Vec<LostModel>,
+    /// What else has happened.
+    #[serde(flatten)]
+    pub effects: NameEffects,
 }
 
 /// Response to `POST /v1/pin`.

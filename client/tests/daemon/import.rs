@@ -6,6 +6,7 @@ use std::io::{Read as _, Seek as _, Write as _};
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::frame::Frame;
+use blobd_client::protocol::lost_model::NameEffects;
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store_format::digest::Digest;
@@ -37,9 +38,7 @@ fn imported() -> Imported {
         new_blob_count: 1,
         sidecars: Vec::new(),
         unchanged: false,
-        displaced: Vec::new(),
-        evicted: Vec::new(),
-        notes: Vec::new(),
+        effects: NameEffects::default(),
     }
 }
 

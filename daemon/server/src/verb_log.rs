@@ -9,7 +9,7 @@ use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
 use blobd_client::protocol::edit::Edited;
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::lost_model::{LostModel, NameEffects};
 use blobd_client::protocol::promote::Promoted;
 use blobd_client::protocol::response::{
     GcItem, GcReport, Imported, PullDone, QuarantinedItem, Released, Removed, Renamed, SessionSummary, Tagged,
@@ -81,8 +81,8 @@ impl Outcome {
         Self { is_dry_run, ..self }
     }
 
-    fn with_lost(self, displaced: &[LostModel], evicted: &[LostModel]) -> Self {
-        let lists = [("displaced", displaced), ("evicted", evicted)];
+    fn with_effects(self, effects: &NameEffects) -> Self {
+        let lists = [("displaced", &effects.displaced), ("evicted", &effects.evicted)];
         let lists = lists.into_iter().filter(|(_, models)| !models.is_empty());
         lists.fold(self, |outcome, (name, models)| outcome.with(name, lost_models(models)))
     }
@@ -185,14 +185,14 @@ impl Finished for PullDone {
         let Self { name, digest, downloaded_bytes, reused_bytes, .. } = self;
         tracing::info!(uid, pid, model = %name, %digest, downloaded_bytes, reused_bytes, "pull");
         self.corrected.iter().for_each(|file| corrected(requester, name, file));
-        displaced(requester, "pull", &self.displaced);
+        displaced(requester, "pull", &self.effects.displaced);
     }
 
     fn outcome(&self) -> Outcome {
         Outcome::of(&self.name, self.digest)
             .with_bytes(self.downloaded_bytes)
             .with("reused_bytes", self.reused_bytes)
-            .with_lost(&self.displaced, &self.evicted)
+            .with_effects(&self.effects)
     }
 }
 
@@ -205,14 +205,14 @@ impl Finished for Imported {
         let (uid, pid) = (requester.uid(), requester.pid());
         let Self { name, digest, size, new_bytes, reused_bytes, .. } = self;
         tracing::info!(uid, pid, model = %name, %digest, size, new_bytes, reused_bytes, "import");
-        displaced(requester, "import", &self.displaced);
+        displaced(requester, "import", &self.effects.displaced);
     }
 
     fn outcome(&self) -> Outcome {
         Outcome::of(&self.name, self.digest)
             .with_bytes(self.new_bytes)
             .with("reused_bytes", self.reused_bytes)
-            .with_lost(&self.displaced, &self.evicted)
+            .with_effects(&self.effects)
     }
 }
 
@@ -227,14 +227,14 @@ impl Finished for Edited {
         let (uid, pid) = (requester.uid(), requester.pid());
         let Self { name, new_bytes, .. } = self;
         tracing::info!(uid, pid, model = %name, %digest, new_bytes, "edit");
-        displaced(requester, "edit", &self.displaced);
+        displaced(requester, "edit", &self.effects.displaced);
     }
 
     fn outcome(&self) -> Outcome {
         Outcome::of(&self.name, self.digest)
             .with_bytes(self.new_bytes)
             .dry_run_if(self.dry_run)
-            .with_lost(&self.displaced, &self.evicted)
+            .with_effects(&self.effects)
     }
 }
 
@@ -256,7 +256,7 @@ impl Finished for Promoted {
         Outcome::of(&self.name, self.digest)
             .with_bytes(self.copied_bytes)
             .dry_run_if(self.dry_run)
-            .with_lost(&[], &self.evicted)
+            .with_effects(&self.effects)
     }
 }
 
@@ -268,11 +268,11 @@ impl Finished for Tagged {
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "tag");
-        displaced(requester, "tag", &self.displaced);
+        displaced(requester, "tag", &self.effects.displaced);
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest).with_lost(&self.displaced, &self.evicted)
+        Outcome::of(&self.name, self.digest).with_effects(&self.effects)
     }
 }
 
@@ -284,13 +284,11 @@ impl Finished for Renamed {
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, from = %self.from, digest = %self.digest, "rename");
-        displaced(requester, "rename", &self.displaced);
+        displaced(requester, "rename", &self.effects.displaced);
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest)
-            .with("from", self.from.as_str())
-            .with_lost(&self.displaced, &self.evicted)
+        Outcome::of(&self.name, self.digest).with("from", self.from.as_str()).with_effects(&self.effects)
     }
 }
 
@@ -303,11 +301,11 @@ impl Finished for Undeleted {
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
         tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "undelete");
-        displaced(requester, "undelete", &self.displaced);
+        displaced(requester, "undelete", &self.effects.displaced);
     }
 
     fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest).with_lost(&self.displaced, &[])
+        Outcome::of(&self.name, self.digest).with_effects(&self.effects)
     }
 }
 
@@ -526,8 +524,7 @@ mod tests {
             copied_bytes: 7,
             copied_blobs,
             dry_run,
-            evicted: Vec::new(),
-            notes: Vec::new(),
+            effects: NameEffects::default(),
         }
     }
 

@@ -11,6 +11,8 @@ use super::{Store, StoreError};
 
 /// The most bytes of the reserve.
 const MAX_BYTES: u64 = 16 << 20;
+/// More than the manifest of a name, its history and the directories above them take on disk.
+const NAME_BYTES: u64 = 1 << 20;
 /// The reserve is at most this fraction (one in so many) of the file system.
 const SHARE: u64 = 256;
 
@@ -18,10 +20,27 @@ impl Store {
     /// Runs `work`, which frees space. On a full disk, releases the reserve first. Afterwards the
     /// reserve is created again if there is space, unless nothing was ever stored here.
     pub fn with_reserve<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.with_reserve_below(MAX_BYTES, work)
+    }
+
+    /// Runs `work`, which sets a name: its records take a few blocks. Releases the reserve only if there is hardly more,
+    /// because data that is stored afterwards could fill what was released.
+    pub fn with_reserve_for_name<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.with_reserve_below(NAME_BYTES, work)
+    }
+
+    /// Whether a record of a name fits on a disk that is otherwise full, and leaves a little for removals.
+    pub(super) fn has_space_for_record(&self, length: u64) -> bool {
+        const LEFT_BYTES: u64 = 64 << 10;
+        let needed = self.size_on_disk(length).saturating_add(LEFT_BYTES);
+        self.root.free_bytes().is_ok_and(|free| free >= needed)
+    }
+
+    fn with_reserve_below<T>(&self, free_bytes: u64, work: impl FnOnce() -> T) -> T {
         if self.reserve_bytes().is_some() {
             self.wants_reserve.store(true, Ordering::Relaxed);
         }
-        if self.root.free_bytes().is_ok_and(|free| free < MAX_BYTES) {
+        if self.root.free_bytes().is_ok_and(|free| free < free_bytes) {
             self.give_up_reserve();
         }
         let done = work();

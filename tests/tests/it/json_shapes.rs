@@ -30,8 +30,6 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("PlannedSpace.limit as \"group_quota\"", "as \"user_quota\""),
     ("PlannedSpace.group present", "as \"user_quota\""),
     ("TrashedModel.added_by absent", "needs a model that an earlier version removed"),
-    ("Promoted.evicted present", "needs a quota; as of a pull"),
-    ("Promoted.evicted: an element", "as Promoted.evicted present"),
     ("Configuration.system present", "needs a daemon for all users; tested in system_service.rs"),
     ("SystemDaemon.problem present", "as Configuration.system"),
     ("SystemDaemon.problem absent", "as Configuration.system"),

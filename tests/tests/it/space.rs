@@ -201,6 +201,27 @@ fn reserve_is_released_on_a_full_disk_and_allocated_again() {
     }
 }
 
+/// Every verb that sets a name without storing data.
+#[test]
+fn names_can_be_set_on_a_full_disk() {
+    for (kind, daemon, root) in small_daemons() {
+        import(&daemon, &model(1, 4), "m").succeeds();
+        import(&daemon, &ModelFile::dense(2), "gone").succeeds();
+        daemon.command().line("rm --keep 1h gone").succeeds();
+        for line in ["tag m n", "rename n o", "undelete gone", "tag m gone --force"] {
+            let filler = Filler::leaving_free(&root, 0);
+            daemon.command().line(line).succeeds();
+            assert!(!root.join("reserve").exists(), "{kind}: {line}: the reserve was released");
+            drop(filler);
+            daemon.command().line("gc").succeeds();
+            assert!(root.join("reserve").exists(), "{kind}: {line}: it is there again");
+        }
+        let named: Vec<_> =
+            daemon.client().models().unwrap().models.into_iter().map(|row| row.name).collect();
+        assert_eq!(named, ["gone:latest", "m:latest", "o:latest"], "{kind}");
+    }
+}
+
 #[test]
 fn model_can_be_moved_to_the_trash_on_a_full_disk() {
     for (kind, daemon, root) in small_daemons() {

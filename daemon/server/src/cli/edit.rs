@@ -142,9 +142,7 @@ fn render(edited: &Edited) -> String {
         table.row([key.clone(), abridged(from), abridged(to)]);
     }
     let table = if edited.changed.is_empty() { String::new() } else { table.render(terminal_width()) };
-    let lost = lost_models::displaced(&edited.displaced) + &lost_models::evicted(&edited.evicted);
-    let notes = lost_models::notes(&edited.notes);
-    format!("{table}{}{summary}{lost}{notes}", note(edited))
+    format!("{table}{}{summary}{}", note(edited), lost_models::effects(&edited.effects))
 }
 
 /// A note about the template layer, where a user may expect something else.

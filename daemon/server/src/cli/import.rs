@@ -92,7 +92,7 @@ fn import(
     bar.clear();
     let mut imported = imported.map_err(client_error)?;
     if !params.with_sidecars {
-        imported.notes.extend(local_sidecars::note(sidecars));
+        imported.effects.notes.extend(local_sidecars::note(sidecars));
     }
     Ok(imported)
 }
@@ -139,9 +139,8 @@ fn sums(imported: &[Imported]) -> String {
 fn summary(done: &Imported) -> String {
     let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
     let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
-    let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
-    let (notes, digest) = (lost_models::notes(&done.notes), digest.short());
     let sidecars = done.sidecars.iter().map(|sidecar| format!("with {}\n", printable(&sidecar.file_name)));
-    let lost = sidecars.collect::<String>() + &lost;
-    format!("{name} {digest}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n{lost}{notes}")
+    let more = sidecars.collect::<String>() + &lost_models::effects(&done.effects);
+    let digest = digest.short();
+    format!("{name} {digest}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n{more}")
 }

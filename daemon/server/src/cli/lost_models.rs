@@ -1,6 +1,6 @@
 //! Models that were removed, evicted or replaced, as text.
 
-use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::lost_model::{LostModel, NameEffects};
 use blobd_client::protocol::response::Kept;
 use blobd_store_format::size::human_bytes;
 use blobd_store_format::text::{one_line, printable};
@@ -14,19 +14,16 @@ const MAX_WIDTH: usize = 100;
 /// The most lines of kept bytes; of more, the largest are listed.
 const MAX_KEPT_LINES: usize = 8;
 
-/// A line per model whose name was given to another.
-pub(super) fn displaced(models: &[LostModel]) -> String {
-    models.iter().map(|model| line("replaced", model)).collect()
+/// Lines about what else has happened when a name was given to a model: the replaced model, evicted models, notes.
+pub(super) fn effects(effects: &NameEffects) -> String {
+    let replaced: String = effects.displaced.iter().map(|model| line("replaced", model)).collect();
+    let notes = effects.notes.iter().map(|note| format!("note: {}\n", printable(note)));
+    replaced + &evicted(&effects.evicted) + &notes.collect::<String>()
 }
 
 /// A line per evicted model.
 pub(super) fn evicted(models: &[LostModel]) -> String {
     models.iter().map(|model| line("evicted", model)).collect()
-}
-
-/// A line per note of a request that has succeeded.
-pub(super) fn notes(notes: &[String]) -> String {
-    notes.iter().map(|note| format!("note: {}\n", printable(note))).collect()
 }
 
 /// A model that has lost its name, and what became of its bytes.

@@ -67,5 +67,5 @@ fn render(promoted: &Promoted) -> String {
         (true, _) => format!("{name}: would copy {size} in {blobs}{from}\n"),
         (false, _) => format!("{name}: copied {size} in {blobs}{from}\n"),
     };
-    summary + &lost_models::evicted(&promoted.evicted) + &lost_models::notes(&promoted.notes)
+    summary + &lost_models::effects(&promoted.effects)
 }

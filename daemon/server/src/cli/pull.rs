@@ -230,9 +230,8 @@ fn summary(done: &PullDone) -> String {
         }
     };
     let corrected = corrected::render(&done.corrected);
-    let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
-    let notes = lost_models::notes(&done.notes);
-    format!("{name} {}: {}{sources}\n{chosen}{corrected}{lost}{notes}", digest.short(), human_bytes(*size))
+    let effects = lost_models::effects(&done.effects);
+    format!("{name} {}: {}{sources}\n{chosen}{corrected}{effects}", digest.short(), human_bytes(*size))
 }
 
 /// How a status starts while nothing is received.

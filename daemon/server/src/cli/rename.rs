@@ -40,7 +40,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn render(renamed: &Renamed) -> String {
-    let Renamed { from, name, digest, displaced, evicted } = renamed;
-    let lost = lost_models::displaced(displaced) + &lost_models::evicted(evicted);
-    format!("{} is {} {} now\n{lost}", printable(from), printable(name), digest.short())
+    let Renamed { from, name, digest, effects } = renamed;
+    let effects = lost_models::effects(effects);
+    format!("{} is {} {} now\n{effects}", printable(from), printable(name), digest.short())
 }

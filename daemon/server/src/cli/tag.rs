@@ -37,7 +37,6 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn render(tagged: &Tagged) -> String {
-    let Tagged { name, digest, displaced, evicted, .. } = tagged;
-    let lost = lost_models::displaced(displaced) + &lost_models::evicted(evicted);
-    format!("{} {}\n{lost}", printable(name), digest.short())
+    let Tagged { name, digest, effects, .. } = tagged;
+    format!("{} {}\n{}", printable(name), digest.short(), lost_models::effects(effects))
 }

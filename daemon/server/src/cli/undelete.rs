@@ -50,8 +50,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         if let Some(done) = batch.add(&model.label, model.reference.and_then(undelete))
             && !global.hides_reports()
         {
-            let lost = lost_models::displaced(&done.displaced);
-            print(&format!("{} {} restored\n{lost}", printable(&done.name), done.digest.short()))?;
+            let effects = lost_models::effects(&done.effects);
+            print(&format!("{} {} restored\n{effects}", printable(&done.name), done.digest.short()))?;
         }
     }
     batch.finish("undeleted", ["models was not restored", "models were not restored"])

@@ -9,6 +9,7 @@ mod weights;
 use std::sync::Arc;
 
 use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange};
+use blobd_client::protocol::lost_model::NameEffects;
 use blobd_model::edit::{Change, EditedHeader, KeyEdit};
 use blobd_model::kind::ModelKind;
 use blobd_model::metadata_json::Abridger;
@@ -22,7 +23,6 @@ use serde_json::Value as Json;
 use self::manifest::{NewLayers, QuantizationChange, compose_edited};
 use self::weights::{EditedFile, Weights};
 use super::OpError;
-use super::collect_on_failure::collect_on_failure;
 use super::compose::kind_of;
 use super::name_change::{NameChange, TargetName};
 use super::policy::CallerPolicy;
@@ -43,7 +43,7 @@ pub fn edit(
     params: &EditParams,
     report: &mut EditReport<'_>,
 ) -> Result<Edited, OpError> {
-    collect_on_failure(store, Leftover::Nothing, || edit_model(store, requester, policy, params, report))
+    NameChange::run(store, Leftover::Nothing, || edit_model(store, requester, policy, params, report))
 }
 
 fn edit_model(
@@ -62,9 +62,7 @@ fn edit_model(
     let edits = params.keys.iter().map(key_edit).collect::<Result<Vec<_>, _>>().map_err(refused)?;
     let change = NameChange::new(store, requester, Verb::Edit, format!("edit of {source}"));
     let change = change.replacing(params.force);
-    let lease = change.lease();
-    let model = store.leased_model(&params.source, &lease)?;
-    policy.check_stored(store, &model, Some(&params.target))?;
+    let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
     let (weights, source_header) = Weights::of(store, &model)?;
     let header = EditedHeader::new(&source_header, &edits).map_err(|error| refused(error.to_string()))?;
     let layers = NewLayers::of(&model.manifest, params.template_layer.as_deref());
@@ -76,9 +74,10 @@ fn edit_model(
         template_layer: layers.template_change(),
         unchanged: false,
         dry_run: params.dry_run,
-        displaced: Vec::new(),
-        evicted: Vec::new(),
-        notes: header.absent().iter().map(|key| absent_key(&source, key)).collect(),
+        effects: NameEffects {
+            notes: header.absent().iter().map(|key| absent_key(&source, key)).collect(),
+            ..NameEffects::default()
+        },
     };
     let quantizations = QuantizationChange::new(&source_header, header.header());
     let kind = ModelKind::of(header.header());
@@ -94,7 +93,6 @@ fn edit_model(
         Some(digest) => digest,
         None => weights.hash_with(store, &file, report)?,
     };
-    store.make_reserve();
     let mut ingest = change.begin(lease)?;
     let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
@@ -109,9 +107,8 @@ fn edit_model(
     edited.name = named.name;
     edited.new_bytes = named.new_bytes;
     edited.unchanged = named.unchanged;
-    edited.displaced = named.displaced;
-    edited.evicted = named.evicted;
-    edited.notes.extend(named.notes);
+    let notes = edited.effects.notes.into_iter().chain(named.effects.notes).collect();
+    edited.effects = NameEffects { notes, ..named.effects };
     edited.digest = Some(manifest.digest());
     Ok(edited)
 }

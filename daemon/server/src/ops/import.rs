@@ -13,7 +13,6 @@ use blobd_store_format::origin::of_import;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use super::collect_on_failure::collect_on_failure;
 use super::compose::compose;
 use super::import_source::{ImportSource, inspect, refuse_changed};
 use super::name_change::{NameChange, TargetName};
@@ -36,7 +35,7 @@ pub fn import(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
     let import = || import_file(store, requester, policy, params, source, progress);
-    collect_on_failure(store, Leftover::Nothing, import)
+    NameChange::run(store, Leftover::Nothing, import)
 }
 
 fn import_file(
@@ -57,7 +56,6 @@ fn import_file(
     let change = change.replacing(params.force);
     // Before the file is read. A file of the same size may be the same one.
     change.check(&target, |present| present.layers().iter().any(|file| file.size == size))?;
-    store.make_reserve();
     let mut ingest = change.begin(change.lease())?;
     ingest.staging().expect(size.saturating_add(sidecars.size()));
     let progress = &mut |read, _| progress(read, size.saturating_add(sidecars.size()));
@@ -88,9 +86,7 @@ fn import_file(
         new_blob_count: named.new_blob_count,
         sidecars: added,
         unchanged: named.unchanged,
-        displaced: named.displaced,
-        evicted: named.evicted,
-        notes: named.notes,
+        effects: named.effects,
     })
 }
 

@@ -7,7 +7,6 @@
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod collect_on_failure;
 mod compose;
 mod damage;
 mod disk_rows;

@@ -1,11 +1,15 @@
 //! Gives a name to a model. All verbs that set a name do it here, so that what one of them refuses all refuse.
+//!
+//! The order of every such verb, in [`NameChange::run`]: a lease, the policy, whether the requester may take the name,
+//! space (quota, eviction, reserve), the commit, and the report of what else has happened.
 
 use std::sync::Arc;
 
-use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::lost_model::NameEffects;
 use blobd_client::protocol::response::PullEvent;
 use blobd_store::leases::Lease;
-use blobd_store::{Committed, Ingest, Model, NameOrigin, NameRule, NewName, Store, Verb};
+use blobd_store::{Committed, Ingest, Model, NameOrigin, NameRule, NewName, Store, TrashedModel, Verb, gc};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::origin::Origin;
@@ -14,6 +18,8 @@ use blobd_store_format::source::PullSource;
 use tokio::sync::mpsc::Sender;
 
 use super::lost_models::{Evictions, displaced};
+use super::policy::CallerPolicy;
+use super::relief::{Leftover, Relief};
 use super::{OpError, soft_quota};
 use crate::requester::Requester;
 
@@ -77,13 +83,32 @@ pub(super) struct Named {
     pub(super) new_bytes: u64,
     pub(super) new_blob_count: u64,
     pub(super) reused_bytes: u64,
-    /// The model that had the name; empty or one.
-    pub(super) displaced: Vec<LostModel>,
-    pub(super) evicted: Vec<LostModel>,
-    pub(super) notes: Vec<String>,
+    pub(super) effects: NameEffects,
 }
 
 impl<'s> NameChange<'s> {
+    /// Runs a verb that sets a name. If it fails, for instance on a full disk, collects what it has published already, and
+    /// adds to an error about missing space what could free some. `leftover` is what the verb keeps when it fails.
+    pub(super) fn run<T>(
+        store: &Store,
+        leftover: Leftover,
+        verb: impl FnOnce() -> Result<T, OpError>,
+    ) -> Result<T, OpError> {
+        verb().map_err(|error| {
+            if let Err(error) = gc::collect_condemned(store) {
+                tracing::warn!(
+                    "blobs of a failed request were not collected: {error}; `blobd gc` collects them"
+                );
+            }
+            match error.code() {
+                ErrorCode::NoSpace => {
+                    OpError::NoSpace { source: Box::new(error), relief: Relief::of(store), leftover }
+                }
+                _ => error,
+            }
+        })
+    }
+
     /// A change that takes no name that has other content.
     pub(super) fn new(store: &'s Arc<Store>, requester: Requester, verb: Verb, cause: String) -> Self {
         let rule = NameRule { uid: requester.uid(), ..NameRule::default() };
@@ -149,8 +174,31 @@ impl<'s> NameChange<'s> {
         self.store.leases().grant(self.cause.clone())
     }
 
+    /// A stored model that gets a name, and a lease of everything that it needs.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`](blobd_store::StoreError::NoSuchModel); [`OpError::DeniedByPolicy`] if the policy denies
+    /// the model or its new name.
+    pub(super) fn stored_model(
+        &self,
+        reference: &Reference,
+        policy: &CallerPolicy,
+        new_name: Option<&Reference>,
+    ) -> Result<(Model, Lease), OpError> {
+        let lease = self.lease();
+        let model = self.store.leased_model(reference, &lease)?;
+        policy.check_stored(self.store, &model, new_name)?;
+        Ok((model, lease))
+    }
+
+    /// Starts a transaction that sets the name and stores no data. On a full disk, the reserve is released for it.
+    pub(super) fn begin_without_data(&self, lease: Lease) -> Result<Ingest, OpError> {
+        self.store.with_reserve_for_name(|| self.begin(lease))
+    }
+
     /// Starts the transaction that sets the name.
     pub(super) fn begin(&self, lease: Lease) -> Result<Ingest, OpError> {
+        self.store.make_reserve();
         let ingest = self.evictions.observe(Ingest::begin(self.store, lease)?);
         Ok(self.requester.acting(ingest, self.verb).may_take(self.rule.clone()))
     }
@@ -168,38 +216,60 @@ impl<'s> NameChange<'s> {
         origin: Option<&str>,
         is_allowed: impl Fn(&Reference) -> bool,
     ) -> Result<Named, OpError> {
-        let committed = match target {
-            TargetName::Given(name) => ingest.commit_as(NewName::Given(&name), manifest, origin)?,
-            TargetName::Derived(names) => {
-                let differ = self.file_names_differ(names.first(), origin);
-                let names = names.with_id(manifest.digest(), differ).retaining(is_allowed);
-                let committed = ingest.commit_as(NewName::Derived(&names), manifest, origin)?;
-                let note = self.note(&names, &committed);
-                return Ok(self.finished(committed, note));
+        let names = match target {
+            TargetName::Given(name) => {
+                return self.record(|| Ok(ingest.commit_as(NewName::Given(&name), manifest, origin)?));
             }
+            TargetName::Derived(names) => names,
         };
-        Ok(self.finished(committed, None))
+        let differ = self.file_names_differ(names.first(), origin);
+        let names = names.with_id(manifest.digest(), differ).retaining(is_allowed);
+        let mut named =
+            self.record(|| Ok(ingest.commit_as(NewName::Derived(&names), manifest, origin)?))?;
+        named.effects.notes.splice(0..0, self.note(&names, &named.name));
+        Ok(named)
     }
 
-    /// Reports a commit that was made otherwise.
-    pub(super) fn finished(&self, committed: Committed, note: Option<String>) -> Named {
+    /// Commits the transaction if `is_allowed` permits it, which gets the name that would be replaced. No name changes
+    /// between its call and the commit.
+    pub(super) fn commit_if(
+        &self,
+        ingest: Ingest,
+        name: &Reference,
+        (manifest, origin): (&Manifest, Option<&str>),
+        is_allowed: impl FnOnce(Option<&Reference>) -> Result<(), OpError>,
+    ) -> Result<Named, OpError> {
+        self.record(|| ingest.commit_if(NewName::Given(name), manifest, origin, is_allowed))
+    }
+
+    /// Gives a name to a model from the trash, then removes it there.
+    pub(super) fn restore(
+        &self,
+        ingest: Ingest,
+        name: &Reference,
+        trashed: &TrashedModel,
+    ) -> Result<Named, OpError> {
+        self.record(|| {
+            let committed = ingest.restore(name, &trashed.manifest)?;
+            // Only once the tag is durable.
+            self.store.remove_from_trash(trashed.record)?;
+            Ok(committed)
+        })
+    }
+
+    /// Runs a commit, and reports it. The records of a name take a few blocks: on a full disk, the reserve is released
+    /// for them.
+    fn record(&self, commit: impl FnOnce() -> Result<Committed, OpError>) -> Result<Named, OpError> {
+        let committed = self.store.with_reserve_for_name(commit)?;
         let name = committed.name.as_ref().map(Reference::short).unwrap_or_default();
         let (unchanged, tag_changed) = (committed.is_unchanged(), committed.tag_changed);
         let Committed { new_bytes, new_blob_count, reused_bytes, .. } = committed;
-        let displaced = displaced(self.store, self.requester, committed);
-        let evicted = self.evictions.take();
-        let notes = note.into_iter().chain(soft_quota::notes(self.store, self.requester)).collect();
-        Named {
-            name,
-            unchanged,
-            tag_changed,
-            new_bytes,
-            new_blob_count,
-            reused_bytes,
-            displaced,
-            evicted,
-            notes,
-        }
+        let effects = NameEffects {
+            displaced: displaced(self.store, self.requester, committed),
+            evicted: self.evictions.take(),
+            notes: soft_quota::notes(self.store, self.requester),
+        };
+        Ok(Named { name, unchanged, tag_changed, new_bytes, new_blob_count, reused_bytes, effects })
     }
 
     /// Where the name has its content from now, if it has any.
@@ -219,15 +289,15 @@ impl<'s> NameChange<'s> {
     }
 
     /// Says why a derived name is not the one that the file's name alone gives.
-    fn note(&self, names: &DerivedName, committed: &Committed) -> Option<String> {
-        let (first, name) = (names.first(), committed.name.as_ref()?);
-        if first.same_model(name) {
+    fn note(&self, names: &DerivedName, name: &str) -> Option<String> {
+        let first = names.first();
+        if name.parse().is_ok_and(|name| first.same_model(&name)) {
             return None;
         }
         let from = self.present_origin(first).and_then(|present| present.origin);
         let from = from.map_or_else(String::new, |origin| {
             format!(", from {}", blobd_store_format::origin::shown(&origin))
         });
-        Some(format!("{} is another model{from}; this one is named {}", first.short(), name.short()))
+        Some(format!("{} is another model{from}; this one is named {name}", first.short()))
     }
 }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use blobd_client::protocol::lost_model::NameEffects;
 use blobd_client::protocol::promote::{PromoteParams, Promoted};
-use blobd_store::{Committed, FileReader, Ingest, Model, NewName, Store, StoreError, Verb};
+use blobd_store::{FileReader, Ingest, Model, Store, StoreError, Verb};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use super::collect_on_failure::collect_on_failure;
 use super::name_change::{NameChange, Named};
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
@@ -31,7 +31,7 @@ pub fn promote(
     params: &PromoteParams,
     report: &mut ReportProgress<'_>,
 ) -> Result<Promoted, OpError> {
-    collect_on_failure(store, Leftover::Nothing, || promote_model(store, requester, policy, params, report))
+    NameChange::run(store, Leftover::Nothing, || promote_model(store, requester, policy, params, report))
 }
 
 fn promote_model(
@@ -44,9 +44,7 @@ fn promote_model(
     let _held = store.hold_lower_stores();
     let cause = format!("promotion of {}", params.reference.short());
     let change = NameChange::new(store, requester, Verb::Promote, cause);
-    let lease = change.lease();
-    let model = store.leased_model(&params.reference, &lease)?;
-    policy.check_stored(store, &model, None)?;
+    let (model, lease) = change.stored_model(&params.reference, policy, None)?;
     let missing = store.not_own_blobs(model.blob_sizes())?;
     let promoted = planned(store, &model, &missing, params)?;
     check_payer(store, requester, &model, &promoted)?;
@@ -54,16 +52,16 @@ fn promote_model(
     if params.dry_run || is_done {
         return Ok(promoted);
     }
-    let mut ingest = change.begin(lease)?.keeping_own_copies();
+    let ingest = if missing.is_empty() { change.begin_without_data(lease) } else { change.begin(lease) };
+    let mut ingest = ingest?.keeping_own_copies();
     ingest.admit_all(missing.iter().map(|(_, size)| *size))?;
     let files = model.files.iter().map(|file| file.descriptor.size).fold(0, u64::saturating_add);
     let mut progress = Progress { completed: 0, total: promoted.copied_bytes.saturating_add(files), report };
     copy(&mut ingest, &missing, &mut progress)?;
     ingest.publish()?;
     check_files(store, &model, &mut progress)?;
-    let committed = commit(store, ingest, &model, promoted.from.is_some())?;
-    let Named { evicted, notes, .. } = change.finished(committed, None);
-    Ok(Promoted { evicted, notes, ..promoted })
+    let Named { effects, .. } = commit(&change, ingest, &model, promoted.from.is_some())?;
+    Ok(Promoted { effects, ..promoted })
 }
 
 fn planned(
@@ -79,8 +77,7 @@ fn planned(
         copied_bytes: missing.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)),
         copied_blobs: missing.len() as u64,
         dry_run: params.dry_run,
-        evicted: Vec::new(),
-        notes: Vec::new(),
+        effects: NameEffects::default(),
     })
 }
 
@@ -170,7 +167,8 @@ fn digest_of(store: &Store, recipe: &Recipe, progress: &mut Progress<'_, '_>) ->
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Sets the tag, unless another model has got the name meanwhile, or the name was removed.
-fn commit(store: &Store, ingest: Ingest, model: &Model, was_below: bool) -> Result<Committed, OpError> {
+fn commit(change: &NameChange<'_>, ingest: Ingest, model: &Model, was_below: bool) -> Result<Named, OpError> {
+    let store = Arc::clone(ingest.store());
     let digest = model.manifest.digest();
     let is_unchanged = |present: Option<&Reference>| {
         let is_same = match present {
@@ -188,5 +186,5 @@ fn commit(store: &Store, ingest: Ingest, model: &Model, was_below: bool) -> Resu
     if let Some(kind) = store.kind(digest) {
         ingest.note_kind(kind);
     }
-    ingest.commit_if(NewName::Given(name), &model.manifest, origin.as_deref(), is_unchanged)
+    change.commit_if(ingest, name, (&model.manifest, origin.as_deref()), is_unchanged)
 }

@@ -18,8 +18,8 @@ use blobd_store_format::origin::of_expiring;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
-use super::collect_on_failure::collect_on_failure;
 use super::compose::{Part, WEIGHTS, compose, kind_of};
+use super::name_change::NameChange;
 use super::pull_source::{
     Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
     transfer_plan,
@@ -38,7 +38,7 @@ use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, Transf
 /// # Errors
 /// [`OpError`]; then only unfinished downloads are kept, which the next pull resumes.
 pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    collect_on_failure(pull.store, Leftover::Downloads, || pull_model(pull))
+    NameChange::run(pull.store, Leftover::Downloads, || pull_model(pull))
 }
 
 fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
@@ -59,7 +59,6 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     check_pull(pull, &reusable, reference, &remote)?;
     let change = name_change(pull, reference).reporting_to(events);
     change.check(&target, |present| may_be(present, &remote))?;
-    store.make_reserve();
     let ingest = change.begin(change.lease())?;
     let limit = RateLimit::new(params.limit_rate);
     let sources = Sources::default();
@@ -95,9 +94,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         unchanged: downloaded_bytes == 0 && !named.tag_changed,
         chosen,
         corrected,
-        displaced: named.displaced,
-        evicted: named.evicted,
-        notes: named.notes,
+        effects: named.effects,
     })
 }
 

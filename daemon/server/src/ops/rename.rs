@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use blobd_client::protocol::lost_model::NameEffects;
 use blobd_client::protocol::request::RenameParams;
 use blobd_client::protocol::response::Renamed;
 use blobd_store::{Store, Verb};
 
 use super::OpError;
-use super::collect_on_failure::explaining_no_space;
 use super::name_change::{NameChange, Named, TargetName};
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
@@ -25,7 +25,7 @@ pub fn rename(
     policy: &CallerPolicy,
     params: &RenameParams,
 ) -> Result<Renamed, OpError> {
-    explaining_no_space(store, Leftover::Nothing, rename_model(store, requester, policy, params))
+    NameChange::run(store, Leftover::Nothing, || rename_model(store, requester, policy, params))
 }
 
 fn rename_model(
@@ -41,16 +41,13 @@ fn rename_model(
     let from = source.short();
     let change = NameChange::new(store, requester, Verb::Rename, format!("rename of {from}"));
     let change = change.replacing(params.force);
-    let lease = change.lease();
-    let model = store.leased_model(&source, &lease)?;
-    policy.check_stored(store, &model, Some(&params.target))?;
+    let (model, lease) = change.stored_model(&source, policy, Some(&params.target))?;
     let digest = model.manifest.digest();
     if source == params.target {
         let name = params.target.short();
-        return Ok(Renamed { from, name, digest, displaced: Vec::new(), evicted: Vec::new() });
+        return Ok(Renamed { from, name, digest, effects: NameEffects::default() });
     }
-    let ingest = change.begin(lease)?.renaming(source);
-    let Named { name, displaced, evicted, .. } =
-        change.commit(ingest, target, &model.manifest, None, |_name| true)?;
-    Ok(Renamed { from, name, digest, displaced, evicted })
+    let ingest = change.begin_without_data(lease)?.renaming(source);
+    let Named { name, effects, .. } = change.commit(ingest, target, &model.manifest, None, |_name| true)?;
+    Ok(Renamed { from, name, digest, effects })
 }

@@ -7,7 +7,6 @@ use blobd_client::protocol::response::Tagged;
 use blobd_store::{Store, Verb};
 
 use super::OpError;
-use super::collect_on_failure::explaining_no_space;
 use super::name_change::{NameChange, Named, TargetName};
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
@@ -23,7 +22,7 @@ pub fn tag(
     policy: &CallerPolicy,
     params: &TagParams,
 ) -> Result<Tagged, OpError> {
-    explaining_no_space(store, Leftover::Nothing, add_tag(store, requester, policy, params))
+    NameChange::run(store, Leftover::Nothing, || add_tag(store, requester, policy, params))
 }
 
 fn add_tag(
@@ -35,13 +34,11 @@ fn add_tag(
     let target = TargetName::given(&params.target)?;
     let cause = format!("tag {}", params.target.short());
     let change = NameChange::new(store, requester, Verb::Tag, cause).replacing(params.force);
-    let lease = change.lease();
-    let model = store.leased_model(&params.source, &lease)?;
-    policy.check_stored(store, &model, Some(&params.target))?;
+    let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
     let digest = model.manifest.digest();
     let origin = store.name_origin(&model.reference, digest).of_copy();
-    let ingest = change.begin(lease)?.with_name_origin(origin);
-    let Named { name, unchanged, displaced, evicted, .. } =
+    let ingest = change.begin_without_data(lease)?.with_name_origin(origin);
+    let Named { name, unchanged, effects, .. } =
         change.commit(ingest, target, &model.manifest, None, |_name| true)?;
-    Ok(Tagged { name, digest, unchanged, displaced, evicted })
+    Ok(Tagged { name, digest, unchanged, effects })
 }

@@ -11,6 +11,7 @@ use blobd_store_format::reference::Reference;
 
 use super::name_change::{NameChange, Named, TargetName};
 use super::policy::CallerPolicy;
+use super::relief::Leftover;
 use super::{OpError, rfc3339};
 use crate::requester::Requester;
 
@@ -26,8 +27,7 @@ pub fn undelete(
     policy: &CallerPolicy,
     params: &UndeleteParams,
 ) -> Result<Undeleted, OpError> {
-    // The new manifest takes a block before the record's is freed.
-    store.with_reserve(|| restore(store, requester, policy, params))
+    NameChange::run(store, Leftover::Nothing, || restore(store, requester, policy, params))
 }
 
 fn restore(
@@ -40,20 +40,18 @@ fn restore(
     let change = NameChange::new(store, requester, Verb::Undelete, cause).replacing(params.force);
     let lease = change.lease();
     let trashed = find(store, requester, &params.reference)?;
-    let (reference, manifest) = (params.name.as_ref().unwrap_or(&trashed.reference), &trashed.manifest);
-    TargetName::given(reference)?;
-    lease_all(store, &lease, manifest)?;
+    let reference = params.name.as_ref().unwrap_or(&trashed.reference).clone();
+    TargetName::given(&reference)?;
+    lease_all(store, &lease, &trashed.manifest)?;
     policy.check_stored(store, &model_of(store, &trashed)?, params.name.as_ref())?;
     let origin = match reference.same_model(&trashed.reference) {
         true => trashed.origin.clone(),
         false => trashed.origin.clone().of_copy(),
     };
-    let ingest = change.begin(lease)?.charged_to(trashed.account).with_name_origin(origin);
-    let committed = ingest.restore(reference, manifest)?;
-    // Only once the tag is durable.
-    store.remove_from_trash(trashed.record)?;
-    let Named { name, displaced, .. } = change.finished(committed, None);
-    Ok(Undeleted { name, digest: manifest.digest(), displaced })
+    let digest = trashed.manifest.digest();
+    let ingest = change.begin_without_data(lease)?.charged_to(trashed.account).with_name_origin(origin);
+    let Named { name, effects, .. } = change.restore(ingest, &reference, &trashed)?;
+    Ok(Undeleted { name, digest, effects })
 }
 
 /// Leases everything that the model needs. A collection could otherwise read the tags before the new tag exists

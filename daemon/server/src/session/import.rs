@@ -209,9 +209,10 @@ const MAX_KEEPERS: usize = 800;
 
 /// Shortens the lists of a result that would not fit a frame.
 fn in_one_frame(mut imported: Imported) -> Imported {
-    imported.evicted.truncate(MAX_LOST_MODELS);
+    let effects = &mut imported.effects;
+    effects.evicted.truncate(MAX_LOST_MODELS);
     let mut left = MAX_KEEPERS;
-    for model in imported.displaced.iter_mut().chain(&mut imported.evicted) {
+    for model in effects.displaced.iter_mut().chain(&mut effects.evicted) {
         model.kept.truncate(left);
         for kept in &mut model.kept {
             kept.by.truncate(left.max(1));

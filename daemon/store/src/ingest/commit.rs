@@ -56,10 +56,11 @@ struct Candidate<'n> {
     present: Option<(Reference, Digest)>,
 }
 
-/// Disk space for the manifest and for the history of its name.
+/// Disk space that is reserved for the manifest and for the history of its name.
+#[derive(Default)]
 struct NameSpace {
-    tag: Reservation,
-    history: Reservation,
+    tag: Option<Reservation>,
+    history: Option<Reservation>,
 }
 
 /// The result of a commit.
@@ -129,13 +130,12 @@ impl Ingest {
         let origin = origin
             .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone(), self.kind))
             .transpose()?;
-        let reserve = |length| self.staging.reserve_space(length, || Ok(()));
-        let tag = reserve(manifest.raw().len() as u64)?;
+        let tag = self.reserve_record(manifest.raw().len() as u64)?;
         let name_origin = self.new_name_origin(origin.as_ref(), manifest);
         let histories = name.all().map(|name| self.store.history_length(name, &name_origin));
         let longest = histories.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or_default();
-        let history = reserve(longest)?;
-        let space = Some(NameSpace { tag, history });
+        let history = self.reserve_record(longest)?;
+        let space = NameSpace { tag, history };
         self.commit_records(name, manifest, (origin, name_origin), space, allowed)
     }
 
@@ -146,7 +146,28 @@ impl Ingest {
     /// As for [`Self::commit`].
     pub fn restore(self, reference: &Reference, manifest: &Manifest) -> Result<Committed, StoreError> {
         let name_origin = self.new_name_origin(None, manifest);
-        self.commit_records(NewName::Given(reference), manifest, (None, name_origin), None, |_present| Ok(()))
+        self.commit_records(
+            NewName::Given(reference),
+            manifest,
+            (None, name_origin),
+            NameSpace::default(),
+            |_present| Ok(()),
+        )
+    }
+
+    /// Reserves space for a record of the name. A transaction that stores no data may use what the store keeps free, so
+    /// that names can be changed on a full disk; `None` then.
+    fn reserve_record(&self, length: u64) -> Result<Option<Reservation>, StoreError> {
+        match self.staging.reserve_space(length, || Ok(())) {
+            Err(StoreError::NoSpace { .. })
+                if self.new.is_empty()
+                    && self.recipes.is_empty()
+                    && self.store.has_space_for_record(length) =>
+            {
+                Ok(None)
+            }
+            reserved => reserved.map(Some),
+        }
     }
 
     fn commit_records<E: From<StoreError>>(
@@ -154,7 +175,7 @@ impl Ingest {
         name: NewName<'_>,
         manifest: &Manifest,
         (origin, name_origin): (Option<OriginRecord>, NameOrigin),
-        space: Option<NameSpace>,
+        space: NameSpace,
         allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
     ) -> Result<Committed, E> {
         // Content is durable before names: a name that survives a crash without its content is a torn blob.
@@ -178,7 +199,6 @@ impl Ingest {
         let tag_changed = stored.is_none() || displaced.is_some() || self.renamed.is_some();
         self.check_complete(manifest, &borrowed)?;
         let temporary = self.staging.directory().join("tag");
-        let (tag, history) = space.map(|space| (space.tag, space.history)).unzip();
         if let Some(origin) = origin {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
@@ -186,10 +206,10 @@ impl Ingest {
             store.keep_displaced(displaced)?;
         }
         // Before the tag: a record of a change that has not happened is recognised, a missing one is not.
-        self.record(stored.as_ref(), reference, (manifest, name_origin), &temporary, history)?;
+        self.record(stored.as_ref(), reference, (manifest, name_origin), &temporary, space.history)?;
         // The commit point: before it the model does not exist, after it the model is complete.
         let target = stored.as_ref().unwrap_or(reference);
-        store.write_tag(&temporary, target, manifest, tag)?;
+        store.write_tag(&temporary, target, manifest, space.tag)?;
         self.is_committed = true;
         let is_new = stored.is_none() && self.renamed.is_none() && self.actor.verb != Verb::Undelete;
         store.settle_quota(self.staging.transaction(), target, manifest, is_new);

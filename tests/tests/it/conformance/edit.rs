@@ -172,9 +172,9 @@ pub(super) fn removal_of_an_absent_key_is_a_note(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let edited = edit(verbs, "m", "n", vec![unset("absent"), set("a", "1")]).unwrap();
     assert_eq!(edited.changed.iter().map(|change| &change.key).collect::<Vec<_>>(), ["a"]);
-    assert!(edited.notes[0].contains("no metadata key \"absent\""), "{:?}", edited.notes);
+    assert!(edited.effects.notes[0].contains("no metadata key \"absent\""), "{:?}", edited.effects.notes);
     let same = edit(verbs, "m", "copy", vec![unset("absent")]).unwrap();
-    assert_eq!((same.digest, same.notes.len()), (Some(verbs.show("m").unwrap().digest), 1));
+    assert_eq!((same.digest, same.effects.notes.len()), (Some(verbs.show("m").unwrap().digest), 1));
 }
 
 pub(super) fn refused_edits_store_nothing(verbs: &impl Verbs) {

@@ -182,11 +182,11 @@ pub(super) fn pinned_name_stays_with_its_model(verbs: &impl Verbs) {
 
 pub(super) fn verb_that_takes_a_name_reports_the_model_that_had_it(verbs: &impl Verbs) {
     let first = import(verbs, &ModelFile::dense(1), "m");
-    assert_eq!((first.displaced, first.evicted), (Vec::new(), Vec::new()));
+    assert_eq!((first.effects.displaced, first.effects.evicted), (Vec::new(), Vec::new()));
     import(verbs, &ModelFile::dense(1).with_changed("output.weight"), "sibling");
     let size = verbs.list().unwrap().models[0].size;
     let second = replace(verbs, &ModelFile::dense(2), "m");
-    let [lost] = second.displaced.try_into().expect("one model");
+    let [lost] = second.effects.displaced.try_into().expect("one model");
     assert_eq!((lost.name.as_str(), lost.digest, lost.size), ("m:latest", first.digest, size));
     assert_eq!((lost.freed_bytes, lost.reclaimable_bytes), (0, 0), "the trash keeps it");
     assert!(lost.keepers().contains(&"sibling:latest"), "{lost:?}");
@@ -195,10 +195,11 @@ pub(super) fn verb_that_takes_a_name_reports_the_model_that_had_it(verbs: &impl 
     assert_eq!((trashed.digest, trashed.replaced), (first.digest, true));
     assert_eq!(lost.kept_until, Some(trashed.expires));
     verbs.tag("m", "copy").unwrap();
-    let [lost] = verbs.tag_with("sibling", "m", true).unwrap().displaced.try_into().expect("one model");
+    let [lost] =
+        verbs.tag_with("sibling", "m", true).unwrap().effects.displaced.try_into().expect("one model");
     assert_eq!((lost.digest, lost.reclaimable_bytes), (second.digest, 0));
     assert!(lost.keepers().contains(&"copy:latest"), "{lost:?}");
-    assert!(verbs.tag("sibling", "m").unwrap().displaced.is_empty(), "the same model");
+    assert!(verbs.tag("sibling", "m").unwrap().effects.displaced.is_empty(), "the same model");
 }
 
 pub(super) fn removal_reports_each_model_with_its_bytes_and_who_keeps_them(verbs: &impl Verbs) {
@@ -235,7 +236,7 @@ pub(super) fn renamed_model_keeps_its_pin_and_origin(verbs: &impl Verbs) {
     verbs.pin("old/name:1").unwrap();
     let renamed = verbs.rename("old/name:1", "new", false).unwrap();
     assert_eq!((renamed.from.as_str(), renamed.name.as_str()), ("Old/Name:1", "new:latest"));
-    assert_eq!((renamed.digest, renamed.displaced.len()), (imported.digest, 0));
+    assert_eq!((renamed.digest, renamed.effects.displaced.len()), (imported.digest, 0));
     let [model] = verbs.list().unwrap().models.try_into().expect("one model");
     assert_eq!((model.name.as_str(), model.pinned), ("new:latest", true));
     assert_eq!(model.origin.as_deref(), Some("import model.gguf"));
@@ -258,7 +259,7 @@ pub(super) fn rename_replaces_another_model_only_with_force(verbs: &impl Verbs) 
     assert!(error.message.starts_with("model b:latest: exists already"), "{error}");
     assert!(error.hint.unwrap().contains("--force"));
     assert_eq!(listed(verbs), ["a:latest", "b:latest"]);
-    let [lost] = verbs.rename("a", "b", true).unwrap().displaced.try_into().expect("one model");
+    let [lost] = verbs.rename("a", "b", true).unwrap().effects.displaced.try_into().expect("one model");
     assert_eq!((lost.name.as_str(), lost.digest), ("b:latest", second));
     assert_eq!(listed(verbs), ["b:latest"]);
     assert_eq!(verbs.show("b").unwrap().digest, first);
@@ -266,6 +267,6 @@ pub(super) fn rename_replaces_another_model_only_with_force(verbs: &impl Verbs) 
     assert!(verbs.export("b").unwrap() == ModelFile::dense(1).bytes());
     // The same model under both names: nothing is lost, so nothing has to be forced.
     verbs.tag("b", "c").unwrap();
-    assert!(verbs.rename("b", "c", false).unwrap().displaced.is_empty());
+    assert!(verbs.rename("b", "c", false).unwrap().effects.displaced.is_empty());
     assert_eq!(listed(verbs), ["c:latest"]);
 }
