@@ -400,8 +400,11 @@ mod tests {
         }
     }
 
-    /// A table of tensors with names of any text, and their data. The header lists them by name.
-    fn safetensors_file() -> impl Strategy<Value = (Vec<(String, Dtype, Vec<u64>)>, Vec<u8>)> {
+    /// Name, type and shape of each tensor.
+    type Table = Vec<(String, Dtype, Vec<u64>)>;
+
+    /// A table of tensors with names of any text, and the file. Its header lists them by name.
+    fn safetensors_file() -> impl Strategy<Value = (Table, Vec<u8>)> {
         let dtypes = [Dtype::F4, Dtype::F6_E2M3, Dtype::F6_E3M2, Dtype::Bool, Dtype::BF16, Dtype::C64];
         let tensor = (any::<String>(), prop::sample::select(dtypes.to_vec()), vec(0..9_u64, 0..4));
         (vec(tensor, 0..9), 0..40_usize).prop_map(|(table, spaces)| {

@@ -66,7 +66,7 @@ fn parse_changed(recipe: &Recipe, from: &str, to: &str) -> Result<Recipe, Recipe
     let json = String::from_utf8(recipe.to_json()).unwrap();
     let changed = json.replacen(from, to, 1);
     assert_ne!(changed, json, "{from} is not in {json}");
-    assert!(matches!(Recipe::parse(changed.as_bytes()), Err(_)), "{to} was accepted without a check");
+    assert!(Recipe::parse(changed.as_bytes()).is_err(), "{to} was accepted without a check");
     let body = changed.split(",\"check\"").next().unwrap();
     let sealed = seal(format!("{body}}}").into_bytes());
     let recipe = Recipe::parse(&sealed);

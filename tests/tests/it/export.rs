@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use blobd_store_format::recipe::{Piece, Recipe, seal};
+use blobd_store_format::recipe::{Recipe, seal};
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
