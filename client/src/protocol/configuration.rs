@@ -55,3 +55,15 @@ pub enum AppliedBy {
     /// A restart of the daemon.
     Restart,
 }
+
+/// The settings whose values differ, as pairs of `old` and `new`.
+pub fn differences<'s>(
+    old: &'s Configuration,
+    new: &'s Configuration,
+) -> impl Iterator<Item = (&'s Setting, &'s Setting)> {
+    let pairs = new
+        .settings
+        .iter()
+        .filter_map(|new| old.settings.iter().find(|old| old.key == new.key).map(|old| (old, new)));
+    pairs.filter(|(old, new)| old.value != new.value)
+}

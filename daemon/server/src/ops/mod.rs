@@ -7,7 +7,6 @@
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod compose;
 mod damage;
 mod disk_rows;
 mod doctor;
@@ -29,6 +28,7 @@ mod list;
 mod lost_models;
 mod measure;
 mod name_change;
+mod new_model;
 mod open;
 mod open_cache;
 mod partial;
@@ -51,7 +51,6 @@ mod residency;
 mod resolve;
 mod reusable;
 mod select;
-mod shards;
 mod sharing;
 mod show;
 mod sidecars;

@@ -12,7 +12,7 @@ use blobd_store_format::gguf::key_text;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
-use super::compose::{WEIGHTS, kind_of};
+use super::new_model::{WEIGHTS, kind_of};
 use super::stored_header::{StoredHeader, read_header};
 use super::{OpError, layer_info};
 
