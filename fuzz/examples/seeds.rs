@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::ImportProgress;
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_model::quant::BlockLayout;
@@ -201,7 +202,7 @@ fn write_frames() -> Result<()> {
     let opened = bytes_of(&opened())?;
     write("frame", "open", &[&[9], &opened[..]].concat())?;
     let import = bytes_of(&[
-        Frame::Progress { completed: 1, total: 2 },
+        Frame::Progress(ImportProgress { completed: 1, total: 2, ..ImportProgress::default() }),
         Frame::Error(ErrorBody::new(ErrorCode::InvalidInput, "no GGUF file")),
     ])?;
     write("frame", "import", &[&[0], &import[..]].concat())?;

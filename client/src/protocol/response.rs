@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use super::chosen::{ChosenFile, ChosenFiles};
 use super::corrected::CorrectedFile;
 use super::error::ErrorBody;
+use super::event::{Phase, Progress, State, progress_types};
 pub use super::lost_model::Kept;
 use super::lost_model::{LostModel, NameEffects};
 use super::lower_store::LowerStore;
@@ -27,7 +28,7 @@ pub use super::space::{DiskUsage, ModelUsage, SharedWith};
 use super::upkeep::Spared;
 pub use super::upkeep::{GcItem, GcReason, GcReport, QuarantinedItem};
 
-/// Response to `GET /v1/version`.
+/// Response to `Route::Version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// The daemon's version.
@@ -40,7 +41,7 @@ pub struct Version {
     pub pid: u32,
 }
 
-/// Response to `GET /v1/models`.
+/// Response to `Route::Models`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelList {
     /// One entry per tag, sorted by name.
@@ -90,7 +91,7 @@ pub struct ModelSummary {
     pub added_by: Option<u32>,
 }
 
-/// Response to `GET /v1/models/{reference}`.
+/// Response to `Route::Model`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelDetails {
     /// The model's shortest unique name.
@@ -159,7 +160,7 @@ pub struct LayerSummary {
     pub unpacked_from: Option<Digest>,
 }
 
-/// Response to `GET /v1/sharing/{reference}`: the bytes of a model on disk, and who shares them.
+/// Response to `Route::Sharing`: the bytes of a model on disk, and who shares them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSharing {
     /// The model's shortest unique name.
@@ -182,7 +183,7 @@ pub struct Resolved {
     pub files: Vec<Digest>,
 }
 
-/// Response to `GET /v1/ps`.
+/// Response to `Route::Sessions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionList {
     /// One entry per open model and client.
@@ -229,14 +230,14 @@ pub struct Engine {
     pub command: String,
 }
 
-/// Response to `POST /v1/release`.
+/// Response to `Route::Release`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Released {
     /// The leases that were released, in the form of `ps`.
     pub released: Vec<SessionSummary>,
 }
 
-/// Response to `POST /v1/remove`.
+/// Response to `Route::Remove`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
     /// The names that were dropped.
@@ -271,7 +272,7 @@ pub struct NotRemoved {
     pub error: ErrorBody,
 }
 
-/// Response to `POST /v1/tag`.
+/// Response to `Route::Tag`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tagged {
     /// The new name.
@@ -286,7 +287,7 @@ pub struct Tagged {
     pub effects: NameEffects,
 }
 
-/// Response to `POST /v1/rename`.
+/// Response to `Route::Rename`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renamed {
     /// The old name.
@@ -300,29 +301,17 @@ pub struct Renamed {
     pub effects: NameEffects,
 }
 
-/// One line of the response to `POST /v1/pull`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum PullEvent {
-    /// The pull failed; nothing follows.
-    Failed(super::error::ErrorResponse),
-    /// The pull succeeded; nothing follows.
-    Done(PullDone),
-    /// The pull's progress.
-    Progress(PullProgress),
-}
-
-impl From<PullProgress> for PullEvent {
-    fn from(progress: PullProgress) -> Self {
-        Self::Progress(progress)
-    }
-}
-
 /// The progress of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullProgress {
     /// The current step, for people.
     pub status: String,
+    /// Whether the work goes on.
+    #[serde(default)]
+    pub state: State,
+    /// What the client waits for, once the work has begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
     /// The file in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
@@ -342,6 +331,8 @@ pub struct PullProgress {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
 }
+
+progress_types!(PullProgress);
 
 /// A pull's last line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! `GET /v1/models/…` of a large model: serialised part by part, never as a whole in memory.
+//! The details of a large model: serialised part by part, never as a whole in memory.
 
 use std::sync::Arc;
 

@@ -76,8 +76,8 @@ pub use gc::gc;
 pub use heads::{HeadContent, HeadsOutline, heads};
 pub use health::health;
 pub use history::history;
+pub(crate) use import::client_has_gone;
 pub use import::import;
-pub(crate) use import::{client_has_gone, imported_name};
 #[cfg(test)]
 pub use import_source::FileAccess;
 pub use import_source::{FileFacts, ImportSource};
