@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Response to `GET /v1/config`: the settings that the daemon uses.
+/// Response to `Route::Configuration`: the settings that the daemon uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
     /// The path of the configuration file; absent if there is no such file.

@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use blobd_client::protocol::edit::{
-    ChangedKey, EditEvent, EditParams, EditProgress, Edited, KeyChange, TemplateLayer,
-};
+use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange, TemplateLayer};
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::event::{Event, WorkProgress};
 use blobd_model::edit::EditType;
 use blobd_model::metadata_json::short_text;
 use blobd_store_format::digest::Digest;
@@ -76,9 +75,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         dry_run: params.dry_run,
     };
     let edited = connected.client.edit(&request, |event| {
-        if let EditEvent::Progress(EditProgress { total: Some(total), completed: Some(completed), .. }) =
-            event
-        {
+        if let Event::Progress(WorkProgress { total: Some(total), completed: Some(completed), .. }) = event {
             let label = params.target.short();
             bar.get_or_insert_with(|| Bar::new(&label, total, quiet)).set(completed, total);
         }

@@ -3,7 +3,6 @@
 use blobd_client::model::OpenModel;
 use blobd_store_format::file_format::{FileFormat, FileKind};
 use blobd_store_format::file_paths::{ListedFile, paths};
-use blobd_store_format::gguf::MAGIC;
 use blobd_store_format::reference::Reference;
 
 /// A file name has at most 255 bytes, and the longest names of models have more. What follows the stem is shorter than
@@ -33,8 +32,6 @@ fn extension(model: &OpenModel, layer: usize) -> Option<&'static str> {
     let mut start = vec![0; START_BYTES];
     let read = model.file(layer).ok()?.read_at(0, &mut start, |fd, at, bytes| model.read_at(fd, at, bytes));
     start.truncate(read.ok()?);
-    match start.starts_with(&MAGIC) {
-        true => Some(FileFormat::DEFAULT.extension()),
-        false => FileKind::of_start(&start).extension(),
-    }
+    let format = FileFormat::of_start(&start).map(FileFormat::extension);
+    format.or_else(|| FileKind::of_start(&start).extension())
 }

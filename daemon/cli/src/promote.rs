@@ -1,7 +1,8 @@
 //! `blobd promote`
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::promote::{PromoteEvent, PromoteParams, PromoteProgress, Promoted};
+use blobd_client::protocol::event::{Event, WorkProgress};
+use blobd_client::protocol::promote::{PromoteParams, Promoted};
 use blobd_store_format::size::human_bytes;
 use blobd_store_format::text::printable;
 use clap::Args;
@@ -36,12 +37,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let label = reference.short();
     let request = PromoteParams { reference, dry_run: params.dry_run };
     let promoted = connected.client.promote(&request, |event| {
-        if let PromoteEvent::Progress(PromoteProgress {
-            total: Some(total),
-            completed: Some(completed),
-            ..
-        }) = event
-        {
+        if let Event::Progress(WorkProgress { total: Some(total), completed: Some(completed), .. }) = event {
             bar.get_or_insert_with(|| Bar::new(&label, total, quiet)).set(completed, total);
         }
     });

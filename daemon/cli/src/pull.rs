@@ -5,9 +5,10 @@ use std::sync::{Arc, PoisonError};
 use blobd_client::error::ClientError;
 use blobd_client::process::on_interrupt;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::{Event, State};
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
+use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::size::{human_bytes, parse_rate};
 use blobd_store_format::source::{Components, Draft, Projector, PullSource};
@@ -234,9 +235,6 @@ fn summary(done: &PullDone) -> String {
     format!("{name} {}: {}{sources}\n{chosen}{corrected}{effects}", digest.short(), human_bytes(*size))
 }
 
-/// How a status starts while nothing is received.
-const WAITING: &str = "waiting for ";
-
 /// Shows events as progress bars or JSON lines.
 struct Screen {
     json: bool,
@@ -278,24 +276,24 @@ impl Screen {
         }
     }
 
-    fn show(&mut self, event: PullEvent) {
-        if let PullEvent::Progress(progress) = &event {
+    fn show(&mut self, event: Event<PullProgress, PullDone>) {
+        if let Event::Progress(progress) = &event {
             self.note_received(progress);
             self.evicted.extend(progress.evicted.iter().cloned());
         }
-        if self.quiet && matches!(event, PullEvent::Progress(_)) {
+        if self.quiet && matches!(event, Event::Progress(_)) {
             return;
         }
         if self.json {
             // The command prints a failure itself, as its last line on standard error.
-            if !matches!(event, PullEvent::Failed(_))
+            if !matches!(event, Event::Failed(_))
                 && let Err(failure) = print_json(&event)
             {
                 self.output_failure = Some(failure);
             }
             return;
         }
-        if let PullEvent::Progress(progress) = event {
+        if let Event::Progress(progress) = event {
             self.draw(&progress);
         }
     }
@@ -313,7 +311,7 @@ impl Screen {
         if !progress.evicted.is_empty() {
             return;
         }
-        if progress.status.starts_with(WAITING) {
+        if progress.state != State::Working {
             return self.draw_waiting(progress);
         }
         if self.bar.as_ref().is_none_or(|current| current.status != progress.status) {

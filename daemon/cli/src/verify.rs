@@ -1,8 +1,9 @@
 //! `blobd verify`
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::Event;
 use blobd_client::protocol::request::VerifyParams;
-use blobd_client::protocol::upkeep::{CorruptBlob, Unavailable, Verified, VerifyEvent, VerifyProgress};
+use blobd_client::protocol::upkeep::{CorruptBlob, Unavailable, Verified, VerifyProgress};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::size::human_bytes;
 use blobd_store_format::text::one_line;
@@ -168,8 +169,8 @@ struct Screen {
 }
 
 impl Screen {
-    fn show(&mut self, event: &VerifyEvent) {
-        let VerifyEvent::Progress(VerifyProgress { status, total, completed }) = event else { return };
+    fn show(&mut self, event: &Event<VerifyProgress, Verified>) {
+        let Event::Progress(VerifyProgress { status, total, completed, .. }) = event else { return };
         if self.status != *status {
             self.clear();
             self.status.clone_from(status);

@@ -5,54 +5,46 @@
 
 use std::sync::Arc;
 
-use blobd_client::protocol::audit::LogParams;
+use blobd_client::protocol::access::Right;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{GcParams, LimitParams, RenameParams, VerifyParams};
 use blobd_client::protocol::request_id::{REQUEST_ID_HEADER, RequestId};
-use blobd_client::protocol::response::Version;
-use blobd_client::protocol::space::RemovePartialsParams;
-use blobd_client::protocol::upkeep::PullLimit;
+use blobd_client::protocol::route::{self, Document, Received, Route};
 use blobd_store::Store;
-use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
-use hyper::{Method, Request, Uri};
+use hyper::{Method, Request};
 use percent_encoding::percent_decode_str;
-use serde::de::DeserializeOwned;
 use tracing::Instrument as _;
 
-use crate::access::{Right, Rights};
-use crate::monitoring;
-use crate::ops::{self, CallerPolicy};
+use crate::access::Rights;
+use crate::ops::{CallerPolicy, OpError};
 use crate::permits::Permit;
 use crate::principal::Principal;
 use crate::request_record::RequestRecord;
 use crate::requester::Requester;
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
-use crate::verb_log::{Finished, NewPullLimit};
+use crate::verb_log::Finished;
 
 mod answer;
 mod body;
+mod changes;
 mod details;
+mod dispatch;
 mod events;
 mod heads;
 mod log;
 mod observe;
 mod open;
 mod read_model;
-mod refused;
-mod release;
-mod route;
 mod show;
 mod upgrade;
-mod verbs;
 
+pub(crate) use crate::request_record::verbs as verb_names;
+use answer::{Memory, Turns};
 pub(crate) use body::{HttpResponse, reports_progress};
-use body::{Params, error_response, read_json};
-use route::Route;
-pub(crate) use verbs::names as verb_names;
-use verbs::{Subject, short_name};
+use body::{Params, Reply, error_response, read_body};
+use upgrade::Upgrade;
 
 fn unknown(method: &Method, path: &str) -> ErrorBody {
     let message = format!("{method} {path}: no such request");
@@ -66,10 +58,21 @@ pub(crate) async fn respond(
     request: Request<Incoming>,
 ) -> HttpResponse {
     let id = requested_id(&request).unwrap_or_else(|| daemon.request_ids.next_id());
-    let verb = verbs::verb(request.method(), request.uri().path());
-    let record = RequestRecord::start(&daemon, &peer, verb, id);
+    let route = Route::find(request.method().as_str(), request.uri().path()).map(|(route, _)| route);
+    let record = RequestRecord::start(&daemon, &peer, route, id);
     let responding = async {
-        match dispatch(daemon, peer, socket, Arc::clone(&record), request).await {
+        let responded = match route {
+            Some(route) => {
+                let rights = daemon.access().rights_of(&peer);
+                let record = Arc::clone(&record);
+                let (turns, memory) = (dispatch::turns(route), dispatch::memory(route));
+                Caller { daemon, route, turns, memory, peer, rights, socket, record }
+                    .respond_to(request)
+                    .await
+            }
+            None => Err(unknown(request.method(), request.uri().path())),
+        };
+        match responded {
             Ok(response) => {
                 record.responded();
                 response
@@ -94,203 +97,120 @@ fn requested_id(request: &Request<Incoming>) -> Option<RequestId> {
 
 struct Caller {
     daemon: Arc<Daemon>,
-    route: &'static Route,
+    route: Route,
+    turns: Turns,
+    memory: Memory,
     peer: Principal,
     rights: Rights,
     socket: ClientSocket,
     record: Arc<RequestRecord>,
 }
 
-async fn dispatch(
-    daemon: Arc<Daemon>,
-    peer: Principal,
-    socket: ClientSocket,
-    record: Arc<RequestRecord>,
-    request: Request<Incoming>,
-) -> Result<HttpResponse, ErrorBody> {
-    let (method, uri) = (request.method().clone(), request.uri().clone());
-    let route = route::find(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))?;
-    let rights = daemon.access().rights_of(&peer);
-    let caller = Caller { daemon, route, peer, rights, socket, record };
-    if let Some(right) = route.right.filter(|right| !rights.include(*right)) {
-        refused::note_subject(&caller, uri.path(), request).await;
-        return Err(caller.refusal(right, None));
-    }
-    match method {
-        Method::GET => get(&caller, &uri).await,
-        _ => post(&caller, uri.path(), request).await,
-    }
-}
-
-async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
-    let daemon = &caller.daemon;
-    match uri.path() {
-        "/v1/version" => caller.answer(&version(daemon)).await,
-        "/v1/access" => caller.answer(&daemon.access().own_access(&caller.peer)).await,
-        "/v1/models" => caller.respond(|daemon| ops::list(&daemon.store)).await,
-        "/v1/ps" => observe::sessions(caller, uri.query()).await,
-        "/v1/pulls" => observe::pulls(caller).await,
-        "/v1/df" => observe::usage(caller, uri.query()).await,
-        "/v1/df/users" => observe::user_usage(caller).await,
-        "/v1/partials" => caller.respond(|daemon| ops::partials(&daemon.store, &daemon.transfers)).await,
-        "/v1/trash" => caller.respond(|daemon| ops::trash(&daemon.store)).await,
-        "/v1/doctor" => caller.respond(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
-        "/v1/eviction" => {
-            let bytes = observe::number(uri.query(), "bytes")?;
-            let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
-            caller.respond(plan).await
-        }
-        "/v1/gc" => {
-            caller
-                .respond(|daemon| ops::gc(&daemon.store, GcParams { dry_run: true, ..GcParams::default() }))
-                .await
-        }
-        "/v1/health" => caller.answer(&monitoring::health(daemon, caller.peer.uid).await).await,
-        "/v1/metrics" => observe::metrics(caller).await,
-        "/v1/limit" => caller.answer(&limit(daemon)).await,
-        "/v1/config" => caller.answer(&daemon.configuration()).await,
-        path => {
-            if let Some(name) = path.strip_prefix("/v1/models/") {
-                show::show(caller, reference(name)?).await
-            } else if let Some(name) = path.strip_prefix("/v1/manifests/") {
-                show::manifest(caller, reference(name)?).await
-            } else if let Some(name) = path.strip_prefix("/v1/heads/") {
-                let name = reference(name)?;
-                // The policy may refuse it, which has a record.
-                caller.record.note_subject(Some(short_name(&name)), None);
-                heads::heads(caller, name).await
-            } else if let Some(name) = path.strip_prefix("/v1/fit/") {
-                let name = reference(name)?;
-                // As for `heads`.
-                caller.record.note_subject(Some(short_name(&name)), None);
-                show::fit(caller, name, uri.query()).await
-            } else if let Some(name) = path.strip_prefix("/v1/history/") {
-                let name = reference(name)?;
-                caller.respond(move |daemon| ops::history(&daemon.store, &name)).await
-            } else if let Some(name) = path.strip_prefix("/v1/sharing/") {
-                let model = reference(name)?;
-                caller.respond(move |daemon| ops::sharing(&daemon.store, &model)).await
-            } else {
-                Err(unknown(&Method::GET, path))
-            }
-        }
-    }
-}
-
-async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
-    let daemon = &caller.daemon;
-    match path {
-        "/v1/open" => open::open(caller, request).await,
-        "/v1/import" => open::import(caller, request).await,
-        "/v1/limit" => {
-            let params: Params<LimitParams> = caller.params(request).await?;
-            let before = limit(daemon);
-            daemon.transfers.limit.set(params.bytes_per_second);
-            let limit = limit(daemon);
-            caller.record.finished(&NewPullLimit { limit, before });
-            caller.answer(&limit).await
-        }
-        "/v1/undelete" => {
-            let policy = caller.policy();
-            let undelete =
-                move |store: &_, requester, params: &_| ops::undelete(store, requester, &policy, params);
-            caller.change(request, undelete).await
-        }
-        "/v1/pin" => {
-            caller.change(request, |store: &_, requester, params| ops::pin(store, requester, params)).await
-        }
-        "/v1/partials/remove" => remove_partials(caller, caller.params(request).await?).await,
-        "/v1/remove" => {
-            let last_opened = Arc::clone(&daemon.last_opened);
-            let remove = move |store: &Arc<Store>, requester, params: &_| {
-                ops::remove(store, &*last_opened, requester, params)
-            };
-            caller.change(request, remove).await
-        }
-        "/v1/tag" => {
-            let policy = caller.policy();
-            let tag = move |store: &_, requester, params: &_| ops::tag(store, requester, &policy, params);
-            caller.change(request, tag).await
-        }
-        "/v1/rename" => rename(caller, request).await,
-        "/v1/gc" => collect(caller, *caller.params(request).await?).await,
-        "/v1/verify" => {
-            let params: Params<VerifyParams> = caller.params(request).await?;
-            if params.repair {
-                caller.require(Right::Pull, "--repair")?;
-            }
-            events::verify(caller, params)
-        }
-        "/v1/release" => release::release(caller, caller.params(request).await?).await,
-        "/v1/edit" => events::edit(caller, caller.params(request).await?),
-        "/v1/promote" => events::promote(caller, caller.params(request).await?),
-        "/v1/pull" => events::pull(caller, caller.params(request).await?),
-        "/v1/pull/plan" => observe::plan_pull(caller, caller.params(request).await?).await,
-        "/v1/resolve" => observe::resolve(caller, caller.params(request).await?).await,
-        "/v1/log" => log::log(caller, &*caller.params::<LogParams>(request).await?).await,
-        "/v1/inspect" => observe::inspect(caller, caller.params(request).await?).await,
-        "/v1/reindex" => reindex(caller).await,
-        _ => Err(unknown(&Method::POST, path)),
-    }
-}
-
-async fn reindex(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
-    let record = Arc::clone(&caller.record);
-    let reindex = move |daemon: &Daemon| {
-        let reindexed = ops::reindex(&daemon.store)?;
-        record.finished(&reindexed);
-        Ok(reindexed)
-    };
-    caller.respond(reindex).await
-}
-
-async fn rename(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
-    let (sessions, policy) = (caller.daemon.sessions.clone(), caller.policy());
-    let rename = move |store: &Arc<Store>, requester, params: &RenameParams| {
-        let renamed = ops::rename(store, requester, &policy, params)?;
-        // The source may have been given by its ID.
-        if let Ok(old) = renamed.from.parse() {
-            sessions.rename(&old, &params.target, renamed.digest);
-        }
-        Ok(renamed)
-    };
-    caller.change(request, rename).await
-}
-
-async fn collect(caller: &Caller, params: GcParams) -> Result<HttpResponse, ErrorBody> {
-    let record = Arc::clone(&caller.record);
-    let collect = move |daemon: &Daemon| {
-        let report = ops::gc(&daemon.store, params)?;
-        record.finished(&report);
-        Ok(report)
-    };
-    caller.respond(collect).await
-}
-
-async fn remove_partials(
-    caller: &Caller,
-    params: Params<RemovePartialsParams>,
-) -> Result<HttpResponse, ErrorBody> {
-    let (uid, may_drop_all) = (caller.peer.uid, caller.rights.include(Right::Administer));
-    let record = Arc::clone(&caller.record);
-    let remove = move |daemon: &Daemon| {
-        let done = ops::remove_partials(&daemon.store, &daemon.transfers, &params, uid, may_drop_all)?;
-        record.finished(&done);
-        Ok(done)
-    };
-    caller.respond(remove).await
+/// A change of the store that a request asks for.
+struct Change<'c, P> {
+    daemon: &'c Daemon,
+    store: &'c Arc<Store>,
+    requester: Requester,
+    policy: &'c CallerPolicy,
+    params: &'c P,
 }
 
 impl Caller {
-    /// The JSON parameters of a request.
-    async fn params<P: DeserializeOwned + Subject>(
+    async fn respond_to(self, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
+        if let Some(right) = self.route.right().filter(|right| !self.rights.include(*right)) {
+            self.note_refused(request).await;
+            return Err(self.refusal(right, None));
+        }
+        dispatch::dispatch(&self, request).await
+    }
+
+    /// Notes what a refused request names. A malformed one names nothing.
+    async fn note_refused(&self, request: Request<Incoming>) {
+        let noted = self.received(request, |received| self.route.subject(received)).await;
+        if let Ok((subject, _memory)) = noted {
+            self.record.note_subject(subject);
+        }
+    }
+
+    /// Does a request with the parameters that its client has sent.
+    async fn run<R: route::Request>(
         &self,
         request: Request<Incoming>,
-    ) -> Result<Params<P>, ErrorBody> {
-        let params: Params<P> = read_json(request, &self.daemon.limits, self.peer.uid).await?;
-        self.record.note_subject(params.subject(), params.verb());
-        self.record.note_source(params.source());
-        Ok(params)
+        work: impl AsyncFnOnce(&Self, Params<R::Params>) -> Result<Reply<R::Answer>, ErrorBody>,
+    ) -> Result<HttpResponse, ErrorBody> {
+        let params = self.params::<R>(request).await?;
+        Ok(work(self, params).await?.into_response())
+    }
+
+    /// Does a request that upgrades its connection.
+    async fn upgrade<R: route::Request>(
+        &self,
+        mut request: Request<Incoming>,
+        work: impl AsyncFnOnce(&Self, Params<R::Params>, Upgrade) -> Result<Reply<R::Answer>, ErrorBody>,
+    ) -> Result<HttpResponse, ErrorBody> {
+        let upgrade = Upgrade::requested(&mut request)?;
+        let params = self.params::<R>(request).await?;
+        Ok(work(self, params, upgrade).await?.into_response())
+    }
+
+    /// Does a request that only reads, on a thread that may block.
+    async fn read<R: route::Request<Answer = Document<T>>, T: serde::Serialize + Send + 'static>(
+        &self,
+        request: Request<Incoming>,
+        work: impl FnOnce(&Daemon, &R::Params) -> Result<T, OpError> + Send + 'static,
+    ) -> Result<HttpResponse, ErrorBody>
+    where
+        R::Params: Send + 'static,
+    {
+        let params = self.params::<R>(request).await?;
+        Ok(self.respond(move |daemon| work(daemon, &params)).await?.into_response())
+    }
+
+    /// Does a request that changes the store, on a thread that may block, and logs its result.
+    async fn change<
+        R: route::Request<Answer = Document<T>>,
+        T: serde::Serialize + Finished + Send + 'static,
+    >(
+        &self,
+        request: Request<Incoming>,
+        work: impl FnOnce(&Change<'_, R::Params>) -> Result<T, OpError> + Send + 'static,
+    ) -> Result<HttpResponse, ErrorBody>
+    where
+        R::Params: Send + 'static,
+    {
+        let params = self.params::<R>(request).await?;
+        let (requester, policy, record) = (self.requester(), self.policy(), Arc::clone(&self.record));
+        let work = move |daemon: &Daemon| {
+            let change =
+                Change { daemon, store: &daemon.store, requester, policy: &policy, params: &*params };
+            work(&change).inspect(|done| record.finished(done))
+        };
+        Ok(self.respond(work).await?.into_response())
+    }
+
+    /// The parameters of a request.
+    async fn params<R: route::Request>(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Params<R::Params>, ErrorBody> {
+        let (params, memory) = self.received(request, R::decode).await?;
+        self.record.note_subject(route::Params::subject(&params));
+        Ok(Params::new(params, memory))
+    }
+
+    /// Receives the parameters of a request and reads them with `read`. Returns what counts their memory too.
+    async fn received<T>(
+        &self,
+        request: Request<Incoming>,
+        read: impl FnOnce(&Received<'_>) -> Result<T, ErrorBody>,
+    ) -> Result<(T, Option<Permit>), ErrorBody> {
+        let uri = request.uri().clone();
+        let (body, memory) = match self.route.method() {
+            route::Method::Get => (Vec::new(), None),
+            route::Method::Post => read_body(request, &self.daemon.limits, self.peer.uid).await?,
+        };
+        let name = decoded(self.route.name_in(uri.path()).unwrap_or_default())?;
+        Ok((read(&Received { name: &name, query: uri.query(), body: &body })?, memory))
     }
 
     fn requester(&self) -> Requester {
@@ -316,45 +236,13 @@ impl Caller {
     fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {
         self.daemon.limits.lasting_for(self.peer.uid)
     }
-
-    /// Runs `work`, which changes the store, with the parameters in the request's body, and logs its result.
-    async fn change<
-        P: DeserializeOwned + Subject + Send + 'static,
-        T: serde::Serialize + Finished + Send + 'static,
-    >(
-        &self,
-        request: Request<Incoming>,
-        work: impl FnOnce(&Arc<Store>, Requester, &P) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
-        let params: Params<P> = self.params(request).await?;
-        let (requester, record) = (self.requester(), Arc::clone(&self.record));
-        let work = move |daemon: &Daemon| {
-            let done = work(&daemon.store, requester, &params)?;
-            record.finished(&done);
-            Ok(done)
-        };
-        self.respond(work).await
-    }
 }
 
-fn version(daemon: &Daemon) -> Version {
-    Version {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        protocol: blobd_client::protocol::VERSION,
-        root: daemon.store.place().display().to_string(),
-        pid: std::process::id(),
-    }
-}
-
-fn limit(daemon: &Daemon) -> PullLimit {
-    PullLimit { bytes_per_second: daemon.transfers.limit.get() }
-}
-
-/// Parses a percent-decoded reference.
-fn reference(text: &str) -> Result<Reference, ErrorBody> {
-    let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
-    let decoded = percent_decode_str(text).decode_utf8().map_err(|_not_utf8| malformed())?;
-    decoded.parse().map_err(|error: ReferenceError| ErrorBody::new(ErrorCode::InvalidRequest, error))
+/// A part of a path without percent-encoding.
+fn decoded(part: &str) -> Result<String, ErrorBody> {
+    let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{part:?}: malformed escape"));
+    let decoded = percent_decode_str(part).decode_utf8().map_err(|_not_utf8| malformed())?;
+    Ok(decoded.into_owned())
 }
 
 #[cfg(test)]
@@ -372,34 +260,23 @@ mod tests {
     use crate::principal::Groups;
 
     #[test]
-    fn reference_in_a_path_may_have_slashes_and_escapes() {
-        for name in ["hf.co/a/b:c", "hf.co%2Fa%2Fb%3Ac"] {
-            assert_eq!(reference(name).unwrap().short(), "hf.co/a/b:c");
+    fn name_in_a_path_may_have_slashes_and_escapes() {
+        for text in ["hf.co/a/b:c", "hf.co%2Fa%2Fb%3Ac"] {
+            assert_eq!(decoded(text).unwrap(), "hf.co/a/b:c");
         }
-    }
-
-    #[test]
-    fn malformed_names_are_refused() {
-        for name in ["", "../../etc/passwd", "a%", "a%zz", "%ff"] {
-            assert_eq!(reference(name).expect_err(name).code, ErrorCode::InvalidRequest);
-        }
-    }
-
-    #[tokio::test]
-    async fn unknown_requests_are_refused() {
-        let (_folder, caller) = caller();
-        for path in ["/", "/v1/model", "/v1/remove"] {
-            let code = get(&caller, &path.parse().unwrap()).await.err().map(|error| error.code);
-            assert_eq!(code, Some(ErrorCode::InvalidRequest), "{path}");
+        assert_eq!(decoded("%ff").unwrap_err().code, ErrorCode::InvalidRequest);
+        for text in ["", "../../etc/passwd", "a%", "a%zz"] {
+            let name = decoded(text).unwrap();
+            let received = Received { name: &name, ..Received::default() };
+            assert_eq!(Route::Model.subject(&received).expect_err(text).code, ErrorCode::InvalidRequest);
         }
     }
 
     fn caller() -> (tempfile::TempDir, Caller) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
-        let daemon = Arc::new(
-            Daemon::new(store, &RegistryPolicy::default(), Metrics::new(verbs::names()).unwrap()).unwrap(),
-        );
+        let daemon =
+            Arc::new(Daemon::new(store, &RegistryPolicy::default(), Metrics::new([]).unwrap()).unwrap());
         let peer = Principal {
             pid: 1,
             uid: 1,
@@ -410,14 +287,10 @@ mod tests {
         let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid, false).unwrap();
         let (stream, _client) = tokio::net::UnixStream::pair().unwrap();
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), &daemon.closer);
-        let record = RequestRecord::start(
-            &daemon,
-            &peer,
-            verbs::verb(&Method::GET, "/"),
-            daemon.request_ids.next_id(),
-        );
-        let route = route::find(&Method::GET, "/v1/doctor").unwrap();
-        (folder, Caller { daemon, route, peer, rights, socket, record })
+        let route = Route::Doctor;
+        let record = RequestRecord::start(&daemon, &peer, Some(route), daemon.request_ids.next_id());
+        let (turns, memory) = (dispatch::turns(route), dispatch::memory(route));
+        (folder, Caller { daemon, route, turns, memory, peer, rights, socket, record })
     }
 
     /// A client that repeatedly sends a request and disconnects must not get a thread each time.

@@ -76,8 +76,8 @@ pub use gc::gc;
 pub use heads::{HeadContent, HeadsOutline, heads};
 pub use health::health;
 pub use history::history;
+pub(crate) use import::client_has_gone;
 pub use import::import;
-pub(crate) use import::{client_has_gone, imported_name};
 #[cfg(test)]
 pub use import_source::FileAccess;
 pub use import_source::{FileFacts, ImportSource};
@@ -104,6 +104,8 @@ pub use resolve::resolve;
 pub use sharing::sharing;
 pub use show::{Shown, outline, show};
 pub(crate) use stored_header::header_bytes;
+#[cfg(test)]
+pub(crate) use survey::recipe_fault;
 pub use tag::tag;
 pub(crate) use time::rfc3339;
 pub use undelete::{trash, undelete};

@@ -6,7 +6,6 @@ use std::ops::Deref;
 use blobd_client::error::ModelError;
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::model_tensor::TensorFormat;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_model::diff::packed_blobs;
 use blobd_store_format::descriptor::MediaType;
@@ -63,9 +62,8 @@ impl Side {
         let header = weights.find_map(|file| Header::parse(&file.content?.0).ok());
         let tensors: Vec<_> = details.tensors.iter().cloned().map(TensorEntry::from).collect();
         // Layers of several tensors are not among the packed blobs: their tensors cannot be opened singly.
-        let split = details.tensors.iter().zip(&tensors);
-        let split = split.filter(|(tensor, _)| tensor.format == TensorFormat::Gguf);
-        let packed = packed_blobs(split.map(|(_, entry)| entry));
+        let whole = details.whole_files();
+        let packed = packed_blobs(tensors.iter().filter(|tensor| !whole.contains(&tensor.digest)));
         let texts = details.layers.iter().map(|layer| (&layer.media_type, Some(layer.digest)));
         let texts = Some(texts_of(texts));
         let place = SidePlace::Stored(reference.clone(), packed);

@@ -213,6 +213,7 @@ impl Document {
     /// Adds what the daemon knows: blobs, and what is shared.
     fn stored(mut self, connected: &Connected, reference: &Reference) -> Result<Self, ErrorBody> {
         let details = connected.client.model(reference).map_err(client_error)?;
+        let whole = details.whole_files();
         // The index may still be in preparation; everything else can be shown.
         self.sharing = connected.client.sharing(reference).ok().map(Sharing::from);
         self.origin = details.origin;
@@ -222,7 +223,7 @@ impl Document {
         self.parameters = details.parameters;
         self.quantization = details.quantization;
         self.metadata = details.metadata;
-        self.tensors = tensors::stored(details.tensors, &self.files);
+        self.tensors = tensors::stored(details.tensors, &self.files, &whole);
         let layers = details.layers.into_iter().map(|layer| LayerRow {
             media_type: layer.media_type,
             name: layer.name,

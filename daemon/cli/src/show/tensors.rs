@@ -1,9 +1,10 @@
 //! The tensors of a described model, with their positions in the original files.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use blobd_client::protocol::model_tensor::{ModelTensor, TensorFormat};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::file_layout::{FileLayout, RangeContent, TensorRange};
 use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Experts;
@@ -104,8 +105,13 @@ pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
     tensors.collect()
 }
 
-/// The stored tensors with their positions in the files. The entries are grouped by file, in the same order.
-pub(super) fn stored(entries: Vec<ModelTensor>, files: &[ParsedFile]) -> Vec<ShownTensor> {
+/// The stored tensors with their positions in the files. The entries are grouped by file, in the same order. The files
+/// `whole` are blobs themselves.
+pub(super) fn stored(
+    entries: Vec<ModelTensor>,
+    files: &[ParsedFile],
+    whole: &HashSet<Digest>,
+) -> Vec<ShownTensor> {
     let mut entries = entries.into_iter();
     let mut shown = Vec::with_capacity(entries.len());
     for file in files {
@@ -118,8 +124,7 @@ pub(super) fn stored(entries: Vec<ModelTensor>, files: &[ParsedFile]) -> Vec<Sho
         }
     }
     shown.extend(entries.map(|entry| {
-        // A layer of its own is stored whole, so the blob is the file.
-        let file_offset = (entry.format == TensorFormat::Safetensors).then_some(entry.offset);
+        let file_offset = whole.contains(&entry.digest).then_some(entry.offset);
         ShownTensor::Stored { entry, file_offset }
     }));
     shown

@@ -1,36 +1,24 @@
-//! The requests that the page may make: each is one question to the daemon, and none changes anything.
+//! The requests that the page may make: those that the table of the API marks. Each is one question to the daemon, and
+//! none changes anything.
 
 use blobd_client::client::Client;
-use blobd_client::error::{ClientError, ProtocolError};
-use blobd_client::protocol::request::GcParams;
-use serde::Serialize;
+use blobd_client::error::ClientError;
+use blobd_client::protocol::route::{Received, Route};
+use hyper::Uri;
 
 /// Asks the daemon, as the user who runs the command.
 #[derive(Clone, Debug)]
 pub(crate) struct Relay(Client);
 
-/// The most names of models in one list of the disk usage: as many as the page shows.
-const MAX_NAMES: u32 = 12;
-
-type Question = fn(&Client) -> Result<Vec<u8>, ClientError>;
-
-/// The paths, and what the daemon is asked.
-const QUESTIONS: [(&str, Question); 10] = [
-    ("/api/version", |client| json(&client.version()?)),
-    ("/api/models", |client| json(&client.models()?)),
-    ("/api/df", |client| json(&client.disk_usage_in_detail(MAX_NAMES)?)),
-    ("/api/ps", |client| json(&client.sessions()?)),
-    ("/api/residency", |client| json(&client.sessions_with_residency()?)),
-    ("/api/pulls", |client| json(&client.running_pulls()?)),
-    ("/api/partials", |client| json(&client.unfinished_downloads()?)),
-    ("/api/trash", |client| json(&client.trash()?)),
-    ("/api/gc", |client| json(&client.gc(&GcParams { dry_run: true, ..GcParams::default() })?)),
-    ("/api/eviction", |client| json(&client.eviction_plan(None)?)),
-];
+/// How the paths of the page begin, and how those of the daemon do.
+const PREFIXES: [&str; 2] = ["/api/", "/v1/"];
 
 /// A request that the page may make.
-#[derive(Clone, Copy)]
-pub(super) struct Request(Question);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    route: Route,
+    query: Option<String>,
+}
 
 impl Relay {
     pub(crate) const fn new(client: Client) -> Self {
@@ -38,31 +26,37 @@ impl Relay {
     }
 
     /// Sends the request to the daemon, and returns its response. Blocks.
-    pub(super) fn ask(&self, request: Request) -> Result<Vec<u8>, ClientError> {
-        (request.0)(&self.0)
+    pub(super) fn ask(&self, request: &Request) -> Result<Vec<u8>, ClientError> {
+        let received = Received { query: request.query.as_deref(), ..Received::default() };
+        self.0.forward(request.route, &received)
     }
 }
 
-/// The request with this path, if there is one.
-pub(super) fn find(path: &str) -> Option<Request> {
-    QUESTIONS.iter().find(|(known, _)| *known == path).map(|(_, question)| Request(*question))
-}
-
-fn json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
-    serde_json::to_vec(value).map_err(|error| ProtocolError::Json { reason: error.to_string() }.into())
+/// The request at this address, if there is one: `/api/df?detail=12` is the daemon's with `/v1` in place of `/api`.
+pub(super) fn find(uri: &Uri) -> Option<Request> {
+    let [page, daemon] = PREFIXES;
+    let path = format!("{daemon}{}", uri.path().strip_prefix(page)?);
+    let (route, _) = Route::find("GET", &path).filter(|(route, _)| route.is_for_page())?;
+    Some(Request { route, query: uri.query().map(str::to_owned) })
 }
 
 #[cfg(test)]
 mod tests {
+    use blobd_client::protocol::route::Method;
+
     use super::*;
 
     #[test]
-    fn unknown_paths_are_not_relayed() {
-        assert!(find("/api/df").is_some());
-        for path in
-            ["/api/remove", "/v1/df", "/api/", "/api/df/", "/api/../v1/remove", "/API/df", "/api/df?x"]
-        {
-            assert!(find(path).is_none(), "{path}");
+    fn only_requests_for_the_page_are_relayed() {
+        let find = |path: &str| find(&path.parse().unwrap());
+        for route in Route::ALL.iter().filter(|route| route.method() == Method::Get) {
+            let found = find(&route.path().replacen("/v1/", "/api/", 1).replace("{reference}", "m"));
+            assert_eq!(found.map(|found| found.route), route.is_for_page().then_some(*route), "{route}");
+        }
+        let detailed = Request { route: Route::Usage, query: Some("detail=12".to_owned()) };
+        assert_eq!(find("/api/df?detail=12"), Some(detailed));
+        for path in ["/v1/df", "/api/", "/api/df/", "/api/../v1/df", "/API/df", "/api//df", "/df"] {
+            assert_eq!(find(path), None, "{path}");
         }
     }
 }

@@ -103,12 +103,12 @@ async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> WebRespons
     if let Err(foreign) = check_origin(request.headers()) {
         return refused(Refusal::Foreign(foreign));
     }
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    match (&method, path.as_str()) {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    match (&method, uri.path()) {
         (&Method::POST, "/session") => redeem(shared, request).await,
         (&Method::GET, path) => match assets::find(path) {
             Some(asset) => with_type(StatusCode::OK, asset.media_type, asset.content.into()),
-            None => match (relay::find(path), shared.access.check_key(request.headers())) {
+            None => match (relay::find(&uri), shared.access.check_key(request.headers())) {
                 (Some(question), Ok(())) => answer(shared, question).await,
                 (Some(_), Err(refusal)) => refused(refusal),
                 (None, _) => unknown(&method, path),
@@ -134,7 +134,7 @@ async fn answer(shared: &Arc<Shared>, question: relay::Request) -> WebResponse {
         return error(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"));
     };
     let relay = shared.relay.clone();
-    let asked = tokio::task::spawn_blocking(move || relay.ask(question)).await;
+    let asked = tokio::task::spawn_blocking(move || relay.ask(&question)).await;
     match asked {
         Ok(Ok(bytes)) => with_type(StatusCode::OK, "application/json", bytes.into()),
         // The page has been answered all the same: another status would be an error on the browser's console.

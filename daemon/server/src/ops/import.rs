@@ -109,11 +109,6 @@ fn target_name(params: &ImportParams) -> Result<TargetName, OpError> {
     names.map(TargetName::Derived).map_err(|source| OpError::Name { from: from(), source })
 }
 
-/// The name under which the request is recorded until the model has its name.
-pub(crate) fn imported_name(params: &ImportParams) -> Option<Reference> {
-    target_name(params).ok().map(|name| name.preferred().clone())
-}
-
 /// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:
 /// nothing of it is used.
 fn display_name(file_name: &str) -> String {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::event::{Phase, Progress as _, State};
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_model::facts::ModelFacts;
@@ -47,14 +48,14 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let target = target_name(params)?;
     let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;
-    pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
+    pull.send(PullProgress::working("pulling manifest", Phase::Resolving));
     let reusable = Reusable::new(store, policy);
     let known = known_files(pull, &reusable)?;
     let resolved = resolve(registry, params, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     let chosen = chosen_files(&remote);
     if let Some(chosen) = &chosen {
-        pull.send(PullProgress { status: chosen.to_string(), ..PullProgress::default() });
+        pull.send(PullProgress::working(chosen.to_string(), Phase::Resolving));
     }
     refuse_without_layers(pull, &remote)?;
     check_pull(pull, &reusable, reference, &remote)?;
@@ -83,7 +84,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
             (model.forgetting_invalid(&files, |model| model.take_files(&files))?, origin)
         }
     };
-    pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
+    pull.send(PullProgress::working("writing manifest", Phase::Syncing));
     let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
     let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
@@ -149,7 +150,7 @@ async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) 
             return answer;
         }
         if let Some(status) = pull.transfers.waiting_status(host, "answer", started.elapsed()) {
-            pull.send(PullProgress { status, ..PullProgress::default() });
+            pull.send(PullProgress::waiting(status, Phase::Resolving));
         }
     }
 }
@@ -219,7 +220,7 @@ impl Incoming<'_> {
             let restarts = as_stream.is_set();
             let mut progress = PullProgress { completed, restarts, ..file_progress(file, &again, 0, None) };
             if let Some(status) = transfers.waiting_status(file.host(), "data", silence.lasts()) {
-                progress.status = status;
+                (progress.status, progress.state) = (status, State::Waiting);
             }
             pull.send_of_file(file, progress);
             !events.is_closed()
@@ -321,8 +322,7 @@ impl Incoming<'_> {
 
     fn fetch_permit(&self, file: &RemoteFile) -> Result<Permit, OpError> {
         let Pull { fetches, handle, events, requester, .. } = self.pull;
-        let status = "waiting for other pulls to end".to_owned();
-        self.pull.send(PullProgress { status, ..PullProgress::default() });
+        self.pull.send(PullProgress::queued("waiting for other pulls to end"));
         let permit = handle.block_on(async {
             tokio::select! {
                 permit = fetches.turns.acquire(requester.uid()) => Some(permit),
@@ -485,6 +485,8 @@ fn file_progress(file: &RemoteFile, again: &Flag, completed: u64, reused: Option
     let name = file.digest().map_or_else(|| file.label(), Digest::short);
     PullProgress {
         status: format!("pulling {name}{}", if again.is_set() { " again: wrong digest" } else { "" }),
+        state: State::Working,
+        phase: Some(Phase::Receiving),
         digest: file.digest(),
         total: Some(file.size()),
         completed: Some(completed),

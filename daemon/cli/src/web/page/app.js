@@ -295,8 +295,8 @@ async function answer(question) {
 const polls = {
   pulls: new Poll(EVERY.pulls, async () => showPulls(await answer("pulls"))),
   ps: new Poll(EVERY.ps, async () => showSessions(await answer("ps"))),
-  df: new Poll(EVERY.df, async () => showDisk(...await Promise.all([answer("df"), answer("models")]))),
-  residency: new Poll(EVERY.residency, async () => noteResidency(await answer("residency"))),
+  df: new Poll(EVERY.df, async () => showDisk(...await Promise.all([answer("df?detail=12"), answer("models")]))),
+  residency: new Poll(EVERY.residency, async () => noteResidency(await answer("ps?residency=true"))),
   // A user who may not collect is told so, which is no failure.
   plans: new Poll(EVERY.plans, async () => {
     find("store").textContent = (await answer("version")).root;

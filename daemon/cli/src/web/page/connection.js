@@ -28,7 +28,7 @@ export async function begin() {
   if (!key) throw new Refused("This window has no session. Run `blobd web` and open the link that it prints.");
 }
 
-/** Asks a question, such as `df`. An error of the daemon is part of the answer. */
+/** Asks a question, such as `df`: one that the daemon answers at `/v1/df`. An error of the daemon is part of the answer. */
 export async function ask(question) {
   const answer = await receive(`/api/${question}`, { headers: { "X-Blobd-Key": key } });
   if (answer.refused) throw new Refused(text(answer.error));
