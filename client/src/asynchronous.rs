@@ -43,9 +43,13 @@ use blobd_store_format::reference::Reference;
 use crate::client::Client;
 use crate::error::ClientError;
 use crate::model::OpenModel;
-use crate::protocol::request::{OpenParams, PullParams, ReleaseParams};
-use crate::protocol::response::{
-    ModelDetails, ModelList, PullDone, PullEvent, Released, SessionList, Version,
+use crate::protocol::event::Event;
+use crate::protocol::request::OpenParams;
+use crate::protocol::response::SessionList;
+use crate::protocol::route::routes;
+use crate::protocol::{
+    access, accounts, configuration, edit, event, heads, health, history, promote, request, response, space,
+    upkeep,
 };
 
 /// An asynchronous client of a daemon.
@@ -88,57 +92,12 @@ impl AsyncClient {
         Pending::start(move || work(&client)).await?
     }
 
-    /// As [`Client::version`].
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn version(&self) -> Result<Version, ClientError> {
-        self.run(Client::version).await
-    }
-
-    /// As [`Client::models`].
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn models(&self) -> Result<ModelList, ClientError> {
-        self.run(Client::models).await
-    }
-
-    /// As [`Client::model`].
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn model(&self, reference: &Reference) -> Result<ModelDetails, ClientError> {
-        let reference = reference.clone();
-        self.run(move |client| client.model(&reference)).await
-    }
-
     /// As [`Client::sessions`].
     ///
     /// # Errors
     /// As there.
     pub async fn sessions(&self) -> Result<SessionList, ClientError> {
         self.run(Client::sessions).await
-    }
-
-    /// As [`Client::release`].
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn release(&self, params: ReleaseParams) -> Result<Released, ClientError> {
-        self.run(move |client| client.release(&params)).await
-    }
-
-    /// As [`Client::pull`]; `on_event` is called on the request's thread.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn pull(
-        &self,
-        params: PullParams,
-        on_event: impl FnMut(PullEvent) + Send + 'static,
-    ) -> Result<PullDone, ClientError> {
-        self.run(move |client| client.pull(&params, on_event)).await
     }
 
     /// As [`Client::open`].
@@ -157,6 +116,64 @@ impl AsyncClient {
         self.run(move |client| client.open_with(&params)).await
     }
 }
+
+/// As `client_methods`.
+macro_rules! asynchronous_methods {
+    (@row [$($doc:meta)*] ($($params:tt)*) $answer:ident($($type:tt)*)) => {};
+    (@row [$($doc:meta)*] fn $call:ident(NoParams) Document($response:ty)) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// As for the method of [`Client`].
+        pub async fn $call(&self) -> Result<$response, ClientError> {
+            self.run(Client::$call).await
+        }
+    };
+    (@row [$($doc:meta)*] fn $call:ident(Reference) Document($response:ty)) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// As for the method of [`Client`].
+        pub async fn $call(&self, reference: &Reference) -> Result<$response, ClientError> {
+            let reference = reference.clone();
+            self.run(move |client| client.$call(&reference)).await
+        }
+    };
+    (@row [$($doc:meta)*] fn $call:ident($params:ty) Document($response:ty)) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// As for the method of [`Client`].
+        pub async fn $call(&self, params: $params) -> Result<$response, ClientError> {
+            self.run(move |client| client.$call(&params)).await
+        }
+    };
+    (@row [$($doc:meta)*] fn $call:ident($params:ty) Events($progress:ty, $done:ty)) => {
+        $(#[$doc])*
+        /// `on_event` is called on the request's thread.
+        ///
+        /// # Errors
+        /// As for the method of [`Client`].
+        pub async fn $call(
+            &self,
+            params: $params,
+            on_event: impl FnMut(Event<$progress, $done>) + Send + 'static,
+        ) -> Result<$done, ClientError> {
+            self.run(move |client| client.$call(&params, on_event)).await
+        }
+    };
+    ($(
+        $(#[$doc:meta])*
+        $name:ident: $method:ident $path:tt, $verb:literal, $right:ident, [$($flag:ident),*],
+            $(fn $call:ident)? ($($params:tt)*) -> $answer:ident($($type:tt)*);
+    )*) => {
+        impl AsyncClient {
+            $(asynchronous_methods! { @row [$($doc)*] $(fn $call)? ($($params)*) $answer($($type)*) })*
+        }
+    };
+}
+
+routes!(asynchronous_methods);
 
 /// The result of a thread.
 struct Pending<T>(Arc<Mutex<Slot<T>>>);

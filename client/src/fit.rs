@@ -1,4 +1,4 @@
-//! Estimates the memory that a model needs, for `blobd fit` and for `GET /v1/fit/{reference}`.
+//! Estimates the memory that a model needs, for `blobd fit` and for `Route::Fit`.
 
 use blobd_model::estimate::{EstimateError, Model, ModelSet, Settings};
 use blobd_model::metadata::Metadata;

@@ -167,6 +167,9 @@ struct Shard {
 
 impl Shard {
     fn read(model: &OpenModel, layer: usize) -> Result<Self, ModelError> {
+        if !model.described(layer)?.1.format.is_gguf() {
+            return Err(ModelError::NoHeader { layer: Some(layer) });
+        }
         let header = Header::parse(&model.layer_header(layer)?);
         let header = header.map_err(|reason| ModelError::Gguf { layer: Some(layer), reason })?;
         let number = header.value("split.no").and_then(|number| number.as_u64()).unwrap_or(0);

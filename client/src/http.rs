@@ -11,7 +11,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use self::body::BodyDecoder;
@@ -19,6 +18,7 @@ use crate::error::{ClientError, ProtocolError};
 use crate::protocol::connection::{Connection, receive_message, send_all};
 use crate::protocol::error::ErrorResponse;
 use crate::protocol::request_id::{REQUEST_ID_HEADER, RequestId};
+use crate::protocol::route::{self, AnswerKind, Encoded, Route};
 use crate::protocol::{MAX_FDS_PER_BATCH, UPGRADE};
 
 /// The longest response head read.
@@ -36,35 +36,23 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn query(path: &str) -> Self {
-        let head = format!("GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n");
-        Self { head, body: Vec::new(), max_fds: 0 }
+    /// The request of a route with these parameters.
+    pub(crate) fn of<R: route::Request>(params: &R::Params) -> Result<Self, ClientError> {
+        let Encoded { target, body } = R::encode(params).map_err(io::Error::from)?;
+        Ok(Self::new(R::ROUTE, &target, body))
     }
 
-    /// `POST path` with a JSON body.
-    pub(crate) fn post(path: &str, params: &impl Serialize) -> Result<Self, ClientError> {
-        Self::with_body(path, params, "connection: close", 0)
-    }
-
-    /// `POST path` with a JSON body and an upgrade to frames.
-    pub(crate) fn upgrade(path: &str, params: &impl Serialize) -> Result<Self, ClientError> {
-        let headers = format!("connection: upgrade\r\nupgrade: {UPGRADE}");
-        Self::with_body(path, params, &headers, MAX_FDS_PER_BATCH)
-    }
-
-    fn with_body(
-        path: &str,
-        params: &impl Serialize,
-        headers: &str,
-        max_fds: usize,
-    ) -> Result<Self, ClientError> {
-        let body = serde_json::to_vec(params).map_err(io::Error::from)?;
-        let length = body.len();
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: blobd\r\n{headers}\r\n\
-             content-type: application/json\r\ncontent-length: {length}\r\n"
-        );
-        Ok(Self { head, body, max_fds })
+    /// The request of a route with this path and query, and this JSON body.
+    pub(crate) fn new(route: Route, target: &str, body: Option<Vec<u8>>) -> Self {
+        let (headers, max_fds) = match route.answer() {
+            AnswerKind::Frames => (format!("connection: upgrade\r\nupgrade: {UPGRADE}"), MAX_FDS_PER_BATCH),
+            _ => ("connection: close".to_owned(), 0),
+        };
+        let mut head = format!("{} {target} HTTP/1.1\r\nhost: blobd\r\n{headers}\r\n", route.method().name());
+        if let Some(body) = &body {
+            head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+        }
+        Self { head, body: body.unwrap_or_default(), max_fds }
     }
 
     /// Sends the request and waits for the head of the response.

@@ -53,6 +53,7 @@ pub mod journal;
 pub mod loopback;
 pub mod model;
 pub mod name_service;
+pub mod paths;
 #[cfg(feature = "long-running")]
 pub mod process;
 pub mod protocol;

@@ -131,11 +131,12 @@ impl OpenModel {
     /// # Errors
     /// [`ModelError::NoHeader`] when no layer has one, and those of mapping.
     pub fn header(&self) -> Result<BlobSlice, ModelError> {
-        let place = self.head.layers.iter().position(|layer| layer.header.is_some());
+        let has_header = |layer: &OpenLayer| layer.header.is_some() && layer.format.is_gguf();
+        let place = self.head.layers.iter().position(has_header);
         self.layer_header(place.ok_or(ModelError::NoHeader { layer: None })?)
     }
 
-    /// The GGUF header of the layer with this number.
+    /// The header of the layer with this number, in the layer's format.
     ///
     /// # Errors
     /// As [`header`](Self::header), or [`ModelError::NoLayer`].

@@ -7,14 +7,17 @@ use std::fs;
 use std::path::Path;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::ImportProgress;
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
-use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_model::quant::BlockLayout;
+use blobd_store_format::descriptor::{Compression, Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Header, Value};
 use blobd_store_format::manifest::Manifest;
-use blobd_model::quant::BlockLayout;
+use blobd_store_format::recipe::{Member, Piece, Recipe, seal};
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
+use blobd_store_format::tensor::TensorFormat;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -28,6 +31,9 @@ fn main() -> Result<()> {
         if let Some(recipe) = recipe(&file) {
             write("recipe", name, &recipe)?;
         }
+    }
+    for (name, json) in recipes()? {
+        write("recipe", name, &json)?;
     }
     for layout in BlockLayout::all() {
         let (id, size) = (u8::try_from(layout.ggml_type().id())?, usize::try_from(layout.bytes())?);
@@ -145,6 +151,39 @@ fn recipe(file: &[u8]) -> Option<Vec<u8>> {
     Some(plan.recipe(Digest::of(file), &digests, literals).ok()?.to_json())
 }
 
+/// Recipes of every kind, and of every version by its fields.
+fn recipes() -> Result<Vec<(&'static str, Vec<u8>)>> {
+    let (file, blob) = (Digest::of(b"archive"), Digest::of(b"blob"));
+    let pieces = vec![Piece::Zeros { zeros: 4 }, Piece::Blob { blob, offset: 0, length: 8 }];
+    let path = "m/a.safetensors".to_owned();
+    let member = Member {
+        path,
+        offset: 4,
+        size: 8,
+        digest: blob,
+        format: Some(TensorFormat::Safetensors),
+        tensors: 0,
+    };
+    let archive = Recipe::for_archive(file, pieces, Vec::new(), vec![member])?;
+    let packed = Recipe::for_packed(Digest::of(b"packed"), 5, Compression::Zstd, archive.clone())?;
+    let parts = format!(r#""pieces":[{{"blob":"{blob}","offset":0,"length":8}}],"tensors":[]"#);
+    let member = format!(r#"[{{"path":"a","offset":0,"size":8,"digest":"{blob}","tensors":0}}]"#);
+    let unpacked = format!(r#"{{"compression":"gzip","digest":"{file}","size":8}}"#);
+    let earlier = |version: u32, size: u64, fields: &str| {
+        let start = format!(r#"{{"version":{version},"file":"{blob}","size":{size}"#);
+        seal(format!("{start},{parts}{fields}}}").into_bytes())
+    };
+    Ok(vec![
+        ("archive", archive.to_json()),
+        ("packed", packed.to_json()),
+        ("whole", Recipe::for_whole_file(blob, 8)?.to_json()),
+        ("version-1", earlier(1, 8, "")),
+        ("version-2", earlier(2, 8, &format!(r#","members":{member}"#))),
+        ("version-3", earlier(3, 4, &format!(r#","members":{member},"unpacked":{unpacked}"#))),
+        ("version-4", earlier(4, 8, r#","whole":true"#)),
+    ])
+}
+
 fn manifest() -> Result<Manifest> {
     let descriptor = |media_type: &str, content: &[u8]| Descriptor {
         media_type: MediaType::new(media_type),
@@ -163,7 +202,7 @@ fn write_frames() -> Result<()> {
     let opened = bytes_of(&opened())?;
     write("frame", "open", &[&[9], &opened[..]].concat())?;
     let import = bytes_of(&[
-        Frame::Progress { completed: 1, total: 2 },
+        Frame::Progress(ImportProgress { completed: 1, total: 2, ..ImportProgress::default() }),
         Frame::Error(ErrorBody::new(ErrorCode::InvalidInput, "no GGUF file")),
     ])?;
     write("frame", "import", &[&[0], &import[..]].concat())?;
@@ -204,6 +243,7 @@ fn opened() -> Vec<Frame> {
         digest: Digest::of(media_type.as_bytes()),
         size,
         fd,
+        format: TensorFormat::Gguf,
         header: None,
         piece_count,
     };

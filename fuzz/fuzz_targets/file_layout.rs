@@ -6,6 +6,7 @@
 //! layout, which fills every blob exactly and puts every tensor inside its blob.
 #![no_main]
 
+use blobd_model::facts::ModelFacts;
 use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress, read_header};
 use blobd_store_format::file_layout::{FileLayout, RangeContent};
 use blobd_store_format::recipe::Recipe;
@@ -26,7 +27,7 @@ fuzz_target!(|input: &[u8]| {
         }
         (whole, portions) => panic!("{whole:?} as a whole, {portions:?} in portions"),
     };
-    let facts = header.facts();
+    let facts = ModelFacts::from_header(&*header);
     let _ = (facts.parameter_size(), header.metadata().count());
     let (length, headed) = (bytes.len() as u64, header.bytes().len() as u64);
     for file_size in

@@ -7,7 +7,7 @@
 
 use std::mem::discriminant;
 
-use blobd_model::edit::{Change, KeyEdit};
+use blobd_model::edit::{Change, EditedHeader, KeyEdit};
 use blobd_model::rewrite::{RewriteOptions, RewritePlan, RewriteSource};
 use blobd_store_format::gguf::{ByteOrder, GgufError, Header, HeaderParser, Progress};
 use libfuzzer_sys::fuzz_target;

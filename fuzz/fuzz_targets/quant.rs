@@ -5,8 +5,8 @@
 //! twice restores them.
 #![no_main]
 
-use blobd_store_format::gguf::GgmlType;
 use blobd_model::quant::{BlockLayout, Values, dequantize, element_count, swap_bytes};
+use blobd_store_format::gguf::GgmlType;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -6,8 +6,8 @@
 //! of a model, each of its tensors is described or is a part of another one.
 #![no_main]
 
-use blobd_store_format::safetensors::{Header, HeaderWriter};
 use blobd_model::tensor_layers::{Quantization, TensorLayers};
+use blobd_store_format::safetensors::{Header, HeaderWriter};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -10,29 +10,33 @@ pub use self::tar::{TarError, TarReader};
 use crate::descriptor::{Descriptor, MediaType};
 use crate::expert::ExpertGroup;
 use crate::file_format::FileFormat;
-use crate::file_layout::{ArchiveFile, FileLayout, FileRange, RangeContent, TensorRange};
+use crate::file_layout::{
+    ArchiveFile, ArchiveMember, FileContent, FileLayout, FileRange, RangeContent, TensorRange,
+};
 use crate::recipe::Member;
+use crate::tensor::TensorFormat;
 
 impl Member {
     /// The descriptor that the file would have if it were a layer.
     #[must_use]
     pub fn descriptor(&self) -> Descriptor {
-        let media_type = member_type(&self.path, self.tensors > 0);
+        let media_type = member_type(&self.path, self.format);
         Descriptor { media_type, digest: self.digest, size: self.size }
     }
 }
 
-/// The media type of a file in an archive, by its path, and by whether it has a header with tensors.
+/// The media type of a file in an archive, by its format, or else by its path.
 #[must_use]
-pub fn member_type(path: &str, has_tensors: bool) -> MediaType {
+pub fn member_type(path: &str, format: Option<TensorFormat>) -> MediaType {
     let is_safetensors = || path.to_ascii_lowercase().ends_with(".safetensors");
-    MediaType::new(if has_tensors || FileFormat::split_name(path).is_some() {
-        MediaType::PACK_GGUF
-    } else if is_safetensors() {
-        MediaType::PACK_SAFETENSORS
-    } else {
-        MediaType::PACK_CONFIG
-    })
+    MediaType::new(
+        match format.or_else(|| FileFormat::split_name(path).map(|(_stem, format)| format.tensor_format())) {
+            Some(TensorFormat::Gguf) => MediaType::PACK_GGUF,
+            Some(TensorFormat::Safetensors) => MediaType::PACK_SAFETENSORS,
+            None if is_safetensors() => MediaType::PACK_SAFETENSORS,
+            None => MediaType::PACK_CONFIG,
+        },
+    )
 }
 
 /// The layout of an archive with the files `files`, in order, and the layout of each one with a known format. The
@@ -54,12 +58,15 @@ pub fn layout(archive_size: u64, files: Vec<(ArchiveFile, Option<FileLayout>)>) 
     for (file, layout) in files {
         joined.push_gap_up_to(file.offset);
         let before = joined.tensors.len();
-        match layout {
+        let format = match layout {
             Some(layout) => joined.push_layout(layout),
-            None => joined.push_gap_up_to(file.offset.saturating_add(file.size)),
-        }
+            None => {
+                joined.push_gap_up_to(file.offset.saturating_add(file.size));
+                None
+            }
+        };
         let tensor_count = joined.tensors.len().saturating_sub(before);
-        members.push((file, tensor_count));
+        members.push(ArchiveMember { file, format, tensor_count });
     }
     joined.push_gap_up_to(archive_size);
     let Joined { tensors, groups, ranges, .. } = joined;
@@ -86,7 +93,7 @@ impl Joined {
         self.push(RangeContent::Gap, end.saturating_sub(self.position));
     }
 
-    fn push_layout(&mut self, layout: FileLayout) {
+    fn push_layout(&mut self, layout: FileLayout) -> Option<TensorFormat> {
         let first = self.tensors.len();
         for range in layout.ranges() {
             let content = match range.content {
@@ -96,6 +103,11 @@ impl Joined {
             self.push(content, range.size);
         }
         self.groups.extend(layout.groups().iter().map(|group| group.moved(first)));
-        self.tensors.extend(layout.into_tensors());
+        let (tensors, content) = layout.into_parts();
+        self.tensors.extend(tensors);
+        match content {
+            FileContent::Tensors(format) => Some(format),
+            FileContent::Archive(_) => None,
+        }
     }
 }

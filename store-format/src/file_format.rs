@@ -3,46 +3,82 @@
 //! A format is recognised by a file's first bytes, name or media type. [`HeaderReader`] parses the
 //! start of a file of any format into a [`ModelHeader`]: its [`FileLayout`], by which the file is
 //! split, and its metadata. To add a format, write a parser, a `FileFormat` like that in
-//! `gguf_format`, and a line in `FORMATS`.
+//! `gguf_format`, and a line in `FORMATS`. safetensors has all but the line: its files are stored whole, except in
+//! tests that add it with `testing::with_safetensors`.
 
 mod gguf_format;
 mod kind;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod safetensors_format;
 
 use std::fmt;
 
 use self::kind::START_BYTES;
 pub use self::kind::{FileKind, FileOrigin, FoundFile};
 use crate::descriptor::MediaType;
-use crate::file_layout::FileLayout;
-use crate::gguf::{GgufError, Header, MAX_PADDED_HEADER_BYTES};
+use crate::file_layout::{FileLayout, LayoutError};
+use crate::gguf::{GgufError, Header};
 pub use crate::gguf::{MetadataValue, Progress};
+use crate::safetensors::SafetensorsError;
+use crate::tensor::TensorFormat;
 
 /// The formats that are split.
 static FORMATS: [&FileFormat; 1] = [&gguf_format::FORMAT];
-/// Formats that are named in media types and stored without splitting.
+/// Formats that are named in media types and stored without splitting, unless they are in [`FORMATS`].
 const WHOLE_FORMATS: [&str; 2] = ["safetensors", "dduf"];
-/// The bytes that distinguish the formats that are split; no file of them is shorter.
-const SIGNATURE_BYTES: usize = 4;
 /// The longest header of any format in bytes, including the padding before its data section.
-pub const MAX_HEADER_BYTES: u64 = MAX_PADDED_HEADER_BYTES;
+pub const MAX_HEADER_BYTES: u64 = longest_header();
 
 /// A format of model files.
 #[derive(Debug)]
 pub struct FileFormat {
-    name: &'static str,
+    format: TensorFormat,
+    /// The name for people, such as `GGUF`.
+    title: &'static str,
     extension: &'static str,
-    is_start: fn(&[u8; SIGNATURE_BYTES]) -> bool,
+    /// The longest header with padding, in bytes.
+    max_header_bytes: u64,
+    /// Whether a file that starts with these bytes, at most [`START_BYTES`], has the format. False as long as they can be
+    /// the start of other files. At most one format recognises a file.
+    is_start: fn(&[u8]) -> bool,
     parser: fn() -> Box<dyn FormatParser>,
+}
+
+#[cfg(not(any(test, feature = "testing")))]
+fn formats() -> impl Iterator<Item = &'static FileFormat> {
+    FORMATS.into_iter()
+}
+
+#[cfg(any(test, feature = "testing"))]
+fn formats() -> impl Iterator<Item = &'static FileFormat> {
+    FORMATS.into_iter().chain(safetensors_format::added())
+}
+
+const fn longest_header() -> u64 {
+    let (mut longest, mut rest) = (0, FORMATS.as_slice());
+    while let Some((format, others)) = rest.split_first() {
+        if format.max_header_bytes > longest {
+            longest = format.max_header_bytes;
+        }
+        rest = others;
+    }
+    longest
 }
 
 impl FileFormat {
     /// The format assumed for weights; most media types name none.
     pub const DEFAULT: &Self = &gguf_format::FORMAT;
 
+    /// The format of its tensors.
+    #[must_use]
+    pub const fn tensor_format(&self) -> TensorFormat {
+        self.format
+    }
+
     /// The name that registries use, such as `gguf`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
-        self.name
+        self.format.name()
     }
 
     /// The file name extension, with the dot.
@@ -51,10 +87,16 @@ impl FileFormat {
         self.extension
     }
 
+    /// The format of a file that starts with these bytes: the first 512, or all of a shorter file.
+    #[must_use]
+    pub fn of_start(start: &[u8]) -> Option<&'static Self> {
+        recognise(start).ok()
+    }
+
     /// Splits a path into the part before the extension and the format; ignores case.
     #[must_use]
     pub fn split_name(path: &str) -> Option<(&str, &'static Self)> {
-        FORMATS.into_iter().find_map(|format| {
+        formats().find_map(|format| {
             let (stem, end) = path.split_at_checked(path.len().checked_sub(format.extension.len())?)?;
             end.eq_ignore_ascii_case(format.extension).then_some((stem, format))
         })
@@ -65,13 +107,15 @@ impl FileFormat {
     #[must_use]
     pub fn announced(media_type: &MediaType, name: Option<&str>) -> Option<&'static Self> {
         let is_named = |format: &str| media_type.as_str().contains(format);
-        let is_whole = media_type.archive_of_weights().is_some() || WHOLE_FORMATS.into_iter().any(is_named);
+        let named = formats().find(|format| is_named(format.name()));
+        let is_whole = media_type.archive_of_weights().is_some()
+            || (named.is_none() && WHOLE_FORMATS.into_iter().any(is_named));
         if is_whole || !media_type.holds_tensors() {
             return None;
         }
         match name {
             Some(name) => Self::split_name(name).map(|(_stem, format)| format),
-            None => Some(FORMATS.into_iter().find(|format| is_named(format.name)).unwrap_or(Self::DEFAULT)),
+            None => Some(named.unwrap_or(Self::DEFAULT)),
         }
     }
 }
@@ -192,11 +236,17 @@ trait FormatParser: fmt::Debug + Send + Sync {
 #[non_exhaustive]
 pub enum FormatError {
     /// The first bytes match no known format.
-    #[error("wrong format: expected a GGUF file, found {0}")]
+    #[error("wrong format: expected a {expected} file, found {0}", expected = titles())]
     Unknown(FoundFile),
     /// The file is an invalid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// The file is an invalid safetensors file.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    /// Its tensors do not fit it.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
 }
 
 impl FormatError {
@@ -218,15 +268,24 @@ impl FormatError {
         match self {
             Self::Unknown(found) => found.advice(origin),
             Self::Gguf(error) => gguf_format::advice(error, origin),
+            Self::Safetensors(_) | Self::Layout(_) => match origin {
+                FileOrigin::Disk => "it is incomplete or damaged: copy or download it again",
+                FileOrigin::Download => {
+                    "it is incomplete or damaged at its source: only its publisher can correct this"
+                }
+            },
         }
     }
 }
 
+/// The names of the formats that are split.
+fn titles() -> String {
+    formats().map(|format| format.title).collect::<Vec<_>>().join(" or ")
+}
+
 fn recognise(start: &[u8]) -> Result<&'static FileFormat, FormatError> {
-    let signature = start.first_chunk();
-    let format =
-        signature.and_then(|signature| FORMATS.into_iter().find(|format| (format.is_start)(signature)));
-    format.ok_or_else(|| FormatError::unknown(start))
+    let start = start.get(..START_BYTES).unwrap_or(start);
+    formats().find(|format| (format.is_start)(start)).ok_or_else(|| FormatError::unknown(start))
 }
 
 #[cfg(test)]
@@ -235,8 +294,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::digest::Digest;
     use crate::gguf::MAGIC;
     use crate::gguf::generate::file;
+    use crate::recipe::Recipe;
+    use crate::safetensors::{Dtype, HeaderWriter};
+    use crate::split::{SplitPlan, Splitter};
+    use crate::testing::with_safetensors;
 
     /// Pushes a file in pieces of these sizes, repeated.
     fn read_in_pieces(file: &[u8], sizes: &[usize]) -> Result<Box<dyn ModelHeader>, FormatError> {
@@ -334,5 +398,115 @@ mod tests {
         ] {
             assert_eq!(format(media_type, name), None, "{media_type} {name:?}");
         }
+    }
+
+    /// Name, type and shape of each tensor.
+    type Table = Vec<(String, Dtype, Vec<u64>)>;
+
+    /// A table of tensors with names of any text, and the file. Its header lists them by name.
+    fn safetensors_file() -> impl Strategy<Value = (Table, Vec<u8>)> {
+        let dtypes = [Dtype::F4, Dtype::F6_E2M3, Dtype::F6_E3M2, Dtype::Bool, Dtype::BF16, Dtype::C64];
+        let tensor = (any::<String>(), prop::sample::select(dtypes.to_vec()), vec(0..9_u64, 0..4));
+        (vec(tensor, 0..9), 0..40_usize).prop_map(|(table, spaces)| {
+            let (mut writer, mut written, mut size) = (HeaderWriter::new(), Vec::new(), 0);
+            for (name, dtype, shape) in table {
+                if writer.tensor(&name, dtype, &shape).is_ok() {
+                    size += shape.iter().product::<u64>() * dtype.bits() / 8;
+                    written.push((name, dtype, shape));
+                }
+            }
+            let mut header = writer.metadata("format", "pt").header().unwrap();
+            // The data need not be aligned.
+            header.resize(header.len() + spaces, b' ');
+            let length = (header.len() as u64 - 8).to_le_bytes();
+            header[..8].copy_from_slice(&length);
+            header.extend((0..size).map(|place| u8::try_from(place % 251).unwrap()));
+            (written, header)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn second_format_is_recognised_split_and_rebuilt(
+            (table, file) in safetensors_file(),
+            sizes in vec(1..5000_usize, 1..6),
+        ) {
+            prop_assert!(read_header(&file).unwrap_err().is_unknown_format());
+            let header = with_safetensors(|| read_in_pieces(&file, &sizes)).unwrap();
+            prop_assert_eq!(header.format().name(), "safetensors");
+            let layout = header.file_layout(file.len() as u64).unwrap();
+            prop_assert!(header.file_layout(file.len() as u64 + 1).is_err());
+            let found: Vec<_> = layout
+                .tensors()
+                .iter()
+                .map(|tensor| (tensor.name.clone(), tensor.type_name.to_string(), tensor.shape.clone()))
+                .collect();
+            let expected: Vec<_> = table
+                .iter()
+                .map(|(name, dtype, shape)| (name.clone(), dtype.name().to_owned(), shape.clone()))
+                .collect();
+            let sorted = |mut tensors: Vec<_>| {
+                tensors.sort();
+                tensors
+            };
+            prop_assert_eq!(sorted(found), sorted(expected));
+            // One blob for each tensor with bytes, and one for the header.
+            let plan = SplitPlan::new(layout);
+            let with_bytes = plan.tensors().iter().filter(|tensor| tensor.size > 0).count();
+            prop_assert_eq!((plan.blobs().len(), plan.literal_count()), (with_bytes + 1, 0));
+            let parts = Splitter::new(&plan).push(&file).unwrap();
+            let blobs: Vec<&[u8]> = parts.iter().map(|part| part.bytes).collect();
+            let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
+            let recipe = plan.recipe(Digest::of(&file), &digests, Vec::new()).unwrap();
+            prop_assert_eq!(recipe.format(), Some(TensorFormat::Safetensors));
+            prop_assert_eq!(&Recipe::parse(&recipe.to_json()).unwrap(), &recipe);
+            let mut rebuilt = vec![0; file.len()];
+            let read = recipe.pieces().read_at(0, &mut rebuilt, |blob, offset, buffer| {
+                let from = digests.iter().position(|digest| *digest == blob).unwrap();
+                let start = usize::try_from(offset).unwrap();
+                buffer.copy_from_slice(&blobs[from][start..start + buffer.len()]);
+                Ok::<_, std::convert::Infallible>(())
+            });
+            prop_assert_eq!(read, Ok(file.len()));
+            prop_assert!(rebuilt == file);
+        }
+    }
+
+    #[test]
+    fn second_format_is_found_by_name_and_media_type() {
+        with_safetensors(|| {
+            let stem = |path| FileFormat::split_name(path).map(|(stem, format)| (stem, format.name()));
+            assert_eq!(
+                stem("a/model-00001-of-00002.SafeTensors"),
+                Some(("a/model-00001-of-00002", "safetensors"))
+            );
+            assert_eq!(stem("x.gguf"), Some(("x", "gguf")));
+            let format = |media_type: &str, name| {
+                FileFormat::announced(&MediaType::new(media_type), name).map(FileFormat::name)
+            };
+            assert_eq!(format("application/vnd.docker.ai.safetensors", None), Some("safetensors"));
+            assert_eq!(format(MediaType::OLLAMA_MODEL, Some("m.safetensors")), Some("safetensors"));
+            assert_eq!(format(MediaType::OLLAMA_MODEL, None), Some("gguf"));
+            assert_eq!(format("application/vnd.docker.ai.dduf", Some("m.gguf")), None);
+            let error = read_header(b"PK\x03\x04").unwrap_err().to_string();
+            assert!(error.starts_with("wrong format: expected a GGUF or safetensors file, found"), "{error}");
+        });
+    }
+
+    #[test]
+    fn start_of_a_format_without_a_signature_is_waited_for() {
+        let file = [&16_u64.to_le_bytes()[..], br#" {}             "#].concat();
+        with_safetensors(|| {
+            let mut reader = HeaderReader::new();
+            for byte in &file[..file.len() - 1] {
+                assert_eq!(reader.push(&[*byte]), Ok(Progress::NeedMore));
+            }
+            assert_eq!(reader.push(b" and more"), Ok(Progress::Done));
+            assert_eq!(reader.finish().unwrap().bytes(), file);
+            let too_long = [&100_000_001_u64.to_le_bytes()[..], b"{"].concat();
+            assert!(read_header(&too_long).unwrap_err().is_unknown_format());
+            let error = read_header(&file[..20]).unwrap_err();
+            assert!(matches!(error, FormatError::Safetensors(SafetensorsError::Truncated { .. })), "{error}");
+        });
     }
 }

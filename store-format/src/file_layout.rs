@@ -11,6 +11,7 @@ use std::borrow::Cow;
 
 use crate::expert::ExpertGroup;
 use crate::recipe::Experts;
+use crate::tensor::TensorFormat;
 
 /// The layout of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +21,27 @@ pub struct FileLayout {
     groups: Vec<ExpertGroup>,
     /// Sorted, adjacent, none empty.
     ranges: Vec<FileRange>,
-    /// The files in an archive, each with the number of its tensors.
-    members: Vec<(ArchiveFile, usize)>,
+    content: FileContent,
+}
+
+/// What a file with a layout is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileContent {
+    /// A file of this format.
+    Tensors(TensorFormat),
+    /// An archive with these files, in order.
+    Archive(Vec<ArchiveMember>),
+}
+
+/// A file in an archive and what is known of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchiveMember {
+    /// The file.
+    pub file: ArchiveFile,
+    /// Its format, if it is split.
+    pub format: Option<TensorFormat>,
+    /// The number of its tensors.
+    pub tensor_count: usize,
 }
 
 /// A tensor and its bytes.
@@ -33,9 +53,9 @@ pub struct TensorRange {
     pub type_name: Cow<'static, str>,
     /// Its dimensions, in the order of its format.
     pub shape: Vec<u64>,
-    /// Where it starts, in bytes from the start of the data section.
+    /// Where it starts, in bytes from the start of the data section; no multiple of anything.
     pub offset: u64,
-    /// Its size in bytes; 0 without elements.
+    /// Its size in bytes; 0 without elements. Its elements may have fewer than 8 bits each.
     pub size: u64,
     /// The position of each expert, if it is a stack of experts.
     pub experts: Option<Experts>,
@@ -78,6 +98,7 @@ impl FileLayout {
     /// Checks the tensors of a file of `file_size` bytes. The data section may start after the end
     /// of a file that lacks the padding after its header. `groups` refer to indices of `tensors`.
     pub(crate) fn new(
+        format: TensorFormat,
         file_size: u64,
         data_offset: u64,
         tensors: Vec<TensorRange>,
@@ -94,7 +115,8 @@ impl FileLayout {
             ranges.push(RangeContent::Tensor(place), tensor.size);
         }
         ranges.fill_up_to(file_size);
-        Ok(Self { file_size, ranges: ranges.ranges, tensors, groups, members: Vec::new() })
+        let content = FileContent::Tensors(format);
+        Ok(Self { file_size, ranges: ranges.ranges, tensors, groups, content })
     }
 
     /// Of an archive, whose parts have been checked.
@@ -103,9 +125,9 @@ impl FileLayout {
         tensors: Vec<TensorRange>,
         groups: Vec<ExpertGroup>,
         ranges: Vec<FileRange>,
-        members: Vec<(ArchiveFile, usize)>,
+        members: Vec<ArchiveMember>,
     ) -> Self {
-        Self { file_size, tensors, groups, ranges, members }
+        Self { file_size, tensors, groups, ranges, content: FileContent::Archive(members) }
     }
 
     /// The file's size in bytes.
@@ -132,14 +154,14 @@ impl FileLayout {
         &self.ranges
     }
 
-    /// The files in an archive, in order, each with the number of its tensors.
+    /// What the file is.
     #[must_use]
-    pub fn members(&self) -> &[(ArchiveFile, usize)] {
-        &self.members
+    pub const fn content(&self) -> &FileContent {
+        &self.content
     }
 
-    pub(crate) fn into_tensors(self) -> Vec<TensorRange> {
-        self.tensors
+    pub(crate) fn into_parts(self) -> (Vec<TensorRange>, FileContent) {
+        (self.tensors, self.content)
     }
 }
 
@@ -255,7 +277,7 @@ mod tests {
     }
 
     fn layout(file_size: u64, data_offset: u64, places: &[(u64, u64)]) -> Result<FileLayout, LayoutError> {
-        FileLayout::new(file_size, data_offset, tensors(places), Vec::new())
+        FileLayout::new(TensorFormat::Gguf, file_size, data_offset, tensors(places), Vec::new())
     }
 
     /// The content of each byte of the data section; `None` if tensors overlap or end after it.

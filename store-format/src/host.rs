@@ -119,7 +119,8 @@ fn bracketed(text: &str) -> Option<(Ipv6Addr, Option<&str>)> {
     Some((address.parse().ok()?, port))
 }
 
-const HUGGING_FACE: &str = "hf.co";
+/// The host of Hugging Face's models in names.
+pub const HUGGING_FACE: &str = "hf.co";
 const OLLAMA: &str = "registry.ollama.ai";
 const MAX_PORT_DIGITS: usize = 5;
 /// Other host names of a service, and the name used for it.

@@ -3,7 +3,38 @@
 //! The size of every [`TensorInfo`], its shape times its type, has been computed without overflow.
 //! [`crate::file_layout`] checks that the bytes are in the file.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ggml_type::GgmlType;
+
+/// The format of a file with tensors: it gives the names of their types and the order of their dimensions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum TensorFormat {
+    /// GGUF: ggml's types, such as `Q4_K`; the fastest dimension first.
+    #[default]
+    Gguf,
+    /// safetensors: its element types, such as `BF16`; the slowest dimension first.
+    Safetensors,
+}
+
+impl TensorFormat {
+    /// The name, as in recipes and registries.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gguf => "gguf",
+            Self::Safetensors => "safetensors",
+        }
+    }
+
+    /// Whether it is GGUF, which documents of the protocol need not state.
+    #[must_use]
+    pub fn is_gguf(&self) -> bool {
+        *self == Self::Gguf
+    }
+}
 
 /// Name, type, shape and offset of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use blobd_client::protocol::route::Route;
+
 use crate::raw_gguf::{RawGguf, id, string};
 
 /// The requests in the table of a section of `docs/PROTOCOL.md`, with the second column. A test of the daemon compares the
@@ -24,8 +26,8 @@ pub fn documented_table(title: &str) -> BTreeMap<String, String> {
 
 /// All requests, such as `GET /v1/models/{reference}`.
 #[must_use]
-pub fn documented_routes() -> Vec<String> {
-    documented_table("2.2 Rights").into_keys().collect()
+pub fn all_routes() -> Vec<String> {
+    Route::ALL.iter().map(ToString::to_string).collect()
 }
 
 /// A model that is stored, and the name of one at a registry.
@@ -37,7 +39,7 @@ pub struct Models<'m> {
     pub source: &'m str,
 }
 
-/// The bytes of a request of a route of [`documented_routes`]. Those that change something change nothing that others need.
+/// The bytes of a request of a route of [`all_routes`]. Those that change something change nothing that others need.
 ///
 /// # Panics
 /// When it is not known how to ask a route: a new one must be added here.

@@ -21,7 +21,7 @@ pub(super) fn exchange(
     }
     loop {
         match connection.receive()? {
-            Frame::Progress { completed, total } => on_progress(completed, total),
+            Frame::Progress(progress) => on_progress(progress.completed, progress.total),
             Frame::Imported(imported) => return Ok(imported),
             Frame::Error(error) => return Err(error.into()),
             other => {

@@ -10,13 +10,14 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Client, MAX_SPARE_AGE, SOCKET_VARIABLE};
 use crate::error::ClientError;
-use crate::http::{Request, Response};
+use crate::http::{Request as HttpRequest, Response};
 use crate::protocol::error::ErrorBody;
+use crate::protocol::event::Event;
+use crate::protocol::route::{Document, Events, Request, Route};
 use crate::sockets::{self, SYSTEM_SOCKET, default_sockets, user_sockets};
 
 impl Client {
@@ -65,38 +66,35 @@ impl Client {
 }
 
 impl Client {
-    pub(super) fn query<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.repeated(Repeat::Always, || self.send(Request::query(path))?.json())
+    /// Sends a request whose answer is one document.
+    pub(super) fn document<R: Request<Answer = Document<T>>, T: DeserializeOwned>(
+        &self,
+        params: &R::Params,
+    ) -> Result<T, ClientError> {
+        self.repeated::<R, _>(params, Response::json)
     }
 
-    pub(super) fn post<T: DeserializeOwned>(
+    /// Sends a request whose answer is events, and receives them until its result.
+    pub(super) fn events<R, P, D>(
         &self,
-        path: &str,
-        params: &impl Serialize,
-    ) -> Result<T, ClientError> {
-        self.repeated(Repeat::Always, || self.send(Request::post(path, params)?)?.json())
-    }
-
-    /// For a request whose second execution would have another result than the first.
-    pub(super) fn post_once<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        params: &impl Serialize,
-    ) -> Result<T, ClientError> {
-        self.repeated(Repeat::IfUnread, || self.send(Request::post(path, params)?)?.json())
-    }
-
-    /// Receives events until `result` returns the request's result.
-    pub(super) fn post_for_events<E: DeserializeOwned, T>(
-        &self,
-        path: &str,
-        params: &impl Serialize,
-        mut result: impl FnMut(E) -> Option<Result<T, ClientError>>,
-    ) -> Result<T, ClientError> {
-        self.repeated(Repeat::Always, || {
-            let mut lines = self.send(Request::post(path, params)?)?.lines()?;
+        params: &R::Params,
+        mut on_event: impl FnMut(Event<P, D>),
+    ) -> Result<D, ClientError>
+    where
+        R: Request<Answer = Events<P, D>>,
+        P: DeserializeOwned,
+        D: DeserializeOwned + Clone,
+    {
+        self.repeated::<R, _>(params, |response| {
+            let mut lines = response.lines()?;
             while let Some(event) = lines.next_json()? {
-                if let Some(result) = result(event) {
+                let result = match &event {
+                    Event::Progress(_) => None,
+                    Event::Done(done) => Some(Ok(D::clone(done))),
+                    Event::Failed(response) => Some(Err(response.error.clone().into())),
+                };
+                on_event(event);
+                if let Some(result) = result {
                     return result;
                 }
             }
@@ -104,9 +102,29 @@ impl Client {
         })
     }
 
+    /// Sends a request, and receives its answer with `receive`; again if its server ends and another one replaces it.
+    pub(super) fn repeated<R: Request, T>(
+        &self,
+        params: &R::Params,
+        receive: impl FnMut(Response) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        self.repeated_request(R::ROUTE, || HttpRequest::of::<R>(params), receive)
+    }
+
+    /// The same for a request that `request` makes.
+    pub(super) fn repeated_request<T>(
+        &self,
+        route: Route,
+        request: impl Fn() -> Result<HttpRequest, ClientError>,
+        mut receive: impl FnMut(Response) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let repeat = if route.is_repeatable() { Repeat::Always } else { Repeat::IfUnread };
+        self.run_repeated(repeat, || receive(self.send(request()?)?))
+    }
+
     /// Runs a request again as long as its server ends and another one replaces it. A daemon may be replaced while its
     /// socket stays with systemd: the next one gets the requests that the last one has not read.
-    pub(super) fn repeated<T>(
+    fn run_repeated<T>(
         &self,
         repeat: Repeat,
         mut run: impl FnMut() -> Result<T, ClientError>,
@@ -122,7 +140,7 @@ impl Client {
         run()
     }
 
-    pub(super) fn send(&self, request: Request) -> Result<Response, ClientError> {
+    fn send(&self, request: HttpRequest) -> Result<Response, ClientError> {
         let stream = self.stream()?;
         if self.timeout.is_some() {
             stream.set_read_timeout(self.timeout)?;
@@ -186,7 +204,7 @@ fn repeated_by_next_daemon<T>(
 
 /// Which requests are repeated when their server has ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Repeat {
+enum Repeat {
     Always,
     /// Those that the server has certainly not read.
     IfUnread,

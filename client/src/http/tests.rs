@@ -12,7 +12,7 @@ fn response(bytes: &[u8]) -> Result<Response, ClientError> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(bytes).unwrap();
     theirs.shutdown(std::net::Shutdown::Write).unwrap();
-    Request::query("/v1/x").send(ours, &id())
+    Request::new(Route::Models, "/v1/x", None).send(ours, &id())
 }
 
 fn json(bytes: &[u8]) -> Result<serde_json::Value, ClientError> {
@@ -22,7 +22,7 @@ fn json(bytes: &[u8]) -> Result<serde_json::Value, ClientError> {
 #[test]
 fn upgrade_request_has_headers_and_body() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let request = Request::upgrade("/v1/open", &["a"]).unwrap();
+    let request = Request::new(Route::Open, "/v1/open", Some(br#"["a"]"#.to_vec()));
     theirs.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").unwrap();
     drop(request.send(ours, &id()).unwrap());
     let mut text = String::new();
@@ -37,7 +37,7 @@ fn response_of_a_daemon_that_refuses_early_is_read() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n7").unwrap();
     drop(theirs);
-    let response = Request::query("/v1/x").send(ours, &id()).unwrap();
+    let response = Request::new(Route::Models, "/v1/x", None).send(ours, &id()).unwrap();
     assert_eq!(response.json::<u32>().unwrap(), 7);
 }
 
@@ -110,7 +110,7 @@ fn endless_head_and_endless_line_are_cut_off() {
         // The reader closes early.
         let _outcome = theirs.write_all(&[&head[..], &line].concat());
     });
-    let mut lines = Request::query("/").send(ours, &id()).unwrap().lines().unwrap();
+    let mut lines = Request::new(Route::Models, "/", None).send(ours, &id()).unwrap().lines().unwrap();
     let error = lines.next_json::<u32>().unwrap_err();
     assert!(matches!(error, ClientError::Protocol(ProtocolError::TooLong { what: "line", .. })), "{error}");
     drop(lines);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Response to `GET /v1/df/users`.
+/// Response to `Route::UserUsage`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserUsage {
     /// The users, the one that pays for the most first. Administrators see all, and a last entry for what is charged

@@ -1,14 +1,12 @@
 //! The audit log: its records, and the request that reads them.
 //!
-//! A record is one line of a file and one line of the response to `POST /v1/log`.
+//! A record is one line of a file and one line of the response to `Route::Log`.
 
 use std::collections::BTreeMap;
 
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-
-use super::error::ErrorResponse;
 
 /// The longest line of the audit log, with its line break. A longer record is written without its details.
 pub const MAX_LINE_BYTES: usize = 16 << 10;
@@ -182,7 +180,7 @@ fn without_secret(word: &str) -> String {
     format!("{scheme}://{host}{path}{end}")
 }
 
-/// Parameters of `POST /v1/log`. A record is in the response if all that is given applies to it.
+/// Parameters of `Route::Log`. A record is in the response if all that is given applies to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogParams {
@@ -240,19 +238,7 @@ mod one_or_several {
     }
 }
 
-/// One line of the response to `POST /v1/log`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum LogEvent {
-    /// The log cannot be read; nothing follows.
-    Failed(ErrorResponse),
-    /// A record.
-    Record(Box<AuditRecord>),
-    /// All records were sent; nothing follows.
-    Done(LogEnd),
-}
-
-/// The last line of the response to `POST /v1/log`.
+/// The last line of the response to `Route::Log`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogEnd {
     /// The number of lines that are no records, such as an incomplete one after a power cut.

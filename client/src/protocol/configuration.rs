@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Response to `GET /v1/config`: the settings that the daemon uses.
+/// Response to `Route::Configuration`: the settings that the daemon uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
     /// The path of the configuration file; absent if there is no such file.
@@ -54,4 +54,16 @@ pub enum AppliedBy {
     Reload,
     /// A restart of the daemon.
     Restart,
+}
+
+/// The settings whose values differ, as pairs of `old` and `new`.
+pub fn differences<'s>(
+    old: &'s Configuration,
+    new: &'s Configuration,
+) -> impl Iterator<Item = (&'s Setting, &'s Setting)> {
+    let pairs = new
+        .settings
+        .iter()
+        .filter_map(|new| old.settings.iter().find(|old| old.key == new.key).map(|old| (old, new)));
+    pairs.filter(|(old, new)| old.value != new.value)
 }

@@ -1,13 +1,12 @@
-//! `POST /v1/edit`: a model with other metadata and the same tensors.
+//! `Route::Edit`: a model with other metadata and the same tensors.
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
-use super::error::ErrorResponse;
 use super::lost_model::NameEffects;
 
-/// Body of `POST /v1/edit`.
+/// Body of `Route::Edit`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EditParams {
@@ -43,37 +42,6 @@ pub struct KeyChange {
     /// new key one that fits the text.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub value_type: Option<String>,
-}
-
-/// One line of the response to `POST /v1/edit`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum EditEvent {
-    /// The edit failed; nothing follows.
-    Failed(ErrorResponse),
-    /// The edit succeeded; nothing follows.
-    Done(Edited),
-    /// How much of the model has been read.
-    Progress(EditProgress),
-}
-
-impl From<EditProgress> for EditEvent {
-    fn from(progress: EditProgress) -> Self {
-        Self::Progress(progress)
-    }
-}
-
-/// The progress of an edit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EditProgress {
-    /// The current step, for people.
-    pub status: String,
-    /// The bytes to be read, once known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub total: Option<u64>,
-    /// The bytes read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub completed: Option<u64>,
 }
 
 /// The result of an edit.

@@ -6,7 +6,7 @@ use blobd_model::estimate::{Basis, CacheType};
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-/// Parameters of `GET /v1/fit/{reference}`, its query.
+/// Parameters of `Route::Fit`, its query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FitParams {
     /// The context of one sequence in tokens; 0 is the one that the model was trained for. Without it, the model's
@@ -135,7 +135,7 @@ fn cache_type(key: &str, value: &str) -> Result<CacheType, FitQueryError> {
     value.parse().map_err(|error| FitQueryError(format!("{key}: {error}")))
 }
 
-/// Response to `GET /v1/fit/{reference}`.
+/// Response to `Route::Fit`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FitReport {
     /// The model's name.

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorBody;
+use super::event::ImportProgress;
 use super::response::{Imported, OpenHead, OpenPiece, TensorLocation};
 
 /// The longest frame. It limits the memory that a peer can make the receiver use; lists that do not
@@ -47,12 +48,7 @@ pub enum Frame {
         received: u32,
     },
     /// Import, daemon to client: its progress.
-    Progress {
-        /// How many bytes of the file have been read.
-        completed: u64,
-        /// The size of the file.
-        total: u64,
-    },
+    Progress(ImportProgress),
     /// Import, daemon to client: the import has succeeded; nothing follows.
     Imported(Imported),
     /// Daemon to client: the request failed; nothing follows.
@@ -89,7 +85,7 @@ impl Frame {
             Self::Tensors(_) => "tensors",
             Self::Fds { .. } => "fds",
             Self::Ack { .. } => "ack",
-            Self::Progress { .. } => "progress",
+            Self::Progress(_) => "progress",
             Self::Imported(_) => "imported",
             Self::Error(_) => "error",
         }

@@ -5,7 +5,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::literal;
 use serde::{Deserialize, Serialize};
 
-/// Response to `GET /v1/heads/{reference}` and `POST /v1/inspect`.
+/// Response to `Route::Heads` and `Route::Inspect`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelHeads {
     /// Its shortest unique name; at a registry, the name that a pull would give it.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Response to `GET /v1/health`.
+/// Response to `Route::Health`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     /// The worst status of a check.

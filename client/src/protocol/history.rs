@@ -3,7 +3,7 @@
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-/// Response to `GET /v1/history/NAME`.
+/// Response to `Route::History`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NameHistory {
     /// The name.

@@ -12,6 +12,7 @@ pub mod connection;
 pub mod corrected;
 pub mod edit;
 pub mod error;
+pub mod event;
 pub mod fit;
 pub mod frame;
 pub mod heads;
@@ -20,6 +21,7 @@ pub mod history;
 pub mod lost_model;
 pub mod lower_store;
 pub mod model_tensor;
+pub mod params;
 pub mod policy;
 pub mod promote;
 pub mod pull_plan;
@@ -27,10 +29,11 @@ pub mod pulls;
 pub mod request;
 pub mod request_id;
 pub mod response;
+pub mod route;
 pub mod space;
 pub mod upkeep;
 
-/// The protocol's version, as in the response to `GET /v1/version`.
+/// The protocol's version, as in the response to `Route::Version`.
 pub const VERSION: u32 = 1;
 
 /// The value of the `Upgrade` header that switches from HTTP to frames.

@@ -2,6 +2,7 @@
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Experts, TensorEntry};
+pub use blobd_store_format::tensor::TensorFormat;
 use serde::{Deserialize, Serialize};
 
 /// A tensor of a model.
@@ -31,22 +32,12 @@ pub struct ModelTensor {
     pub experts: Option<Experts>,
 }
 
-/// The format of the file that a tensor is in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum TensorFormat {
-    /// GGUF.
-    #[default]
-    Gguf,
-    /// safetensors.
-    Safetensors,
-}
-
-impl From<&TensorEntry> for ModelTensor {
-    fn from(entry: &TensorEntry) -> Self {
+impl ModelTensor {
+    /// A tensor of a file of this format.
+    #[must_use]
+    pub fn new(format: TensorFormat, entry: &TensorEntry) -> Self {
         let TensorEntry { name, type_name, shape, digest, offset, size, experts } = entry.clone();
-        Self { name, type_name, format: TensorFormat::Gguf, shape, digest, offset, size, experts }
+        Self { name, type_name, format, shape, digest, offset, size, experts }
     }
 }
 

@@ -1,13 +1,12 @@
-//! `POST /v1/promote`: copies what a model uses of lower stores into the writable store.
+//! `Route::Promote`: copies what a model uses of lower stores into the writable store.
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
-use super::error::ErrorResponse;
 use super::lost_model::NameEffects;
 
-/// Body of `POST /v1/promote`.
+/// Body of `Route::Promote`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromoteParams {
@@ -16,37 +15,6 @@ pub struct PromoteParams {
     /// Only report what would be copied.
     #[serde(default)]
     pub dry_run: bool,
-}
-
-/// One line of the response to `POST /v1/promote`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum PromoteEvent {
-    /// The copy failed; nothing follows.
-    Failed(ErrorResponse),
-    /// The copy succeeded; nothing follows.
-    Done(Promoted),
-    /// How much has been copied.
-    Progress(PromoteProgress),
-}
-
-impl From<PromoteProgress> for PromoteEvent {
-    fn from(progress: PromoteProgress) -> Self {
-        Self::Progress(progress)
-    }
-}
-
-/// The progress of a promotion.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PromoteProgress {
-    /// The current step, for people.
-    pub status: String,
-    /// The bytes to be copied, once known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub total: Option<u64>,
-    /// The bytes copied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub completed: Option<u64>,
 }
 
 /// The result of a promotion.

@@ -1,4 +1,4 @@
-//! `POST /v1/pull/plan`: what a pull would download, reuse and need.
+//! `Route::PullPlan`: what a pull would download, reuse and need.
 
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::chosen::ChosenFiles;
 use super::upkeep::Eviction;
 
-/// Response to `POST /v1/pull/plan`: what a pull would download and reuse.
+/// Response to `Route::PullPlan`: what a pull would download and reuse.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullPlan {
     /// The model's name.

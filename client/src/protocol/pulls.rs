@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Response to `GET /v1/pulls`.
+use super::event::{Phase, State};
+
+/// Response to `Route::RunningPulls`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningPulls {
     /// One entry per pull, the oldest first.
@@ -26,6 +28,12 @@ pub struct RunningPull {
     pub since: String,
     /// What is being done, for people: the status of the last event.
     pub status: String,
+    /// Whether the pull goes on: that of the last event.
+    #[serde(default)]
+    pub state: State,
+    /// The step that it is in: that of the last event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
     /// The size of the model's files, if known.
     pub total_bytes: Option<u64>,
     /// How many of these bytes are there.

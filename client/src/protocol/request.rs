@@ -5,7 +5,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{Components, PullSource};
 use serde::{Deserialize, Serialize};
 
-/// Body of `POST /v1/open`.
+/// Body of `Route::Open`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenParams {
@@ -114,7 +114,7 @@ pub enum FileSelection {
     All,
 }
 
-/// Body of `POST /v1/import`; the descriptors of the file and of its sidecars follow in a frame.
+/// Body of `Route::Import`; the descriptors of the file and of its sidecars follow in a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
@@ -159,7 +159,7 @@ pub enum SidecarComponent {
     Draft,
 }
 
-/// Body of `POST /v1/pull`.
+/// Body of `Route::Pull`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullParams {
@@ -196,7 +196,7 @@ impl PullParams {
     }
 }
 
-/// Body of `POST /v1/remove`.
+/// Body of `Route::Remove`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveParams {
@@ -225,7 +225,7 @@ pub struct RemoveParams {
     pub go_on: bool,
 }
 
-/// Body of `POST /v1/undelete`.
+/// Body of `Route::Undelete`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UndeleteParams {
@@ -239,7 +239,7 @@ pub struct UndeleteParams {
     pub force: bool,
 }
 
-/// Body of `POST /v1/pin`.
+/// Body of `Route::Pin`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PinParams {
@@ -249,7 +249,18 @@ pub struct PinParams {
     pub pinned: bool,
 }
 
-/// Body of `POST /v1/limit`.
+impl PinParams {
+    /// The verb that `pinned` sets; without a pin, this.
+    pub const UNPIN: &'static str = "unpin";
+
+    /// The verb of the request.
+    #[must_use]
+    pub const fn verb(&self) -> &'static str {
+        if self.pinned { "pin" } else { Self::UNPIN }
+    }
+}
+
+/// Body of `Route::SetLimit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitParams {
@@ -259,7 +270,7 @@ pub struct LimitParams {
     pub bytes_per_second: Option<u64>,
 }
 
-/// Body of `POST /v1/verify`.
+/// Body of `Route::Verify`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyParams {
@@ -271,7 +282,7 @@ pub struct VerifyParams {
     pub repair: bool,
 }
 
-/// Body of `POST /v1/tag`.
+/// Body of `Route::Tag`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TagParams {
@@ -285,7 +296,7 @@ pub struct TagParams {
     pub force: bool,
 }
 
-/// Body of `POST /v1/rename`.
+/// Body of `Route::Rename`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RenameParams {
@@ -298,7 +309,7 @@ pub struct RenameParams {
     pub force: bool,
 }
 
-/// Body of `POST /v1/release`: exactly one of the two fields.
+/// Body of `Route::Release`: exactly one of the two fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseParams {
@@ -310,7 +321,7 @@ pub struct ReleaseParams {
     pub reference: Option<Reference>,
 }
 
-/// Body of `POST /v1/gc`.
+/// Body of `Route::Gc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GcParams {

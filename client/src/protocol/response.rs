@@ -3,7 +3,7 @@
 //! Sizes are in bytes. Do not rename fields: scripts use these names, which the command line prints
 //! with `--json`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use blobd_model::kind::ModelKind;
 use blobd_store_format::descriptor::MediaType;
@@ -15,10 +15,11 @@ use serde::{Deserialize, Serialize};
 pub use super::chosen::{ChosenFile, ChosenFiles};
 use super::corrected::CorrectedFile;
 use super::error::ErrorBody;
+use super::event::{Phase, Progress, State, progress_types};
 pub use super::lost_model::Kept;
 use super::lost_model::{LostModel, NameEffects};
 use super::lower_store::LowerStore;
-use super::model_tensor::ModelTensor;
+use super::model_tensor::{ModelTensor, TensorFormat};
 use super::policy::PolicyDecision;
 pub use super::pull_plan::{PlannedFile, PlannedSpace, PullPlan, SpaceLimit};
 pub use super::pulls::{RunningPull, RunningPulls};
@@ -27,7 +28,7 @@ pub use super::space::{DiskUsage, ModelUsage, SharedWith};
 use super::upkeep::Spared;
 pub use super::upkeep::{GcItem, GcReason, GcReport, QuarantinedItem};
 
-/// Response to `GET /v1/version`.
+/// Response to `Route::Version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// The daemon's version.
@@ -40,7 +41,7 @@ pub struct Version {
     pub pid: u32,
 }
 
-/// Response to `GET /v1/models`.
+/// Response to `Route::Models`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelList {
     /// One entry per tag, sorted by name.
@@ -90,7 +91,7 @@ pub struct ModelSummary {
     pub added_by: Option<u32>,
 }
 
-/// Response to `GET /v1/models/{reference}`.
+/// Response to `Route::Model`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelDetails {
     /// The model's shortest unique name.
@@ -131,6 +132,15 @@ pub struct ModelDetails {
     pub tensors: Vec<ModelTensor>,
 }
 
+impl ModelDetails {
+    /// The digests of the files that are stored as one blob, which then has the digest of the file.
+    #[must_use]
+    pub fn whole_files(&self) -> HashSet<Digest> {
+        let whole = self.layers.iter().filter(|layer| layer.stored == StoredForm::Blob);
+        whole.map(|layer| layer.digest).collect()
+    }
+}
+
 /// One file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSummary {
@@ -150,7 +160,7 @@ pub struct LayerSummary {
     pub unpacked_from: Option<Digest>,
 }
 
-/// Response to `GET /v1/sharing/{reference}`: the bytes of a model on disk, and who shares them.
+/// Response to `Route::Sharing`: the bytes of a model on disk, and who shares them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSharing {
     /// The model's shortest unique name.
@@ -173,7 +183,7 @@ pub struct Resolved {
     pub files: Vec<Digest>,
 }
 
-/// Response to `GET /v1/ps`.
+/// Response to `Route::Sessions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionList {
     /// One entry per open model and client.
@@ -220,14 +230,14 @@ pub struct Engine {
     pub command: String,
 }
 
-/// Response to `POST /v1/release`.
+/// Response to `Route::Release`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Released {
     /// The leases that were released, in the form of `ps`.
     pub released: Vec<SessionSummary>,
 }
 
-/// Response to `POST /v1/remove`.
+/// Response to `Route::Remove`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
     /// The names that were dropped.
@@ -262,7 +272,7 @@ pub struct NotRemoved {
     pub error: ErrorBody,
 }
 
-/// Response to `POST /v1/tag`.
+/// Response to `Route::Tag`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tagged {
     /// The new name.
@@ -277,7 +287,7 @@ pub struct Tagged {
     pub effects: NameEffects,
 }
 
-/// Response to `POST /v1/rename`.
+/// Response to `Route::Rename`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renamed {
     /// The old name.
@@ -291,29 +301,17 @@ pub struct Renamed {
     pub effects: NameEffects,
 }
 
-/// One line of the response to `POST /v1/pull`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum PullEvent {
-    /// The pull failed; nothing follows.
-    Failed(super::error::ErrorResponse),
-    /// The pull succeeded; nothing follows.
-    Done(PullDone),
-    /// The pull's progress.
-    Progress(PullProgress),
-}
-
-impl From<PullProgress> for PullEvent {
-    fn from(progress: PullProgress) -> Self {
-        Self::Progress(progress)
-    }
-}
-
 /// The progress of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullProgress {
     /// The current step, for people.
     pub status: String,
+    /// Whether the work goes on.
+    #[serde(default)]
+    pub state: State,
+    /// What the client waits for, once the work has begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
     /// The file in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
@@ -333,6 +331,8 @@ pub struct PullProgress {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
 }
+
+progress_types!(PullProgress);
 
 /// A pull's last line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -440,7 +440,10 @@ pub struct OpenLayer {
     /// The number of the descriptor of the whole file, if it is stored whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fd: Option<u32>,
-    /// The GGUF header, if it is a split GGUF file.
+    /// The format of a split file; not written for GGUF.
+    #[serde(default, skip_serializing_if = "TensorFormat::is_gguf")]
+    pub format: TensorFormat,
+    /// The header, if it is a split file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<HeaderLocation>,
     /// The number of pieces that follow; 0 unless they were requested.
@@ -448,7 +451,7 @@ pub struct OpenLayer {
     pub piece_count: u64,
 }
 
-/// The location of a GGUF header: all bytes of the file of `fd`, including the padding up to the data
+/// The location of a file's header: all bytes of the file of `fd`, including the padding up to the data
 /// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeaderLocation {
@@ -463,10 +466,10 @@ pub struct HeaderLocation {
 pub struct TensorLocation {
     /// Its name.
     pub name: String,
-    /// The name of its ggml type.
+    /// The name of its type in the format of its layer.
     #[serde(rename = "type")]
     pub type_name: String,
-    /// Its dimensions in GGUF order, the fastest first.
+    /// Its dimensions in the order of that format: of GGUF the fastest first, of safetensors the slowest.
     pub shape: Vec<u64>,
     /// The number of the layer that contains it.
     pub layer: u32,

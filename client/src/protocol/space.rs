@@ -5,7 +5,7 @@
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-/// Response to `GET /v1/df`.
+/// Response to `Route::Usage`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskUsage {
     /// The sum of all models' files, as if nothing were shared.
@@ -157,7 +157,7 @@ pub struct UsageRow {
     pub by: Vec<String>,
 }
 
-/// Response to `GET /v1/partials`.
+/// Response to `Route::Partials`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnfinishedDownloads {
     /// One entry per file, the largest on disk first.
@@ -191,7 +191,7 @@ pub struct UnfinishedDownload {
     pub running: bool,
 }
 
-/// Body of `POST /v1/partials/remove`.
+/// Body of `Route::RemovePartials`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemovePartialsParams {
@@ -203,7 +203,7 @@ pub struct RemovePartialsParams {
     pub older_than_seconds: Option<u64>,
 }
 
-/// Response to `POST /v1/partials/remove`.
+/// Response to `Route::RemovePartials`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedDownloads {
     /// The downloads that were dropped.

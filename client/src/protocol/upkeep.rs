@@ -5,10 +5,10 @@
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-use super::error::ErrorResponse;
+use super::event::{Phase, Progress, State, progress_types};
 use super::lost_model::{Kept, NameEffects};
 
-/// Response to `POST /v1/gc`.
+/// Response to `Route::Gc`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
     /// Whether this was a dry run, which deletes nothing.
@@ -75,34 +75,24 @@ pub enum GcReason {
     Quarantined,
 }
 
-/// One line of the response to `POST /v1/verify`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum VerifyEvent {
-    /// The verification failed; nothing follows.
-    Failed(ErrorResponse),
-    /// The verification is complete; nothing follows.
-    Done(Verified),
-    /// The verification's progress.
-    Progress(VerifyProgress),
-}
-
-impl From<VerifyProgress> for VerifyEvent {
-    fn from(progress: VerifyProgress) -> Self {
-        Self::Progress(progress)
-    }
-}
-
 /// The progress of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyProgress {
     /// The current step, for people.
     pub status: String,
+    /// Whether the work goes on.
+    #[serde(default)]
+    pub state: State,
+    /// What the client waits for, once the work has begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
     /// The number of bytes to read.
     pub total: u64,
     /// The number of bytes read so far.
     pub completed: u64,
 }
+
+progress_types!(VerifyProgress);
 
 /// A verification's last line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,7 +133,7 @@ pub struct CorruptBlob {
     pub fetched_bytes: Option<u64>,
 }
 
-/// Response to `GET /v1/trash`.
+/// Response to `Route::Trash`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrashList {
     /// One entry per model that `rm --keep` moved to the trash, sorted by name.
@@ -180,7 +170,7 @@ pub struct Unlisted {
     pub bytes: u64,
 }
 
-/// Response to `POST /v1/undelete`.
+/// Response to `Route::Undelete`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undeleted {
     /// The model's name.
@@ -192,7 +182,7 @@ pub struct Undeleted {
     pub effects: NameEffects,
 }
 
-/// Response to `POST /v1/pin`.
+/// Response to `Route::Pin`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     /// The model's name.
@@ -204,14 +194,14 @@ pub struct Pinned {
     pub unchanged: bool,
 }
 
-/// Response to `GET /v1/limit` and `POST /v1/limit`.
+/// Response to `Route::Limit` and `Route::SetLimit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullLimit {
     /// The maximum rate of all pulls together, in bytes per second; `null` is no limit.
     pub bytes_per_second: Option<u64>,
 }
 
-/// Response to `GET /v1/eviction`: the models that would be evicted to free space.
+/// Response to `Route::Eviction`: the models that would be evicted to free space.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionPlan {
     /// Which models eviction may take: `never`, `pullable` or `all`.
@@ -255,7 +245,7 @@ pub struct Spared {
     pub reason: String,
 }
 
-/// Response to `GET /v1/doctor`.
+/// Response to `Route::Doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReport {
     /// One entry per check.
@@ -321,7 +311,7 @@ pub enum CheckStatus {
     Failure,
 }
 
-/// Response to `POST /v1/reindex`.
+/// Response to `Route::Reindex`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reindexed {
     /// The number of blobs.

@@ -13,6 +13,7 @@ use std::thread;
 use blobd_client::Client;
 use blobd_client::protocol::connection::Connection;
 use blobd_client::protocol::frame::{Frame, encode_pieces, encode_tensors};
+use blobd_client::protocol::model_tensor::TensorFormat;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_store_format::descriptor::MediaType;
@@ -126,7 +127,16 @@ impl FakeModel {
         // Each is another file.
         let digest = Digest::of(format!("{media_type} {}", self.pieces.len()).as_bytes());
         let media_type = MediaType::new(media_type);
-        let layer = OpenLayer { media_type, name: None, digest, size, fd, header: None, piece_count: 0 };
+        let layer = OpenLayer {
+            media_type,
+            name: None,
+            digest,
+            size,
+            fd,
+            format: TensorFormat::Gguf,
+            header: None,
+            piece_count: 0,
+        };
         self.head.layers.push(layer);
         self.pieces.push(Vec::new());
         self.pieces.len() - 1

@@ -5,6 +5,7 @@ use std::io::{Read as _, Seek as _, Write as _};
 
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::ImportProgress;
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::lost_model::NameEffects;
 use blobd_client::protocol::request::ImportParams;
@@ -55,7 +56,12 @@ fn daemon_reads_the_file_that_was_passed() {
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "GGUF");
         for completed in [0, 4] {
-            connection.send(&Frame::Progress { completed, total: 4 }, &[]).unwrap();
+            connection
+                .send(
+                    &Frame::Progress(ImportProgress { completed, total: 4, ..ImportProgress::default() }),
+                    &[],
+                )
+                .unwrap();
         }
         connection.send(&Frame::Imported(imported()), &[]).unwrap();
     });

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use blobd_client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::event::Event;
 use blobd_client::protocol::request::{GcParams, PullParams, RemoveParams, TagParams, VerifyParams};
-use blobd_client::protocol::response::PullEvent;
-use blobd_client::protocol::upkeep::VerifyEvent;
+use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_store_format::reference::Reference;
 
 use crate::fake::{client_of, listen};
@@ -90,7 +90,10 @@ fn each_verb_has_its_route_and_body() {
 
 const PROGRESS: &str = r#"{"status":"pulling","total":10,"completed":5}"#;
 
-fn pull(chunks: &'static [&'static str], complete: bool) -> (Result<String, ClientError>, Vec<PullEvent>) {
+fn pull(
+    chunks: &'static [&'static str],
+    complete: bool,
+) -> (Result<String, ClientError>, Vec<Event<PullProgress, PullDone>>) {
     let client = client_of(move |call| call.stream_chunks(chunks, complete));
     let mut events = Vec::new();
     let result = client.pull(&PullParams::of(reference()), |event| events.push(event));
@@ -114,7 +117,7 @@ fn pull_reports_every_line_and_returns_the_last() {
         true,
     );
     assert_eq!(result.unwrap(), "tiny:latest");
-    let [PullEvent::Progress(first), PullEvent::Progress(second), PullEvent::Done(_)] = &events[..] else {
+    let [Event::Progress(first), Event::Progress(second), Event::Done(_)] = &events[..] else {
         panic!("{events:?}")
     };
     assert_eq!((first.completed, second.status.as_str()), (Some(5), "verifying"));
@@ -126,7 +129,7 @@ fn pull_that_fails_midway_returns_the_daemons_error() {
         pull(&[PROGRESS, "\n", r#"{"error":{"code":"upstream","message":"registry gone"}}"#], true);
     let error = result.unwrap_err();
     assert_eq!((error.code(), error.to_string().as_str()), (ErrorCode::Upstream, "registry gone"));
-    assert!(matches!(events[..], [PullEvent::Progress(_), PullEvent::Failed(_)]), "{events:?}");
+    assert!(matches!(events[..], [Event::Progress(_), Event::Failed(_)]), "{events:?}");
 }
 
 #[test]
@@ -184,7 +187,7 @@ fn verification_ends_with_its_last_line() {
     let mut progress = Vec::new();
     let params = VerifyParams { reference: None, repair: true };
     let verified = client.verify(&params, |event| {
-        if let VerifyEvent::Progress(event) = event {
+        if let Event::Progress(event) = event {
             progress.push(event.completed);
         }
     });

@@ -2,37 +2,13 @@
 
 use std::path::PathBuf;
 
-use blobd_client::protocol::access::OwnAccess;
+use blobd_client::protocol::access::{OwnAccess, Right};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 
 use crate::names::Names;
 use crate::peer_process::Namespaces;
 use crate::principal::Principal;
 use crate::user_set::UserSet;
-
-/// What a user may do. Each right includes those before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Right {
-    /// List and open models.
-    Read,
-    /// Add models, and remove, rename and pin those that the user has added.
-    Pull,
-    /// Do the same with the models of all users, and collect.
-    Administer,
-}
-
-impl Right {
-    const ALL: [Self; 3] = [Self::Read, Self::Pull, Self::Administer];
-
-    /// Its name in the configuration and in the protocol.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Pull => "pull",
-            Self::Administer => "admin",
-        }
-    }
-}
 
 /// The rights of one user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

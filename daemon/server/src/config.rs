@@ -1,4 +1,4 @@
-//! The configuration file, and the default paths.
+//! The configuration file.
 
 mod access;
 mod audit;
@@ -7,9 +7,9 @@ mod error;
 mod keys;
 mod members;
 mod metrics;
-mod paths;
 mod policy;
 mod quotas;
+mod read;
 mod registries;
 mod settings;
 mod stores;
@@ -19,7 +19,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blobd_client::paths::{GivenPaths, default_config, no_home};
 use blobd_client::protocol::error::ErrorBody;
+use blobd_registry::credentials::CredentialFile;
+use blobd_registry::{RegistryPolicy, RetryPolicy};
+use blobd_store::scrub::ScrubPolicy;
+use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 use serde::Deserialize;
 
 use self::access::AccessConfig;
@@ -27,19 +32,13 @@ pub(crate) use self::audit::AuditConfig;
 pub(crate) use self::credentials::CredentialsConfig;
 pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
-pub(crate) use self::keys::{KEYS, Key};
+pub use self::keys::{KEYS, Key};
 use self::metrics::MetricsConfig;
-pub(crate) use self::paths::{SYSTEM_ROOT, default_config, default_root};
 use self::policy::PolicyConfig;
 use self::quotas::QuotasConfig;
 use self::registries::{Host, Mirrors};
-pub(crate) use self::settings::{Given, differences, mode, path};
+pub(crate) use self::settings::{Given, mode, path};
 use self::stores::PlacedPath;
-use blobd_registry::credentials::CredentialFile;
-use blobd_registry::{RegistryPolicy, RetryPolicy};
-use blobd_store::scrub::ScrubPolicy;
-use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
-
 use crate::access::Access;
 use crate::names::Names;
 use crate::policy::Policy;
@@ -256,12 +255,24 @@ impl TransferConfig {
 }
 
 impl Config {
+    /// The configuration of a command or a daemon with these paths.
+    pub(crate) fn load_for(paths: &GivenPaths) -> Result<Self, ErrorBody> {
+        let config = Self::load(paths.config.as_deref()).map_err(ConfigError::body)?;
+        // A store that a command names may be a lower store of the user's own one: it is left out then.
+        if paths.root.is_none()
+            && let Ok(root) = config.root_for(paths)
+        {
+            config.check_root(&root).map_err(ConfigError::body)?;
+        }
+        Ok(config)
+    }
+
     /// Reads the given file, or the default one. The default file may be missing.
     pub(crate) fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
-        let Some(path) = named.map(Path::to_path_buf).or_else(paths::default_config) else {
+        let Some(path) = named.map(Path::to_path_buf).or_else(default_config) else {
             return Ok(Self::default());
         };
-        match paths::read(&path) {
+        match read::read(&path) {
             Ok(content) => match String::from_utf8(content) {
                 Ok(text) => Self::parse(&path, &text),
                 Err(error) => Err(ConfigError::not_utf8(&path, &error)),
@@ -385,9 +396,9 @@ impl Config {
     }
 
     /// The file of `blobd login`.
-    pub(crate) fn credential_file(&self) -> Result<CredentialFile, ConfigError> {
+    pub(crate) fn credential_file(&self) -> Result<CredentialFile, ErrorBody> {
         let file = self.credentials.file(self.location.as_deref());
-        file.ok_or_else(|| ConfigError::no_home("the file of credentials", "give --config"))
+        file.ok_or_else(|| no_home("the file of credentials", "give --config"))
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::params::Subject;
 use blobd_client::protocol::request_id::RequestId;
+use blobd_client::protocol::route::Route;
 use serde_json::{Value, json};
 use tracing::Span;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
@@ -19,15 +21,12 @@ use crate::principal::Principal;
 use crate::state::Daemon;
 use crate::verb_log::{self, Finished, Outcome};
 
-/// The kind of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Verb {
-    /// The command that sends it; one of a fixed list.
-    pub(crate) name: &'static str,
-    /// Whether it changes the store, gives out descriptors or controls the daemon.
-    pub(crate) is_audited: bool,
-    /// Whether it gives out the content of a model.
-    pub(crate) gives_content: bool,
+/// The verb of a request that this version does not know.
+const UNKNOWN: &str = "unknown";
+
+/// The verbs of all requests.
+pub(crate) fn verbs() -> impl Iterator<Item = &'static str> {
+    Route::verbs().chain([UNKNOWN])
 }
 
 /// A request in progress. It ends when its result is known, which may be long after the head of the response was
@@ -42,13 +41,13 @@ pub(crate) struct RequestRecord {
     about_peer: BTreeMap<String, Value>,
     start: Instant,
     span: Span,
+    /// `None` for a request that this version does not know.
+    route: Option<Route>,
     state: Mutex<State>,
 }
 
 struct State {
-    verb: Verb,
-    subject: Option<String>,
-    source: Option<String>,
+    subject: Subject,
     outcome: Option<Outcome>,
     /// Whether the client has descriptors, and has not acknowledged all of them yet.
     is_unacknowledged: bool,
@@ -61,15 +60,15 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct EndedRequest<'r> {
     pub(crate) id: &'r RequestId,
-    pub(crate) verb: Verb,
+    pub(crate) route: Option<Route>,
+    /// The command that sends it; one of a fixed list.
+    pub(crate) verb: &'static str,
     pub(crate) peer: &'r Principal,
     pub(crate) command: Option<&'r str>,
     /// Its engine and its container, if there are such.
     pub(crate) about_peer: &'r BTreeMap<String, Value>,
-    /// The model that the client named, as it named it.
-    pub(crate) subject: Option<&'r str>,
-    /// What that is made from, if the client named that too.
-    pub(crate) source: Option<&'r str>,
+    /// What the client named.
+    pub(crate) subject: &'r Subject,
     /// What was done, if anything.
     pub(crate) outcome: Option<&'r Outcome>,
     pub(crate) result: RequestResult<'r>,
@@ -109,22 +108,26 @@ impl RequestResult<'_> {
 }
 
 impl RequestRecord {
-    pub(crate) fn start(daemon: &Arc<Daemon>, peer: &Principal, verb: Verb, id: RequestId) -> Arc<Self> {
+    pub(crate) fn start(
+        daemon: &Arc<Daemon>,
+        peer: &Principal,
+        route: Option<Route>,
+        id: RequestId,
+    ) -> Arc<Self> {
         // At the highest level, so that it is in every line of the log, however little is logged.
         let span = tracing::error_span!("request", %id);
-        let command = if verb.is_audited { peer.command() } else { None };
-        let about_peer = if verb.is_audited { peer_process::facts(peer.pid) } else { BTreeMap::new() };
+        let is_audited = route.is_some_and(Route::is_audited);
+        let command = if is_audited { peer.command() } else { None };
+        let about_peer = if is_audited { peer_process::facts(peer.pid) } else { BTreeMap::new() };
         let state = State {
-            verb,
-            subject: None,
-            source: None,
+            subject: Subject::default(),
             outcome: None,
             is_unacknowledged: false,
             is_deferred: false,
             is_ended: false,
         };
         let (daemon, peer, start) = (Arc::clone(daemon), peer.clone(), Instant::now());
-        Arc::new(Self { daemon, id, peer, command, about_peer, start, span, state: Mutex::new(state) })
+        Arc::new(Self { daemon, id, peer, command, about_peer, start, span, route, state: Mutex::new(state) })
     }
 
     pub(crate) const fn id(&self) -> &RequestId {
@@ -133,7 +136,7 @@ impl RequestRecord {
 
     /// The command that sends such requests.
     pub(crate) fn verb(&self) -> &'static str {
-        self.state().verb.name
+        verb(self.route, &self.state().subject)
     }
 
     /// Contains all lines of the log that the request causes.
@@ -141,18 +144,9 @@ impl RequestRecord {
         &self.span
     }
 
-    /// Notes what the client has asked for. `verb` is set if the parameters decide which command it is.
-    pub(crate) fn note_subject(&self, subject: Option<String>, verb: Option<&'static str>) {
-        let mut state = self.state();
-        state.subject = subject;
-        if let Some(name) = verb {
-            state.verb.name = name;
-        }
-    }
-
-    /// Notes what the model that the client names is made from.
-    pub(crate) fn note_source(&self, source: Option<String>) {
-        self.state().source = source;
+    /// Notes what the client has named.
+    pub(crate) fn note_subject(&self, subject: Subject) {
+        self.state().subject = subject;
     }
 
     /// Logs what was done, and keeps it for the end of the request.
@@ -218,12 +212,12 @@ impl RequestRecord {
         }
         let ended = EndedRequest {
             id: &self.id,
-            verb: state.verb,
+            route: self.route,
+            verb: verb(self.route, &state.subject),
             peer: &self.peer,
             command: self.command.as_deref(),
             about_peer: &self.about_peer,
-            subject: state.subject.as_deref(),
-            source: state.source.as_deref(),
+            subject: &state.subject,
             outcome: state.outcome.as_ref(),
             result,
             duration: self.start.elapsed(),
@@ -253,13 +247,32 @@ impl State {
     }
 }
 
+fn verb(route: Option<Route>, subject: &Subject) -> &'static str {
+    subject.verb.unwrap_or_else(|| route.map_or(UNKNOWN, Route::verb))
+}
+
+impl EndedRequest<'_> {
+    fn is_audited(&self) -> bool {
+        self.route.is_some_and(Route::is_audited)
+    }
+
+    fn gives_content(&self) -> bool {
+        self.route.is_some_and(Route::gives_content)
+    }
+
+    /// The name in the store, or else the one that the client has given.
+    fn model(&self) -> Option<&str> {
+        self.outcome.and_then(|outcome| outcome.model.as_deref()).or(self.subject.model.as_deref())
+    }
+}
+
 /// What the metrics count of a request. Of a dry run only that it was made.
 fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
     let done = ended.outcome.filter(|outcome| !outcome.is_dry_run);
     let detail = |name| done.and_then(|done| done.details.get(name)?.as_u64()).unwrap_or_default();
     RequestEnd {
-        verb: ended.verb.name,
-        is_open: ended.verb.gives_content,
+        verb: ended.verb,
+        is_open: ended.gives_content(),
         result: ended.result.metric(),
         duration: ended.duration,
         bytes: done.and_then(|done| done.bytes).unwrap_or_default(),
@@ -272,12 +285,11 @@ fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
 /// threads.
 fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
     daemon.metrics.events.request_ended(&request_end(ended));
-    if ended.verb.is_audited || ended.result.is_refusal() {
+    if ended.is_audited() || ended.result.is_refusal() {
         daemon.audit.record_as(class(ended), audit_record(ended));
     }
-    let EndedRequest { verb, peer, command, subject, outcome, result, duration, .. } = ended;
-    let (uid, pid, verb, result) = (peer.uid, peer.pid, verb.name, result.name());
-    let model = outcome.and_then(|outcome| outcome.model.as_deref()).or(*subject);
+    let EndedRequest { verb, peer, command, result, duration, .. } = ended;
+    let (uid, pid, model, result) = (peer.uid, peer.pid, ended.model(), result.name());
     tracing::debug!(uid, pid, command, verb, model, result, ms = duration.as_millis(), "ended");
 }
 
@@ -287,20 +299,19 @@ fn class(ended: &EndedRequest<'_>) -> Class {
     }
     // An open that fails may have given out descriptors before.
     let has_given = ended.outcome.is_some() || matches!(ended.result, RequestResult::Done);
-    if ended.verb.gives_content && has_given { Class::Open } else { Class::Attempt }
+    if ended.gives_content() && has_given { Class::Open } else { Class::Attempt }
 }
 
 /// The audit log adds the time and the name of the user.
 fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
-    let EndedRequest { id, verb, peer, command, about_peer, subject, source, outcome, result, duration } =
-        ended;
+    let EndedRequest { id, verb, peer, command, about_peer, subject, outcome, result, duration, .. } = ended;
     let message = match result {
         RequestResult::Failed(error) => Some(error.message.clone()),
         _ => None,
     };
     let details = outcome.iter().flat_map(|outcome| &outcome.details);
     let details = details.map(|(name, value)| ((*name).to_owned(), value.clone()));
-    let from = source.map(|source| ("from".to_owned(), json!(source)));
+    let from = subject.source.as_ref().map(|source| ("from".to_owned(), json!(source)));
     AuditRecord {
         seq: None,
         time: String::new(),
@@ -309,9 +320,9 @@ fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
         user: None,
         pid: (peer.pid > 0).then_some(peer.pid),
         // Requests that only read have records only if they are refused.
-        command: command.map(str::to_owned).or_else(|| peer.command().filter(|_| !verb.is_audited)),
-        verb: verb.name.to_owned(),
-        model: outcome.and_then(|outcome| outcome.model.as_deref()).or(*subject).map(str::to_owned),
+        command: command.map(str::to_owned).or_else(|| peer.command().filter(|_| !ended.is_audited())),
+        verb: (*verb).to_owned(),
+        model: ended.model().map(str::to_owned),
         digest: outcome.and_then(|outcome| outcome.digest),
         bytes: outcome.and_then(|outcome| outcome.bytes),
         result: result.name().to_owned(),
@@ -335,7 +346,7 @@ mod tests {
     use crate::principal::Groups;
 
     /// The class and the result in the audit log.
-    fn recorded(is_audited: bool, request: impl FnOnce(&RequestRecord)) -> Option<String> {
+    fn recorded(route: Route, request: impl FnOnce(&RequestRecord)) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
         let metrics = Metrics::new([]).unwrap();
@@ -346,8 +357,7 @@ mod tests {
         daemon.audit.start(settings).unwrap();
         let groups = Groups { primary: 1, supplementary: None };
         let peer = Principal { pid: 0, uid: 1, groups, namespaces: Namespaces::default() };
-        let verb = Verb { name: "open", is_audited, gives_content: true };
-        let record = RequestRecord::start(&daemon, &peer, verb, daemon.request_ids.next_id());
+        let record = RequestRecord::start(&daemon, &peer, Some(route), daemon.request_ids.next_id());
         request(&record);
         drop(record);
         daemon.audit.stop();
@@ -359,7 +369,7 @@ mod tests {
 
     #[test]
     fn request_of_a_client_that_has_gone_ends_as_its_work_did() {
-        let result = |request: fn(&RequestRecord)| recorded(true, request).unwrap();
+        let result = |request: fn(&RequestRecord)| recorded(Route::Open, request).unwrap();
         let outcome = || Outcome::of("m", None);
         assert_eq!(result(|_| {}), "attempts cancelled");
         assert_eq!(result(RequestRecord::cancelled), "attempts cancelled");
@@ -367,18 +377,18 @@ mod tests {
             record.note_outcome(outcome());
             record.cancelled();
         };
-        assert_eq!(recorded(true, complete).unwrap(), "opens ok");
+        assert_eq!(recorded(Route::Open, complete).unwrap(), "opens ok");
         let sent = |record: &RequestRecord| record.descriptors_sent(outcome());
-        assert_eq!(recorded(true, sent).unwrap(), "opens unacknowledged");
+        assert_eq!(recorded(Route::Open, sent).unwrap(), "opens unacknowledged");
         let failed_later = |record: &RequestRecord| {
             record.descriptors_sent(outcome());
             record.failed(ErrorBody::new(ErrorCode::Internal, "the disk"));
         };
-        assert_eq!(recorded(true, failed_later).unwrap(), "opens internal");
+        assert_eq!(recorded(Route::Open, failed_later).unwrap(), "opens internal");
         let changed = |record: &RequestRecord| {
             record.note_outcome(Outcome { has_changed: true, ..outcome() });
         };
-        assert_eq!(recorded(true, changed).unwrap(), "audit ok");
+        assert_eq!(recorded(Route::Open, changed).unwrap(), "audit ok");
     }
 
     #[test]
@@ -388,7 +398,7 @@ mod tests {
         {
             let refuse = |record: &RequestRecord| drop(record.failed(ErrorBody::new(code, "no")));
             let expected = is_recorded.then(|| format!("attempts {}", code.name()));
-            assert_eq!(recorded(false, refuse), expected, "{}", code.name());
+            assert_eq!(recorded(Route::Models, refuse), expected, "{}", code.name());
         }
     }
 }

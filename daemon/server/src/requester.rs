@@ -1,8 +1,9 @@
 //! The user on whose behalf a verb runs.
 
+use blobd_client::protocol::access::Right;
 use blobd_store::{Actor, ChargeLimit, Ingest, NameUser, Pinner, Store, Verb};
 
-use crate::access::{Right, Rights};
+use crate::access::Rights;
 use crate::principal::Principal;
 use crate::quotas::UserQuota;
 

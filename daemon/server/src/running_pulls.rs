@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use blobd_client::protocol::event::{Phase, State};
+use blobd_client::protocol::response::PullProgress;
 use blobd_store_format::digest::Digest;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
@@ -27,6 +29,8 @@ pub(crate) struct PullState {
     pub(crate) requester: Requester,
     pub(crate) since: SystemTime,
     pub(crate) status: String,
+    pub(crate) state: State,
+    pub(crate) phase: Option<Phase>,
     /// The size of all files, once it is known.
     pub(crate) total_bytes: Option<u64>,
     files: BTreeMap<Digest, FileState>,
@@ -55,6 +59,8 @@ impl RunningPulls {
             requester,
             since: SystemTime::now(),
             status: "waiting for other pulls to end".to_owned(),
+            state: State::Queued,
+            phase: None,
             total_bytes: None,
             files: BTreeMap::new(),
             speed: Speed::default(),
@@ -84,8 +90,11 @@ impl RunningPulls {
 
 impl PullWatch {
     /// Records what the pull does now.
-    pub(crate) fn set_status(&self, status: &str) {
-        self.change(|pull| status.clone_into(&mut pull.status));
+    pub(crate) fn set_step(&self, progress: &PullProgress) {
+        self.change(|pull| {
+            progress.status.clone_into(&mut pull.status);
+            (pull.state, pull.phase) = (progress.state, progress.phase);
+        });
     }
 
     /// Records the size of all files.
@@ -166,6 +175,8 @@ impl Speed {
 
 #[cfg(test)]
 mod tests {
+    use blobd_client::protocol::event::Progress as _;
+
     use super::*;
 
     #[test]
@@ -173,7 +184,7 @@ mod tests {
         let pulls = RunningPulls::default();
         let watch = pulls.begin(Requester::own(), "m:latest".to_owned(), "r.example/m".to_owned());
         let other = pulls.begin(Requester::own(), "n:latest".to_owned(), "r.example/n".to_owned());
-        watch.set_status("pulling model");
+        watch.set_step(&PullProgress::working("pulling model", Phase::Receiving));
         watch.expect(1000);
         watch.note(Digest::of(b"one"), 100);
         watch.note(Digest::of(b"two"), 7);

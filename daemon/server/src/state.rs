@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::configuration::Configuration;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::request_id::RequestIds;
-use blobd_client::protocol::response::PullEvent;
+use blobd_client::protocol::response::PullProgress;
 use blobd_registry::{RegistryClient, RegistryError, RegistryPolicy};
 use blobd_store::Store;
 use blobd_store_format::reference::Reference;
@@ -388,7 +388,7 @@ impl Daemon {
         requester: Requester,
         policy: &'p CallerPolicy,
         params: &'p PullParams,
-        events: &'p Sender<PullEvent>,
+        events: &'p Sender<PullProgress>,
     ) -> Pull<'p> {
         let Self { store, transfers, work: WorkLimits { fetches, .. }, .. } = self;
         let (watch, gauge) = (None, None);

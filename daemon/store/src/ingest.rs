@@ -406,8 +406,12 @@ impl Ingest {
         let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
             let (node, target, json) = (Node::Recipe(*file), layout::recipe(*file), recipe.to_json());
-            // The same recipe takes no more space. Its content was durable before it got its name.
-            if store.root.read_limited(&target, json.len() as u64)?.is_some_and(|stored| stored == json) {
+            // The same recipe takes no more space, and one that an earlier blobd wrote in another form is not
+            // rewritten. Its content was durable before it got its name. No earlier form is longer.
+            let stored = store.root.read_limited(&target, json.len() as u64)?;
+            if stored
+                .is_some_and(|stored| stored == json || Recipe::parse(&stored).is_ok_and(|it| it == *recipe))
+            {
                 continue;
             }
             let mut reservation = self.staging.reserve_space(json.len() as u64, || Ok(()))?;

@@ -12,10 +12,13 @@ pub trait MakeSpace: std::fmt::Debug + Send + Sync {
     fn make_space(&self, bytes: u64, observer: Option<&dyn EvictionObserver>) -> Result<bool, StoreError>;
 }
 
-/// Is told of evicted models.
+/// Is told of evicted models, and how far a transaction is.
 pub trait EvictionObserver: std::fmt::Debug + Send + Sync {
     /// Called after the model was evicted, and what only it needed deleted.
     fn evicted(&self, model: &LostModel);
+
+    /// Called when all content of the transaction is durable, before the model gets its manifest and its name.
+    fn content_is_durable(&self) {}
 }
 
 impl Store {

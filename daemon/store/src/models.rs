@@ -9,7 +9,7 @@ use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::recipe::{Member, Recipe};
+use blobd_store_format::recipe::{Member, Recipe, RecipeKind};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::size::human_bytes;
 use blobd_store_format::stored_file::StoredForm;
@@ -278,9 +278,9 @@ impl Store {
             return Ok(RecipeFile::Split(recipe));
         }
         let recipe = parse_recipe(root, file, &opened)?;
-        Ok(match recipe.is_of_whole_file() {
-            true => RecipeFile::Whole,
-            false => RecipeFile::Split(reading.keep(recipe)),
+        Ok(match recipe.kind() {
+            RecipeKind::Whole => RecipeFile::Whole,
+            _ => RecipeFile::Split(reading.keep(recipe)),
         })
     }
 

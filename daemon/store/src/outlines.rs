@@ -94,6 +94,7 @@ mod tests {
     use std::fs;
 
     use blobd_store_format::recipe::{Piece, Recipe};
+    use blobd_store_format::tensor::TensorFormat;
 
     use super::*;
 
@@ -104,7 +105,9 @@ mod tests {
         let add = |pieces: u64| {
             let blob = |number: u64| Digest::of(&number.to_le_bytes());
             let piece = |number| Piece::Blob { blob: blob(number), offset: 0, length: 1 };
-            let recipe = Recipe::new(blob(pieces), (0..pieces).map(piece).collect(), vec![]).unwrap();
+            let recipe =
+                Recipe::new(blob(pieces), TensorFormat::Gguf, (0..pieces).map(piece).collect(), vec![])
+                    .unwrap();
             fs::write(store.path(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
             recipe.file()
         };

@@ -118,6 +118,7 @@ mod tests {
 
     use super::*;
     use crate::Ingest;
+    use blobd_store_format::tensor::TensorFormat;
 
     fn store_with<const N: usize>(blobs: [&[u8]; N]) -> (TempDir, Arc<Store>, [Digest; N]) {
         let folder = tempfile::tempdir().unwrap();
@@ -139,7 +140,7 @@ mod tests {
             Piece::Blob { blob: weights, offset: 0, length: 3 },
         ];
         let file = b"header\0\0ghtstailwei";
-        let recipe = Recipe::new(Digest::of(file), pieces, Vec::new()).unwrap();
+        let recipe = Recipe::new(Digest::of(file), TensorFormat::Gguf, pieces, Vec::new()).unwrap();
         let mut reader = FileReader::of_recipe(&store, &recipe);
         for start in 0..file.len() {
             for end in start..=file.len() {
@@ -160,7 +161,7 @@ mod tests {
             Piece::Blob { blob, offset: 0, length: weights.len() as u64 },
         ];
         let file = [b"header", &weights[..]].concat();
-        let recipe = Recipe::new(Digest::of(&file), pieces, Vec::new()).unwrap();
+        let recipe = Recipe::new(Digest::of(&file), TensorFormat::Gguf, pieces, Vec::new()).unwrap();
         for start in [&b""[..], b"a longer header"] {
             let mut read = 0;
             let mut report = |bytes| {

@@ -213,7 +213,7 @@ impl Staging {
         taken
     }
 
-    fn observer(&self) -> Option<&dyn EvictionObserver> {
+    pub(super) fn observer(&self) -> Option<&dyn EvictionObserver> {
         self.0.observer.get().map(|observer| &**observer)
     }
 }

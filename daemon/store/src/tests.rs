@@ -11,6 +11,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::tensor::TensorFormat;
 use blobd_store_format::testing;
 use tempfile::TempDir;
 
@@ -229,7 +230,7 @@ fn recipe_without_all_its_blobs_is_refused() {
     let whole = b"headtensor";
     let piece = |bytes: &[u8]| Piece::Blob { blob: Digest::of(bytes), offset: 0, length: bytes.len() as u64 };
     let pieces = vec![piece(b"head"), piece(b"tensor")];
-    let recipe = Recipe::new(Digest::of(whole), pieces, Vec::new()).unwrap();
+    let recipe = Recipe::new(Digest::of(whole), TensorFormat::Gguf, pieces, Vec::new()).unwrap();
     let mut ingest = begin(&store);
     ingest.add_bytes(b"config").unwrap();
     ingest.add_bytes(b"head").unwrap();
@@ -263,7 +264,7 @@ fn leased_model_has_all_its_blobs_pinned() {
         ingest.add_bytes(bytes).unwrap();
     }
     let pieces = vec![piece(b"head"), piece(b"tensor")];
-    ingest.add_recipe(Recipe::new(Digest::of(whole), pieces, Vec::new()).unwrap());
+    ingest.add_recipe(Recipe::new(Digest::of(whole), TensorFormat::Gguf, pieces, Vec::new()).unwrap());
     let manifest = manifest(&[b"config", whole]);
     ingest.commit(&name("m"), &manifest, None).unwrap();
     let lease = store.leases().grant("a reader");
@@ -429,7 +430,9 @@ fn damaged_manifest_is_named() {
 #[test]
 fn recipe_is_read_once_until_it_is_forgotten() {
     let (_folder, store) = new_store();
-    let recipe = Recipe::new(Digest::of(b"file"), vec![Piece::Zeros { zeros: 5 }], Vec::new()).unwrap();
+    let recipe =
+        Recipe::new(Digest::of(b"file"), TensorFormat::Gguf, vec![Piece::Zeros { zeros: 5 }], Vec::new())
+            .unwrap();
     let path = store.path(layout::recipe(recipe.file()));
     fs::write(&path, recipe.to_json()).unwrap();
     assert_eq!(*store.recipe(recipe.file()).unwrap().unwrap(), recipe);
@@ -458,7 +461,9 @@ fn large_recipe_read_concurrently_is_in_memory_once() {
 #[test]
 fn recipe_of_another_file_is_refused() {
     let (_folder, store) = new_store();
-    let recipe = Recipe::new(Digest::of(b"file"), vec![Piece::Zeros { zeros: 5 }], Vec::new()).unwrap();
+    let recipe =
+        Recipe::new(Digest::of(b"file"), TensorFormat::Gguf, vec![Piece::Zeros { zeros: 5 }], Vec::new())
+            .unwrap();
     fs::write(store.path(layout::recipe(Digest::of(b"another"))), recipe.to_json()).unwrap();
     let error = store.recipe(Digest::of(b"another")).unwrap_err();
     assert!(error.to_string().contains("is the recipe of"), "{error}");

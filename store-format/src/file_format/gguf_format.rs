@@ -2,13 +2,15 @@
 
 use super::{FileFormat, FileOrigin, FormatError, FormatParser, ModelHeader, Shard};
 use crate::file_layout::{FileLayout, LayoutError};
-use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MetadataValue, Progress};
-use crate::tensor::TensorError;
+use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MAX_PADDED_HEADER_BYTES, MetadataValue, Progress};
+use crate::tensor::{TensorError, TensorFormat};
 
 pub(super) static FORMAT: FileFormat = FileFormat {
-    name: "gguf",
+    format: TensorFormat::Gguf,
+    title: "GGUF",
     extension: ".gguf",
-    is_start: |start| *start == MAGIC,
+    max_header_bytes: MAX_PADDED_HEADER_BYTES,
+    is_start: |start| start.starts_with(&MAGIC),
     parser: || Box::new(HeaderParser::new()),
 };
 

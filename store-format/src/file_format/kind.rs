@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::safetensors::Header;
+
 /// The bytes by which all kinds are distinguished: a tar archive has its name at byte 257.
 pub(super) const START_BYTES: usize = 512;
 
@@ -355,12 +357,11 @@ const UNPACK_DOWNLOAD: &str =
 const CONVERT: &str = "convert the original model with llama.cpp's convert_hf_to_gguf.py and import the result, or pull a GGUF file of it";
 const CONVERT_DOWNLOAD: &str = "look for a GGUF file of the model";
 
-/// The length of a header in JSON, and its first character.
-fn is_safetensors(start: &[u8]) -> bool {
-    const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// The length of a header in JSON, and its first character. The format has no signature.
+pub(super) fn is_safetensors(start: &[u8]) -> bool {
     let Some((length, rest)) = start.split_first_chunk() else { return false };
     let length = u64::from_le_bytes(*length);
-    (2..=MAX_HEADER_BYTES).contains(&length) && rest.trim_ascii_start().starts_with(b"{")
+    (2..=Header::MAX_BYTES).contains(&length) && rest.trim_ascii_start().starts_with(b"{")
 }
 
 fn is_json(start: &[u8]) -> bool {

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use super::{GgmlType, GgufError, Header};
 use crate::expert::{expert_groups, stacked_experts};
 use crate::file_layout::{FileLayout, TensorRange};
-use crate::tensor::TensorInfo;
+use crate::tensor::{TensorFormat, TensorInfo};
 
 impl Header {
     /// The layout of a file of `file_size` bytes that starts with this header.
@@ -37,7 +37,8 @@ impl Header {
             let of_fork: Vec<bool> = self.tensors().map(|info| is_fork(&info)).collect();
             groups.retain(|group| group.members().iter().all(|member| of_fork.get(*member) == Some(&false)));
         }
-        Ok(FileLayout::new(file_size, self.data_offset(), tensors, groups)?)
+        let format = TensorFormat::Gguf;
+        Ok(FileLayout::new(format, file_size, self.data_offset(), tensors, groups)?)
     }
 }
 

@@ -9,6 +9,8 @@ use super::{Dtype, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS, SafetensorsErr
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     data_offset: u64,
+    /// Where the last tensor ends.
+    data_end: u64,
     metadata: BTreeMap<String, String>,
     /// In the order of the data.
     tensors: Vec<Tensor>,
@@ -33,8 +35,11 @@ impl Header {
     pub const MAX_TENSORS: usize = MAX_TENSORS;
     /// The most dimensions of a tensor.
     pub const MAX_DIMENSIONS: usize = MAX_DIMENSIONS;
-    /// The longest name of a tensor, in bytes.
-    pub const MAX_NAME_BYTES: usize = 1024;
+    /// The longest name of a tensor, in bytes. The format has no limit; this one keeps the description of a tensor below
+    /// the size of a frame of the protocol, in which a byte may take six.
+    pub const MAX_NAME_BYTES: usize = 64 << 10;
+    /// The longest name of a tensor in a file that is [parsed](Self::parse) for its tensors, in bytes.
+    pub const MAX_PRINTABLE_NAME_BYTES: usize = 1024;
     /// The size of the length field at the start of a file.
     pub const LENGTH_BYTES: usize = 8;
 
@@ -50,11 +55,24 @@ impl Header {
         Ok(found + Self::LENGTH_BYTES as u64)
     }
 
-    /// Parses the start of a file of `file_size` bytes; bytes after the header are ignored.
+    /// Parses the start of a file of `file_size` bytes; bytes after the header are ignored. Names must be printable.
+    ///
+    /// # Errors
+    /// [`SafetensorsError`] when `start` does not contain the whole header, the header is invalid, or its tensors do
+    /// not end at the end of the file.
+    pub fn parse(start: &[u8], file_size: u64) -> Result<Self, SafetensorsError> {
+        let header = Self::parse_start(start)?;
+        header.tensors.iter().try_for_each(|tensor| check_printable(&tensor.name))?;
+        header.check_file_size(file_size)?;
+        Ok(header)
+    }
+
+    /// Parses the start of a file; bytes after the header are ignored. Names are any text up to
+    /// [`MAX_NAME_BYTES`](Self::MAX_NAME_BYTES), never a path: escape them before they reach a terminal.
     ///
     /// # Errors
     /// [`SafetensorsError`] when `start` does not contain the whole header, or the header is invalid.
-    pub fn parse(start: &[u8], file_size: u64) -> Result<Self, SafetensorsError> {
+    pub fn parse_start(start: &[u8]) -> Result<Self, SafetensorsError> {
         let truncated = |expected| SafetensorsError::Truncated { found: start.len() as u64, expected };
         let (length, rest) = start.split_first_chunk().ok_or_else(|| truncated(Self::LENGTH_BYTES as u64))?;
         let data_offset = Self::end(*length)?;
@@ -64,10 +82,19 @@ impl Header {
         let mut tensors = check_tensors(raw.tensors, data_offset)?;
         // Sorts an empty tensor before the one at the same offset.
         tensors.sort_by_key(|tensor| (tensor.offset_in_file, tensor.size));
-        check_cover(&tensors, data_offset, file_size)?;
+        let data_end = check_cover(&tensors, data_offset)?;
         let named = tensors.iter().enumerate();
         let places = named.map(|(place, tensor)| (tensor.name.as_str().into(), place)).collect();
-        Ok(Self { data_offset, metadata: raw.metadata, tensors, places })
+        Ok(Self { data_offset, data_end, metadata: raw.metadata, tensors, places })
+    }
+
+    /// The last tensor must end at the end of the file.
+    ///
+    /// # Errors
+    /// [`SafetensorsError::End`]
+    pub fn check_file_size(&self, file_size: u64) -> Result<(), SafetensorsError> {
+        let found = self.data_end;
+        if found == file_size { Ok(()) } else { Err(SafetensorsError::End { found, file_size }) }
     }
 
     /// Where the data starts, in bytes from the start of the file.
@@ -138,10 +165,18 @@ pub(super) fn size_bytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     u64::try_from(bits / 8).ok().filter(|_| bits.is_multiple_of(8))
 }
 
+/// Any text is a name, but for a length that no frame of the protocol could carry.
 pub(super) fn check_name(name: &str) -> Result<(), SafetensorsError> {
+    match name.len() {
+        0..=Header::MAX_NAME_BYTES => Ok(()),
+        length => Err(SafetensorsError::Name { length, problem: "too long" }),
+    }
+}
+
+fn check_printable(name: &str) -> Result<(), SafetensorsError> {
     let problem = match name {
         "" => "is empty",
-        _ if name.len() > Header::MAX_NAME_BYTES => "too long",
+        _ if name.len() > Header::MAX_PRINTABLE_NAME_BYTES => "too long",
         _ if name.chars().any(char::is_control) => "has control characters",
         _ => return Ok(()),
     };
@@ -174,8 +209,8 @@ fn check_tensor(name: String, raw: RawTensor, data_offset: u64) -> Result<Tensor
     }
 }
 
-/// Checks that the tensors cover the data exactly once.
-fn check_cover(tensors: &[Tensor], data_offset: u64, file_size: u64) -> Result<(), SafetensorsError> {
+/// Checks that the tensors cover the data exactly once; returns where the last one ends.
+fn check_cover(tensors: &[Tensor], data_offset: u64) -> Result<u64, SafetensorsError> {
     let mut position = data_offset;
     for Tensor { name, offset_in_file, size, .. } in tensors {
         if *offset_in_file != position {
@@ -188,7 +223,7 @@ fn check_cover(tensors: &[Tensor], data_offset: u64, file_size: u64) -> Result<(
         // `check_tensor` has proved that the end fits.
         position = position.saturating_add(*size);
     }
-    if position == file_size { Ok(()) } else { Err(SafetensorsError::End { found: position, file_size }) }
+    Ok(position)
 }
 
 fn refusal(error: &serde_json::Error) -> SafetensorsError {

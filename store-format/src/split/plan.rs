@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use crate::digest::Digest;
 use crate::expert::{ExpertGroup, Experts};
-use crate::file_layout::{ArchiveFile, FileLayout, RangeContent, TensorRange};
-use crate::recipe::{Piece, Recipe, RecipeError, TensorEntry};
+use crate::file_layout::{ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent, TensorRange};
+use crate::recipe::{Member, Piece, Recipe, RecipeError, TensorEntry};
 
 /// How one file is split.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,8 @@ pub struct SplitPlan {
     segments: Vec<Segment>,
     tensors: Vec<PlannedTensor>,
     literal_count: usize,
-    members: Vec<(ArchiveFile, usize)>,
+    /// `None` for a file that is stored whole.
+    content: Option<FileContent>,
 }
 
 /// A blob that is made from the file.
@@ -110,10 +111,10 @@ impl SplitPlan {
                 RangeContent::Gap => builder.push_gap(range.size),
             }
         }
-        let members = layout.members().to_vec();
         let Builder { position: file_size, blobs, segments, literal_count, homes, .. } = builder;
-        let tensors = layout.into_tensors().into_iter().zip(homes).map(PlannedTensor::new).collect();
-        Self { file_size, blobs, segments, tensors, literal_count, members }
+        let (tensors, content) = layout.into_parts();
+        let tensors = tensors.into_iter().zip(homes).map(PlannedTensor::new).collect();
+        Self { file_size, blobs, segments, tensors, literal_count, content: Some(content) }
     }
 
     /// The plan for a file that is not split, such as one of an unknown format.
@@ -124,7 +125,7 @@ impl SplitPlan {
         let blobs = vec![PlannedBlob { size: file_size, content: BlobContent::File }];
         // Segments are never empty.
         let segments = if file_size == 0 { Vec::new() } else { vec![segment] };
-        Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0, members: Vec::new() }
+        Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0, content: None }
     }
 
     /// The file's size in bytes.
@@ -151,10 +152,19 @@ impl SplitPlan {
         &self.tensors
     }
 
-    /// The files in an archive, in order, each with the number of its tensors.
+    /// Whether the file is stored as one blob, and without a recipe.
     #[must_use]
-    pub fn members(&self) -> &[(ArchiveFile, usize)] {
-        &self.members
+    pub const fn is_whole(&self) -> bool {
+        self.content.is_none()
+    }
+
+    /// The files in an archive, in order.
+    #[must_use]
+    pub fn members(&self) -> &[ArchiveMember] {
+        match &self.content {
+            Some(FileContent::Archive(members)) => members,
+            Some(FileContent::Tensors(_)) | None => &[],
+        }
     }
 
     /// The number of literals.
@@ -187,13 +197,29 @@ impl SplitPlan {
     /// of the planned blobs, `literals` the planned literals, in order.
     ///
     /// # Errors
-    /// [`RecipeError`] when there are too few or too many of them, or a literal is incomplete.
+    /// [`RecipeError`] when there are too few or too many of them, a literal is incomplete, or the file is an
+    /// archive with files in it.
     pub fn recipe(
         &self,
         file: Digest,
         blobs: &[Digest],
         literals: Vec<Vec<u8>>,
     ) -> Result<Recipe, RecipeError> {
+        self.archive_recipe(file, blobs, literals, &[])
+    }
+
+    /// As [`recipe`](Self::recipe), for any file; `members` are the digests of the files in an archive.
+    ///
+    /// # Errors
+    /// As [`recipe`](Self::recipe).
+    pub fn archive_recipe(
+        &self,
+        file: Digest,
+        blobs: &[Digest],
+        literals: Vec<Vec<u8>>,
+        members: &[Digest],
+    ) -> Result<Recipe, RecipeError> {
+        check_parts("files in the archive", members.len(), self.members().len())?;
         check_parts("blobs", blobs.len(), self.blobs.len())?;
         check_parts("literals", literals.len(), self.literal_count)?;
         let mut literals = literals.into_iter();
@@ -209,8 +235,15 @@ impl SplitPlan {
                 Target::Literal { .. } => literal_piece(literals.next().unwrap_or_default(), segment.length)?,
             });
         }
-        let tensors = self.tensors.iter().map(|tensor| tensor.entry(digest_of(blobs, tensor.blob)));
-        Recipe::new(file, pieces, tensors.collect())
+        let tensors = self.tensors.iter().map(|tensor| tensor.entry(digest_of(blobs, tensor.blob))).collect();
+        match &self.content {
+            Some(FileContent::Tensors(format)) => Recipe::new(file, *format, pieces, tensors),
+            Some(FileContent::Archive(files)) => {
+                let members = files.iter().zip(members).map(|(file, digest)| member(file, *digest)).collect();
+                Recipe::for_archive(file, pieces, tensors, members)
+            }
+            None => Recipe::for_whole_file(file, self.file_size),
+        }
     }
 
     /// The bytes of all literals.
@@ -365,6 +398,12 @@ impl<'l> Builder<'l> {
             _ => self.segments.push(Segment { offset_in_file, length, target }),
         }
     }
+}
+
+fn member(member: &ArchiveMember, digest: Digest) -> Member {
+    let ArchiveMember { file: ArchiveFile { path, offset, size }, format, tensor_count } = member;
+    let (offset, size, tensors) = (*offset, *size, *tensor_count as u64);
+    Member { path: path.clone(), offset, size, digest, format: *format, tensors }
 }
 
 fn digest_of(blobs: &[Digest], blob: Option<usize>) -> Digest {

@@ -78,6 +78,7 @@ mod release;
 mod renames;
 mod requests;
 mod residency;
+mod routes;
 mod service;
 mod shells;
 mod shortage;

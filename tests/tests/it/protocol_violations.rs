@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use blobd_client::protocol::connection::send_all;
+use blobd_client::protocol::event::ImportProgress;
 use blobd_client::protocol::frame::{Frame, FrameDecoder};
 use blobd_store_format::gguf::GgmlType;
 use blobd_tests::daemon::TestDaemon;
@@ -115,7 +116,7 @@ fn acknowledgement_of_anything_else_ends_the_session() {
         Frame::Ack { received: 63 },
         Frame::Ack { received: u32::MAX },
         Frame::Fds { first: 0, count: 1 },
-        Frame::Progress { completed: 1, total: 1 },
+        Frame::Progress(ImportProgress { completed: 1, total: 1, ..ImportProgress::default() }),
     ] {
         let mut stream = open(&daemon);
         read_to_first_batch(&mut stream);

@@ -1,8 +1,10 @@
-//! The IDs of requests: in responses, errors and the log.
+//! The IDs and the verbs of requests: in responses, errors, the log and the metrics.
 
+use blobd_client::protocol::route::Route;
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::http::{Answer, connect, read_answer};
+use blobd_tests::http::{Answer, connect, get, read_answer};
 use blobd_tests::model::ModelFile;
+use blobd_tests::routes::{Models, request};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use std::io::{Read as _, Write as _};
@@ -102,4 +104,31 @@ fn id_is_in_the_last_line_of_a_stream() {
     let Answer { status, body } = read_answer(&mut stream);
     assert_eq!(status, 200);
     assert!(body.contains("\"not_found\"") && body.contains("\"request\":\"v-1\""), "{body}");
+}
+
+#[test]
+fn every_request_has_its_verb_in_the_log_and_in_the_metrics() {
+    let daemon = TestDaemon::start_under(&["env", "BLOBD_LOG=debug"], tmpfs_directory());
+    let model = ModelFile::dense(1).write_to(daemon.scratch(), "tiny.gguf");
+    daemon.command().run(["import".as_ref(), model.as_os_str()]).succeeds();
+    // Nothing listens there.
+    let models = Models { stored: "tiny", source: "127.0.0.1:1/library/none" };
+    for route in Route::ALL {
+        let mut stream = connect(&daemon.socket());
+        stream.write_all(request(&route.to_string(), models).as_bytes()).unwrap();
+        let read = stream.read(&mut [0; 64]).unwrap();
+        assert!(read > 0, "{route}: no response");
+    }
+    for route in Route::ALL {
+        let logged_verb = format!("verb=\"{}\"", route.verb());
+        eventually("the request is logged", || daemon.log().contains(&logged_verb));
+        let counted = format!("verb=\"{}\"}}", route.verb().replace(' ', "_"));
+        let counts = |text: &str| {
+            text.lines().any(|line| line.starts_with("blobd_requests_total{") && line.contains(&counted))
+        };
+        eventually("the request is counted", || counts(&get(&daemon.socket(), Route::Metrics.path()).body));
+    }
+    assert!(!daemon.log().contains("verb=\"unknown\""));
+    assert_eq!(get(&daemon.socket(), "/v1/no-such-request").status, 400);
+    eventually("another one is unknown", || daemon.log().contains("verb=\"unknown\""));
 }

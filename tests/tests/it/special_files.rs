@@ -243,7 +243,7 @@ fn sparse_file_in_the_place_of_a_record_is_refused_without_being_read() {
     let sparse = |path: &Path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap();
     for (path, line, expected) in [
         (place.store(TAG), "show m", "expected at most 4194304 bytes"),
-        (place.recipe(), "gc", "too long: expected at most 128 MiB, found 1.00 TiB"),
+        (place.recipe(), "gc", "too long: expected at most 160 MiB, found 1.00 TiB"),
         (place.only_in("trash"), "undelete t", "damaged record"),
         (place.store("store.json"), "ls", "store.json"),
     ] {

@@ -8,7 +8,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
 use blobd_tests::memory::{status_bytes, threads};
 use blobd_tests::registry::FakeRegistry;
-use blobd_tests::routes::{Models, documented_routes, model_with_large_header, request};
+use blobd_tests::routes::{Models, all_routes, model_with_large_header, request};
 use blobd_tests::wait::eventually;
 
 const LAYER: &str = "application/vnd.ollama.image.model";
@@ -42,7 +42,7 @@ impl Store {
     fn requests(&self) -> Vec<String> {
         let source = self.registry.name("library/heads");
         let models = Models { stored: "heads", source: &source };
-        documented_routes().iter().map(|route| request(route, models)).collect()
+        all_routes().iter().map(|route| request(route, models)).collect()
     }
 
     fn ask(&self, request: &str) -> UnixStream {

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_store_format::recipe::Recipe;
+use blobd_store_format::tensor::TensorFormat;
 use blobd_tests::command::{Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -209,7 +210,7 @@ fn recipe_that_does_not_match_its_header_is_found() {
     let name = tensors[2].name.clone();
     tensors[2].name = tensors[3].name.clone();
     tensors[3].name = name;
-    let swapped = Recipe::new(recipe.file(), recipe.pieces().to_vec(), tensors).unwrap();
+    let swapped = Recipe::new(recipe.file(), TensorFormat::Gguf, recipe.pieces().to_vec(), tensors).unwrap();
     for (content, what) in
         [(swapped.to_json(), "header"), (b"{\"version\":1".to_vec(), "recipe: "), (Vec::new(), "recipe: ")]
     {

@@ -101,9 +101,18 @@ fn questions_of_the_page_are_answered_with_and_without_a_daemon() {
         import(&blobd, &ModelFile::dense(1), folder.path(), "m");
         let web = Web::start(&blobd);
         let key = web.key();
-        for question in
-            ["version", "models", "df", "ps", "residency", "pulls", "partials", "trash", "gc", "eviction"]
-        {
+        for question in [
+            "version",
+            "models",
+            "df?detail=12",
+            "ps",
+            "ps?residency=true",
+            "pulls",
+            "partials",
+            "trash",
+            "gc",
+            "eviction",
+        ] {
             let answer = web.ask(question, &key);
             assert!(answer.is_object() && answer["error"].is_null(), "{question}: {answer}");
         }

@@ -2,6 +2,7 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 
 use super::*;
+use crate::protocol::event::ImportProgress;
 
 fn pair() -> (Connection, Connection) {
     let (a, b) = UnixStream::pair().unwrap();
@@ -20,10 +21,13 @@ fn descriptors_arrive_in_order_with_their_frame() {
     let (mut daemon, mut client) = pair();
     let files: Vec<_> = (0..MAX_FDS_PER_BATCH).map(|i| file_with(&i.to_string())).collect();
     let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-    daemon.send(&Frame::Progress { completed: 0, total: 1 }, &[]).unwrap();
+    daemon.send(&Frame::Progress(ImportProgress { total: 1, ..ImportProgress::default() }), &[]).unwrap();
     daemon.send(&Frame::Fds { first: 0, count: 64 }, &fds).unwrap();
 
-    assert_eq!(client.receive().unwrap(), Frame::Progress { completed: 0, total: 1 });
+    assert_eq!(
+        client.receive().unwrap(),
+        Frame::Progress(ImportProgress { total: 1, ..ImportProgress::default() })
+    );
     assert_eq!(client.receive().unwrap(), Frame::Fds { first: 0, count: 64 });
     for (i, fd) in client.take_fds(64).unwrap().into_iter().enumerate() {
         let flags = rustix::io::fcntl_getfd(&fd).unwrap();

@@ -4,15 +4,52 @@
 use std::io;
 
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::route::Document;
+use blobd_store::ListingSize;
 use serde::Serialize;
 
 use super::Caller;
-use super::body::{HttpResponse, raw_response};
-use super::route::{Memory, StoreSize};
+use super::body::{Answer, Reply, raw_response};
 use crate::limits::{UNCOUNTED_BYTES, kib};
 use crate::ops::OpError;
 use crate::permits::{Permit, PermitPool};
 use crate::state::{Daemon, Turn};
+
+/// Where the user of a request takes a turn before it uses a thread that may block.
+pub(super) type Turns = fn(&Daemon) -> &PermitPool;
+
+/// The memory of a response and of the work for it. It is counted before the work begins, and reduced to the length of the
+/// response when that is known.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Memory {
+    /// Short, or counted by the request itself. If it is not short because of what the client has asked for, it is counted
+    /// when its length is known, and made after that.
+    Short,
+    /// At most this many bytes, by what the daemon does now.
+    Daemon(fn(&Daemon) -> usize),
+    /// At most this many bytes, by what the store has.
+    Store(fn(&StoreSize) -> usize),
+}
+
+/// What responses about the whole store grow with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoreSize {
+    pub(super) listing: ListingSize,
+    pub(super) blobs: usize,
+}
+
+impl StoreSize {
+    /// Memory of `bytes` for each model, and of its texts (such as its name), as values and as JSON.
+    pub(super) const fn models(&self, bytes: usize) -> usize {
+        let ListingSize { models, text_bytes } = self.listing;
+        models.saturating_mul(bytes).saturating_add(text_bytes.saturating_mul(3))
+    }
+
+    /// The same, and `per_blob` for each blob.
+    pub(super) const fn models_and_blobs(&self, bytes: usize, per_blob: usize) -> usize {
+        self.models(bytes).saturating_add(self.blobs.saturating_mul(per_blob))
+    }
+}
 
 /// A value that was made, and its JSON if that is short or was counted before.
 enum Made<T> {
@@ -23,13 +60,13 @@ enum Made<T> {
 
 impl Caller {
     /// Responds with a value that the daemon has in memory.
-    pub(super) async fn answer<T: Serialize + Sync>(&self, value: &T) -> Result<HttpResponse, ErrorBody> {
+    pub(super) async fn answer<T: Serialize + Sync>(&self, value: &T) -> Answer<T> {
         let failed = |error: OpError| error.body();
         match small_json(value).map_err(failed)? {
-            Ok(json) => Ok(raw_response(json, None::<Permit>)),
+            Ok(json) => Ok(document(json, None)),
             Err(length) => {
                 let memory = self.memory(length).await?;
-                Ok(raw_response(json_of(value, length).map_err(failed)?, memory))
+                Ok(document(json_of(value, length).map_err(failed)?, memory))
             }
         }
     }
@@ -38,9 +75,9 @@ impl Caller {
     pub(super) async fn respond<T: Serialize + Send + 'static>(
         &self,
         work: impl FnOnce(&Daemon) -> Result<T, OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
+    ) -> Answer<T> {
         let memory = self.reserve(0).await?;
-        self.respond_within(memory, (self.route.turns)(&self.daemon), work).await
+        self.respond_within(memory, (self.turns)(&self.daemon), work).await
     }
 
     /// Like the function above, for a request that needs more memory or another turn than its route says.
@@ -49,7 +86,7 @@ impl Caller {
         memory: Option<Permit>,
         turns: &PermitPool,
         work: impl FnOnce(&Daemon) -> Result<T, OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
+    ) -> Answer<T> {
         let reserved = memory.as_ref().map_or(0, |memory| memory.units() << 10);
         let make = move |daemon: &Daemon| {
             let value = work(daemon)?;
@@ -63,7 +100,7 @@ impl Caller {
         match self.daemon.blocking(turn.clone(), make).await.map_err(|error| error.body())? {
             Made::Json(json) => {
                 let memory = reduced(memory, json.len());
-                Ok(raw_response(json, memory))
+                Ok(document(json, memory))
             }
             Made::Uncounted(value, length) => {
                 // Returned before more is requested: a request that holds some must not wait for others.
@@ -72,19 +109,19 @@ impl Caller {
                 let memory = self.memory(length).await?;
                 let make = move |_: &Daemon| json_of(&value, length);
                 let json = self.daemon.blocking(turn, make).await.map_err(|error| error.body())?;
-                Ok(raw_response(json, memory))
+                Ok(document(json, memory))
             }
         }
     }
 
     /// Waits for the turn of the request's user.
     pub(super) async fn turn(&self) -> Turn {
-        (self.route.turns)(&self.daemon).acquire(self.peer.uid).await.into()
+        (self.turns)(&self.daemon).acquire(self.peer.uid).await.into()
     }
 
     /// Counts the memory that the route needs, and `more`.
     pub(super) async fn reserve(&self, more: usize) -> Result<Option<Permit>, ErrorBody> {
-        let bytes = match self.route.memory {
+        let bytes = match self.memory {
             Memory::Short => 0,
             Memory::Daemon(bytes) => bytes(&self.daemon),
             Memory::Store(bytes) => bytes(&self.store_size().await),
@@ -109,6 +146,11 @@ impl Caller {
         let blobs = usize::try_from(blobs).unwrap_or(usize::MAX);
         StoreSize { listing: store.listing_size().unwrap_or_default(), blobs }
     }
+}
+
+/// The response with the JSON of a value.
+fn document<T>(json: Vec<u8>, memory: Option<Permit>) -> Reply<Document<T>> {
+    Reply::of(raw_response(json, memory))
 }
 
 /// What is left to count when a response of `bytes` is made.

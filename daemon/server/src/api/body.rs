@@ -1,5 +1,6 @@
 //! Reads request bodies, and builds responses.
 
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,13 +9,14 @@ use std::time::Duration;
 
 use blobd_client::protocol::audit::escape_controls;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use blobd_client::protocol::event::Event;
+use blobd_client::protocol::route::{Document, Events};
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -24,11 +26,28 @@ use crate::permits::Permit;
 
 pub(crate) type HttpResponse = Response<ResponseBody>;
 
+/// A response to a request whose answer has this form and these types.
+pub(super) struct Reply<A>(HttpResponse, PhantomData<fn() -> A>);
+
+/// A response of one JSON document, or why there is none.
+pub(super) type Answer<T> = Result<Reply<Document<T>>, ErrorBody>;
+
+impl<A> Reply<A> {
+    /// For a response that is made part by part, or is not JSON: that it is of this type is for the caller to know.
+    pub(super) const fn of(response: HttpResponse) -> Self {
+        Self(response, PhantomData)
+    }
+
+    pub(super) fn into_response(self) -> HttpResponse {
+        self.0
+    }
+}
+
 /// The body of a response, with permits that it holds until all of it is taken. What counts the memory of a part belongs
 /// to the part ([`counted`]): hyper takes parts long before their client receives them, and then drops the body.
 pub(crate) struct ResponseBody {
     content: Content,
-    _permits: Vec<Arc<Permit>>,
+    permits: Vec<Arc<Permit>>,
 }
 
 enum Content {
@@ -99,18 +118,20 @@ impl<P> DerefMut for Params<P> {
     }
 }
 
-/// Reads a request's JSON.
-pub(super) async fn read_json<T: DeserializeOwned>(
+impl<P> Params<P> {
+    pub(super) const fn new(params: P, memory: Option<Permit>) -> Self {
+        Self { params, _memory: memory }
+    }
+}
+
+/// Receives a request's body, with what counts its memory.
+pub(super) async fn read_body(
     request: Request<Incoming>,
     limits: &RequestLimits,
     uid: u32,
-) -> Result<Params<T>, ErrorBody> {
+) -> Result<(Vec<u8>, Option<Permit>), ErrorBody> {
     let received = receive_body(request, limits, uid);
-    let received =
-        timeout(BODY_TIMEOUT, received).await.map_err(|_elapsed| invalid("not received in time"))?;
-    let (bytes, permit) = received?;
-    let params = serde_json::from_slice(&bytes).map_err(|error| invalid(&error.to_string()))?;
-    Ok(Params { params, _memory: permit })
+    timeout(BODY_TIMEOUT, received).await.map_err(|_elapsed| invalid("not received in time"))?
 }
 
 async fn receive_body(
@@ -183,9 +204,9 @@ pub(super) struct Line<E> {
     pub(super) memory: Option<Arc<Permit>>,
 }
 
-impl<E> From<E> for Line<E> {
-    fn from(event: E) -> Self {
-        Self { event, memory: None }
+impl<P, D> From<P> for Line<Event<P, D>> {
+    fn from(progress: P) -> Self {
+        Self { event: Event::Progress(progress), memory: None }
     }
 }
 
@@ -198,10 +219,11 @@ impl<E: Serialize> Line<E> {
 }
 
 /// One JSON document per line: all `events`, then `last`. `events` is closed when the client disconnects.
-pub(super) fn lines_response<E: Serialize + Send + 'static>(
-    mut events: mpsc::Receiver<impl Into<Line<E>> + Send + 'static>,
-    mut last: Option<oneshot::Receiver<Line<E>>>,
-) -> HttpResponse {
+pub(super) fn lines_response<P: Serialize + Send + 'static, D: Serialize + Send + 'static>(
+    mut events: mpsc::Receiver<impl Into<Line<Event<P, D>>> + Send + 'static>,
+    mut last: Option<oneshot::Receiver<Line<Event<P, D>>>>,
+    permits: Vec<Arc<Permit>>,
+) -> Reply<Events<P, D>> {
     let next = move |context: &mut Context<'_>| {
         if let Some(event) = ready!(events.poll_recv(context)) {
             return Poll::Ready(Some(Ok(event.into().bytes())));
@@ -214,7 +236,8 @@ pub(super) fn lines_response<E: Serialize + Send + 'static>(
     };
     let mut response = response(StatusCode::OK, Content::Parts(Box::new(next)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
-    response
+    response.body_mut().permits = permits;
+    Reply::of(response)
 }
 
 /// The media type of a response with a line for each event.
@@ -247,16 +270,10 @@ pub(super) fn empty_response(status: StatusCode) -> HttpResponse {
 }
 
 fn response(status: StatusCode, content: Content) -> HttpResponse {
-    let mut response = Response::new(ResponseBody { content, _permits: Vec::new() });
+    let mut response = Response::new(ResponseBody { content, permits: Vec::new() });
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
-}
-
-impl ResponseBody {
-    pub(super) fn hold(&mut self, permit: Arc<Permit>) {
-        self._permits.push(permit);
-    }
 }
 
 impl Body for ResponseBody {
@@ -318,10 +335,10 @@ mod tests {
     #[tokio::test]
     async fn lines_are_counted_until_they_are_written() {
         let pool = PermitPool::new(Limits { per_principal: 8, total: 8 });
-        let (events, waiting) = mpsc::channel::<Line<&str>>(1);
+        let (events, waiting) = mpsc::channel::<Line<Event<&str, ()>>>(1);
         let memory = Some(Arc::new(pool.acquire_many(1, 3).await));
-        events.try_send(Line { event: "record", memory }).ok().unwrap();
-        let mut lines = lines_response::<&str>(waiting, None);
+        events.try_send(Line { event: Event::Progress("record"), memory }).ok().unwrap();
+        let mut lines = lines_response::<&str, ()>(waiting, None, Vec::new()).into_response();
         let line = first_part(&mut lines);
         drop((events, lines));
         assert_eq!((pool.in_use(), &*line), (3, &b"\"record\"\n"[..]));

@@ -1,4 +1,4 @@
-//! `GET /v1/models/…` of a large model: serialised part by part, never as a whole in memory.
+//! The details of a large model: serialised part by part, never as a whole in memory.
 
 use std::sync::Arc;
 
@@ -87,13 +87,13 @@ impl DetailsStream {
                 self.is_done = true;
                 break;
             };
-            match recipe.tensors().get(self.tensor) {
-                Some(tensor) => {
+            match recipe.format().zip(recipe.tensors().get(self.tensor)) {
+                Some((format, tensor)) => {
                     if !std::mem::take(&mut self.is_first_tensor) {
                         part.push(b',');
                     }
                     // Strings, numbers and lists can always be serialised.
-                    let _ = serde_json::to_writer(&mut part, &ModelTensor::from(tensor));
+                    let _ = serde_json::to_writer(&mut part, &ModelTensor::new(format, tensor));
                     self.tensor += 1;
                 }
                 None => (self.recipe, self.tensor) = (self.recipe + 1, 0),
@@ -116,6 +116,8 @@ fn head(details: &ModelDetails) -> Vec<u8> {
 mod tests {
     use blobd_store_format::digest::Digest;
     use blobd_store_format::testing;
+
+    use blobd_client::protocol::model_tensor::TensorFormat;
 
     use super::*;
 
@@ -142,9 +144,13 @@ mod tests {
         Shown { details, recipes: counts.iter().map(|count| recipe(*count)).collect() }
     }
 
+    fn tensors(recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
+        recipe.tensors().iter().map(|tensor| ModelTensor::new(TensorFormat::Gguf, tensor))
+    }
+
     #[test]
     fn parts_together_are_the_whole_document() {
-        let of_layers: Vec<_> = recipe(2).tensors().iter().map(ModelTensor::from).collect();
+        let of_layers: Vec<_> = tensors(&recipe(2)).collect();
         for (counts, of_layers) in [
             (&[][..], &[][..]),
             (&[0], &[]),
@@ -157,9 +163,7 @@ mod tests {
             let mut shown = shown(counts);
             shown.details.tensors = of_layers.to_vec();
             let mut whole = shown.details.clone();
-            whole
-                .tensors
-                .extend(shown.recipes.iter().flat_map(|recipe| recipe.tensors()).map(ModelTensor::from));
+            whole.tensors.extend(shown.recipes.iter().flat_map(|recipe| tensors(recipe)));
             let mut stream = DetailsStream::new(shown);
             let mut parts = Vec::new();
             while let Some(part) = stream.next_part() {

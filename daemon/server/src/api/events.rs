@@ -1,14 +1,16 @@
-//! `POST /v1/pull`, `POST /v1/verify`, `POST /v1/edit` and `POST /v1/promote`: the response is one JSON document per
-//! line for each event.
+//! Requests whose response reports work in progress, one JSON document per line.
 
 use std::sync::Arc;
 
-use blobd_client::protocol::edit::{EditEvent, EditParams, EditProgress};
+use blobd_client::protocol::access::Right;
+use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
-use blobd_client::protocol::promote::{PromoteEvent, PromoteParams, PromoteProgress};
+use blobd_client::protocol::event::{Event, Phase, Progress, WorkProgress};
+use blobd_client::protocol::promote::{PromoteParams, Promoted};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
-use blobd_client::protocol::response::{PullEvent, PullProgress};
-use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
+use blobd_client::protocol::response::{PullDone, PullProgress};
+use blobd_client::protocol::route::Events;
+use blobd_client::protocol::upkeep::{Verified, VerifyProgress};
 use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, Sender};
@@ -16,102 +18,88 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use super::Caller;
-use super::answer::json_length;
-use super::body::{HttpResponse, Line, Params, lines_response};
-use super::route::Route;
+use super::answer::{Turns, json_length};
+use super::body::{Line, Params, Reply, lines_response};
 use crate::memory_gauge::MemoryGauge;
 use crate::ops::{self, OpError};
 use crate::permits::{Permit, PermitPool};
 use crate::request_record::RequestRecord;
 use crate::state::{Daemon, Turn};
+use crate::verb_log::Finished;
 
 /// Events that may wait for a client. Further progress is dropped, but never the last event.
 const EVENTS_WAITING: usize = 64;
 
-pub(super) fn pull(caller: &Caller, params: Params<PullParams>) -> Result<HttpResponse, ErrorBody> {
+type Reporting<P, D> = Result<Reply<Events<P, D>>, ErrorBody>;
+
+pub(super) async fn pull(caller: &Caller, params: Params<PullParams>) -> Reporting<PullProgress, PullDone> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
-    let record = Arc::clone(&caller.record);
-    let status = "waiting for other pulls to end".to_owned();
     let model = ops::pulled_name(&params);
     caller.daemon.metrics.events.pulls_started.inc();
     let watch = caller.daemon.running_pulls.begin(requester, model, params.source.to_string());
-    let work = Work {
-        name: format!("pull of {}", params.source),
-        header: None,
-        waiting: PullEvent::Progress(PullProgress { status, ..PullProgress::default() }),
-        failed: PullEvent::Failed,
-    };
+    let work = Work::new(format!("pull of {}", params.source), "waiting for other pulls to end");
     work.start(caller, move |daemon, events| {
         let registry = daemon.registry();
         let gauge = MemoryGauge::for_pull(&daemon.limits.memory, requester.uid());
         let pull = daemon.pull(&registry, &handle, requester, &policy, &params, events);
-        let done = ops::pull(ops::Pull { watch: Some(&watch), gauge: Some(&gauge), ..pull });
-        done.inspect(|done| record.finished(done)).map(PullEvent::Done)
+        ops::pull(ops::Pull { watch: Some(&watch), gauge: Some(&gauge), ..pull })
     })
 }
 
-pub(super) fn verify(caller: &Caller, params: Params<VerifyParams>) -> Result<HttpResponse, ErrorBody> {
-    let (record, policy, handle) = (Arc::clone(&caller.record), caller.policy(), Handle::current());
-    let status = "waiting for another verification to end".to_owned();
-    let work = Work {
-        name: "verify".to_owned(),
-        header: None,
-        waiting: VerifyEvent::Progress(VerifyProgress { status, ..VerifyProgress::default() }),
-        failed: VerifyEvent::Failed,
-    };
+pub(super) async fn verify(
+    caller: &Caller,
+    params: Params<VerifyParams>,
+) -> Reporting<VerifyProgress, Verified> {
+    if params.repair {
+        caller.require(Right::Pull, "--repair")?;
+    }
+    let (policy, handle) = (caller.policy(), Handle::current());
+    let work = Work::new("verify".to_owned(), "waiting for another verification to end");
     work.start(caller, move |daemon, events| {
-        let verified = ops::verify(&daemon.store, &daemon.registry(), &handle, &policy, &params, events);
-        verified.inspect(|verified| record.finished(verified)).map(VerifyEvent::Done)
+        ops::verify(&daemon.store, &daemon.registry(), &handle, &policy, &params, events)
     })
 }
 
-pub(super) fn edit(caller: &Caller, params: Params<EditParams>) -> Result<HttpResponse, ErrorBody> {
-    let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
-    let status = "waiting for other imports and edits to end".to_owned();
+/// What an edit or a promotion waits for.
+const OTHER_IMPORTS: &str = "waiting for other imports and edits to end";
+
+pub(super) async fn edit(caller: &Caller, params: Params<EditParams>) -> Reporting<WorkProgress, Edited> {
+    let (requester, policy) = (caller.requester(), caller.policy());
     let source = params.source.clone();
     let header = move |daemon: &Daemon| ops::header_bytes(&daemon.store, &source);
-    let work = Work {
-        name: format!("edit of {}", params.source.short()),
-        header: Some(Box::new(header)),
-        waiting: EditEvent::Progress(EditProgress { status, ..EditProgress::default() }),
-        failed: EditEvent::Failed,
-    };
-    work.start(caller, move |daemon, events| {
-        let mut before = 0;
-        let mut report = |completed: u64, total: u64| {
+    let work = Work::new(format!("edit of {}", params.source.short()), OTHER_IMPORTS);
+    Work { header: Some(Box::new(header)), ..work }.start(caller, move |daemon, events| {
+        let (mut before, mut report) = (0, reporter(events, "hashing", Phase::Hashing));
+        let mut report = |completed: u64, total| {
             daemon.activity.note_imported(completed.saturating_sub(before));
             before = completed;
-            let status = "hashing".to_owned();
-            let progress = EditProgress { status, total: Some(total), completed: Some(completed) };
-            // The client may be slow; the next event replaces this one.
-            let _ = events.try_send(progress.into());
-            !events.is_closed()
+            report(completed, total)
         };
-        let edited = ops::edit(&daemon.store, requester, &policy, &params, &mut report);
-        edited.inspect(|edited| record.finished(edited)).map(EditEvent::Done)
+        ops::edit(&daemon.store, requester, &policy, &params, &mut report)
     })
 }
 
-pub(super) fn promote(caller: &Caller, params: Params<PromoteParams>) -> Result<HttpResponse, ErrorBody> {
-    let (requester, policy, record) = (caller.requester(), caller.policy(), Arc::clone(&caller.record));
-    let status = "waiting for other imports and edits to end".to_owned();
-    let work = Work {
-        name: format!("promotion of {}", params.reference.short()),
-        header: None,
-        waiting: PromoteEvent::Progress(PromoteProgress { status, ..PromoteProgress::default() }),
-        failed: PromoteEvent::Failed,
-    };
+pub(super) async fn promote(
+    caller: &Caller,
+    params: Params<PromoteParams>,
+) -> Reporting<WorkProgress, Promoted> {
+    let (requester, policy) = (caller.requester(), caller.policy());
+    let work = Work::new(format!("promotion of {}", params.reference.short()), OTHER_IMPORTS);
     work.start(caller, move |daemon, events| {
-        let mut report = |completed: u64, total: u64| {
-            let status = "copying".to_owned();
-            let progress = PromoteProgress { status, total: Some(total), completed: Some(completed) };
-            // The client may be slow; the next event replaces this one.
-            let _ = events.try_send(progress.into());
-            !events.is_closed()
-        };
-        let promoted = ops::promote(&daemon.store, requester, &policy, &params, &mut report);
-        promoted.inspect(|promoted| record.finished(promoted)).map(PromoteEvent::Done)
+        let mut report = reporter(events, "copying", Phase::Writing);
+        ops::promote(&daemon.store, requester, &policy, &params, &mut report)
     })
+}
+
+/// Sends progress, and says whether the client still waits for it.
+fn reporter(events: &Sender<WorkProgress>, status: &str, phase: Phase) -> impl FnMut(u64, u64) -> bool {
+    move |completed, total| {
+        let (status, phase) = (status.to_owned(), Some(phase));
+        let (total, completed) = (Some(total), Some(completed));
+        // The client may be slow; the next event replaces this one.
+        let _ = events.try_send(WorkProgress { status, phase, total, completed, ..WorkProgress::default() });
+        !events.is_closed()
+    }
 }
 
 type HeaderBytes = dyn FnOnce(&Daemon) -> Result<u64, OpError> + Send;
@@ -120,32 +108,39 @@ type HeaderBytes = dyn FnOnce(&Daemon) -> Result<u64, OpError> + Send;
 /// tensors.
 const EDITED_COPIES: u64 = 4;
 
-/// Work that reports events.
-struct Work<E> {
+/// Work that reports its progress.
+struct Work {
     /// For the log.
     name: String,
     /// Finds out how long the header is that the work has in memory, several times.
     header: Option<Box<HeaderBytes>>,
-    /// Sent if the work has to wait for its turn.
-    waiting: E,
-    failed: fn(ErrorResponse) -> E,
+    /// What it waits for if it has to wait for its turn.
+    waiting: &'static str,
 }
 
-impl<E: Serialize + Send + Sync + 'static> Work<E> {
+impl Work {
+    const fn new(name: String, waiting: &'static str) -> Self {
+        Self { name, header: None, waiting }
+    }
+
     /// Starts `run`, whose result is the last event. It stops when the client closes the connection, which drops
     /// the receiver of the events.
-    fn start(
+    fn start<P, D>(
         self,
         caller: &Caller,
-        run: impl FnOnce(&Daemon, &Sender<E>) -> Result<E, OpError> + Send + 'static,
-    ) -> Result<HttpResponse, ErrorBody> {
+        run: impl FnOnce(&Daemon, &Sender<P>) -> Result<D, OpError> + Send + 'static,
+    ) -> Reporting<P, D>
+    where
+        P: Progress + Serialize + Send + Sync + 'static,
+        D: Finished + Serialize + Send + Sync + 'static,
+    {
         let lasting = caller.lasting()?;
         let (events, waiting) = mpsc::channel(EVENTS_WAITING);
         let (last, end) = oneshot::channel();
         caller.record.defer();
         let running = Running {
             daemon: Arc::clone(&caller.daemon),
-            route: caller.route,
+            turns: caller.turns,
             uid: caller.peer.uid,
             record: Arc::clone(&caller.record),
             events,
@@ -157,32 +152,30 @@ impl<E: Serialize + Send + Sync + 'static> Work<E> {
             };
         };
         tokio::spawn(work.in_current_span());
-        let mut response = lines_response(waiting, Some(end));
         // Counts the connection as long-lived until the response is complete.
-        response.body_mut().hold(lasting);
-        Ok(response)
+        Ok(lines_response(waiting, Some(end), vec![lasting]))
     }
 }
 
 /// Work whose turn has come or is waited for.
-struct Running<E> {
+struct Running<P> {
     daemon: Arc<Daemon>,
-    route: &'static Route,
+    turns: Turns,
     uid: u32,
     record: Arc<RequestRecord>,
-    events: Sender<E>,
+    events: Sender<P>,
 }
 
-impl<E: Serialize + Send + Sync + 'static> Running<E> {
+impl<P: Progress + Serialize + Send + Sync + 'static> Running<P> {
     /// Does the work, and returns the last line unless the client has gone before its turn.
-    async fn run(
+    async fn run<D: Finished + Serialize + Send + Sync + 'static>(
         self,
-        work: Work<E>,
-        run: impl FnOnce(&Daemon, &Sender<E>) -> Result<E, OpError> + Send + 'static,
-    ) -> Option<Line<E>> {
-        let Self { daemon, route, uid, record, events } = self;
-        let Work { name, header, waiting, failed } = work;
-        let Some(permit) = permit_for((route.turns)(&daemon), uid, &events, waiting).await else {
+        work: Work,
+        run: impl FnOnce(&Daemon, &Sender<P>) -> Result<D, OpError> + Send + 'static,
+    ) -> Option<Line<Event<P, D>>> {
+        let Self { daemon, turns, uid, record, events } = self;
+        let Work { name, header, waiting } = work;
+        let Some(permit) = permit_for(turns(&daemon), uid, &events, waiting).await else {
             record.cancelled();
             return None;
         };
@@ -196,17 +189,18 @@ impl<E: Serialize + Send + Sync + 'static> Running<E> {
                 }
                 None => None,
             };
-            let done = daemon.blocking(turn.clone(), move |daemon: &Daemon| run(daemon, &sender)).await;
-            done.map_err(|error| error.body())
+            let noted = Arc::clone(&record);
+            let run = move |daemon: &Daemon| run(daemon, &sender).inspect(|done| noted.finished(done));
+            daemon.blocking(turn.clone(), run).await.map_err(|error| error.body())
         };
-        let last = done.await.unwrap_or_else(|error: ErrorBody| {
+        let last = done.await.map(Event::Done).unwrap_or_else(|error: ErrorBody| {
             if let Some(omitted) = daemon.limits.log.admit(uid) {
                 tracing::warn!("{name}: {error}{omitted}");
             }
             if events.is_closed() {
                 record.cancelled();
             }
-            failed(ErrorResponse { error: record.failed(error) })
+            Event::Failed(ErrorResponse { error: record.failed(error) })
         });
         record.succeeded();
         // Still its turn until the line is counted: a report of damage can be long.
@@ -232,12 +226,17 @@ async fn counted_line<E: Serialize>(daemon: &Daemon, uid: u32, event: E) -> Line
 /// The event, and its line while it is escaped.
 const COPIES: usize = 3;
 
-/// Waits for a permit, after sending `waiting` if none is free; `None` when the client disconnects.
-async fn permit_for<E>(pool: &PermitPool, uid: u32, events: &Sender<E>, waiting: E) -> Option<Permit> {
+/// Waits for a permit, after saying what it waits for if none is free; `None` when the client disconnects.
+async fn permit_for<P: Progress>(
+    pool: &PermitPool,
+    uid: u32,
+    events: &Sender<P>,
+    waiting: &str,
+) -> Option<Permit> {
     if let Ok(permit) = pool.try_acquire(uid) {
         return Some(permit);
     }
-    let _ = events.try_send(waiting);
+    let _ = events.try_send(P::queued(waiting));
     tokio::select! {
         permit = pool.acquire(uid) => Some(permit),
         () = events.closed() => None,

@@ -1,10 +1,10 @@
-//! `GET /v1/heads/…`: the headers and short texts of a model, read and sent part by part.
+//! The headers and short texts of a model, read and sent part by part.
 
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::heads::ModelHeads;
 use blobd_store_format::reference::Reference;
 use bytes::Bytes;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{self, Sender};
 use tracing::Instrument as _;
 
 use super::Caller;
-use super::body::{CutOff, HttpResponse, counted, parts_response};
+use super::body::{Answer, CutOff, Params, Reply, counted, parts_response};
 use super::read_model::{Reads, read_model};
 use crate::ops::{self, HeadContent, HeadsOutline};
 use crate::permits::Permit;
@@ -29,7 +29,7 @@ const STREAM_BYTES: usize = 5 * PART;
 /// More than the description of a file takes, without its name.
 const FILE_BYTES: usize = 512;
 
-pub(super) async fn heads(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn heads(caller: &Caller, reference: Params<Reference>) -> Answer<ModelHeads> {
     let (named, policy, holder) = (reference.clone(), caller.policy(), caller.peer.description());
     let read = move |daemon: &Daemon| {
         policy.check_named(&daemon.store, &named)?;
@@ -53,7 +53,7 @@ pub(super) async fn heads(caller: &Caller, reference: Reference) -> Result<HttpR
         }
     };
     tokio::spawn(send.in_current_span());
-    Ok(parts_response(waiting))
+    Ok(Reply::of(parts_response(waiting)))
 }
 
 fn outline_bytes(outline: &HeadsOutline) -> usize {

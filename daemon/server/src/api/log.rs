@@ -1,23 +1,25 @@
-//! `POST /v1/log`: the records of the audit log, one JSON document per line.
+//! The records of the audit log, one JSON document per line.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blobd_client::protocol::audit::{LogEnd, LogEvent, LogParams};
+use blobd_client::protocol::access::Right;
+use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use blobd_client::protocol::event::Event;
+use blobd_client::protocol::route::{Events, Route};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::Instrument as _;
 
 use super::Caller;
-use super::body::{HttpResponse, Line, lines_response};
-use super::verbs;
-use crate::access::Right;
-use crate::audit::{BATCH_MEMORY, Batch, Filter, Latest, LogDirectory, LogReader};
+use super::body::{Line, Params, Reply, lines_response};
+use crate::audit::{BATCH_MEMORY, Batch, Filter, LIFECYCLE_VERBS, Latest, LogDirectory, LogReader};
 use crate::ops::OpError;
 use crate::principal::Principal;
+use crate::request_record;
 use crate::state::Daemon;
 
 /// Records without a limit in the request.
@@ -28,12 +30,18 @@ const RECORDS_WAITING: usize = 8;
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A user that does not administer the store gets its own records.
-pub(super) async fn log(caller: &Caller, params: &LogParams) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn log(
+    caller: &Caller,
+    params: Params<LogParams>,
+) -> Result<Reply<Events<Box<AuditRecord>, LogEnd>>, ErrorBody> {
     let own_uid = (!caller.rights.include(Right::Administer)).then_some(caller.peer.uid);
     let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
-    params.verbs.iter().try_for_each(|verb| check("verb", verb, "pull, rm or evict", verbs::recorded()))?;
-    params.results.iter().try_for_each(|result| check("result", result, "ok or denied", verbs::results()))?;
-    let filter = filter(caller, params, own_uid).await?.map_err(invalid)?;
+    params.verbs.iter().try_for_each(|verb| check("verb", verb, "pull, rm or evict", recorded_verbs()))?;
+    params
+        .results
+        .iter()
+        .try_for_each(|result| check("result", result, "ok or denied", recorded_results()))?;
+    let filter = filter(caller, &params, own_uid).await?.map_err(invalid)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let (Some(directory), Some(written)) = (daemon.audit.directory(), daemon.audit.written()) else {
         return Err(is_off());
@@ -52,17 +60,29 @@ pub(super) async fn log(caller: &Caller, params: &LogParams) -> Result<HttpRespo
     let follow = params.follow.then_some(written);
     let work = async move {
         let last = match stream.run(Search { directory, filter, latest }, follow).await {
-            Ok(end) => LogEvent::Done(end),
+            Ok(end) => Event::Done(end),
             Err(Stop::ClientHasGone) => return record.cancelled(),
-            Err(Stop::Failed(error)) => LogEvent::Failed(ErrorResponse { error: record.failed(error) }),
+            Err(Stop::Failed(error)) => Event::Failed(ErrorResponse { error: record.failed(error) }),
         };
         record.succeeded();
-        let _ = events.send(Line::from(last)).await;
+        let _ = events.send(Line { event: last, memory: None }).await;
     };
     tokio::spawn(work.in_current_span());
-    let mut response = lines_response::<LogEvent>(waiting, None);
-    [Some(lasting), follower].into_iter().flatten().for_each(|permit| response.body_mut().hold(permit));
-    Ok(response)
+    Ok(lines_response(waiting, None, [Some(lasting), follower].into_iter().flatten().collect()))
+}
+
+/// The verbs of records about what the daemon does by itself.
+const OF_DAEMON: [&str; 3] = ["evict", "scrub", "audit"];
+
+/// The verbs that a record of the audit log can have.
+fn recorded_verbs() -> impl Iterator<Item = &'static str> {
+    request_record::verbs().chain(OF_DAEMON).chain(LIFECYCLE_VERBS)
+}
+
+/// The results that a record of the audit log can have.
+fn recorded_results() -> impl Iterator<Item = &'static str> {
+    let others = ["ok", "cancelled", "unacknowledged", "dropped", "omitted", "on", "off"];
+    ErrorCode::ALL.into_iter().map(ErrorCode::name).chain(others)
 }
 
 /// The name of a user may be asked for at a directory server.
@@ -152,7 +172,7 @@ impl From<OpError> for Stop {
 struct LogStream {
     daemon: Arc<Daemon>,
     peer: Principal,
-    events: Sender<Line<LogEvent>>,
+    events: Sender<Line<Event<Box<AuditRecord>, LogEnd>>>,
     own_only: bool,
 }
 
@@ -216,7 +236,7 @@ impl LogStream {
         };
         let (reader, batch) = self.daemon.disk_work(uid, work).await?;
         for record in batch.records {
-            let line = Line { event: LogEvent::Record(Box::new(record)), memory: memory.clone() };
+            let line = Line { event: Event::Progress(Box::new(record)), memory: memory.clone() };
             self.events.send(line).await.map_err(|_closed| Stop::ClientHasGone)?;
         }
         if self.events.is_closed() { Err(Stop::ClientHasGone) } else { Ok((reader, batch.may_have_more)) }
@@ -227,7 +247,7 @@ impl LogStream {
         let access = self.daemon.access();
         let rights = access.rights_of(&self.peer);
         if !rights.include(Right::Read) {
-            return Err(access.refusal(&self.peer, Right::Read, "/v1/log"));
+            return Err(access.refusal(&self.peer, Right::Read, Route::Log.verb()));
         }
         if !rights.include(Right::Administer) {
             self.own_only = true;

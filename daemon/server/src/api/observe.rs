@@ -1,19 +1,26 @@
-//! Requests that show what the store and its clients do: `GET /v1/df`, `GET /v1/ps`, `GET /v1/pulls` and
-//! `GET /v1/metrics`; and requests that show what a registry has: `POST /v1/pull/plan`, `POST /v1/resolve` and
-//! `POST /v1/inspect`. If its client disconnects, a request to a registry ends soon.
+//! Requests that show what the daemon, the store and its clients do, and what a registry has. If its client disconnects,
+//! a request to a registry ends soon.
 
 use std::collections::BTreeMap;
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::SessionList;
+use blobd_client::protocol::access::{OwnAccess, Right};
+use blobd_client::protocol::accounts::UserUsage;
+use blobd_client::protocol::configuration::Configuration;
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::heads::ModelHeads;
+use blobd_client::protocol::health::Health;
+use blobd_client::protocol::params::{EvictionParams, NoParams, SessionParams, UsageParams};
+use blobd_client::protocol::request::{GcParams, PullParams};
+use blobd_client::protocol::response::{DiskUsage, GcReport, PullPlan, Resolved, SessionList, Version};
+use blobd_client::protocol::route::Bytes;
+use blobd_client::protocol::upkeep::EvictionPlan;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::Caller;
 use super::answer::{json_length, json_of, reduced};
-use super::body::{HttpResponse, Params, raw_response, text_response};
-use crate::access::{Access, Right};
+use super::body::{Answer, Params, Reply, raw_response, text_response};
+use crate::access::Access;
 use crate::memory_gauge::MemoryGauge;
 use crate::monitoring;
 use crate::ops::{self, OpError};
@@ -21,9 +28,38 @@ use crate::principal::Principal;
 use crate::quotas::{Quotas, UserQuota};
 use crate::state::Daemon;
 
-/// `detail=N` adds which models share what, with at most N names in each list.
-pub(super) async fn usage(caller: &Caller, query: Option<&str>) -> Result<HttpResponse, ErrorBody> {
-    let detail = number(query, "detail")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+pub(super) async fn version(caller: &Caller, _: Params<NoParams>) -> Answer<Version> {
+    let version = Version {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol: blobd_client::protocol::VERSION,
+        root: caller.daemon.store.place().display().to_string(),
+        pid: std::process::id(),
+    };
+    caller.answer(&version).await
+}
+
+pub(super) async fn access(caller: &Caller, _: Params<NoParams>) -> Answer<OwnAccess> {
+    caller.answer(&caller.daemon.access().own_access(&caller.peer)).await
+}
+
+pub(super) async fn health(caller: &Caller, _: Params<NoParams>) -> Answer<Health> {
+    caller.answer(&monitoring::health(&caller.daemon, caller.peer.uid).await).await
+}
+
+pub(super) async fn configuration(caller: &Caller, _: Params<NoParams>) -> Answer<Configuration> {
+    caller.answer(&caller.daemon.configuration()).await
+}
+
+pub(super) fn eviction(daemon: &Daemon, params: &EvictionParams) -> Result<EvictionPlan, OpError> {
+    ops::eviction_plan(&daemon.store, &*daemon.last_opened, params.bytes)
+}
+
+pub(super) fn gc_plan(daemon: &Daemon, _: &NoParams) -> Result<GcReport, OpError> {
+    ops::gc(&daemon.store, GcParams { dry_run: true, ..GcParams::default() })
+}
+
+pub(super) async fn usage(caller: &Caller, params: Params<UsageParams>) -> Answer<DiskUsage> {
+    let detail = params.detail.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let memory = match detail {
         Some(limit) => caller.reserve(ops::detail_bytes(caller.store_size().await.listing, limit)).await?,
         None => caller.reserve(0).await?,
@@ -33,7 +69,7 @@ pub(super) async fn usage(caller: &Caller, query: Option<&str>) -> Result<HttpRe
 }
 
 /// Administrators see all users, others themselves.
-pub(super) async fn user_usage(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn user_usage(caller: &Caller, _: Params<NoParams>) -> Answer<UserUsage> {
     let (requester, peer) = (caller.requester(), caller.peer.clone());
     let usage = move |daemon: &Daemon| {
         let (access, quotas) = (daemon.access(), daemon.quotas());
@@ -49,18 +85,14 @@ fn quota_of(uid: u32, caller: &Principal, access: &Access, quotas: &Quotas) -> U
     quotas.of(&user, access.rights_of(&user).include(Right::Administer))
 }
 
-/// `residency=true` adds how much of each model is in memory.
-pub(super) async fn sessions(caller: &Caller, query: Option<&str>) -> Result<HttpResponse, ErrorBody> {
-    match query {
-        None => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
-        Some("residency=true") => {
-            let memory = caller.reserve(0).await?;
-            // Reads much more than the other one.
-            let surveys = &caller.daemon.work.surveys;
-            caller.respond_within(memory, surveys, |daemon| Ok(with_residency(daemon))).await
-        }
-        Some(other) => Err(wrong_query(other, "residency=true")),
+pub(super) async fn sessions(caller: &Caller, params: Params<SessionParams>) -> Answer<SessionList> {
+    if !params.residency {
+        return caller.respond(|daemon| Ok(daemon.sessions.list())).await;
     }
+    let memory = caller.reserve(0).await?;
+    // Reads much more than the other one.
+    let surveys = &caller.daemon.work.surveys;
+    caller.respond_within(memory, surveys, |daemon| Ok(with_residency(daemon))).await
 }
 
 /// The most models whose residency one request determines: a large one takes some hundred milliseconds.
@@ -84,36 +116,16 @@ fn with_residency(daemon: &Daemon) -> SessionList {
     SessionList { sessions: sessions.collect() }
 }
 
-pub(super) async fn pulls(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
-    caller.respond(|daemon| Ok::<_, OpError>(ops::pulls(&daemon.running_pulls.list()))).await
-}
-
-pub(super) async fn metrics(caller: &Caller) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn metrics(caller: &Caller, _: Params<NoParams>) -> Result<Reply<Bytes<String>>, ErrorBody> {
     let memory = caller.reserve(0).await?;
     let turn = caller.turn().await;
     let text = monitoring::scrape(&caller.daemon, turn).await?;
     let memory = reduced(memory, text.len());
-    Ok(text_response(text, monitoring::TEXT_FORMAT, memory))
-}
-
-/// The number in a query `KEY=NUMBER`; `None` without a query.
-pub(super) fn number(query: Option<&str>, key: &str) -> Result<Option<u64>, ErrorBody> {
-    let Some(query) = query else { return Ok(None) };
-    let value = query.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
-    let number = value.and_then(|number| number.parse().ok());
-    number.map(Some).ok_or_else(|| wrong_query(query, &format!("{key}=NUMBER")))
-}
-
-fn wrong_query(query: &str, expected: &str) -> ErrorBody {
-    let message = format!("query: not one of this request: expected {expected}, found {query:?}");
-    ErrorBody::new(ErrorCode::InvalidRequest, message)
+    Ok(Reply::of(text_response(text, monitoring::TEXT_FORMAT, memory)))
 }
 
 /// Plans a pull.
-pub(super) async fn plan_pull(
-    caller: &Caller,
-    params: Params<PullParams>,
-) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn plan_pull(caller: &Caller, params: Params<PullParams>) -> Answer<PullPlan> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let (events, _unless_dropped) = mpsc::channel(1);
     let plan = move |daemon: &Daemon| {
@@ -125,7 +137,7 @@ pub(super) async fn plan_pull(
 }
 
 /// Finds out which model a source names now.
-pub(super) async fn resolve(caller: &Caller, params: Params<PullParams>) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn resolve(caller: &Caller, params: Params<PullParams>) -> Answer<Resolved> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let (events, _unless_dropped) = mpsc::channel(1);
     let resolve = move |daemon: &Daemon| {
@@ -135,7 +147,7 @@ pub(super) async fn resolve(caller: &Caller, params: Params<PullParams>) -> Resu
 }
 
 /// Describes a model. Its headers are counted while they arrive, and their base64 with them.
-pub(super) async fn inspect(caller: &Caller, params: Params<PullParams>) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn inspect(caller: &Caller, params: Params<PullParams>) -> Answer<ModelHeads> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let (events, _unless_dropped) = mpsc::channel(1);
     let inspect = move |daemon: &Daemon| {
@@ -155,7 +167,7 @@ pub(super) async fn inspect(caller: &Caller, params: Params<PullParams>) -> Resu
         counted => counted,
     };
     drop(turn);
-    Ok(raw_response(json, memory))
+    Ok(Reply::of(raw_response(json, memory)))
 }
 
 #[cfg(test)]

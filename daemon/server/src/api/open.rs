@@ -1,14 +1,14 @@
-//! `POST /v1/open` and `POST /v1/import`, which upgrade the connection.
+//! Requests that upgrade the connection to frames.
 
 use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{ImportParams, OpenParams, OpenPurpose};
-use hyper::Request;
-use hyper::body::Incoming;
+use blobd_client::protocol::response::{Imported, OpenHead};
+use blobd_client::protocol::route::Frames;
 
 use super::Caller;
-use super::body::{HttpResponse, Params};
+use super::body::{Params, Reply};
 use super::read_model::{Reads, read_model};
 use super::upgrade::Upgrade;
 use crate::large_models::{ReadPermit, ResponseMemory};
@@ -19,11 +19,13 @@ use crate::session::{serve_import, serve_open};
 use crate::state::Daemon;
 
 /// Opens a model, and sends its descriptors after the upgrade.
-pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
-    let upgrade = Upgrade::requested(&mut request)?;
+pub(super) async fn open(
+    caller: &Caller,
+    mut params: Params<OpenParams>,
+    upgrade: Upgrade,
+) -> Result<Reply<Frames<OpenHead>>, ErrorBody> {
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
-    let mut params: Params<OpenParams> = caller.params(request).await?;
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
     // The cache of responses does not depend on the purpose.
@@ -59,12 +61,11 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
 /// Imports a file whose descriptor the client sends after the upgrade.
 pub(super) async fn import(
     caller: &Caller,
-    mut request: Request<Incoming>,
-) -> Result<HttpResponse, ErrorBody> {
-    let upgrade = Upgrade::requested(&mut request)?;
+    params: Params<ImportParams>,
+    upgrade: Upgrade,
+) -> Result<Reply<Frames<Imported>>, ErrorBody> {
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
-    let params: Params<ImportParams> = caller.params(request).await?;
     let requested = daemon.work.requested_imports.try_acquire(peer.uid);
     let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
     caller.socket.take_descriptors();

@@ -1,12 +1,15 @@
-//! `GET /v1/models/…`, `GET /v1/manifests/…` and `GET /v1/fit/…`: describe one model.
+//! Requests that describe one model.
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::fit::FitParams;
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::fit::{FitParams, FitReport};
+use blobd_client::protocol::response::ModelDetails;
+use blobd_client::protocol::route::Bytes;
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::Caller;
 use super::answer::{json_length, json_of, reduced};
-use super::body::{HttpResponse, details_response, raw_response};
+use super::body::{Answer, Params, Reply, details_response, raw_response};
 use super::details::{DetailsStream, STREAM_BYTES};
 use super::read_model::{Reads, read_model};
 use crate::large_models::{ReadPermit, ResponseMemory};
@@ -28,7 +31,7 @@ impl Described {
     }
 }
 
-pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn show(caller: &Caller, reference: Params<Reference>) -> Answer<ModelDetails> {
     let (named, policy) = (reference.clone(), caller.policy());
     let read = move |daemon: &Daemon| {
         let mut shown = ops::outline(&daemon.store, &named)?;
@@ -46,22 +49,15 @@ pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpRe
     };
     let count = async |described: &Described, _: &_| caller.memory(described.bytes()).await;
     let (described, permit, memory) = read_model(caller, &reference, Reads::Headers, read, count).await?;
-    Ok(match described {
+    Ok(Reply::of(match described {
         Described::Whole(json) => raw_response(json, memory),
         Described::Parts(details) => details_response(details.within(permit), memory),
-    })
+    }))
 }
 
 /// What the model needs to run, by its headers and the settings in the query.
-pub(super) async fn fit(
-    caller: &Caller,
-    reference: Reference,
-    query: Option<&str>,
-) -> Result<HttpResponse, ErrorBody> {
-    let params: FitParams = query
-        .unwrap_or_default()
-        .parse()
-        .map_err(|error| ErrorBody::new(ErrorCode::InvalidRequest, format!("query: {error}")))?;
+pub(super) async fn fit(caller: &Caller, params: Params<(Reference, FitParams)>) -> Answer<FitReport> {
+    let (reference, params) = (*params).clone();
     let (named, policy, holder) = (reference.clone(), caller.policy(), caller.peer.description());
     let read = move |daemon: &Daemon| {
         policy.check_named(&daemon.store, &named)?;
@@ -78,13 +74,16 @@ pub(super) async fn fit(
         Ok(permit.map(|permit| ResponseMemory::Own { _permit: permit }))
     };
     let (json, _read, memory) = read_model(caller, &reference, Reads::AllHeaders, read, count).await?;
-    Ok(raw_response(json?, memory))
+    Ok(Reply::of(raw_response(json?, memory)))
 }
 
 /// Memory of a request for each byte of a manifest: the text, and what it is parsed into.
 const BYTES_PER_MANIFEST_BYTE: usize = 4;
 
-pub(super) async fn manifest(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
+pub(super) async fn manifest(
+    caller: &Caller,
+    reference: Params<Reference>,
+) -> Result<Reply<Bytes<Manifest>>, ErrorBody> {
     let daemon = &caller.daemon;
     let named = reference.clone();
     let weigh = move |daemon: &Daemon| Ok(daemon.store.manifest_length(&named)?);
@@ -95,5 +94,5 @@ pub(super) async fn manifest(caller: &Caller, reference: Reference) -> Result<Ht
         move |daemon: &Daemon| Ok(daemon.store.manifest(&daemon.store.resolve(&reference)?)?.raw().to_vec());
     let json = daemon.blocking(caller.turn().await, read).await.map_err(|error| error.body())?;
     let memory = reduced(memory, json.len());
-    Ok(raw_response(json, memory))
+    Ok(Reply::of(raw_response(json, memory)))
 }

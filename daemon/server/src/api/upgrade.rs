@@ -2,13 +2,14 @@
 
 use blobd_client::protocol::UPGRADE;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::route::Frames;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue, UPGRADE as UPGRADE_HEADER};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Request, StatusCode};
 use tracing::Instrument as _;
 
-use super::body::{HttpResponse, empty_response};
+use super::body::{Reply, empty_response};
 use crate::session::FrameStream;
 use crate::socket::{ClientSocket, HttpIo};
 
@@ -30,11 +31,11 @@ impl Upgrade {
 
     /// Responds with 101, and serves the connection after the upgrade. The client may send up to `max_fds`
     /// descriptors.
-    pub(super) fn accept<S>(
+    pub(super) fn accept<T, S>(
         self,
         max_fds: usize,
         serve: impl FnOnce(FrameStream) -> S + Send + 'static,
-    ) -> HttpResponse
+    ) -> Reply<Frames<T>>
     where
         S: Future<Output = ()> + Send,
     {
@@ -49,7 +50,7 @@ impl Upgrade {
         let mut response = empty_response(StatusCode::SWITCHING_PROTOCOLS);
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
         response.headers_mut().insert(UPGRADE_HEADER, HeaderValue::from_static(UPGRADE));
-        response
+        Reply::of(response)
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Receives a descriptor on standard input, then serves the requests on standard error: reads the file
 /// into the shared memory at standard output. Ends when the daemon closes its end.
-pub(crate) fn run() {
+pub fn run() {
     let [connection, memory, notes] = take_standard_descriptors();
     // An error was reported, or the daemon has closed its end.
     let _ = serve(connection, &File::from(memory), &UnixStream::from(notes));

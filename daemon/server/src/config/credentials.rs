@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use blobd_client::paths::default_config;
 use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, Secret};
 use blobd_store_format::source::without_userinfo;
 use serde::Deserialize;
 
 use super::registries::is_host;
-use super::{Refusal, paths, values};
+use super::{Refusal, values};
 
 /// How credentials of registries are found, and to which hosts they may be sent. `docs/SECURITY.md` describes
 /// the risk of each exception.
@@ -32,7 +33,7 @@ impl CredentialsConfig {
     /// blobd's own file. `config` is the path of the configuration file. There is none without a configuration
     /// file and without a home directory.
     pub(super) fn file(&self, config: Option<&Path>) -> Option<CredentialFile> {
-        let config = config.map(Path::to_path_buf).or_else(paths::default_config);
+        let config = config.map(Path::to_path_buf).or_else(default_config);
         let beside = config.map(|config| config.with_file_name("credentials.json"));
         self.file.clone().or(beside).map(CredentialFile::at)
     }

@@ -77,13 +77,6 @@ impl ConfigError {
         }
     }
 
-    /// The home directory is not known, and so neither is the directory `what`.
-    pub(super) fn no_home(what: &str, option: &str) -> Self {
-        let home = std::env::var_os("HOME").unwrap_or_default();
-        let what = format!("expected an absolute path, found {home:?}; it is needed to find {what}");
-        Self { place: "HOME".to_owned(), what, hint: Some(format!("set HOME, or {option}")) }
-    }
-
     /// `text` is the content of the file.
     pub(super) fn of_toml(path: &Path, text: &str, error: &toml::de::Error) -> Self {
         let message = one_line(error.message());

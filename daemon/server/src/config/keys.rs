@@ -6,18 +6,20 @@ use blobd_client::protocol::configuration::AppliedBy;
 
 /// A key of the configuration file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Key {
+pub struct Key {
     /// With its section, such as `space.quota`.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// In Markdown: a value of TOML in backticks, or words.
-    pub(crate) default: &'static str,
+    pub default: &'static str,
     /// In Markdown; links are relative to `docs/`.
-    pub(crate) meaning: &'static str,
+    pub meaning: &'static str,
     pub(super) applied_by: AppliedBy,
 }
 
 impl Key {
-    pub(crate) fn needs_restart(self) -> bool {
+    /// Whether a change takes effect only when the daemon is restarted.
+    #[must_use]
+    pub fn needs_restart(self) -> bool {
         self.applied_by == AppliedBy::Restart
     }
 }
@@ -35,7 +37,7 @@ const fn fixed(name: &'static str, default: &'static str, meaning: &'static str)
 
 /// All keys, in the order in which they are printed.
 #[rustfmt::skip]
-pub(crate) const KEYS: &[Key] = &[
+pub const KEYS: &[Key] = &[
     fixed(
         "root",
         "`/var/lib/blobd` for root, else `$XDG_DATA_HOME/blobd` ([where things are](INSTALL.md#where-things-are))",

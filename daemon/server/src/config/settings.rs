@@ -130,18 +130,6 @@ pub(crate) fn mode(mode: u32) -> Value {
     json!(format!("{mode:04o}"))
 }
 
-/// The settings whose values differ, as pairs of `old` and `new`.
-pub(crate) fn differences<'s>(
-    old: &'s Configuration,
-    new: &'s Configuration,
-) -> impl Iterator<Item = (&'s Setting, &'s Setting)> {
-    let pairs = new
-        .settings
-        .iter()
-        .filter_map(|new| old.settings.iter().find(|old| old.key == new.key).map(|old| (old, new)));
-    pairs.filter(|(old, new)| old.value != new.value)
-}
-
 pub(crate) fn path(path: &Path) -> Value {
     json!(path.to_string_lossy())
 }
@@ -176,6 +164,8 @@ fn days(seconds: u64) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use blobd_client::protocol::configuration::differences;
+
     use super::*;
 
     fn settings(text: &str) -> Configuration {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use blobd_client::paths::{GivenPaths, default_root};
+use blobd_client::protocol::error::ErrorBody;
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
@@ -61,6 +63,12 @@ impl Config {
     /// The directories of the lower stores.
     pub(crate) fn lower_paths(&self) -> Vec<PathBuf> {
         paths(&self.lower)
+    }
+
+    /// The store's directory: from the command line or the environment, the file or the default.
+    pub(crate) fn root_for(&self, paths: &GivenPaths) -> Result<PathBuf, ErrorBody> {
+        let named = paths.root.clone().or_else(|| self.root.clone());
+        named.map_or_else(default_root, Ok)
     }
 
     /// Refuses the directory of the store itself as a lower store.

@@ -132,7 +132,7 @@ impl BegunFile<'_> {
         let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop));
         let file = file.map_err(|error| difference(ingest, error))?;
         let digest = file.digest;
-        assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
+        assembler.recipe(file, &[])?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
         Ok(IngestedFile { digest, size, facts })
     }
 }

@@ -13,6 +13,8 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod second_format;
+
 /// A GGUF file of I8 tensors of these sizes, filled with noise.
 fn gguf(tensors: &[(&str, u64)]) -> Vec<u8> {
     let mut file = ModelFile::empty();

@@ -1,4 +1,4 @@
-//! `GET /v1/health`
+//! Whether the daemon works: a few checks, each with a time limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

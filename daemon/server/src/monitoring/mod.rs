@@ -1,4 +1,4 @@
-//! What a daemon says about itself to monitoring: `GET /v1/metrics` and `GET /v1/health`, on the socket and on a port
+//! What a daemon says about itself to monitoring: `Route::Metrics` and `Route::Health`, on the socket and on a port
 //! of loopback.
 
 // A request takes a thread only with its user's turn, see `clippy.toml`.

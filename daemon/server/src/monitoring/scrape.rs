@@ -1,4 +1,4 @@
-//! `GET /v1/metrics`
+//! The text with the metrics.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -6,6 +6,7 @@ use blobd_client::protocol::fit::{FitParams, FitReport};
 use blobd_store::{FileReader, NamedFile, Store, StoredFile};
 use blobd_store_format::gguf::Header;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::tensor::TensorFormat;
 
 use super::OpError;
 use super::stored_header::{HeaderTurn, header_bytes, read_in_turn};
@@ -44,7 +45,10 @@ fn content(
 ) -> Result<Option<FitContent>, OpError> {
     let descriptor = &file.descriptor;
     if let Some(recipe) = &file.recipe {
-        // The header of a safetensors file is none of GGUF.
+        // Estimates are made from keys of GGUF.
+        if recipe.format() != Some(TensorFormat::Gguf) {
+            return Ok(None);
+        }
         let header = read_in_turn(store, recipe, turn)?;
         return Ok(header.and_then(|header| Header::parse(header.bytes()).ok()).map(FitContent::Header));
     }

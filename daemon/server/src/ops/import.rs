@@ -13,12 +13,12 @@ use blobd_store_format::origin::of_import;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use super::compose::compose;
 use super::import_source::{ImportSource, inspect, refuse_changed};
 use super::name_change::{NameChange, TargetName};
+use super::new_model::NewModel;
 use super::policy::CallerPolicy;
 use super::relief::Leftover;
-use super::sidecars::{Sidecars, parts_of};
+use super::sidecars::{Sidecars, files_of};
 use crate::ingest::{IngestError, begin_file};
 use crate::requester::Requester;
 
@@ -72,7 +72,8 @@ fn import_file(
     let check =
         |file: &str, header: &dyn ModelHeader| policy.check_import(file, target.preferred(), Some(header));
     let added = sidecars.ingest(&mut ingest, source, (size, progress), check)?;
-    let manifest = compose(&mut ingest, parts_of(&ingested, &file_name, &added), facts)?;
+    let files = files_of(&ingested, &file_name, &added);
+    let manifest = NewModel::new(file_name.clone(), files).compose(&mut ingest)?;
     let is_allowed = |name: &Reference| policy.check_import(&file_name, name, None).is_ok();
     let named = change.commit(ingest, target, &manifest, Some(&of_import(&file_name)), is_allowed)?;
     Ok(Imported {
@@ -106,11 +107,6 @@ fn target_name(params: &ImportParams) -> Result<TargetName, OpError> {
     let names = DerivedName::of_file(&params.file_name);
     let from = || display_name(&params.file_name);
     names.map(TargetName::Derived).map_err(|source| OpError::Name { from: from(), source })
-}
-
-/// The name under which the request is recorded until the model has its name.
-pub(crate) fn imported_name(params: &ImportParams) -> Option<Reference> {
-    target_name(params).ok().map(|name| name.preferred().clone())
 }
 
 /// The last part of a path, without control characters. A path without one, such as `a/..`, is not that of a file:

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
+use blobd_client::protocol::event::{Phase, Progress as _};
 use blobd_client::protocol::lost_model::LostModel;
-use blobd_client::protocol::response::{Kept, PullEvent, PullProgress};
+use blobd_client::protocol::response::{Kept, PullProgress};
 use blobd_store::gc::{self, GcPlan, KeptBytes, Node};
 use blobd_store::{Committed, EvictionObserver, Ingest, Store};
 use tokio::sync::mpsc::Sender;
@@ -66,7 +67,7 @@ pub(super) struct Evictions {
     /// The work that needs the space, such as `pull of llama3:8b`.
     cause: String,
     /// Told of each eviction at once.
-    events: Option<Sender<PullEvent>>,
+    events: Option<Sender<PullProgress>>,
     models: Mutex<Vec<LostModel>>,
 }
 
@@ -75,7 +76,7 @@ impl Evictions {
         Arc::new(Self { requester, cause, events: None, models: Mutex::default() })
     }
 
-    pub(super) fn of_pull(requester: Requester, cause: String, events: &Sender<PullEvent>) -> Arc<Self> {
+    pub(super) fn of_pull(requester: Requester, cause: String, events: &Sender<PullProgress>) -> Arc<Self> {
         let events = Some(events.clone());
         Arc::new(Self { requester, cause, events, models: Mutex::default() })
     }
@@ -101,5 +102,11 @@ impl EvictionObserver for Evictions {
             send_progress(events, PullProgress { status, evicted, ..PullProgress::default() });
         }
         self.models.lock().unwrap_or_else(PoisonError::into_inner).push(model);
+    }
+
+    fn content_is_durable(&self) {
+        if let Some(events) = &self.events {
+            send_progress(events, PullProgress::working("writing manifest", Phase::Committing));
+        }
     }
 }

@@ -7,7 +7,6 @@
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod compose;
 mod damage;
 mod disk_rows;
 mod doctor;
@@ -29,6 +28,7 @@ mod list;
 mod lost_models;
 mod measure;
 mod name_change;
+mod new_model;
 mod open;
 mod open_cache;
 mod partial;
@@ -51,7 +51,6 @@ mod residency;
 mod resolve;
 mod reusable;
 mod select;
-mod shards;
 mod sharing;
 mod show;
 mod sidecars;
@@ -77,8 +76,8 @@ pub use gc::gc;
 pub use heads::{HeadContent, HeadsOutline, heads};
 pub use health::health;
 pub use history::history;
+pub(crate) use import::client_has_gone;
 pub use import::import;
-pub(crate) use import::{client_has_gone, imported_name};
 #[cfg(test)]
 pub use import_source::FileAccess;
 pub use import_source::{FileFacts, ImportSource};
@@ -105,6 +104,8 @@ pub use resolve::resolve;
 pub use sharing::sharing;
 pub use show::{Shown, outline, show};
 pub(crate) use stored_header::header_bytes;
+#[cfg(test)]
+pub(crate) use survey::recipe_fault;
 pub use tag::tag;
 pub(crate) use time::rfc3339;
 pub use undelete::{trash, undelete};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::lost_model::NameEffects;
-use blobd_client::protocol::response::PullEvent;
+use blobd_client::protocol::response::PullProgress;
 use blobd_store::leases::Lease;
 use blobd_store::{Committed, Ingest, Model, NameOrigin, NameRule, NewName, Store, TrashedModel, Verb, gc};
 use blobd_store_format::derived_name::DerivedName;
@@ -134,7 +134,7 @@ impl<'s> NameChange<'s> {
     }
 
     /// Sends an event for each model that is evicted for the change.
-    pub(super) fn reporting_to(mut self, events: &Sender<PullEvent>) -> Self {
+    pub(super) fn reporting_to(mut self, events: &Sender<PullProgress>) -> Self {
         self.evictions = Evictions::of_pull(self.requester, self.cause.clone(), events);
         self
     }

@@ -132,7 +132,7 @@ impl FdTable {
     }
 
     fn next_number(&self) -> u32 {
-        // A recipe of 128 MiB cannot name 2^32 blobs.
+        // A recipe of 160 MiB cannot name 2^32 blobs.
         u32::try_from(self.order.len()).unwrap_or(u32::MAX)
     }
 }
@@ -202,6 +202,7 @@ impl<'p> Locator<'p> {
             digest: descriptor.digest,
             size: descriptor.size,
             fd: None,
+            format: file.recipe.as_ref().and_then(|recipe| recipe.format()).unwrap_or_default(),
             header: None,
             piece_count: 0,
         };

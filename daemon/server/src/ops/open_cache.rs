@@ -164,6 +164,7 @@ mod tests {
     use blobd_store_format::manifest::Manifest;
 
     use super::*;
+    use blobd_store_format::tensor::TensorFormat;
 
     fn model(name: &str) -> Model {
         let file = format!(r#"{{"mediaType":"m","digest":"{}","size":1}}"#, Digest::of(b"x"));
@@ -224,7 +225,8 @@ mod tests {
         let by_name = OpenParams { tensors, ..params.clone() };
         cache.keep(&by_name, &model("m"), &response);
         assert!(cache.find(&by_name, &model("m")).is_none());
-        let recipe = || Arc::new(Recipe::new(Digest::of(b"x"), Vec::new(), Vec::new()).unwrap());
+        let recipe =
+            || Arc::new(Recipe::new(Digest::of(b"x"), TensorFormat::Gguf, Vec::new(), Vec::new()).unwrap());
         let split = |recipe: &Arc<Recipe>| {
             let mut model = model("m");
             let descriptor = model.manifest.config().clone();

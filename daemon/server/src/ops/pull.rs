@@ -1,11 +1,13 @@
 //! `pull`: downloads a model from a registry, or from the URLs of its files.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::event::{Phase, Progress as _, State};
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_model::facts::ModelFacts;
@@ -18,8 +20,9 @@ use blobd_store_format::origin::of_expiring;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
-use super::compose::{Part, WEIGHTS, compose, kind_of};
+use super::OpError;
 use super::name_change::NameChange;
+use super::new_model::{NewFile, NewModel, WEIGHTS};
 use super::pull_source::{
     Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
     transfer_plan,
@@ -29,7 +32,6 @@ use super::remote_heads::refuse_without_layers;
 use super::remote_policy::check_pull;
 use super::reusable::{Download, Reusable};
 use super::stored_header::read_header;
-use super::{OpError, shards};
 use crate::permits::Permit;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
@@ -46,14 +48,14 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let target = target_name(params)?;
     let reference = target.preferred();
     policy.check_source(&params.source, Some(reference))?;
-    pull.send(PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
+    pull.send(PullProgress::working("pulling manifest", Phase::Resolving));
     let reusable = Reusable::new(store, policy);
     let known = known_files(pull, &reusable)?;
     let resolved = resolve(registry, params, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     let chosen = chosen_files(&remote);
     if let Some(chosen) = &chosen {
-        pull.send(PullProgress { status: chosen.to_string(), ..PullProgress::default() });
+        pull.send(PullProgress::working(chosen.to_string(), Phase::Resolving));
     }
     refuse_without_layers(pull, &remote)?;
     check_pull(pull, &reusable, reference, &remote)?;
@@ -62,8 +64,16 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let ingest = change.begin(change.lease())?;
     let limit = RateLimit::new(params.limit_rate);
     let sources = Sources::default();
-    let mut model =
-        Incoming { pull, reference, limit, ingest, reusable: &reusable, sources, corrected: Vec::new() };
+    let mut model = Incoming {
+        pull,
+        reference,
+        limit,
+        ingest,
+        reusable: &reusable,
+        sources,
+        present: RefCell::default(),
+        corrected: Vec::new(),
+    };
     let (manifest, origin) = match remote {
         RemoteModel::Published(published) => {
             let files = layers(&params.source, &published);
@@ -74,7 +84,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
             (model.forgetting_invalid(&files, |model| model.take_files(&files))?, origin)
         }
     };
-    pull.send(PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
+    pull.send(PullProgress::working("writing manifest", Phase::Syncing));
     let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
     let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
@@ -140,7 +150,7 @@ async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) 
             return answer;
         }
         if let Some(status) = pull.transfers.waiting_status(host, "answer", started.elapsed()) {
-            pull.send(PullProgress { status, ..PullProgress::default() });
+            pull.send(PullProgress::waiting(status, Phase::Resolving));
         }
     }
 }
@@ -153,15 +163,10 @@ struct Incoming<'p> {
     /// What is not downloaded if it is stored.
     reusable: &'p Reusable<'p>,
     sources: Sources,
+    /// Whether a file is stored and may be reused, as far as it was looked up.
+    present: RefCell<BTreeMap<Digest, bool>>,
     /// The files that had a wrong digest at first.
     corrected: Vec<CorrectedFile>,
-}
-
-/// A file that is in the store, or will be after the commit.
-struct Held {
-    file: Descriptor,
-    /// From its header, if the format is known; of an archive, from each file's.
-    facts: Vec<ModelFacts>,
 }
 
 impl Incoming<'_> {
@@ -182,27 +187,15 @@ impl Incoming<'_> {
     }
 
     fn take_published(&mut self, manifest: &Manifest, files: &[RemoteFile]) -> Result<(), OpError> {
-        let held = self.take_all(files)?;
-        let facts = shards::joined(&self.reference.short(), &facts_of_weights(held))?;
-        self.ingest.note_kind(kind_of(manifest, facts.kind));
-        Ok(())
+        self.take_all(files)?.check_published(&mut self.ingest, manifest)
     }
 
     /// Receives files that have no manifest, and composes one.
     fn take_files(&mut self, files: &[RemoteFile]) -> Result<Manifest, OpError> {
-        let held = self.take_all(files)?;
-        self.ingest.note_versions(held.iter().zip(files).filter_map(|(held, file)| version(held, file)));
-        // A single file gets no name: the manifest must not depend on it.
-        let is_alone = files.len() == 1;
-        let name = |file: &RemoteFile| file.name().filter(|_| !is_alone).map(str::to_owned);
-        let parts = held.iter().zip(files);
-        let parts: Vec<_> =
-            parts.map(|(held, file)| Part { file: held.file.clone(), name: name(file) }).collect();
-        let facts = shards::joined(&self.reference.short(), &facts_of_weights(held))?;
-        compose(&mut self.ingest, parts, &facts)
+        self.take_all(files)?.compose(&mut self.ingest)
     }
 
-    fn take_all(&mut self, files: &[RemoteFile]) -> Result<Vec<Held>, OpError> {
+    fn take_all(&mut self, files: &[RemoteFile]) -> Result<NewModel, OpError> {
         if let Some(watch) = self.pull.watch {
             watch.expect(files.iter().map(RemoteFile::size).fold(0, u64::saturating_add));
         }
@@ -210,12 +203,13 @@ impl Incoming<'_> {
             self.expect(file)?;
         }
         self.reserve_quota(files)?;
-        files.iter().map(|file| self.take(file)).collect()
+        let files: Result<_, _> = files.iter().map(|file| self.take(file)).collect();
+        Ok(NewModel::new(self.reference.short(), files?))
     }
 
-    fn take(&mut self, file: &RemoteFile) -> Result<Held, OpError> {
-        if let Some(held) = self.take_present(file)? {
-            return Ok(held);
+    fn take(&mut self, file: &RemoteFile) -> Result<NewFile, OpError> {
+        if let Some(stored) = self.take_present(file)? {
+            return Ok(stored);
         }
         self.admit(file)?;
         let pull = self.pull;
@@ -226,7 +220,7 @@ impl Incoming<'_> {
             let restarts = as_stream.is_set();
             let mut progress = PullProgress { completed, restarts, ..file_progress(file, &again, 0, None) };
             if let Some(status) = transfers.waiting_status(file.host(), "data", silence.lasts()) {
-                progress.status = status;
+                (progress.status, progress.state) = (status, State::Waiting);
             }
             pull.send_of_file(file, progress);
             !events.is_closed()
@@ -235,9 +229,9 @@ impl Incoming<'_> {
         let (Download { file, continues }, guard, _permit) = self.acquire(file, report)?;
         let file = &file;
         // Another pull may have completed it meanwhile.
-        self.reusable.look_again(file);
-        if let Some(held) = self.take_present(file)? {
-            return Ok(held);
+        self.look_again(file);
+        if let Some(stored) = self.take_present(file)? {
+            return Ok(stored);
         }
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
         let source = self.pull.params.source.to_string();
@@ -258,14 +252,18 @@ impl Incoming<'_> {
         let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
         self.corrected.extend(corrected);
         self.send_file_progress(file, &job.again, Some(reused_bytes));
-        Ok(Held { file: descriptor, facts })
+        Ok(new_file(file, descriptor, facts))
     }
 
-    fn take_present(&mut self, file: &RemoteFile) -> Result<Option<Held>, OpError> {
+    fn take_present(&mut self, file: &RemoteFile) -> Result<Option<NewFile>, OpError> {
         let Some(descriptor) = self.present(file)? else { return Ok(None) };
         let facts = match self.stored_facts(&descriptor) {
             // It is missing from now on, and is fetched with the file.
-            Err(OpError::Damaged { digest, .. }) if self.quarantine_if_damaged(digest)? => return Ok(None),
+            Err(OpError::Damaged { digest, .. }) if self.quarantine_if_damaged(digest)? => {
+                // Other files may have used it too.
+                self.present.borrow_mut().clear();
+                return Ok(None);
+            }
             // One in a lower store stays there, and this store gets its own.
             Err(OpError::Damaged { digest, .. }) if !self.ingest.store().has_own_blob(digest) => {
                 self.ingest.keep_own_copy(digest);
@@ -275,7 +273,7 @@ impl Incoming<'_> {
         };
         self.sources.add(file.size(), file.size(), 0);
         self.send_file_progress(file, &Flag::default(), Some(file.size()));
-        Ok(Some(Held { file: descriptor, facts }))
+        Ok(Some(new_file(file, descriptor, facts)))
     }
 
     /// Acquires the transfer of a file and a permit to fetch.
@@ -324,8 +322,7 @@ impl Incoming<'_> {
 
     fn fetch_permit(&self, file: &RemoteFile) -> Result<Permit, OpError> {
         let Pull { fetches, handle, events, requester, .. } = self.pull;
-        let status = "waiting for other pulls to end".to_owned();
-        self.pull.send(PullProgress { status, ..PullProgress::default() });
+        self.pull.send(PullProgress::queued("waiting for other pulls to end"));
         let permit = handle.block_on(async {
             tokio::select! {
                 permit = fetches.turns.acquire(requester.uid()) => Some(permit),
@@ -335,7 +332,7 @@ impl Incoming<'_> {
         permit.ok_or_else(|| transfer_error(file, TransferError::Unwanted))
     }
 
-    fn receive_small(&mut self, job: &Job<'_>) -> Result<Held, OpError> {
+    fn receive_small(&mut self, job: &Job<'_>) -> Result<NewFile, OpError> {
         let file = job.file;
         let received = job.receive_small().map_err(|error| transfer_error(file, error))?;
         let SmallFile { bytes, digest, corrected } = received;
@@ -346,7 +343,7 @@ impl Incoming<'_> {
         self.corrected.extend(corrected);
         self.send_file_progress(file, &job.again, Some(0));
         let media_type = file.media_type().clone();
-        Ok(Held { file: Descriptor { media_type, digest, size }, facts: Vec::new() })
+        Ok(new_file(file, Descriptor { media_type, digest, size }, Vec::new()))
     }
 
     /// Announces a missing file, so that space for all files is freed in one step.
@@ -406,18 +403,35 @@ impl Incoming<'_> {
         Ok(())
     }
 
-    /// The file's descriptor if all of it is stored and may be reused. Leased before the check, so that it is not collected
-    /// before the commit. The recipe is read from the disk, so that a damaged one is replaced.
+    /// The file's descriptor if all of it is stored and may be reused. This is looked up once, until
+    /// [`Self::look_again`].
     fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
         let Some(file) = file.descriptor().or_else(|| file.unchanged()) else { return Ok(None) };
+        let known = self.present.borrow().get(&file.digest).copied();
+        let is_present = match known {
+            Some(is_present) => is_present,
+            None => self.find_present(&file)?,
+        };
+        self.present.borrow_mut().insert(file.digest, is_present);
+        Ok(is_present.then_some(file))
+    }
+
+    /// Leased before the check, so that the file is not collected before the commit. The recipe is read from the disk, so
+    /// that a damaged one is replaced.
+    fn find_present(&self, file: &Descriptor) -> Result<bool, OpError> {
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
-        if !self.reusable.allows_file(&file)? {
-            return Ok(None);
-        }
         lease.protect(file.digest);
-        let Some(stored) = store.stored_file_now(&file)? else { return Ok(None) };
+        let Some(stored) = store.stored_file_now(file)? else { return Ok(false) };
         lease.protect_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
-        Ok(store.has_file(&file)?.then_some(file))
+        Ok(store.has_file(file)? && self.reusable.allows_stored(file.digest)?)
+    }
+
+    /// Forgets whether a file is present: another pull may have completed it.
+    fn look_again(&self, file: &RemoteFile) {
+        self.reusable.look_again(file);
+        if let Some(file) = file.descriptor().or_else(|| file.unchanged()) {
+            self.present.borrow_mut().remove(&file.digest);
+        }
     }
 
     /// Moves a blob to quarantine unless its content has the digest that it is named by.
@@ -456,21 +470,23 @@ fn files_of(members: Vec<NamedFile>) -> Vec<StoredFile> {
     members.into_iter().map(|member| member.file).collect()
 }
 
-/// The version of a file without a digest at its server. The next pull asks whether it is still the same.
-fn version(held: &Held, file: &RemoteFile) -> Option<FileVersion> {
-    let validator = file.lasting_validator().filter(|_| file.digest().is_none())?.to_owned();
-    Some(FileVersion { url: file.label(), validator, size: file.size(), digest: held.file.digest })
+fn new_file(file: &RemoteFile, descriptor: Descriptor, facts: Vec<ModelFacts>) -> NewFile {
+    let version = version(file, &descriptor);
+    NewFile { descriptor, name: file.name().map(str::to_owned), facts, version }
 }
 
-fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {
-    let weights = held.into_iter().filter(|held| held.file.media_type.component() == WEIGHTS);
-    weights.flat_map(|held| held.facts).collect()
+/// The version of a file without a digest at its server. The next pull asks whether it is still the same.
+fn version(file: &RemoteFile, stored: &Descriptor) -> Option<FileVersion> {
+    let validator = file.lasting_validator().filter(|_| file.digest().is_none())?.to_owned();
+    Some(FileVersion { url: file.label(), validator, size: file.size(), digest: stored.digest })
 }
 
 fn file_progress(file: &RemoteFile, again: &Flag, completed: u64, reused: Option<u64>) -> PullProgress {
     let name = file.digest().map_or_else(|| file.label(), Digest::short);
     PullProgress {
         status: format!("pulling {name}{}", if again.is_set() { " again: wrong digest" } else { "" }),
+        state: State::Working,
+        phase: Some(Phase::Receiving),
         digest: file.digest(),
         total: Some(file.size()),
         completed: Some(completed),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::{ChosenFile, ChosenFiles, PullEvent, PullProgress};
+use blobd_client::protocol::response::{ChosenFile, ChosenFiles, PullProgress};
 use blobd_registry::{Chosen, KnownFile, PublishedModel, RegistryClient, RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{FileVersion, Store, Verb};
@@ -66,7 +66,7 @@ pub struct Pull<'p> {
     /// The request.
     pub params: &'p PullParams,
     /// Receives progress; a plan sends none. Both stop when the receiver is dropped.
-    pub events: &'p Sender<PullEvent>,
+    pub events: &'p Sender<PullProgress>,
     /// Shows the pull's progress to others; a plan has none.
     pub watch: Option<&'p PullWatch>,
     /// Counts the memory of headers.
@@ -77,7 +77,7 @@ impl Pull<'_> {
     /// Sends progress to the client, and shows others what is being done.
     pub(super) fn send(&self, progress: PullProgress) {
         if let Some(watch) = self.watch {
-            watch.set_status(&progress.status);
+            watch.set_step(&progress);
         }
         send_progress(self.events, progress);
     }

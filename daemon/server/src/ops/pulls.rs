@@ -17,6 +17,8 @@ pub(crate) fn pulls(running: &[PullState]) -> RunningPulls {
         user: users.name_of(pull.requester.uid()),
         since: rfc3339(pull.since),
         status: pull.status.clone(),
+        state: pull.state,
+        phase: pull.phase,
         total_bytes: pull.total_bytes,
         completed_bytes: pull.completed_bytes(),
         bytes_per_second: pull.bytes_per_second(),

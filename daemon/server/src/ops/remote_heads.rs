@@ -108,7 +108,8 @@ impl Inspector<'_> {
         let read = |job: &Job<'_>| job.describe_archive();
         let archive = self.fetch(file, read)?;
         let head = |(file, header): (ArchiveFile, Option<Box<dyn ModelHeader>>)| {
-            let media_type = member_type(&file.path, header.is_some());
+            let media_type =
+                member_type(&file.path, header.as_ref().map(|header| header.format().tensor_format()));
             let content = header.and_then(|header| self.admitted(&*header)).map(Content);
             FileHead { media_type, name: Some(file.path), digest: None, size: file.size, content }
         };

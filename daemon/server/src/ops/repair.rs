@@ -10,7 +10,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
+use blobd_client::protocol::event::{Phase, Progress as _};
+use blobd_client::protocol::upkeep::{CorruptBlob, VerifyProgress};
 use blobd_registry::RegistryClient;
 use blobd_store::{BlobWriter, Ingest, Store, StoreError};
 use blobd_store_format::digest::Digest;
@@ -31,7 +32,7 @@ pub(super) struct Repair<'r> {
     registry: &'r RegistryClient,
     handle: &'r Handle,
     policy: &'r CallerPolicy,
-    events: &'r Sender<VerifyEvent>,
+    events: &'r Sender<VerifyProgress>,
 }
 
 /// Why a blob could not be repaired, for the user.
@@ -65,7 +66,7 @@ impl<'r> Repair<'r> {
         registry: &'r RegistryClient,
         handle: &'r Handle,
         policy: &'r CallerPolicy,
-        events: &'r Sender<VerifyEvent>,
+        events: &'r Sender<VerifyProgress>,
     ) -> Self {
         Self { store, registry, handle, policy, events }
     }
@@ -80,7 +81,7 @@ impl<'r> Repair<'r> {
         mut entry: CorruptBlob,
     ) -> CorruptBlob {
         let status = format!("repairing {}", finding.digest.short());
-        send_progress(self.events, VerifyProgress { status, ..VerifyProgress::default() });
+        send_progress(self.events, VerifyProgress::working(status, Phase::Repairing));
         let repaired = match (&finding.damage, need) {
             (Damage::Lost | Damage::Below, Some(need)) => self.replace(survey, finding.digest, need),
             (Damage::Lost | Damage::Below, None) => Err("no model needs it".to_owned()),

@@ -64,21 +64,22 @@ impl<'p> Reusable<'p> {
 
     /// Whether a file is stored, and in a model that the user may read.
     pub(super) fn has_file(&self, file: &Descriptor) -> Result<bool, OpError> {
-        Ok(self.allows_file(file)? && self.is_stored(file)?)
+        let is_stored = self.store.stored_file_now(file)?.is_some() && self.store.has_file(file)?;
+        Ok(is_stored && self.allows_stored(file.digest)?)
     }
 
-    /// Whether a file, if it is stored, is one of a model that the user may read.
-    pub(super) fn allows_file(&self, file: &Descriptor) -> Result<bool, OpError> {
+    /// Whether a stored file is one of a model that the user may read.
+    pub(super) fn allows_stored(&self, file: Digest) -> Result<bool, OpError> {
         if !self.policy.is_restricted() {
             return Ok(true);
         }
         {
             let known = self.known();
-            if known.files.contains(&file.digest) || known.others.contains(&file.digest) {
-                return Ok(known.files.contains(&file.digest));
+            if known.files.contains(&file) || known.others.contains(&file) {
+                return Ok(known.files.contains(&file));
             }
         }
-        Ok(self.is_stored(file)? && self.find_model_with(file.digest)?)
+        self.find_model_with(file)
     }
 
     /// Forgets that no model that the user may read has a file: another pull may have completed one.
@@ -136,10 +137,6 @@ impl<'p> Reusable<'p> {
     fn may_read_manifest(&self, manifest: Digest) -> Result<bool, OpError> {
         let names = self.store.names_of(manifest)?;
         Ok(names.iter().any(|name| self.may_read(name, manifest)))
-    }
-
-    fn is_stored(&self, file: &Descriptor) -> Result<bool, OpError> {
-        Ok(self.store.stored_file_now(file)?.is_some() && self.store.has_file(file)?)
     }
 
     fn find_model_with(&self, file: Digest) -> Result<bool, OpError> {

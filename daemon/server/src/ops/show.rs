@@ -12,7 +12,7 @@ use blobd_store_format::gguf::key_text;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
-use super::compose::{WEIGHTS, kind_of};
+use super::new_model::{WEIGHTS, kind_of};
 use super::stored_header::{StoredHeader, read_header};
 use super::{OpError, layer_info};
 
@@ -22,8 +22,14 @@ use super::{OpError, layer_info};
 /// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse.
 pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
     let Shown { mut details, recipes } = outline(store, reference)?;
-    details.tensors.extend(recipes.iter().flat_map(|recipe| recipe.tensors()).map(ModelTensor::from));
+    details.tensors.extend(recipes.iter().flat_map(|recipe| tensors(recipe)));
     Ok(details)
+}
+
+/// The tensors of a split file.
+fn tensors(recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
+    let of_format = |format| recipe.tensors().iter().map(move |tensor| ModelTensor::new(format, tensor));
+    recipe.format().into_iter().flat_map(of_format)
 }
 
 /// The result of [`show`] with the tensors left in their recipes, where they take the least memory.

@@ -7,8 +7,8 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::file_format::ModelHeader;
 
 use super::OpError;
-use super::compose::Part;
 use super::import_source::{FileFacts, ImportSource, inspect, refuse_changed};
+use super::new_model::NewFile;
 use crate::ingest::{IngestedFile, begin_file};
 
 /// Sidecars that were inspected.
@@ -69,21 +69,24 @@ impl Sidecars {
     }
 }
 
-/// The layers of an imported model. With sidecars all files have names, as in a model that was pulled from a repository.
-pub(super) fn parts_of(model: &IngestedFile, file_name: &str, sidecars: &[ImportedSidecar]) -> Vec<Part> {
-    let mut model = Part::model(model);
-    if !sidecars.is_empty() {
-        model.name = Some(file_name.to_owned());
-    }
-    let parts = sidecars.iter().map(|sidecar| {
+/// The files of an imported model. With sidecars they have names, as in a model that was pulled from a repository.
+pub(super) fn files_of(model: &IngestedFile, file_name: &str, sidecars: &[ImportedSidecar]) -> Vec<NewFile> {
+    let file = |media_type, digest, size, name: &str| NewFile {
+        descriptor: Descriptor { media_type: MediaType::new(media_type), digest, size },
+        name: Some(name.to_owned()),
+        facts: Vec::new(),
+        version: None,
+    };
+    let weights = file(MediaType::OLLAMA_MODEL, model.digest, model.size, file_name);
+    let weights = NewFile { facts: vec![model.facts.clone()], ..weights };
+    let sidecars = sidecars.iter().map(|sidecar| {
         let media_type = match sidecar.component {
             SidecarComponent::Projector => MediaType::OLLAMA_PROJECTOR,
             SidecarComponent::Draft => MediaType::OLLAMA_DRAFT,
         };
-        let (media_type, digest, size) = (MediaType::new(media_type), sidecar.digest, sidecar.size);
-        Part { file: Descriptor { media_type, digest, size }, name: Some(sidecar.file_name.clone()) }
+        file(media_type, sidecar.digest, sidecar.size, &sidecar.file_name)
     });
-    std::iter::once(model).chain(parts).collect()
+    std::iter::once(weights).chain(sidecars).collect()
 }
 
 fn select(source: &mut dyn ImportSource, number: usize, name: &str) -> Result<(), OpError> {

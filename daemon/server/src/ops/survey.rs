@@ -12,7 +12,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::recipe::Recipe;
+use blobd_store_format::recipe::{Recipe, RecipeKind};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 
@@ -319,8 +319,9 @@ fn read_recipe<'s>(
     file: FileId,
 ) -> Result<Result<Option<ReadRecipe<'s>>, String>, StoreError> {
     let mut read = || match recipe_bytes(store, reader, file.digest) {
-        Ok(Some((opened, json))) => Ok(parse(&json, file)
-            .map(|recipe| (!recipe.is_of_whole_file()).then_some(ReadRecipe { recipe, _opened: opened }))),
+        Ok(Some((opened, json))) => Ok(parse(&json, file).map(|recipe| {
+            (*recipe.kind() != RecipeKind::Whole).then_some(ReadRecipe { recipe, _opened: opened })
+        })),
         Ok(None) => Ok(Ok(None)),
         Err(error) if Fault::of(&error) == Fault::Shortage => {
             Err(StoreError::io("read", layout::recipe(file.digest))(error))
@@ -382,6 +383,12 @@ fn recipe_bytes<'s>(
     }
 }
 
+/// What `verify` finds in a recipe, for tests of other modules.
+#[cfg(test)]
+pub(crate) fn recipe_fault(store: &Store, recipe: &Recipe) -> Option<String> {
+    recipe::mismatch(store, &mut DiskReader::default(), recipe)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -389,6 +396,7 @@ mod tests {
     use std::sync::Arc;
 
     use blobd_store_format::recipe::Piece;
+    use blobd_store_format::tensor::TensorFormat;
     use tempfile::TempDir;
 
     use super::*;
@@ -401,7 +409,9 @@ mod tests {
         let (folder, store) = blobd_store::testing::new_store();
         let length = WEIGHTS_BYTES / blobs;
         let piece = |number: u64| Piece::Blob { blob: blob(number), offset: 0, length };
-        let recipe = Recipe::new(Digest::of(WEIGHTS), (0..blobs).map(piece).collect(), Vec::new()).unwrap();
+        let recipe =
+            Recipe::new(Digest::of(WEIGHTS), TensorFormat::Gguf, (0..blobs).map(piece).collect(), Vec::new())
+                .unwrap();
         fs::write(root(&folder).join(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
         (0..models).for_each(|model| add_model(&folder, &format!("m{model}"), WEIGHTS_BYTES));
         (folder, store)

@@ -8,8 +8,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use blobd_client::protocol::event::{Phase, Progress as _};
 use blobd_client::protocol::request::VerifyParams;
-use blobd_client::protocol::upkeep::{CorruptBlob, Verified, VerifyEvent, VerifyProgress};
+use blobd_client::protocol::upkeep::{CorruptBlob, Verified, VerifyProgress};
 use blobd_registry::RegistryClient;
 use blobd_store::Store;
 use blobd_store::scrub::Verdict;
@@ -41,12 +42,9 @@ pub fn verify(
     handle: &Handle,
     policy: &CallerPolicy,
     params: &VerifyParams,
-    events: &Sender<VerifyEvent>,
+    events: &Sender<VerifyProgress>,
 ) -> Result<Verified, OpError> {
-    send_progress(
-        events,
-        VerifyProgress { status: "reading recipes".to_owned(), ..VerifyProgress::default() },
-    );
+    send_progress(events, VerifyProgress::working("reading recipes", Phase::Reading));
     let mut blobs = BTreeSet::new();
     let mut survey = Survey::of(store, params.reference.as_ref(), &mut blobs)?;
     if params.reference.is_none() {

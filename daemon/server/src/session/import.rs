@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::{ImportProgress, Phase, State};
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
@@ -148,7 +149,10 @@ async fn with_progress<T>(
             () = stream.closed() => break,
             _ = ticks.tick() => {
                 let (completed, total) = *progress.borrow_and_update();
-                if stream.send_frame(&Frame::Progress { completed, total }).await.is_err() {
+                // What is read is hashed and written at once.
+                let phase = if completed < total { Phase::Hashing } else { Phase::Syncing };
+                let progress = ImportProgress { completed, total, state: State::Working, phase: Some(phase) };
+                if stream.send_frame(&Frame::Progress(progress)).await.is_err() {
                     break;
                 }
             }
@@ -163,10 +167,11 @@ async fn with_progress<T>(
 async fn while_alive<T>(stream: &FrameStream, turn: impl Future<Output = T>) -> Result<T, SessionError> {
     tokio::pin!(turn);
     let mut ticks = ticks();
+    let queued = ImportProgress { state: State::Queued, ..ImportProgress::default() };
     loop {
         tokio::select! {
             turn = &mut turn => return Ok(turn),
-            _ = ticks.tick() => stream.send_frame(&Frame::Progress { completed: 0, total: 0 }).await?,
+            _ = ticks.tick() => stream.send_frame(&Frame::Progress(queued)).await?,
         }
     }
 }

@@ -1,13 +1,11 @@
 //! System calls without a safe wrapper: the only `unsafe` code in this crate.
 
-mod local_time;
 mod memory;
 mod peer;
 mod rights;
 mod shared_memory;
 mod stdio;
 
-pub(crate) use local_time::local_time;
 pub(crate) use memory::limit_heaps;
 pub(crate) use peer::{peer_groups, peer_pidfd};
 pub(crate) use rights::{set_takes_descriptors, unreceived_bytes};

@@ -12,10 +12,10 @@ use blobd_registry::Decoder;
 use blobd_store::{Assembler, Ingest, PartialFile, RangeSource};
 use blobd_store_format::archive::{TarReader, layout};
 use blobd_store_format::descriptor::{Compression, Descriptor};
-use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::digest::Hasher;
 use blobd_store_format::file_format::{HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
 use blobd_store_format::file_layout::{ArchiveFile, FileLayout};
-use blobd_store_format::recipe::{Member, Recipe};
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
 
 use super::download::Download;
@@ -92,7 +92,8 @@ struct ArchiveStream<'s> {
     gap: Vec<u8>,
     /// The recipes of all files and gaps so far.
     parts: Vec<Recipe>,
-    members: Vec<Member>,
+    /// How many files have been stored.
+    file_count: usize,
     facts: Vec<ModelFacts>,
     literal_bytes: u64,
     header_bytes: u64,
@@ -112,7 +113,7 @@ impl<'s> ArchiveStream<'s> {
             content,
             gap: Vec::new(),
             parts: Vec::new(),
-            members: Vec::new(),
+            file_count: 0,
             facts: Vec::new(),
             literal_bytes: 0,
             header_bytes: 0,
@@ -128,7 +129,7 @@ impl<'s> ArchiveStream<'s> {
                 break;
             };
             reader.push(bytes)?;
-            if let Some(file) = reader.files().get(self.members.len()).cloned() {
+            if let Some(file) = reader.files().get(self.file_count).cloned() {
                 let gap = std::mem::take(&mut self.gap);
                 self.store_gap(gap, 0)?;
                 self.store_file(file)?;
@@ -173,19 +174,16 @@ impl<'s> ArchiveStream<'s> {
         if size == 0 {
             return Ok(());
         }
-        self.store_part(layout(size, Vec::new()), start).map(drop)
+        self.store_part(layout(size, Vec::new()), start)
     }
 
     fn store_file(&mut self, file: ArchiveFile) -> Result<(), TransferError> {
         let Start { bytes, header } = self.read_header(&file)?;
         let own_layout = header.as_ref().map(|header| header.file_layout(file.size)).transpose()?;
-        let tensors = own_layout.as_ref().map_or(0, |layout| layout.tensors().len() as u64);
         self.facts.extend(header.map(|header| ModelFacts::from_header(&*header)));
-        let alone = ArchiveFile { offset: 0, ..file.clone() };
-        let digest = self.store_part(layout(file.size, vec![(alone, own_layout)]), bytes)?;
-        let ArchiveFile { path, offset, size } = file;
-        self.members.push(Member { path, offset, size, digest, tensors });
-        Ok(())
+        let alone = ArchiveFile { offset: 0, ..file };
+        self.file_count += 1;
+        self.store_part(layout(alone.size, vec![(alone, own_layout)]), bytes)
     }
 
     /// Reads the start of a file up to the end of its header.
@@ -229,8 +227,8 @@ impl<'s> ArchiveStream<'s> {
         Ok(())
     }
 
-    /// Stores the next part of the archive, of which `start` has been read; returns its digest.
-    fn store_part(&mut self, layout: FileLayout, start: Vec<u8>) -> Result<Digest, TransferError> {
+    /// Stores the next part of the archive, of which `start` has been read: one file, or bytes between files.
+    fn store_part(&mut self, layout: FileLayout, start: Vec<u8>) -> Result<(), TransferError> {
         let rest = layout.file_size().saturating_sub(start.len() as u64);
         self.content.admit(rest)?;
         let plan = SplitPlan::of_part(layout, self.literal_bytes);
@@ -253,9 +251,10 @@ impl<'s> ArchiveStream<'s> {
                 return Err(error);
             }
         };
-        let digest = stored.digest;
-        self.parts.extend(assembler.recipe(stored)?);
-        Ok(digest)
+        let own = [stored.digest];
+        let members = own.get(..assembler.plan().members().len()).unwrap_or_default();
+        self.parts.extend(assembler.recipe(stored, members)?);
+        Ok(())
     }
 
     /// The recipe of the archive, if the digest of the received file is the expected one.
@@ -266,14 +265,13 @@ impl<'s> ArchiveStream<'s> {
             return Err(TransferError::StreamDigest { found, expected });
         }
         let Some(compression) = compression else {
-            let recipe = Recipe::joined(found, self.parts)?.with_members(self.members)?;
-            return Ok((recipe, self.facts));
+            return Ok((Recipe::joined(found, self.parts)?, self.facts));
         };
-        if self.members.is_empty() {
+        if self.file_count == 0 {
             return Err(TransferError::EmptyArchive);
         }
-        let content = Recipe::joined(hasher.finish(), self.parts)?.with_members(self.members)?;
-        Ok((content.of_packed(found, job.file.size(), compression)?, self.facts))
+        let archive = Recipe::joined(hasher.finish(), self.parts)?;
+        Ok((Recipe::for_packed(found, job.file.size(), compression, archive)?, self.facts))
     }
 }
 

@@ -6,8 +6,7 @@ use std::thread;
 use blobd_registry::ByteStream;
 use blobd_store::{HashedFile, Ingest, StagedBlob, StoreError};
 use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::file_layout::ArchiveFile;
-use blobd_store_format::recipe::Member;
+use blobd_store_format::file_layout::ArchiveMember;
 use tokio::sync::mpsc;
 use tracing::{Instrument as _, Span};
 
@@ -151,13 +150,13 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// The files in an archive. Their digests are computed from what has arrived.
-    fn members(&self) -> Result<Vec<Member>, TransferError> {
+    /// The digests of the files in an archive, computed from what has arrived.
+    fn members(&self) -> Result<Vec<Digest>, TransferError> {
         const CHUNK_BYTES: u64 = 1 << 20;
         let assembler = self.shared.assembler();
         let mut members = Vec::new();
         let mut buffer = Vec::new();
-        for (file, tensor_count) in assembler.plan().members() {
+        for ArchiveMember { file, .. } in assembler.plan().members() {
             let (mut hasher, mut done) = (Hasher::new(), 0);
             while done < file.size {
                 let length = CHUNK_BYTES.min(file.size.saturating_sub(done));
@@ -169,9 +168,7 @@ impl Transfer<'_> {
                     return Err(TransferError::Unwanted);
                 }
             }
-            let ArchiveFile { path, offset, size } = file.clone();
-            let tensors = *tensor_count as u64;
-            members.push(Member { path, offset, size, digest: hasher.finish(), tensors });
+            members.push(hasher.finish());
         }
         Ok(members)
     }
@@ -186,8 +183,8 @@ impl Transfer<'_> {
         for blob in staged {
             ingest.add_blob(blob)?;
         }
-        if let Some(recipe) = assembler.recipe(file)? {
-            ingest.add_recipe(recipe.with_members(members)?);
+        if let Some(recipe) = assembler.recipe(file, &members)? {
+            ingest.add_recipe(recipe);
         }
         ingest.note_partial(self.job.file.identity());
         ingest.publish()?;

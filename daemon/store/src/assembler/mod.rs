@@ -17,7 +17,7 @@ use std::sync::Arc;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, RecipeError};
-use blobd_store_format::split::{BlobContent, Part, SplitPlan, Target};
+use blobd_store_format::split::{Part, SplitPlan, Target};
 use tracing_mutex::stdsync::Mutex;
 
 use super::bounded_read::read_exact;
@@ -297,13 +297,14 @@ impl Assembler {
         Ok(())
     }
 
-    /// The recipe of a file that was split; `None` for a single blob.
-    pub fn recipe(&self, file: HashedFile) -> Result<Option<Recipe>, RecipeError> {
+    /// The recipe of a file that was split; `None` for a single blob. `members` are the digests of the files in an
+    /// archive.
+    pub fn recipe(&self, file: HashedFile, members: &[Digest]) -> Result<Option<Recipe>, RecipeError> {
         let HashedFile { digest, blobs, literals } = file;
-        if self.plan.blobs().iter().any(|blob| blob.content == BlobContent::File) {
+        if self.plan.is_whole() {
             return Ok(None);
         }
-        self.plan.recipe(digest, &blobs, literals).map(Some)
+        self.plan.archive_recipe(digest, &blobs, literals, members).map(Some)
     }
 
     /// The blob in a file that is completely written and hashed.

@@ -97,7 +97,7 @@ fn ranges_in_any_order_give_the_file_and_its_blobs() {
     let hashed = assembler.hash_as_it_arrives(&mut arrived, &mut sink).unwrap().unwrap();
     assert_eq!(hashed.digest, Digest::of(&file));
     assert_eq!(sizes, [file.len() as u64 - 512, 512]);
-    assert_eq!(assembler.recipe(hashed).unwrap().unwrap().file(), Digest::of(&file));
+    assert_eq!(assembler.recipe(hashed, &[]).unwrap().unwrap().file(), Digest::of(&file));
 }
 
 #[test]

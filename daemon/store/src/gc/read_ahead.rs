@@ -77,6 +77,7 @@ mod tests {
 
     use blobd_store_format::layout;
     use blobd_store_format::recipe::{Piece, Recipe};
+    use blobd_store_format::tensor::TensorFormat;
 
     use super::*;
 
@@ -84,7 +85,8 @@ mod tests {
         let (folder, store) = crate::testing::new_store();
         let write = |number: u8| {
             let piece = Piece::Blob { blob: Digest::of(&[number]), offset: 0, length: 1 };
-            let recipe = Recipe::new(Digest::of(&[number, 0]), vec![piece], vec![]).unwrap();
+            let recipe =
+                Recipe::new(Digest::of(&[number, 0]), TensorFormat::Gguf, vec![piece], vec![]).unwrap();
             std::fs::write(store.path(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
             recipe.file()
         };

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::tensor::TensorFormat;
 use tempfile::TempDir;
 
 use super::IndexStatus;
@@ -54,7 +55,7 @@ impl Fixture {
         });
         let pieces: Vec<_> = pieces.collect();
         let name = Digest::of(format!("{numbers:?}").as_bytes());
-        ingest.add_recipe(Recipe::new(name, pieces, vec![]).unwrap());
+        ingest.add_recipe(Recipe::new(name, TensorFormat::Gguf, pieces, vec![]).unwrap());
         let manifest = manifest(name, u64::from(numbers.end - numbers.start) * 4);
         let config = ingest.add_bytes(b"{}").unwrap();
         assert_eq!(config, manifest.config().digest);

@@ -122,7 +122,7 @@ impl Ingest {
                 self.add_recipe(Recipe::clone(&recipe));
             } else if self.store.lower_blob_size(file.digest) == Some(file.size) {
                 let path = layout::recipe(file.digest);
-                let whole = Recipe::of_whole_file(file.digest, file.size);
+                let whole = Recipe::for_whole_file(file.digest, file.size);
                 let refused =
                     |error| StoreError::Recipe { path: self.store.root.full(path), what: format!("{error}") };
                 self.add_recipe(whole.map_err(refused)?);

@@ -13,6 +13,7 @@ use super::Ingest;
 use crate::Displaced;
 use crate::StoreError;
 use crate::history::{Account, NameChange, NameOrigin, Verb};
+use crate::make_space::EvictionObserver;
 use crate::models::Borrowed;
 use crate::origins::OriginRecord;
 use crate::reservation::Reservation;
@@ -182,6 +183,7 @@ impl Ingest {
         self.publish_blobs()?;
         self.record_borrowed(manifest)?;
         self.publish_recipes()?;
+        self.staging.observer().into_iter().for_each(EvictionObserver::content_is_durable);
         self.store.end_reservation(self.staging.transaction());
         let replaced = self.replaced_account(name, manifest)?;
         self.store.claim_of_quota(self.staging.transaction(), &manifest.digests(), replaced)?;

@@ -8,6 +8,7 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::tensor::TensorFormat;
 use tempfile::TempDir;
 
 use crate::NameRule;
@@ -32,7 +33,8 @@ fn add(store: &Arc<Store>, tag: &str, whole: &[u8], halves: [&[u8]; 2]) -> Manif
         ingest.add_bytes(half).unwrap();
     }
     let split = halves.concat();
-    let recipe = Recipe::new(Digest::of(&split), halves.map(piece).to_vec(), Vec::new()).unwrap();
+    let recipe =
+        Recipe::new(Digest::of(&split), TensorFormat::Gguf, halves.map(piece).to_vec(), Vec::new()).unwrap();
     ingest.add_recipe(recipe);
     let manifest = Manifest::compose(described(whole), vec![described(&split)]).unwrap();
     ingest.commit(&name(tag), &manifest, None).unwrap();

@@ -11,6 +11,7 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::tensor::TensorFormat;
 
 use crate::measure::Outcome;
 
@@ -77,7 +78,7 @@ fn write_recipe(root: &Path, numbers: &[u32], digests: &[Digest]) -> Outcome<Dig
             experts: None,
         });
     }
-    let recipe = Recipe::new(hasher.finish(), pieces, tensors)?;
+    let recipe = Recipe::new(hasher.finish(), TensorFormat::Gguf, pieces, tensors)?;
     write(&root.join(layout::recipe(recipe.file())), &recipe.to_json())?;
     Ok(recipe.file())
 }

@@ -37,8 +37,10 @@ fn pull(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile, options
 }
 
 fn waits(lines: &[Json]) -> Vec<&str> {
-    let statuses = lines.iter().filter_map(|line| line["status"].as_str());
-    statuses.filter(|status| status.starts_with("waiting for 127.0.0.1")).collect()
+    let (waiting, others): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line["state"] == "waiting");
+    let status = |line: &&Json| line["status"].as_str().unwrap().starts_with("waiting for 127.0.0.1");
+    assert!(waiting.iter().all(status) && !others.iter().any(status), "{lines:?}");
+    waiting.iter().filter_map(|line| line["status"].as_str()).collect()
 }
 
 #[test]

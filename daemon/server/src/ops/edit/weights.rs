@@ -8,8 +8,9 @@ use blobd_store::{FileReader, Ingest, Model, Store, StoredFile};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
-use blobd_store_format::gguf::{GgufError, Header, HeaderParser};
+use blobd_store_format::gguf::{Header, HeaderParser};
 use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::tensor::TensorFormat;
 
 use super::EditReport;
 use crate::ops::OpError;
@@ -61,11 +62,15 @@ impl<'m> Weights<'m> {
                      can be edited",
                 ));
             };
+            if recipe.format() != Some(TensorFormat::Gguf) {
+                return Err(unsuitable("has weights of another format; only GGUF files can be edited"));
+            }
             let mut parser = HeaderParser::new();
-            let gguf_error = |error| refused(&name, digest, error);
-            let part = |part: &[u8]| parser.push(part).map(drop).map_err(gguf_error);
+            // It was valid when it was stored.
+            let damaged = |error| OpError::Damaged { digest, source: FormatError::Gguf(error) };
+            let part = |part: &[u8]| parser.push(part).map(drop).map_err(damaged);
             read_in_parts(&mut FileReader::of(store, file), header_bytes, part)?;
-            let header = parser.finish().map_err(gguf_error)?;
+            let header = parser.finish().map_err(damaged)?;
             candidates.push((Self { model, file, recipe, header_bytes }, header));
         }
         let first = candidates.iter().position(|(_, header)| shard_number(header) == Some(0)).unwrap_or(0);
@@ -107,17 +112,6 @@ fn split_with_header(file: &StoredFile) -> Option<(&Arc<Recipe>, Digest, u64)> {
     let recipe = file.recipe.as_ref()?;
     let (digest, size) = recipe.header()?;
     Some((recipe, digest, size))
-}
-
-/// Files of another format are refused; a GGUF header that was valid when it was stored is damaged.
-fn refused(model: &str, digest: Digest, error: GgufError) -> OpError {
-    match error {
-        GgufError::Magic { .. } => OpError::NotEditable {
-            model: model.to_owned(),
-            reason: "has weights of another format; only GGUF files can be edited",
-        },
-        error => OpError::Damaged { digest, source: FormatError::Gguf(error) },
-    }
 }
 
 fn shard_number(header: &Header) -> Option<u64> {
@@ -181,7 +175,7 @@ impl EditedFile {
             return Ok(self.source);
         }
         ingest.add_bytes(&self.header)?;
-        ingest.add_recipe(Recipe::new(digest, self.pieces, self.tensors)?);
+        ingest.add_recipe(Recipe::new(digest, TensorFormat::Gguf, self.pieces, self.tensors)?);
         Ok(Descriptor { media_type: self.media_type, digest, size: self.size })
     }
 }

@@ -59,13 +59,15 @@ fn covering(places: &[Place]) -> Vec<Place> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blobd_store_format::tensor::TensorFormat;
 
     fn recipe(pieces: &[(&[u8], u64, u64)]) -> Recipe {
         let piece = |(blob, offset, length): &(&[u8], u64, u64)| match blob.is_empty() {
             true => Piece::Zeros { zeros: *length },
             false => Piece::Blob { blob: Digest::of(blob), offset: *offset, length: *length },
         };
-        Recipe::new(Digest::of(b"file"), pieces.iter().map(piece).collect(), Vec::new()).unwrap()
+        Recipe::new(Digest::of(b"file"), TensorFormat::Gguf, pieces.iter().map(piece).collect(), Vec::new())
+            .unwrap()
     }
 
     fn found(pieces: &[(&[u8], u64, u64)]) -> Vec<(u64, u64, u64)> {

@@ -93,6 +93,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use blobd_store_format::tensor::TensorFormat;
 
     /// A store with the blobs of a small file, and the file's recipe.
     fn stored() -> (TempDir, Arc<Store>, Recipe) {
@@ -125,17 +126,19 @@ mod tests {
         let renamed = |name: &str| {
             let mut tensors = recipe.tensors().to_vec();
             tensors[1].name = name.to_owned();
-            Recipe::new(recipe.file(), recipe.pieces().to_vec(), tensors).unwrap()
+            Recipe::new(recipe.file(), TensorFormat::Gguf, recipe.pieces().to_vec(), tensors).unwrap()
         };
         assert_eq!(mismatch_of(&store, &renamed("b")), None);
         assert!(mismatch_of(&store, &renamed("c")).unwrap().contains("table of tensors"));
         let mut pieces = recipe.pieces().to_vec();
         pieces.swap(2, 4);
-        let swapped = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
+        let swapped =
+            Recipe::new(recipe.file(), TensorFormat::Gguf, pieces, recipe.tensors().to_vec()).unwrap();
         assert!(mismatch_of(&store, &swapped).unwrap().contains("pieces"));
         let mut pieces = recipe.pieces().to_vec();
         pieces.remove(2);
-        let shorter = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
+        let shorter =
+            Recipe::new(recipe.file(), TensorFormat::Gguf, pieces, recipe.tensors().to_vec()).unwrap();
         assert!(mismatch_of(&store, &shorter).is_some());
     }
 
@@ -145,7 +148,8 @@ mod tests {
         let mut pieces = recipe.pieces().to_vec();
         let Piece::Blob { blob, .. } = pieces[1].clone() else { panic!("{pieces:?}") };
         pieces[1] = Piece::Blob { blob, offset: 0, length: 32 };
-        let longer = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
+        let longer =
+            Recipe::new(recipe.file(), TensorFormat::Gguf, pieces, recipe.tensors().to_vec()).unwrap();
         assert!(mismatch_of(&store, &longer).unwrap().contains("which has 24"));
     }
 

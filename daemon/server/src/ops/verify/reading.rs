@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use blobd_client::protocol::upkeep::{Unavailable, VerifyEvent, VerifyProgress};
+use blobd_client::protocol::event::{Phase, Progress as _};
+use blobd_client::protocol::upkeep::{Unavailable, VerifyProgress};
 use blobd_store::scrub::{Step, Verdict, check_in_pairs};
 use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
@@ -25,7 +26,7 @@ const BETWEEN_EVENTS: Duration = Duration::from_millis(100);
 /// A list of blobs to read, shared by the readers.
 pub(super) struct Reading<'r> {
     store: &'r Store,
-    events: &'r Sender<VerifyEvent>,
+    events: &'r Sender<VerifyProgress>,
     sizes: BTreeMap<Digest, u64>,
     /// The largest first, so that no reader has one left to read when the others have finished.
     blobs: Vec<Digest>,
@@ -80,7 +81,7 @@ impl Read {
 
 impl<'r> Reading<'r> {
     /// Missing blobs may be among `blobs`.
-    pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyEvent>) -> Self {
+    pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyProgress>) -> Self {
         let _held = store.hold_lower_stores();
         // A blob that cannot be inspected now is a finding when it is read.
         let size = |digest| (digest, store.blob_size(digest).ok().flatten().unwrap_or_default());
@@ -149,7 +150,8 @@ impl<'r> Reading<'r> {
         }
         *last_event = Some(Instant::now());
         let (total, completed) = (self.total, completed.min(self.total));
-        send_progress(self.events, VerifyProgress { status: "reading blobs".to_owned(), total, completed });
+        let reading = VerifyProgress::working("reading blobs", Phase::Hashing);
+        send_progress(self.events, VerifyProgress { total, completed, ..reading });
     }
 }
 
@@ -171,7 +173,7 @@ mod tests {
         let read = Reading::new(&store, blobs.clone(), &events).run().unwrap();
         assert_eq!((read.blobs, read.bytes), (50, 150_000));
         assert_eq!(read.not_good, [(missing, Verdict::Gone)], "good blobs are not listed");
-        let Ok(VerifyEvent::Progress(progress)) = received.try_recv() else { panic!("no progress") };
+        let Ok(progress) = received.try_recv() else { panic!("no progress") };
         assert_eq!(progress.total, 150_000);
 
         drop(received);

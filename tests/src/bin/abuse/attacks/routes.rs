@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use blobd_tests::registry::FakeRegistry;
-use blobd_tests::routes::{Models, documented_routes, model_with_large_header, request};
+use blobd_tests::routes::{Models, all_routes, model_with_large_header, request};
 
 use super::Begin;
 use crate::Outcome;
@@ -46,7 +46,7 @@ fn prepare_with(context: &AttackContext, unread: usize, slow: usize) -> Outcome<
     drop(model);
     let source = registry.name("library/heads");
     let models = Models { stored: MODEL, source: &source };
-    let requests: Vec<_> = documented_routes().iter().map(|route| request(route, models)).collect();
+    let requests: Vec<_> = all_routes().iter().map(|route| request(route, models)).collect();
     let context = context.clone();
     Ok(Box::new(move || {
         let mut held = Vec::new();

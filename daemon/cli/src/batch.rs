@@ -1,0 +1,157 @@
+//! A command for several items: each of them is tried, and each failure is reported.
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::Global;
+use crate::output::{print_error, print_json};
+
+/// The results for the items of one command.
+#[derive(Debug)]
+pub(super) struct Batch<'g, T> {
+    global: &'g Global,
+    count: usize,
+    /// Whether the command prints results as lines of their own.
+    has_lines: bool,
+    done: Vec<T>,
+    failed: Vec<Failed>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Failed {
+    /// The item.
+    name: String,
+    error: ErrorBody,
+}
+
+impl<'g, T: Serialize> Batch<'g, T> {
+    pub(super) const fn new(global: &'g Global, count: usize) -> Self {
+        Self { global, count, has_lines: false, done: Vec::new(), failed: Vec::new() }
+    }
+
+    /// For a command that prints its results as JSON lines itself: each failure is a line too.
+    pub(super) fn of_lines(global: &'g Global, count: usize) -> Self {
+        Self { has_lines: true, ..Self::new(global, count) }
+    }
+
+    /// Adds the result for one item. The failure of one of several is reported immediately; that of a single one is
+    /// the failure of the command.
+    pub(super) fn add(&mut self, name: &impl ToString, result: Result<T, ErrorBody>) -> Option<&T> {
+        match result {
+            Ok(done) => {
+                self.done.push(done);
+                self.done.last()
+            }
+            Err(error) => {
+                let failed = Failed { name: name.to_string(), error };
+                if self.count > 1 {
+                    self.report(&failed);
+                }
+                self.failed.push(failed);
+                None
+            }
+        }
+    }
+
+    fn report(&self, failed: &Failed) {
+        let Failed { name, error } = failed;
+        if !self.global.json {
+            report_next(self.global, self.failed.iter().map(|before| &before.error), error);
+        } else if self.has_lines {
+            // The exit code says that there was a failure, even if nobody reads the lines.
+            let _ = print_json(&json!({ "status": "failed", "name": name, "error": error }));
+        }
+    }
+
+    pub(super) fn done(&self) -> &[T] {
+        &self.done
+    }
+
+    pub(super) fn failed(&self) -> &[Failed] {
+        &self.failed
+    }
+
+    /// With `--json`, prints the results under `key` and the failures under `failed`; then as [`Self::result`].
+    pub(super) fn finish(self, key: &str, what: [&str; 2]) -> Result<(), ErrorBody> {
+        let Self { global, count, done, failed, .. } = &self;
+        if global.json && (*count > 1 || failed.is_empty()) {
+            let mut document = Map::new();
+            document.insert(key.to_owned(), value(done)?);
+            if !failed.is_empty() {
+                document.insert("failed".to_owned(), value(failed)?);
+            }
+            print_json(&document)?;
+        }
+        self.result(what)
+    }
+
+    /// Fails if any item has failed. `what` is what was not done, such as `files was not imported`, for one item and
+    /// for several.
+    pub(super) fn result(self, what: [&str; 2]) -> Result<(), ErrorBody> {
+        result(self.count, self.failed.into_iter().map(|failed| failed.error).collect(), what)
+    }
+}
+
+/// Prints the failures of a request for several items.
+pub(super) fn report_each(global: &Global, errors: &[ErrorBody]) {
+    for (index, error) in errors.iter().enumerate() {
+        report_next(global, errors.iter().take(index), error);
+    }
+}
+
+/// A hint is printed once for all failures that have the same.
+fn report_next<'e>(global: &Global, mut before: impl Iterator<Item = &'e ErrorBody>, error: &ErrorBody) {
+    let is_known = before.any(|before| before.hint == error.hint);
+    let hint = error.hint.clone().filter(|_| !is_known);
+    print_error(global.json, global.quiet, &ErrorBody { hint, ..error.clone() });
+}
+
+fn value(value: &impl Serialize) -> Result<Value, ErrorBody> {
+    serde_json::to_value(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+}
+
+/// The failure of a single item, or a summary with the code that all failures have in common.
+pub(super) fn result(
+    count: usize,
+    mut errors: Vec<ErrorBody>,
+    [one, many]: [&str; 2],
+) -> Result<(), ErrorBody> {
+    let Some(first) = errors.first() else { return Ok(()) };
+    let code = first.code;
+    if count <= 1 {
+        return errors.pop().map_or(Ok(()), Err);
+    }
+    let code = if errors.iter().all(|error| error.code == code) { code } else { ErrorCode::Internal };
+    let what = if errors.len() == 1 { one } else { many };
+    Err(ErrorBody::new(code, format!("{} of {count} {what}", errors.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHAT: [&str; 2] = ["files was not imported", "files were not imported"];
+
+    fn errors(codes: &[ErrorCode]) -> Vec<ErrorBody> {
+        codes.iter().map(|code| ErrorBody::new(*code, "x: reason").with_hint("mend it")).collect()
+    }
+
+    #[test]
+    fn failure_of_the_only_item_is_that_of_the_command() {
+        let error = result(1, errors(&[ErrorCode::NotFound]), WHAT).unwrap_err();
+        assert_eq!((error.code, error.message.as_str()), (ErrorCode::NotFound, "x: reason"));
+        assert_eq!(error.hint.as_deref(), Some("mend it"));
+        assert_eq!(result(1, Vec::new(), WHAT), Ok(()));
+    }
+
+    #[test]
+    fn failures_of_several_items_are_counted_and_have_their_common_code() {
+        let error = result(3, errors(&[ErrorCode::NotFound, ErrorCode::NotFound]), WHAT).unwrap_err();
+        assert_eq!(error, ErrorBody::new(ErrorCode::NotFound, "2 of 3 files were not imported"));
+        let error = result(3, errors(&[ErrorCode::NotFound, ErrorCode::NoSpace]), WHAT).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Internal);
+        let error = result(2, errors(&[ErrorCode::NoSpace]), WHAT).unwrap_err();
+        assert_eq!(error.message, "1 of 2 files was not imported");
+    }
+}

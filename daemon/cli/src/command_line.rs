@@ -1,0 +1,257 @@
+//! Parses the arguments, runs the command, and reports its failure.
+
+use std::env;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::global::{Global, GlobalOptions};
+use crate::local_server::LocalServer;
+use crate::output::{output_written, print, print_error, print_message};
+use crate::{
+    audit_log, completions, config, demo, df, diff, doctor, edit, exec, export, fit, gc, health, help,
+    history, import, limit, log, login, logout, ls, man, mount, outdated, partial, pin, promote, ps, pull,
+    reindex, release, rename, rm, serve, show, suggest, tag, tensor, undelete, usage_error, verify, warm,
+    web,
+};
+
+/// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
+#[derive(Debug, Parser)]
+#[command(name = "blobd", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(after_help = "Examples:
+  blobd pull llama3:8b                 download a model; needs no daemon
+  blobd import model-Q4_K_M.gguf       store a file of this machine
+  blobd serve                          serve models to programs over a socket
+  blobd help pull                      explain a command
+
+REF is the name of a model, such as llama3:8b or hf.co/user/repo:Q4_K_M, or the ID of a stored one,
+as `blobd ls` prints it, or at least the first four digits of that ID. The name of a stored model may be
+a pattern: * is any text, ? one character, [a-c] one of these. Case does not matter.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
+6 no space, 7 denied, 8 no daemon answers, 130 stopped by Ctrl-C during a pull.")]
+struct Cli {
+    #[command(flatten)]
+    global: GlobalOptions,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Pull(pull::Params),
+    Outdated(outdated::Params),
+    Limit(limit::Params),
+    Config(config::Params),
+    Partial(partial::Params),
+    Import(import::Params),
+    Export(export::Params),
+    Edit(edit::Params),
+    Exec(exec::Params),
+    #[command(aliases = ["list", "images"])]
+    Ls(ls::Params),
+    #[command(alias = "inspect")]
+    Show(show::Params),
+    Diff(diff::Params),
+    History(history::Params),
+    Log(audit_log::Params),
+    Tensor(tensor::Params),
+    Fit(fit::Params),
+    Ps(ps::Params),
+    Release(release::Params),
+    Warm(warm::Params),
+    Df(df::Params),
+    #[command(aliases = ["rmi", "remove", "delete"])]
+    Rm(rm::Params),
+    Undelete(undelete::Params),
+    Pin(pin::PinArgs),
+    Unpin(pin::UnpinArgs),
+    #[command(alias = "cp")]
+    Tag(tag::Params),
+    #[command(aliases = ["mv", "move"])]
+    Rename(rename::Params),
+    Promote(promote::Params),
+    Gc(gc::Params),
+    Verify(verify::Params),
+    Doctor(doctor::Params),
+    Health(health::Params),
+    Reindex(reindex::Params),
+    Login(login::Params),
+    Logout(logout::Params),
+    Serve(serve::Params),
+    Mount(mount::Params),
+    Web(web::Params),
+    #[command(hide = true)]
+    MountGuard(mount::GuardParams),
+    Demo(demo::Params),
+    Completions(completions::Params),
+    Man(man::Params),
+    Help(help::Params),
+    #[command(hide = true, name = suggest::COMMAND)]
+    Suggest(suggest::Params),
+}
+
+impl Command {
+    /// Whether `--verbose` starts a log. For `df` it means a table of models; `exec` leaves standard error to
+    /// its program, and the hidden commands run within others.
+    const fn has_log(&self) -> bool {
+        let is_hidden = matches!(self, Self::MountGuard(_) | Self::Suggest(_));
+        !is_hidden && !matches!(self, Self::Df(_) | Self::Exec(_))
+    }
+
+    /// When the command logs. `verbose` is the option.
+    const fn log_use(&self, verbose: bool) -> log::Use {
+        match self {
+            Self::Serve(_) | Self::Mount(_) => log::Use::Always,
+            // Its standard error is the terminal on which somebody types.
+            Self::Suggest(_) => log::Use::Never,
+            _ if verbose && self.has_log() => log::Use::Always,
+            _ => log::Use::OnRequest,
+        }
+    }
+}
+
+/// The definition of all commands.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// Parses the arguments, runs the command, and turns a failure into a message and an exit code.
+#[must_use]
+pub(crate) fn main(server: &'static dyn LocalServer) -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    if arguments.len() <= 1 {
+        print_message(help::FIRST_STEPS);
+        return ExitCode::from(ErrorCode::InvalidRequest.exit_code());
+    }
+    let Cli { global, command } = match Cli::try_parse_from(&arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => return refuse(&error, &arguments),
+    };
+    let log = log::start(command.log_use(global.verbose), global.verbose);
+    let is_daemon = matches!(command, Command::Serve(_));
+    match log.and_then(|()| run(&global.or_environment(server)?, command)) {
+        Ok(code) => code,
+        Err(error) => {
+            print_error(global.json, global.quiet, &error);
+            ExitCode::from(if is_daemon { server.exit_code_of_serve(&error) } else { error.code.exit_code() })
+        }
+    }
+}
+
+/// Prints help or the version if the arguments ask for it, else what is wrong with them.
+fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    let print_failure = |failure: &ErrorBody| {
+        let options = usage_error::output_options(arguments);
+        print_error(options.json, options.quiet, failure);
+    };
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let Err(failure) = output_written(error.print()) else { return ExitCode::SUCCESS };
+        print_failure(&failure);
+        return ExitCode::from(failure.code.exit_code());
+    }
+    let body = usage_error::body(error, arguments);
+    print_failure(&body);
+    ExitCode::from(body.code.exit_code())
+}
+
+/// Returns [`ExitCode::SUCCESS`], except for `exec`, which returns its program's exit code, and for `fit`, whose
+/// exit code says whether the model fits.
+fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
+    let done = match command {
+        Command::Exec(params) => return exec::run(global, &params),
+        Command::Fit(params) => return fit::run(global, &params),
+        Command::Outdated(params) => return outdated::run(global, &params),
+        Command::Pull(params) => pull::run(global, &params),
+        Command::Limit(params) => limit::run(global, &params),
+        Command::Config(params) => config::run(global, &params),
+        Command::Partial(params) => partial::run(global, &params),
+        Command::Import(params) => import::run(global, &params),
+        Command::Export(params) => export::run(global, &params),
+        Command::Edit(params) => edit::run(global, &params),
+        Command::Ls(params) => ls::run(global, &params),
+        Command::Show(params) => show::run(global, &params),
+        Command::Diff(params) => diff::run(global, &params),
+        Command::History(params) => history::run(global, &params),
+        Command::Log(params) => audit_log::run(global, &params),
+        Command::Tensor(params) => tensor::run(global, &params),
+        Command::Ps(params) => ps::run(global, &params),
+        Command::Release(params) => release::run(global, &params),
+        Command::Warm(params) => warm::run(global, &params),
+        Command::Df(params) => df::run(global, &params),
+        Command::Rm(params) => rm::run(global, &params),
+        Command::Undelete(params) => undelete::run(global, &params),
+        Command::Pin(params) => pin::run(global, &params.models, true),
+        Command::Unpin(params) => pin::run(global, &params.models, false),
+        Command::Tag(params) => tag::run(global, &params),
+        Command::Rename(params) => rename::run(global, &params),
+        Command::Promote(params) => promote::run(global, &params),
+        Command::Gc(params) => gc::run(global, &params),
+        Command::Verify(params) => verify::run(global, &params),
+        Command::Doctor(params) => doctor::run(global, &params),
+        Command::Health(params) => health::run(global, &params),
+        Command::Reindex(params) => reindex::run(global, &params),
+        Command::Login(params) => login::run(global, &params),
+        Command::Logout(params) => logout::run(global, &params),
+        Command::Serve(params) => serve::run(global, &params),
+        Command::Mount(params) => mount::run(global, &params),
+        Command::Web(params) => web::run(global, &params),
+        Command::MountGuard(params) => mount::run_guard(&params),
+        Command::Demo(params) => demo::run(global, &params),
+        Command::Completions(params) => completions::run(global, &params),
+        Command::Man(params) => man::run(global, &params),
+        Command::Help(params) => help::run(global, &params),
+        Command::Suggest(params) => print(&suggest::names(global, &params)),
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Every command but the hidden ones, with the commands of commands.
+    fn commands() -> Vec<clap::Command> {
+        let mut root = Cli::command();
+        root.build();
+        let visible = |command: &clap::Command| {
+            let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+            commands.cloned().collect::<Vec<_>>()
+        };
+        let mut found = visible(&root);
+        let mut next = 0;
+        while let Some(command) = found.get(next) {
+            found.extend(visible(&command.clone()));
+            next += 1;
+        }
+        found
+    }
+
+    #[test]
+    fn examples_and_explanations_fit_the_width_of_help() {
+        const WIDTH: usize = 100;
+        for command in commands() {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let too_long = text.lines().find(|line| line.chars().count() > WIDTH);
+            assert_eq!(too_long, None, "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn help_of_every_command_ends_with_examples() {
+        let commands = commands();
+        assert!(commands.iter().any(|command| command.get_display_name() == Some("blobd-partial-rm")));
+        for mut command in commands {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Examples:"), "{}", command.get_name());
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! One of the two models: in the store, in local files, or not pulled.
+
+use std::collections::BTreeSet;
+use std::ops::Deref;
+
+use blobd_client::error::ModelError;
+use blobd_client::model::{OpenModel, TensorMap};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{OpenParams, TensorSelection};
+use blobd_model::diff::packed_blobs;
+use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::{ByteOrder, Header};
+use blobd_store_format::recipe::TensorEntry;
+use blobd_store_format::reference::Reference;
+
+use crate::Global;
+use crate::connect::{Connected, client_error};
+use crate::local_model::{LocalModel, entry};
+use crate::model_source::{DescribedModel, ModelArgs, Place, describe_files};
+
+/// A model that is compared.
+pub(super) struct Side {
+    pub(super) name: String,
+    pub(super) tensors: Vec<TensorEntry>,
+    /// The header of its first weights, if they are a GGUF file.
+    pub(super) header: Option<Header>,
+    /// The files without tensors: component and digest; `None` of local files, which have none.
+    pub(super) texts: Option<Vec<(String, Digest)>>,
+    place: SidePlace,
+}
+
+enum SidePlace {
+    /// With the blobs that hold packed groups of experts.
+    Stored(Reference, BTreeSet<Digest>),
+    Files(LocalModel),
+    /// Not pulled: only its headers are known.
+    Remote,
+}
+
+impl Side {
+    pub(super) fn read(
+        global: &Global,
+        model: &ModelArgs,
+        connected: Option<&Connected>,
+    ) -> Result<Self, ErrorBody> {
+        let Some(connected) = connected.filter(|_| model.path().is_none()) else {
+            return Self::of_files(global, model);
+        };
+        let described = model.describe_with(global, connected)?;
+        match &described.place {
+            Place::Store(reference) => Self::stored(connected, reference),
+            Place::Registry(_) | Place::LocalFiles => Self::remote(&described),
+        }
+    }
+
+    fn stored(connected: &Connected, reference: &Reference) -> Result<Self, ErrorBody> {
+        let client = &connected.client;
+        let details = client.model(reference).map_err(client_error)?;
+        let heads = client.heads(reference).map_err(client_error)?;
+        let mut weights = heads.files.into_iter().filter(|file| file.media_type.holds_tensors());
+        let header = weights.find_map(|file| Header::parse(&file.content?.0).ok());
+        let tensors: Vec<_> = details.tensors.iter().cloned().map(TensorEntry::from).collect();
+        // Layers of several tensors are not among the packed blobs: their tensors cannot be opened singly.
+        let whole = details.whole_files();
+        let packed = packed_blobs(tensors.iter().filter(|tensor| !whole.contains(&tensor.digest)));
+        let texts = details.layers.iter().map(|layer| (&layer.media_type, Some(layer.digest)));
+        let texts = Some(texts_of(texts));
+        let place = SidePlace::Stored(reference.clone(), packed);
+        Ok(Self { name: details.name, tensors, header, texts, place })
+    }
+
+    fn of_files(global: &Global, model: &ModelArgs) -> Result<Self, ErrorBody> {
+        let missing = || ErrorBody::new(ErrorCode::Internal, "a model without a path and a daemon");
+        let path = model.path().ok_or_else(missing)?;
+        let described = describe_files(&path)?;
+        let files = LocalModel::open(&path, &described)?;
+        let tensors = files.entries(&described.name, global.hides_progress())?;
+        let header = files.header().cloned();
+        Ok(Self { name: described.name, tensors, header, texts: None, place: SidePlace::Files(files) })
+    }
+
+    fn remote(described: &DescribedModel) -> Result<Self, ErrorBody> {
+        let (mut tensors, mut first) = (Vec::new(), None);
+        for file in described.files.iter().filter(|file| file.media_type.holds_tensors()) {
+            let Some(header) = file.header() else { continue };
+            let layout = header.file_layout(file.size).map_err(|error| {
+                ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {error}", described.name))
+            })?;
+            tensors.extend(layout.tensors().iter().map(entry));
+            first.get_or_insert(header);
+        }
+        let texts = described.files.iter().map(|file| (&file.media_type, file.digest));
+        let texts = Some(texts_of(texts));
+        Ok(Self { name: described.name.clone(), tensors, header: first, texts, place: SidePlace::Remote })
+    }
+
+    /// Whether the contents of its tensors are known.
+    pub(super) const fn has_contents(&self) -> bool {
+        !matches!(self.place, SidePlace::Remote)
+    }
+
+    /// Opens some of the model's tensors.
+    pub(super) fn open(
+        &self,
+        connected: Option<&Connected>,
+        names: Vec<String>,
+    ) -> Result<Opened<'_>, ErrorBody> {
+        match (&self.place, connected) {
+            (SidePlace::Files(files), _) => Ok(Opened::Files(files)),
+            (SidePlace::Stored(reference, _), Some(connected)) => {
+                let tensors = TensorSelection::Names(names);
+                let params = OpenParams { tensors, ..OpenParams::new(reference.clone()) };
+                connected
+                    .client
+                    .open_with(&params)
+                    .map(|model| Opened::Model(Box::new(model)))
+                    .map_err(client_error)
+            }
+            _ => {
+                Err(ErrorBody::new(ErrorCode::NotFound, format!("model {}: is not in the store", self.name)))
+            }
+        }
+    }
+
+    /// The blobs that hold packed groups of experts.
+    pub(super) fn packed_blobs(&self) -> BTreeSet<Digest> {
+        match &self.place {
+            SidePlace::Stored(_, packed) => packed.clone(),
+            SidePlace::Files(_) | SidePlace::Remote => BTreeSet::new(),
+        }
+    }
+
+    /// The byte order of its tensors.
+    pub(super) fn byte_order(&self) -> ByteOrder {
+        self.header.as_ref().map_or(ByteOrder::Little, Header::byte_order)
+    }
+
+    /// Whether only one tensor has this name, so that the name identifies it.
+    pub(super) fn is_unique(&self, name: &str) -> bool {
+        self.tensors.iter().filter(|tensor| tensor.name == name).nth(1).is_none()
+    }
+}
+
+/// The files without tensors, with their components.
+fn texts_of<'m>(files: impl Iterator<Item = (&'m MediaType, Option<Digest>)>) -> Vec<(String, Digest)> {
+    let is_text = |media_type: &MediaType| !media_type.holds_tensors() && media_type.component() != "tensor";
+    let texts = files.filter(|(media_type, _)| is_text(media_type));
+    texts.filter_map(|(media_type, digest)| Some((media_type.component().to_owned(), digest?))).collect()
+}
+
+/// Tensors that can be read.
+pub(super) enum Opened<'s> {
+    Model(Box<OpenModel>),
+    Files(&'s LocalModel),
+}
+
+impl Opened<'_> {
+    pub(super) fn bytes(&self, name: &str) -> Result<TensorBytes, ErrorBody> {
+        match self {
+            Self::Model(model) => model.map(name).map(TensorBytes::Mapped).map_err(model_error),
+            Self::Files(files) => Ok(TensorBytes::Read(files.read(name)?.unwrap_or_default())),
+        }
+    }
+}
+
+fn model_error(error: ModelError) -> ErrorBody {
+    ErrorBody::new(error.code(), error)
+}
+
+/// The bytes of a tensor.
+pub(super) enum TensorBytes {
+    Mapped(TensorMap),
+    Read(Vec<u8>),
+}
+
+impl Deref for TensorBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Read(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The files of an export: all are written, then all get their names, or none does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+
+use blobd_client::process::on_end;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
+
+use super::plan::{Place, PlannedFile, refuse_link};
+use crate::output_file::{OutputFile, TemporaryName};
+use crate::target::{Target, write_error};
+
+/// Files that have no names yet. If it is dropped before [`Outputs::publish`] has succeeded, nothing is left.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    targets: Vec<Output>,
+    made: Made,
+}
+
+#[derive(Debug)]
+struct Output {
+    place: Place,
+    target: Target,
+    replaces: bool,
+}
+
+impl Outputs {
+    /// Creates the files, and has space reserved for all of them before any is written.
+    pub(super) fn create(files: &[&PlannedFile], force: bool) -> Result<Self, ErrorBody> {
+        allow_open_files(files.len());
+        let names: Vec<_> = files.iter().map(|_file| TemporaryName::default()).collect();
+        let made = Made::default();
+        remove_at_end(names.clone(), made.clone())?;
+        let create = |(planned, name): (&&PlannedFile, &TemporaryName)| {
+            let (path, size) = (planned.place.path(), planned.file.size);
+            let existing = planned.existing(force);
+            let target = match &planned.place {
+                Place::Named(path) => Target::create(path, size, existing, name),
+                place @ Place::Below { .. } => {
+                    let output = OutputFile::create_in(&place.existing_folder(), &path, existing, name);
+                    output.and_then(|output| Target::of_file(output, size))
+                }
+            };
+            let target = target.map_err(|error| write_error(&path, &error))?;
+            let replaces = fs::symlink_metadata(&path).is_ok();
+            Ok(Output { place: planned.place.clone(), target, replaces })
+        };
+        let targets = files.iter().zip(&names).map(create).collect::<Result<_, ErrorBody>>()?;
+        Ok(Self { targets, made })
+    }
+
+    pub(super) fn file(&self, index: usize) -> Option<&fs::File> {
+        self.targets.get(index).map(|output| output.target.file())
+    }
+
+    /// Gives all files their names: first those that replace none, so that a failure can be undone.
+    pub(super) fn publish(self) -> Result<(), ErrorBody> {
+        let Self { mut targets, made } = self;
+        for output in &targets {
+            output.target.sync().map_err(|error| write_error(&output.place.path(), &error))?;
+        }
+        targets.sort_by_key(|output| output.replaces);
+        // A signal that ends the process waits for this lock.
+        let mut list = made.lock();
+        for output in targets {
+            make_folders(&output.place, &mut list)?;
+            let (path, is_new) = (output.place.path(), !output.replaces);
+            output.target.publish().map_err(|error| write_error(&path, &error))?;
+            if is_new {
+                list.push(path);
+            }
+        }
+        list.clear();
+        Ok(())
+    }
+}
+
+fn make_folders(place: &Place, made: &mut Vec<PathBuf>) -> Result<(), ErrorBody> {
+    for folder in place.folders() {
+        refuse_link(place, &folder)?;
+        match fs::create_dir(&folder) {
+            Ok(()) => made.push(folder),
+            Err(_) if folder.is_dir() => {}
+            Err(error) => return Err(write_error(&folder, &error)),
+        }
+    }
+    Ok(())
+}
+
+/// The files and folders that an export has made so far. They are removed if it fails or is interrupted.
+#[derive(Clone, Debug, Default)]
+struct Made(Arc<Mutex<Vec<PathBuf>>>);
+
+impl Made {
+    fn lock(&self) -> MadeList<'_> {
+        MadeList(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+struct MadeList<'m>(MutexGuard<'m, Vec<PathBuf>>);
+
+impl std::ops::Deref for MadeList<'_> {
+    type Target = Vec<PathBuf>;
+
+    fn deref(&self) -> &Vec<PathBuf> {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for MadeList<'_> {
+    fn deref_mut(&mut self) -> &mut Vec<PathBuf> {
+        &mut self.0
+    }
+}
+
+/// What is still listed belongs to an export that has failed.
+impl Drop for MadeList<'_> {
+    fn drop(&mut self) {
+        for path in self.0.drain(..).rev() {
+            // A folder in which somebody else has put a file meanwhile stays.
+            let _ = if is_folder(&path) { fs::remove_dir(&path) } else { fs::remove_file(&path) };
+        }
+    }
+}
+
+fn is_folder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+}
+
+/// A signal that ends the process removes what has been made.
+fn remove_at_end(names: Vec<TemporaryName>, made: Made) -> Result<(), ErrorBody> {
+    let remove = move || {
+        // Never unlocked: the process ends, and no file must get its name before it does.
+        std::mem::forget(made.lock());
+        names.iter().for_each(TemporaryName::remove_and_block);
+    };
+    on_end(remove).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+}
+
+/// Raises the limit of open files, if it may be: every file stays open until all are written.
+fn allow_open_files(count: usize) {
+    /// As many are open for other purposes at most: the model's own descriptors take up to half of the limit.
+    const OTHERS: u64 = 64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let needed = current.unwrap_or(u64::MAX).saturating_add(count as u64).saturating_add(OTHERS);
+    if current.is_some_and(|current| (count as u64).saturating_add(OTHERS) > current / 2) {
+        let raised = maximum.map_or(needed, |maximum| needed.min(maximum));
+        // If it fails, a file that cannot be opened is the error.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum });
+    }
+}

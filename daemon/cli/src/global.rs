@@ -1,0 +1,119 @@
+//! What every command gets: its options, and the parts of blobd that are not a client's work.
+
+use std::env;
+use std::io;
+use std::path::PathBuf;
+
+use blobd_client::paths::GivenPaths;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use clap::Args;
+
+use super::local_server::LocalServer;
+
+/// Options of every command, as they are typed.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct GlobalOptions {
+    /// The store's directory, which the command opens itself if no daemon has it [env: BLOBD_ROOT]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    /// The daemon's socket [env: BLOBD_SOCKET]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// The configuration file [env: BLOBD_CONFIG]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print one JSON document instead of text; `pull` and `log` print one object per line
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) json: bool,
+    /// Print only results and errors: no progress, no reports of what was done, no hints
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub(crate) quiet: bool,
+    /// Print more detail, and a log of the work of this process on standard error
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub(crate) verbose: bool,
+}
+
+impl GlobalOptions {
+    /// Takes missing options from the environment; an empty variable counts as unset. All paths become absolute:
+    /// they are compared, printed, and written into the lock file for other processes.
+    pub(crate) fn or_environment(&self, server: &'static dyn LocalServer) -> Result<Global, ErrorBody> {
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let (None, Some(root)) = (&self.root, variable("BLOBD_ROOT").filter(|root| root.is_relative())) {
+            // A variable lasts longer than a command, and a relative one names another store in each directory.
+            let message = format!("BLOBD_ROOT: expected an absolute path, found {root:?}");
+            return Err(usage(message).with_hint("--root takes relative paths too"));
+        }
+        let path = |option: &str, given: &Option<PathBuf>, name| {
+            let given = given.clone().map(|path| (option, path));
+            let Some((source, path)) = given.or_else(|| Some((name, variable(name)?))) else {
+                return Ok(None);
+            };
+            let absolute = std::path::absolute(&path);
+            absolute.map(Some).map_err(|error| usage(format!("{source}: {path:?}: {error}")))
+        };
+        let paths = GivenPaths {
+            root: path("--root", &self.root, "BLOBD_ROOT")?,
+            root_is_from_environment: self.root.is_none(),
+            socket: path("--socket", &self.socket, "BLOBD_SOCKET")?,
+            socket_is_from_environment: self.socket.is_none(),
+            config: path("--config", &self.config, "BLOBD_CONFIG")?,
+        };
+        let Self { json, quiet, verbose, .. } = *self;
+        Ok(Global { paths, json, quiet, verbose, server })
+    }
+}
+
+/// The options of every command.
+#[derive(Clone, Debug)]
+pub(crate) struct Global {
+    pub(crate) paths: GivenPaths,
+    pub(crate) json: bool,
+    pub(crate) quiet: bool,
+    pub(crate) verbose: bool,
+    pub(crate) server: &'static dyn LocalServer,
+}
+
+impl Global {
+    /// Whether progress is left out.
+    pub(crate) const fn hides_progress(&self) -> bool {
+        self.json || self.quiet
+    }
+
+    /// Whether reports of what was done, such as `removed llama3:8b`, are left out. Requested results are not.
+    pub(crate) const fn hides_reports(&self) -> bool {
+        self.json || self.quiet
+    }
+}
+
+#[cfg(test)]
+impl Default for Global {
+    fn default() -> Self {
+        let server = &super::local_server::NoServer;
+        Self { paths: GivenPaths::default(), json: false, quiet: false, verbose: false, server }
+    }
+}
+
+/// An error in the command line or the configuration.
+pub(crate) fn usage(message: impl std::fmt::Display) -> ErrorBody {
+    ErrorBody::new(ErrorCode::InvalidRequest, message)
+}
+
+pub(crate) fn file_error(name: &str, error: &io::Error) -> ErrorBody {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
+        io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+        io::ErrorKind::NotFound => ErrorCode::NotFound,
+        _ => ErrorCode::Internal,
+    };
+    let body = ErrorBody::new(code, format!("{name}: {error}"));
+    match error.kind() {
+        io::ErrorKind::NotFound => body.with_hint("check the path; the directories in it must exist"),
+        io::ErrorKind::PermissionDenied => {
+            body.with_hint("use a file that this user may use, or run the command as its owner")
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            body.with_hint("free space there, or choose another place")
+        }
+        _ => body,
+    }
+}

@@ -1,0 +1,410 @@
+//! `blobd pull`
+
+use std::sync::{Arc, PoisonError};
+
+use blobd_client::error::ClientError;
+use blobd_client::process::on_interrupt;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::{Event, State};
+use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::request::PullParams;
+use blobd_client::protocol::response::{PullDone, PullProgress};
+use blobd_store_format::reference::Reference;
+use blobd_store_format::size::{human_bytes, parse_rate};
+use blobd_store_format::source::{Components, Draft, Projector, PullSource};
+use clap::Args;
+use serde_json::json;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
+
+use super::advice::{instead_of_pull, parse_source};
+use super::batch::Batch;
+use super::connect::{Connected, client_error, connect_or_create, print_result};
+use super::model_name::parse_new_name;
+use super::progress::{Bar, Progress};
+use super::pull_plan::chosen_line;
+use super::upstream::{Followed, followed, nothing_to_compare};
+use super::{Global, corrected, lost_models, pull_plan, usage};
+use crate::output::{print, print_json, print_message, print_text};
+
+/// Download models from registries, and GGUF files from Hugging Face or any URL
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd pull llama3:8b
+  blobd pull llama3:8b --limit-rate 20MB
+  blobd pull llama3:8b-instruct-q4_K_S --dry-run
+  blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+  blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
+  blobd pull hf.co/ggml-org/gemma-3-4b-it-GGUF --projector F16
+  blobd pull docker.io/smollm2                   a model of Docker Model Runner, in docker.io/ai
+  blobd pull https://example.org/models/tiny.gguf --name tiny
+  blobd pull --all                               update all models that `blobd outdated` compares
+  blobd pull llama3:8b@sha256:365c0bd3c000a25d28ddbf732fe1c6add414de7275464c4e4d1c3b5fcb5d8ad1
+
+Ctrl-C stops the pull with exit code 130. What was downloaded is kept, and the same command resumes.")]
+pub(super) struct Params {
+    /// [host/][path/…/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
+    #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "REF", value_parser = parse_source)]
+    sources: Vec<PullSource>,
+    /// Pull the newest version of every model that was pulled and is not pinned
+    #[arg(long, conflicts_with = "name")]
+    all: bool,
+    /// Store the model under this name instead
+    #[arg(long, value_name = "REF", value_parser = parse_new_name)]
+    name: Option<Reference>,
+    /// Download at most this many bytes per second, such as 20MB
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    limit_rate: Option<u64>,
+    /// Pull no projector with a model of a repository at Hugging Face
+    #[arg(long, conflicts_with_all = ["projector", "all"])]
+    no_projector: bool,
+    /// Pull this projector of the repository: the name of its file, or its quantization such as BF16
+    #[arg(long, value_name = "NAME", conflicts_with = "all")]
+    projector: Option<String>,
+    /// Pull no model for speculative decoding with a model of a repository at Hugging Face
+    #[arg(long, conflicts_with = "all")]
+    no_draft: bool,
+    /// Show what would be downloaded and reused, and whether there is space for it
+    #[arg(long)]
+    dry_run: bool,
+    /// Replace a model from elsewhere that has the name, or a pinned one; that model goes to the trash
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.name.is_some() && params.sources.len() > 1 {
+        return Err(usage("--name: names one model, but several sources are given"));
+    }
+    let connected = connect_or_create(global)?;
+    let requests = if params.all {
+        followed_models(global, params, &connected)?
+    } else {
+        let components = params.components();
+        let request = |source| params.request(source, params.name.clone(), components.clone());
+        params.sources.iter().map(request).collect()
+    };
+    if params.dry_run {
+        let mut batch = Batch::<()>::of_lines(global, requests.len());
+        for request in &requests {
+            batch.add(&request.source, plan(global, &connected, request));
+        }
+        return batch.result(["pulls cannot be planned", "pulls cannot be planned"]);
+    }
+    let screen = Arc::new(Mutex::new(Screen::new(global)));
+    let interrupted = Arc::clone(&screen);
+    on_interrupt(move || {
+        let mut screen = lock(&interrupted);
+        screen.print_stopped();
+        // Never unlocked, so that nothing is drawn below the last line.
+        std::mem::forget(screen);
+    })
+    .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let mut batch = Batch::of_lines(global, requests.len());
+    for request in &requests {
+        lock(&screen).received = Received::Nothing;
+        let done = connected.client.pull(request, |event| lock(&screen).show(event));
+        lock(&screen).end_bar();
+        let evicted = std::mem::take(&mut lock(&screen).evicted);
+        if done.is_err() && !global.hides_reports() {
+            // The summary of a successful pull has them.
+            print_text(&lost_models::evicted(&evicted))?;
+        }
+        let done = done.map_err(|error| pull_error(error, lock(&screen).received, &request.source));
+        if let Some(done) = batch.add(&request.source, done)
+            && !global.hides_reports()
+        {
+            print_text(&summary(done))?;
+        }
+    }
+    batch.result(["models was not pulled", "models were not pulled"])?;
+    lock(&screen).output_failure.take().map_or(Ok(()), Err)
+}
+
+impl Params {
+    fn request(&self, source: &PullSource, name: Option<Reference>, components: Components) -> PullParams {
+        let (source, limit_rate, force) = (source.clone(), self.limit_rate, self.force);
+        PullParams { source, name, components, limit_rate, force }
+    }
+
+    fn components(&self) -> Components {
+        let projector = match &self.projector {
+            Some(name) => Projector::Named(name.clone()),
+            None if self.no_projector => Projector::None,
+            None => Projector::Nearest,
+        };
+        Components { projector, draft: if self.no_draft { Draft::None } else { Draft::Nearest } }
+    }
+}
+
+/// The newest version of each model that follows a source. A pinned name stays as it is, unless that is forced.
+fn followed_models(
+    global: &Global,
+    params: &Params,
+    connected: &Connected,
+) -> Result<Vec<PullParams>, ErrorBody> {
+    let models = connected.client.models().map_err(client_error)?.models;
+    let mut requests = Vec::new();
+    let followed: Vec<_> = models.iter().filter_map(|model| Some((model, followed(model)?))).collect();
+    if followed.is_empty() && !global.hides_reports() {
+        print_text(&nothing_to_compare(models.len(), models.len()))?;
+    }
+    for (model, Followed { name, source, components }) in followed {
+        if !model.pinned || params.force {
+            requests.push(params.request(&source, Some(name), components));
+        } else if !global.hides_reports() {
+            print(&format!("{}: pinned, not updated\n", model.name))?;
+        }
+    }
+    Ok(requests)
+}
+
+fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
+    let plan = connected.client.plan_pull(request).map_err(client_error)?;
+    print_result(global, &plan, pull_plan::render)
+}
+
+/// Adds a hint whether the pull can be resumed: most downloaded data is kept if the daemon or the registry fails. If
+/// there is no such model, the hint says how to import a file of that name.
+fn pull_error(error: ClientError, received: Received, source: &PullSource) -> ErrorBody {
+    let is_closed = matches!(error, ClientError::Closed);
+    let body = client_error(error);
+    match body.hint {
+        None if is_closed => body.with_hint(format!("when the daemon runs again, {}", received.next_time())),
+        None if received != Received::Nothing && body.code == ErrorCode::Upstream => {
+            body.with_hint(received.next_time())
+        }
+        _ if received == Received::Nothing
+            && matches!(body.code, ErrorCode::NotFound | ErrorCode::Upstream) =>
+        {
+            match instead_of_pull(source) {
+                Some(hint) => body.with_hint(hint),
+                None => body,
+            }
+        }
+        _ => body,
+    }
+}
+
+/// What has been received when a pull ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Received {
+    Nothing,
+    /// The next pull continues with it.
+    Kept,
+    /// A part of a file that cannot be resumed.
+    Lost,
+}
+
+impl Received {
+    /// What the same command does after this one has stopped.
+    const fn next_time(self) -> &'static str {
+        match self {
+            Self::Nothing | Self::Kept => {
+                "the same command resumes the download; the data received so far is kept"
+            }
+            Self::Lost => {
+                "the same command downloads this archive from its start, because it is compressed or its server sends \
+                 no parts of files; complete files are kept"
+            }
+        }
+    }
+}
+
+fn summary(done: &PullDone) -> String {
+    let PullDone { name, digest, size, .. } = done;
+    let chosen = chosen_line(done.chosen.as_ref());
+    if done.unchanged {
+        return format!("{name} {}: unchanged, nothing downloaded\n{chosen}", digest.short());
+    }
+    let parts = [
+        (done.downloaded_bytes, "downloaded"),
+        (done.reused_bytes, "reused"),
+        (done.already_stored_bytes, "stored before"),
+    ];
+    let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();
+    let sources = match parts[..] {
+        [] => String::new(),
+        [(_, what)] => format!(", all {what}"),
+        _ => {
+            let sizes = parts.iter().map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes)));
+            format!(" = {}", sizes.collect::<Vec<_>>().join(" + "))
+        }
+    };
+    let corrected = corrected::render(&done.corrected);
+    let effects = lost_models::effects(&done.effects);
+    format!("{name} {}: {}{sources}\n{chosen}{corrected}{effects}", digest.short(), human_bytes(*size))
+}
+
+/// Shows events as progress bars or JSON lines.
+struct Screen {
+    json: bool,
+    quiet: bool,
+    progress: Progress,
+    bar: Option<FileBar>,
+    received: Received,
+    /// Models that this pull has evicted.
+    evicted: Vec<LostModel>,
+    /// Why a line of JSON could not be written. The pull goes on.
+    output_failure: Option<ErrorBody>,
+}
+
+struct FileBar {
+    /// Empty while no file is fetched.
+    status: String,
+    bar: Bar,
+    /// Whether it shows that the transfer waits for its host.
+    is_waiting: bool,
+    /// The bar never moves back: if a file is downloaded again from its start, the bar waits here.
+    highest_bytes: u64,
+}
+
+fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
+    // After a panic the screen can still be drawn to.
+    screen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Screen {
+    fn new(global: &Global) -> Self {
+        Self {
+            json: global.json,
+            quiet: global.quiet,
+            progress: Progress::new(global.hides_progress()),
+            bar: None,
+            received: Received::Nothing,
+            evicted: Vec::new(),
+            output_failure: None,
+        }
+    }
+
+    fn show(&mut self, event: Event<PullProgress, PullDone>) {
+        if let Event::Progress(progress) = &event {
+            self.note_received(progress);
+            self.evicted.extend(progress.evicted.iter().cloned());
+        }
+        if self.quiet && matches!(event, Event::Progress(_)) {
+            return;
+        }
+        if self.json {
+            // The command prints a failure itself, as its last line on standard error.
+            if !matches!(event, Event::Failed(_))
+                && let Err(failure) = print_json(&event)
+            {
+                self.output_failure = Some(failure);
+            }
+            return;
+        }
+        if let Event::Progress(progress) = event {
+            self.draw(&progress);
+        }
+    }
+
+    fn note_received(&mut self, progress: &PullProgress) {
+        if progress.restarts {
+            self.received = Received::Lost;
+        } else if progress.completed.is_some_and(|completed| completed > 0) {
+            self.received = Received::Kept;
+        }
+    }
+
+    fn draw(&mut self, progress: &PullProgress) {
+        // The summary has them.
+        if !progress.evicted.is_empty() {
+            return;
+        }
+        if progress.state != State::Working {
+            return self.draw_waiting(progress);
+        }
+        if self.bar.as_ref().is_none_or(|current| current.status != progress.status) {
+            self.end_bar();
+            let status = progress.status.clone();
+            let bar = match progress.total {
+                Some(total) => self.progress.bar(&status, total),
+                None => self.progress.unmeasured(&status),
+            };
+            self.bar = Some(FileBar { status, bar, is_waiting: false, highest_bytes: 0 });
+        }
+        let Some(total) = progress.total else { return };
+        if let Some(current) = &mut self.bar {
+            if std::mem::take(&mut current.is_waiting) {
+                current.bar.resume(&current.status);
+            }
+            current.set(progress.completed.unwrap_or_default(), total);
+            if let Some(reused @ 1..) = progress.reused {
+                current.bar.note(&format!("{} reused", human_bytes(reused)));
+            }
+        }
+    }
+
+    fn draw_waiting(&mut self, progress: &PullProgress) {
+        // Without a file in progress there is no bar that could say it.
+        if progress.total.is_none() && self.bar.as_ref().is_none_or(|current| !current.is_waiting) {
+            self.end_bar();
+        }
+        let current = self.bar.get_or_insert_with(|| FileBar {
+            status: String::new(),
+            bar: self.progress.bar("pulling", 0),
+            is_waiting: true,
+            highest_bytes: 0,
+        });
+        current.is_waiting = true;
+        current.bar.interrupt(&progress.status);
+    }
+
+    fn end_bar(&mut self) {
+        match self.bar.take() {
+            Some(FileBar { status, bar, .. }) if status.is_empty() => bar.clear(),
+            Some(FileBar { bar, .. }) => bar.keep(),
+            None => {}
+        }
+    }
+
+    fn print_stopped(&mut self) {
+        self.end_bar();
+        let hint = self.received.next_time();
+        if self.json {
+            // Not a code of the protocol: the daemon did not fail.
+            let error = json!({ "code": "interrupted", "message": "pull: stopped", "hint": hint });
+            return print_message(&format!("{}\n", json!({ "error": error })));
+        }
+        let deletion = match self.received {
+            Received::Lost => "",
+            Received::Nothing | Received::Kept => ", and `blobd gc` deletes it after a week",
+        };
+        print_message(&format!("blobd: stopped; {hint}{deletion}\n"));
+    }
+}
+
+impl FileBar {
+    fn set(&mut self, completed: u64, total: u64) {
+        let is_first = self.highest_bytes == 0;
+        self.highest_bytes = self.highest_bytes.max(completed);
+        if completed == 0 && is_first {
+            // How much can be reused is known when the file's header has arrived.
+            self.bar.wait();
+        } else if is_first {
+            self.bar.begin_at(completed, total);
+        } else {
+            self.bar.set(self.highest_bytes, total);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bar_never_moves_back() {
+        let mut bar = FileBar {
+            status: String::new(),
+            bar: Bar::new("", 10, true),
+            is_waiting: false,
+            highest_bytes: 0,
+        };
+        let shown = [0, 4, 7, 0, 5, 8].map(|completed| {
+            bar.set(completed, 10);
+            bar.bar.position()
+        });
+        assert_eq!(shown, [0, 4, 7, 7, 7, 8]);
+    }
+}

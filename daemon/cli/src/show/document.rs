@@ -1,0 +1,372 @@
+//! The document of `show --json`, from which the tables are made too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::policy::PolicyDecision;
+use blobd_client::protocol::response::{ModelSharing, SharedWith};
+use blobd_model::capabilities::{CapabilitySources, capabilities};
+use blobd_model::card::ModelCard;
+use blobd_model::facts::ModelFacts;
+use blobd_model::kind::ModelKind;
+use blobd_model::manifest_config::{ConfiguredDraft, ManifestConfig};
+use blobd_model::metadata_json::Abridger;
+use blobd_model::overview::{ModelOverview, TypeShare};
+use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::{Header, MAGIC, key_text};
+use blobd_store_format::reference::Reference;
+use blobd_store_format::stored_file::StoredForm;
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+
+use super::full::{self, HeaderForm, OtherHeader, WholeKey};
+use super::invalid;
+use super::network_layers::NetworkLayer;
+use super::tensors::{self, ParsedFile, ShownTensor};
+use crate::connect::{Connected, client_error};
+use crate::model_source::{DescribedModel, Place};
+
+#[derive(Debug, Serialize)]
+pub(super) struct Document {
+    pub(super) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) digest: Option<Digest>,
+    /// Whether it is in the store.
+    pub(super) stored: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) origin: Option<String>,
+    /// What the daemon's policy decides for the caller; absent if it is not stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) policy: Option<PolicyDecision>,
+    pub(super) kind: ModelKind,
+    /// Who made the model, and under which license; absent if no header says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) about: Option<ModelCard>,
+    /// What the manifest's configuration says for Ollama; absent if it says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) config: Option<ShownConfig>,
+    pub(super) architecture: Option<String>,
+    pub(super) parameters: u64,
+    pub(super) quantization: Option<String>,
+    pub(super) bits_per_weight: Option<f64>,
+    pub(super) types: Vec<TypeRow>,
+    pub(super) context_length: Option<u64>,
+    pub(super) embedding_length: Option<u64>,
+    pub(super) block_count: Option<u64>,
+    pub(super) head_count: Option<u64>,
+    pub(super) head_count_kv: Option<u64>,
+    pub(super) expert_count: Option<u64>,
+    pub(super) expert_used_count: Option<u64>,
+    pub(super) vocabulary_size: Option<u64>,
+    pub(super) capabilities: Vec<String>,
+    /// The sum of all files.
+    pub(super) size: u64,
+    /// Its sharing on disk; absent if it is not stored or the store is not indexed yet.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) sharing: Option<Sharing>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) header: Option<HeaderForm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) keys: Option<Vec<WholeKey>>,
+    /// The headers of the other files with tensors, such as further shards and a projector.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) other_headers: Vec<OtherHeader>,
+    pub(super) metadata: BTreeMap<String, Json>,
+    pub(super) layers: Vec<LayerRow>,
+    pub(super) tensors: Vec<ShownTensor>,
+    /// With `--layers`, the layers of the network; `layers` are files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) network_layers: Option<Vec<NetworkLayer>>,
+    /// The parsed files, for the tables.
+    #[serde(skip)]
+    pub(super) files: Vec<ParsedFile>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct TypeRow {
+    #[serde(rename = "type")]
+    pub(super) type_name: String,
+    pub(super) tensors: u64,
+    pub(super) elements: u64,
+    pub(super) bytes: u64,
+}
+
+/// The fields of a [`ManifestConfig`] that the layers do not tell.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(super) struct ShownConfig {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) remote_host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) remote_model: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) capabilities: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) renderer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) parser: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) requires: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) base_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) draft: Option<ConfiguredDraft>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(super) generation_defaults: Map<String, Json>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Sharing {
+    pub(super) unique_bytes: u64,
+    pub(super) shared_bytes: u64,
+    pub(super) shared_with: Vec<SharedWith>,
+}
+
+/// A file of the model.
+#[derive(Debug, Serialize)]
+pub(super) struct LayerRow {
+    pub(super) media_type: MediaType,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) digest: Option<Digest>,
+    pub(super) size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) stored: Option<StoredForm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unpacked_from: Option<Digest>,
+}
+
+impl Document {
+    /// Describes a model; for one in the store, with what the daemon of `connected` knows of it.
+    pub(super) fn new(
+        model: &DescribedModel,
+        connected: Option<&Connected>,
+        is_full: bool,
+    ) -> Result<Self, ErrorBody> {
+        let files = parse(model)?;
+        let document = Self::of_files(model, files);
+        let mut document = match (&model.place, connected) {
+            (Place::Store(reference), Some(connected)) => document.stored(connected, reference)?,
+            _ => document.not_stored(),
+        };
+        if is_full {
+            document.add_headers();
+        }
+        Ok(document)
+    }
+
+    /// Facts from the headers and texts.
+    fn of_files(model: &DescribedModel, files: Vec<ParsedFile>) -> Self {
+        let config = config(model);
+        let weights = weights(&files);
+        let overview = ModelOverview::new(weights.iter().map(|file| (&file.header, &file.layout)));
+        let first = weights.first().map(|file| &file.header);
+        let facts = first.map(|header| ModelFacts::from_header(header)).unwrap_or_default();
+        let kind = kind(model, weights.first().copied());
+        let about = first.map(ModelCard::of).filter(|card| *card != ModelCard::default());
+        let origin = match &model.place {
+            Place::Registry(origin) => Some(origin.clone()),
+            Place::Store(_) | Place::LocalFiles => None,
+        };
+        Self {
+            name: model.name.clone(),
+            digest: model.digest,
+            stored: matches!(model.place, Place::Store(_)),
+            origin,
+            policy: None,
+            kind,
+            about,
+            architecture: facts.architecture,
+            parameters: overview.parameters,
+            quantization: facts.quantization,
+            bits_per_weight: overview.bits_per_weight(),
+            context_length: overview.context_length.or(config.context_length),
+            embedding_length: overview.embedding_length.or(config.embedding_length),
+            block_count: overview.block_count,
+            head_count: overview.head_count,
+            head_count_kv: overview.head_count_kv,
+            expert_count: overview.expert_count,
+            expert_used_count: overview.expert_used_count,
+            vocabulary_size: overview.vocabulary_size,
+            types: overview.types.into_iter().map(TypeRow::from).collect(),
+            capabilities: capabilities_of(model, kind, first, &files, &config),
+            config: ShownConfig::of(config),
+            size: model.files.iter().fold(0, |sum, file| sum.saturating_add(file.size)),
+            sharing: None,
+            header: None,
+            keys: None,
+            other_headers: Vec::new(),
+            metadata: first.map(metadata).unwrap_or_default(),
+            layers: layers(model),
+            tensors: Vec::new(),
+            network_layers: None,
+            files,
+        }
+    }
+
+    fn not_stored(mut self) -> Self {
+        self.tensors = tensors::in_files(&self.files);
+        self
+    }
+
+    /// Adds what the daemon knows: blobs, and what is shared.
+    fn stored(mut self, connected: &Connected, reference: &Reference) -> Result<Self, ErrorBody> {
+        let details = connected.client.model(reference).map_err(client_error)?;
+        let whole = details.whole_files();
+        // The index may still be in preparation; everything else can be shown.
+        self.sharing = connected.client.sharing(reference).ok().map(Sharing::from);
+        self.origin = details.origin;
+        self.policy = details.policy;
+        self.kind = details.kind.unwrap_or(self.kind);
+        self.architecture = details.architecture;
+        self.parameters = details.parameters;
+        self.quantization = details.quantization;
+        self.metadata = details.metadata;
+        self.tensors = tensors::stored(details.tensors, &self.files, &whole);
+        let layers = details.layers.into_iter().map(|layer| LayerRow {
+            media_type: layer.media_type,
+            name: layer.name,
+            digest: Some(layer.digest),
+            size: layer.size,
+            stored: Some(layer.stored),
+            unpacked_from: layer.unpacked_from,
+        });
+        self.layers = layers.collect();
+        self.add_facts_of_layers();
+        Ok(self)
+    }
+
+    /// Without `--full`, the tensors in the store have exactly the keys of the daemon's own description.
+    pub(super) fn forget_file_offsets(&mut self) {
+        for tensor in &mut self.tensors {
+            if let ShownTensor::Stored { file_offset, .. } = tensor {
+                *file_offset = None;
+            }
+        }
+    }
+
+    fn add_headers(&mut self) {
+        let mut files = self.files.iter();
+        if let Some(first) = files.next() {
+            self.header = Some(HeaderForm::of(&first.header));
+            self.keys = Some(full::keys(&first.header));
+        }
+        let other = files.map(|file| OtherHeader {
+            layer: file.number,
+            header: HeaderForm::of(&file.header),
+            keys: full::keys(&file.header),
+        });
+        self.other_headers = other.collect();
+    }
+}
+
+impl ShownConfig {
+    fn of(config: ManifestConfig) -> Option<Self> {
+        let shown = Self {
+            remote_host: config.remote_host,
+            remote_model: config.remote_model,
+            capabilities: config.capabilities,
+            renderer: config.renderer,
+            parser: config.parser,
+            requires: config.requires,
+            base_name: config.base_name,
+            draft: config.draft,
+            generation_defaults: config.generation_defaults,
+        };
+        (shown != Self::default()).then_some(shown)
+    }
+}
+
+impl From<TypeShare> for TypeRow {
+    fn from(share: TypeShare) -> Self {
+        let TypeShare { type_name, tensor_count, elements, bytes } = share;
+        Self { type_name, tensors: tensor_count, elements, bytes }
+    }
+}
+
+impl From<ModelSharing> for Sharing {
+    fn from(sharing: ModelSharing) -> Self {
+        let ModelSharing { unique_bytes, shared_bytes, models, .. } = sharing;
+        Self { unique_bytes, shared_bytes, shared_with: models }
+    }
+}
+
+/// The files with tensors, each once, even if the manifest names it several times.
+fn parse(model: &DescribedModel) -> Result<Vec<ParsedFile>, ErrorBody> {
+    let mut seen = BTreeSet::new();
+    let mut parsed = Vec::new();
+    for (number, file) in model.files.iter().enumerate() {
+        let content = file.content.as_deref().filter(|_| file.media_type.holds_tensors());
+        // Weights of another format are stored whole and have no header that can be read.
+        let Some(content) = content.filter(|content| content.starts_with(&MAGIC)) else { continue };
+        if file.digest.is_some_and(|digest| !seen.insert(digest)) {
+            continue;
+        }
+        let blame = |error| invalid(format!("{}: {error}", file.name.as_deref().unwrap_or(&model.name)));
+        let header = Header::parse(content).map_err(blame)?;
+        let layout = header.file_layout(file.size).map_err(blame)?;
+        let component = file.media_type.component().to_owned();
+        parsed.push(ParsedFile { number, component, header, layout });
+    }
+    Ok(parsed)
+}
+
+fn config(model: &DescribedModel) -> ManifestConfig {
+    let file = model.files.iter().find(|file| file.media_type.component() == "config");
+    let content = file.and_then(|file| file.content.as_deref());
+    content.map(ManifestConfig::parse).unwrap_or_default()
+}
+
+/// The files of the component that the description is about: the model, or what there is in its place, such as an
+/// adapter.
+fn weights(files: &[ParsedFile]) -> Vec<&ParsedFile> {
+    let is_model = files.iter().any(|file| file.component == "model");
+    let component = if is_model { Some("model") } else { files.first().map(|file| file.component.as_str()) };
+    files.iter().filter(|file| Some(file.component.as_str()) == component).collect()
+}
+
+fn kind(model: &DescribedModel, first: Option<&ParsedFile>) -> ModelKind {
+    if let Some(file) = first {
+        return ModelKind::of_layer(&file.component, Some(&file.header));
+    }
+    let weights = model.files.iter().find(|file| file.media_type.holds_tensors());
+    weights.map_or_else(ModelKind::default, |file| ModelKind::of_layer(file.media_type.component(), None))
+}
+
+fn capabilities_of(
+    model: &DescribedModel,
+    kind: ModelKind,
+    header: Option<&Header>,
+    files: &[ParsedFile],
+    config: &ManifestConfig,
+) -> Vec<String> {
+    let is_projector = |component: &str| component == "projector" && kind != ModelKind::Projector;
+    let projectors = files.iter().filter(|file| is_projector(&file.component));
+    let projectors: Vec<&Header> = projectors.map(|file| &file.header).collect();
+    capabilities(&CapabilitySources {
+        kind,
+        header,
+        projectors: &projectors,
+        has_projector: model.files.iter().any(|file| is_projector(file.media_type.component())),
+        template: model.text("template"),
+        config: Some(config),
+    })
+}
+
+fn metadata(header: &Header) -> BTreeMap<String, Json> {
+    let mut abridger = Abridger::new();
+    header.metadata().map(|(key, value)| (key_text(key).into_owned(), abridger.json(&value))).collect()
+}
+
+fn layers(model: &DescribedModel) -> Vec<LayerRow> {
+    let row = |file: &crate::model_source::DescribedFile| LayerRow {
+        media_type: file.media_type.clone(),
+        name: file.name.clone(),
+        digest: file.digest,
+        size: file.size,
+        stored: None,
+        unpacked_from: None,
+    };
+    model.files.iter().map(row).collect()
+}

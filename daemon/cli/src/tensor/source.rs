@@ -1,0 +1,321 @@
+//! A tensor of a stored model, mapped.
+
+use std::borrow::Cow;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use blobd_client::client::Client;
+use blobd_client::error::ClientError;
+use blobd_client::model::{BlobSlice, OpenModel};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{OpenParams, TensorSelection};
+use blobd_client::protocol::response::TensorLocation;
+use blobd_client::weights::{Dtype, ManifestWeights, WeightsError};
+use blobd_model::quant::{self, Values};
+use blobd_model::tensor_layers::PackedTensor;
+use blobd_store_format::gguf::{ByteOrder, GgmlType, Header};
+use blobd_store_format::recipe::Experts;
+use blobd_store_format::reference::Reference;
+
+use super::packed::Packed;
+use super::{quant_error, usage};
+use crate::connect::client_error;
+use crate::local_model::LocalModel;
+use crate::model_source::describe_files;
+use crate::residency::model_error;
+
+/// A tensor, or one expert of a stack.
+#[derive(Debug)]
+pub(super) struct StoredTensor {
+    pub(super) name: String,
+    /// The name of its type in its format.
+    pub(super) type_name: String,
+    /// Its dimensions in the order of its format.
+    pub(super) shape: Vec<u64>,
+    /// The order of the dimensions.
+    pub(super) is_fastest_first: bool,
+    pub(super) expert: Option<u64>,
+    /// Its bytes, as they are stored.
+    pub(super) bytes: Bytes,
+    /// The ggml type with the same numbers; an error if there is none.
+    ggml_type: Result<GgmlType, ErrorBody>,
+    /// How to unpack a quantised tensor whose scales are in other tensors.
+    packed: Option<Packed>,
+    is_big_endian: bool,
+    experts: Option<Experts>,
+}
+
+/// The bytes of a tensor: mapped, or read from a local file.
+#[derive(Clone, Debug)]
+pub(super) enum Bytes {
+    Mapped(BlobSlice),
+    Read { file: Arc<[u8]>, range: Range<usize> },
+}
+
+impl Bytes {
+    /// A part of them; `None` if they are shorter.
+    fn part(&self, offset: u64, length: u64) -> Option<Self> {
+        match self {
+            Self::Mapped(slice) => slice.part(offset, length).map(Self::Mapped),
+            Self::Read { file, range } => {
+                let start = range.start.checked_add(usize::try_from(offset).ok()?)?;
+                let end = start.checked_add(usize::try_from(length).ok()?)?;
+                (end <= range.end).then(|| Self::Read { file: Arc::clone(file), range: start..end })
+            }
+        }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(slice) => slice,
+            Self::Read { file, range } => file.get(range.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Says of a model that is not in the store why its tensors are not read from a registry.
+fn pull_first(error: ErrorBody) -> ErrorBody {
+    if error.code != ErrorCode::NotFound {
+        return error;
+    }
+    let reason = "a model at a registry has to be pulled first: one of its tensors alone cannot be verified";
+    let hint = error.hint.as_ref().map_or_else(|| reason.to_owned(), |hint| format!("{reason}; {hint}"));
+    error.with_hint(hint)
+}
+
+impl StoredTensor {
+    /// Reads a tensor of a local file.
+    pub(super) fn of_file(path: &Path, name: &str) -> Result<Self, ErrorBody> {
+        let model = LocalModel::open(path, &describe_files(path)?)?;
+        let (Some(tensor), Some(bytes)) = (model.tensor(name), model.read(name)?) else {
+            let message = format!("{}: no tensor {name:?}", path.display());
+            return Err(with_nearest(ErrorBody::new(ErrorCode::NotFound, message), name, model.names()));
+        };
+        let (file, range) = (bytes.into(), 0..usize::try_from(tensor.size).unwrap_or(usize::MAX));
+        Ok(Self {
+            name: tensor.name.clone(),
+            type_name: tensor.type_name.to_string(),
+            shape: tensor.shape.clone(),
+            is_fastest_first: true,
+            expert: None,
+            bytes: Bytes::Read { file, range },
+            ggml_type: ggml_type(name, &tensor.type_name),
+            packed: None,
+            is_big_endian: model.byte_order() == ByteOrder::Big,
+            experts: tensor.experts,
+        })
+    }
+
+    /// Opens a tensor by its name, and nothing else of the model.
+    pub(super) fn open(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
+        let tensors = TensorSelection::Names(vec![name.to_owned()]);
+        match client.open_with(&OpenParams { tensors, ..OpenParams::new(reference.clone()) }) {
+            Ok(model) => match model.tensor(name) {
+                Some(tensor) => Self::of_gguf(&model, tensor),
+                // The name is that of a layer.
+                None => Self::of_layers(client, reference, name),
+            },
+            Err(ClientError::Daemon(error)) if error.code == ErrorCode::NotFound => {
+                Self::open_unlisted(client, reference, name, error)
+            }
+            Err(error) => Err(client_error(error)),
+        }
+    }
+
+    /// A name that no file's table has: a tensor inside a layer, or a wrong name.
+    fn open_unlisted(
+        client: &Client,
+        reference: &Reference,
+        name: &str,
+        error: ErrorBody,
+    ) -> Result<Self, ErrorBody> {
+        let details = client.model(reference).map_err(|error| pull_first(client_error(error)))?;
+        if details.layers.iter().any(|layer| layer.media_type.component() == "tensor") {
+            return Self::of_layers(client, reference, name);
+        }
+        Err(with_nearest(error, name, details.tensors.iter().map(|tensor| tensor.name.as_str())))
+    }
+
+    fn of_gguf(model: &OpenModel, tensor: &TensorLocation) -> Result<Self, ErrorBody> {
+        let map = model.map_tensor(tensor).map_err(model_error)?;
+        let layer = usize::try_from(tensor.layer).unwrap_or(usize::MAX);
+        let header = Header::parse(&model.layer_header(layer).map_err(model_error)?);
+        let header = header.map_err(|error| ErrorBody::new(ErrorCode::Corrupt, error))?;
+        Ok(Self {
+            name: tensor.name.clone(),
+            type_name: tensor.type_name.clone(),
+            shape: tensor.shape.clone(),
+            is_fastest_first: true,
+            expert: None,
+            bytes: Bytes::Mapped(map.bytes().clone()),
+            ggml_type: ggml_type(&tensor.name, &tensor.type_name),
+            packed: None,
+            is_big_endian: header.byte_order() == ByteOrder::Big,
+            experts: tensor.experts,
+        })
+    }
+
+    /// A tensor of a model with a safetensors file per tensor.
+    fn of_layers(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
+        let weights = ManifestWeights::open(client, reference);
+        let weights = weights.map_err(|error| ErrorBody::new(error.code(), error))?;
+        let tensor = weights.tensor(name).map_err(|error| match error {
+            WeightsError::NoTensor { ref model, .. } => {
+                let message = format!("model {model}: no tensor {name:?}");
+                with_nearest(ErrorBody::new(ErrorCode::NotFound, message), name, weights.names())
+            }
+            error => ErrorBody::new(error.code(), error),
+        })?;
+        let packed = Packed::of(&weights, &tensor)?;
+        let dtype = tensor.dtype();
+        let unknown = || {
+            let message = format!("tensor {name:?}: safetensors type {} is not converted", dtype.name());
+            usage(message).with_hint("--dump writes its bytes as they are")
+        };
+        let bytes = tensor.mapped().cloned().unwrap_or_default();
+        let count = tensor.shape().first().copied().filter(|count| tensor.shape().len() > 2 && *count > 0);
+        let experts = count.map(|count| Experts { count, stride: bytes.len() as u64 / count });
+        Ok(Self {
+            name: name.to_owned(),
+            type_name: packed.as_ref().map_or_else(|| dtype.name().to_owned(), Packed::type_name),
+            shape: packed.as_ref().map_or_else(|| tensor.shape().to_vec(), |packed| packed.shape(&tensor)),
+            is_fastest_first: false,
+            expert: None,
+            bytes: Bytes::Mapped(bytes),
+            ggml_type: plain_type(dtype).ok_or_else(unknown),
+            packed,
+            is_big_endian: false,
+            experts,
+        })
+    }
+
+    /// One expert of a stack.
+    pub(super) fn expert(self, number: u64) -> Result<Self, ErrorBody> {
+        let Some(Experts { count, stride }) = self.experts else {
+            return Err(usage(format!("tensor {:?}: is no stack of experts", self.name)));
+        };
+        let part = (number < count).then(|| self.bytes.part(number.saturating_mul(stride), stride)).flatten();
+        let Some(bytes) = part else {
+            let message = format!("tensor {:?}: no expert {number}, it has {count}", self.name);
+            return Err(ErrorBody::new(ErrorCode::NotFound, message));
+        };
+        let mut shape = self.shape;
+        if self.is_fastest_first {
+            shape.pop()
+        } else {
+            (!shape.is_empty()).then(|| shape.remove(0))
+        };
+        let packed = self.packed.map(|packed| packed.expert(number, count)).transpose()?;
+        Ok(Self { shape, bytes, packed, expert: Some(number), experts: None, ..self })
+    }
+
+    /// The dimensions in numpy's order, the slowest first.
+    pub(super) fn numpy_shape(&self) -> Vec<u64> {
+        let mut shape = self.shape.clone();
+        if self.is_fastest_first {
+            shape.reverse();
+        }
+        shape
+    }
+
+    pub(super) fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |product, length| product.saturating_mul(*length))
+    }
+
+    /// The type as which the bytes are converted.
+    pub(super) fn ggml_type(&self) -> Result<GgmlType, ErrorBody> {
+        self.ggml_type.clone()
+    }
+
+    /// All bytes in pieces of whole blocks, little-endian.
+    pub(super) fn pieces(&self) -> Result<impl Iterator<Item = Result<Cow<'_, [u8]>, ErrorBody>>, ErrorBody> {
+        self.pieces_of(&self.bytes)
+    }
+
+    /// Some of the tensor's blocks in the same way.
+    pub(super) fn pieces_of<'b>(
+        &'b self,
+        bytes: &'b [u8],
+    ) -> Result<impl Iterator<Item = Result<Cow<'b, [u8]>, ErrorBody>>, ErrorBody> {
+        let ggml_type = self.ggml_type()?;
+        let pieces = quant::pieces(ggml_type, bytes).map_err(|error| quant_error(&self.name, &error))?;
+        Ok(pieces.map(move |piece| {
+            if !self.is_big_endian {
+                return Ok(Cow::Borrowed(piece));
+            }
+            let mut swapped = piece.to_vec();
+            let done = quant::swap_bytes(ggml_type, &mut swapped);
+            done.map(|()| swapped.into()).map_err(|error| quant_error(&self.name, &error))
+        }))
+    }
+
+    /// The numbers of a quantised tensor with its scales in other tensors; `None` of any other.
+    pub(super) fn packed(&self) -> Result<Option<PackedTensor<'_>>, ErrorBody> {
+        self.packed.as_ref().map(|packed| packed.view(&self.name, &self.bytes)).transpose()
+    }
+
+    /// Calls a function with all numbers, piece by piece.
+    pub(super) fn each_piece(&self, mut visit: impl FnMut(&[f64])) -> Result<(), ErrorBody> {
+        if let Some(packed) = self.packed()? {
+            for range in parts(packed.len()) {
+                visit(&packed.unpack(range).into_iter().map(f64::from).collect::<Vec<_>>());
+            }
+            return Ok(());
+        }
+        let ggml_type = self.ggml_type()?;
+        let mut numbers = Vec::new();
+        for piece in self.pieces()? {
+            let values = Values::of(ggml_type, &piece?).map_err(|error| quant_error(&self.name, &error))?;
+            numbers.clear();
+            values.append_to(&mut numbers);
+            visit(&numbers);
+        }
+        Ok(())
+    }
+}
+
+fn ggml_type(tensor: &str, name: &str) -> Result<GgmlType, ErrorBody> {
+    GgmlType::from_name(name).ok_or_else(|| {
+        let message = format!("tensor {tensor:?}: type {name} is not known");
+        usage(message).with_hint("--dump writes its bytes as they are")
+    })
+}
+
+/// Ranges of elements that are unpacked at a time.
+pub(super) fn parts(elements: u64) -> impl Iterator<Item = Range<u64>> {
+    const PART_ELEMENTS: usize = 1 << 16;
+    let starts = (0..elements).step_by(PART_ELEMENTS);
+    starts.map(move |start| start..start.saturating_add(PART_ELEMENTS as u64).min(elements))
+}
+
+/// The ggml type with the same numbers.
+fn plain_type(dtype: Dtype) -> Option<GgmlType> {
+    Some(match dtype {
+        Dtype::F64 => GgmlType::F64,
+        Dtype::F32 => GgmlType::F32,
+        Dtype::F16 => GgmlType::F16,
+        Dtype::BF16 => GgmlType::BF16,
+        Dtype::I64 => GgmlType::I64,
+        Dtype::I32 => GgmlType::I32,
+        Dtype::I16 => GgmlType::I16,
+        Dtype::I8 => GgmlType::I8,
+        _ => return None,
+    })
+}
+
+/// Adds the names that are most similar to the wrong one.
+fn with_nearest<'n>(error: ErrorBody, name: &str, names: impl Iterator<Item = &'n str>) -> ErrorBody {
+    const SHOWN: usize = 3;
+    let mut nearest: Vec<&str> = names.collect();
+    nearest.sort_by_cached_key(|known| (strsim::levenshtein(name, known), *known));
+    nearest.truncate(SHOWN);
+    match nearest.is_empty() {
+        true => error,
+        false => error.with_hint(format!("the most similar names are {}", nearest.join(", "))),
+    }
+}

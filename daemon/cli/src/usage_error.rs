@@ -1,0 +1,271 @@
+//! Errors of the argument parser in the form of all other errors: `blobd: …`, a hint, or JSON.
+
+use std::borrow::Cow;
+use std::ffi::OsString;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::source::without_userinfo;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, Error};
+
+use super::advice::Refused;
+use super::global::GlobalOptions;
+use super::habits::{advice, nearest};
+
+/// The error's message and what to do instead.
+pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
+    let usage = Usage::of(error, arguments);
+    let (message, hint) = match error.kind() {
+        ErrorKind::InvalidSubcommand => unknown_command(&text(error, ContextKind::InvalidSubcommand), &usage),
+        ErrorKind::UnknownArgument => unknown_argument(error, &usage),
+        ErrorKind::MissingRequiredArgument => {
+            (format!("{}: {} missing", usage.command, are(&texts(error, ContextKind::InvalidArg))), None)
+        }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            (format!("{}: a command is missing", usage.command), Some(usage.commands()))
+        }
+        ErrorKind::InvalidValue => invalid_value(error),
+        ErrorKind::ValueValidation => (refused_value(error), advised(error)),
+        ErrorKind::ArgumentConflict => (conflict(error), None),
+        ErrorKind::NoEquals => {
+            (format!("{}: = expected before the value", text(error, ContextKind::InvalidArg)), None)
+        }
+        _ => (first_line(error), None),
+    };
+    ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint.unwrap_or_else(|| usage.hint()))
+}
+
+/// The options that say how an error is printed, from arguments that could not be parsed.
+pub(super) fn output_options(arguments: &[OsString]) -> GlobalOptions {
+    let ours = arguments.iter().skip(1).take_while(|argument| *argument != "--");
+    let has = |names: &[&str]| ours.clone().any(|argument| names.iter().any(|name| argument == name));
+    GlobalOptions { json: has(&["--json"]), quiet: has(&["-q", "--quiet"]), ..GlobalOptions::default() }
+}
+
+/// The error about a command of `parent` that does not exist.
+pub(super) fn unknown(parent: &Command, word: &str) -> ErrorBody {
+    // The full name is set only once the commands are built.
+    let name = parent.get_bin_name().unwrap_or_else(|| parent.get_name());
+    let command = if name.starts_with("blobd") { name.to_owned() } else { format!("blobd {name}") };
+    let (message, hint) = unknown_command(word, &Usage { command, line: String::new() });
+    ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint.unwrap_or_default())
+}
+
+/// The command that was used, and how it is used.
+struct Usage {
+    command: String,
+    line: String,
+}
+
+impl Usage {
+    /// Some errors do not carry the usage: then the command is the first argument that is one.
+    fn of(error: &Error, arguments: &[OsString]) -> Self {
+        let usage = match error.get(ContextKind::Usage) {
+            Some(ContextValue::StyledStr(usage)) => usage.to_string(),
+            _ => String::new(),
+        };
+        let line =
+            usage.trim().trim_start_matches("Usage:").trim().lines().next().unwrap_or_default().to_owned();
+        let is_name = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
+        let names: Vec<&str> = line.split_whitespace().take_while(is_name).collect();
+        if !names.is_empty() {
+            return Self { command: names.join(" "), line };
+        }
+        let blobd = crate::command();
+        let mut words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+        let used = words.find_map(|word| blobd.find_subcommand(word));
+        let command = used.map_or_else(|| "blobd".to_owned(), |used| format!("blobd {}", used.get_name()));
+        Self { command, line }
+    }
+
+    /// How to find a command of the used one.
+    fn commands(&self) -> String {
+        let blobd = crate::command();
+        let words = self.command.split_whitespace().skip(1);
+        let used = words.fold(&blobd, |command, word| command.find_subcommand(word).unwrap_or(command));
+        if used.get_name() == blobd.get_name() {
+            return "`blobd help` lists the commands".to_owned();
+        }
+        let known =
+            used.get_subcommands().map(|command| format!("`{} {}`", self.command, command.get_name()));
+        format!("{}; `{} --help` explains them", known.collect::<Vec<_>>().join(", "), self.command)
+    }
+
+    fn hint(&self) -> String {
+        let help = format!("`{} --help` explains it", self.command);
+        if self.line.is_empty() { help } else { format!("usage: {}; {help}", self.line) }
+    }
+}
+
+fn unknown_command(word: &str, usage: &Usage) -> (String, Option<String>) {
+    let command = crate::command();
+    if usage.command != "blobd" {
+        return (format!("{} {word}: no such command", usage.command), Some(usage.commands()));
+    }
+    (format!("{word}: no such command"), Some(advice(word, &command)))
+}
+
+fn unknown_argument(error: &Error, usage: &Usage) -> (String, Option<String>) {
+    let argument = text(error, ContextKind::InvalidArg);
+    if !argument.starts_with('-') {
+        return (format!("{argument}: one argument too many for `{}`", usage.command), None);
+    }
+    let suggested = text(error, ContextKind::SuggestedArg);
+    let plain = |text: &str| text.trim_start_matches('-').to_owned();
+    let (typed, known) = (plain(&argument), plain(&suggested));
+    // The parser's idea of similar is generous.
+    let is_near = known.starts_with(&typed) || nearest(&typed, std::iter::once(known.as_str())).is_some();
+    let hint = (!suggested.is_empty() && is_near).then(|| format!("did you mean {suggested}?"));
+    (format!("{argument}: no option of `{}`", usage.command), hint)
+}
+
+fn invalid_value(error: &Error) -> (String, Option<String>) {
+    let (argument, value) = (text(error, ContextKind::InvalidArg), text(error, ContextKind::InvalidValue));
+    if value.is_empty() {
+        return (format!("{argument}: a value is missing"), None);
+    }
+    let possible = texts(error, ContextKind::ValidValue);
+    let problem = match possible.is_empty() {
+        true => format!("wrong value {value:?}"),
+        false => format!("expected {}, found {value:?}", possible.join(", ")),
+    };
+    let suggested = text(error, ContextKind::SuggestedValue);
+    let hint = (!suggested.is_empty()).then(|| format!("did you mean {suggested}?"));
+    (format!("{argument}: {problem}"), hint)
+}
+
+fn refused_value(error: &Error) -> String {
+    let (argument, value) = (text(error, ContextKind::InvalidArg), text(error, ContextKind::InvalidValue));
+    let quoted = format!("{:?}", without_secrets(&value));
+    let reason = std::error::Error::source(error).map_or_else(|| "refused".to_owned(), ToString::to_string);
+    match reason.contains(&quoted) {
+        true => format!("{argument}: {reason}"),
+        false => format!("{argument}: {quoted}: {reason}"),
+    }
+}
+
+/// What the refused value is instead, if that is known.
+fn advised(error: &Error) -> Option<String> {
+    std::error::Error::source(error)?.downcast_ref::<Refused>()?.hint.clone()
+}
+
+/// A URL without its user, its password and its query.
+fn without_secrets(value: &str) -> Cow<'_, str> {
+    match value.contains("://") {
+        true => without_userinfo(value.split('?').next().unwrap_or_default()),
+        false => Cow::Borrowed(value),
+    }
+}
+
+fn conflict(error: &Error) -> String {
+    let argument = text(error, ContextKind::InvalidArg);
+    let others = texts(error, ContextKind::PriorArg);
+    match others.as_slice() {
+        [other] if *other == argument => format!("{argument}: given more than once"),
+        [] => format!("{argument}: cannot be used with other options"),
+        others => format!("{argument}: cannot be used with {}", others.join(", ")),
+    }
+}
+
+/// `<SRC> <DST> are`
+fn are(missing: &[String]) -> String {
+    format!("{} {}", missing.join(" "), if missing.len() == 1 { "is" } else { "are" })
+}
+
+/// The parser's own message, without its introduction.
+fn first_line(error: &Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    line.trim_start_matches("error: ").to_owned()
+}
+
+fn text(error: &Error, kind: ContextKind) -> String {
+    texts(error, kind).into_iter().next().unwrap_or_default()
+}
+
+fn texts(error: &Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        Some(ContextValue::StyledStr(text)) => vec![text.to_string()],
+        Some(ContextValue::StyledStrs(texts)) => texts.iter().map(ToString::to_string).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+
+    use super::*;
+
+    fn error(line: &str) -> (String, String) {
+        let arguments = std::iter::once("blobd").chain(line.split_whitespace()).map(OsString::from);
+        let arguments: Vec<OsString> = arguments.collect();
+        let body = body(&crate::command().try_get_matches_from(&arguments).unwrap_err(), &arguments);
+        assert_eq!(body.code, ErrorCode::InvalidRequest);
+        (body.message, body.hint.unwrap())
+    }
+
+    #[test]
+    fn errors_name_the_argument_first_and_say_what_to_do() {
+        for (line, message, hint) in [
+            ("delete-all", "delete-all: no such command", "`blobd help` lists the commands"),
+            ("improt x", "improt: no such command", "did you mean `blobd import`?"),
+            ("ls --trahs", "--trahs: no option of `blobd ls`", "did you mean --trash?"),
+            ("ls --nope", "--nope: no option of `blobd ls`", "`blobd ls --help` explains it"),
+            ("tag", "blobd tag: <SRC> <DST> are missing", "usage: blobd tag <SRC> <DST>; "),
+            ("show", "blobd show: <REF|PATH> is missing", "`blobd show --help`"),
+            ("tag a b c", "c: one argument too many for `blobd tag`", "usage: blobd tag"),
+            ("gc --dry-run --dry-run", "--dry-run: given more than once", "usage: blobd gc"),
+            (
+                "gc --dry-run --plan-eviction",
+                "--dry-run: cannot be used with --plan-eviction[=<SIZE>]",
+                "usage",
+            ),
+            ("partial", "blobd partial: a command is missing", "`blobd partial ls`, `blobd partial rm`; "),
+            ("partial lst", "blobd partial lst: no such command", "`blobd partial ls`, `blobd partial rm`; "),
+            ("--json", "blobd: a command is missing", "`blobd help` lists the commands"),
+            ("ls --root", "--root <DIR>: a value is missing", "--help` explains it"),
+        ] {
+            let (found, advice) = error(line);
+            assert_eq!(found, message, "{line}");
+            assert!(advice.contains(hint), "{line}: {advice}");
+        }
+        let (message, _) = error("pull http://me:s3cret@h.example/a/m:latest");
+        assert!(
+            message.contains("\"http://…@h.example/a/m:latest\"") && !message.contains("s3cret"),
+            "{message}"
+        );
+        let (message, hint) = error("--quiet rm a/..b/c");
+        assert_eq!(hint, "`blobd rm --help` explains it");
+        assert!(message.starts_with("[REF|PATTERN]...: \"a/..b/c\": reference: "), "{message}");
+    }
+
+    #[test]
+    fn errors_are_one_line_and_begin_in_lower_case() {
+        for line in [
+            "nope",
+            "show",
+            "ls --x",
+            "history a b",
+            "pull --limit-rate x y",
+            "gc --plan-eviction=x",
+            "show a --tensors=x",
+        ] {
+            let (message, hint) = error(line);
+            assert!(!message.contains('\n') && !hint.contains('\n'), "{line}: {message} {hint}");
+            assert!(!message.starts_with(|c: char| c.is_uppercase()), "{line}: {message}");
+        }
+    }
+
+    #[test]
+    fn json_is_recognised_wherever_it_stands_but_not_after_the_end_of_options() {
+        let options = |line: &str| {
+            let arguments: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            output_options(&arguments)
+        };
+        assert!(options("blobd ls --nope --json").json && options("blobd --json nope").json);
+        assert!(!options("blobd exec --nope -- program --json").json);
+        assert!(options("blobd -q nope").quiet);
+    }
+}

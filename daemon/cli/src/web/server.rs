@@ -1,0 +1,200 @@
+//! The server on loopback.
+//!
+//! Every user of the machine can connect to it, so each connection has a limit of time and of memory, and their number
+//! is limited.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blobd_client::error::ClientError;
+use blobd_client::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use serde::Serialize;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::access::{Access, Refusal, Secret};
+use super::assets;
+use super::relay::{self, Relay};
+
+/// The only body is a token.
+const MAX_BODY_BYTES: usize = 1 << 10;
+/// Questions to the daemon at a time: each has a thread.
+const MAX_QUESTIONS: usize = 4;
+
+/// No inline script or style, nothing from another server, no frame, no form.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Headers of every response besides the policy.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (X_FRAME_OPTIONS, "DENY"),
+    (REFERRER_POLICY, "no-referrer"),
+    (CACHE_CONTROL, "no-store"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+];
+
+/// A server of the page that listens.
+#[derive(Debug)]
+pub(crate) struct WebServer {
+    server: LoopbackServer,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    access: Access,
+    relay: Relay,
+    questions: Semaphore,
+}
+
+#[derive(Serialize)]
+struct Session<'k> {
+    key: &'k str,
+}
+
+type WebResponse = LoopbackResponse;
+
+impl WebServer {
+    /// Listens on a port of 127.0.0.1; on any free one for port 0. The page gets its session with `token`.
+    pub(crate) async fn bind(port: u16, token: Secret, relay: Relay) -> io::Result<Self> {
+        Self::bind_with(port, token, relay, HEAD_TIMEOUT).await
+    }
+
+    async fn bind_with(port: u16, token: Secret, relay: Relay, head_timeout: Duration) -> io::Result<Self> {
+        let address = (Ipv4Addr::LOCALHOST, port).into();
+        let server = LoopbackServer::bind(address, head_timeout).await?;
+        let shared = Shared {
+            access: Access::new(token, Secret::random()?),
+            relay,
+            questions: Semaphore::new(MAX_QUESTIONS),
+        };
+        Ok(Self { server, shared: Arc::new(shared) })
+    }
+
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.server.address()
+    }
+
+    /// Serves until the future is dropped.
+    pub(crate) async fn serve(&self) {
+        let shared = Arc::clone(&self.shared);
+        let respond = move |request| {
+            let shared = Arc::clone(&shared);
+            async move { respond(&shared, request).await }
+        };
+        self.server.serve(respond).await;
+    }
+}
+
+async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> WebResponse {
+    if let Err(foreign) = check_origin(request.headers()) {
+        return refused(Refusal::Foreign(foreign));
+    }
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    match (&method, uri.path()) {
+        (&Method::POST, "/session") => redeem(shared, request).await,
+        (&Method::GET, path) => match assets::find(path) {
+            Some(asset) => with_type(StatusCode::OK, asset.media_type, asset.content.into()),
+            None => match (relay::find(&uri), shared.access.check_key(request.headers())) {
+                (Some(question), Ok(())) => answer(shared, question).await,
+                (Some(_), Err(refusal)) => refused(refusal),
+                (None, _) => unknown(&method, path),
+            },
+        },
+        (method, path) => unknown(method, path),
+    }
+}
+
+async fn redeem(shared: &Shared, request: Request<Incoming>) -> WebResponse {
+    let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
+    let Ok(Ok(body)) = timeout(HEAD_TIMEOUT, body).await else {
+        return error(ErrorBody::new(ErrorCode::InvalidRequest, "session: the token was not received"));
+    };
+    match shared.access.redeem(&body.to_bytes()) {
+        Ok(key) => json(StatusCode::OK, &Session { key: key.as_str() }),
+        Err(refusal) => refused(refusal),
+    }
+}
+
+async fn answer(shared: &Arc<Shared>, question: relay::Request) -> WebResponse {
+    let Ok(_permit) = shared.questions.acquire().await else {
+        return error(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"));
+    };
+    let relay = shared.relay.clone();
+    let asked = tokio::task::spawn_blocking(move || relay.ask(&question)).await;
+    match asked {
+        Ok(Ok(bytes)) => with_type(StatusCode::OK, "application/json", bytes.into()),
+        // The page has been answered all the same: another status would be an error on the browser's console.
+        Ok(Err(ClientError::Daemon(body))) => json(StatusCode::OK, &ErrorResponse { error: body }),
+        Ok(Err(failure)) => {
+            let error = ErrorBody::new(failure.code(), failure);
+            json(StatusCode::OK, &ErrorResponse { error })
+        }
+        Err(panic) => error(ErrorBody::new(ErrorCode::Internal, panic)),
+    }
+}
+
+/// A refusal that only a new link can end.
+#[derive(Serialize)]
+struct Refused {
+    refused: bool,
+    error: ErrorBody,
+}
+
+fn refused(refusal: Refusal) -> WebResponse {
+    const AGAIN: &str = "run `blobd web` again, and open the link that it prints";
+    let (message, hint) = match refusal {
+        Refusal::Foreign(Foreign::Host) => {
+            ("the host of the request is not this machine", "open http://127.0.0.1 with the port")
+        }
+        Refusal::Foreign(Foreign::Origin) => ("the request comes from another site", AGAIN),
+        Refusal::Token => ("the link has been used already, or is wrong", AGAIN),
+        Refusal::Key => ("the request has no valid key of a session", AGAIN),
+    };
+    let error = ErrorBody::new(ErrorCode::Denied, message).with_hint(hint);
+    json(StatusCode::FORBIDDEN, &Refused { refused: true, error })
+}
+
+fn unknown(method: &Method, path: &str) -> WebResponse {
+    // As much of it as fits a line.
+    let path: String = path.chars().take(80).collect();
+    error(ErrorBody::new(ErrorCode::NotFound, format!("{method} {path}: no such request")))
+}
+
+fn error(error: ErrorBody) -> WebResponse {
+    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    json(status, &ErrorResponse { error })
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> WebResponse {
+    // Strings can always be serialised.
+    with_type(status, "application/json", serde_json::to_vec(value).unwrap_or_default().into())
+}
+
+fn with_type(status: StatusCode, media_type: &'static str, content: Bytes) -> WebResponse {
+    let mut response = Response::new(Full::new(content));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    for (name, value) in HEADERS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests;

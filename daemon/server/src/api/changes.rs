@@ -1,0 +1,109 @@
+//! Requests that change the store or the daemon: leases, names, unfinished downloads, and the limit of pulls.
+
+use std::time::Duration;
+
+use blobd_client::protocol::access::Right;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::params::NoParams;
+use blobd_client::protocol::request::{LimitParams, ReleaseParams, RemoveParams, RenameParams};
+use blobd_client::protocol::response::{Released, Removed, Renamed};
+use blobd_client::protocol::space::{DroppedDownloads, RemovePartialsParams};
+use blobd_client::protocol::upkeep::PullLimit;
+use blobd_store::Store;
+use tokio::time::timeout;
+
+use super::body::{Answer, Params};
+use super::{Caller, Change};
+use crate::open_sessions::SessionSelector;
+use crate::ops::{self, OpError};
+use crate::state::Daemon;
+use crate::verb_log::NewPullLimit;
+
+pub(super) fn remove(change: &Change<'_, RemoveParams>) -> Result<Removed, OpError> {
+    ops::remove(change.store, &*change.daemon.last_opened, change.requester, change.params)
+}
+
+pub(super) fn rename(change: &Change<'_, RenameParams>) -> Result<Renamed, OpError> {
+    let renamed = ops::rename(change.store, change.requester, change.policy, change.params)?;
+    // The source may have been given by its ID.
+    if let Ok(old) = renamed.from.parse() {
+        change.daemon.sessions.rename(&old, &change.params.target, renamed.digest);
+    }
+    Ok(renamed)
+}
+
+pub(super) fn remove_partials(
+    change: &Change<'_, RemovePartialsParams>,
+) -> Result<DroppedDownloads, OpError> {
+    let (uid, may_drop_all) = (change.requester.uid(), change.requester.may_administer());
+    ops::remove_partials(change.store, &change.daemon.transfers, change.params, uid, may_drop_all)
+}
+
+/// The limit of all pulls together.
+pub(super) async fn limit(caller: &Caller, _: Params<NoParams>) -> Answer<PullLimit> {
+    caller.answer(&pull_limit(&caller.daemon)).await
+}
+
+pub(super) async fn set_limit(caller: &Caller, params: Params<LimitParams>) -> Answer<PullLimit> {
+    let before = pull_limit(&caller.daemon);
+    caller.daemon.transfers.limit.set(params.bytes_per_second);
+    let limit = pull_limit(&caller.daemon);
+    caller.record.finished(&NewPullLimit { limit, before });
+    caller.answer(&limit).await
+}
+
+fn pull_limit(daemon: &Daemon) -> PullLimit {
+    PullLimit { bytes_per_second: daemon.transfers.limit.get() }
+}
+
+/// How long the response waits for the leases to end. They end in any case, and the response does not wait
+/// until the space of removed models is freed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) async fn release(caller: &Caller, params: Params<ReleaseParams>) -> Answer<Released> {
+    let (selector, subject) = selector(&params)?;
+    let requester = caller.requester();
+    let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&stored(&daemon.store, selector), requester));
+    let ending = caller.daemon.blocking(caller.turn().await, end).await;
+    let mut ending = ending.map_err(|error: OpError| error.body())?;
+    if ending.sessions.is_empty() {
+        return Err(nothing_ended(caller, &subject, ending.denied));
+    }
+    // On a timeout the leases still end, only later.
+    let _ = timeout(RELEASE_TIMEOUT, ending.ended()).await;
+    let released = Released { released: ending.sessions };
+    caller.record.finished(&released);
+    caller.answer(&released).await
+}
+
+/// The same with the stored name of the model; a model that was removed may still be in use under its old one.
+fn stored(store: &Store, selector: SessionSelector) -> SessionSelector {
+    match selector {
+        SessionSelector::Model(model) => SessionSelector::Model(store.resolve(&model).unwrap_or(model)),
+        process => process,
+    }
+}
+
+/// Which sessions to end, and their description for messages.
+fn selector(params: &ReleaseParams) -> Result<(SessionSelector, String), ErrorBody> {
+    match (params.pid, params.reference.clone()) {
+        (Some(pid), None) if pid > 0 => Ok((SessionSelector::Process(pid), format!("process {pid}"))),
+        (None, Some(model)) => {
+            let subject = format!("model {}", model.short());
+            Ok((SessionSelector::Model(model), subject))
+        }
+        _ => {
+            let message = "release: wrong parameters: expected either a pid above 0 or a reference";
+            Err(ErrorBody::new(ErrorCode::InvalidRequest, message))
+        }
+    }
+}
+
+fn nothing_ended(caller: &Caller, subject: &str, denied: usize) -> ErrorBody {
+    if denied == 0 {
+        let message = format!("{subject}: no leases");
+        return ErrorBody::new(ErrorCode::NotFound, message).with_hint("`blobd ps` lists them");
+    }
+    let request = format!("{subject}, {denied} leases of other users");
+    caller.daemon.access().refusal(&caller.peer, Right::Administer, &request)
+}

@@ -1,0 +1,171 @@
+//! What the daemon does for each request: which function, which turn, which memory. Without an answer for each [`Route`],
+//! this does not compile.
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::route::{Route, markers as m};
+use hyper::Request;
+use hyper::body::Incoming;
+
+use super::answer::{Memory, Turns};
+use super::body::HttpResponse;
+use super::{Caller, changes, events, heads, log, observe, open, show};
+use crate::ops;
+
+pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
+    let (c, r) = (caller, request);
+    match caller.route {
+        Route::Version => c.run::<m::Version>(r, observe::version).await,
+        Route::Access => c.run::<m::Access>(r, observe::access).await,
+        Route::Health => c.run::<m::Health>(r, observe::health).await,
+        Route::Models => c.read::<m::Models, _>(r, |daemon, _| ops::list(&daemon.store)).await,
+        Route::Model => c.run::<m::Model>(r, show::show).await,
+        Route::Manifest => c.run::<m::Manifest>(r, show::manifest).await,
+        Route::Heads => c.run::<m::Heads>(r, heads::heads).await,
+        Route::Fit => c.run::<m::Fit>(r, show::fit).await,
+        Route::History => c.read::<m::History, _>(r, |daemon, name| ops::history(&daemon.store, name)).await,
+        Route::Sharing => c.read::<m::Sharing, _>(r, |daemon, name| ops::sharing(&daemon.store, name)).await,
+        Route::Usage => c.run::<m::Usage>(r, observe::usage).await,
+        Route::UserUsage => c.run::<m::UserUsage>(r, observe::user_usage).await,
+        Route::Sessions => c.run::<m::Sessions>(r, observe::sessions).await,
+        Route::RunningPulls => {
+            c.read::<m::RunningPulls, _>(r, |daemon, _| Ok(ops::pulls(&daemon.running_pulls.list()))).await
+        }
+        Route::Partials => {
+            c.read::<m::Partials, _>(r, |daemon, _| ops::partials(&daemon.store, &daemon.transfers)).await
+        }
+        Route::Trash => c.read::<m::Trash, _>(r, |daemon, _| ops::trash(&daemon.store)).await,
+        Route::Doctor => {
+            c.read::<m::Doctor, _>(r, |daemon, _| ops::doctor(&daemon.store, daemon.doctor_context())).await
+        }
+        Route::Eviction => c.read::<m::Eviction, _>(r, observe::eviction).await,
+        Route::GcPlan => c.read::<m::GcPlan, _>(r, observe::gc_plan).await,
+        Route::Limit => c.run::<m::Limit>(r, changes::limit).await,
+        Route::Configuration => c.run::<m::Configuration>(r, observe::configuration).await,
+        Route::Metrics => c.run::<m::Metrics>(r, observe::metrics).await,
+        Route::Open => c.upgrade::<m::Open>(r, open::open).await,
+        Route::Release => c.run::<m::Release>(r, changes::release).await,
+        Route::Verify => c.run::<m::Verify>(r, events::verify).await,
+        Route::Log => c.run::<m::Log>(r, log::log).await,
+        Route::Pull => c.run::<m::Pull>(r, events::pull).await,
+        Route::PullPlan => c.run::<m::PullPlan>(r, observe::plan_pull).await,
+        Route::Resolve => c.run::<m::Resolve>(r, observe::resolve).await,
+        Route::Inspect => c.run::<m::Inspect>(r, observe::inspect).await,
+        Route::Import => c.upgrade::<m::Import>(r, open::import).await,
+        Route::Edit => c.run::<m::Edit>(r, events::edit).await,
+        Route::Promote => c.run::<m::Promote>(r, events::promote).await,
+        Route::Remove => c.change::<m::Remove, _>(r, changes::remove).await,
+        Route::Undelete => {
+            c.change::<m::Undelete, _>(r, |c| ops::undelete(c.store, c.requester, c.policy, c.params)).await
+        }
+        Route::Pin => c.change::<m::Pin, _>(r, |c| ops::pin(c.store, c.requester, c.params)).await,
+        Route::Tag => c.change::<m::Tag, _>(r, |c| ops::tag(c.store, c.requester, c.policy, c.params)).await,
+        Route::Rename => c.change::<m::Rename, _>(r, changes::rename).await,
+        Route::RemovePartials => c.change::<m::RemovePartials, _>(r, changes::remove_partials).await,
+        Route::SetLimit => c.run::<m::SetLimit>(r, changes::set_limit).await,
+        Route::Gc => c.change::<m::Gc, _>(r, |c| ops::gc(c.store, *c.params)).await,
+        Route::Reindex => c.change::<m::Reindex, _>(r, |c| ops::reindex(c.store)).await,
+    }
+}
+
+/// More than an open model takes in the list of all of them, as a value and as JSON.
+const SESSION_BYTES: usize = 1 << 10;
+/// More than the text of all metrics.
+const METRICS_BYTES: usize = 128 << 10;
+
+/// Where the user of a request takes a turn before it uses a thread that may block.
+pub(super) const fn turns(route: Route) -> Turns {
+    match route {
+        Route::Health => |daemon| daemon.limits.health.turns(),
+        // Reads the whole store: few run at a time.
+        Route::Sharing
+        | Route::Usage
+        | Route::UserUsage
+        | Route::Partials
+        | Route::Doctor
+        | Route::Eviction
+        | Route::GcPlan
+        | Route::Gc
+        | Route::Log => |daemon| &daemon.work.surveys,
+        Route::Metrics => |daemon| &daemon.work.scrapes,
+        Route::Verify => |daemon| &daemon.work.verifications,
+        Route::Pull => |daemon| &daemon.work.pulls,
+        // Waits for a registry.
+        Route::PullPlan | Route::Resolve => |daemon| &daemon.work.plans,
+        // Waits for a registry, and has a header in memory.
+        Route::Inspect => |daemon| &daemon.work.inspections,
+        // Reads, hashes and writes a whole model.
+        Route::Import | Route::Promote => |daemon| &daemon.work.imports,
+        // Reads, hashes and writes a header, after waiting for the memory for it.
+        Route::Edit => |daemon| &daemon.work.edits,
+        // Work with the disk that takes a moment.
+        Route::Version
+        | Route::Access
+        | Route::Models
+        | Route::Model
+        | Route::Manifest
+        | Route::Heads
+        | Route::Fit
+        | Route::History
+        | Route::Sessions
+        | Route::RunningPulls
+        | Route::Trash
+        | Route::Limit
+        | Route::Configuration
+        | Route::Open
+        | Route::Release
+        | Route::RemovePartials
+        | Route::Remove
+        | Route::Undelete
+        | Route::Pin
+        | Route::Tag
+        | Route::Rename
+        | Route::SetLimit
+        | Route::Reindex => |daemon| &daemon.limits.disk,
+    }
+}
+
+/// What is counted before the response to a request is made.
+pub(super) const fn memory(route: Route) -> Memory {
+    match route {
+        Route::Models | Route::Trash => Memory::Store(|size| size.models(1 << 10)),
+        Route::History => Memory::Store(|size| size.models(256)),
+        Route::Sharing => Memory::Store(|size| size.models_and_blobs(512, 16)),
+        Route::Usage => Memory::Store(|size| size.models_and_blobs(1 << 10, 32)),
+        Route::UserUsage => Memory::Store(|size| size.models_and_blobs(128, 32)),
+        Route::Partials => Memory::Store(|size| size.models_and_blobs(512, 32)),
+        Route::Doctor => Memory::Store(|size| size.models_and_blobs(256, 32)),
+        Route::Eviction => Memory::Store(|size| size.models_and_blobs(1 << 10, 128)),
+        Route::GcPlan | Route::Gc => Memory::Store(|size| size.models_and_blobs(128, 128)),
+        Route::Sessions => Memory::Daemon(|daemon| daemon.sessions.count() * SESSION_BYTES),
+        Route::Metrics => Memory::Daemon(|_| METRICS_BYTES),
+        Route::Version
+        | Route::Access
+        | Route::Health
+        | Route::Model
+        | Route::Manifest
+        | Route::Heads
+        | Route::Fit
+        | Route::RunningPulls
+        | Route::Limit
+        | Route::Configuration
+        | Route::Open
+        | Route::Release
+        | Route::Verify
+        | Route::Log
+        | Route::Pull
+        | Route::PullPlan
+        | Route::Resolve
+        | Route::Inspect
+        | Route::Import
+        | Route::Edit
+        | Route::Promote
+        | Route::RemovePartials
+        | Route::Remove
+        | Route::Undelete
+        | Route::Pin
+        | Route::Tag
+        | Route::Rename
+        | Route::SetLimit
+        | Route::Reindex => Memory::Short,
+    }
+}

@@ -1,0 +1,118 @@
+//! safetensors as a file format. Files are split by it only in tests so far, see [`crate::testing::with_safetensors`].
+
+use std::cell::Cell;
+
+use super::{FileFormat, FormatError, FormatParser, ModelHeader, Shard, kind};
+use crate::file_layout::{FileLayout, TensorRange};
+use crate::gguf::{MetadataValue, Progress};
+use crate::safetensors::{Header, SafetensorsError, Tensor};
+use crate::tensor::TensorFormat;
+
+pub(super) static FORMAT: FileFormat = FileFormat {
+    format: TensorFormat::Safetensors,
+    title: "safetensors",
+    extension: ".safetensors",
+    max_header_bytes: Header::MAX_BYTES + Header::LENGTH_BYTES as u64,
+    is_start: kind::is_safetensors,
+    parser: || Box::new(Parser::default()),
+};
+
+thread_local! {
+    static IS_ADDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The format, on a thread that has added it.
+pub(super) fn added() -> Option<&'static FileFormat> {
+    IS_ADDED.get().then_some(&FORMAT)
+}
+
+/// Runs `run` with the format added to the table for this thread.
+pub(crate) fn with_format<T>(run: impl FnOnce() -> T) -> T {
+    let before = IS_ADDED.replace(true);
+    let result = run();
+    IS_ADDED.set(before);
+    result
+}
+
+/// Collects the header, whose length its first bytes state.
+#[derive(Debug, Default)]
+struct Parser {
+    bytes: Vec<u8>,
+}
+
+impl Parser {
+    /// The length of the header with its length field, once that is known.
+    fn end(&self) -> Result<Option<usize>, SafetensorsError> {
+        let end = self.bytes.first_chunk().map(|length| Header::end(*length)).transpose()?;
+        Ok(end.map(|end| usize::try_from(end).unwrap_or(usize::MAX)))
+    }
+}
+
+impl FormatParser for Parser {
+    fn push(&mut self, bytes: &[u8]) -> Result<Progress, FormatError> {
+        let (field, rest) =
+            bytes.split_at(Header::LENGTH_BYTES.saturating_sub(self.bytes.len()).min(bytes.len()));
+        self.bytes.extend_from_slice(field);
+        let Some(end) = self.end()? else { return Ok(Progress::NeedMore) };
+        let missing = end.saturating_sub(self.bytes.len());
+        self.bytes.extend_from_slice(rest.get(..missing).unwrap_or(rest));
+        Ok(if self.bytes.len() == end { Progress::Done } else { Progress::NeedMore })
+    }
+
+    fn finish(self: Box<Self>) -> Result<Box<dyn ModelHeader>, FormatError> {
+        let header = Header::parse_start(&self.bytes)?;
+        Ok(Box::new(SafetensorsHeader { bytes: self.bytes, header }))
+    }
+}
+
+#[derive(Debug)]
+struct SafetensorsHeader {
+    bytes: Vec<u8>,
+    header: Header,
+}
+
+impl ModelHeader for SafetensorsHeader {
+    fn format(&self) -> &'static FileFormat {
+        &FORMAT
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError> {
+        self.header.check_file_size(file_size)?;
+        let data_offset = self.header.data_offset();
+        let range = |tensor: &Tensor| TensorRange {
+            name: tensor.name().to_owned(),
+            type_name: tensor.dtype().name().into(),
+            shape: tensor.shape().to_vec(),
+            offset: tensor.offset_in_file().saturating_sub(data_offset),
+            size: tensor.size_bytes(),
+            experts: None,
+        };
+        let tensors = self.header.tensors().iter().map(range).collect();
+        Ok(FileLayout::new(TensorFormat::Safetensors, file_size, data_offset, tensors, Vec::new())?)
+    }
+
+    fn tensor_count(&self) -> u64 {
+        self.header.tensors().len() as u64
+    }
+
+    fn parameters(&self) -> u64 {
+        let elements = |tensor: &Tensor| {
+            tensor.shape().iter().fold(1_u64, |count, dimension| count.saturating_mul(*dimension))
+        };
+        self.header.tensors().iter().map(elements).fold(0, u64::saturating_add)
+    }
+
+    /// A shard does not say that it is one: its name and the model's index do.
+    fn shard(&self) -> Option<Shard> {
+        None
+    }
+
+    fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_> {
+        let metadata = self.header.metadata().iter();
+        Box::new(metadata.map(|(key, value)| (key.as_bytes(), MetadataValue::String(value.as_bytes()))))
+    }
+}

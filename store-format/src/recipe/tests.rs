@@ -1,0 +1,437 @@
+//! Recipes of every kind and version, and what is refused.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::outline::RecipeOutline;
+
+mod golden;
+
+fn blob_piece(blob: Digest, offset: u64, length: u64) -> Piece {
+    Piece::Blob { blob, offset, length }
+}
+
+fn tensor(name: &str, digest: Digest, offset: u64, size: u64) -> TensorEntry {
+    let (name, type_name) = (name.to_owned(), "F32".to_owned());
+    TensorEntry { name, type_name, shape: vec![size / 4], digest, offset, size, experts: None }
+}
+
+fn split(file: Digest, pieces: Vec<Piece>, tensors: Vec<TensorEntry>) -> Result<Recipe, RecipeError> {
+    Recipe::new(file, TensorFormat::Gguf, pieces, tensors)
+}
+
+fn sample() -> Recipe {
+    let (header, weights) = (Digest::of(b"header"), Digest::of(b"weights"));
+    let pieces = vec![
+        blob_piece(header, 0, 6),
+        Piece::Zeros { zeros: 26 },
+        blob_piece(weights, 0, 64),
+        Piece::Literal { literal: vec![0xff, 0, 1] },
+    ];
+    split(Digest::of(b"file"), pieces, vec![tensor("t", weights, 0, 64)]).unwrap()
+}
+
+fn member(path: &str, offset: u64, size: u64, tensors: u64) -> Member {
+    let format = (tensors > 0).then_some(TensorFormat::Gguf);
+    Member { path: path.to_owned(), offset, size, digest: Digest::of(path.as_bytes()), format, tensors }
+}
+
+/// An archive of 100 bytes: a header of 10, a file of 40 with a tensor of 30, one of 5, and zeros.
+fn archive_with(members: Vec<Member>) -> Result<Recipe, RecipeError> {
+    let (header, weights) = (Digest::of(b"header"), Digest::of(b"weights"));
+    let pieces = vec![
+        Piece::Literal { literal: vec![1; 10] },
+        blob_piece(header, 0, 10),
+        blob_piece(weights, 0, 30),
+        Piece::Literal { literal: b"text, 5".to_vec() },
+        Piece::Zeros { zeros: 43 },
+    ];
+    Recipe::for_archive(Digest::of(b"archive"), pieces, vec![tensor("t", weights, 0, 30)], members)
+}
+
+fn archive() -> Recipe {
+    archive_with(vec![member("m.gguf", 10, 40, 1), member("a.txt", 52, 5, 0)]).unwrap()
+}
+
+fn packed() -> Recipe {
+    Recipe::for_packed(Digest::of(b"packed"), 5, Compression::Gzip, archive()).unwrap()
+}
+
+fn whole() -> Recipe {
+    Recipe::for_whole_file(Digest::of(b"a file"), 6).unwrap()
+}
+
+/// Parses the JSON form of a recipe with one change and a correct check.
+fn parse_changed(recipe: &Recipe, from: &str, to: &str) -> Result<Recipe, RecipeError> {
+    let json = String::from_utf8(recipe.to_json()).unwrap();
+    let changed = json.replacen(from, to, 1);
+    assert_ne!(changed, json, "{from} is not in {json}");
+    assert!(Recipe::parse(changed.as_bytes()).is_err(), "{to} was accepted without a check");
+    let body = changed.split(",\"check\"").next().unwrap();
+    let sealed = seal(format!("{body}}}").into_bytes());
+    let recipe = Recipe::parse(&sealed);
+    assert!(!matches!(recipe, Err(RecipeError::Check { .. })), "{to}");
+    assert!(recipe.is_err() || RecipeOutline::parse(&sealed).is_ok(), "{to}");
+    recipe
+}
+
+#[test]
+fn padding_is_limited() {
+    let of = |zeros: &[u64]| {
+        let pieces = zeros.iter().map(|zeros| Piece::Zeros { zeros: *zeros }).collect();
+        split(Digest::of(b"a file"), pieces, Vec::new())
+    };
+    let most = Recipe::MAX_LITERAL_BYTES;
+    assert!(of(&[most]).is_ok());
+    assert!(matches!(of(&[8, most + 1]), Err(RecipeError::Padding { index: 1, .. })));
+    let count = usize::try_from(Recipe::MAX_LITERALS_BYTES / most).unwrap();
+    assert!(of(&vec![most; count]).is_ok());
+    assert!(matches!(of(&vec![most; count + 1]), Err(RecipeError::Padding { .. })));
+}
+
+#[test]
+fn json_form_reads_back_as_the_same_recipe() {
+    let recipe = sample();
+    assert_eq!((recipe.size(), recipe.format()), (99, Some(TensorFormat::Gguf)));
+    assert_eq!(recipe.header(), Some((Digest::of(b"header"), 6)));
+    assert_eq!(recipe.digests().len(), 2);
+    for (recipe, start) in [
+        (recipe, r#"{"version":5,"kind":"split","format":"gguf","file":"sha256:"#),
+        (archive(), r#"{"version":5,"kind":"archive","file":"sha256:"#),
+        (packed(), r#"{"version":5,"kind":"packed","file":"sha256:"#),
+        (whole(), r#"{"version":5,"kind":"whole","file":"sha256:"#),
+    ] {
+        let json = String::from_utf8(recipe.to_json()).unwrap();
+        assert!(json.starts_with(start), "{json}");
+        assert_eq!(Recipe::parse(json.as_bytes()).unwrap(), recipe);
+        let outline = RecipeOutline::parse(json.as_bytes()).unwrap();
+        assert_eq!((outline.file(), outline.size()), (recipe.file(), recipe.size()));
+    }
+}
+
+#[test]
+fn wrong_size_version_or_field_is_refused() {
+    for (from, to) in [
+        ("\"size\":99", "\"size\":98"),
+        ("\"version\":5", "\"version\":5,\"extra\":1"),
+        ("\"zeros\":26", "\"zeros\":0"),
+        ("\"zeros\":26", "\"zeros\":18446744073709551615"),
+        ("\"zeros\":26", "\"zeros\":-26"),
+        ("\"zeros\":26", "\"zeros\":26,\"literal\":\"AA==\""),
+        ("\"zeros\":26", "\"zeros\":26,\"more\":1"),
+        ("/wAB", "/wA"),
+        ("\"offset\":0,\"length\":64", "\"offset\":0"),
+        ("\"offset\":0,\"size\":64", "\"offset\":1,\"size\":64"),
+        ("\"offset\":0,\"size\":64", "\"offset\":18446744073709551615,\"size\":64"),
+        ("\"format\":\"gguf\",", ""),
+        ("\"gguf\"", "\"ggml\""),
+        ("\"split\"", "\"cut\""),
+    ] {
+        assert!(parse_changed(&sample(), from, to).is_err(), "{to} was accepted");
+    }
+}
+
+#[test]
+fn fields_of_another_kind_are_refused() {
+    let unpacked =
+        format!(r#""unpacked":{{"compression":"gzip","digest":"{}","size":99}},"#, Digest::of(b""));
+    for (recipe, from, to) in [
+        (sample(), "\"split\"", "\"archive\""),
+        (sample(), "\"split\"", "\"whole\""),
+        (sample(), "\"split\"", "\"packed\""),
+        (sample(), "\"kind\":\"split\",", ""),
+        (sample(), "\"format\":\"gguf\",", ""),
+        (sample(), "\"pieces\"", &*format!("{unpacked}\"pieces\"")),
+        (sample(), "\"pieces\"", "\"members\":[],\"pieces\""),
+        (sample(), "\"pieces\"", "\"whole\":true,\"pieces\""),
+        (archive(), "\"archive\"", "\"split\""),
+        (archive(), "\"archive\"", "\"packed\""),
+        (archive(), "\"pieces\"", &*format!("{unpacked}\"pieces\"")),
+        (archive(), "\"kind\":\"archive\"", "\"kind\":\"archive\",\"format\":\"gguf\""),
+        (packed(), "\"packed\"", "\"archive\""),
+        (packed(), "\"packed\"", "\"whole\""),
+        (whole(), "\"whole\"", "\"archive\""),
+        (whole(), "\"whole\"", "\"split\",\"format\":\"gguf\",\"whole\":true"),
+    ] {
+        let error = parse_changed(&recipe, from, to).unwrap_err();
+        assert!(matches!(error, RecipeError::Fields { version: 5, .. }), "{to}: {error}");
+    }
+}
+
+/// What the number of a version meant before kinds had names does not allow another number now.
+#[test]
+fn earlier_version_with_a_kind_is_refused() {
+    for recipe in [sample(), archive(), packed(), whole()] {
+        for version in 1..Recipe::VERSION {
+            let error =
+                parse_changed(&recipe, "\"version\":5", &format!("\"version\":{version}")).unwrap_err();
+            assert!(matches!(error, RecipeError::Fields { .. }), "{version}: {error}");
+        }
+    }
+}
+
+#[test]
+fn later_version_is_named_even_if_its_fields_are_unknown() {
+    for to in ["\"version\":6", "\"version\":6,\"new\":[{\"blob\":1}]", "\"version\":4294967295,\"whole\":7"]
+    {
+        let error = parse_changed(&sample(), "\"version\":5", to).unwrap_err();
+        assert!(matches!(error, RecipeError::Version { found: 6.. }), "{to}: {error}");
+        assert!(error.to_string().contains("this blobd reads 1 to 5; upgrade blobd"), "{error}");
+    }
+    let error = parse_changed(&sample(), "\"version\":5", "\"version\":0").unwrap_err();
+    assert!(matches!(error, RecipeError::Version { found: 0 }), "{error}");
+}
+
+#[test]
+fn any_changed_byte_is_detected() {
+    for recipe in [sample(), archive(), packed(), whole()] {
+        let json = recipe.to_json();
+        for index in 0..json.len() - 1 {
+            let mut changed = json.clone();
+            changed[index] ^= 1;
+            assert!(Recipe::parse(&changed).is_err(), "byte {index}");
+            assert!(RecipeOutline::parse(&changed).is_err(), "byte {index}");
+        }
+    }
+    let renamed = String::from_utf8(sample().to_json()).unwrap().replace("\"t\"", "\"u\"");
+    let error = Recipe::parse(renamed.as_bytes()).unwrap_err();
+    assert!(matches!(error, RecipeError::Check { .. }), "{error}");
+}
+
+#[test]
+fn segment_that_wraps_around_is_refused() {
+    let piece = blob_piece(Digest::of(b"x"), u64::MAX, 2);
+    let error = split(Digest::of(b"f"), vec![piece], vec![]).unwrap_err();
+    assert!(matches!(error, RecipeError::Piece { index: 0 }), "{error}");
+}
+
+#[test]
+fn tensor_in_a_foreign_blob_is_refused() {
+    let recipe = sample();
+    let foreign = tensor("t", Digest::of(b"elsewhere"), 0, 64);
+    let error = split(recipe.file(), recipe.pieces().to_vec(), vec![foreign]).unwrap_err();
+    assert!(matches!(error, RecipeError::Tensor { .. }), "{error}");
+}
+
+#[test]
+fn tensor_without_elements_needs_no_blob() {
+    let recipe = sample();
+    let empty = tensor("t", Digest::of(b""), 0, 0);
+    let recipe = split(recipe.file(), recipe.pieces().to_vec(), vec![empty]).unwrap();
+    assert!(!recipe.digests().contains(&Digest::of(b"")));
+}
+
+#[test]
+fn experts_must_fill_their_tensor() {
+    let recipe = sample();
+    let mut stack = recipe.tensors()[0].clone();
+    for (count, stride, accepted) in [(4, 16, true), (3, 16, false), (u64::MAX, 16, false)] {
+        stack.experts = Some(Experts { count, stride });
+        let result = split(recipe.file(), recipe.pieces().to_vec(), vec![stack.clone()]);
+        assert_eq!(result.is_ok(), accepted, "{count} experts of {stride} bytes");
+    }
+}
+
+/// safetensors has elements of 4 and 6 bits, ranges at any offset, and names of any text.
+#[test]
+fn tensors_have_any_name_size_and_place() {
+    let blob = Digest::of(b"odd");
+    let names = [
+        "".to_owned(),
+        "\0".to_owned(),
+        "a\u{1b}[2J\n\"\\".to_owned(),
+        "größe/../x".to_owned(),
+        "n".repeat(70_000),
+    ];
+    let entry = |name: &String| TensorEntry {
+        type_name: "F6_E2M3".to_owned(),
+        shape: vec![2, 2],
+        ..tensor(name, blob, 5, 3)
+    };
+    let tensors: Vec<_> = names.iter().map(entry).collect();
+    let pieces = vec![blob_piece(blob, 0, 8)];
+    let of = |tensors| Recipe::new(Digest::of(b"file"), TensorFormat::Safetensors, pieces.clone(), tensors);
+    let recipe = of(tensors.clone()).unwrap();
+    let again = Recipe::parse(&recipe.to_json()).unwrap();
+    assert_eq!(again, recipe);
+    assert_eq!(again.format(), Some(TensorFormat::Safetensors));
+    assert!(again.tensors().iter().map(|tensor| &tensor.name).eq(&names));
+    for name in &names {
+        let twice = [tensors.clone(), vec![entry(name)]].concat();
+        assert!(matches!(of(twice), Err(RecipeError::DuplicateTensor { .. })), "{name:?}");
+    }
+}
+
+#[test]
+fn files_of_an_archive_have_recipes_of_their_own() {
+    let recipe = archive();
+    assert_eq!((recipe.header(), recipe.format()), (None, None), "it is no header that begins the archive");
+    let weights = recipe.member_recipe(0).unwrap();
+    assert_eq!((weights.size(), weights.tensors().len()), (40, 1));
+    assert_eq!(
+        (weights.header(), weights.format()),
+        (Some((Digest::of(b"header"), 10)), Some(TensorFormat::Gguf))
+    );
+    let text = recipe.member_recipe(1).unwrap();
+    assert_eq!(text.pieces().to_vec(), [Piece::Literal { literal: b"xt, 5".to_vec() }]);
+    assert_eq!((text.header(), text.format()), (None, None));
+    assert!(recipe.member_recipe(2).is_err());
+}
+
+#[test]
+fn files_that_are_not_in_the_archive_are_refused() {
+    let nameless = Member { format: None, ..member("m", 10, 40, 1) };
+    for members in [
+        vec![],
+        vec![nameless],
+        vec![member("m", 10, 40, 0)],
+        vec![member("m", 10, 29, 1)],
+        vec![member("m", 10, 40, 2)],
+        vec![member("m", 10, 91, 1)],
+        vec![member("m", u64::MAX, 1, 1)],
+        vec![member("../m", 10, 40, 1)],
+        vec![member("m", 10, 40, 1), member("n", 49, 5, 0)],
+        vec![member("m", 10, 40, 1), member("n", 52, 0, 0)],
+        vec![member("m", 10, 40, u64::MAX), member("n", 52, 5, 2)],
+    ] {
+        assert!(archive_with(members.clone()).is_err(), "{members:?}");
+    }
+}
+
+/// The parts of an archive that arrives as one stream.
+#[test]
+fn joined_parts_are_the_archive() {
+    let whole = archive();
+    let part = |pieces: &[Piece], tensors: &[TensorEntry], members| {
+        Recipe::for_archive(Digest::of(b"part"), pieces.to_vec(), tensors.to_vec(), members).unwrap()
+    };
+    let pieces = whole.pieces();
+    let parts = vec![
+        part(&pieces[..1], &[], vec![]),
+        part(&pieces[1..3], whole.tensors(), vec![member("m.gguf", 0, 40, 1)]),
+        part(&[Piece::Literal { literal: b"te".to_vec() }], &[], vec![]),
+        part(&[Piece::Literal { literal: b"xt, 5".to_vec() }], &[], vec![member("a.txt", 0, 5, 0)]),
+        part(&pieces[4..], &[], vec![]),
+    ];
+    let joined = Recipe::joined(whole.file(), parts).unwrap();
+    assert_eq!(joined.members(), whole.members());
+    assert_eq!(joined.size(), whole.size());
+    assert_eq!(joined.member_recipe(1).unwrap(), whole.member_recipe(1).unwrap());
+}
+
+#[test]
+fn recipe_of_a_compressed_file_has_the_digests_and_sizes_of_both() {
+    let recipe = packed();
+    assert_eq!((recipe.file(), recipe.size()), (Digest::of(b"packed"), 5));
+    let unpacked = Unpacked { compression: Compression::Gzip, digest: Digest::of(b"archive"), size: 100 };
+    assert_eq!(recipe.unpacked(), Some(unpacked));
+    assert_eq!(recipe.member_recipe(0).unwrap(), archive().member_recipe(0).unwrap());
+    for (from, to) in [
+        ("\"size\":100", "\"size\":101"),
+        ("\"gzip\"", "\"bzip2\""),
+        ("\"path\":\"m.gguf\"", "\"path\":\"../m\""),
+    ] {
+        assert!(parse_changed(&recipe, from, to).is_err(), "{to}");
+    }
+    for archive in [sample(), packed(), whole(), Recipe::joined(Digest::of(b""), Vec::new()).unwrap()] {
+        let error = Recipe::for_packed(Digest::of(b"packed"), 5, Compression::Zstd, archive).unwrap_err();
+        assert!(matches!(error, RecipeError::Packed), "{error}");
+    }
+}
+
+#[test]
+fn recipe_of_a_whole_file_names_its_blob_alone() {
+    let (recipe, file) = (whole(), Digest::of(b"a file"));
+    assert_eq!(*recipe.kind(), RecipeKind::Whole);
+    assert_eq!(recipe.blob_sizes().into_iter().collect::<Vec<_>>(), [(file, 6)]);
+    assert_eq!(recipe.header(), None);
+    let empty = Recipe::for_whole_file(Digest::of(b""), 0).unwrap();
+    assert_eq!(Recipe::parse(&empty.to_json()).unwrap(), empty);
+    assert!(empty.blob_sizes().is_empty());
+    let (blob, other) = (format!("\"blob\":\"{file}\""), format!("\"blob\":\"{}\"", Digest::of(b"tensor")));
+    assert!(matches!(parse_changed(&recipe, &blob, &other), Err(RecipeError::Whole)));
+    let offset = parse_changed(&recipe, "\"offset\":0", "\"offset\":1");
+    assert!(matches!(offset, Err(RecipeError::Whole)), "{offset:?}");
+    let entry = serde_json::to_string(&tensor("t", file, 0, 4)).unwrap();
+    let tensors = parse_changed(&recipe, "\"tensors\":[]", &format!("\"tensors\":[{entry}]"));
+    assert!(matches!(tensors, Err(RecipeError::Whole)), "{tensors:?}");
+}
+
+/// A GGUF file without tensors is one blob too, but what is known of its format is in its recipe.
+#[test]
+fn file_of_one_blob_is_stored_whole_only_if_its_recipe_says_so() {
+    let file = Digest::of(b"a header");
+    let recipe = split(file, vec![blob_piece(file, 0, 8)], Vec::new()).unwrap();
+    assert!(recipe.is_one_blob());
+    let again = Recipe::parse(&recipe.to_json()).unwrap();
+    assert_eq!(*again.kind(), RecipeKind::Split { format: Some(TensorFormat::Gguf) });
+}
+
+/// The recipe of any file with these tensors, whose blobs have at least 99 bytes.
+fn pieces_and_tensors() -> impl Strategy<Value = (Vec<Piece>, Vec<TensorEntry>)> {
+    let piece = prop_oneof![
+        (0u8..9, 0u64..99, 99u64..150)
+            .prop_map(|(blob, offset, length)| { blob_piece(Digest::of(&[blob]), offset, length) }),
+        (1u64..99).prop_map(|zeros| Piece::Zeros { zeros }),
+        prop::collection::vec(any::<u8>(), 1..9).prop_map(|literal| Piece::Literal { literal }),
+    ];
+    let entry =
+        (any::<String>(), any::<String>(), prop::collection::vec(any::<u64>(), 0..5), 0u64..50, 0u64..49);
+    (prop::collection::vec(piece, 1..20), prop::collection::vec(entry, 0..9)).prop_map(|(pieces, entries)| {
+        let blobs: Vec<Digest> = blob_sizes(pieces.iter().map(Piece::source)).into_keys().collect();
+        let tensors =
+            entries.into_iter().enumerate().filter_map(|(index, (name, type_name, shape, offset, size))| {
+                let digest = *blobs.get(index % blobs.len().max(1))?;
+                let experts = (size % 2 == 0).then_some(Experts { count: 2, stride: size / 2 });
+                let name = format!("{index}{name}");
+                Some(TensorEntry { name, type_name, shape, digest, offset, size, experts })
+            });
+        let tensors = tensors.collect();
+        (pieces, tensors)
+    })
+}
+
+fn any_recipe() -> impl Strategy<Value = Recipe> {
+    let formats = [TensorFormat::Gguf, TensorFormat::Safetensors];
+    let parts = prop::collection::vec((pieces_and_tensors(), any::<bool>(), "[a-z]{1,9}"), 0..4);
+    (parts, prop::sample::select(formats.to_vec()), 0..4_u8, any::<u64>()).prop_map(
+        |(parts, format, kind, size)| {
+            let file = Digest::of(&[kind]);
+            if kind == 0 {
+                return Recipe::for_whole_file(file, size).unwrap();
+            }
+            if let (1, Some(((pieces, tensors), ..))) = (kind, parts.first().cloned()) {
+                return Recipe::new(file, format, pieces, tensors).unwrap();
+            }
+            let part =
+                |((pieces, tensors), has_file, path): ((Vec<Piece>, Vec<TensorEntry>), bool, String)| {
+                    let size = pieces.iter().map(Piece::length).sum();
+                    let count = tensors.len() as u64;
+                    let member = Member { format: Some(format), ..member(&path, 0, size, count) };
+                    let (members, tensors) =
+                        if has_file { (vec![member], tensors) } else { (vec![], vec![]) };
+                    Recipe::for_archive(file, pieces, tensors, members).unwrap()
+                };
+            let archive = Recipe::joined(file, parts.into_iter().map(part).collect()).unwrap();
+            match Recipe::for_packed(file, size, Compression::Zstd, archive.clone()) {
+                Ok(packed) if kind == 3 => packed,
+                _ => archive,
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn recipe_of_any_kind_reads_back_from_its_json(recipe in any_recipe()) {
+        let json = recipe.to_json();
+        prop_assert_eq!(&Recipe::parse(&json).unwrap(), &recipe);
+        let outline = RecipeOutline::parse(&json).unwrap();
+        prop_assert_eq!((outline.file(), outline.size()), (recipe.file(), recipe.size()));
+        prop_assert!(outline.digests().iter().copied().eq(recipe.digests()));
+        for index in 0..recipe.members().len() {
+            let own = recipe.member_recipe(index).unwrap();
+            prop_assert_eq!(own.size(), recipe.members()[index].size);
+        }
+    }
+}
