@@ -222,7 +222,7 @@ fn is_same_scalar(a: &MetadataValue<'_>, b: &MetadataValue<'_>) -> bool {
 type ContentKey = (Digest, u64, u64);
 
 fn contents(tensors: &[TensorEntry]) -> BTreeSet<ContentKey> {
-    tensors.iter().map(content).collect()
+    tensors.iter().map(content_key).collect()
 }
 
 const fn content_key(tensor: &TensorEntry) -> ContentKey {

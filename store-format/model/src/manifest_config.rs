@@ -91,7 +91,7 @@ impl ManifestConfig {
             context_length: number("context_length"),
             embedding_length: number("embedding_length"),
             base_name: text("base_name"),
-            draft: object.get("draft").and_then(Json::as_object).map(ConfiguredDraft::of),
+            draft: object.get("draft").and_then(Json::as_object).map(ConfiguredDraft::from_object),
             generation_defaults: defaults
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .take(MAX_ENTRIES)
