@@ -16,11 +16,11 @@ use url::{Host, Url};
 pub enum AddressScope {
     /// Routed on the internet.
     Public,
-    /// Of an organisation or a provider (RFC 1918, RFC 6598, RFC 4193).
+    /// Routed inside an organisation or a provider's network only (RFC 1918, RFC 6598, RFC 4193).
     Private,
-    /// Of this machine.
+    /// This machine.
     Loopback,
-    /// Of one link, of no host at all, or of a cloud's metadata service.
+    /// Link-local, not assigned to any host, or a cloud's metadata service.
     Reserved,
 }
 
@@ -37,31 +37,31 @@ impl std::fmt::Display for AddressScope {
 
 impl AddressScope {
     /// An IPv6 address that wraps an IPv4 address has the scope of the IPv4 address.
-    pub(super) fn of(address: IpAddr) -> Self {
+    pub(super) fn from_address(address: IpAddr) -> Self {
         match address {
             _ if METADATA.contains(&address) => Self::Reserved,
-            IpAddr::V4(address) => Self::of_v4(address),
+            IpAddr::V4(address) => Self::from_v4(address),
             IpAddr::V6(address) => {
-                wrapped_v4(address).map_or_else(|| Self::of_v6(address), |v4| Self::of(v4.into()))
+                wrapped_v4(address).map_or_else(|| Self::from_v6(address), |v4| Self::from_address(v4.into()))
             }
         }
     }
 
-    /// The scope of a URL whose host is an address, or a name that always means this machine (RFC 6761); none if it is
-    /// another name.
-    pub(super) fn of_literal(url: &Url) -> Option<Self> {
+    /// The scope of a URL whose host is an address or a name that always means this machine (RFC 6761); `None` for any
+    /// other name.
+    pub(super) fn from_url(url: &Url) -> Option<Self> {
         match url.host()? {
             Host::Domain(name) => {
                 // A name may end with the dot of the root.
                 let name = name.strip_suffix('.').unwrap_or(name);
                 (name == "localhost" || name.ends_with(".localhost")).then_some(Self::Loopback)
             }
-            Host::Ipv4(address) => Some(Self::of(address.into())),
-            Host::Ipv6(address) => Some(Self::of(address.into())),
+            Host::Ipv4(address) => Some(Self::from_address(address.into())),
+            Host::Ipv6(address) => Some(Self::from_address(address.into())),
         }
     }
 
-    fn of_v4(address: Ipv4Addr) -> Self {
+    fn from_v4(address: Ipv4Addr) -> Self {
         let [a, b, ..] = address.octets();
         match (a, b) {
             (127, _) => Self::Loopback,
@@ -72,7 +72,7 @@ impl AddressScope {
         }
     }
 
-    fn of_v6(address: Ipv6Addr) -> Self {
+    fn from_v6(address: Ipv6Addr) -> Self {
         match address.segments() {
             [0, 0, 0, 0, 0, 0, 0, 1] => Self::Loopback,
             [0xfc00..=0xfdff, ..] => Self::Private,
@@ -133,13 +133,13 @@ mod tests {
             ("64:ff9b::10.0.0.1", AddressScope::Private),
             ("2002:7f00:1::", AddressScope::Loopback),
         ] {
-            assert_eq!(AddressScope::of(address.parse().unwrap()), scope, "{address}");
+            assert_eq!(AddressScope::from_address(address.parse().unwrap()), scope, "{address}");
         }
     }
 
     #[test]
     fn names_have_no_scope_before_they_are_resolved() {
-        let scope = |url: &str| AddressScope::of_literal(&url.parse().unwrap());
+        let scope = |url: &str| AddressScope::from_url(&url.parse().unwrap());
         assert_eq!(scope("http://169.254.169.254/latest"), Some(AddressScope::Reserved));
         assert_eq!(scope("http://[::1]:80/"), Some(AddressScope::Loopback));
         // Other spellings of 127.0.0.1.

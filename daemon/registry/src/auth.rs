@@ -1,4 +1,4 @@
-//! Authorization: which credentials a refused request is repeated with, and which hosts receive them.
+//! Authorization: chooses the credentials for repeating a refused request, and the hosts that may receive them.
 //!
 //! Credentials are sent only after the registry has refused a request, and only those configured for its
 //! host: to the registry, or to its token service if [`Challenge`] accepts that service. They are not sent
@@ -29,7 +29,8 @@ use super::request::{Response, Target};
 use super::token_cache::Authorization;
 use super::transport::Request;
 
-enum Held {
+/// The credentials that the user has for a registry.
+enum Configured {
     Password { user: String, password: Secret, place: String },
     Token { token: Secret, place: String },
     Key { key: Box<OllamaKey>, path: PathBuf },
@@ -58,46 +59,46 @@ impl Shared {
 
     /// The credentials for repeating a refused request.
     async fn authorization(&self, target: &Target<'_>, refusal: &Response) -> Result<Outcome, RegistryError> {
-        let challenges = Challenges::of(refusal.headers());
+        let challenges = Challenges::from_headers(refusal.headers());
         let reach = refusal.reach;
-        match (self.held(target.origin).await?, challenges.bearer) {
-            (Held::Token { token, place }, _) => {
+        match (self.configured(target.origin).await?, challenges.bearer) {
+            (Configured::Token { token, place }, _) => {
                 let header = format!("Bearer {}", token.reveal());
                 self.direct(target, &header, place)
             }
-            (Held::Password { user, password, place }, Some(challenge)) => {
+            (Configured::Password { user, password, place }, Some(challenge)) => {
                 let url = self.token_url(target, &challenge)?;
                 self.may_carry(target.origin, &url)?;
                 let header = sendable(&basic(&user, &password), &place)?;
                 self.token(target, url, reach, Some(header), Advice::Credential { place }).await
             }
-            (Held::Password { user, password, place }, None) if challenges.basic => {
+            (Configured::Password { user, password, place }, None) if challenges.basic => {
                 self.direct(target, &basic(&user, &password), place)
             }
-            (Held::Password { place, .. }, None) => Ok(Outcome::Refused(Advice::Credential { place })),
-            (Held::Key { key, path }, Some(challenge)) => {
+            (Configured::Password { place, .. }, None) => Ok(Outcome::Refused(Advice::Credential { place })),
+            (Configured::Key { key, path }, Some(challenge)) => {
                 let url = self.signed_url(target, &challenge)?;
                 self.may_carry(target.origin, &url)?;
                 let place = path.display().to_string();
                 self.token(target, url.clone(), reach, key.authorization(&url), Advice::Credential { place })
                     .await
             }
-            (Held::Key { path, .. }, None) => Ok(Outcome::Refused(Advice::OllamaKey { path })),
-            (Held::Nothing { advice }, Some(challenge)) => {
+            (Configured::Key { path, .. }, None) => Ok(Outcome::Refused(Advice::OllamaKey { path })),
+            (Configured::Nothing { advice }, Some(challenge)) => {
                 let url = self.token_url(target, &challenge)?;
                 self.token(target, url, reach, None, advice).await
             }
-            (Held::Nothing { advice }, None) => Ok(Outcome::Refused(advice)),
+            (Configured::Nothing { advice }, None) => Ok(Outcome::Refused(advice)),
         }
     }
 
-    /// Reads files and may run a program, so it runs on a blocking thread.
-    async fn held(&self, origin: &Origin) -> Result<Held, RegistryError> {
+    /// Looks up the credentials on a blocking thread, because that reads files and may run a program.
+    async fn configured(&self, origin: &Origin) -> Result<Configured, RegistryError> {
         let (policy, origin, span) = (Arc::clone(&self.credentials), origin.clone(), Span::current());
-        let look_up = move || span.in_scope(|| held(&policy, &origin));
+        let look_up = move || span.in_scope(|| configured(&policy, &origin));
         let looked_up = tokio::task::spawn_blocking(look_up).await;
         match looked_up {
-            Ok(held) => Ok(held?),
+            Ok(configured) => Ok(configured?),
             // Only a panic ends the task: it cannot be cancelled once it runs.
             Err(error) => Err(CredentialError::Interrupted { reason: error.to_string() }.into()),
         }
@@ -152,7 +153,7 @@ impl Shared {
 
     fn may_carry(&self, registry: &Origin, token_url: &Url) -> Result<(), RegistryError> {
         self.may_carry_to(registry)?;
-        match Origin::of(token_url) {
+        match Origin::from_url(token_url) {
             Some(service) => self.may_carry_to(&service),
             None => Err(CredentialError::PlainHttp { host: host_of(token_url) }.into()),
         }
@@ -162,7 +163,7 @@ impl Shared {
         if self.credentials.may_carry(origin) {
             return Ok(());
         }
-        Err(CredentialError::PlainHttp { host: RegistryHost::of(origin).to_string() }.into())
+        Err(CredentialError::PlainHttp { host: RegistryHost::from_origin(origin).to_string() }.into())
     }
 }
 
@@ -176,8 +177,8 @@ const MAX_TOKEN_BYTES: u64 = 64 << 10;
 /// The length of Ollama's own nonces.
 const NONCE_BYTES: usize = 16;
 
-/// Whether the registry requires credentials, or other ones. Hugging Face responds 403 for gated models, also
-/// to requests without credentials.
+/// Whether the registry requires credentials, or other credentials than those sent. Hugging Face responds 403 for gated
+/// models even to requests without credentials.
 fn requires_credentials(response: &Response, target: &Target<'_>) -> bool {
     let nothing_sent = !matches!(response.advice, Advice::Credential { .. });
     response.is_from(target.origin)
@@ -188,21 +189,21 @@ fn requires_credentials(response: &Response, target: &Target<'_>) -> bool {
         }
 }
 
-fn held(policy: &CredentialPolicy, origin: &Origin) -> Result<Held, CredentialError> {
-    let host = RegistryHost::of(origin);
+fn configured(policy: &CredentialPolicy, origin: &Origin) -> Result<Configured, CredentialError> {
+    let host = RegistryHost::from_origin(origin);
     let advice = match policy.find(&host)? {
         Found::Credential(Credential::Password { user, password }, place) => {
-            return Ok(Held::Password { user, password, place });
+            return Ok(Configured::Password { user, password, place });
         }
-        Found::Credential(Credential::Token(token), place) => return Ok(Held::Token { token, place }),
+        Found::Credential(Credential::Token(token), place) => return Ok(Configured::Token { token, place }),
         Found::Helper(name) => Advice::Helper { name, host: host.to_string() },
         Found::Nothing => Advice::LogIn { host: host.to_string() },
     };
-    let Some(path) = policy.ollama_key_for(origin) else { return Ok(Held::Nothing { advice }) };
+    let Some(path) = policy.ollama_key_for(origin) else { return Ok(Configured::Nothing { advice }) };
     let path = path.to_owned();
     Ok(match OllamaKey::read(&path)? {
-        Some(key) => Held::Key { key: Box::new(key), path },
-        None => Held::Nothing { advice: Advice::OllamaKey { path } },
+        Some(key) => Configured::Key { key: Box::new(key), path },
+        None => Configured::Nothing { advice: Advice::OllamaKey { path } },
     })
 }
 

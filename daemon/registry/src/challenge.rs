@@ -15,14 +15,14 @@ use super::origin::Origin;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Challenges {
     pub(super) bearer: Option<Challenge>,
-    /// Whether a user and a password are accepted.
+    /// Whether the registry accepts a user and a password.
     pub(super) basic: bool,
-    /// Why the credentials that were sent are refused (RFC 6750, section 3).
+    /// Why the registry refused the credentials sent with the request (RFC 6750, section 3).
     pub(super) error: Option<String>,
 }
 
 impl Challenges {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Self {
         let mut all = Self::default();
         for value in headers.get_all(WWW_AUTHENTICATE) {
             let Some(found) = value.to_str().ok().and_then(challenges) else { continue };
@@ -64,8 +64,8 @@ impl Challenge {
         Ok(url)
     }
 
-    /// The same with a nonce and a time, for a signature. Ollama's registry expects the parameters in the
-    /// order of their names.
+    /// [`Self::token_url`] with a nonce and a time, which is what the user's key signs. Ollama's registry expects the
+    /// parameters sorted by name.
     pub(super) fn signed_url(
         &self,
         registry: &Origin,
@@ -81,10 +81,10 @@ impl Challenge {
         Ok(url)
     }
 
-    /// Fails with what is wrong with the realm.
+    /// Checks the realm. The error says what is wrong with it.
     fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Url, String> {
         let realm = Url::parse(&self.realm).map_err(|_invalid| MALFORMED)?;
-        let origin = Origin::of(&realm).ok_or(MALFORMED)?;
+        let origin = Origin::from_url(&realm).ok_or(MALFORMED)?;
         let is_known = origin.host() == registry.host()
             || TOKEN_HOSTS.contains(&(registry.host(), origin.host()))
             || services.iter().any(|(host, service)| is(host, registry) && is(service, &origin));
@@ -106,13 +106,13 @@ impl Challenge {
 }
 
 fn is(name: &str, origin: &Origin) -> bool {
-    name.eq_ignore_ascii_case(RegistryHost::of(origin).as_str())
+    name.eq_ignore_ascii_case(RegistryHost::from_origin(origin).as_str())
 }
 
-/// Registries whose token service is known to be on another host.
+/// Registries with a token service on another host.
 const TOKEN_HOSTS: [(&str, &str); 2] =
     [("registry-1.docker.io", "auth.docker.io"), ("hf.co", "huggingface.co")];
-/// Real challenges have some 200 bytes.
+/// Real challenges have about 200 bytes.
 const MAX_CHALLENGE_BYTES: usize = 4096;
 
 /// Parses `WWW-Authenticate`: schemes, each followed by `name=value` pairs, all separated by commas.
@@ -169,7 +169,7 @@ fn split_word(text: &str) -> (&str, &str) {
     text.split_at(text.find([' ', '\t', ',', '=', '"']).unwrap_or(text.len()))
 }
 
-/// Splits off a value, in quotes or not; none if the quotes are not closed.
+/// Splits off a value, in quotes or not; `None` if the closing quote is missing.
 pub(super) fn split_value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let (value, rest) = text.split_at(text.find(SEPARATORS).unwrap_or(text.len()));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn token_url(registry: &str, header: &str) -> Result<String, String> {
-        let registry = Origin::of(&registry.parse().unwrap()).unwrap();
+        let registry = Origin::from_url(&registry.parse().unwrap()).unwrap();
         let services = [("gitlab.example".to_owned(), "login.example:444".to_owned())].into();
         bearer(header).unwrap().token_url(&registry, &services).map(|url| url.to_string())
     }
@@ -280,7 +280,7 @@ mod tests {
     fn signed_url_has_sorted_parameters() {
         let header =
             r#"Bearer realm="https://r.example/token?zone=1",service="r",scope="repository:l/m:pull""#;
-        let registry = Origin::of(&"https://r.example".parse().unwrap()).unwrap();
+        let registry = Origin::from_url(&"https://r.example".parse().unwrap()).unwrap();
         let url = bearer(header).unwrap().signed_url(&registry, &BTreeMap::new(), "n-_", 17).unwrap();
         let query = "nonce=n-_&scope=repository%3Al%2Fm%3Apull&service=r&ts=17&zone=1";
         assert_eq!(url.to_string(), format!("https://r.example/token?{query}"));

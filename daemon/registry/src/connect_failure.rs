@@ -13,7 +13,7 @@ use super::address_scope::AddressScope;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectFailure {
-    /// The host name was not resolved; with the system's reason.
+    /// The host name was not resolved. Contains the system's reason.
     #[error("no address found ({0}); is the name right, and is there a network?")]
     NoAddress(String),
     /// The host's address is closer to this machine than the registry that led to it.
@@ -25,15 +25,15 @@ pub enum ConnectFailure {
     /// The proxy cannot be reached or does not connect.
     #[error("connection through the proxy failed: {reason}; is {variable} right?")]
     Proxy {
-        /// The variable of the environment that names the proxy.
+        /// The environment variable that names the proxy.
         variable: &'static str,
         /// Why it failed.
         reason: String,
     },
-    /// The certificate has expired; with this machine's date.
+    /// The certificate has expired. Contains this machine's date.
     #[error("certificate has expired; this machine's clock says {0}: is that right?")]
     Expired(String),
-    /// The certificate becomes valid later; with this machine's date.
+    /// The certificate is not valid yet. Contains this machine's date.
     #[error("certificate is not valid yet; this machine's clock says {0}: is that right?")]
     NotYetValid(String),
     /// No authority that this machine trusts has signed the certificate.
@@ -42,7 +42,7 @@ pub enum ConnectFailure {
          authority signs here, name its certificate in ca_files"
     )]
     UnknownIssuer,
-    /// The certificate is another host's.
+    /// The certificate belongs to another host.
     #[error("certificate is for another name; is this network behind a login page?")]
     OtherName,
     /// The response is not TLS.
@@ -54,16 +54,16 @@ pub enum ConnectFailure {
     /// The response is not HTTP.
     #[error("server does not respond in HTTP; if it expects TLS, put https:// before its name")]
     NotHttp,
-    /// Another failure of TLS.
+    /// Any other TLS failure.
     #[error("TLS failed: {0}")]
     Tls(String),
-    /// Another failure, such as a connection that was reset; a repeated request may succeed.
+    /// Any other failure, such as a connection reset; a repeated request may succeed.
     #[error("{0}")]
     Other(String),
 }
 
 impl ConnectFailure {
-    pub(super) fn of(error: &legacy::Error) -> Self {
+    pub(super) fn from_error(error: &legacy::Error) -> Self {
         let innermost = innermost(error);
         // From the resolver in `connector`, or about a proxy.
         if let Some(failure) = innermost.downcast_ref::<Self>() {
@@ -71,14 +71,14 @@ impl ConnectFailure {
         }
         let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
         match (tls_error(innermost), kind) {
-            (Some(tls), _) => Self::of_tls(tls),
+            (Some(tls), _) => Self::from_tls(tls),
             (None, Some(io::ErrorKind::ConnectionRefused)) => Self::Refused,
             _ if is_not_http(error) => Self::NotHttp,
             _ => Self::Other(innermost.to_string()),
         }
     }
 
-    /// Whether there is a server, and it speaks another protocol or its certificate is not trusted.
+    /// Whether a server answered, but speaks another protocol or has an untrusted certificate.
     pub(super) const fn is_tls(&self) -> bool {
         match self {
             Self::Expired(_)
@@ -96,7 +96,7 @@ impl ConnectFailure {
         }
     }
 
-    fn of_tls(error: &rustls::Error) -> Self {
+    fn from_tls(error: &rustls::Error) -> Self {
         let error = match error {
             rustls::Error::InvalidCertificate(error) => error,
             rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => return Self::NotTls,
@@ -116,7 +116,7 @@ impl ConnectFailure {
     }
 }
 
-/// The first cause; the errors above it say only that the client could not connect.
+/// The root cause; the errors that wrap it say only that the client could not connect.
 pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {
     while let Some(cause) = error.source() {
         error = cause;
@@ -124,7 +124,7 @@ pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Er
     error
 }
 
-/// Whether the response could not be parsed as the start of one in HTTP. A head that is too long is HTTP.
+/// Whether the response does not start like an HTTP response. An HTTP head that is too long does.
 fn is_not_http(mut error: &(dyn Error + 'static)) -> bool {
     loop {
         if let Some(http) = error.downcast_ref::<hyper::Error>() {
@@ -137,7 +137,7 @@ fn is_not_http(mut error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// The TLS error inside an I/O error, at any depth. `Error::source` skips this kind of wrapper.
+/// The TLS error inside an I/O error, at any depth. `Error::source` skips an I/O error's inner error.
 fn tls_error<'e>(mut error: &'e (dyn Error + 'static)) -> Option<&'e rustls::Error> {
     loop {
         if let Some(tls) = error.downcast_ref() {
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn tls_errors_say_what_to_check() {
-        let said = |error| ConnectFailure::of_tls(&rustls::Error::InvalidCertificate(error)).to_string();
+        let said = |error| ConnectFailure::from_tls(&rustls::Error::InvalidCertificate(error)).to_string();
         let year = &today()[..4];
         assert!(today().len() == 10 && year.parse::<u32>().unwrap() > 2020);
         assert!(said(CertificateError::Expired).contains(year));
@@ -177,7 +177,7 @@ mod tests {
         assert!(said(CertificateError::UnknownIssuer).contains("ca_files"));
         assert!(said(CertificateError::NotValidForName).contains("another name"));
         let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
-        assert!(ConnectFailure::of_tls(&plain).to_string().contains("insecure_registries"));
-        assert!(ConnectFailure::of_tls(&rustls::Error::DecryptError).to_string().starts_with("TLS failed"));
+        assert!(ConnectFailure::from_tls(&plain).to_string().contains("insecure_registries"));
+        assert!(ConnectFailure::from_tls(&rustls::Error::DecryptError).to_string().starts_with("TLS failed"));
     }
 }

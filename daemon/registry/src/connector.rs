@@ -29,15 +29,15 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 type MaybeTls = MaybeHttpsStream<TokioIo<TcpStream>>;
 
-/// Opens connections to hosts whose scope is at most a limit, directly or through a proxy. TLS to the host itself is
-/// added by the caller.
+/// Opens connections to hosts within an address scope, directly or through a proxy. The caller adds TLS to the host
+/// itself.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     resolver: GuardedResolver,
     direct: HttpConnector<GuardedResolver>,
     to_proxy: HttpsConnector<HttpConnector>,
     proxies: Arc<Proxies>,
-    /// For the answer of a proxy.
+    /// How long to wait for a proxy's answer.
     time_limit: Duration,
 }
 
@@ -82,8 +82,8 @@ impl Connector {
         }
     }
 
-    /// The target with an address in place of its name. A name that has no address here is left to the proxy, if its
-    /// protocol has names.
+    /// Replaces the target's host name by its address. If this machine cannot resolve the name, the proxy does,
+    /// provided that its protocol carries names.
     async fn resolved(&mut self, target: &Uri, protocol: Protocol) -> Result<Uri, BoxError> {
         let host = target.host().unwrap_or_default();
         if host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() {
@@ -107,7 +107,7 @@ impl Connector {
     }
 }
 
-/// The origin of a URL with its port, perhaps with an address in place of its host.
+/// The origin of a URL with an explicit port, and with `address` in place of its host if there is one.
 fn with_port(target: &Uri, address: Option<IpAddr>) -> Result<Uri, BoxError> {
     let scheme = target.scheme_str().unwrap_or("https");
     let port = target.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
@@ -145,7 +145,7 @@ async fn tunnel(proxy: &Proxy, connection: MaybeTls, target: Uri) -> Result<Mayb
     }
 }
 
-/// The text of an error of the library, without the words that introduce it.
+/// The text of the library's error without its prefix.
 fn reason(error: &(dyn Error + 'static)) -> String {
     let text = innermost(error).to_string();
     let introduced = ["tunnel error: ", "SOCKS error: "].iter().find_map(|words| text.strip_prefix(words));
@@ -162,7 +162,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, target: Uri) -> Self::Future {
-        let proxy = match self.proxies.of(&target) {
+        let proxy = match self.proxies.for_target(&target) {
             Ok(None) => {
                 let connecting = self.direct.call(target);
                 return Box::pin(async {
@@ -200,7 +200,7 @@ impl Service<Uri> for Established {
 #[derive(Debug)]
 pub(super) struct Stream {
     inner: MaybeTls,
-    /// Whether a proxy receives the requests, which then have whole URLs.
+    /// Whether requests go to a proxy, and so contain the whole URL.
     is_forwarded: bool,
 }
 
@@ -272,10 +272,10 @@ impl Service<Name> for GuardedResolver {
             let no_address = |error| ConnectFailure::NoAddress(innermost(&error).to_string());
             let addresses = lookup.await.map_err(no_address)?;
             let (allowed, refused): (Vec<_>, Vec<_>) =
-                addresses.partition(|address| AddressScope::of(address.ip()) <= reach);
+                addresses.partition(|address| AddressScope::from_address(address.ip()) <= reach);
             match refused.first() {
                 Some(address) if allowed.is_empty() => {
-                    Err(ConnectFailure::ForbiddenAddress(AddressScope::of(address.ip())).into())
+                    Err(ConnectFailure::ForbiddenAddress(AddressScope::from_address(address.ip())).into())
                 }
                 _ => Ok(allowed.into_iter()),
             }

@@ -1,8 +1,9 @@
-//! `Content-Encoding`: what it says about a body, which is often untrue, and the decoding of what is encoded.
+//! `Content-Encoding`: decodes compressed bodies, and recognises labels that are wrong.
 //!
-//! Every request asks for the bytes as they are. Some servers compress nevertheless, and some object stores keep a
-//! label of an upload, such as `aws-chunked`, on bytes that it does not describe. So a document is decoded if it
-//! begins like a compressed one, and a file unless its length or its first bytes show that the label is untrue.
+//! Every request asks for uncompressed bytes. Some servers compress them nevertheless, and some object stores keep a
+//! label from the upload, such as `aws-chunked`, which does not describe the stored bytes. So a document is decoded if
+//! it starts like compressed data, and a file is decoded unless its length or its first bytes show that the label is
+//! wrong.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -15,14 +16,14 @@ use hyper::header::CONTENT_ENCODING;
 
 use super::decoder::Decoder;
 
-/// Labels of bytes that are as they were uploaded.
+/// Labels that do not change the bytes.
 const HARMLESS: [&str; 8] = ["", "identity", "none", "binary", "aws-chunked", "utf-8", "8bit", "7bit"];
-/// More of a label is not printed.
+/// Longer labels are cut when printed.
 const MAX_LABEL_CHARS: usize = 40;
-/// How often a document may be compressed: by the server, and again by a proxy.
+/// How many times a document may be compressed: by the server, and again by a proxy.
 const MAX_LAYERS: usize = 2;
 
-/// The labels that say that bytes are encoded.
+/// The labels of a response that say its bytes are encoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContentEncoding {
     labels: Vec<String>,
@@ -36,7 +37,7 @@ impl fmt::Display for ContentEncoding {
 }
 
 impl ContentEncoding {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Self {
         let values =
             headers.get_all(CONTENT_ENCODING).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
         let mut labels = Vec::new();
@@ -56,7 +57,7 @@ impl ContentEncoding {
     }
 }
 
-/// How bytes that begin like this are compressed.
+/// The compression of bytes, recognised by how they start.
 pub(super) fn compression_of(bytes: &[u8]) -> Option<Compression> {
     match bytes {
         [0x1f, 0x8b, ..] => Some(Compression::Gzip),
@@ -69,12 +70,12 @@ pub(super) fn compression_of(bytes: &[u8]) -> Option<Compression> {
 #[derive(Debug)]
 pub(super) struct Unpacked {
     pub(super) content: Vec<u8>,
-    /// Whether all of it could be decompressed.
+    /// Whether decompression reached the end without an error.
     pub(super) is_complete: bool,
 }
 
-/// A document, decompressed if it is compressed. At most one byte more than `max_bytes`, which shows that it is too
-/// long.
+/// Decompresses a document if it is compressed. Returns at most `max_bytes` and one byte more, which shows that it is
+/// too long.
 pub(super) fn unpacked(document: Vec<u8>, max_bytes: u64) -> Unpacked {
     let mut unpacked = Unpacked { content: document, is_complete: true };
     for _ in 0..MAX_LAYERS {
@@ -88,10 +89,10 @@ pub(super) fn unpacked(document: Vec<u8>, max_bytes: u64) -> Unpacked {
     unpacked
 }
 
-/// Decompresses a file in gzip as its bytes arrive. A file that does not begin like gzip is passed on as it is.
+/// Decompresses a gzip file as its bytes arrive. A file that does not start like gzip is passed on unchanged.
 pub(super) struct GzipStream {
     state: State,
-    /// Received and not decompressed yet.
+    /// Bytes received but not decompressed yet.
     pending: Bytes,
 }
 
@@ -102,7 +103,7 @@ enum State {
     Gzip(Box<MultiGzDecoder<Vec<u8>>>),
 }
 
-/// How many bytes are decompressed at once: at most a thousand times as many come out.
+/// How many bytes are decompressed in one step. gzip expands them at most a thousandfold, which limits the memory.
 const STEP_BYTES: usize = 4 << 10;
 
 impl fmt::Debug for GzipStream {
@@ -174,7 +175,7 @@ mod tests {
         for value in values {
             headers.append(CONTENT_ENCODING, HeaderValue::from_str(value).unwrap());
         }
-        ContentEncoding::of(&headers)
+        ContentEncoding::from_headers(&headers)
     }
 
     #[test]

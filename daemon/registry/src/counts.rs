@@ -1,10 +1,10 @@
-//! What has been received, and how often something has gone wrong with requests, for the daemon's metrics.
+//! Counters for the daemon's metrics: bytes received, and requests that went wrong.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{RegistryClient, RegistryError};
 
-/// Counted since the first client was made.
+/// Totals since the first client was made.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     retries: AtomicU64,
@@ -23,11 +23,11 @@ impl Counts {
 /// The counts at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Troubles {
-    /// Requests that were repeated after a failure.
+    /// Requests repeated after a failure.
     pub retries: u64,
-    /// Connections that were given up because they delivered nothing, or far less than others.
+    /// Connections given up because they delivered nothing, or far less than others.
     pub stalls: u64,
-    /// Files that had a wrong digest when they were complete.
+    /// Complete files with a wrong digest.
     pub wrong_files: u64,
 }
 
@@ -36,7 +36,7 @@ fn increment(count: &AtomicU64) {
 }
 
 impl RegistryClient {
-    /// How often something has gone wrong, for this client and those that it has continued.
+    /// How often something went wrong with this client and the clients that it replaces.
     #[must_use]
     pub fn troubles(&self) -> Troubles {
         let Counts { retries, stalls, wrong_files, received_bytes: _ } = &*self.counts;
@@ -45,8 +45,8 @@ impl RegistryClient {
         Troubles { retries, stalls, wrong_files }
     }
 
-    /// Bytes of files that have arrived over the network, for this client and those that it has continued. Bytes that
-    /// were not wanted or had to be downloaded again count each time.
+    /// Bytes of files that arrived over the network, for this client and the clients that it replaces. Unwanted bytes
+    /// count, and repeated downloads count each time.
     #[must_use]
     pub fn received_bytes(&self) -> u64 {
         self.counts.received_bytes.load(Ordering::Relaxed)

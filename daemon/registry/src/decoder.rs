@@ -1,4 +1,4 @@
-//! Decompresses a file while it is downloaded, and documents.
+//! Decompresses files while they are downloaded, and documents.
 
 use std::fmt;
 use std::io::{self, BufRead, Read};
@@ -12,9 +12,9 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 pub enum Decoder<R> {
     /// Not compressed.
     Plain(R),
-    /// Members of gzip.
+    /// A sequence of gzip members.
     Gzip(Box<MultiGzDecoder<R>>),
-    /// Frames of zstd.
+    /// A sequence of zstd frames.
     Zstd(Box<ZstdFrames<R>>),
 }
 
@@ -41,7 +41,7 @@ impl<R: BufRead> Decoder<R> {
         })
     }
 
-    /// The compressed bytes that have not been read.
+    /// The source, which still contains the compressed bytes that have not been read.
     pub fn source(&mut self) -> &mut R {
         match self {
             Self::Plain(source) => source,
@@ -50,7 +50,7 @@ impl<R: BufRead> Decoder<R> {
         }
     }
 
-    /// The same, without the decoder.
+    /// Drops the decoder and returns the source.
     pub fn into_source(self) -> R {
         match self {
             Self::Plain(source) => source,
@@ -70,11 +70,11 @@ impl<R: BufRead> Read for Decoder<R> {
     }
 }
 
-/// The content of all frames of a file, one after the other.
+/// Reads the content of all frames of a file, one after the other.
 pub struct ZstdFrames<R> {
     source: R,
     decoder: FrameDecoder,
-    /// Whether the decoder has a frame of the file.
+    /// Whether the decoder is inside a frame of the file.
     is_begun: bool,
 }
 
@@ -84,8 +84,8 @@ impl<R> fmt::Debug for ZstdFrames<R> {
     }
 }
 
-/// The header of a frame with the smallest window. The decoder limits the memory for the window of every frame but its
-/// first, so it is given this one first.
+/// The header of a frame with the smallest window. The decoder limits the window memory of every frame except the
+/// first, so it gets this frame first.
 const SMALLEST_FRAME: [u8; 6] = [0x28, 0xb5, 0x2f, 0xfd, 0, 0];
 
 impl<R: BufRead> ZstdFrames<R> {
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// What a program makes of bytes; `None` if there is no such program.
+    /// Pipes bytes through a program; `None` if the program is not installed.
     fn through(program: &[&str], bytes: &[u8]) -> Option<Vec<u8>> {
         let mut child = Command::new(program[0])
             .args(&program[1..])

@@ -1,4 +1,4 @@
-//! How a pull from a registry fails.
+//! The errors of requests to registries.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::server_reason::ServerReason;
 
 /// Why a request to a registry failed, or its response cannot be used.
 ///
-/// Messages name hosts and no URLs: the query of a signed URL is a credential.
+/// Messages name hosts, never URLs, because the query of a signed URL is a credential.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -39,7 +39,7 @@ pub enum RegistryError {
         /// What the host said.
         reason: ServerReason,
     },
-    /// There is no such tag or file in a repository that has others.
+    /// A repository does not have this tag or file, but has others.
     #[error("{subject}: not found at {host}{reason}{}", nearest_names(.nearest))]
     NoSuchName {
         /// The request.
@@ -51,7 +51,7 @@ pub enum RegistryError {
         /// The most similar names.
         nearest: String,
     },
-    /// There is no such tag in a registry that does not list its tags.
+    /// A registry that does not list its tags does not have this one.
     #[error("{subject}: not found at {host}{reason}{}", latest.as_ref().map_or_else(String::new, |name| format!(", which has {name}")))]
     NoSuchTag {
         /// What was requested.
@@ -60,11 +60,11 @@ pub enum RegistryError {
         host: String,
         /// What the host said.
         reason: ServerReason,
-        /// The name of the model with the tag `latest`, if the registry has that.
+        /// The name of the model with the tag `latest`, if the registry has one.
         latest: Option<Box<str>>,
         /// The web page that lists the model's tags, if the registry has such pages.
         page: Option<Box<str>>,
-        /// The name of the model at Hugging Face, where it may have been copied without the host.
+        /// What the name would be at Hugging Face: the user may have copied it from there without the host.
         hub: Option<Box<str>>,
     },
     /// A tag means several models of a repository.
@@ -79,19 +79,19 @@ pub enum RegistryError {
         /// The address of the first.
         example: String,
     },
-    /// A repository has no model in a format that can be stored.
+    /// A repository has no model in a supported format.
     #[error("{subject}: no GGUF file with a model at {host}, of {} GGUF files", others.len())]
     NoModel {
         /// The request.
         subject: String,
         /// The host that responded.
         host: String,
-        /// The paths of the files for other purposes.
+        /// The paths of the GGUF files that are not models.
         others: Vec<String>,
         /// The address of the first.
         example: String,
     },
-    /// Shards of a model are not where the others are.
+    /// Some shards of a model are missing.
     #[error("{subject}: {} at {host}: {}", shards_missing(*count, missing), few(missing.iter().map(|(_, path)| path)))]
     MissingShards {
         /// The request.
@@ -100,11 +100,11 @@ pub enum RegistryError {
         host: String,
         /// How many shards the model has.
         count: usize,
-        /// The numbers, from 1, and names of those that are missing.
+        /// The number of each missing shard, from 1, and its name.
         missing: Vec<(usize, String)>,
     },
     /// The user chose a projector or a draft, but the source has no list of files.
-    #[error("{subject}: projector and draft can be chosen only of repositories at Hugging Face")]
+    #[error("{subject}: projector and draft can be chosen only from repositories at Hugging Face")]
     NoChoice {
         /// The request.
         subject: String,
@@ -124,7 +124,7 @@ pub enum RegistryError {
     /// The credentials for a registry cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialError),
-    /// There is no model under this name that can be stored.
+    /// The name leads to something that cannot be stored as a model.
     #[error("model {reference}: {what}")]
     UnusableModel {
         /// The request.
@@ -132,7 +132,7 @@ pub enum RegistryError {
         /// The fault in it.
         what: String,
     },
-    /// A response or file that cannot be used, or a redirect or token service that is refused.
+    /// A response or file is unusable, or a redirect or token service is refused.
     #[error("{subject}: {what}")]
     Unusable {
         /// The host that responded, or the file.
@@ -149,7 +149,7 @@ pub enum RegistryError {
         /// The server.
         host: String,
     },
-    /// No connection, or one that broke before the response began.
+    /// The connection could not be opened, or broke before the response began.
     #[error("{host}: {reason}")]
     Unreachable {
         /// The host that was requested.
@@ -164,7 +164,7 @@ pub enum RegistryError {
         host: String,
         /// How much of the body was received.
         received_bytes: u64,
-        /// The first cause.
+        /// The root cause.
         reason: String,
     },
     /// Too few bytes were received for too long.
@@ -175,7 +175,7 @@ pub enum RegistryError {
         /// The time limit.
         seconds: u64,
     },
-    /// An HTTP status that is not expected here.
+    /// The server responded with an unexpected HTTP status.
     #[error("{host}: {}{}", refusal(*.status, .reason), tls_hint(*.status, .reason, *.is_plain_http))]
     Status {
         /// The host that responded.
@@ -189,7 +189,7 @@ pub enum RegistryError {
         /// The response's `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// Status 429, with a longer wait than the retry policy allows.
+    /// The server responded 429 and asks for a longer wait than the retry policy allows.
     #[error("{host}: too many requests{reason}; try again {}", later(.retry_after.as_ref()))]
     TooManyRequests {
         /// The host that responded.
@@ -201,7 +201,7 @@ pub enum RegistryError {
         /// Whether the request had no credentials.
         is_anonymous: bool,
     },
-    /// A refusal, and what is known about its cause. The message is that of the refusal.
+    /// A refusal whose cause is known. The message is that of the refusal.
     #[error("{error}")]
     Explained {
         /// The refusal.
@@ -209,7 +209,7 @@ pub enum RegistryError {
         /// The cause, or what to do.
         hint: String,
     },
-    /// A manifest, list or token that is too long.
+    /// A manifest, list or token is too long.
     #[error("{host}: {what} has more than {max_bytes} bytes, the limit")]
     TooLong {
         /// The host that responded.
@@ -219,19 +219,19 @@ pub enum RegistryError {
         /// The limit.
         max_bytes: u64,
     },
-    /// A file of the wrong length.
+    /// A file has the wrong length.
     #[error("{subject}: wrong size at {host}: expected {expected_bytes} bytes, found {found_bytes}")]
     SizeDiffers {
         /// The file.
         subject: String,
         /// The host that responded.
         host: String,
-        /// Bytes announced or received; of a body that is too long, the bytes read.
+        /// Bytes announced or received. If the body is too long, the bytes read before that was noticed.
         found_bytes: u64,
-        /// Bytes according to the manifest, or to the server's first response.
+        /// Bytes that the manifest or the server's first response announces.
         expected_bytes: u64,
     },
-    /// Another part of a file than the one requested.
+    /// The server sent another part of a file than the requested one.
     #[error("{subject}: wrong part from {host}: expected {expected}, found {found}")]
     RangeDiffers {
         /// The file.
@@ -243,7 +243,7 @@ pub enum RegistryError {
         /// The expected `Content-Range`.
         expected: String,
     },
-    /// The reference's host is not a host name with at most a port.
+    /// The host in a reference is not a host name with an optional port.
     #[error("host: expected a host name with at most a port, found {host:?}")]
     Host {
         /// The text in the reference.
@@ -254,18 +254,18 @@ pub enum RegistryError {
     Mirror {
         /// The host that it is a mirror of.
         host: String,
-        /// The configured URL without the user and the password in it.
+        /// The configured URL without its user and password.
         base: String,
     },
-    /// All mirrors of a host failed. The message is that of the error that says most.
+    /// All mirrors of a host failed. The message is that of the most informative error.
     #[error("{error}")]
     AllFailed {
-        /// The error that says most about what was requested.
+        /// The most informative error.
         error: Box<RegistryError>,
         /// What the other servers answered, each with its host.
         others: Vec<String>,
     },
-    /// The environment names the proxy for this request in a way that is not understood.
+    /// The environment variable that names the proxy for this request is malformed.
     #[error(transparent)]
     Proxy(ProxyFault),
     /// The certificate authorities could not be set up.
@@ -285,7 +285,7 @@ pub enum FailureKind {
     NotFound,
     /// The registry refuses, or the credentials for it cannot be used.
     Denied,
-    /// The registry has no model under this name that can be stored.
+    /// The registry has no model under this name that blobd can store.
     UnusableModel,
     /// The name or the configuration is wrong.
     InvalidRequest,
@@ -297,7 +297,7 @@ fn nearest_names(names: &str) -> String {
     if names.is_empty() { String::new() } else { format!("; the nearest names are {names}") }
 }
 
-/// When to try again. Rounded up: a moment too early is refused again.
+/// When to try again, rounded up: a request that is a moment too early is refused again.
 pub(super) fn later(wait: Option<&Duration>) -> String {
     let Some(seconds) = wait.map(Duration::as_secs) else { return "later".to_owned() };
     match seconds {
@@ -307,7 +307,7 @@ pub(super) fn later(wait: Option<&Duration>) -> String {
     }
 }
 
-/// What a status means, and the server's sentence or else the standard's name of the status.
+/// The meaning of a status, with the server's own sentence or else the standard name of the status.
 fn refusal(status: u16, reason: &ServerReason) -> String {
     let phrase = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
     let why = match (reason.sentence(), phrase) {
@@ -322,7 +322,7 @@ fn refusal(status: u16, reason: &ServerReason) -> String {
     }
 }
 
-/// A few of many names, and how many more there are.
+/// The first names of a list, and the number of the others.
 pub(super) fn few(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     const MAX: usize = 8;
     let names: Vec<_> = names.into_iter().collect();
@@ -408,7 +408,7 @@ impl RegistryError {
         Self::Explained { error: Box::new(self), hint }
     }
 
-    /// The error without what other mirrors answered, and without an explanation.
+    /// The error without the explanation and the answers of other mirrors.
     pub(super) fn main(&self) -> &Self {
         match self {
             Self::AllFailed { error, .. } | Self::Explained { error, .. } => error.main(),
@@ -416,7 +416,7 @@ impl RegistryError {
         }
     }
 
-    /// What the server said.
+    /// The server's own sentence, if the error has one.
     pub(super) fn reason(&self) -> ServerReason {
         match self.main() {
             Self::NotFound { reason, .. }
@@ -430,7 +430,7 @@ impl RegistryError {
         }
     }
 
-    /// The host that responded or was requested, and what was wrong there, without what was requested.
+    /// The host and what went wrong there, without naming the requested model or file.
     pub(super) fn brief(&self) -> String {
         match self {
             Self::NotFound { host, reason, .. }
@@ -458,13 +458,13 @@ impl RegistryError {
         }
     }
 
-    /// Whether a response had begun, and another request for the same file might get a better one.
+    /// Whether the failure is in the body of a response, so that another request for the file may succeed.
     #[must_use]
     pub fn is_of_body(&self) -> bool {
         matches!(self.main(), Self::Broken { .. } | Self::SizeDiffers { .. } | Self::RangeDiffers { .. })
     }
 
-    /// Whether the server was reachable, as far as known, and sent no response.
+    /// Whether the server sent no response although it seemed reachable.
     pub(super) fn is_no_response(&self) -> bool {
         matches!(
             self.main(),
@@ -485,8 +485,8 @@ impl RegistryError {
         matches!(self.main(), Self::Unreachable { reason: NoAddress(_) | Refused, .. })
     }
 
-    /// Whether another mirror may succeed. Not after a refusal that protects the user's network, and not if
-    /// the request or the model itself is wrong.
+    /// Whether another mirror may succeed. False after a refusal that protects the user's network, and if the request
+    /// or the model itself is wrong.
     pub(super) fn may_be_elsewhere(&self) -> bool {
         use ConnectFailure::{ForbiddenAddress, Proxy};
         match self {
@@ -510,7 +510,7 @@ pub enum Advice {
         /// The host to log in to.
         host: String,
     },
-    /// A Docker credential helper, which was not run, may have credentials.
+    /// A Docker credential helper may have credentials, but blobd did not run it.
     #[error(
         "it is private or misspelt; credentials may be with docker-credential-{name}, which blobd runs only \
          with use_docker_helpers in the section [credentials]; or `blobd login {host}`"
@@ -527,7 +527,7 @@ pub enum Advice {
         /// The expected path of the key.
         path: PathBuf,
     },
-    /// The credentials that were sent are not enough.
+    /// The credentials that were sent do not grant access.
     #[error("the credentials from {place} do not suffice, or it is misspelt")]
     Credential {
         /// Where they are configured.

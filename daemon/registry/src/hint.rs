@@ -1,4 +1,4 @@
-//! What to do after an error, where blobd knows more than the server has said.
+//! Hints: the next step after an error, where blobd knows more than the server said.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::error::{RegistryError, few, later};
 
 impl RegistryError {
-    /// What to do next, and what the other mirrors answered if several were asked.
+    /// The next step, and the answers of the other mirrors if several were asked.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -38,7 +38,7 @@ impl RegistryError {
                     .map_or_else(String::new, |hub| format!("; at Hugging Face its name would be {hub}"));
                 Some(format!("is the name right? if there is such a model, {page} lists its tags{hub}"))
             }
-            Self::Status { status, retry_after, .. } => of_status(*status, retry_after.as_ref()),
+            Self::Status { status, retry_after, .. } => status_hint(*status, retry_after.as_ref()),
             Self::TooManyRequests { host, is_anonymous: true, .. } => {
                 Some(format!("an account may have a higher limit: `blobd login {host}`"))
             }
@@ -47,13 +47,13 @@ impl RegistryError {
     }
 }
 
-/// Whether a tag can select one of the files: it is compared with their names more than with their folders.
+/// Whether a tag can select one of the files. A tag matches file names, not folders.
 fn differ_in_name(paths: &[String]) -> bool {
     let names = paths.iter().map(|path| path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase());
     names.collect::<BTreeSet<_>>().len() == paths.len()
 }
 
-fn of_status(status: u16, retry_after: Option<&Duration>) -> Option<String> {
+fn status_hint(status: u16, retry_after: Option<&Duration>) -> Option<String> {
     let hint = match status {
         401 | 403 => {
             "the storage to which the registry redirects refuses its link, which may have expired: try again"

@@ -1,7 +1,8 @@
-//! Models at Hugging Face: which files of a repository are pulled, and from where.
+//! Models at Hugging Face: chooses the files of a repository to pull, and their source.
 //!
-//! The list of files decides. Where the registry's manifest is of the chosen file, it is used too: it adds the
-//! template and the parameters. Files are requested at a commit, so that they are the listed ones.
+//! The choice is made from the list of files. If the registry has a manifest for the chosen file, it is used too,
+//! because it adds the template and the parameters. Files are requested at the commit that was listed, so they cannot
+//! change in between.
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
@@ -19,7 +20,7 @@ use super::server_reason::ServerReason;
 use super::{RegistryClient, tags::nearest};
 
 impl RegistryClient {
-    /// The model of a file, with the other shards and its components.
+    /// The model that a file belongs to: the file, its other shards and its components.
     pub(super) async fn hub_model(
         &self,
         file: &HubFile,
@@ -52,7 +53,7 @@ impl RegistryClient {
                 let refused = published.map_err(|error| no_model(error, &repository));
                 return refused.map(|manifest| RemoteModel::Published(manifest.into()));
             }
-            // Without a list, as at a mirror of the registry alone, nothing can be chosen.
+            // A mirror of the registry alone has no list, so nothing can be chosen.
             Err(error) if !has_no_list(&error) => return published.and(Err(error)),
             _ if components.are_default() => {
                 return published.map(|manifest| RemoteModel::Published(manifest.into()));
@@ -87,7 +88,7 @@ impl RegistryClient {
         }
     }
 
-    /// The file with this content in the repository of a model, for a repair.
+    /// Finds the file with this content in the repository of a model, for a repair.
     pub(super) async fn hub_file(
         &self,
         repository: &str,
@@ -103,7 +104,7 @@ impl RegistryClient {
     }
 }
 
-/// Whether the registry may have refused the tag only: it has no sharded models and knows few names.
+/// Whether the registry may lack only the tag: it has no sharded models and knows few names.
 fn knows_no_tag(error: &RegistryError) -> bool {
     matches!(
         error.main(),
@@ -114,7 +115,7 @@ fn knows_no_tag(error: &RegistryError) -> bool {
     )
 }
 
-/// Whether a server has no lists of files, other than one that fails.
+/// Whether the error means that a server does not list files at all, rather than that it failed.
 fn has_no_list(error: &RegistryError) -> bool {
     error.kind() == FailureKind::NotFound
         || matches!(error.main(), RegistryError::Status { status: 400..=499 | 501, .. })
@@ -125,7 +126,7 @@ fn choose(listed: &Listed, wanted: Wanted<'_>, components: &Components) -> Resul
     files.choose(wanted, components)
 }
 
-/// Whether a manifest is of this file.
+/// Whether the weights of a manifest are this file.
 fn is_of(manifest: &Manifest, file: &TreeFile) -> bool {
     let mut models = manifest.layers().iter().filter(|layer| layer.media_type.component() == MODEL);
     models.next().is_some_and(|model| Some(model.digest) == file.digest) && models.next().is_none()
@@ -141,7 +142,8 @@ struct Hub<'h> {
 }
 
 impl Hub<'_> {
-    /// The registry's manifest of the chosen file, which it may have under another tag. It has none of shards.
+    /// The registry's manifest for the chosen file, which may have another tag there. The registry has no manifests for
+    /// shards.
     async fn manifest(
         &self,
         reference: &Reference,
@@ -171,7 +173,7 @@ impl Hub<'_> {
         })
     }
 
-    /// The registry's manifest with the chosen components. Files that the registry does not name are pulled from the
+    /// Adds the chosen components to the registry's manifest. Files that the registry does not name are pulled from the
     /// repository.
     fn completed(
         &self,
@@ -186,7 +188,7 @@ impl Hub<'_> {
         let Some(added) =
             elsewhere.iter().map(|file| Some((file.descriptor()?, file.name()?))).collect::<Option<Vec<_>>>()
         else {
-            // A manifest cannot name a file whose digest is not known.
+            // A manifest cannot name a file without a known digest.
             return self.files(choice);
         };
         let replaces = |component: &str| {
@@ -237,7 +239,7 @@ impl Hub<'_> {
     }
 
     fn remote(&self, file: &TreeFile, media_type: &str) -> Result<RemoteFile, RegistryError> {
-        let servers = self.client.shared.mirrors.of_hub()?;
+        let servers = self.client.shared.mirrors.for_hub()?;
         let (repository, commit) = (self.repository, &self.listed.commit);
         let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
         let address = format!("{}/{}", address(repository), file.path);
@@ -246,7 +248,7 @@ impl Hub<'_> {
     }
 }
 
-/// Whether a component of the registry's manifest is pulled. Others than these two cannot be left out.
+/// Whether a component of the registry's manifest is pulled. Only a projector and a draft can be left out.
 fn is_wanted(component: &str, components: &Components) -> bool {
     match component {
         "projector" => components.projector != Projector::None,
@@ -255,7 +257,7 @@ fn is_wanted(component: &str, components: &Components) -> bool {
     }
 }
 
-/// The error for a choice that was refused. `wanted` is what no file is or has.
+/// The error for a refused choice. `wanted` is the tag or path that no file matches.
 fn refused(
     refusal: Refusal,
     repository: &str,
@@ -297,7 +299,7 @@ fn refused(
     }
 }
 
-/// The registry's refusal of a repository that has no model file of a known format.
+/// Explains the registry's refusal when the repository has no model file in a known format.
 fn no_model(error: RegistryError, repository: &str) -> RegistryError {
     error
         .explained(format!("{} has no model file that blobd knows: pull a GGUF variant", address(repository)))

@@ -1,7 +1,7 @@
 //! Hugging Face's own API: the files of a repository and their digests.
 //!
-//! Hugging Face's registry API has no sharded models and no files without a quantisation in their names; this
-//! one has all files.
+//! Hugging Face's registry API omits sharded models and files without a quantisation in their names; this API lists all
+//! files.
 
 use blobd_store_format::source::HubFile;
 use hyper::HeaderMap;
@@ -22,9 +22,9 @@ pub(super) struct Listed {
 }
 
 impl RegistryClient {
-    /// Lists the weight files of a repository at the commit that a branch, tag or commit means.
+    /// Lists the weight files of a repository at the commit to which a branch, tag or commit ID resolves.
     pub(super) async fn list(&self, repository: &str, revision: &str) -> Result<Listed, RegistryError> {
-        let servers = &self.shared.mirrors.of_hub()?;
+        let servers = &self.shared.mirrors.for_hub()?;
         let list = |server| async move {
             let api = Api { client: self, server, repository, address: address(repository) };
             api.list(revision).await
@@ -53,7 +53,7 @@ impl Api<'_> {
             files.extend(parse_tree(&page).map_err(|what| list_refused(host, &what))?);
             match next {
                 None => return Ok(Listed { commit, files }),
-                // With the same credentials, which go to this server only.
+                // The same credentials are sent again, but only to this server.
                 Some(next) => target = self.target(&next)?,
             }
         }
@@ -104,7 +104,7 @@ impl Api<'_> {
     }
 
     fn target(&self, path: &str) -> Result<Target<'_>, RegistryError> {
-        Target::of_file(self.server, &self.address, self.repository, path)
+        Target::for_file(self.server, &self.address, self.repository, path)
     }
 
     fn refused(&self, what: &str) -> RegistryError {
@@ -116,11 +116,11 @@ fn list_refused(host: impl Into<String>, what: &str) -> RegistryError {
     RegistryError::unusable(host, format!("list of files refused: {what}"))
 }
 
-/// What the paths of all requests to the API begin with.
+/// The prefix of all paths in the API.
 const API_PATH: &str = "/api/models/";
-/// A page has a thousand entries of some 300 bytes.
+/// A page has a thousand entries of about 300 bytes.
 const MAX_PAGE_BYTES: u64 = 4 << 20;
-/// At a thousand files each.
+/// A page lists a thousand files.
 const MAX_PAGES: usize = 16;
 
 /// The name of a repository in messages.
@@ -136,7 +136,7 @@ fn next_link(headers: &HeaderMap) -> Option<String> {
         let mut rest = value.as_str();
         loop {
             let (target, after) = rest.split_once('<')?.1.split_once('>')?;
-            // A comma outside quotation marks ends the parameters. No relation contains one.
+            // A comma outside quotation marks ends the parameters. Relation names contain no commas.
             let (parameters, others) = after.split_once(',').unwrap_or((after, ""));
             if parameters.split(';').any(is_next) {
                 return Some(target.trim().to_owned());

@@ -103,9 +103,9 @@ pub use self::stream::{ByteStream, Sender};
 use self::token_cache::TokenCache;
 use self::transport::Transport;
 
-/// After this time without a byte of a file a connection is given up, unless the policy says otherwise. A connection
-/// that is alive pauses for a few seconds at most, and a broken one never sends anything. A content network that loads
-/// a cold file goes on with that for the next request.
+/// The default of [`RegistryPolicy::stall_timeout`]. A working connection pauses for a few seconds at most, and a
+/// broken one never sends anything. If a content network is still loading a cold file, the repeated request benefits
+/// from what it has loaded.
 pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The configuration of a [`RegistryClient`].
@@ -122,7 +122,8 @@ pub struct RegistryPolicy {
     pub credentials: CredentialPolicy,
     /// When a failed request is repeated.
     pub retry: RetryPolicy,
-    /// After which time without a byte of a file a connection is given up; [`DEFAULT_STALL_TIMEOUT`] if absent.
+    /// How long a file may arrive without a byte before its connection is given up; [`DEFAULT_STALL_TIMEOUT`] if
+    /// absent.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -133,8 +134,8 @@ impl RegistryPolicy {
         origin::Registry::at(text).is_some()
     }
 
-    /// The same for a daemon that serves several users: only blobd's own credentials. All users can read what
-    /// the daemon pulls, so it must not use the other credentials of the user it runs as.
+    /// Restricts the policy to blobd's own credentials, for a daemon that serves several users. All of them can read
+    /// what the daemon pulls, so it must not use the personal credentials of the user that it runs as.
     #[must_use]
     pub fn for_many_users(self) -> Self {
         Self { credentials: self.credentials.own_alone(), ..self }
@@ -162,8 +163,8 @@ impl RegistryClient {
     /// Makes a client without connecting. Reads the certificate files, so it blocks for some milliseconds:
     /// call it at start-up, not on an async worker.
     ///
-    /// Uses the proxies that the environment names ([`Proxies`]). One that is not understood is an error of each request
-    /// that would use it.
+    /// Uses the proxies that the environment names ([`Proxies`]). A malformed proxy variable is reported by each
+    /// request that would use it, not here.
     ///
     /// # Errors
     /// [`RegistryError::Mirror`] and [`RegistryError::Certificates`] when the policy is unusable.
@@ -185,8 +186,8 @@ impl RegistryClient {
         Ok(Self { shared: Arc::new(shared), counts: Arc::default() })
     }
 
-    /// The same client with connections of its own. One that has delivered wrong bytes, for example through a
-    /// damaged proxy, is not used again.
+    /// A copy of this client with new connections, so that a connection that delivered wrong bytes, for example through
+    /// a damaged proxy, is not used again.
     #[must_use]
     pub fn with_fresh_connections(&self) -> Self {
         let Shared { mirrors, transport, tokens, credentials, retry, limits } = &*self.shared;
@@ -201,7 +202,7 @@ impl RegistryClient {
         Self { shared: Arc::new(shared), counts: Arc::clone(&self.counts) }
     }
 
-    /// This client, which replaces `earlier` and goes on counting where that one is.
+    /// This client with the counters of `earlier`, which it replaces.
     #[must_use]
     pub fn continuing(self, earlier: &Self) -> Self {
         Self { counts: Arc::clone(&earlier.counts), ..self }
@@ -214,7 +215,7 @@ impl RegistryClient {
     /// [`RegistryError`] when there is none, it is malformed or not a model that blobd can serve, or
     /// the registry fails.
     pub async fn manifest(&self, reference: &Reference) -> Result<Manifest, RegistryError> {
-        let servers = &self.shared.mirrors.of(reference)?;
+        let servers = &self.shared.mirrors.for_model(reference)?;
         let ask = |registry| self.manifest_at(registry, reference);
         self.retried(|| first_of(servers, reference.host(), ask)).await
     }
@@ -240,8 +241,8 @@ impl RegistryClient {
         let response = match reference.digest() {
             None => self.get_manifest(registry, reference, reference.tag()).await?,
             Some(pin) => match self.get_manifest(registry, reference, &pin.to_string()).await {
-                // Ollama's registry need not serve manifests by digest, since its own client never requests
-                // one. The tag serves as well if it still points at the pinned manifest.
+                // Ollama's registry may not serve manifests by digest, since its own client never requests one. The tag
+                // works too while it still points to the pinned manifest.
                 Err(RegistryError::NotFound { .. }) => {
                     self.get_manifest(registry, reference, reference.tag()).await?
                 }
@@ -258,8 +259,7 @@ impl RegistryClient {
         Ok(manifest)
     }
 
-    /// The only model of an image index. An index inside it is refused like any other text that is not a
-    /// manifest.
+    /// The only model of an image index. A nested index is refused, like anything else that is not a manifest.
     async fn indexed_manifest(
         &self,
         registry: &Registry,
@@ -279,7 +279,7 @@ impl RegistryClient {
         Manifest::parse(raw).map_err(|error| RegistryError::unusable_model(reference, &error))
     }
 
-    /// The body, checked against the digest that the response announces and against the expected one.
+    /// Reads the body and checks it against the announced and the expected digest.
     async fn manifest_bytes(
         &self,
         response: Response,
@@ -312,7 +312,7 @@ impl RegistryClient {
     }
 }
 
-/// Refuses models that could be stored but not opened, before their download.
+/// Refuses models that could be stored but not opened, before anything is downloaded.
 fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), RegistryError> {
     for (file, name) in manifest.files().zip(manifest.names()) {
         if file.media_type.archive_of_weights() != Some(Archive::Unknown) {
@@ -336,17 +336,18 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
 /// Time limits for one registry. Tests shorten them.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// For a TCP connection.
+    /// For opening a TCP connection.
     connect: Duration,
-    /// From a request to the head of its response, including connecting and TLS. Files have `silence` too.
+    /// From a request to the head of its response, including connecting and TLS. Requests for files also have the limit
+    /// `silence`.
     head: Duration,
     /// For the whole body of a manifest or a token.
     document: Duration,
-    /// For the body of a refusal. What has arrived by then is quoted.
+    /// For the body of a refusal. The error quotes what has arrived by then.
     refusal: Duration,
     /// For the next byte of a file, or the head of the response with it.
     silence: Duration,
-    /// For the bytes of a blob while fewer than `slowest_bytes` arrive.
+    /// The window in which at least `slowest_bytes` of a blob must arrive.
     stall: Duration,
     /// The fewest bytes of a blob that must arrive in `stall`.
     slowest_bytes: u64,
@@ -360,10 +361,10 @@ impl Default for Limits {
             head: Duration::from_secs(30),
             // 4 MiB at 70 KB/s. With the stall limit alone, a server could send one byte a second for weeks.
             document: Duration::from_secs(60),
-            // A sentence arrives with the head of the response.
+            // A short body arrives together with the head of the response.
             refusal: Duration::from_secs(2),
             silence: DEFAULT_STALL_TIMEOUT,
-            // Ollama waits as long.
+            // Ollama's client uses the same limit.
             stall: Duration::from_secs(30),
             // 1 KiB/s: slower than any link on which a model is worth waiting for.
             slowest_bytes: 30 << 10,
@@ -371,7 +372,7 @@ impl Default for Limits {
     }
 }
 
-/// Accepted media types: manifests and image indexes of Docker and OCI. A registry may have only one kind.
+/// Accepted media types: manifests and image indexes of Docker and OCI. Some registries serve only one of the two.
 const MANIFEST_TYPES: &str = "application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.image.index.v1+json, \

@@ -1,6 +1,6 @@
 //! Hugging Face's lists of a repository's files.
 //!
-//! The lists contain paths, sizes and digests from a server: every entry is checked, and a bad one is skipped.
+//! The lists come from a server and are not trusted: every entry is checked, and a bad entry is skipped.
 
 use std::borrow::Cow;
 
@@ -23,7 +23,7 @@ pub(super) struct TreeFile {
 /// with a path that is not allowed, are skipped: the other files do not depend on them.
 pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     let json = text_of(json);
-    // Each is parsed by itself: one may have a text that is not Unicode.
+    // Each entry is parsed separately, because one of them may contain text that is not Unicode.
     let entries: Vec<&RawValue> = serde_json::from_str(&json).map_err(|error| reason(&error))?;
     if entries.len() > MAX_ENTRIES {
         return Err(format!(
@@ -81,7 +81,8 @@ pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, 
     }
 }
 
-/// A document without a byte order mark. What is not UTF-8 is replaced: other entries do not depend on it.
+/// The document as text without a byte order mark. Invalid UTF-8 is replaced, because the other entries are still
+/// usable.
 fn text_of(json: &[u8]) -> Cow<'_, str> {
     const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
     String::from_utf8_lossy(json.strip_prefix(BYTE_ORDER_MARK).unwrap_or(json))

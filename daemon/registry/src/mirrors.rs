@@ -1,4 +1,4 @@
-//! Mirrors: which servers are requested instead of a host, in which order, and when the next one is tried.
+//! Mirrors: the servers that replace a host, their order, and when the next one is tried.
 
 use std::collections::BTreeMap;
 
@@ -29,15 +29,15 @@ impl Mirrors {
             if servers.is_empty() {
                 return Err(unusable(""));
             }
-            // The mirrors of all names of a service are mirrors of the service.
+            // A service can have several names; a mirror of one of them serves them all.
             by_host.entry(key(host)).or_default().extend(servers);
         }
         Ok(Self { by_host, insecure: policy.insecure.clone() })
     }
 
-    /// The servers for a model, in order; at least one. Mirrors replace the host itself, which is requested
-    /// only if it is one of them.
-    pub(super) fn of(&self, reference: &Reference) -> Result<Vec<Registry>, RegistryError> {
+    /// The servers for a model, in order; at least one. Mirrors replace the host itself, unless it is listed among
+    /// them.
+    pub(super) fn for_model(&self, reference: &Reference) -> Result<Vec<Registry>, RegistryError> {
         match self.by_host.get(&key(reference.host())) {
             Some(mirrors) => Ok(mirrors.clone()),
             None if self.is_insecure(reference.host()) => Ok(vec![Registry::named(reference, Scheme::Http)?]),
@@ -45,7 +45,7 @@ impl Mirrors {
         }
     }
 
-    pub(super) fn of_hub(&self) -> Result<Vec<Registry>, RegistryError> {
+    pub(super) fn for_hub(&self) -> Result<Vec<Registry>, RegistryError> {
         match self.by_host.get(HubFile::HOST) {
             Some(mirrors) => Ok(mirrors.clone()),
             None => server_at(Scheme::Https, HubFile::API_HOST).map(|own| vec![own]),
@@ -54,7 +54,7 @@ impl Mirrors {
 
     /// The servers for a file's URL, in order. Only TLS authenticates a file without a known digest, so plain
     /// HTTP is allowed only to this machine and to configured hosts.
-    pub(super) fn of_url(&self, url: &FileUrl) -> Result<Vec<Registry>, RegistryError> {
+    pub(super) fn for_url(&self, url: &FileUrl) -> Result<Vec<Registry>, RegistryError> {
         if let Some(mirrors) = self.by_host.get(&key(url.host())) {
             return Ok(mirrors.clone());
         }
@@ -87,8 +87,8 @@ fn server_at(scheme: Scheme, host: &str) -> Result<Registry, RegistryError> {
         .ok_or_else(|| RegistryError::Host { host: host.to_owned() })
 }
 
-/// Tries the servers in turn until one succeeds, or fails in a way that the others would too. If all fail, the
-/// error is the one that says most about what was requested, and its hint is what the others answered.
+/// Tries the servers in turn until one succeeds, or fails for a reason that applies to all of them. If all fail,
+/// returns the most informative error, with the answers of the others as its hint.
 pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>>(
     servers: &'s [Registry],
     host: &str,
@@ -105,7 +105,7 @@ pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>
             success => return success,
         }
     }
-    // Of equally relevant errors, that of the first server.
+    // Of equally relevant errors, report that of the first server.
     let best = (0..failures.len()).rev().max_by_key(|place| failures.get(*place).map(|(rank, _)| *rank));
     match best {
         Some(place) => {
@@ -129,7 +129,7 @@ fn with_others(error: RegistryError, others: &[(Relevance, RegistryError)]) -> R
     }
 }
 
-/// How much the error of one of several servers says about what was requested, the least first.
+/// How informative an error of one of several servers is, the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Relevance {
     /// This server lacks it, another one may have it.
@@ -138,7 +138,7 @@ enum Relevance {
     Failed,
     /// The connection fails for a reason that the user can change, such as a certificate.
     NotTrusted,
-    /// The server may have it, for other credentials.
+    /// The server may have it, but requires other credentials.
     Denied,
     /// The host that the name belongs to lacks it.
     AbsentAtHost,

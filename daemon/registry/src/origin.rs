@@ -18,9 +18,8 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// None for other schemes, and for a URL with a user name: `https://registry.ollama.ai@evil.example/` is
-    /// misleading.
-    pub(super) fn of(url: &Url) -> Option<Self> {
+    /// `None` for other schemes than HTTP, and for a URL with a user name: `https://registry.ollama.ai@evil.example/` is misleading.
+    pub(super) fn from_url(url: &Url) -> Option<Self> {
         let scheme = match url.scheme() {
             "https" => Scheme::Https,
             "http" => Scheme::Http,
@@ -38,13 +37,13 @@ impl Origin {
         &self.host
     }
 
-    /// The port, also if it is the scheme's default.
+    /// The port, even if it is the scheme's default.
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Whether the host is surely this machine. Other names may resolve to any address, and to another one
-    /// the next time.
+    /// Whether the host is certainly this machine. Any other name may resolve to any address, and to another one the
+    /// next time.
     pub(super) fn is_loopback(&self) -> bool {
         match Host::parse(&self.host) {
             Ok(Host::Domain(name)) => name == "localhost",
@@ -85,7 +84,7 @@ impl Registry {
     /// The base URL may have a path but no query.
     pub(super) fn at(base: &str) -> Option<Self> {
         let url = Url::parse(base).ok()?;
-        let origin = Origin::of(&url)?;
+        let origin = Origin::from_url(&url)?;
         let well_formed = url.query().is_none() && url.fragment().is_none();
         well_formed.then(|| Self { base: url.as_str().trim_end_matches('/').to_owned(), origin })
     }
@@ -94,23 +93,23 @@ impl Registry {
         &self.origin
     }
 
-    /// The host, and the port if it is not the scheme's default, for messages and to tell servers apart.
+    /// The host, and the port if it is not the scheme's default. Used in messages and to distinguish servers.
     pub(super) fn name(&self) -> &str {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         authority.split('/').next().unwrap_or(authority)
     }
 
-    /// Whether this is the registry of `host`, a name with at most a port, and not a mirror of it.
+    /// Whether this is the registry at `host` itself (a name with an optional port) and not a mirror of it.
     pub(super) fn is_of(&self, host: &str) -> bool {
         let own = Self::at(&format!("{}://{}", self.origin.scheme.as_str(), api_host(host)));
         let names_it = || host::canonical(&self.origin.host).eq_ignore_ascii_case(host::canonical(host));
         own.is_some_and(|own| own.origin == self.origin) || names_it()
     }
 
-    /// The path and query of a URL under the base; `None` if it is elsewhere.
+    /// The path and query of a URL relative to the base; `None` if the URL is not below the base.
     pub(super) fn path_of(&self, url: &Url) -> Option<String> {
         let base = Url::parse(&self.base).ok()?;
-        let is_own = Origin::of(url).as_ref() == Some(&self.origin);
+        let is_own = Origin::from_url(url).as_ref() == Some(&self.origin);
         let path = url[Position::BeforePath..Position::AfterQuery]
             .strip_prefix(base.path().trim_end_matches('/'))?;
         (is_own && path.starts_with('/')).then(|| path.to_owned())
@@ -121,7 +120,7 @@ impl Registry {
         self.url_at(&format!("/v2/{path}"))
     }
 
-    /// The URL of a path with a leading `/`, and its query, under the base.
+    /// The URL below the base for a path with a leading `/` and perhaps a query.
     pub(super) fn url_at(&self, path: &str) -> Result<Url, InvalidHost> {
         let url = Url::parse(&format!("{}{path}", self.base));
         url.map_err(|_invalid| InvalidHost { host: self.origin.host.clone() })
@@ -135,7 +134,7 @@ fn api_host(name: &str) -> &str {
     }
 }
 
-/// Docker Hub's name is a web site; its registry has another host.
+/// Docker Hub's name belongs to its web site; its registry has another host.
 const DOCKER_HUB_API: &str = "registry-1.docker.io";
 
 #[cfg(test)]
@@ -143,7 +142,7 @@ mod tests {
     use super::*;
 
     fn origin(url: &str) -> Option<Origin> {
-        Origin::of(&url.parse().unwrap())
+        Origin::from_url(&url.parse().unwrap())
     }
 
     #[test]

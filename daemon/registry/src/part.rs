@@ -1,7 +1,7 @@
-//! Which part of a file a response to a range request has.
+//! Determines which part of a file the response to a range request contains.
 //!
-//! Servers answer such requests in many ways. A part is accepted where it is certain which one it is. If a server does
-//! not say it, the file is requested again without a range.
+//! Servers answer such requests in many ways. A part is accepted only if it is certain which part it is. Otherwise the
+//! file is requested again without a range.
 
 use std::ops::Range;
 
@@ -12,24 +12,29 @@ use super::request::Response;
 
 /// The content of a response to a range request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(super) enum PartContent {
     /// The file from its first byte to its last.
     Whole,
     /// The requested part.
     Requested,
-    /// Another part, which another request may not get: what was found.
+    /// Another part, with a description of it. Another request may get the right one.
     Other(String),
-    /// It is not certain which part, and that is the habit of the server: what was found.
+    /// An unknown part, with a description of the response. The server always answers like this.
     Unclear(String),
 }
 
-/// More of a header is not printed.
+/// Longer headers are cut when printed.
 const MAX_PRINTED_CHARS: usize = 80;
 
-impl Content {
-    /// The content of `response` to a request for `range` of a file of `size` bytes. `is_checked` is whether the
-    /// digest of the file is known, so that a wrong part is detected.
-    pub(super) fn of(response: &Response, range: &Range<u64>, size: u64, is_checked: bool) -> Self {
+impl PartContent {
+    /// Classifies the response to a request for `range` of a file of `size` bytes. `is_checked` says that the file's
+    /// digest is known, so a wrong part would be detected later.
+    pub(super) fn from_response(
+        response: &Response,
+        range: &Range<u64>,
+        size: u64,
+        is_checked: bool,
+    ) -> Self {
         let length = range.end.saturating_sub(range.start);
         let announced = response.announced_bytes();
         let may_be = |bytes| announced.is_none_or(|announced| announced == bytes);
@@ -38,19 +43,19 @@ impl Content {
             part.range == *range && part.total.is_none_or(|total| total == size) && may_be(length)
         };
         match (response.response.status(), &named) {
-            // A part under the status of a whole file.
-            (StatusCode::OK, Named::Part(part)) if is_requested(part) && announced == Some(length) => {
+            // The requested part, but with the status of a whole file.
+            (StatusCode::OK, ContentRange::Part(part)) if is_requested(part) && announced == Some(length) => {
                 Self::Requested
             }
             (StatusCode::OK, _) => Self::Whole,
-            (_, Named::Part(part)) if is_requested(part) => Self::Requested,
-            (_, Named::Part(part)) if part.range == (0..size) && may_be(size) => Self::Whole,
-            (_, Named::Nothing) if is_checked && announced == Some(length) => Self::Requested,
-            (_, Named::Nothing) if is_checked && announced == Some(size) => Self::Whole,
-            (_, Named::Nothing) => Self::Unclear("a part without Content-Range".to_owned()),
-            (_, Named::Several) => Self::Unclear("several parts".to_owned()),
-            (_, Named::Part(_)) => Self::Other(printed(response)),
-            (_, Named::Malformed) => Self::Unclear(printed(response)),
+            (_, ContentRange::Part(part)) if is_requested(part) => Self::Requested,
+            (_, ContentRange::Part(part)) if part.range == (0..size) && may_be(size) => Self::Whole,
+            (_, ContentRange::Nothing) if is_checked && announced == Some(length) => Self::Requested,
+            (_, ContentRange::Nothing) if is_checked && announced == Some(size) => Self::Whole,
+            (_, ContentRange::Nothing) => Self::Unclear("a part without Content-Range".to_owned()),
+            (_, ContentRange::Several) => Self::Unclear("several parts".to_owned()),
+            (_, ContentRange::Part(_)) => Self::Other(printed(response)),
+            (_, ContentRange::Malformed) => Self::Unclear(printed(response)),
         }
     }
 }
@@ -58,13 +63,13 @@ impl Content {
 /// The length of the whole file, from `bytes 0-3/1234`.
 pub(super) fn total(response: &Response) -> Option<u64> {
     match named_part(response) {
-        Named::Part(part) => part.total,
+        ContentRange::Part(part) => part.total,
         _ => None,
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Named {
+enum ContentRange {
     Nothing,
     Part(NamedPart),
     Several,
@@ -78,17 +83,19 @@ struct NamedPart {
     total: Option<u64>,
 }
 
-fn named_part(response: &Response) -> Named {
+fn named_part(response: &Response) -> ContentRange {
     let kind = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     if kind.to_ascii_lowercase().starts_with(b"multipart/byteranges") {
-        return Named::Several;
+        return ContentRange::Several;
     }
     let mut values = response.headers().get_all(CONTENT_RANGE).iter();
     match (values.next(), values.next()) {
-        (None, _) => Named::Nothing,
-        (Some(value), None) if value.is_empty() => Named::Nothing,
-        (Some(value), None) => value.to_str().ok().and_then(parse).map_or(Named::Malformed, Named::Part),
-        (Some(_), Some(_)) => Named::Several,
+        (None, _) => ContentRange::Nothing,
+        (Some(value), None) if value.is_empty() => ContentRange::Nothing,
+        (Some(value), None) => {
+            value.to_str().ok().and_then(parse).map_or(ContentRange::Malformed, ContentRange::Part)
+        }
+        (Some(_), Some(_)) => ContentRange::Several,
     }
 }
 

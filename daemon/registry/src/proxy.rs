@@ -1,7 +1,7 @@
 //! The user's proxies, from the environment.
 //!
-//! A value that is not understood is an error of every request that would use it, and never means "no proxy": the
-//! connection would go past the proxy, which the user does not want.
+//! A malformed value is reported by every request that would use it. It never means "no proxy": the connection would
+//! then bypass the proxy, which the user does not want.
 
 use std::env;
 use std::ffi::OsString;
@@ -25,8 +25,7 @@ pub struct Proxies {
     excluded: Vec<Excluded>,
 }
 
-/// A variable of the environment that names a proxy in a way that is not understood. The message never contains its
-/// value, in which there may be a password.
+/// An environment variable with a malformed proxy. The message never contains its value, which may include a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{variable}: not understood: expected [http|https|socks4|socks4a|socks5|socks5h]://[USER:PASSWORD@]HOST[:PORT], \
@@ -37,7 +36,7 @@ pub struct ProxyFault {
     found: String,
 }
 
-/// A proxy.
+/// A proxy from an environment variable.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) variable: &'static str,
@@ -54,7 +53,7 @@ impl fmt::Debug for Proxy {
     }
 }
 
-/// What a proxy speaks.
+/// The protocol between this client and a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     /// `CONNECT` for requests over TLS, otherwise requests with the whole URL.
@@ -63,14 +62,14 @@ pub(super) enum Protocol {
     Socks5(Resolver),
 }
 
-/// Who looks up the addresses of names.
+/// Which machine resolves host names: this one or the proxy's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resolver {
     Machine,
     Proxy,
 }
 
-/// In the order in which they are used.
+/// The variables for requests over TLS; the first that is set is used.
 const FOR_HTTPS: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
 const FOR_HTTP: [&str; 4] = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
 const EXCLUDED: [&str; 2] = ["NO_PROXY", "no_proxy"];
@@ -78,7 +77,7 @@ const EXCLUDED: [&str; 2] = ["NO_PROXY", "no_proxy"];
 const MAX_SOCKS_BYTES: usize = 255;
 
 impl Proxies {
-    /// All variables of the environment that this reads.
+    /// All environment variables that this module reads.
     pub const VARIABLES: [&str; 8] = [
         "HTTPS_PROXY",
         "https_proxy",
@@ -96,10 +95,10 @@ impl Proxies {
         Self::from_variables(|name| env::var_os(name))
     }
 
-    /// Reads variables, which are ignored if they are empty.
+    /// Reads the variables. Empty ones are ignored.
     pub(super) fn from_variables(value: impl Fn(&str) -> Option<OsString>) -> Self {
         let set = |name: &str| value(name).filter(|value| !value.is_empty());
-        // A client of a CGI program sets it with a header `Proxy`.
+        // In a CGI program, a client can set `HTTP_PROXY` by sending a header `Proxy`.
         let is_usable = |name: &str| name != "HTTP_PROXY" || set("REQUEST_METHOD").is_none();
         let first = |names: [&'static str; 4]| {
             let mut named = names.into_iter().filter(|name| is_usable(name));
@@ -115,8 +114,8 @@ impl Proxies {
 
     /// The proxy for a URL, if there is one.
     ///
-    /// A registry on this machine over plain HTTP is requested directly: the proxy's own machine is another one.
-    pub(super) fn of(&self, target: &Uri) -> Result<Option<&Proxy>, &ProxyFault> {
+    /// A registry on this machine over plain HTTP is requested directly: to the proxy, "this machine" is another one.
+    pub(super) fn for_target(&self, target: &Uri) -> Result<Option<&Proxy>, &ProxyFault> {
         let is_https = target.scheme_str() == Some("https");
         let chosen = if is_https { &self.https } else { &self.http };
         let Some(chosen) = chosen else { return Ok(None) };
@@ -128,7 +127,7 @@ impl Proxies {
         chosen.as_ref().map(Some)
     }
 
-    /// The variables that are not understood.
+    /// The malformed variables.
     pub fn faults(&self) -> impl Iterator<Item = &ProxyFault> {
         let faults =
             [&self.https, &self.http].map(|proxy| proxy.as_ref().and_then(|proxy| proxy.as_ref().err()));
@@ -154,7 +153,8 @@ impl Proxy {
             .map_err(|found| ProxyFault { variable, found })
     }
 
-    /// Fails with what was found. The last `@` ends the user and the password, which may contain others.
+    /// Parses a proxy; the error describes the malformed part. The last `@` ends the user and the password, which may
+    /// contain `@` themselves.
     fn parse_text(variable: &'static str, value: &str) -> Result<Self, String> {
         let (scheme, rest) = split_scheme(value.trim());
         let (protocol, is_tls, default_port) = match scheme.as_str() {
@@ -200,7 +200,7 @@ impl Proxy {
     }
 }
 
-/// The scheme in lower case, and the rest. Without one it is `http`, as for other programs.
+/// The scheme in lower case, and the rest. The scheme defaults to `http`, as in other programs.
 fn split_scheme(value: &str) -> (String, &str) {
     let is_scheme = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -250,7 +250,7 @@ fn no_host() -> String {
 /// An entry of `NO_PROXY`: a name and all names below it, an address, a network, or `*`, perhaps with a port.
 #[derive(Debug)]
 struct Excluded {
-    /// Proxies everything but the entry.
+    /// Matches everything except the entry.
     matcher: Matcher,
     port: Option<u16>,
 }
@@ -300,7 +300,7 @@ mod tests {
     }
 
     fn chosen(proxies: &Proxies, url: &str) -> Option<String> {
-        proxies.of(&url.parse().unwrap()).unwrap().map(|proxy| proxy.uri.to_string())
+        proxies.for_target(&url.parse().unwrap()).unwrap().map(|proxy| proxy.uri.to_string())
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
             &format!("socks5://secret{}:x@h", "x".repeat(256)),
         ] {
             let proxies = proxies(&[("all_proxy", value)]);
-            let error = proxies.of(&"https://hf.co/".parse().unwrap()).unwrap_err();
+            let error = proxies.for_target(&"https://hf.co/".parse().unwrap()).unwrap_err();
             let text = error.to_string();
             assert!(text.starts_with("all_proxy: not understood: expected [http|"), "{value}: {text}");
             assert!(
@@ -363,7 +363,7 @@ mod tests {
             assert_eq!(proxies.faults().count(), 1);
         }
         let bytes = |name: &str| (name == "HTTPS_PROXY").then(|| OsString::from_vec(b"http://\xff".to_vec()));
-        assert!(Proxies::from_variables(bytes).of(&"https://hf.co/".parse().unwrap()).is_err());
+        assert!(Proxies::from_variables(bytes).for_target(&"https://hf.co/".parse().unwrap()).is_err());
     }
 
     #[test]
@@ -401,7 +401,7 @@ mod tests {
         let direct = |list: &str, url: &str| {
             let set =
                 [("HTTPS_PROXY", "ftp://not understood"), ("http_proxy", "http://p"), ("no_proxy", list)];
-            proxies(&set).of(&url.parse().unwrap()).is_ok_and(|proxy| proxy.is_none())
+            proxies(&set).for_target(&url.parse().unwrap()).is_ok_and(|proxy| proxy.is_none())
         };
         for (list, url) in [
             ("hf.co", "https://hf.co/"),

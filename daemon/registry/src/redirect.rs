@@ -1,4 +1,4 @@
-//! Redirects: the URL that a `Location` means, and whether it may be followed.
+//! Redirects: resolves the target of a `Location` header, and decides whether it may be followed.
 
 use hyper::header::LOCATION;
 use hyper::{HeaderMap, StatusCode};
@@ -6,10 +6,10 @@ use url::Url;
 
 use super::origin::{Origin, names_user};
 
-/// No `Location`, or one that is not a URL.
+/// `Location` is missing or not a URL.
 const MALFORMED: &str = "target is not a URL";
 const NAMES_USER: &str = "target contains a user name";
-/// From TLS to plain text, as login pages do.
+/// A redirect from TLS to plain HTTP, which networks with a login page send.
 const DOWNGRADE: &str = "it leads from https to http; is this network behind a login page?";
 
 /// 300 and 304 are not redirects for a plain GET.
@@ -17,14 +17,14 @@ pub(super) fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// The redirect's target, or why it is not followed.
+/// The redirect's target, or the reason why it is refused.
 pub(super) fn target(from: &Url, headers: &HeaderMap) -> Result<Url, &'static str> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let target = location.and_then(|location| resolve(from, location)).ok_or(MALFORMED)?;
     if names_user(&target) {
         return Err(NAMES_USER);
     }
-    let is_https = |url| Origin::of(url).map(|origin| origin.is_https());
+    let is_https = |url| Origin::from_url(url).map(|origin| origin.is_https());
     match (is_https(from), is_https(&target)) {
         (_, None) => Err(MALFORMED),
         (Some(true), Some(false)) => Err(DOWNGRADE),

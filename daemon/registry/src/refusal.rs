@@ -1,4 +1,4 @@
-//! From a response that refuses a request to the error for it, with the server's own sentence.
+//! Turns a refusing response into an error that quotes the server's own sentence.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use super::error::{Advice, RegistryError};
 use super::request::{Response, Target};
 use super::server_reason::{Secrets, ServerReason};
 
-/// How much of a refusal is read. A sentence has some 100 bytes, and a web page around it some KiB.
+/// How much of a refusal is read. A sentence has about 100 bytes, and a web page around it a few KiB.
 const MAX_REFUSAL_BYTES: u64 = 256 << 10;
 
 impl Response {
@@ -21,7 +21,8 @@ impl Response {
         let advice = if self.is_gated() { target.gated() } else { self.advice.clone() };
         match self.response.status() {
             StatusCode::NOT_FOUND => target.missing(host, self.reason(limits).await),
-            // From another host it means that a signed URL is wrong, which is unrelated to the user's rights.
+            // From another host, this status means that a signed URL is invalid, which is unrelated to the user's
+            // rights.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if is_own => {
                 target.denied(host, self.reason(limits).await, advice)
             }
@@ -29,8 +30,8 @@ impl Response {
         }
     }
 
-    /// The error for a status that says nothing about what was requested. `host` names the server in it, and
-    /// `is_own` is whether that is the registry.
+    /// The error for a status that does not depend on the requested model or file. `host` is the server that it names;
+    /// `is_own` says whether that is the registry.
     pub(super) async fn failed(self, host: String, is_own: bool, limits: &Limits) -> RegistryError {
         let status = self.response.status().as_u16();
         let is_anonymous = is_own && matches!(self.advice, Advice::LogIn { .. });
@@ -42,7 +43,7 @@ impl Response {
         }
     }
 
-    /// What the server says, as far as it arrives in time and may be quoted.
+    /// The server's own sentence, if it arrives in time and may be quoted.
     pub(super) async fn reason(self, limits: &Limits) -> ServerReason {
         if !self.is_quotable {
             return ServerReason::default();
@@ -50,9 +51,9 @@ impl Response {
         let secrets = Secrets::new(self.authorization.as_ref(), &self.url);
         let (status, headers) = (self.response.status(), self.headers().clone());
         let body = self.into_body().beginning(MAX_REFUSAL_BYTES, limits.refusal).await;
-        // The beginning of a body that is cut off is enough.
+        // The start of the body is enough, so a truncated body is fine.
         let body = content_encoding::unpacked(body, MAX_REFUSAL_BYTES).content;
-        ServerReason::of(status, &headers, &body, &secrets)
+        ServerReason::from_response(status, &headers, &body, &secrets)
     }
 }
 
@@ -70,7 +71,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
             ["ratelimit-reset", "x-ratelimit-reset"].into_iter().find_map(|name| text(name)?.parse().ok());
         named.or_else(|| text("ratelimit").and_then(period_of))
     };
-    // Some servers send the seconds since 1970 instead of the seconds from now.
+    // Some servers send a Unix time instead of a number of seconds from now.
     const FIRST_TIME: u64 = 1_000_000_000;
     asked.or_else(|| match period()? {
         time @ FIRST_TIME.. => until(UNIX_EPOCH.checked_add(Duration::from_secs(time))?),
@@ -78,7 +79,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// The seconds in `"default";r=0;t=30` or `limit=100, remaining=0, reset=30`, the drafts of the header `RateLimit`.
+/// The seconds in `"default";r=0;t=30` or `limit=100, remaining=0, reset=30`, two drafts of the `RateLimit` header.
 fn period_of(limit: &str) -> Option<u64> {
     let mut parameters = limit.split([';', ',']).filter_map(|parameter| parameter.trim().split_once('='));
     let (_, seconds) = parameters.find(|(name, _)| matches!(*name, "t" | "reset"))?;

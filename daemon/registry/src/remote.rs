@@ -1,4 +1,4 @@
-//! A file at a server of any kind, and how its bytes are requested.
+//! Remote files on servers of any kind, and the requests for their bytes.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::content_encoding::ContentEncoding;
 use super::mirrors::first_of;
 use super::origin::Registry;
-use super::part::Content;
+use super::part::PartContent;
 use super::request::{Response, Target};
 use super::{ByteStream, RegistryClient, RegistryError, Sender};
 
@@ -29,9 +29,9 @@ pub enum RemoteModel {
     Files {
         /// The files, shards in order.
         files: Vec<RemoteFile>,
-        /// Where the same files can be pulled again; absent if no permanent address is known.
+        /// A permanent address from which the files can be pulled again, if one is known.
         origin: Option<String>,
-        /// What was chosen, if the files are some of a repository's.
+        /// The choice, if the files were chosen from a repository.
         chosen: Option<Chosen>,
     },
 }
@@ -39,11 +39,11 @@ pub enum RemoteModel {
 /// A model that has a manifest.
 #[derive(Debug)]
 pub struct PublishedModel {
-    /// The manifest; if a repository has components that its registry does not name, with these added.
+    /// The manifest, including components from the repository that the registry's own manifest does not name.
     pub manifest: Manifest,
-    /// The files in the manifest that are requested from the repository and not from the registry.
+    /// The files in the manifest that only the repository has, not the registry.
     pub elsewhere: Vec<RemoteFile>,
-    /// What was chosen, if the model is some files of a repository.
+    /// The choice, if the model's files were chosen from a repository.
     pub chosen: Option<Chosen>,
 }
 
@@ -54,7 +54,7 @@ impl From<Manifest> for PublishedModel {
 }
 
 impl PublishedModel {
-    /// Where a file of the manifest is requested; `upstream` is the model at its registry.
+    /// The remote file for a file of the manifest; `upstream` is the model at its registry.
     #[must_use]
     pub fn remote(&self, upstream: &Reference, file: &Descriptor) -> RemoteFile {
         let elsewhere = self.elsewhere.iter().find(|known| known.digest == Some(file.digest));
@@ -62,19 +62,19 @@ impl PublishedModel {
     }
 }
 
-/// The files that were chosen of a repository.
+/// The files that were chosen from a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// The files, the weights first.
     pub files: Vec<ChosenFile>,
-    /// How many files of weights the repository has.
+    /// The number of weight files in the repository.
     pub listed: usize,
 }
 
 /// A file that was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenFile {
-    /// Its type, which says what it is in the model.
+    /// The media type, which says what role the file has in the model.
     pub media_type: MediaType,
     /// Its path in the repository.
     pub path: String,
@@ -83,20 +83,20 @@ pub struct ChosenFile {
 /// One file at a server. [`RegistryClient::open`] and [`RegistryClient::open_part`] return its bytes.
 #[derive(Clone, Debug)]
 pub struct RemoteFile {
-    place: Place,
+    place: Location,
     media_type: MediaType,
     name: Option<String>,
     size: u64,
     digest: Option<Digest>,
     validator: Option<String>,
-    /// Whether the same validator surely means the same bytes.
+    /// Whether an equal validator proves equal bytes.
     is_lasting: bool,
     unchanged: Option<Digest>,
-    /// The servers that are requested last; absent if the order is that of the configuration.
+    /// The servers to try last; `None` to keep the configured order.
     avoided: Option<Vec<String>>,
-    /// The user whose partial download it is; absent if all users share one.
+    /// The user that owns the partial download; `None` if all users share it.
     user: Option<u32>,
-    /// Whether no ranges are requested.
+    /// Whether only the whole file is requested, never a range.
     is_whole_only: bool,
 }
 
@@ -109,12 +109,13 @@ pub struct KnownFile {
     pub validator: String,
     /// Its length in bytes.
     pub size: u64,
-    /// The SHA-256 of what was received.
+    /// The SHA-256 of the received bytes.
     pub digest: Digest,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+/// Where a file is requested.
+enum Location {
     Layer(Reference),
     Web(WebFile),
 }
@@ -123,9 +124,9 @@ enum Place {
 #[derive(Clone)]
 pub(super) struct WebFile {
     servers: Vec<Registry>,
-    /// The query may contain a signature, so it is not printed.
+    /// Never printed, because the query may contain a signature.
     path_and_query: String,
-    /// The repository, for which one token is valid.
+    /// The repository. A token is valid for all of it.
     repository: String,
     address: String,
 }
@@ -160,7 +161,7 @@ impl WebFile {
     }
 
     pub(super) fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
-        Target::of_file(server, &self.address, &self.repository, &self.path_and_query)
+        Target::for_file(server, &self.address, &self.repository, &self.path_and_query)
     }
 }
 
@@ -169,7 +170,7 @@ impl RemoteFile {
     #[must_use]
     pub fn layer(reference: &Reference, file: &Descriptor) -> Self {
         let Descriptor { media_type, digest, size } = file.clone();
-        let place = Place::Layer(reference.clone());
+        let place = Location::Layer(reference.clone());
         Self::new(place, media_type, None, size, Some(digest))
     }
 
@@ -181,11 +182,11 @@ impl RemoteFile {
         digest: Option<Digest>,
     ) -> Self {
         let (media_type, name) = (MediaType::new(media_type), Some(name.to_owned()));
-        Self::new(Place::Web(file), media_type, name, size, digest)
+        Self::new(Location::Web(file), media_type, name, size, digest)
     }
 
     fn new(
-        place: Place,
+        place: Location,
         media_type: MediaType,
         name: Option<String>,
         size: u64,
@@ -220,21 +221,21 @@ impl RemoteFile {
         Self { digest: Some(digest), ..self }
     }
 
-    /// The same file, requested from these servers only if no other has it: they have sent wrong bytes. Without
-    /// any, the first server is avoided.
+    /// A copy of the file that is requested from these servers last, because they sent wrong bytes. With an empty list,
+    /// the first server is tried last.
     #[must_use]
     pub fn avoiding<'s>(&self, servers: impl IntoIterator<Item = &'s Sender>) -> Self {
         let avoided = servers.into_iter().map(|sender| sender.server().to_owned()).collect();
         Self { avoided: Some(avoided), ..self.clone() }
     }
 
-    /// The same file, whose partial download is not shared with those of other users.
+    /// A copy of the file with a partial download that belongs to one user alone.
     #[must_use]
     pub fn of_one_user(&self, uid: u32) -> Self {
         Self { user: Some(uid), ..self.clone() }
     }
 
-    /// The same file. [`RegistryClient::open_part`] requests all of it instead of a range.
+    /// A copy of the file for which [`RegistryClient::open_part`] requests the whole file instead of a range.
     #[must_use]
     pub fn without_ranges(&self) -> Self {
         Self { is_whole_only: true, ..self.clone() }
@@ -258,19 +259,21 @@ impl RemoteFile {
         &self.media_type
     }
 
-    /// The file's name at its server. Layers have none; their manifest may name them.
+    /// The file's name on its server. Layers have none, although their manifest may name them.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Whether a file with tensors must have a known format: it has no digest to check it by, its name says so, or
-    /// it is from the hub's registry, which serves no other files.
+    /// Whether a file with tensors must have a known format: because it has no digest to check, because of its name, or
+    /// because it comes from the hub's registry, which serves no other files.
     #[must_use]
     pub fn must_have_known_format(&self) -> bool {
         let is_announced = match &self.place {
-            Place::Layer(reference) => is_at_hub(reference) && self.media_type.archive_of_weights().is_none(),
-            Place::Web(_) => self.name().is_some_and(|name| FileFormat::split_name(name).is_some()),
+            Location::Layer(reference) => {
+                is_at_hub(reference) && self.media_type.archive_of_weights().is_none()
+            }
+            Location::Web(_) => self.name().is_some_and(|name| FileFormat::split_name(name).is_some()),
         };
         self.digest.is_none() || is_announced
     }
@@ -294,15 +297,15 @@ impl RemoteFile {
         self.validator.as_deref()
     }
 
-    /// The validator, if the server will use it for these bytes alone. A `Last-Modified` is not if the file
-    /// could change again within the same second.
+    /// The validator, if no other bytes can ever have the same one. A recent `Last-Modified` does not qualify, because
+    /// the file could change again within the same second.
     #[must_use]
     pub fn lasting_validator(&self) -> Option<&str> {
         self.validator().filter(|_| self.is_lasting)
     }
 
-    /// The descriptor of the file as it was pulled earlier, if the server says that it is unchanged. Unlike a
-    /// digest that is known, this does not prove what the server would send.
+    /// The descriptor of the file as it was pulled earlier, if the server says that it is unchanged. Unlike
+    /// [`Self::digest`], this does not prove which bytes the server would send.
     #[must_use]
     pub fn unchanged(&self) -> Option<Descriptor> {
         let (media_type, size) = (self.media_type.clone(), self.size);
@@ -316,17 +319,17 @@ impl RemoteFile {
         self.digest.map(|digest| Descriptor { media_type, digest, size })
     }
 
-    /// The name in messages: a URL without its query, or a model's layer.
+    /// The file's name in messages: a URL without its query, or a model's layer.
     #[must_use]
     pub fn label(&self) -> String {
         match &self.place {
-            Place::Layer(reference) => format!("{} of {}", self.media_type.component(), reference.short()),
-            Place::Web(file) => file.address().to_owned(),
+            Location::Layer(reference) => format!("{} of {}", self.media_type.component(), reference.short()),
+            Location::Web(file) => file.address().to_owned(),
         }
     }
 
-    /// Identifies a partial download: the digest, or a hash of address, size and validator, or of the digest and the
-    /// only user.
+    /// Identifies a partial download: the digest, a hash of address, size and validator, or a hash of the digest and
+    /// the only user.
     #[must_use]
     pub fn identity(&self) -> Digest {
         let text = match (self.digest, self.user) {
@@ -349,8 +352,8 @@ impl RemoteFile {
     #[must_use]
     pub const fn model(&self) -> Option<&Reference> {
         match &self.place {
-            Place::Layer(reference) => Some(reference),
-            Place::Web(_) => None,
+            Location::Layer(reference) => Some(reference),
+            Location::Web(_) => None,
         }
     }
 
@@ -358,8 +361,8 @@ impl RemoteFile {
     #[must_use]
     pub fn host(&self) -> &str {
         match &self.place {
-            Place::Layer(reference) => reference.host(),
-            Place::Web(file) => file.host(),
+            Location::Layer(reference) => reference.host(),
+            Location::Web(file) => file.host(),
         }
     }
 
@@ -369,9 +372,9 @@ impl RemoteFile {
 
     fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
         match (&self.place, self.digest) {
-            (Place::Layer(reference), Some(digest)) => Target::blob(server, reference, digest),
-            (Place::Layer(reference), None) => Target::new(server, reference, "blobs/"),
-            (Place::Web(file), _) => file.target(server),
+            (Location::Layer(reference), Some(digest)) => Target::blob(server, reference, digest),
+            (Location::Layer(reference), None) => Target::new(server, reference, "blobs/"),
+            (Location::Web(file), _) => file.target(server),
         }
     }
 
@@ -384,7 +387,7 @@ impl RemoteFile {
         RegistryError::RangeDiffers { subject, host, found, expected }
     }
 
-    /// A response without a validator is refused too: it may be of another version.
+    /// Refuses a response with another validator, or with none: it may belong to another version.
     fn check_version(&self, response: &Response) -> Result<(), RegistryError> {
         match self.validator() {
             seen @ Some(_) if response.validator().as_deref() != seen => {
@@ -424,7 +427,7 @@ impl RegistryClient {
         range: Range<u64>,
     ) -> Result<ByteStream, RegistryError> {
         let part = match self.retried(|| self.open_part(file, range.clone())).await {
-            // The server has sent another part each time.
+            // The server sent another part each time.
             Err(error @ RegistryError::RangeDiffers { .. }) if file.contains(&range) => {
                 let whole = self.open_part(&file.without_ranges(), range.clone()).await;
                 whole.map_err(|other| more_telling(error, other))?
@@ -434,8 +437,8 @@ impl RegistryClient {
         Ok(part.only(range))
     }
 
-    /// As [`Self::open_range`], but sent once, and where the server ignores the range, the stream is the
-    /// whole file and [`ByteStream::is_whole`].
+    /// Opens `range` of a file like [`Self::open_range`], but sends a single request. If the server ignores the range,
+    /// the stream contains the whole file and [`ByteStream::is_whole`] is true.
     ///
     /// # Errors
     /// As for [`Self::open`]; [`RegistryError::RangeDiffers`] when the server sends another part, or
@@ -451,8 +454,8 @@ impl RegistryClient {
         range: Option<Range<u64>>,
     ) -> Result<ByteStream, RegistryError> {
         let servers = match &file.place {
-            Place::Layer(reference) => self.shared.mirrors.of(reference)?,
-            Place::Web(web) => web.servers().to_vec(),
+            Location::Layer(reference) => self.shared.mirrors.for_model(reference)?,
+            Location::Web(web) => web.servers().to_vec(),
         };
         let servers = file.in_order(servers);
         first_of(&servers, file.host(), |server| self.open_at(file, server, range.as_ref())).await
@@ -467,7 +470,7 @@ impl RegistryClient {
         let mut target = file.target(server)?;
         if let Some(range) = range {
             target = target.with(RANGE, range_header(file, server, range)?);
-            // A server that has another version sends all of that, which is noticed at once.
+            // A server with another version then sends all of it, which is noticed at once.
             if let Some(validator) = file.lasting_validator().filter(|_| file.digest.is_none())
                 && let Ok(validator) = HeaderValue::try_from(validator)
             {
@@ -477,12 +480,16 @@ impl RegistryClient {
         let response = self.requested(server, &target).await;
         let Some(range) = range else { return self.whole(file, server, response?) };
         let unclear = match response {
-            Ok(response) => match Content::of(&response, range, file.size, file.digest.is_some()) {
-                Content::Whole => return self.whole(file, server, response),
-                Content::Requested => return self.part(file, server, response, range),
-                Content::Other(found) => return Err(file.range_differs(response.host(), found, range)),
-                Content::Unclear(found) => file.range_differs(response.host(), found, range),
-            },
+            Ok(response) => {
+                match PartContent::from_response(&response, range, file.size, file.digest.is_some()) {
+                    PartContent::Whole => return self.whole(file, server, response),
+                    PartContent::Requested => return self.part(file, server, response, range),
+                    PartContent::Other(found) => {
+                        return Err(file.range_differs(response.host(), found, range));
+                    }
+                    PartContent::Unclear(found) => file.range_differs(response.host(), found, range),
+                }
+            }
             // Some servers refuse a range that is inside the file, because they support none.
             Err(error @ RegistryError::Status { status: 416 | 501, .. }) => error,
             Err(error) => return Err(error),
@@ -494,7 +501,7 @@ impl RegistryClient {
         }
     }
 
-    /// Sends a request for a file, whose response must begin sooner than others.
+    /// Sends a request for a file. Its time limit is shorter than that of other requests.
     async fn requested(&self, server: &Registry, target: &Target<'_>) -> Result<Response, RegistryError> {
         let silence = self.shared.limits.silence;
         match timeout(silence, self.shared.get(target)).await {
@@ -506,7 +513,7 @@ impl RegistryClient {
         }
     }
 
-    /// The stream of a response that has the whole file.
+    /// The stream of a response that contains the whole file.
     fn whole(
         &self,
         file: &RemoteFile,
@@ -515,11 +522,11 @@ impl RegistryClient {
     ) -> Result<ByteStream, RegistryError> {
         let (version, page) = (file.check_version(&response), response.web_page());
         let stream = self.stream(file, server, response, file.size, None);
-        // A web page or a wrong length explains more than a changed version.
+        // A web page or a wrong length is a better explanation than a changed version.
         stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream))
     }
 
-    /// The stream of a response that has this part of the file.
+    /// The stream of a response that contains this part of the file.
     fn part(
         &self,
         file: &RemoteFile,
@@ -540,8 +547,8 @@ impl RegistryClient {
         length: u64,
         content_range: Option<String>,
     ) -> Result<ByteStream, RegistryError> {
-        let encoding = ContentEncoding::of(response.headers());
-        // The compression of an archive is a part of the file, and many servers label it.
+        let encoding = ContentEncoding::from_headers(response.headers());
+        // A compressed archive is stored compressed, but many servers label it with `Content-Encoding`.
         let may_decode = content_range.is_none() && file.media_type.archive_of_weights().is_none();
         let body = response.into_body().with_encoding(encoding, length, may_decode);
         let limits = (&self.shared.limits, &self.counts);
@@ -549,13 +556,13 @@ impl RegistryClient {
     }
 }
 
-/// Whether a reference is of a model at Hugging Face.
+/// Whether a reference names a model at Hugging Face.
 pub(super) fn is_at_hub(reference: &Reference) -> bool {
     host::canonical(reference.host()).eq_ignore_ascii_case(HubFile::HOST)
 }
 
-/// Which error to report after a request with a range and one without have failed: that of the second, unless it is
-/// only that a part arrived which was not requested.
+/// Chooses the error to report after a request with a range and a request without one have both failed: the second
+/// one's, unless it says only that an unrequested part arrived.
 fn more_telling(of_range: RegistryError, of_whole: RegistryError) -> RegistryError {
     match of_whole.main() {
         RegistryError::Status { status: 206, .. } => of_range,
@@ -563,7 +570,7 @@ fn more_telling(of_range: RegistryError, of_whole: RegistryError) -> RegistryErr
     }
 }
 
-/// The range must not be empty and must be inside the file.
+/// Refuses a range that is empty or not inside the file.
 fn range_header(
     file: &RemoteFile,
     server: &Registry,

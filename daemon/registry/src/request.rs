@@ -27,15 +27,15 @@ use super::token_cache::Authorization;
 use super::transport::Request;
 use super::{Limits, Shared};
 
-/// What to request, and how to name it in errors.
+/// A request's URL and headers, and its name in errors.
 #[derive(Debug)]
 pub(super) struct Target<'a> {
     pub(super) origin: &'a Origin,
     /// The user's name for it: a model, or a file's address without its query.
     subject: String,
-    /// Set if it is a file of a manifest.
+    /// The digest, if a manifest lists the file.
     blob: Option<Digest>,
-    /// The repository, for which one token is valid.
+    /// The repository. A token is valid for all of it.
     pub(super) repository: String,
     url: Url,
     headers: HeaderMap,
@@ -64,7 +64,7 @@ impl<'a> Target<'a> {
     }
 
     /// `address` is the name in messages; one token is valid for all of `repository`.
-    pub(super) fn of_file(
+    pub(super) fn for_file(
         server: &'a Registry,
         address: &str,
         repository: &str,
@@ -75,7 +75,7 @@ impl<'a> Target<'a> {
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
     }
 
-    /// The same request for the whole file.
+    /// Drops the range, to request the whole file.
     pub(super) fn without_range(mut self) -> Self {
         for name in [RANGE, IF_RANGE] {
             self.headers.remove(name);
@@ -99,32 +99,32 @@ impl<'a> Target<'a> {
         RegistryError::Denied { subject: self.subject.clone(), host, reason, advice: Box::new(advice) }
     }
 
-    /// Whether errors may quote a response from `url`, whose host has an address of this scope if that is known. The
-    /// user named the registry, and everybody can ask hosts on the internet. Any other host may be one that only this
-    /// daemon can reach, to which the registry has led it.
+    /// Whether errors may quote a response from `url`. `scope` is that of the host's address, if known. Quoting is safe
+    /// for the registry, which the user named, and for hosts on the internet, which everybody can reach. The registry
+    /// may have redirected to any other host because only this daemon can reach it.
     pub(super) fn may_quote(&self, url: &Url, scope: Option<AddressScope>) -> bool {
-        scope == Some(AddressScope::Public) || Origin::of(url).as_ref() == Some(self.origin)
+        scope == Some(AddressScope::Public) || Origin::from_url(url).as_ref() == Some(self.origin)
     }
 
     pub(super) fn gated(&self) -> Advice {
         let page = format!("https://huggingface.co/{}", self.repository);
-        Advice::Gated { page, host: RegistryHost::of(self.origin).to_string() }
+        Advice::Gated { page, host: RegistryHost::from_origin(self.origin).to_string() }
     }
 }
 
-/// A response, its URL, and the narrowest scope that a redirect from here may lead to.
+/// A response, its URL, and the narrowest scope that a redirect from it may lead to.
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) response: hyper::Response<Incoming>,
     pub(super) url: Url,
     pub(super) reach: AddressScope,
-    /// Whether errors may quote what it says.
+    /// Whether errors may quote it.
     pub(super) is_quotable: bool,
-    /// For the error if this is a refusal.
+    /// The advice in the error if this is a refusal.
     pub(super) advice: Advice,
     /// The credentials that this host has received with the request.
     pub(super) authorization: Option<HeaderValue>,
-    /// The file's SHA-256, if the server said so in its redirect.
+    /// The file's SHA-256, if the server announced it in its redirect.
     pub(super) linked: Option<Digest>,
 }
 
@@ -156,8 +156,8 @@ impl Response {
         (validator.len() <= MAX_VALIDATOR_BYTES).then(|| validator.to_owned())
     }
 
-    /// Whether the same validator will surely mean the same bytes. A date does not if the file was changed so
-    /// recently that it may change again before the clock's next tick (RFC 9110, section 8.8.2.2).
+    /// Whether an equal validator will prove equal bytes. A date does not if the file changed so recently that it may
+    /// change again before the clock's next tick (RFC 9110, section 8.8.2.2).
     pub(super) fn is_validator_lasting(&self) -> bool {
         const TICK: Duration = Duration::from_secs(60);
         let Some(validator) = self.validator() else { return false };
@@ -171,7 +171,7 @@ impl Response {
         age.is_some_and(|age| age >= TICK)
     }
 
-    /// Whether the file is the version that the request named.
+    /// Whether the server says that the file is still the version named in the request.
     pub(super) fn is_not_modified(&self) -> bool {
         self.response.status() == StatusCode::NOT_MODIFIED
     }
@@ -192,7 +192,7 @@ impl Response {
         max_bytes: u64,
         time_limit: Duration,
     ) -> Result<Vec<u8>, RegistryError> {
-        let (host, encoding) = (self.host(), ContentEncoding::of(self.headers()));
+        let (host, encoding) = (self.host(), ContentEncoding::from_headers(self.headers()));
         let (secrets, status) =
             (Secrets::new(self.authorization.as_ref(), &self.url), self.response.status());
         let (is_plain_http, is_quotable) = (self.url.scheme() == "http", self.is_quotable);
@@ -201,7 +201,7 @@ impl Response {
             Err(_elapsed) => return Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
         };
         let Unpacked { content, is_complete } = content_encoding::unpacked(received, max_bytes);
-        // All documents are JSON. One that is not may be encoded in a way that blobd cannot decode.
+        // All documents are JSON. If one is not, blobd may not support its encoding.
         let is_json = matches!(content.trim_ascii_start().first(), Some(b'{' | b'['));
         if content.len() as u64 > max_bytes {
             Err(RegistryError::TooLong { host, what, max_bytes })
@@ -229,7 +229,7 @@ impl Response {
 
     /// Whether the registry itself responded, and not the target of a redirect.
     pub(super) fn is_from(&self, registry: &Origin) -> bool {
-        Origin::of(&self.url).as_ref() == Some(registry)
+        Origin::from_url(&self.url).as_ref() == Some(registry)
     }
 
     pub(super) fn is_gated(&self) -> bool {
@@ -249,12 +249,12 @@ impl Shared {
         target: &Target<'_>,
         authorization: Option<Authorization>,
     ) -> Result<Response, RegistryError> {
-        // The user named the registry, so it may have any address. Redirects may lead to no narrower scope than that of
-        // any server before.
+        // The user named the registry, so it may have any address. A redirect must not lead to a narrower scope than
+        // that of any earlier server.
         let mut reach = AddressScope::Reserved;
         let (mut token, advice) = match authorization {
             Some(authorization) => (Some(authorization.header), authorization.advice),
-            None => (None, Advice::LogIn { host: RegistryHost::of(target.origin).to_string() }),
+            None => (None, Advice::LogIn { host: RegistryHost::from_origin(target.origin).to_string() }),
         };
         let (mut url, mut linked) = (target.url.clone(), None);
         let refused = |url: &Url, reason: String| {
@@ -265,8 +265,8 @@ impl Shared {
             headers.extend(token.clone().map(|token| (AUTHORIZATION, token)));
             let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
             tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "response");
-            // An address behind a proxy is unknown. Each server of the chain limits the next ones: a host on the internet that a registry in the local
-            // network uses must not lead back into that network.
+            // Behind a proxy, the address is unknown. Each server of the chain limits the next ones: if a registry in
+            // the local network redirects to the internet, that host must not redirect back into the local network.
             reach = reach.min(scope.unwrap_or(AddressScope::Public));
             if !redirect::is_redirect(response.status()) {
                 linked = linked.or_else(|| linked_digest(response.headers()));
@@ -284,7 +284,7 @@ impl Shared {
             linked = linked.or_else(|| linked_digest(response.headers()));
             let next = redirect::target(&url, response.headers());
             let next = next.map_err(|reason| refused(&url, reason.to_owned()))?;
-            if Origin::of(&next).as_ref() != Some(target.origin) {
+            if Origin::from_url(&next).as_ref() != Some(target.origin) {
                 token = None;
             }
             url = next;
@@ -293,13 +293,13 @@ impl Shared {
     }
 }
 
-/// Whether a validator is an `ETag` and not a date.
+/// Whether a validator is an `ETag` rather than a date.
 pub(super) fn is_tag(validator: &str) -> bool {
     validator.starts_with('"')
 }
 
-/// Hugging Face sends a large file's SHA-256 with the redirect to it. The `ETag` of the content network, and that
-/// of a small file, is another digest.
+/// The SHA-256 that Hugging Face sends with the redirect to a large file. The `ETag` of a small file, or from the
+/// content network, is not a SHA-256.
 fn linked_digest(headers: &HeaderMap) -> Option<Digest> {
     Digest::from_hex(headers.get("x-linked-etag")?.to_str().ok()?.trim_matches('"')).ok()
 }
@@ -307,5 +307,5 @@ fn linked_digest(headers: &HeaderMap) -> Option<Digest> {
 /// The most redirects followed in a row. hf.co needs three.
 const MAX_REDIRECTS: usize = 5;
 const HTML: &[u8] = b"text/html";
-/// Servers send fewer than 100; a longer one is ignored.
+/// Longer validators are ignored; servers send fewer than 100 bytes.
 const MAX_VALIDATOR_BYTES: usize = 256;

@@ -7,7 +7,8 @@ use super::remote::{KnownFile, RemoteFile, RemoteModel, is_at_hub};
 use super::{RegistryClient, RegistryError, ServerReason};
 
 impl RegistryClient {
-    /// The manifest of `source`, or its files if it has none, with the components that belong to it.
+    /// Resolves `source` to its manifest, or to its files if it has no manifest, including the components that belong
+    /// to the model.
     ///
     /// # Errors
     /// [`RegistryError`] when the source does not exist or its server fails.
@@ -15,8 +16,8 @@ impl RegistryClient {
         self.resolve_known(source, &Components::default(), &[]).await
     }
 
-    /// The same with chosen components. For a URL, files that are `known` are compared with their version then
-    /// ([`RemoteFile::unchanged`]).
+    /// Resolves `source` with chosen components. If `source` is a URL, files that were pulled before (`known`) are
+    /// requested only if they have changed ([`RemoteFile::unchanged`]).
     ///
     /// # Errors
     /// As for [`Self::resolve`]; [`RegistryError::NoChoice`] when the source has no files to choose from.
@@ -42,7 +43,7 @@ impl RegistryClient {
         }
     }
 
-    /// The file with this content at a model's origin.
+    /// Finds the file with this content at a model's origin.
     ///
     /// # Errors
     /// [`RegistryError`] as for [`Self::resolve`], and when the origin has other files now.

@@ -1,4 +1,4 @@
-//! When a failed request is repeated.
+//! Retries: when and how often a failed request is repeated.
 //!
 //! The client repeats its requests for manifests and lists of files; a transfer, which knows how much it has
 //! received, repeats its requests for bytes. Nothing below them sends a request twice, so attempts do not
@@ -13,15 +13,15 @@ use super::{RegistryClient, RegistryError};
 pub struct RetryPolicy {
     /// The wait after the first failure; doubled after each further one.
     pub backoff: Duration,
-    /// The limit of that wait.
+    /// The longest such wait.
     pub longest_backoff: Duration,
-    /// Give up after more failures in a row than this without progress.
+    /// How many failures in a row without progress are tolerated.
     pub max_failures: u32,
-    /// The same for a server that has not sent anything yet.
+    /// [`Self::max_failures`] for a server that has not sent anything yet.
     pub max_first_failures: u32,
     /// The longest wait that is accepted from a `Retry-After`.
     pub longest_retry_after: Duration,
-    /// The same for a server that has not sent anything yet.
+    /// [`Self::longest_retry_after`] for a server that has not sent anything yet.
     pub longest_first_retry_after: Duration,
     /// A request for a manifest or list is not repeated if it took longer than this without a response.
     pub slowest_repeated: Duration,
@@ -32,7 +32,7 @@ impl Default for RetryPolicy {
         Self {
             backoff: Duration::from_millis(500),
             longest_backoff: Duration::from_secs(15),
-            // About half a minute in all: a router restarts in that time.
+            // About half a minute in all, in which a router can restart.
             max_failures: 6,
             max_first_failures: 2,
             // Registries reset their request limits about every minute.
@@ -44,7 +44,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// Fewer bytes in one attempt are not progress: the transfer would take forever.
+/// How many bytes one attempt must receive to count as progress. With less, the transfer would take forever.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
 /// Counts the failures of one task since its last progress.
@@ -71,7 +71,7 @@ impl Retry {
     /// Connections that never worked are given up sooner.
     pub fn wait_after(&mut self, error: &RegistryError, bytes: u64) -> Option<Duration> {
         self.note_progress(bytes);
-        // A registry that responded earlier is being restarted, or the network is.
+        // A registry that responded earlier may be restarting, or the network may be down for a moment.
         let may_pass = error.is_transient() || self.has_progress && error.is_absent_host();
         self.in_a_row = if bytes >= PROGRESS_BYTES { 1 } else { self.in_a_row.saturating_add(1) };
         let RetryPolicy { backoff, longest_backoff, .. } = self.policy;
@@ -92,7 +92,7 @@ impl RegistryClient {
         Retry::new(self.shared.retry)
     }
 
-    /// Repeats a request that a user waits for at a prompt.
+    /// Sends a request and repeats it after transient failures. The limits are those for a user who waits at a prompt.
     pub(super) async fn retried<T, F: Future<Output = Result<T, RegistryError>>>(
         &self,
         attempt: impl Fn() -> F,

@@ -1,7 +1,7 @@
-//! What a server says when it refuses a request: the sentence in the headers or the body, safe to print.
+//! A server's own reason for refusing a request: the sentence in its headers or body, made safe to print.
 //!
-//! Servers write it in many forms; [`ServerReason::of`] reads those of Hugging Face, OCI registries, object stores
-//! and web servers. It is a quotation: nothing is decided by it.
+//! Servers write it in many forms; [`ServerReason::from_response`] reads those of Hugging Face, OCI registries, object stores
+//! and web servers. It is only quoted: blobd makes no decision based on it.
 
 mod json;
 mod markup;
@@ -32,33 +32,37 @@ impl fmt::Display for ServerReason {
 
 impl ServerReason {
     /// The sentence in a refusal with this status. The body may be cut off.
-    pub(super) fn of(status: StatusCode, headers: &HeaderMap, body: &[u8], secrets: &Secrets) -> Self {
+    pub(super) fn from_response(
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: &[u8],
+        secrets: &Secrets,
+    ) -> Self {
         let said = |text: String| secrets.clean(&text).filter(|text| !only_repeats(status, text));
         let message = header(headers, "x-error-message").and_then(said);
         let body = body_sentence(headers, body).and_then(said);
         let own = match (message, body) {
-            // One is often the beginning of the other.
+            // One is often a prefix of the other.
             (Some(short), Some(long)) | (Some(long), Some(short)) if long.contains(&short) => Some(long),
             (Some(message), Some(body)) => secrets.clean(&format!("{message}; {body}")),
             (message, body) => message.or(body),
         };
         let others = || {
-            let challenge = Challenges::of(headers).error.and_then(said);
+            let challenge = Challenges::from_headers(headers).error.and_then(said);
             let code = || header(headers, "x-error-code").or_else(|| header(headers, "x-ms-error-code"));
             challenge.or_else(|| warning(headers).and_then(said)).or_else(|| code().and_then(said))
         };
         Self { sentence: own.or_else(others).map(String::into_boxed_str) }
     }
 
-    /// The sentence of a document about an error that a server sends with the status of a success; `None` for other
-    /// documents.
+    /// The sentence of an error document that a server sent with a success status; `None` if it is no error document.
     pub(super) fn in_place_of_document(document: &[u8], secrets: &Secrets) -> Option<Self> {
         let document = without_mark(std::str::from_utf8(document).ok()?);
         let sentence = json::sentence_of_error(document).and_then(|sentence| secrets.clean(&sentence))?;
         Some(Self { sentence: Some(sentence.into_boxed_str()) })
     }
 
-    /// Nothing if the sentence must not be shown.
+    /// Drops the sentence if it must not be shown.
     pub(super) fn only_if(self, is_quotable: bool) -> Self {
         if is_quotable { self } else { Self::default() }
     }
@@ -72,7 +76,7 @@ fn header(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name).map(|value| decoded(value.as_bytes(), false))
 }
 
-/// The text of `Warning: 299 - "text"`, as the OCI specification has it.
+/// The text of `Warning: 299 - "text"`, as in the OCI specification.
 fn warning(headers: &HeaderMap) -> Option<String> {
     let quoted = |value: &HeaderValue| {
         let value = decoded(value.as_bytes(), false);
@@ -89,7 +93,7 @@ fn body_sentence(headers: &HeaderMap, body: &[u8]) -> Option<String> {
     let is_latin = is_latin.iter().any(|name| content_type.windows(name.len()).any(|part| part == *name));
     let text = decoded(body, is_latin);
     let text = without_mark(&text);
-    // Servers often announce another type than they send.
+    // Servers often announce a wrong content type.
     match text.trim_start().chars().next()? {
         '{' | '[' | '"' => json::sentence(text),
         '<' => markup::sentence(text),
@@ -128,7 +132,8 @@ mod tests {
         };
         let headers = headers.iter().map(header).collect();
         let secrets = Secrets::new(None, &"https://h.example/".parse().unwrap());
-        ServerReason::of(StatusCode::from_u16(status).unwrap(), &headers, body, &secrets).to_string()
+        ServerReason::from_response(StatusCode::from_u16(status).unwrap(), &headers, body, &secrets)
+            .to_string()
     }
 
     #[test]

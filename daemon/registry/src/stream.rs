@@ -16,8 +16,8 @@ use super::content_encoding::{ContentEncoding, GzipStream};
 use super::counts::Counts;
 use super::error::RegistryError;
 
-/// The bytes of a file or of a part of it, as they arrive. They are counted and not hashed: the caller must
-/// verify the digest.
+/// The bytes of a file, or of a part of it, as they arrive. The stream counts them but does not hash them: the caller
+/// must verify the digest.
 #[derive(Debug)]
 pub struct ByteStream {
     body: ResponseBody,
@@ -25,18 +25,18 @@ pub struct ByteStream {
     subject: String,
     /// The expected length of the body.
     length: u64,
-    /// The bytes of the body that the caller requested.
+    /// The range of the body that the caller requested.
     wanted: Range<u64>,
     /// The `Content-Range` of the part, if it is not the whole file.
     content_range: Option<String>,
-    /// What the response says about how the body is encoded.
+    /// The encodings that the response announces.
     encoding: ContentEncoding,
     sender: Arc<Sender>,
     stall: StallTimer,
     counts: Arc<Counts>,
 }
 
-/// Who sent bytes: a registry, a mirror of it, or a host to which it redirected.
+/// The source of received bytes: a registry, a mirror of it, or a host to which it redirected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sender {
     /// The server that was requested, with its port if that is not the default.
@@ -67,7 +67,7 @@ impl fmt::Display for Sender {
 }
 
 impl ByteStream {
-    /// The body of the response of `server`. Fails if it announces another length than `length`.
+    /// Starts reading the body of a response from `server`. Fails if it announces another length than `length`.
     pub(super) fn open(
         body: ResponseBody,
         server: &str,
@@ -98,7 +98,7 @@ impl ByteStream {
     /// [`RegistryError::SizeDiffers`] and [`RegistryError::RangeDiffers`] when there are more or
     /// fewer, [`RegistryError::Broken`] and [`RegistryError::Stalled`] when the connection fails.
     pub async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
-        // If the end of the body is wanted, read on to check that nothing follows it.
+        // If the wanted range reaches the end of the body, read on to check that nothing follows.
         while self.body.received < self.wanted.end || self.wanted.end == self.length {
             let start = self.body.received;
             let Some(mut bytes) = self.receive().await? else { return Ok(None) };
@@ -111,13 +111,13 @@ impl ByteStream {
         Ok(None)
     }
 
-    /// Whether this is all of the file and not a part of it.
+    /// Whether this is the whole file rather than a part of it.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.content_range.is_none() && self.wanted == (0..self.length)
     }
 
-    /// Who sends the bytes.
+    /// The server and host that send the bytes.
     #[must_use]
     pub const fn sender(&self) -> &Arc<Sender> {
         &self.sender
@@ -167,7 +167,7 @@ pub(super) struct ResponseBody {
     incoming: Incoming,
     host: String,
     received: u64,
-    /// What the response says about the body's encoding, if it is a file's.
+    /// The encodings that the response announces, if the body is a file's.
     encoding: ContentEncoding,
     /// Set if the file is decompressed.
     gzip: Option<GzipStream>,
@@ -179,20 +179,21 @@ impl ResponseBody {
         Self { incoming, host, received: 0, encoding: ContentEncoding::default(), gzip: None }
     }
 
-    /// The body of a file that has this length when it is not encoded. A length that is right shows that it is not,
-    /// whatever the response says.
+    /// Sets the encoding of a file's body. `length` is the length of the decoded file: if the response announces
+    /// exactly that length, the body is not encoded, whatever its label says.
     pub(super) fn with_encoding(self, encoding: ContentEncoding, length: u64, may_decode: bool) -> Self {
         let is_plain = encoding.is_none() || self.incoming.size_hint().exact() == Some(length);
         let gzip = (!is_plain && may_decode && encoding.is_gzip()).then(GzipStream::new);
         Self { encoding, gzip, ..self }
     }
 
-    /// The announced length, unless it is that of a compressed file.
+    /// The announced length, unless the body is compressed.
     fn decoded_length(&self) -> Option<u64> {
         self.incoming.size_hint().exact().filter(|_| self.gzip.is_none())
     }
 
-    /// Reads all of the body if it has at most `max_bytes`; keeps no more, whatever length is announced.
+    /// Reads the whole body. Fails if it has more than `max_bytes`, and never buffers more, whatever length is
+    /// announced.
     pub(super) async fn read(mut self, what: &'static str, max_bytes: u64) -> Result<Vec<u8>, RegistryError> {
         let mut document = Vec::new();
         let mut length = self.incoming.size_hint().lower();
@@ -206,7 +207,7 @@ impl ResponseBody {
         Err(RegistryError::TooLong { host: self.host, what, max_bytes })
     }
 
-    /// The first bytes of the body: at most `max_bytes`, and those that arrive in time before an error.
+    /// The start of the body: at most `max_bytes`, as far as they arrive in time and before an error.
     pub(super) async fn beginning(mut self, max_bytes: u64, time_limit: Duration) -> Vec<u8> {
         let (mut beginning, end) = (Vec::new(), Instant::now() + time_limit);
         while self.received < max_bytes
@@ -218,7 +219,7 @@ impl ResponseBody {
         beginning
     }
 
-    /// Counts before any check, so that a caller that continues after an error gets it again.
+    /// Counts bytes before checking them, so that a caller that continues after an error gets the error again.
     async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
         loop {
             if let Some(bytes) = self.unpack(false)? {
@@ -239,7 +240,7 @@ impl ResponseBody {
         }
     }
 
-    /// The next bytes of what has arrived of a compressed file.
+    /// Decompresses the next bytes from what has arrived.
     fn unpack(&mut self, is_end: bool) -> Result<Option<Bytes>, RegistryError> {
         let Some(gzip) = &mut self.gzip else { return Ok(None) };
         let unpacked = gzip.next(is_end).map_err(|error| {
@@ -254,8 +255,8 @@ impl ResponseBody {
     }
 }
 
-/// Detects a body that has stopped or arrives too slowly, by the time spent waiting for it. A server that sends
-/// a byte now and then counts as stalled too. Time between two calls does not count.
+/// Detects a body that has stopped or arrives too slowly, by the time spent waiting for it. A server that sends a byte
+/// now and then is stalled too. The time between two calls, when the caller is busy, does not count.
 #[derive(Debug)]
 struct StallTimer {
     longest_silence: Duration,
@@ -313,7 +314,7 @@ impl StallTimer {
         self.waited.silent >= self.longest_silence
     }
 
-    /// The limit that was reached.
+    /// The time limit that expired.
     fn limit(&self) -> Duration {
         if self.is_silent() { self.longest_silence } else { self.window }
     }

@@ -1,4 +1,4 @@
-//! The tags of a repository, for the error about a wrong tag.
+//! Looks up the tags of a repository, to improve the error about a wrong tag.
 
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::HubFile;
@@ -10,8 +10,8 @@ use super::origin::Registry;
 use super::request::Target;
 
 impl RegistryClient {
-    /// Adds to a "not found" error which tags there are: the nearest, if the registry lists tags. Ollama's does
-    /// not; it is asked whether it has `latest`, which most of its models have.
+    /// Adds existing tags to a "not found" error: the nearest ones, if the registry lists tags. Ollama's registry does
+    /// not, so it is asked for `latest`, which most of its models have.
     pub(super) async fn with_known_tags(
         &self,
         registry: &Registry,
@@ -38,7 +38,7 @@ impl RegistryClient {
         }
     }
 
-    /// The name of the model with the tag `latest`, if the registry has that.
+    /// The name of the model with the tag `latest`, if the registry has one.
     async fn latest(&self, registry: &Registry, reference: &Reference) -> Option<String> {
         if reference.tag() == Reference::DEFAULT_TAG {
             return None;
@@ -65,14 +65,14 @@ impl RegistryClient {
     }
 }
 
-/// The web page with the tags of a model, at registries that have one and no list of tags.
+/// The web page that lists a model's tags, for registries with such a page but no list in their API.
 fn tags_page(reference: &Reference) -> Option<String> {
     let is_ollama = reference.host() == Reference::DEFAULT_HOST;
     is_ollama.then(|| format!("https://ollama.com/{}/tags", reference.repository()))
 }
 
-/// What a name without a host would be at Hugging Face, whose pages show it without the host. Unless the repository
-/// is called so there, a name without a namespace has none.
+/// The name at Hugging Face for a name without a host, since its pages show names like that. A name without a namespace
+/// has none, unless a repository there is really called so.
 fn hub_name(reference: &Reference) -> Option<String> {
     let is_ollama = reference.host() == Reference::DEFAULT_HOST;
     let tag = if reference.omits_tag() { String::new() } else { format!(":{}", reference.tag()) };

@@ -1,4 +1,4 @@
-//! Cache of `Authorization` headers that a registry accepted: tokens and credentials, for some minutes.
+//! Cache of `Authorization` headers that a registry accepted: tokens and credentials, kept for a few minutes.
 //!
 //! An entry is valid for one origin and repository.
 
@@ -19,12 +19,12 @@ use super::origin::Origin;
 pub(super) struct Authorization {
     pub(super) header: HeaderValue,
     pub(super) expires: Instant,
-    /// For the error if the registry refuses it.
+    /// The advice in the error if the registry refuses it.
     pub(super) advice: Advice,
 }
 
 impl Authorization {
-    /// A credential without an expiry time. It is read again now and then, so that a `logout` takes effect.
+    /// An entry for a credential without an expiry time. It still expires, so that a `logout` takes effect.
     pub(super) fn lasting(header: HeaderValue, advice: Advice) -> Self {
         Self { header, expires: Instant::now() + LONGEST_LIFETIME, advice }
     }
@@ -46,7 +46,7 @@ impl Authorization {
     }
 }
 
-/// An entry that has expired, or was refused with 401, is replaced.
+/// Cached headers by registry and repository. An entry is replaced when it has expired or was refused with 401.
 #[derive(Default)]
 pub(super) struct TokenCache {
     entries: Mutex<HashMap<(Origin, String), Authorization>>,
@@ -67,7 +67,7 @@ impl TokenCache {
         entries.insert((registry.clone(), repository.to_owned()), authorization);
     }
 
-    /// No code panics while it holds the lock, so the map is consistent.
+    /// Ignores poisoning: no code panics while it holds the lock, so the map is consistent.
     fn lock(&self) -> MutexGuard<'_, HashMap<(Origin, String), Authorization>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,9 +79,9 @@ impl fmt::Debug for TokenCache {
     }
 }
 
-/// More repositories than a daemon pulls from; losing a token costs one request.
+/// More repositories than a daemon pulls from. Dropping a token costs one request.
 const MAX_TOKENS: usize = 1024;
-/// After this time, credentials are read again: longer than any request, and short enough for a `logout`.
+/// When credentials are read again: longer than any request takes, and short enough for a `logout` to take effect soon.
 const LONGEST_LIFETIME: Duration = Duration::from_mins(5);
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn tokens_are_kept_for_their_repository_alone_until_they_expire() {
-        let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
+        let origin = |url: &str| Origin::from_url(&url.parse().unwrap()).unwrap();
         let cache = TokenCache::default();
         cache.insert(&origin("https://a"), "l/m", authorization(r#"{"token":"t","expires_in":60}"#).unwrap());
         assert!(cache.get(&origin("https://a:443"), "l/m").is_some());

@@ -31,12 +31,12 @@ use super::error::RegistryError;
 use super::origin::host_of;
 use super::proxy::Proxies;
 
-/// The HTTP clients, one for each [`AddressScope`] up to which connections are allowed. An idle connection is
-/// reused only by requests with the same limit.
+/// The HTTP clients, one for each narrowest [`AddressScope`] allowed. Idle connections are reused only by requests with
+/// the same limit.
 #[derive(Debug)]
 pub(super) struct Transport {
-    /// Made for the first request: the machine has some 150 authorities, and most processes never contact a
-    /// registry.
+    /// Made for the first request: a machine has about 150 certificate authorities to read, and most processes never
+    /// contact a registry.
     clients: OnceCell<Clients>,
     tls: ConfigBuilder<ClientConfig, WantsVerifier>,
     authorities: RootCertStore,
@@ -84,7 +84,7 @@ impl Transport {
         })
     }
 
-    /// The same without open connections.
+    /// A copy without open connections.
     pub(super) fn without_connections(&self) -> Self {
         Self {
             clients: OnceCell::new(),
@@ -104,12 +104,12 @@ impl Transport {
     ) -> Result<(Response<Incoming>, Option<AddressScope>), RegistryError> {
         let Request { method, url, mut headers, body } = request;
         let host = host_of(url);
-        if let Some(scope) = AddressScope::of_literal(url).filter(|scope| *scope > reach) {
+        if let Some(scope) = AddressScope::from_url(url).filter(|scope| *scope > reach) {
             let reason = ConnectFailure::ForbiddenAddress(scope);
             return Err(RegistryError::Unreachable { host, reason });
         }
         let Ok(uri) = Uri::try_from(url.as_str()) else { return Err(RegistryError::Host { host }) };
-        let proxy = self.proxies.of(&uri).map_err(|fault| RegistryError::Proxy(fault.clone()))?;
+        let proxy = self.proxies.for_target(&uri).map_err(|fault| RegistryError::Proxy(fault.clone()))?;
         if let Some(proxy) = proxy.filter(|proxy| proxy.forwards(&uri)) {
             headers.extend(proxy.basic_authorization().map(|value| (PROXY_AUTHORIZATION, value)));
         }
@@ -120,10 +120,13 @@ impl Transport {
         match tokio::time::timeout(self.limits.head, self.client(reach).await.request(sent)).await {
             Ok(Ok(response)) => {
                 let connection = response.extensions().get::<HttpInfo>().filter(|_| proxy.is_none());
-                let scope = connection.map(|connection| AddressScope::of(connection.remote_addr().ip()));
+                let scope =
+                    connection.map(|connection| AddressScope::from_address(connection.remote_addr().ip()));
                 Ok((response, scope))
             }
-            Ok(Err(error)) => Err(RegistryError::Unreachable { host, reason: ConnectFailure::of(&error) }),
+            Ok(Err(error)) => {
+                Err(RegistryError::Unreachable { host, reason: ConnectFailure::from_error(&error) })
+            }
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
         }
     }
@@ -149,14 +152,14 @@ impl Transport {
     }
 }
 
-/// The `User-Agent`.
+/// The value of the `User-Agent` header.
 const AGENT: &str = concat!("blobd/", env!("CARGO_PKG_VERSION"));
 /// hyper's read buffer, which also limits the head of a response. Signed URLs need some 2 KiB; with a quarter
 /// of this size, bodies were a third slower.
 const READ_BUFFER_BYTES: usize = 400 << 10;
 /// Idle connections kept for each host, as many as one pull can reuse.
 const MAX_IDLE_CONNECTIONS: usize = 4;
-/// Shorter than the minute after which common servers close idle connections.
+/// Common servers close idle connections after a minute; this is shorter.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn http_client(connector: Connector, tls: ClientConfig) -> HttpClient {
@@ -185,7 +188,7 @@ fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError
     Ok(roots)
 }
 
-/// The content of a file of certificates. Those of all authorities of a machine have some 200 KiB.
+/// Reads a certificate file. One with all authorities of a machine has about 200 KiB.
 fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
     const MAX_BYTES: u64 = 16 << 20;
     let mut content = Vec::new();
@@ -196,7 +199,7 @@ fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Adds the machine's authorities. Having none is not an error: a local mirror may not use TLS.
+/// Adds the machine's authorities. Finding none is not an error, because a local mirror may not use TLS.
 fn with_machine_authorities(mut roots: RootCertStore) -> RootCertStore {
     let native = rustls_native_certs::load_native_certs();
     for error in &native.errors {

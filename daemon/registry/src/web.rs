@@ -14,14 +14,14 @@ use super::request::{Response, is_tag};
 use super::{FailureKind, RegistryClient, RegistryError};
 
 impl RegistryClient {
-    /// The file at a URL, or all shards of the model if the file is a shard. Files that are `known` are
-    /// requested on the condition that they have changed.
+    /// The file at a URL, or all shards of the model if the file is a shard. Files that were pulled before (`known`)
+    /// are requested only if they have changed.
     pub(super) async fn web_files(
         &self,
         url: &FileUrl,
         known: &[KnownFile],
     ) -> Result<Vec<RemoteFile>, RegistryError> {
-        let servers = self.shared.mirrors.of_url(url)?;
+        let servers = self.shared.mirrors.for_url(url)?;
         let (mut files, mut missing) = (Vec::new(), Vec::new());
         let shards = self.shards(url)?;
         for (number, url) in (1..).zip(&shards) {
@@ -41,7 +41,7 @@ impl RegistryClient {
         }
         match missing.pop() {
             None => Ok(files),
-            // Nothing of the model is there.
+            // None of the model's files exists.
             Some((_, error)) if files.is_empty() => Err(error),
             Some((last, _)) => {
                 let (subject, host) = (url.to_string(), url.host().to_owned());
@@ -87,7 +87,7 @@ impl RegistryClient {
         }
     }
 
-    /// The facts in a response, if its bytes are those of the file.
+    /// Reads the facts from a response, if its bytes are the file's and not encoded.
     async fn inspected(
         &self,
         response: Response,
@@ -95,12 +95,12 @@ impl RegistryClient {
         server: &Registry,
         known: &[&KnownFile],
     ) -> Result<Inspected, RegistryError> {
-        let inspected = Inspected::of(&response, file, known, self.is_hub(server))?;
-        let (host, encoding) = (response.host(), ContentEncoding::of(response.headers()));
+        let inspected = Inspected::from_response(&response, file, known, self.is_hub(server))?;
+        let (host, encoding) = (response.host(), ContentEncoding::from_headers(response.headers()));
         if encoding.is_none() || inspected.digest.is_some() {
             return Ok(inspected);
         }
-        // The label may be untrue, and nothing else shows whether the length is that of the file.
+        // The label may be wrong, and nothing else shows whether the length is the file's.
         let beginning = response.into_body().beginning(HEAD_BYTES, self.shared.limits.refusal).await;
         match beginning.len() >= 4 && compression_of(&beginning).is_none() && encoding.is_gzip() {
             true => Ok(inspected),
@@ -111,8 +111,8 @@ impl RegistryClient {
         }
     }
 
-    /// Whether the server is Hugging Face, or configured as a mirror of it: only these know the digests of files. Any
-    /// other could name that of a file that it does not have.
+    /// Whether the server is Hugging Face, or configured as a mirror of it. Only these are trusted to announce digests:
+    /// any other server could announce the digest of a file that it does not have.
     fn is_hub(&self, server: &Registry) -> bool {
         self.shared.mirrors.is_hub(server)
     }
@@ -125,7 +125,8 @@ impl RegistryClient {
         known: &[&KnownFile],
     ) -> Result<Response, RegistryError> {
         let mut target = file.target(server)?.with(RANGE, HeaderValue::from_static("bytes=0-3"));
-        // A date is compared here: a server may treat a file that was replaced by an older one as unchanged.
+        // Dates are compared here instead of by the server, which may treat a file as unchanged when an older one has
+        // replaced it.
         let tags: Vec<_> =
             known.iter().map(|known| known.validator.as_str()).filter(|it| is_tag(it)).collect();
         if let Ok(tags) = HeaderValue::try_from(tags.join(", "))
@@ -134,7 +135,7 @@ impl RegistryClient {
             target = target.with(IF_NONE_MATCH, tags);
         }
         let response = match self.shared.get(&target).await {
-            // A part does not help if the response does not say of how long a file. An empty file has no part.
+            // A part is useless if the response does not announce the length of the file. An empty file has no parts.
             Ok(response) if response.is_partial() && total(&response).is_none() => None,
             Err(RegistryError::Status { status: 416 | 501, .. }) => None,
             response => Some(response?),
@@ -147,22 +148,22 @@ impl RegistryClient {
     }
 }
 
-/// How much of a file is requested to learn its length.
+/// How many bytes of a file are requested to learn its length.
 const HEAD_BYTES: u64 = 4;
 
-/// The facts that a server gives about a file.
+/// What a server's response says about a file.
 struct Inspected {
     size: u64,
     validator: Option<String>,
     is_lasting: bool,
-    /// Hugging Face and its mirrors tell the SHA-256.
+    /// The SHA-256, which only Hugging Face and its mirrors announce.
     digest: Option<Digest>,
-    /// The digest of what was pulled earlier, if that is the same version.
+    /// The digest from an earlier pull, if the file is still the same version.
     unchanged: Option<Digest>,
 }
 
 impl Inspected {
-    fn of(
+    fn from_response(
         response: &Response,
         file: &WebFile,
         known: &[&KnownFile],

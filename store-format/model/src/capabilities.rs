@@ -14,16 +14,16 @@ use crate::manifest_config::ManifestConfig;
 use crate::metadata::Metadata;
 use blobd_store_format::gguf::Header;
 
-/// A model's files and texts, as far as they tell what it can do.
+/// The parts of a model from which its capabilities are derived.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CapabilitySources<'m> {
     /// What the model is.
     pub kind: ModelKind,
-    /// The header of its weights; `None` of a model without a GGUF file.
+    /// The header of its weights; `None` for a model without a GGUF file.
     pub header: Option<&'m Header>,
-    /// The headers of its projectors that can be read.
+    /// The headers of its projectors, without unreadable ones.
     pub projectors: &'m [&'m Header],
-    /// Whether it has a projector, also one whose header cannot be read.
+    /// Whether it has a projector, even one with an unreadable header.
     pub has_projector: bool,
     /// The template layer of its manifest, in the syntax of Go.
     pub template: Option<&'m str>,
@@ -31,7 +31,7 @@ pub struct CapabilitySources<'m> {
     pub config: Option<&'m ManifestConfig>,
 }
 
-/// Ollama's parsers, and whether each finds tool calls and thoughts. The others find neither.
+/// Ollama's parsers, and whether each finds tool calls and thoughts. Parsers that are not listed find neither.
 const PARSERS: [(&str, bool, bool); 27] = [
     ("cogito", true, true),
     ("cohere", true, true),
@@ -67,7 +67,7 @@ const WITHOUT_AUDIO: [&str; 1] = ["nemotron_h_omni"];
 /// Projectors whose audio part Ollama cannot use yet.
 const PROJECTORS_WITHOUT_AUDIO: [&str; 1] = ["gemma3nv"];
 
-/// The capabilities of a model: first those of its configuration, then what its files say.
+/// The capabilities of a model: first those that its configuration lists, then those derived from its files.
 #[must_use]
 pub fn capabilities(model: &CapabilitySources<'_>) -> Vec<String> {
     let mut found = Capabilities::default();
@@ -108,7 +108,8 @@ impl CapabilitySources<'_> {
         }
     }
 
-    /// Whether the weights can continue a text: an unknown file needs tokens, embeddings or blocks for that.
+    /// Whether the weights can continue a text. For that, a file of unknown kind must have tokens, embeddings or
+    /// blocks.
     fn completes(&self) -> bool {
         let Some((header, metadata)) = self.header.zip(self.metadata()) else { return false };
         let has_embeddings = || header.tensors().any(|tensor| tensor.name() == "token_embd.weight");
@@ -119,7 +120,7 @@ impl CapabilitySources<'_> {
         is_language_model && !is_speech(metadata.architecture())
     }
 
-    /// Tools, insert and thinking: of the template that Ollama uses, and of the parser.
+    /// Adds tools, insert and thinking, derived from the template that Ollama uses and from the parser.
     fn add_of_text(&self, found: &mut Capabilities) {
         let chat = self.metadata().and_then(|metadata| metadata.chat_template()).unwrap_or_default();
         let (chat, go) = (ChatTemplate(chat), self.template.map(GoTemplate::new));
@@ -146,7 +147,7 @@ impl CapabilitySources<'_> {
         [self.family(), self.architecture()].iter().any(|name| matches!(*name, "gptoss" | "gpt-oss"))
     }
 
-    /// Vision and audio: of towers in the weights, and of projectors.
+    /// Adds vision and audio, derived from towers in the weights and from projectors.
     fn add_of_senses(&self, found: &mut Capabilities) {
         if let Some(metadata) = self.metadata() {
             let has = |key| metadata.value(key).is_some();
@@ -174,7 +175,7 @@ impl CapabilitySources<'_> {
     }
 }
 
-/// Whether a projector encodes images, and whether it encodes audio. One that declares neither encodes images.
+/// Whether a projector encodes images, and whether it encodes audio. A projector that declares neither encodes images.
 fn senses_of_projector(metadata: &Metadata<'_>) -> (bool, bool) {
     let vision = metadata.get::<bool>("has_vision_encoder");
     let audio = metadata.get::<bool>("has_audio_encoder").unwrap_or(false);

@@ -1,4 +1,4 @@
-//! Who made a model, under which license, and from which models: the facts in the header that people look for.
+//! The model card: facts in the header for people, such as author, license and base models.
 //!
 //! Source: `Keys.General` of gguf-py 0.19.
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use blobd_store_format::gguf::{Header, MetadataValue};
 
-/// The texts of a header's `general.` keys. What is missing or not text is `None`.
+/// The texts of a header's `general.` keys; `None` if a key is missing or not text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModelCard {
     /// The name of the model.
@@ -67,12 +67,12 @@ pub const LICENSE_KEY: &str = "general.license";
 const MAX_ENTRIES: usize = 64;
 
 impl ModelCard {
-    /// The facts in a header.
+    /// Reads the card from a header.
     #[must_use]
     pub fn of(header: &Header) -> Self {
         let text = |key: &str| text(header, &format!("general.{key}"));
         let count = header.value("general.base_model.count").and_then(|count| count.as_u64()).unwrap_or(0);
-        let bases = (0..count.min(MAX_ENTRIES as u64)).map(|number| BaseModel::of(header, number));
+        let bases = (0..count.min(MAX_ENTRIES as u64)).map(|number| BaseModel::from_header(header, number));
         Self {
             name: text("name"),
             author: text("author"),
@@ -89,7 +89,7 @@ impl ModelCard {
         }
     }
 
-    /// The license in one text: identifier, name and link.
+    /// The license as one text: identifier, name and link.
     #[must_use]
     pub fn license_text(&self) -> Option<String> {
         let parts = [&self.license, &self.license_name, &self.license_link];
@@ -99,7 +99,7 @@ impl ModelCard {
 }
 
 impl BaseModel {
-    fn of(header: &Header, number: u64) -> Self {
+    fn from_header(header: &Header, number: u64) -> Self {
         let text = |key: &str| text(header, &format!("general.base_model.{number}.{key}"));
         let url = text("repo_url").or_else(|| text("url"));
         Self { name: text("name"), organization: text("organization"), url }

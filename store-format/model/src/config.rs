@@ -1,5 +1,5 @@
-//! What the JSON files of a model in Hugging Face's form say about it: `config.json`, or `model_index.json` of
-//! a model of several components.
+//! Facts from the JSON files of a model in Hugging Face's layout: `config.json`, or `model_index.json` for a model of
+//! several components.
 //!
 //! Source: `buildModelInfo` in Ollama's `x/server/show.go`, and `GetModelInfo` in its
 //! `x/imagegen/manifest/manifest.go`.
@@ -13,7 +13,7 @@ pub struct ModelConfig {
     numbers: Vec<(&'static str, u64)>,
 }
 
-/// A key of GGUF without the architecture, and the names of the same number in `config.json`.
+/// A GGUF key without its architecture, and the names of the same number in `config.json`.
 const NUMBERS: [(&str, &[&str]); 10] = [
     ("block_count", &["num_hidden_layers", "n_layer"]),
     ("context_length", &["max_position_embeddings", "n_positions"]),
@@ -27,15 +27,15 @@ const NUMBERS: [(&str, &[&str]); 10] = [
     ("vocab_size", &["vocab_size"]),
 ];
 
-/// The ends of the names of classes in `architectures`, which are no part of the architecture.
+/// Suffixes of the class names in `architectures` that are removed to get the architecture.
 const CLASS_SUFFIXES: [&str; 2] = ["forcausallm", "forconditionalgeneration"];
 /// The longest name of an architecture, in bytes. It becomes part of each key.
 const MAX_NAME_BYTES: usize = 64;
 
 impl ModelConfig {
     /// Reads `config.json`. The architecture is `model_type`, else the first of `architectures` in lower case and
-    /// without its suffix: `llama` of `LlamaForCausalLM`. The numbers are those of the language model in it
-    /// (`text_config`), if it names one.
+    /// without its suffix: `LlamaForCausalLM` gives `llama`. The numbers are those of the language model
+    /// (`text_config`), if the file has that section.
     ///
     /// # Errors
     /// [`serde_json::Error`] when the file is not JSON.
@@ -67,8 +67,8 @@ impl ModelConfig {
         self.architecture.as_deref()
     }
 
-    /// The metadata that a GGUF file of the model would have, as far as the file says it; nothing if it does not
-    /// name an architecture.
+    /// The metadata that a GGUF file of the model would have, as far as the JSON file contains it. Empty without an
+    /// architecture, because keys need one.
     pub fn metadata(&self) -> impl Iterator<Item = (String, Json)> {
         let of_architecture = self.architecture.iter().flat_map(|architecture| {
             let numbers = self.numbers.iter();
@@ -81,7 +81,7 @@ impl ModelConfig {
     }
 }
 
-/// A name that can be shown and be part of a key.
+/// The text, if it is safe to show and to use as part of a key.
 fn name(text: &str) -> Option<String> {
     let is_name = !text.is_empty() && text.len() <= MAX_NAME_BYTES && !text.chars().any(char::is_control);
     is_name.then(|| text.to_owned())

@@ -6,11 +6,11 @@ use crate::float::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16, f32_of_f64_
 use crate::float8::{f32_of_e4m3, f32_of_e4m3fnuz, f32_of_e5m2, f32_of_e5m2fnuz, f32_of_e8m0};
 use blobd_store_format::safetensors::Dtype;
 
-/// Why elements are not converted.
+/// Why elements cannot be converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// The type of the elements is not a float type, or one of less than a byte.
+    /// The elements are not floats, or are smaller than a byte.
     #[error(
         "elements of {found} cannot be converted, only those of F64, F32, F16, BF16 and the types of 8 bits (F8)"
     )]
@@ -18,7 +18,7 @@ pub enum ConvertError {
         /// The type of the elements.
         found: Dtype,
     },
-    /// The requested type is none of those that are written.
+    /// The requested type is not supported.
     #[error("elements cannot be converted to {found}, only to F64, F32, F16 and BF16")]
     Target {
         /// The requested type.
@@ -77,7 +77,7 @@ fn write_f64(values: impl Iterator<Item = f64>, to: Dtype) -> Result<Vec<u8>, Co
         Dtype::F64 => Ok(values.flat_map(f64::to_le_bytes).collect()),
         #[expect(clippy::cast_possible_truncation, reason = "rounds to nearest, ties to even")]
         Dtype::F32 => Ok(values.flat_map(|value| (value as f32).to_le_bytes()).collect()),
-        // Rounded to odd first, the second rounding gives the same as a single one.
+        // After rounding to odd, the second rounding gives the same result as rounding once.
         _ => write(values.map(f32_of_f64_to_odd), to),
     }
 }

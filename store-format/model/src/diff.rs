@@ -32,13 +32,13 @@ use blobd_store_format::recipe::TensorEntry;
 /// The tensors of two models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorDiff<'t> {
-    /// The bytes of contents that both models have, under whatever names. Each content counts once.
+    /// The bytes of contents that both models have, under any names. Each content counts once.
     pub shared_bytes: u64,
     /// The bytes of contents that only the first model has.
     pub only_a_bytes: u64,
     /// The bytes of contents that only the second model has.
     pub only_b_bytes: u64,
-    /// Every tensor of both: those of the first model in order, then the added ones.
+    /// All tensors of both models: those of the first model in order, then the added ones.
     pub tensors: Vec<TensorPair<'t>>,
 }
 
@@ -53,7 +53,7 @@ pub struct TensorPair<'t> {
     pub change: Change,
 }
 
-/// How a tensor of the first model became that of the second.
+/// How the second model's tensor differs from the first model's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
@@ -69,12 +69,12 @@ pub enum Change {
     Added,
     /// Only the first model has it.
     Removed,
-    /// Type and shape are the same; the content of one is not known.
+    /// Type and shape are the same, but the content of at least one is unknown.
     Unknown,
 }
 
 impl Change {
-    /// The word for people, as in JSON.
+    /// The change's name in JSON and in output for people.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -90,7 +90,8 @@ impl Change {
 }
 
 impl TensorDiff<'_> {
-    /// Takes the contents of one model for unknown: tensors of the same type and shape may differ or not.
+    /// Marks contents as unknown, because those of one model cannot be compared: tensors of the same type and shape may
+    /// or may not differ.
     pub fn forget_contents(&mut self) {
         for pair in &mut self.tensors {
             if matches!(pair.change, Change::Shared | Change::Changed) {
@@ -105,7 +106,7 @@ impl<'t> TensorPair<'t> {
         let change = match (a, b) {
             (Some(a), Some(b)) if a.shape != b.shape => Change::Reshaped,
             (Some(a), Some(b)) if a.type_name != b.type_name => Change::Retyped,
-            (Some(a), Some(b)) if content(a) != content(b) => Change::Changed,
+            (Some(a), Some(b)) if content_key(a) != content_key(b) => Change::Changed,
             (Some(_), Some(_)) => Change::Shared,
             (Some(_), None) => Change::Removed,
             (None, Some(_)) => Change::Added,
@@ -120,8 +121,8 @@ impl<'t> TensorPair<'t> {
         self.a.or(self.b).map_or("", |tensor| tensor.name.as_str())
     }
 
-    /// Whether both models have it with the same type and shape but in different blobs of which one is a packed
-    /// group, so that only their bytes can tell whether they differ.
+    /// Whether the tensors must be compared byte by byte: both have the same type and shape, and their blobs differ,
+    /// but at least one blob is a packed group, whose digest covers other tensors too.
     #[must_use]
     pub fn may_be_equal(&self, packed: &BTreeSet<Digest>) -> bool {
         let is_packed =
@@ -130,8 +131,7 @@ impl<'t> TensorPair<'t> {
     }
 }
 
-/// Compares the tensors of two models. Names that a model has several times, such as those of its draft model,
-/// are paired in order.
+/// Compares the tensors of two models. Repeated names, such as those of a draft model, are paired in order.
 #[must_use]
 pub fn diff_tensors<'t>(a: &'t [TensorEntry], b: &'t [TensorEntry]) -> TensorDiff<'t> {
     let mut by_name: BTreeMap<&str, std::collections::VecDeque<&TensorEntry>> = BTreeMap::new();
@@ -148,7 +148,7 @@ pub fn diff_tensors<'t>(a: &'t [TensorEntry], b: &'t [TensorEntry]) -> TensorDif
     let added = b.iter().filter(|tensor| !paired.contains(&std::ptr::from_ref(*tensor)));
     tensors.extend(added.filter_map(|tensor| TensorPair::new(None, Some(tensor))));
     let (contents_a, contents_b) = (contents(a), contents(b));
-    let sum = |contents: &mut dyn Iterator<Item = &Content>| {
+    let sum = |contents: &mut dyn Iterator<Item = &ContentKey>| {
         contents.fold(0_u64, |sum, (_, _, size)| sum.saturating_add(*size))
     };
     TensorDiff {
@@ -159,8 +159,8 @@ pub fn diff_tensors<'t>(a: &'t [TensorEntry], b: &'t [TensorEntry]) -> TensorDif
     }
 }
 
-/// The blobs that hold several tensors: packed groups of experts. Their digests differ if any of their tensors
-/// does.
+/// The blobs that contain several tensors: packed groups of experts. The digest of such a blob differs if any of its
+/// tensors differs.
 #[must_use]
 pub fn packed_blobs<'t>(tensors: impl IntoIterator<Item = &'t TensorEntry>) -> BTreeSet<Digest> {
     let mut offsets = BTreeMap::new();
@@ -184,8 +184,8 @@ pub struct KeyChange<'h> {
     pub b: Option<MetadataValue<'h>>,
 }
 
-/// The metadata keys that differ: those of the first header in order, then the added ones. Values of different
-/// types differ; NaN equals NaN of the same bits.
+/// The metadata keys with different values: those of the first header in order, then the added ones. Values of
+/// different types are different; NaNs with the same bits are equal.
 #[must_use]
 pub fn diff_metadata<'h>(a: &'h Header, b: &'h Header) -> Vec<KeyChange<'h>> {
     let of_b: BTreeMap<&[u8], MetadataValue<'_>> = b.metadata().collect();
@@ -219,13 +219,13 @@ fn is_same_scalar(a: &MetadataValue<'_>, b: &MetadataValue<'_>) -> bool {
     }
 }
 
-type Content = (Digest, u64, u64);
+type ContentKey = (Digest, u64, u64);
 
-fn contents(tensors: &[TensorEntry]) -> BTreeSet<Content> {
-    tensors.iter().map(content).collect()
+fn contents(tensors: &[TensorEntry]) -> BTreeSet<ContentKey> {
+    tensors.iter().map(content_key).collect()
 }
 
-const fn content(tensor: &TensorEntry) -> Content {
+const fn content_key(tensor: &TensorEntry) -> ContentKey {
     (tensor.digest, tensor.offset, tensor.size)
 }
 

@@ -1,4 +1,4 @@
-//! A GGUF header with other metadata for the same data section.
+//! Edits the metadata of a GGUF header without changing its data section.
 //!
 //! The order of the keys, the alignment and the table of tensors stay as they are; new keys are appended. Keys
 //! that describe the tensors or the file are refused, because an edit changes neither.
@@ -20,7 +20,7 @@ use blobd_store_format::gguf::{ALIGNMENT_KEY, Encoder, GgufError, Header, Metada
 pub struct KeyEdit {
     /// The key.
     pub key: String,
-    /// What becomes of it.
+    /// The change of its value.
     pub change: Change,
 }
 
@@ -29,7 +29,7 @@ pub struct KeyEdit {
 pub enum Change {
     /// The key gets a value, given as text.
     Set {
-        /// Its type. If `None`, the type that the key has; for a new key, derived from the text.
+        /// Its type; `None` to keep the key's type, or for a new key to derive it from the text.
         value_type: Option<EditType>,
         /// The value: a number, `true` or `false`, any text for a string, JSON for an array.
         text: String,
@@ -47,7 +47,7 @@ pub struct EditedHeader {
 }
 
 impl EditedHeader {
-    /// The header with these changes.
+    /// Applies the edits to a header.
     ///
     /// # Errors
     /// [`EditError`] when a key cannot be edited, a value is not one of its type, or the header would be invalid.
@@ -65,7 +65,7 @@ impl EditedHeader {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(source: &Header, edits: &[KeyEdit]) -> Result<Self, EditError> {
-        let (mut entries, mut absent) = (Entries::of(source), Vec::new());
+        let (mut entries, mut absent) = (Entries::from_header(source), Vec::new());
         for (place, KeyEdit { key, change }) in edits.iter().enumerate() {
             if edits.iter().take(place).any(|other| other.key == *key) {
                 return Err(EditError::Twice { key: key.clone() });
@@ -106,19 +106,19 @@ impl EditedHeader {
         &self.header
     }
 
-    /// Its bytes with the padding before the data section.
+    /// The bytes of the new header, including the padding before the data section.
     #[must_use]
     pub fn into_padded(self) -> Vec<u8> {
         self.header.into_padded()
     }
 
-    /// The keys whose value or type is different, in the order of the edits.
+    /// The keys whose value or type changed, in the order of the edits.
     #[must_use]
     pub fn changed(&self) -> &[String] {
         &self.changed
     }
 
-    /// The keys to be removed that the header did not have.
+    /// The keys that were to be removed but did not exist.
     #[must_use]
     pub fn absent(&self) -> &[String] {
         &self.absent
@@ -158,7 +158,7 @@ fn check_vocabulary(header: &Header, key: &str, to: Option<&Value>) -> Result<()
     let found = match to {
         Some(Value::Array(array)) => Some(array.values().len()),
         Some(_) => None,
-        // Only the tokens themselves are needed by every reader.
+        // Every reader needs the tokens themselves; the other arrays may be removed.
         None if key != TOKENS_KEY => return Ok(()),
         None => None,
     };

@@ -1,9 +1,9 @@
-//! The metadata of a header that is made from another one.
+//! The metadata of a new header that is derived from an existing one.
 
 use blobd_store_format::gguf::{ByteOrder, Encoder, Header, Value};
 
-/// Metadata entries in file order. Entries that are not changed keep their bytes: a key need not be UTF-8, and a
-/// boolean may have any byte.
+/// Metadata entries in file order. Unchanged entries keep their exact bytes, because a key need not be UTF-8, and a
+/// boolean may be any byte.
 #[derive(Clone)]
 pub(crate) struct Entries<'h> {
     entries: Vec<Entry<'h>>,
@@ -18,18 +18,18 @@ struct Entry<'h> {
 
 #[derive(Clone)]
 enum EntryValue<'h> {
-    /// The id of the type and the value, in the byte order of the source.
+    /// The type ID and the value, in the byte order of the source.
     Copied(&'h [u8]),
     New(Value),
 }
 
 impl<'h> Entries<'h> {
-    pub(crate) fn of(header: &'h Header) -> Self {
+    pub(crate) fn from_header(header: &'h Header) -> Self {
         let copied = |(key, value): (&[u8], _)| Entry { key: key.to_vec(), value: EntryValue::Copied(value) };
         Self { entries: header.raw_metadata().map(copied).collect(), order: header.byte_order() }
     }
 
-    /// No entries; those that are set are written in any order.
+    /// An empty list, for a header that does not keep the source's entries.
     pub(crate) const fn none() -> Self {
         Self { entries: Vec::new(), order: ByteOrder::Little }
     }

@@ -104,11 +104,11 @@ impl Default for Settings {
 pub struct ModelSet<'a> {
     /// The model.
     pub model: Model<'a>,
-    /// The file of its vision tower, of which only the weights are counted.
+    /// The file of its vision tower. Only its weights are counted.
     pub projector: Option<Model<'a>>,
     /// The draft model for speculative decoding, which runs with the same settings.
     pub draft: Option<Model<'a>>,
-    /// Its adapters, of which only the weights are counted.
+    /// Its adapters. Only their weights are counted.
     pub adapters: Vec<Model<'a>>,
 }
 
@@ -131,7 +131,7 @@ pub struct Estimate<'m> {
     pub kv_bytes: Vec<u64>,
     /// Its sum.
     pub kv_total_bytes: u64,
-    /// The graph in bytes, on each device, if only a part of the model is on devices.
+    /// The graph in bytes on each device if only part of the model is on devices.
     pub graph_partial_bytes: u64,
     /// The graph in bytes if all of the model is on one device.
     pub graph_full_bytes: u64,
@@ -139,23 +139,23 @@ pub struct Estimate<'m> {
     pub weights: &'m [LayerWeights],
     /// Their sum, at most 2^64 - 1.
     pub weights_bytes: u64,
-    /// Whether the basis has a rule for the KV cache and the graph of this architecture, and the file has weights
+    /// Whether the basis has a rule for the KV cache and the graph of this architecture, and the file contains weights
     /// of blocks. If not, no placement [`fits`](Placement::fits).
     pub has_rule: bool,
-    /// The weights that engines leave in the machine's memory, such as the embedding of a model with an output of
-    /// its own, without tables.
+    /// The weights that engines keep in the machine's memory, such as the embedding of a model with a separate output.
+    /// Excludes tables.
     pub input_weights_bytes: u64,
-    /// The weights that are neither in a block nor in the output, the input or the vision tower, without tables.
-    /// They are placed last, and are not a layer. Ollama's formulas for [`Placement::total_bytes`] leave them out.
+    /// The weights outside the blocks, the output, the input and the vision tower. Excludes tables. They are placed
+    /// last and do not count as a layer. Ollama's formulas for [`Placement::total_bytes`] omit them.
     pub other_weights_bytes: u64,
-    /// The tables of which engines read single rows from the disk. They need no memory.
+    /// The tables, which need no memory because engines read single rows from the disk.
     pub table_bytes: u64,
-    /// The vision tower in the model's file; nothing if there is a projector, which is used instead.
+    /// The vision tower in the model's file. Zero if there is a projector, which is used instead.
     pub vision: Vision,
-    /// The metadata keys that the formulas need and the file does not have in the expected type. Defaults
-    /// were used instead.
+    /// The metadata keys that the formulas need but that the file lacks or has with another type. Defaults were used
+    /// instead.
     pub missing_keys: Vec<String>,
-    /// The tensors whose type has no known size and which count as 0 bytes.
+    /// The number of tensors with an unknown type, which count as 0 bytes.
     pub unsized_tensors: u64,
     /// The projector.
     pub projector: Option<Projector>,
@@ -192,10 +192,10 @@ pub enum EstimateError {
     /// A result does not fit 64 bits.
     #[error("{what}: more than 2^64 - 1 bytes; use a smaller context, batch or number of sequences")]
     Overflow {
-        /// The kind of the number that is too large.
+        /// The result that is too large.
         what: &'static str,
     },
-    /// More blocks than any model has.
+    /// The file declares more blocks than any model has.
     #[error(
         "block_count: too large: expected at most {}, found {found}; the file is damaged",
         Model::MAX_BLOCKS
@@ -204,24 +204,24 @@ pub enum EstimateError {
         /// The number in the file.
         found: u64,
     },
-    /// A name that is no cache type.
+    /// The name is not that of a cache type.
     #[error("cache type {found:?}: expected one of {}", CacheType::ALL.map(CacheType::name).join(", "))]
     UnknownCacheType {
         /// The name.
         found: String,
     },
-    /// Cache types that Ollama's formulas do not cover.
+    /// Ollama's formulas do not cover these cache types.
     #[error(
         "cache types {cache_type_k} and {cache_type_v}: Ollama's estimate needs f16, q8_0 or q4_0 for both; \
          use the basis of llama.cpp"
     )]
     CacheTypes {
-        /// Of the keys.
+        /// The type of the keys.
         cache_type_k: CacheType,
-        /// Of the values.
+        /// The type of the values.
         cache_type_v: CacheType,
     },
-    /// A quantised cache whose blocks do not divide the keys or values of a token.
+    /// The block length of a quantised cache does not divide the elements of a token's keys or values.
     #[error("cache type {cache_type}: its blocks of {block} do not divide {elements} elements; use f16")]
     CacheRow {
         /// The type.
@@ -261,7 +261,7 @@ impl ModelSet<'_> {
     /// on which layers are placed in turn, a larger context may fit again.
     ///
     /// # Errors
-    /// Those of [`ModelSet::estimate`], except that of a result above 64 bits, which does not fit.
+    /// Those of [`ModelSet::estimate`], except overflow: a context with a result above 64 bits does not fit.
     pub fn largest_context(
         &self,
         settings: &Settings,
@@ -271,7 +271,8 @@ impl ModelSet<'_> {
         self.largest_context_where(settings, basis, |estimate| estimate.place(devices).fits())
     }
 
-    /// The same for another condition, which small contexts meet sooner than large ones.
+    /// [`Self::largest_context`] with another condition than fitting on devices. The search is a bisection, so smaller
+    /// contexts should meet it if larger ones do.
     ///
     /// # Errors
     /// Those of [`ModelSet::largest_context`].
@@ -303,7 +304,7 @@ impl ModelSet<'_> {
 }
 
 impl Estimate<'_> {
-    /// The bytes of one device on which everything fits.
+    /// The memory in bytes that a single device needs to hold everything.
     #[must_use]
     pub fn required_bytes(&self) -> u64 {
         let graph = u128::from(self.graph_partial_bytes.max(self.graph_full_bytes));
@@ -318,7 +319,7 @@ impl Estimate<'_> {
         u64::try_from(required).unwrap_or(u64::MAX)
     }
 
-    /// The bytes of the machine's memory with which everything fits if nothing is on a device.
+    /// The machine's memory in bytes that is needed if nothing is on a device.
     #[must_use]
     pub fn required_memory_bytes(&self) -> u64 {
         let graph = u128::from(self.graph_full_bytes) + u128::from(self.vision.graph_bytes);
@@ -327,7 +328,7 @@ impl Estimate<'_> {
         u64::try_from(required).unwrap_or(u64::MAX)
     }
 
-    /// The weights and the KV cache of each block that belong on a device.
+    /// The bytes of each block that belong on a device: weights and KV cache.
     fn block_bytes(&self) -> impl DoubleEndedIterator<Item = u128> + ExactSizeIterator {
         let in_memory = self.settings.experts_in_memory;
         let weights = self.parts.blocks.iter().zip(&self.parts.experts);
@@ -342,18 +343,18 @@ impl Estimate<'_> {
         if self.settings.experts_in_memory { experts.sum() } else { 0 }
     }
 
-    /// The layer that a device keeps free.
+    /// The bytes that a device keeps free, as many as one layer needs.
     fn buffer_bytes(&self) -> u128 {
         self.block_bytes().next().unwrap_or(0)
     }
 
-    /// The layer after the blocks.
+    /// The bytes of the output layer, which follows the blocks.
     fn output_bytes(&self) -> u128 {
         let Vision { weights_bytes, graph_bytes } = self.vision;
         u128::from(self.parts.output) + u128::from(weights_bytes) + u128::from(graph_bytes)
     }
 
-    /// Projector, draft model and adapters.
+    /// The bytes of projector, draft model and adapters.
     fn companion_bytes(&self) -> u128 {
         let projector = self.projector.as_ref().map_or(0, |projector| projector.weights_bytes.into());
         let draft = self.draft.as_ref().map_or(0, |draft| {

@@ -11,7 +11,7 @@ use crate::kind::ModelKind;
 pub struct ModelFacts {
     /// The file's format, see [`FileFormat::name`](blobd_store_format::file_format::FileFormat::name).
     pub format: Option<&'static str>,
-    /// What the file is; by default a model.
+    /// The kind of model, [`ModelKind::Model`] by default.
     pub kind: ModelKind,
     /// The model family, such as `llama`.
     pub architecture: Option<String>,
@@ -104,9 +104,9 @@ mod tests {
             (999_999_999, "1000.00M"),
             (1_000_000_000, "1B"),
             (1_000_000_001, "1.0B"),
-            // Exactly between two tenths as a float: to even.
+            // As a float exactly halfway between two tenths: rounds to even.
             (2_250_000_000, "2.2B"),
-            // As a float above the middle of two tenths, and below it.
+            // As floats just above and just below the middle of two tenths.
             (2_850_000_000, "2.9B"),
             (2_150_000_000, "2.1B"),
             (8_030_261_248, "8.0B"),

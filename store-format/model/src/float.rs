@@ -1,4 +1,4 @@
-//! The 16-bit float types, converted from and to `f32`; `f64` on its way to them.
+//! Conversion between the 16-bit float types and `f32`, and from `f64` through `f32`.
 //!
 //! `f32` contains all values of both, so a value is rounded at most once: to nearest, ties to even.
 //! Overflow gives infinity; NaN stays NaN.
@@ -28,9 +28,9 @@ fn lower_half(bits: u32) -> u16 {
     u16::from_le_bytes([low, high])
 }
 
-/// All cases are computed and one is selected, without branches, so that loops use vector instructions.
+/// Computes all cases and selects one without branches, so that the compiler can vectorise loops.
 pub(crate) fn f32_of_f16(half: u16) -> f32 {
-    /// What the exponent of an `f32` is larger by.
+    /// The difference of the exponents' biases.
     const REBIASED: u32 = (127 - 15) << 23;
     /// 2^-14 as bits: the scale of numbers without an implicit leading bit.
     const SUBNORMAL: u32 = REBIASED + (1 << 23);
@@ -58,8 +58,8 @@ pub(crate) fn f16_of_f32(value: f32) -> u16 {
     sign | magnitude
 }
 
-/// Rounds toward zero, and sets the last bit of the result if that is not exact. A second rounding to a type
-/// with at least two bits fewer then gives the same as rounding once: no number becomes a tie.
+/// Rounds toward zero, and sets the last bit of an inexact result. Rounding again to a type with at least two bits
+/// fewer then gives the same result as rounding once, because no number becomes a tie.
 pub(crate) fn f32_of_f64_to_odd(value: f64) -> f32 {
     #[expect(clippy::cast_possible_truncation, reason = "what is lost is looked at below")]
     let nearest = value as f32;

@@ -7,12 +7,12 @@
 
 use crate::float::f32_of_f16;
 
-/// No infinity; NaN is the largest magnitude of either sign.
+/// This type has no infinity; the largest magnitude of either sign is NaN.
 pub(crate) fn f32_of_e4m3(code: u8) -> f32 {
     if code & 0x7f == 0x7f { f32::NAN } else { finite(code, 3, 7) }
 }
 
-/// The upper half of an `f16`.
+/// The code is the upper half of an `f16`.
 pub(crate) fn f32_of_e5m2(code: u8) -> f32 {
     f32_of_f16(u16::from(code) << 8)
 }
@@ -48,7 +48,7 @@ const FNUZ_NAN: u8 = 0x80;
 fn finite(code: u8, mantissa_bits: u32, bias: u32) -> f32 {
     let sign = u32::from(code >> 7) << 31;
     let magnitude = u32::from(code & 0x7f) << (23 - mantissa_bits);
-    // Exponent and mantissa are where an f32 has them, only with another bias. The product is exact, also
+    // Exponent and mantissa are placed as in an `f32`, but with another bias, which the product corrects exactly, even
     // for subnormal numbers.
     f32::from_bits(sign | magnitude) * power_of_two(127 + (127 - bias))
 }

@@ -1,8 +1,8 @@
-//! What a model file is: a language model, an embedding model, an adapter, a projector, ….
+//! The kind of a model file: language model, embedding model, adapter, projector, ….
 //!
-//! One rule for all commands. The kind follows, in this order, from `general.type`, from the architecture, from
-//! the names of the tensors, and from the pooling type. In a model of several files, the media type of the layer
-//! comes first: it says for what the file is used.
+//! All commands use this one rule. The kind is determined, in this order, by `general.type`, the architecture, the
+//! names of the tensors, and the pooling type. In a model of several files, the media type of the layer comes first,
+//! because it says how the file is used.
 //!
 //! ```
 //! use blobd_store_format::gguf::{GgufWriter, Header};
@@ -33,7 +33,7 @@ use crate::metadata::Metadata;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::gguf::{Header, ValueType};
 
-/// What a model file is.
+/// The kind of a model file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ModelKind {
     /// A model that generates text or speech, or that no other kind describes.
@@ -76,7 +76,7 @@ const NAMES: [(ModelKind, &str); 11] = [
     (ModelKind::Draft, "draft"),
 ];
 
-/// The values of `general.type` that tell more than that the file is a model.
+/// The values of `general.type` that are more specific than `model`.
 const TYPES: [(&str, ModelKind); 10] = [
     ("adapter", ModelKind::Adapter),
     ("lora", ModelKind::Adapter),
@@ -128,8 +128,8 @@ const DIFFUSION_ARCHITECTURES: [(&str, bool); 26] = [
     ("motif_video", true),
     ("wan", true),
 ];
-/// How the names of a denoising network's tensors begin, in files without an architecture. Language models in
-/// GGUF have other names.
+/// Prefixes of tensor names in denoising networks, for files without an architecture. Language models in GGUF use other
+/// names.
 const DIFFUSION_PREFIXES: [&str; 9] = [
     "model.diffusion_model.",
     "diffusion_model.",
@@ -141,7 +141,7 @@ const DIFFUSION_PREFIXES: [&str; 9] = [
     "transformer_blocks.",
     "single_transformer_blocks.",
 ];
-/// How the names of a projector's tensors begin: vision, audio, and what follows them.
+/// Prefixes of tensor names in projectors: vision, audio, and the layers that follow them.
 const PROJECTOR_PREFIXES: [&str; 5] = ["v.", "a.", "mm.", "resampler.", "model.image_newline"];
 
 impl ModelKind {
@@ -169,7 +169,7 @@ impl ModelKind {
         Self::used_as(component).or_else(|| header.map(Self::of)).unwrap_or_default()
     }
 
-    /// The kind that a component alone tells; `None` if only the header can tell it, as of a `model`.
+    /// The kind that a component implies; `None` if it depends on the header, as for `model`.
     #[must_use]
     pub fn used_as(component: &str) -> Option<Self> {
         let told = [Self::Adapter, Self::Projector, Self::Draft];
@@ -182,8 +182,8 @@ impl ModelKind {
         NAMES.into_iter().find(|(kind, _)| *kind == self).map_or("model", |(_, name)| name)
     }
 
-    /// The media type of a layer of this kind. Ollama has one for each use of a file; a vocabulary, for example,
-    /// is used where a model is.
+    /// The media type of a layer of this kind. Ollama has one media type for each use of a file; a vocabulary, for
+    /// example, is used as a model.
     #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
@@ -194,10 +194,10 @@ impl ModelKind {
         }
     }
 
-    /// Reads an optional kind of a record or response. That of a later version counts as missing.
+    /// Reads the optional kind in a record or response. A kind that only a later version knows counts as missing.
     ///
     /// # Errors
-    /// The deserialiser's, when the value is neither text nor null.
+    /// The deserialiser's error when the value is neither text nor null.
     pub fn deserialize_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Self>, D::Error> {
         let name = Option::<Cow<'de, str>>::deserialize(deserializer)?;
         Ok(name.and_then(|name| name.parse().ok()))
@@ -210,7 +210,7 @@ impl fmt::Display for ModelKind {
     }
 }
 
-/// A text that is not the name of a kind.
+/// The text is not the name of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kind: wrong value: expected {}, found {found:?}", names())]
 pub struct UnknownKind {
@@ -267,7 +267,7 @@ fn by_architecture(architecture: &str) -> Option<ModelKind> {
     }
 }
 
-/// The kind by the tensors, for files whose metadata do not tell it.
+/// Determines the kind from the tensors, for files whose metadata does not determine it.
 fn by_content(header: &Header, metadata: &Metadata<'_>) -> Option<ModelKind> {
     let names = || header.tensors().map(|tensor| tensor.name());
     if header.tensors().len() == 0 {
@@ -290,15 +290,16 @@ fn by_content(header: &Header, metadata: &Metadata<'_>) -> Option<ModelKind> {
     }
 }
 
-/// Whether the file, which has no tensors, has tokens. The first shard of a model may have no tensors either.
+/// Whether a file without tensors is a vocabulary: it has tokens and is not a shard, because the first shard of a model
+/// may have no tensors either.
 fn is_vocabulary(header: &Header, metadata: &Metadata<'_>) -> bool {
     let is_shard =
         header.value("split.count").and_then(|count| count.as_u64()).is_some_and(|count| count > 1);
     !is_shard && metadata.vocabulary_size().is_some_and(|size| size > 0)
 }
 
-/// Whether all blocks of the file predict further tokens (multi-token prediction): llama.cpp's `mtp-` files have
-/// the architecture and the metadata of their model, but only its last `nextn_predict_layers` blocks.
+/// Whether the file contains only blocks for multi-token prediction. llama.cpp's `mtp-` files have the architecture and
+/// metadata of their model, but only its last `nextn_predict_layers` blocks.
 fn has_only_prediction_blocks(header: &Header, metadata: &Metadata<'_>) -> bool {
     let predicting = metadata.get::<u32>("nextn_predict_layers").unwrap_or(0);
     let first = metadata.block_count().saturating_sub(predicting.into());
@@ -313,7 +314,7 @@ fn by_pooling(header: &Header, metadata: &Metadata<'_>) -> ModelKind {
     let architecture = metadata.architecture();
     let is_encoder = is_encoder(architecture);
     let pooling = metadata.value("pooling_type");
-    // Any other type than an integer is taken for an embedding model by Ollama too.
+    // Like Ollama, treats a pooling type that is not an integer as that of an embedding model.
     match pooling.map(|value| value.as_u64()) {
         Some(Some(RANK)) => ModelKind::Reranker,
         _ if is_encoder && has_classifier(header, metadata) => ModelKind::Reranker,

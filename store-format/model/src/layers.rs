@@ -1,4 +1,4 @@
-//! The layers of a model, by the names of its tensors.
+//! Groups a model's tensors into layers by name.
 //!
 //! Source: `GroupLayers`, `Items` and `block` in Ollama's `fs/ggml/ggml.go`, August 2025.
 //!
@@ -35,7 +35,7 @@ impl<'a> Layer<'a> {
         self.tensors.get(name).copied()
     }
 
-    /// The tensors and their names in the layer, by name.
+    /// The tensors with their names in the layer, sorted by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&'a str, TensorInfo<'a>)> {
         self.tensors.iter().map(|(name, tensor)| (*name, *tensor))
     }
@@ -77,8 +77,8 @@ pub fn split_name(name: &str) -> (&str, &str) {
     split_at_block(name).or_else(|| name.split_once('.')).unwrap_or((name, ""))
 }
 
-/// The number of the block to which a tensor belongs: 31 of `blk.31.attn_q.weight`. `None` for a tensor
-/// outside the blocks, and for the blocks of a vision tower.
+/// The number of the block to which a tensor belongs: 31 for `blk.31.attn_q.weight`. `None` for a tensor outside the
+/// blocks, and for the blocks of a vision tower.
 #[must_use]
 pub fn block_number(name: &str) -> Option<u64> {
     let (number, _name) = name.strip_prefix("blk.")?.split_once('.')?;
@@ -94,8 +94,8 @@ pub fn with_prefix<'a>(
     tensors.into_iter().filter(move |tensor| tensor.name().starts_with(prefix))
 }
 
-/// The number of parameters: the elements of all tensors, at most 2^64 - 1. `general.parameter_count` is
-/// not read, because files have it wrong.
+/// The number of parameters: the elements of all tensors, at most 2^64 - 1. Ignores `general.parameter_count`, because
+/// it is often wrong.
 #[must_use]
 pub fn parameter_count<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> u64 {
     let elements = tensors.into_iter().map(|tensor| tensor.shape().element_count());

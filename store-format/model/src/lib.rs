@@ -1,8 +1,8 @@
-//! What is known about a model by its files.
+//! Interprets model files.
 //!
-//! [`blobd_store_format`] reads and writes the formats; this crate says what their content means: which kind of model a
-//! file is, how much memory it needs, how two models differ, and how the numbers of a tensor are decoded. It reads no
-//! files, sockets or clocks and contains no `unsafe`; headers and tensors are untrusted input.
+//! [`blobd_store_format`] reads and writes the formats; this crate interprets their content: the kind of a
+//! model, the memory that it needs, the differences between two models, and the numbers of a tensor. It reads
+//! no files, sockets or clocks and contains no `unsafe`; headers and tensors are untrusted input.
 //!
 //! ```
 //! use blobd_model::facts::ModelFacts;
@@ -19,12 +19,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - What a header says: [`metadata`] (typed access), [`metadata_json`], [`facts`], [`kind`], [`card`], [`overview`], [`capabilities`],
+//! - Facts from a header: [`metadata`] (typed access), [`metadata_json`], [`facts`], [`kind`], [`card`], [`overview`], [`capabilities`],
 //!   [`layers`]; [`config`] and [`manifest_config`] for models whose facts are in JSON files.
 //! - Memory: [`estimate`].
 //! - Numbers: [`quant`] (the block types of ggml), [`convert`] (float types), [`tensor_layers`] (models of one layer per
 //!   tensor).
-//! - Two models, and new ones: [`diff`], [`edit`] (other metadata), [`rewrite`] (other alignment, byte order or shards).
+//! - Comparing and changing models: [`diff`], [`edit`] (other metadata), [`rewrite`] (other alignment, byte order or shards).
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![forbid(unsafe_code)]

@@ -1,14 +1,14 @@
-//! What the configuration of a manifest in Ollama's form says: the JSON blob beside the layers.
+//! The configuration of an Ollama manifest: the JSON blob beside the layers.
 //!
-//! Configurations of other registries have none of these keys. A value of an unexpected type counts as missing,
-//! because a configuration says nothing that a model needs to be read.
+//! Configurations of other registries have none of these keys. A value of an unexpected type counts as missing, because
+//! no configuration is needed to read a model.
 //!
 //! Source: `ConfigV2` and `Draft` in `types/model/config.go` of Ollama 0.34.2 (September 2026).
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-/// The fields of a configuration that are shown.
+/// The fields of a configuration that blobd shows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ManifestConfig {
     /// `gguf` or `safetensors`.
@@ -19,9 +19,9 @@ pub struct ManifestConfig {
     pub model_type: Option<String>,
     /// The name of the quantisation.
     pub file_type: Option<String>,
-    /// Which of Ollama's renderers makes a prompt of messages, in place of a template.
+    /// Ollama's renderer, which turns messages into a prompt in place of a template.
     pub renderer: Option<String>,
-    /// Which of Ollama's parsers finds tool calls and thoughts in the output.
+    /// Ollama's parser, which finds tool calls and thoughts in the output.
     pub parser: Option<String>,
     /// The oldest version of Ollama that runs the model.
     pub requires: Option<String>,
@@ -29,7 +29,7 @@ pub struct ManifestConfig {
     pub remote_host: Option<String>,
     /// The name of the model on that server.
     pub remote_model: Option<String>,
-    /// What the model can do, beyond what its files say.
+    /// Capabilities that cannot be derived from the model's files.
     pub capabilities: Vec<String>,
     /// The context length of a model on another server.
     pub context_length: Option<u64>,
@@ -52,7 +52,7 @@ pub struct ConfiguredDraft {
     /// Its architecture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
-    /// How the names of its tensors begin.
+    /// The prefix of its tensors' names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor_prefix: Option<String>,
     /// The name of the layer with its configuration.
@@ -60,13 +60,13 @@ pub struct ConfiguredDraft {
     pub config: Option<String>,
 }
 
-/// The longest text of a field. Names and versions are shorter.
+/// The longest text of a field; longer texts count as missing. Names and versions are shorter.
 const MAX_TEXT_BYTES: usize = 1024;
 /// The most capabilities and sampling parameters that are read.
 const MAX_ENTRIES: usize = 64;
 
 impl ManifestConfig {
-    /// Reads a configuration. One that is not a JSON object says nothing.
+    /// Reads a configuration. Anything but a JSON object counts as empty.
     #[must_use]
     pub fn parse(json: &[u8]) -> Self {
         let object: Map<String, Json> = serde_json::from_slice(json).unwrap_or_default();
@@ -91,7 +91,7 @@ impl ManifestConfig {
             context_length: number("context_length"),
             embedding_length: number("embedding_length"),
             base_name: text("base_name"),
-            draft: object.get("draft").and_then(Json::as_object).map(ConfiguredDraft::of),
+            draft: object.get("draft").and_then(Json::as_object).map(ConfiguredDraft::from_object),
             generation_defaults: defaults
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .take(MAX_ENTRIES)
@@ -101,7 +101,7 @@ impl ManifestConfig {
 }
 
 impl ConfiguredDraft {
-    fn of(object: &Map<String, Json>) -> Self {
+    fn from_object(object: &Map<String, Json>) -> Self {
         let text = |key| text(object, key);
         Self {
             model_format: text("model_format"),

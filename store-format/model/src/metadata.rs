@@ -1,8 +1,8 @@
 //! Typed access to the metadata of a GGUF header, as Ollama and llama.cpp read it.
 //!
-//! Most keys of a model start with its architecture: `llama.block_count`. [`Metadata`] takes them without
-//! it. A value of another type than the requested one, even of another integer width, counts as missing.
-//! Every accessor returns an `Option`, so the caller names the default: `get("x").unwrap_or(1)`.
+//! Most keys of a model start with its architecture: `llama.block_count`. [`Metadata`] takes them without it. A value
+//! of another type than the requested one, even of another integer width, counts as missing. Every accessor returns an
+//! `Option`, so the caller chooses the default: `get("x").unwrap_or(1)`.
 //!
 //! ```
 //! use blobd_store_format::gguf::{GgufWriter, Header};
@@ -23,8 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Source: `KV` in Ollama's `fs/ggml/ggml.go`, August 2025 and 0.33.0 of 25 August 2026: in between it got the
-//! numbers per block and those of state-space models.
+//! Source: `KV` in Ollama's `fs/ggml/ggml.go`, of August 2025 and of 0.33.0 (25 August 2026), which added numbers per
+//! block and those of state-space models.
 
 mod named;
 mod ollama;
@@ -37,10 +37,10 @@ pub use self::ollama::{OllamaRules, is_quantized_kv_cache_type};
 
 use blobd_store_format::gguf::{Header, MetadataValue, ValueType};
 
-/// The name of an architecture that the header does not have.
+/// The architecture of a header that names none.
 const UNKNOWN: &str = "unknown";
 
-/// The metadata of a header, by key without the architecture.
+/// The metadata of a header. Keys are given without the architecture.
 #[derive(Clone, Copy, Debug)]
 pub struct Metadata<'a> {
     header: &'a Header,
@@ -60,8 +60,8 @@ impl<'a> Metadata<'a> {
         self.architecture
     }
 
-    /// The key as the file has it: keys that start with `general.` or `tokenizer.` are unchanged, all
-    /// others get the architecture in front.
+    /// The full key in the file: the architecture is prepended, except to keys that start with `general.` or
+    /// `tokenizer.`.
     #[must_use]
     pub fn full_key<'k>(&self, key: &'k str) -> Cow<'k, str> {
         if key.starts_with("general.") || key.starts_with("tokenizer.") {
@@ -70,7 +70,7 @@ impl<'a> Metadata<'a> {
         Cow::Owned(format!("{}.{key}", self.architecture))
     }
 
-    /// The value of a key, of whatever type.
+    /// The value of a key, of any type.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<MetadataValue<'a>> {
         self.header.value(&self.full_key(key))
@@ -82,7 +82,7 @@ impl<'a> Metadata<'a> {
         T::of(self.value(key)?)
     }
 
-    /// The elements of an array, if they have exactly this type; without texts that are not UTF-8.
+    /// The elements of an array, if they have exactly this type. Texts that are not UTF-8 are skipped.
     #[must_use]
     pub fn array<T: Scalar<'a>>(&self, key: &str) -> Option<impl Iterator<Item = T> + use<'a, T>> {
         let array = self.value(key)?.as_array().filter(|array| array.element_type() == T::TYPE)?;

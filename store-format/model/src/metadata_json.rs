@@ -8,8 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use blobd_store_format::file_format::MetadataValue;
 use serde_json::{Value as Json, json};
 
-/// Limit for the metadata strings of one model. Templates and licences of real models are some 100 KiB; a
-/// header may have 32 MiB, which can be six times as long in JSON.
+/// Limit for the metadata strings of one model. Templates and licences of real models have about 100 KiB; a header may
+/// have 32 MiB, which can grow sixfold in JSON.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// The longest array that is listed in an abridged value.
@@ -17,8 +17,8 @@ const MAX_LISTED: usize = 64;
 /// How many elements of a longer array are listed.
 const FIRST_LISTED: usize = 4;
 
-/// Makes abridged values: an array of more than 64 elements, such as a vocabulary, is replaced by its type, its
-/// length and its first elements, and a string longer than the text that is still allowed by its length.
+/// Abridges values. An array of more than 64 elements, such as a vocabulary, is replaced by its type, its length and
+/// its first elements. A string that exceeds the rest of the text budget is replaced by its length.
 #[derive(Debug)]
 pub struct Abridger {
     text_budget: usize,
@@ -67,8 +67,7 @@ pub fn whole_json(value: &MetadataValue<'_>) -> Json {
     }
 }
 
-/// A value, whole or abridged, in one short text for a table: of a longer array the first elements and the count, of a
-/// long text the beginning.
+/// A short text for a table: the start of a long text, or the first elements and the count of a long array.
 #[must_use]
 pub fn short_text(value: &Json) -> String {
     const MAX_CHARS: usize = 200;
@@ -126,12 +125,12 @@ fn scalar_json(value: &MetadataValue<'_>) -> Json {
         MetadataValue::U16(value) => value.into(),
         MetadataValue::U32(value) => value.into(),
         MetadataValue::U64(value) => value.into(),
-        // Arrays have no arrays as elements.
+        // Arrays cannot be nested.
         MetadataValue::Array(_) => Json::Null,
     }
 }
 
-/// The number with the fewest digits that is this `f32` when it is read as one: 1e-5 instead of 9.999999747378752e-6.
+/// The decimal number with the fewest digits that reads as this `f32`: 1e-5 instead of 9.999999747378752e-6.
 fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_error| value.into())
 }

@@ -25,7 +25,7 @@ use crate::metadata::Metadata;
 use blobd_store_format::file_layout::FileLayout;
 use blobd_store_format::gguf::Header;
 
-/// The facts in the headers of a model's weights. Numbers that a header lacks are `None`.
+/// Facts from the headers of a model's weights; `None` if the header lacks a number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelOverview {
     /// The number of elements of all tensors.
@@ -97,7 +97,7 @@ impl ModelOverview {
     }
 
     fn read_metadata(&mut self, metadata: &Metadata<'_>) {
-        // Of any width: this is for people, no formula uses it.
+        // Accepts integers of any width, because no formula uses the numbers.
         let number = |key: &str| metadata.value(key).and_then(|value| value.as_u64());
         let most = |key: &str| metadata.range(key).map(|range| u64::from(range.max));
         self.context_length = number("context_length");
@@ -112,7 +112,7 @@ impl ModelOverview {
 
     fn add_tensors(&mut self, layout: &FileLayout, types: &mut BTreeMap<String, TypeShare>) {
         for tensor in layout.tensors() {
-            // The product fits, because the header was parsed.
+            // The product cannot overflow: the header's parser has checked it.
             let elements = tensor.shape.iter().fold(1_u64, |product, length| product.saturating_mul(*length));
             self.parameters = self.parameters.saturating_add(elements);
             self.tensor_count += 1;

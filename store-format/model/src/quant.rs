@@ -1,10 +1,9 @@
 //! Quantised numbers: the layout of every ggml type, their values, and the byte order of tensors.
 //!
-//! [`BlockLayout`] describes the block of a type as data; `docs/FORMATS.md` shows the same table, and
-//! draws each bit.
-//! [`dequantize`] converts blocks to `f32`, [`Values`] to numbers without loss, and [`swap_bytes`] changes the
-//! byte order of a tensor. All take any whole number of blocks, so a tensor can be converted in [`pieces`].
-//! [`Range`] computes statistics, [`relative_rms_error`] compares two tensors.
+//! [`BlockLayout`] describes the block of a type as data; `docs/FORMATS.md` shows the same table, and draws
+//! each bit. [`dequantize`] converts blocks to `f32`, [`Values`] converts them without loss, and
+//! [`swap_bytes`] changes the byte order of a tensor. All take any whole number of blocks, so a tensor can be
+//! converted in [`pieces`]. [`Range`] computes statistics, [`relative_rms_error`] compares two tensors.
 //!
 //! ```
 //! use blobd_store_format::gguf::GgmlType;
@@ -84,7 +83,7 @@ pub enum QuantError {
     },
 }
 
-/// The size of a block, if so many bytes are whole blocks.
+/// The size of a block, if `found` bytes are whole blocks.
 fn whole_blocks(layout: &BlockLayout, found: usize) -> Result<usize, QuantError> {
     let block_bytes = layout.bytes();
     let size = usize::try_from(block_bytes).ok().filter(|size| found.is_multiple_of(*size));

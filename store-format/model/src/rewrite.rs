@@ -1,4 +1,4 @@
-//! Other GGUF files with the same tensors: another alignment or byte order, shards merged, or a file split
+//! Rewrites GGUF files without changing their tensors: changes alignment or byte order, merges shards, or splits a file
 //! into shards.
 //!
 //! [`RewritePlan::new`] computes the headers and lists where the bytes of the data sections come from. It reads
@@ -52,7 +52,7 @@ pub struct RewriteOptions {
     pub alignment: Option<u32>,
     /// The byte order; that of the source if `None`.
     pub byte_order: Option<ByteOrder>,
-    /// Which files are written.
+    /// The distribution of tensors over files.
     pub sharding: Sharding,
 }
 
@@ -64,7 +64,7 @@ pub enum Sharding {
     Keep,
     /// All tensors in one file.
     Merge,
-    /// In shards, each with at most so many bytes of tensors and padding; headers are not counted.
+    /// In shards with at most `max_bytes` of tensors and padding each; headers do not count.
     Split {
         /// The maximum.
         max_bytes: u64,
@@ -127,7 +127,7 @@ impl RewritePlan {
         let Some(first) = shards.first().and_then(|first| sources.get(*first)) else {
             return Err(RewriteError::NoSource);
         };
-        let format = Format::of(&first.header, options)?;
+        let format = Format::new(&first.header, options)?;
         let files = match options.sharding {
             Sharding::Keep => keep(sources, options)?,
             Sharding::Merge if split_value(&first.header, SPLIT_COUNT).is_none() => {
@@ -202,8 +202,8 @@ fn in_shard_order(sources: &[RewriteSource]) -> Result<Vec<usize>, RewriteError>
 /// Writes each source to a file of its own.
 fn keep(sources: &[RewriteSource], options: &RewriteOptions) -> Result<Vec<RewrittenFile>, RewriteError> {
     let file = |(index, source): (usize, &RewriteSource)| {
-        let format = Format::of(&source.header, options)?;
-        let mut metadata = Entries::of(&source.header);
+        let format = Format::new(&source.header, options)?;
+        let mut metadata = Entries::from_header(&source.header);
         format.set_alignment(&mut metadata, &source.header);
         format.file(&metadata, &tensors_of(sources, &[index]))
     };
@@ -215,7 +215,7 @@ struct SourceTensor<'s> {
     info: TensorInfo<'s>,
     source: usize,
     order: ByteOrder,
-    /// In bytes from the start of the source.
+    /// Where it starts, in bytes from the start of the source.
     offset: u64,
     size: u64,
 }
@@ -224,7 +224,7 @@ struct SourceTensor<'s> {
 fn tensors_of<'s>(sources: &'s [RewriteSource], indices: &[usize]) -> Vec<SourceTensor<'s>> {
     let chosen = indices.iter().filter_map(|index| Some((*index, sources.get(*index)?)));
     let tensors = chosen.flat_map(|(index, RewriteSource { header, layout })| {
-        // The layout has a range for each tensor, which is in the file.
+        // The layout has a range for each tensor, and the constructor has checked that it is inside the file.
         header.tensors().zip(layout.tensors()).map(move |(info, range)| SourceTensor {
             info,
             source: index,
@@ -237,8 +237,8 @@ fn tensors_of<'s>(sources: &'s [RewriteSource], indices: &[usize]) -> Vec<Source
 }
 
 impl SourceTensor<'_> {
-    /// The type by which the bytes have to be swapped. A tensor of a fork's type may have a known id and another
-    /// size.
+    /// The type that determines how the bytes are swapped; `None` if the byte order stays. Fails if the type's layout
+    /// is unknown or does not match the tensor's size: a fork of llama.cpp may use a known type ID for another format.
     fn swap_to(&self, order: ByteOrder) -> Result<Option<GgmlType>, RewriteError> {
         let ggml_type = self.info.ggml_type();
         if self.order == order || self.size == 0 {
@@ -255,7 +255,7 @@ impl SourceTensor<'_> {
     }
 }
 
-/// What the files of a plan have in common.
+/// The properties that all files of a plan share.
 #[derive(Clone, Copy)]
 struct Format {
     version: u32,
@@ -264,7 +264,7 @@ struct Format {
 }
 
 impl Format {
-    fn of(header: &Header, options: &RewriteOptions) -> Result<Self, RewriteError> {
+    fn new(header: &Header, options: &RewriteOptions) -> Result<Self, RewriteError> {
         let alignment = options.alignment.unwrap_or_else(|| header.alignment());
         if !alignment.is_power_of_two() || alignment > MAX_ALIGNMENT {
             return Err(GgufError::Alignment { found: alignment }.into());
@@ -275,15 +275,15 @@ impl Format {
         Ok(Self { version, order, alignment })
     }
 
-    /// The metadata of a file that is no shard.
+    /// The metadata of an unsharded file.
     fn unsharded_metadata<'h>(&self, header: &'h Header) -> Entries<'h> {
-        let mut metadata = Entries::of(header);
+        let mut metadata = Entries::from_header(header);
         metadata.retain(|key| !key.starts_with(SPLIT_PREFIX));
         self.set_alignment(&mut metadata, header);
         metadata
     }
 
-    /// The key is left as it is if the alignment does not change, and removed if it is the default.
+    /// Sets the alignment's key. It stays unchanged if the alignment does not change, and is removed for the default.
     fn set_alignment(&self, metadata: &mut Entries<'_>, header: &Header) {
         if self.alignment == header.alignment() {
             return;
@@ -318,8 +318,8 @@ impl Format {
         Ok(RewrittenFile { header, pieces, size })
     }
 
-    /// Distributes the tensors as llama.cpp's `gguf-split --split-max-size`, which starts a new shard before
-    /// the tensor that does not fit. A tensor that is larger than a shard has one of its own.
+    /// Distributes the tensors like llama.cpp's `gguf-split --split-max-size`, which starts a new shard before a tensor
+    /// that does not fit. A tensor larger than a shard gets a shard to itself.
     fn split(
         &self,
         metadata: &Entries<'_>,
@@ -351,7 +351,7 @@ impl Format {
         (0..count).zip(shards).map(file).collect()
     }
 
-    /// The metadata of any shard but the first. Each shard is a GGUF file with an alignment of its own.
+    /// The metadata of all shards except the first. Each shard is a complete GGUF file, so it repeats the alignment.
     fn shard_metadata(&self) -> Entries<'static> {
         let mut metadata = Entries::none();
         if self.alignment != DEFAULT_ALIGNMENT {

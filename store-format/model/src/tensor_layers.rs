@@ -1,4 +1,4 @@
-//! The tensors of a model that has one layer per tensor, from the headers of its layers.
+//! The tensors of a model with one layer per tensor, read from the headers of its layers.
 //!
 //! Ollama's models for image generation and for MLX have no GGUF file. Their manifest has one
 //! layer of type `application/vnd.ollama.image.tensor` per tensor, or per group of experts, and
@@ -55,7 +55,7 @@ pub struct TensorLayers {
     component: String,
     tensors: BTreeMap<String, LayerTensor>,
     groups: BTreeMap<String, Vec<String>>,
-    /// As declared by the first file that declares a type; if none does, by the first that declares a size.
+    /// What the first file with a type declares; if no file has one, what the first file with a size declares.
     declared: Quantization,
 }
 
@@ -102,8 +102,9 @@ impl TensorLayers {
     /// expert's matrices, scales and biases were separate tensors.
     pub const MAX_TENSORS: usize = 1 << 18;
 
-    /// No tensors yet. The names of a component's tensors do not contain the component; if it is empty,
-    /// the tensors of all layers are added, under names that start with their component.
+    /// Starts without tensors. With a component, the caller adds only its layers (see [`includes`](Self::includes)),
+    /// and the names of tensors do not contain the component. With an empty component, the caller adds all layers, and
+    /// names start with their component.
     #[must_use]
     pub fn new(component: &str) -> Self {
         Self { component: component.trim_end_matches('/').to_owned(), ..Self::default() }
@@ -121,7 +122,7 @@ impl TensorLayers {
     /// [`TensorLayersError`] when two tensors have one name, or there are too many.
     pub fn add(&mut self, layer: &str, number: usize, header: &Header) -> Result<(), TensorLayersError> {
         if self.declared.quant_type.is_none() {
-            let declared = Quantization::of_file(header);
+            let declared = Quantization::declared_for_file(header);
             if declared.quant_type.is_some() || self.declared.group_size.is_none() {
                 self.declared = declared;
             }
@@ -184,9 +185,9 @@ impl TensorLayers {
         self.tensors.get(name).is_some_and(|tensor| tensor.is_part) || PARTS.into_iter().any(is_separate_part)
     }
 
-    /// How the model is quantised; type and size always come from one source: the first file that declares
-    /// a type, else `index`, what `model_index.json` says, if it names a known type, else scales in separate
-    /// layers, else an unknown type of the index. A type without a size has its default size.
+    /// How the model is quantised. Type and size always come from one source: the first file that declares a type; else
+    /// `index`, the content of `model_index.json`, if it names a known type; else scales in separate layers; else an
+    /// unknown type in the index. A type without a size gets its default size.
     #[must_use]
     pub fn quantization(&self, index: &Quantization) -> Quantization {
         if self.declared.quant_type.is_some() {
@@ -239,7 +240,7 @@ impl TensorLayers {
         }
     }
 
-    /// Adds a bias without a scale, which is a tensor of its own, under its name in the file.
+    /// Adds a bias without a scale under its name in the file, because it is an ordinary tensor.
     fn add_without_scale(&mut self, file: &File<'_>, key: &str, name: &str) -> Result<(), TensorLayersError> {
         for (suffix, _) in PARTS {
             if let Some((tensor, false)) = file.part(key, suffix) {
@@ -279,7 +280,7 @@ impl TensorLayers {
             layer_name: Arc::clone(&file.layer),
             offset_in_file: tensor.offset_in_file(),
             size: tensor.size_bytes(),
-            declared: Quantization::of_tensor(file.header, tensor.name()),
+            declared: Quantization::declared_for_tensor(file.header, tensor.name()),
             is_part,
         };
         match self.tensors.insert(name.clone(), added) {

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{Credential, CredentialError, Found, RegistryHost, Secret};
 
-/// Looks up a host in Docker's configuration, which need not exist.
+/// Looks up a host in Docker's configuration. Finds nothing if there is no such file.
 pub(super) fn look_up(path: &Path, host: &RegistryHost) -> Result<Found, CredentialError> {
     let Some(text) = super::read_if_there(path)? else { return Ok(Found::Nothing) };
     let malformed = |what| CredentialError::Malformed { path: path.to_owned(), what };
@@ -58,7 +58,7 @@ fn run_program(
     command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(&format!("cannot run: {error}")))?;
     let output = exchange(&mut child, server_name(host).as_bytes());
-    // The program may still be running; its output is complete or too late.
+    // The program may still be running. Either its output is complete, or it has run out of time.
     let _ = child.kill();
     let status = child.wait().map_err(|error| failed(&error.to_string()))?;
     let output = output.ok_or_else(|| failed("no response in 20 s"))?;
@@ -67,7 +67,7 @@ fn run_program(
         Ok(response) => {
             Ok(Some(Credential::Password { user: response.username, password: Secret::new(response.secret) }))
         }
-        // The protocol's response if there are none.
+        // The helper protocol's response when it has no credentials for the host.
         Err(_) if output.starts_with(b"credentials not found") => Ok(None),
         Err(_) => Err(failed(&format!("no credentials in its response ({status})"))),
     }
@@ -88,9 +88,9 @@ fn exchange(child: &mut Child, request: &[u8]) -> Option<Vec<u8>> {
     receiver.recv_timeout(HELPER_TIME_LIMIT).ok()
 }
 
-/// A helper may ask the user to unlock a key ring; a pull waits no longer than this.
+/// How long a pull waits for a helper, which may ask the user to unlock a key ring.
 const HELPER_TIME_LIMIT: Duration = Duration::from_secs(20);
-/// A response has a user name and a token of some KiB.
+/// A response contains a user name and a token of a few KiB.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 /// Docker's name for the entry of Docker Hub.
 const DOCKER_HUB_ENTRY: &str = "https://index.docker.io/v1/";
@@ -117,7 +117,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// The entry's credential. With a helper, the entry exists and is empty.
+    /// The entry's credential; `None` for an empty entry, which Docker writes when a helper has the credential.
     fn credential(self) -> Result<Option<Credential>, &'static str> {
         let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
         if filled(self.identity_token).is_some() {
@@ -137,7 +137,7 @@ impl Entry {
     }
 }
 
-/// Whether an entry is for a registry. Docker stores other secrets of Docker Hub under longer paths.
+/// Whether an entry belongs to a registry. Docker stores other secrets of Docker Hub under longer paths.
 fn is_name_of(name: &str, host: &RegistryHost) -> bool {
     let plain = name.split_once("://").map_or(name, |(_scheme, rest)| rest);
     let path = plain.split_once('/').map_or("", |(_host, path)| path);
@@ -149,7 +149,7 @@ fn server_name(host: &RegistryHost) -> &str {
     if host.as_str() == DOCKER_HUB { DOCKER_HUB_ENTRY } else { host.as_str() }
 }
 
-/// The name must be safe as the end of a program's name.
+/// Whether the name is safe to append to a program's name.
 fn is_program_suffix(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }

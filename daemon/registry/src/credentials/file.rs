@@ -1,8 +1,8 @@
 //! blobd's own credential file, which `login` and `logout` write.
 //!
-//! It is replaced by a rename under a lock of its directory: readers see the old or the new file, and of two
-//! concurrent logins none is lost. Only its owner may have access; a file that others may read is not used,
-//! because its secrets must be considered known.
+//! It is replaced by a rename while its directory is locked: readers see the old or the new file, and no login is lost
+//! when two run at the same time. Only its owner may have access. A file that others may read is refused, because its
+//! secrets must be considered known.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -22,13 +22,13 @@ pub struct CredentialFile {
 }
 
 impl CredentialFile {
-    /// The file at `path`, which need not exist.
+    /// Uses the file at `path`. It need not exist yet.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// The path.
+    /// Where the file is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -43,9 +43,9 @@ impl CredentialFile {
     /// Sets the credential for a host.
     pub fn set(&self, host: &RegistryHost, credential: &Credential) -> Result<(), CredentialError> {
         let _lock = self.lock()?;
-        let mut content = self.read()?;
-        content.registries.insert(host.as_str().to_owned(), Entry::of(credential));
-        self.write(&content)
+        let mut entries = self.read()?;
+        entries.registries.insert(host.as_str().to_owned(), Entry::from_credential(credential));
+        self.write(&entries)
     }
 
     /// Removes the credential for a host; returns whether there was one.
@@ -54,11 +54,11 @@ impl CredentialFile {
             return Ok(false);
         }
         let _lock = self.lock()?;
-        let mut content = self.read()?;
-        if content.registries.remove(host.as_str()).is_none() {
+        let mut entries = self.read()?;
+        if entries.registries.remove(host.as_str()).is_none() {
             return Ok(false);
         }
-        self.write(&content)?;
+        self.write(&entries)?;
         Ok(true)
     }
 
@@ -80,12 +80,12 @@ impl CredentialFile {
         lock().map_err(|source| self.io(source))
     }
 
-    fn read(&self) -> Result<Content, CredentialError> {
-        // So that opening a FIFO does not block.
+    fn read(&self) -> Result<Entries, CredentialError> {
+        // Without this flag, opening a FIFO would block.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Content::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Entries::default()),
             Err(error) => return Err(self.io(error)),
         };
         let metadata = file.metadata().map_err(|error| self.io(error))?;
@@ -101,22 +101,22 @@ impl CredentialFile {
         }
         let mut text = Vec::new();
         file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(|error| self.io(error))?;
-        let content: Content =
+        let entries: Entries =
             serde_json::from_slice(&text).map_err(|error| self.malformed(super::error_position(&error)))?;
-        if content.version != VERSION {
-            let version = content.version;
+        if entries.version != VERSION {
+            let version = entries.version;
             return Err(
                 self.malformed(format!("version: expected {VERSION}, found {version}; is blobd too old?"))
             );
         }
-        Ok(content)
+        Ok(entries)
     }
 
-    fn write(&self, content: &Content) -> Result<(), CredentialError> {
+    fn write(&self, entries: &Entries) -> Result<(), CredentialError> {
         let write = || {
-            // Has mode 0600.
+            // `tempfile` creates it with mode 0600.
             let mut new = tempfile::NamedTempFile::new_in(self.directory())?;
-            serde_json::to_writer_pretty(&mut new, content)?;
+            serde_json::to_writer_pretty(&mut new, entries)?;
             new.write_all(b"\n")?;
             self.keep_owner(new.as_file())?;
             new.as_file().sync_all()?;
@@ -126,8 +126,8 @@ impl CredentialFile {
         write().map_err(|source| self.io(source))
     }
 
-    /// Gives the new file to the owner of the one that it replaces: root saves credentials for a daemon that runs as
-    /// another user. For others than root the two are the same, or the call fails.
+    /// Gives the new file the owner of the file that it replaces, because root saves credentials for a daemon that runs
+    /// as another user. For any other user, the owner is already the same, or the call fails.
     fn keep_owner(&self, new: &File) -> io::Result<()> {
         match fs::symlink_metadata(&self.path) {
             Ok(old) if old.is_file() && old.uid() != new.metadata()?.uid() => {
@@ -149,15 +149,15 @@ impl CredentialFile {
 const VERSION: u32 = 1;
 const ENTRY_FORM: &str = "expected a token, or a user and a password, for each registry";
 
-/// Has no `Debug`: it contains secrets.
+/// No `Debug`, because it contains secrets.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Content {
+struct Entries {
     version: u32,
     registries: BTreeMap<String, Entry>,
 }
 
-impl Default for Content {
+impl Default for Entries {
     fn default() -> Self {
         Self { version: VERSION, registries: BTreeMap::new() }
     }
@@ -175,7 +175,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn of(credential: &Credential) -> Self {
+    fn from_credential(credential: &Credential) -> Self {
         match credential {
             Credential::Password { user, password } => Self {
                 user: Some(user.clone()),

@@ -1,4 +1,4 @@
-//! The host that credentials are configured for.
+//! The host for which credentials are configured.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use blobd_store_format::source::without_userinfo;
 use super::CredentialError;
 use crate::origin::{Origin, Registry};
 
-/// A registry's host, with its port unless that is 443. All names of one service are equal.
+/// A registry's host, and its port unless that is 443. All names of one service compare equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegistryHost(String);
 
 impl RegistryHost {
     /// The host of an origin. With plain HTTP the port is included even if it is 80, so credentials are never
     /// shared with the same host over TLS.
-    pub(crate) fn of(origin: &Origin) -> Self {
+    pub(crate) fn from_origin(origin: &Origin) -> Self {
         let host = origin.host();
         match (origin.is_https(), origin.port()) {
             (true, 443) => Self(host::canonical(host).to_owned()),
@@ -24,7 +24,7 @@ impl RegistryHost {
         }
     }
 
-    /// The text, as in the credential file.
+    /// The host as written in the credential file.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -46,7 +46,7 @@ impl FromStr for RegistryHost {
         let host = host.split('/').next().unwrap_or_default();
         let registry = Registry::at(&format!("https://{host}"));
         registry
-            .map(|registry| Self::of(registry.origin()))
+            .map(|registry| Self::from_origin(registry.origin()))
             .ok_or_else(|| CredentialError::Host { found: without_userinfo(text).into_owned() })
     }
 }
@@ -85,9 +85,9 @@ mod tests {
 
     #[test]
     fn plain_http_is_another_host() {
-        let of = |url: &str| RegistryHost::of(&Origin::of(&url.parse().unwrap()).unwrap()).0;
-        assert_eq!(of("https://r.example/"), "r.example");
-        assert_eq!(of("http://r.example/"), "r.example:80");
-        assert_eq!(of("http://huggingface.co/"), "huggingface.co:80");
+        let host = |url: &str| RegistryHost::from_origin(&Origin::from_url(&url.parse().unwrap()).unwrap()).0;
+        assert_eq!(host("https://r.example/"), "r.example");
+        assert_eq!(host("http://r.example/"), "r.example:80");
+        assert_eq!(host("http://huggingface.co/"), "huggingface.co:80");
     }
 }

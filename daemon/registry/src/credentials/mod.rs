@@ -1,11 +1,10 @@
-//! Credentials of registries: where they are found, and which host each is for.
+//! Credentials for registries: where they are stored, and the host that each belongs to.
 //!
-//! They belong to the user that the process runs as: the daemon's user, or the caller if the command opens
-//! the store itself. They are read when a registry requires them and not before, so a `login` takes effect
-//! with the next pull.
+//! They belong to the user that runs the process: the daemon's user, or the caller if the command opens the store
+//! itself. They are not read until a registry requires them, so a `login` takes effect with the next pull.
 //!
-//! Credentials that are found for a [`RegistryHost`] were configured for that host, and no secret is in an error or in
-//! `Debug` output. Whether a connection is safe enough is decided in `auth`.
+//! A lookup by [`RegistryHost`] returns only credentials configured for that host. Errors and `Debug` output never
+//! contain a secret. `auth` decides whether a connection is safe enough to send them.
 
 mod docker;
 mod file;
@@ -30,7 +29,7 @@ use super::origin::Origin;
 /// Which credentials may be used, and the user's exceptions. By default there are none.
 #[derive(Clone, Debug, Default)]
 pub struct CredentialPolicy {
-    /// blobd's own, which have priority.
+    /// blobd's own credentials, which have priority.
     pub file: Option<CredentialFile>,
     /// Docker's `config.json`.
     pub docker_config: Option<PathBuf>,
@@ -42,25 +41,25 @@ pub struct CredentialPolicy {
     pub hugging_face_file: Option<PathBuf>,
     /// The path of the key that signs token requests for Ollama's registry.
     pub ollama_key: Option<PathBuf>,
-    /// Further hosts for which that key may sign, as `HOST[:PORT]`.
+    /// More hosts for which that key may sign, as `HOST[:PORT]`.
     pub ollama_key_hosts: Vec<String>,
     /// Hosts to which credentials may be sent over plain HTTP, as `HOST:PORT`.
     pub insecure_hosts: Vec<String>,
-    /// The host of a registry's token service by the registry's host, where they differ.
+    /// Maps a registry's host to the host of its token service, where they differ.
     pub token_services: BTreeMap<String, String>,
 }
 
 /// Whether programs named `docker-credential-…` are run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DockerHelpers {
-    /// No; the error about a refusal mentions the program.
+    /// The program is not run; the error about a refusal mentions it.
     #[default]
     Ignored,
-    /// Yes.
+    /// The program is run.
     Run,
 }
 
-/// A credential.
+/// What a registry accepts as proof of an account.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Credential {
@@ -71,22 +70,21 @@ pub enum Credential {
         /// The password, or what a registry calls an access token.
         password: Secret,
     },
-    /// Sent as it is, as Hugging Face wants it.
+    /// Sent unchanged as a bearer token, as Hugging Face requires.
     Token(Secret),
 }
 
 #[derive(Debug)]
 pub(super) enum Found {
-    /// Nothing.
     Nothing,
-    /// A credential, and where it is configured.
+    /// A credential, and the place where it is configured.
     Credential(Credential, String),
     /// The name of a Docker helper that was not run.
     Helper(String),
 }
 
 impl CredentialPolicy {
-    /// Removes the credentials of other programs.
+    /// Drops the credentials that belong to other programs.
     #[must_use]
     pub fn own_alone(self) -> Self {
         Self { docker_config: None, hugging_face_file: None, ollama_key: None, ..self }
@@ -145,7 +143,7 @@ impl CredentialPolicy {
     }
 
     fn may_sign_for(&self, origin: &Origin) -> bool {
-        let host = RegistryHost::of(origin);
+        let host = RegistryHost::from_origin(origin);
         host.as_str() == OLLAMA || is_listed(&self.ollama_key_hosts, &host)
     }
 
@@ -154,7 +152,7 @@ impl CredentialPolicy {
     pub(super) fn may_carry(&self, origin: &Origin) -> bool {
         origin.is_https()
             || origin.is_loopback()
-            || is_listed(&self.insecure_hosts, &RegistryHost::of(origin))
+            || is_listed(&self.insecure_hosts, &RegistryHost::from_origin(origin))
     }
 }
 
@@ -163,7 +161,7 @@ fn is_listed(hosts: &[String], host: &RegistryHost) -> bool {
 }
 
 const OLLAMA: &str = "registry.ollama.ai";
-/// Far more than credentials take.
+/// Much larger than any real credential file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads a small file; `None` if it does not exist.
@@ -177,7 +175,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CredentialError> {
     }
 }
 
-/// The position of a syntax error. The parser's own message may quote a password.
+/// The position of a syntax error, without the parser's own message, which may quote a password.
 fn error_position(error: &serde_json::Error) -> String {
     format!("not in the expected form at line {}, column {}", error.line(), error.column())
 }
@@ -210,7 +208,7 @@ pub enum CredentialError {
         /// The fault.
         reason: String,
     },
-    /// A credential contains characters that a header cannot.
+    /// A credential contains characters that are not allowed in a header.
     #[error("credentials from {place}: contain characters that cannot be sent; log in again")]
     Unsendable {
         /// Where they are configured.
@@ -222,7 +220,7 @@ pub enum CredentialError {
         /// What happened.
         reason: String,
     },
-    /// Not a host.
+    /// The text is not a host.
     #[error("host: expected HOST or HOST:PORT, found {found:?}")]
     Host {
         /// The text found, without a user and a password.
@@ -233,7 +231,7 @@ pub enum CredentialError {
         "{host}: credentials are not sent over plain HTTP; use https, or name it in credentials.insecure_hosts"
     )]
     PlainHttp {
-        /// The host they are for.
+        /// The host that the credentials belong to.
         host: String,
     },
 }
@@ -288,7 +286,7 @@ mod tests {
     fn credentials_need_tls_or_this_machine() {
         let policy =
             CredentialPolicy { insecure_hosts: vec!["Lan:5000".to_owned()], ..CredentialPolicy::default() };
-        let may = |url: &str| policy.may_carry(&Origin::of(&url.parse().unwrap()).unwrap());
+        let may = |url: &str| policy.may_carry(&Origin::from_url(&url.parse().unwrap()).unwrap());
         for url in [
             "https://r.example",
             "http://127.0.0.1:1",
@@ -314,7 +312,7 @@ mod tests {
     fn ollamas_key_signs_for_ollama_and_configured_mirrors() {
         let hosts = vec!["mirror.example".to_owned()];
         let policy = CredentialPolicy { ollama_key_hosts: hosts, ..CredentialPolicy::default() };
-        let may = |url: &str| policy.may_sign_for(&Origin::of(&url.parse().unwrap()).unwrap());
+        let may = |url: &str| policy.may_sign_for(&Origin::from_url(&url.parse().unwrap()).unwrap());
         assert!(may("https://registry.ollama.ai/x") && may("https://mirror.example"));
         for url in [
             "http://registry.ollama.ai",

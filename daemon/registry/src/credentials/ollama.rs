@@ -1,7 +1,7 @@
 //! Ollama's key, which identifies a user at its registry: an OpenSSH file with an ed25519 key.
 //!
-//! A token request is signed with it instead of carrying a password. The signature covers the request's URL,
-//! so it is useless for any other.
+//! A token request is signed with it instead of carrying a password. The signature covers the request's URL, so it
+//! cannot be used for another request.
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::secret::hidden_header;
 
 pub(crate) struct OllamaKey {
     pair: Ed25519KeyPair,
-    /// As in `id_ed25519.pub`, decoded.
+    /// The decoded content of `id_ed25519.pub`.
     public: Vec<u8>,
 }
 
@@ -101,13 +101,13 @@ impl<'a> Cursor<'a> {
         self.take(4)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// A length and that many bytes.
+    /// Reads a length and that many bytes.
     fn string(&mut self) -> Option<&'a [u8]> {
         let count = self.number()?.try_into().ok()?;
         self.take(count)
     }
 
-    /// The part after the cipher's name, in a file with one key without encryption.
+    /// Reads the part after the cipher's name in a file that contains one unencrypted key.
     fn single_key(&mut self) -> Option<(&'a [u8], &'a [u8])> {
         let (kdf, options) = (self.string()?, self.string()?);
         if kdf != b"none" || !options.is_empty() || self.number()? != 1 {
@@ -179,7 +179,7 @@ pub(crate) mod tests {
         for at in 0..whole.len() - comment_and_padding {
             let mut changed = whole.clone();
             changed[at] ^= 0xff;
-            // Must not panic; the check numbers are compared, and the halves of the key.
+            // Any result is right, but it must not panic. The check numbers and the halves of the key are compared.
             let _ = OllamaKey::parse(armored(&changed).as_bytes());
         }
         for text in ["", "-----BEGIN OPENSSH PRIVATE KEY-----", PUBLIC, &armored(b"openssh-key-v2\0")] {

@@ -1,4 +1,4 @@
-//! Texts that are not printed by accident.
+//! Text that cannot be printed by accident.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The text: for a request or a file, never for a message.
+    /// The text, for use in a request or a file, never in a message.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -28,7 +28,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A header that is not printed; `None` if the text contains characters that a header cannot.
+/// A header that `Debug` does not print; `None` if the text contains characters that are not allowed in a header.
 pub(crate) fn hidden_header(text: &str) -> Option<HeaderValue> {
     let mut header = HeaderValue::try_from(text).ok()?;
     header.set_sensitive(true);

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Keys of the sentence, the most telling first. Case and underscores do not matter.
+/// Keys of the sentence, the most informative first. Case and underscores do not matter.
 const SENTENCES: [&str; 11] = [
     "errordescription",
     "errormessage",
@@ -18,13 +18,13 @@ const SENTENCES: [&str; 11] = [
 ];
 /// Keys of the kind of error, which is often a sentence too.
 const KINDS: [&str; 2] = ["error", "title"];
-/// Keys of a code, quoted if there is nothing else.
+/// Keys of an error code, which is quoted only if there is nothing else.
 const CODES: [&str; 3] = ["code", "errorcode", "status"];
-/// Keys under which the error itself may be.
+/// Keys whose values may contain the error object.
 const INNER: [&str; 7] = ["error", "errors", "message", "messages", "detail", "fault", "response"];
-/// How many objects may be inside each other around the sentence.
+/// How deep the sentence may be nested.
 const MAX_DEPTH: usize = 4;
-/// How many of several errors are quoted.
+/// How many errors are quoted at most.
 const MAX_ERRORS: usize = 3;
 
 pub(super) fn sentence(json: &str) -> Option<String> {
@@ -49,12 +49,12 @@ pub(super) fn sentence(json: &str) -> Option<String> {
     None
 }
 
-/// The first value of a text. The parser limits the depth. Something may follow the value, or be cut off.
+/// The first JSON value of a text, whatever follows it. The parser limits the depth.
 fn first_value(json: &str) -> Option<Value> {
     serde_json::Deserializer::from_str(json).into_iter().next()?.ok()
 }
 
-/// The text with U+FFFD for escapes that are half of a character, which the parser refuses.
+/// Replaces escaped lone surrogates, which the parser refuses, by U+FFFD.
 fn without_lone_surrogates(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     let mut rest = json;
@@ -64,7 +64,7 @@ fn without_lone_surrogates(json: &str) -> String {
         let (copied, after) = match code_unit(escape) {
             Some(0xd800..=0xdbff) if matches!(second(), Some(0xdc00..=0xdfff)) => escape.split_at(11),
             Some(0xd800..=0xdfff) => ("ufffd", escape.get(5..).unwrap_or_default()),
-            // The character after it may be a backslash.
+            // The escaped character may itself be a backslash.
             _ => escape.split_at(escape.chars().next().map_or(0, char::len_utf8)),
         };
         text.push('\\');
@@ -80,7 +80,7 @@ fn code_unit(escape: &str) -> Option<u16> {
     u16::from_str_radix(digits, 16).ok()
 }
 
-/// The sentence of a document that has nothing but an error, which no other document names so.
+/// The sentence of a document that contains only an error, under a key that no other document has.
 pub(super) fn sentence_of_error(json: &str) -> Option<String> {
     let parsed = serde_json::from_str(json).or_else(|_| serde_json::from_str(&without_lone_surrogates(json)));
     let document: Map<String, Value> = parsed.ok()?;
@@ -102,7 +102,7 @@ fn without_repetition(sentences: impl Iterator<Item = String>) -> String {
     all.join("; ")
 }
 
-/// The faults of each field of a request: `{"tag":["is invalid"]}`.
+/// The errors of each field of a request, as in `{"tag":["is invalid"]}`.
 fn sentence_of_fields(fields: &Map<String, Value>) -> Option<String> {
     let faults = fields.iter().flat_map(|(field, faults)| {
         let faults = faults.as_array().into_iter().flatten().filter_map(Value::as_str);
@@ -119,7 +119,7 @@ fn own_sentence(value: &Value) -> Option<String> {
     }
 }
 
-/// The texts of an object itself: the kind of the error and the sentence if both say something, or a code.
+/// The object's own text: the kind of error and the sentence if both are informative, or else a code.
 fn own_sentence_of(object: &Map<String, Value>) -> Option<String> {
     let kind = text_of(object, &KINDS);
     let sentence = text_of(object, &SENTENCES);

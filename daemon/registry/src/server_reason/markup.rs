@@ -1,12 +1,12 @@
-//! The sentence in an XML document about an error, and the title of a web page.
+//! The sentence in an XML error document, and the title of a web page.
 
-/// The elements that object stores write the sentence into, and the title of a web page, the most telling first.
+/// The elements in which object stores put the sentence, and the title of a web page, the most informative first.
 const ELEMENTS: [&str; 5] = ["message", "details", "title", "h1", "code"];
-/// A longer entity is not one.
+/// The longest character entity that is recognised.
 const MAX_ENTITY_BYTES: usize = 10;
 
 pub(super) fn sentence(markup: &str) -> Option<String> {
-    // Lengths stay the same, so that positions fit both.
+    // ASCII case conversion keeps the length, so positions are valid in both texts.
     let lower = markup.to_ascii_lowercase();
     ELEMENTS.iter().find_map(|name| {
         let text = without_tags(&markup[content_of(&lower, name)?]);
@@ -14,7 +14,7 @@ pub(super) fn sentence(markup: &str) -> Option<String> {
     })
 }
 
-/// The place of the text in the first element with this name; up to the end if it is cut off.
+/// The range of the text in the first element with this name; it extends to the end if the closing tag is missing.
 fn content_of(lower: &str, name: &str) -> Option<std::ops::Range<usize>> {
     let opening = format!("<{name}");
     let mut from = 0;
@@ -57,7 +57,7 @@ fn without_tags(text: &str) -> String {
     plain + rest
 }
 
-/// The character of the entity that a text begins with, and the text after it.
+/// Decodes the entity at the start of a text; returns its character and the text after it.
 fn entity(text: &str) -> Option<(char, &str)> {
     let (name, after) = text.strip_prefix('&')?.split_once(';')?;
     if name.len() > MAX_ENTITY_BYTES {

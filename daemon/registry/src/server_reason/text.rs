@@ -1,5 +1,5 @@
-//! Makes a text from a server printable: one line, of limited length, without what could change a terminal, and
-//! without secrets that the request contained.
+//! Makes a server's text printable: one line of limited length, without control sequences for a terminal, and without
+//! secrets from the request.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,17 +7,18 @@ use hyper::header::HeaderValue;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-/// A sentence of a server has some 100 characters; a terminal shows this many in a few lines.
+/// A server's sentence has about 100 characters; a terminal shows this many in a few lines.
 const MAX_CHARS: usize = 300;
-/// How much of a text is searched for secrets. More than is shown, so that none is cut in two.
+/// How much of a text is searched for secrets. Larger than `MAX_CHARS`, so that no secret is cut in two before it is
+/// found.
 const MAX_SEARCHED_CHARS: usize = 4096;
-/// A shorter value is not a secret, and may be a part of any text.
+/// Shorter values are not secrets and may occur in any text.
 const MIN_SECRET_BYTES: usize = 6;
-/// A value after `=` with this length may be a signature.
+/// A value after `=` that is at least this long may be a signature.
 const MIN_SIGNATURE_BYTES: usize = 16;
 const HIDDEN: &str = "…";
 
-/// What a request contained that must not be printed, even if the server repeats it.
+/// The secrets of a request, which must not be printed even if the server repeats them.
 #[derive(Debug, Default)]
 pub(in super::super) struct Secrets {
     values: Vec<String>,
@@ -38,12 +39,12 @@ impl Secrets {
             values.push(percent_decode_str(value).decode_utf8_lossy().into_owned());
         }
         values.retain(|value| value.len() >= MIN_SECRET_BYTES);
-        // The longest first: one may be a part of another.
+        // The longest first, because one may be part of another.
         values.sort_by_key(|value| std::cmp::Reverse(value.len()));
         Self { values }
     }
 
-    /// The text on one line, without secrets; `None` if nothing is left.
+    /// The text on one line without secrets; `None` if nothing is left.
     pub(in super::super) fn clean(&self, text: &str) -> Option<String> {
         let line: String = one_line(text).chars().take(MAX_SEARCHED_CHARS).collect();
         let line = self.values.iter().fold(line, |line, secret| line.replace(secret.as_str(), HIDDEN));
@@ -63,13 +64,13 @@ impl Secrets {
     }
 }
 
-/// A word after the name of a scheme of credentials, without the credential if it is one.
+/// Hides a word that follows the name of an authentication scheme if it looks like a credential.
 fn without_credential(word: &str) -> String {
     let is_credential = word.len() >= MIN_SIGNATURE_BYTES || word.chars().any(|c| c.is_ascii_digit());
     if is_credential && word.len() >= MIN_SECRET_BYTES { HIDDEN.to_owned() } else { without_query(word) }
 }
 
-/// A word without the user and the query of a URL in it, and without values that may be signatures.
+/// Removes the user and the query of a URL from a word, and values that may be signatures.
 fn without_query(word: &str) -> String {
     let is_address = word.contains("://") || word.contains('/');
     let word = match word.split_once('?') {
@@ -92,7 +93,7 @@ fn without_query(word: &str) -> String {
     }
 }
 
-/// Bytes as text: UTF-8, or Latin-1 where it is announced. Of other bytes, those that are wrong are replaced.
+/// Decodes bytes as Latin-1 if that is announced, else as UTF-8 with invalid bytes replaced.
 pub(super) fn decoded(bytes: &[u8], is_latin: bool) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -101,7 +102,7 @@ pub(super) fn decoded(bytes: &[u8], is_latin: bool) -> String {
     }
 }
 
-/// Whether this is not text: there are zeros in it, or a good part is not UTF-8.
+/// Whether the bytes were not text: the decoded text contains zeros or many replaced bytes.
 pub(super) fn is_binary(text: &str) -> bool {
     let (mut all, mut wrong) = (0_usize, 0_usize);
     for c in text.chars().take(MAX_SEARCHED_CHARS) {
@@ -111,7 +112,7 @@ pub(super) fn is_binary(text: &str) -> bool {
     wrong.saturating_mul(8) > all
 }
 
-/// The text without escape sequences of terminals and characters that are not seen, with single spaces.
+/// Removes terminal escape sequences and invisible characters, and collapses white space.
 fn one_line(text: &str) -> String {
     let mut line = String::new();
     let mut characters = text.chars();

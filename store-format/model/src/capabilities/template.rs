@@ -1,10 +1,10 @@
-//! What the templates of prompts say about a model: Jinja in the header, and Go's templates in a manifest.
+//! Derives capabilities from prompt templates: Jinja templates in the header, and Go templates in a manifest.
 
-/// The template of a GGUF header, in Jinja. It is searched as text, as Ollama does it.
+/// The Jinja template of a GGUF header. It is searched as plain text, as Ollama does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChatTemplate<'t>(pub(super) &'t str);
 
-/// How a Jinja template handles the result of a tool.
+/// Fragments of Jinja templates that handle the result of a tool.
 const TOOL_RESULTS: [&str; 9] = [
     "tool_response",
     "tool_results",
@@ -22,7 +22,7 @@ impl ChatTemplate<'_> {
         [("tools", self.uses_tools()), ("insert", false), ("thinking", self.thinks())]
     }
 
-    /// Whether Ollama uses this template although the manifest has one: if it can do more, and loses nothing.
+    /// Whether Ollama prefers this template to the manifest's: if it has more capabilities and lacks none.
     pub(super) fn is_preferred_to(self, go: &GoTemplate) -> bool {
         let count = |all: [(&str, bool); 3]| all.iter().filter(|(_, is_there)| *is_there).count();
         let (own, other) = (self.capabilities(), go.capabilities());
@@ -40,8 +40,8 @@ impl ChatTemplate<'_> {
         self.has("tools") || self.has("tool_call")
     }
 
-    /// Whether it writes thoughts between tags, or removes those of earlier turns. Thoughts in a field of their own
-    /// are not found by tags.
+    /// Whether the template writes thoughts between tags, or removes those of earlier turns. Thoughts in a separate
+    /// field have no tags and are not found.
     fn thinks(self) -> bool {
         let has_tags = self.has("<think>") && self.has("</think>");
         let removes = self.has("content.split('</think>')") || self.has("content.split(\"</think>\")");
@@ -72,7 +72,7 @@ impl<'t> GoTemplate<'t> {
         [("tools", self.uses("tools")), ("insert", self.uses("suffix")), ("thinking", thinks)]
     }
 
-    /// Whether it writes the format of gpt-oss.
+    /// Whether it writes Harmony, the format of gpt-oss.
     pub(super) fn is_harmony(&self) -> bool {
         ["<|start|>", "<|end|>"].iter().all(|tag| self.text.contains(tag))
     }
@@ -88,7 +88,7 @@ impl<'t> GoTemplate<'t> {
     }
 }
 
-/// What stands between `{{` and `}}`, without comments.
+/// The texts between `{{` and `}}`, without comments.
 fn actions(template: &str) -> impl Iterator<Item = &str> {
     let after = template.split("{{").skip(1);
     let actions = after.map(|rest| rest.split_once("}}").map_or(rest, |(action, _)| action));

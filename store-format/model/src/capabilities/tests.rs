@@ -48,7 +48,7 @@ fn only_models_that_continue_text_have_completion() {
         ("eagle3", vec![("block_count", one())], &[]),
         ("llama", vec![("general.type", Value::from("adapter"))], &[]),
         ("llama", vec![("general.type", Value::from("imatrix"))], &[]),
-        // An architecture of which nothing is known.
+        // An unknown architecture.
         ("hologram", vec![], &[]),
         ("clip", vec![], &["vision"]),
         ("clip", vec![("has_audio_encoder", Value::from(true))], &["audio"]),

@@ -7,21 +7,21 @@ use blobd_store_format::gguf::GgufError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EditError {
-    /// The key describes what an edit does not change.
+    /// The key describes the file or its tensors, which an edit does not change.
     #[error("metadata key {key:?}: cannot be edited: it {reason}")]
     Reserved {
         /// The key.
         key: String,
-        /// What it is for.
+        /// What the key describes.
         reason: &'static str,
     },
-    /// Several edits of one key.
+    /// One key has several edits.
     #[error("metadata key {key:?}: is edited twice")]
     Twice {
         /// The key.
         key: String,
     },
-    /// A text that is no value of the type.
+    /// The text is not a value of the type.
     #[error("metadata key {key:?}: {text:?} is not a value of type {value_type}{}", hint(value_type))]
     Value {
         /// The key.
@@ -31,7 +31,7 @@ pub enum EditError {
         /// The type.
         value_type: EditType,
     },
-    /// An array with one element per token would get another length.
+    /// The edit would change the length of an array that has one element per token.
     #[error(
         "metadata key {key:?}: wrong number of elements: expected {expected}, one for each token, found {found}"
     )]
@@ -43,7 +43,7 @@ pub enum EditError {
         /// The number of tokens.
         expected: usize,
     },
-    /// The new header would be invalid, such as too long.
+    /// The new header would be invalid, for example too long.
     #[error(transparent)]
     Gguf(#[from] GgufError),
 }

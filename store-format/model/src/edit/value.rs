@@ -17,7 +17,7 @@ pub struct EditType {
     is_array: bool,
 }
 
-/// A text that names no type.
+/// The text is not the name of a type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?}: not a type; write for example uint32, float32, bool, string or array<string>")]
 pub struct EditTypeError {
@@ -29,7 +29,7 @@ impl EditType {
         Self { element, is_array: false }
     }
 
-    fn of(value: &MetadataValue<'_>) -> Self {
+    fn from_value(value: &MetadataValue<'_>) -> Self {
         match value.as_array() {
             Some(array) => Self { element: array.element_type(), is_array: true },
             None => Self::scalar(value.value_type()),
@@ -40,7 +40,7 @@ impl EditType {
         self.is_array
     }
 
-    /// The type of a new key: that of which the text looks most like a value.
+    /// The type of a new key, guessed from the form of its text.
     fn inferred(text: &str) -> Self {
         let is_number = text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
         Self::scalar(match text {
@@ -63,7 +63,7 @@ impl EditType {
         Some(Value::Array(ArrayValue::new(self.element, values.collect::<Option<_>>()?)))
     }
 
-    /// An element of a JSON array. Texts are quoted, and so are NaN and infinities.
+    /// Reads an element of a JSON array. Strings are quoted, and so are NaN and infinities.
     fn read_element(self, json: &str) -> Option<Value> {
         let is_quoted = json.starts_with('"');
         let may_be_quoted = matches!(self.element, ValueType::String | ValueType::F32 | ValueType::F64);
@@ -75,13 +75,13 @@ impl EditType {
     }
 }
 
-/// The value of a key that has `old` now. If the text is not a value, the type of which it is none.
+/// The new value of a key with the value `old`. On failure, returns the type that the text does not fit.
 pub(super) fn resolve(
     given: Option<EditType>,
     text: &str,
     old: Option<MetadataValue<'_>>,
 ) -> Result<Value, EditType> {
-    let known = given.or_else(|| old.as_ref().map(EditType::of));
+    let known = given.or_else(|| old.as_ref().map(EditType::from_value));
     let value_type = known.unwrap_or_else(|| EditType::inferred(text));
     value_type.read(text).ok_or(value_type)
 }
@@ -106,7 +106,7 @@ fn scalar(value_type: ValueType, text: &str) -> Option<Value> {
     })
 }
 
-/// A number that a `float32` can hold: 1e60 is not rounded to infinity.
+/// Reads a number in the range of `float32`: 1e60 is refused instead of rounded to infinity.
 fn float(text: &str) -> Option<f32> {
     text.parse().ok().filter(|value: &f32| value.is_finite() || has_no_digit(text))
 }

@@ -51,7 +51,7 @@ impl CacheType {
         }
     }
 
-    /// The number format of tensors that the cache has.
+    /// The ggml type of tensors with this format.
     #[must_use]
     pub const fn ggml_type(self) -> GgmlType {
         match self {

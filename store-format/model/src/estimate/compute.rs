@@ -1,8 +1,8 @@
 //! The buffer of llama.cpp's computation graph.
 //!
 //! llama.cpp builds the graph of a full batch, lets ggml's allocator place its tensors, and takes the buffer that
-//! they need. This module does the same with the tensors that are large: [`shape`] reads from the file's tensors
-//! what each block computes, [`plan`] writes that down as a graph, and [`allocator`] places it. Flash attention is on,
+//! they need. This module imitates that for the large tensors: [`shape`] derives from the file's tensors what
+//! each block computes, [`plan`] builds the graph, and [`allocator`] places its tensors. Flash attention is on,
 //! as by default, so no tensor has the size of heads by context.
 //!
 //! Sources: `llama-graph.cpp`, `src/models` and `ggml-alloc.c` of llama.cpp b11434.
@@ -19,13 +19,14 @@ use crate::metadata::Metadata;
 
 pub(super) use self::plan::Sizes;
 
-/// The architectures whose graphs have tensors in the last block or beside the attention that are left out here.
+/// Architectures whose graphs have additional tensors in the last block or beside the attention. This module does not
+/// model them and adds a margin instead.
 const NEEDS_MARGIN: [&str; 6] = ["cohere2", "falcon-h1", "hrm_text", "maple", "smallthinker", "talkie"];
 
-/// What the blocks of a model compute, and what comes before and after them.
+/// What a model computes: its blocks, and the steps before and after them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Computation {
-    /// By block.
+    /// One per block.
     blocks: Vec<BlockShape>,
     embedding: u64,
     /// The rows of the output: the vocabulary, unless the model has no output.
@@ -33,7 +34,7 @@ pub(super) struct Computation {
     experts_used: u64,
     /// The elements of a token's inputs for all blocks.
     block_inputs: u64,
-    /// Whether llama.cpp was seen to need a little more than this graph.
+    /// Whether llama.cpp needs a little more than this graph, as measured.
     needs_margin: bool,
     /// Whether every block works on several streams (alternating updates of gemma3n).
     has_streams: bool,

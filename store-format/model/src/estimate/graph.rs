@@ -1,13 +1,13 @@
 //! The memory of the computation graph, by architecture.
 //!
-//! Source: `GraphSize` in Ollama's `fs/ggml/ggml.go`, revision d5a0d8d904 of August 2025. Divisions are of
-//! integers, after the products as written.
+//! Source: `GraphSize` in Ollama's `fs/ggml/ggml.go`, revision d5a0d8d904 of August 2025. Divisions are integer
+//! divisions, evaluated after the products as written.
 
 use super::Settings;
 use super::hyperparameters::{Experts, Hyperparameters};
 use super::number::Number;
 
-/// The settings as the formulas take them.
+/// The settings in the form that the formulas use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scope {
     pub(super) parallel: Number,
@@ -17,7 +17,7 @@ pub(super) struct Scope {
     pub(super) context: Number,
 }
 
-/// The bytes of a graph when a part of the model, and when all of it, is on the device.
+/// The bytes of a graph when part of the model is on the device, and when all of it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GraphNumbers {
     pub(super) partial: Number,
@@ -36,15 +36,15 @@ struct Symbols {
     h: Number,
     /// Most key and value heads.
     k: Number,
-    /// Size of a head: embedding length by heads, and of a key head.
+    /// Size of a head: embedding length divided by heads, and size of a key head.
     d0: Number,
     d: Number,
     /// Vocabulary.
     v: Number,
 }
 
-/// The graph by the formula of the architecture; `None` if there is none. `kv_total` is the KV cache of all
-/// blocks in bytes.
+/// The graph by the formula of the architecture; `None` without a formula. `kv_total` is the KV cache of all blocks in
+/// bytes.
 pub(super) fn graph(model: &Hyperparameters, scope: &Scope, kv_total: Number) -> Option<GraphNumbers> {
     let symbols = Symbols::new(model, scope);
     Some(match model.architecture.as_str() {
@@ -66,7 +66,7 @@ pub(super) fn graph(model: &Hyperparameters, scope: &Scope, kv_total: Number) ->
     })
 }
 
-/// What Ollama takes for an architecture without a formula, and for a graph that a formula gives as 0.
+/// Ollama's value for an architecture without a formula, and for a formula that gives 0.
 pub(super) fn fallback(model: &Hyperparameters, kv_total: Number) -> Number {
     let groups = Number::from(model.heads_max) / model.kv_heads_min.max(1);
     groups * kv_total / 6
@@ -99,7 +99,7 @@ impl Symbols {
         }
     }
 
-    /// The output layer when it is on the device, and its weights in 6-bit blocks when it is not.
+    /// The bytes of the output layer when it is on the device, and of its weights in 6-bit blocks when it is not.
     fn output(&self) -> Number {
         4 * self.b * (self.e + self.v)
     }

@@ -1,4 +1,4 @@
-//! What Ollama's formulas take from a model.
+//! The inputs of Ollama's formulas that come from the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,15 +20,15 @@ pub(super) struct Hyperparameters {
     pub(super) head_size_v: u64,
     pub(super) vocabulary: u64,
     pub(super) experts: Experts,
-    /// Elements of the query, key and value bias of block 0, of chatglm.
+    /// chatglm only: the elements of the query, key and value bias of block 0.
     pub(super) qkv_bias: Option<u64>,
-    /// Elements of `rope_freqs.weights`, of mllama.
+    /// mllama only: the elements of `rope_freqs.weights`.
     pub(super) rope_freqs: u64,
-    /// The blocks with cross attention, of mllama.
+    /// mllama only: the blocks with cross attention.
     pub(super) cross_attention: BTreeSet<u64>,
-    /// Of gemma3.
+    /// gemma3 only.
     pub(super) sliding_window: u64,
-    /// Keys that the formulas need and the file does not have.
+    /// Keys that the formulas need but the file lacks.
     pub(super) missing: Vec<String>,
 }
 
@@ -36,12 +36,12 @@ pub(super) struct Hyperparameters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Experts {
     None,
-    /// In one tensor per projection: the bytes of that of the gate, and `feed_forward_length`.
+    /// One tensor per projection. Contains the bytes of the gate's tensor, and `feed_forward_length`.
     Stacked {
         gate_bytes: u64,
         feed_forward: u64,
     },
-    /// In one tensor per projection and expert: the second dimension of the first gate.
+    /// One tensor per projection and expert. Contains the second dimension of the first gate.
     Separate {
         rows: u64,
     },
@@ -54,7 +54,7 @@ impl Hyperparameters {
         let experts = Experts::read(&mut keys, layers);
         let embedding = keys.number("embedding_length", 0);
         let mut heads = keys.range("attention.head_count").map(|range| (range.min.into(), range.max.into()));
-        // The formulas of separate experts divide by the heads.
+        // The formulas for separate experts divide by the number of heads.
         if matches!(experts, Experts::Separate { .. }) && heads.is_some_and(|(_, max)| max == 0) {
             keys.add_missing("attention.head_count");
             heads = None;
@@ -100,12 +100,12 @@ impl Experts {
             return Self::Stacked { gate_bytes, feed_forward: keys.number("feed_forward_length", 0) };
         }
         let Some(gate) = block.tensor("ffn_gate.0.weight") else { return Self::None };
-        // In ggml, the dimensions that a shape does not have are 1.
+        // In ggml, missing dimensions of a shape are 1.
         Self::Separate { rows: gate.shape().dimensions().get(1).copied().unwrap_or(1) }
     }
 }
 
-/// The blocks that the file has tensors of.
+/// The number of blocks, counted from the names of the file's tensors.
 fn counted_blocks(layers: &BTreeMap<&str, Layer<'_>>) -> u64 {
     (0..).take_while(|block: &u64| layers.contains_key(format!("blk.{block}").as_str())).count() as u64
 }
@@ -125,7 +125,7 @@ fn cross_attention(keys: &mut Keys<'_>, architecture: &str) -> BTreeSet<u64> {
     if architecture != "mllama" {
         return BTreeSet::new();
     }
-    // Of exactly this type, as Ollama reads it.
+    // Ollama reads an array of exactly this type.
     match keys.metadata().array::<i32>(KEY) {
         Some(blocks) => blocks.filter_map(|block| u64::try_from(block).ok()).collect(),
         None => {

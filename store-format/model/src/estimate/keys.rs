@@ -1,8 +1,8 @@
-//! Reads metadata and remembers which keys a formula needed and did not find.
+//! Reads metadata and records the keys that a formula needed but did not find.
 
 use crate::metadata::{Metadata, Range};
 
-/// Metadata whose missing keys are listed.
+/// Metadata with a list of the keys that were needed but missing.
 #[derive(Debug)]
 pub(super) struct Keys<'a> {
     metadata: Metadata<'a>,
@@ -18,25 +18,25 @@ impl<'a> Keys<'a> {
         self.metadata
     }
 
-    /// A number that the formulas need; the default if it is missing.
+    /// A required number; the default if it is missing.
     pub(super) fn number(&mut self, key: &str, default: u64) -> u64 {
         let value = self.optional(key);
         self.or_missing(key, value).unwrap_or(default)
     }
 
-    /// A number that may be missing.
+    /// An optional number.
     pub(super) fn optional(&self, key: &str) -> Option<u64> {
         self.metadata.get::<u32>(key).map(u64::from)
     }
 
-    /// Minimum and maximum of a number, or of one number per block, that the formulas need.
+    /// Minimum and maximum of a required number, or of one required number per block.
     pub(super) fn range(&mut self, key: &str) -> Option<Range> {
         let value = self.metadata.range(key);
         self.or_missing(key, value)
     }
 
-    /// One number per block: a single number for all blocks, or an array. An array that is too short gives
-    /// its largest number for the rest, and a negative element counts as 0. `None` if there is neither.
+    /// One number per block: a single number for all blocks, or an array. Blocks beyond the end of an array get its
+    /// largest number, and a negative element counts as 0. `None` if the key is missing.
     pub(super) fn per_block(&self, key: &str, blocks: usize) -> Option<Vec<u64>> {
         if let Some(value) = self.optional(key) {
             return Some(vec![value; blocks]);
@@ -53,8 +53,7 @@ impl<'a> Keys<'a> {
         Some(values)
     }
 
-    /// One flag per block: an array of booleans or of numbers, of which 0 is false. Blocks beyond its end
-    /// have none.
+    /// One flag per block: an array of booleans, or of numbers where 0 means false. Blocks beyond its end get `false`.
     pub(super) fn flags(&self, key: &str, blocks: usize) -> Option<Vec<bool>> {
         let mut flags: Vec<bool> = match self.metadata.array::<bool>(key) {
             Some(flags) => flags.take(blocks).collect(),
@@ -75,7 +74,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The missing keys, as they would be in the file.
+    /// The missing keys under their full names, as the file would have them.
     pub(super) fn into_missing(self) -> Vec<String> {
         self.missing
     }

@@ -1,8 +1,8 @@
 //! The KV cache as llama.cpp allocates it.
 //!
-//! Keys and values have types of their own, blocks have numbers of heads of their own, blocks with a
-//! sliding window keep only the window, and recurrent blocks keep a state of fixed size. Every sequence has a
-//! cache of its own, as with `--parallel`, and flash attention is on, so that values are stored untransposed.
+//! Keys and values may have different types, and blocks different numbers of heads. Blocks with a sliding window keep
+//! only the window, and recurrent blocks keep a state of fixed size. Every sequence has its own cache, as with
+//! `--parallel`, and flash attention is on, so values are stored untransposed.
 //!
 //! Source: llama.cpp 0c1e57098 of October 2026: `llama-kv-cache.cpp`, `llama-kv-cache-iswa.cpp`,
 //! `llama-memory-recurrent.cpp`, `llama-hparams.cpp`, `llama-context.cpp`, `llama_model::create_memory`.
@@ -18,7 +18,7 @@ use super::{CacheType, EstimateError, Settings};
 pub(super) const NAME: &str = "llama.cpp-2026-10";
 /// Contexts and windows are padded to this many tokens.
 const PADDING: u128 = 256;
-/// The blocks of gemma3n that have a cache of their own; the others use that of an earlier block.
+/// The number of gemma3n's blocks with their own cache; the others use that of an earlier block.
 const GEMMA3N_CACHED_BLOCKS: u64 = 20;
 /// Architectures that compute the embedding of a whole text at once and keep nothing.
 const ENCODERS: [&str; 9] = [
@@ -32,31 +32,31 @@ const ENCODERS: [&str; 9] = [
     "eurobert",
     "gemma-embedding",
 ];
-/// Architecture that computes embeddings of whole texts, but has a cache.
+/// An architecture that computes embeddings of whole texts but still has a cache.
 const CACHED_ENCODER: &str = "llama-embed";
 /// Architectures that compute all tokens of a text at once, several times, and keep nothing.
 const DIFFUSION: [&str; 4] = ["dream", "llada", "llada-moe", "rnd1"];
-/// Architectures that may have multi-head latent attention: one compressed key per token and no value.
+/// Architectures that may use multi-head latent attention, which keeps one compressed key per token and no value.
 const LATENT_ATTENTION: [&str; 3] = ["deepseek2", "deepseek2-ocr", "mistral4"];
 
-/// What each block keeps, whatever the settings.
+/// What each block keeps, independent of the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CacheLayout {
     pub(super) architecture: String,
     blocks: Vec<BlockLayout>,
     /// The length of the sliding window in tokens.
     window: u64,
-    /// Keys that the rules need and the file does not have.
+    /// Keys that the rules need but the file lacks.
     pub(super) missing: Vec<String>,
 }
 
 /// What a block keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct BlockLayout {
-    /// Elements of the keys and of the values of a token.
+    /// The elements of a token's keys, and of its values.
     k: u64,
     v: u64,
-    /// Whether it keeps the tokens of the window only.
+    /// Whether it keeps only the tokens in the window.
     is_windowed: bool,
     /// Bytes of the recurrent state of a sequence.
     state_bytes: u64,
@@ -103,7 +103,7 @@ impl CacheLayout {
     /// The lengths of the tensors in the graph.
     pub(super) fn sizes(&self, settings: &Settings) -> Sizes {
         let cells = Self::padded_context(settings);
-        // Every sequence has the same number of tokens in a batch.
+        // A batch contains equally many tokens of every sequence.
         let tokens = (cells * settings.parallel).min(settings.batch.into());
         let tokens = tokens.next_multiple_of(u128::from(settings.parallel.max(1)));
         let is_embedding = self.is_encoder() || self.architecture == CACHED_ENCODER;
@@ -138,15 +138,15 @@ impl CacheLayout {
         self.blocks.iter().map(of_block).collect()
     }
 
-    /// The tokens of one sequence for which the cache has cells: the total is padded and divided, and the
-    /// share is padded again.
+    /// The number of cache cells for one sequence: the total is padded and divided by the sequences, and each share is
+    /// padded again.
     pub(super) fn padded_context(settings: &Settings) -> Number {
         let total = (Number::from(settings.context) * settings.parallel).next_multiple_of(PADDING);
         (total / settings.parallel.max(1)).next_multiple_of(PADDING)
     }
 }
 
-/// The heads of every block and their sizes in elements.
+/// The number of heads in each block, and their sizes in elements.
 struct Heads {
     kv: Vec<u64>,
     size_k: u64,
@@ -167,7 +167,7 @@ impl Heads {
         let embedding = keys.number("embedding_length", 0);
         let first = heads.first().copied().unwrap_or(0);
         let default = embedding.checked_div(first).unwrap_or(0);
-        // Without heads in block 0, llama.cpp reads the sizes for plamo2 only.
+        // If block 0 has no heads, llama.cpp reads the sizes for plamo2 only.
         let reads_sizes = first > 0 || architecture == "plamo2";
         let size = |key: &str| keys.optional(key).filter(|_| reads_sizes).unwrap_or(default);
         let (size_k, size_v) = (size("attention.key_length"), size("attention.value_length"));
@@ -197,8 +197,8 @@ impl Heads {
     }
 }
 
-/// How many blocks, from the first, have a cache of their own. Blocks that predict further tokens have one
-/// only in a context of their own.
+/// How many blocks, counted from the first, have their own cache. Blocks for multi-token prediction have one only in a
+/// separate context.
 fn cached_blocks(keys: &Keys<'_>, blocks: usize, trunk: usize) -> usize {
     let own = match keys.metadata().architecture() {
         "gemma3n" => usize::try_from(GEMMA3N_CACHED_BLOCKS).unwrap_or(usize::MAX),
@@ -208,7 +208,7 @@ fn cached_blocks(keys: &Keys<'_>, blocks: usize, trunk: usize) -> usize {
         }
         _ => blocks,
     };
-    // A file of nothing but such blocks is a draft model, whose cache they are.
+    // A file with such blocks only is a draft model, so the cache is theirs.
     if trunk == 0 { own } else { own.min(trunk) }
 }
 

@@ -1,4 +1,4 @@
-//! A model as estimates see it: what its headers say, whatever the settings.
+//! The inputs of an estimate that come from a model's headers and do not depend on the settings.
 
 use super::compute::Computation;
 use super::graph::{GraphNumbers, Scope};
@@ -20,7 +20,7 @@ use blobd_store_format::gguf::Header;
 pub struct Model<'a> {
     metadata: Metadata<'a>,
     hyperparameters: Hyperparameters,
-    /// What llama.cpp keeps, or why that cannot be calculated.
+    /// llama.cpp's cache layout, or the reason why it cannot be calculated.
     cache: Result<CacheLayout, EstimateError>,
     computation: Computation,
     weights: Weights,
@@ -34,7 +34,8 @@ impl<'a> Model<'a> {
     /// The most blocks of a model; llama.cpp allows 512.
     pub const MAX_BLOCKS: u64 = 4096;
 
-    /// The model whose file has this header. The headers of its other shards follow: they have only tensors.
+    /// Reads a model from the header of its file. For a sharded model, `other_shards` are the headers of the other shards,
+    /// which contain only tensors.
     ///
     /// # Errors
     /// [`EstimateError::TooManyBlocks`], [`EstimateError::Overflow`].
@@ -68,7 +69,7 @@ impl<'a> Model<'a> {
         self.metadata
     }
 
-    /// The basis that suits the model: llama.cpp's, unless only Ollama's formulas name the architecture.
+    /// The most suitable basis: llama.cpp's, unless only Ollama's formulas cover the architecture.
     #[must_use]
     pub fn default_basis(&self) -> Basis {
         let is_named = || ollama::has_formula(&self.hyperparameters);
@@ -86,7 +87,7 @@ impl<'a> Model<'a> {
         basis: Basis,
     ) -> Result<Estimate<'m>, EstimateError> {
         let (holds, basis_of_rules) = (self.rule.holds(basis), basis);
-        // A file without weights, such as one with a vocabulary only, says nothing about the model.
+        // A file without weights, such as a vocabulary, says nothing about a model's memory.
         let has_rule = holds && self.weights.blocks.iter().any(|bytes| *bytes > 0);
         let memory = match basis {
             _ if !holds => self.weights_only(),
@@ -157,7 +158,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// The part that depends on the settings.
+/// The memory that depends on the settings.
 struct Memory {
     basis: String,
     graph_basis: String,

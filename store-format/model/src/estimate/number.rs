@@ -1,11 +1,11 @@
-//! Arithmetic of the formulas: numbers that remember an overflow.
+//! The arithmetic of the formulas: numbers that record an overflow.
 
 use std::ops::{Add, Div, Mul};
 
 use super::EstimateError;
 
-/// A number of 128 bits, or the information that a calculation has left that range. Files and command
-/// lines give any 64-bit number, and the formulas multiply up to four of them.
+/// A number of 128 bits, or a mark that a calculation overflowed. Files and command lines can contain any 64-bit
+/// number, and the formulas multiply up to four of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Number(Option<u128>);
 
@@ -30,7 +30,7 @@ impl Number {
         self.0.and_then(|number| u64::try_from(number).ok()).ok_or(EstimateError::Overflow { what })
     }
 
-    /// A number of which the largest means an overflow.
+    /// Converts a saturated number: the largest value means overflow.
     pub(super) fn from_saturated(number: u128) -> Self {
         Self((number < u128::MAX).then_some(number))
     }

@@ -9,9 +9,9 @@ use super::{CacheType, EstimateError, Settings};
 pub(super) const NAME: &str = "ollama-2025-08";
 /// The vision tokens that a cross-attention block of mllama keeps: 1601 for each of 4 tiles.
 const CROSS_ATTENTION_TOKENS: u64 = 1601 * 4;
-/// The window of every other block of gpt-oss, in tokens. The formula does not read the model's.
+/// The window of every other block of gpt-oss, in tokens. The formula ignores the model's own value.
 const GPT_OSS_WINDOW: u64 = 4096;
-/// Of this many blocks of gemma3, the last one is global.
+/// Every block of gemma3 with a number divisible by this (counted from 1) has global attention.
 const GEMMA3_PATTERN: u64 = 6;
 
 /// The name of the graph's basis for an architecture.
@@ -27,7 +27,7 @@ pub(super) fn has_formula(model: &Hyperparameters) -> bool {
     graph(model, &Scope::new(&Settings::default()), 0.into()).is_some()
 }
 
-/// Partial and full, with the fallback where the formula gives 0 or there is none.
+/// The partial and the full graph. The fallback replaces a missing formula and a result of 0.
 pub(super) fn graph_or_fallback(model: &Hyperparameters, scope: &Scope, kv_total: Number) -> GraphNumbers {
     let zero = Number::from(0);
     let found = graph(model, scope, kv_total).unwrap_or(GraphNumbers { partial: zero, full: zero });
@@ -36,8 +36,7 @@ pub(super) fn graph_or_fallback(model: &Hyperparameters, scope: &Scope, kv_total
     GraphNumbers { partial, full }
 }
 
-/// The KV cache of each block, and its total before the exceptions of architectures, on which some graphs
-/// depend.
+/// The KV cache of each block, and the total before exceptions for architectures, because some graphs depend on it.
 #[derive(Debug)]
 pub(super) struct Cache {
     pub(super) blocks: Vec<Number>,
@@ -47,8 +46,7 @@ pub(super) struct Cache {
 /// The KV cache of each block in bytes.
 ///
 /// # Errors
-/// [`EstimateError::CacheTypes`] when keys and values have different types, or one that Ollama does not
-/// know.
+/// [`EstimateError::CacheTypes`] when keys and values have different types, or a type that Ollama does not support.
 pub(super) fn kv_cache(
     model: &Hyperparameters,
     scope: &Scope,
@@ -86,7 +84,7 @@ impl Settings {
 }
 
 impl CacheType {
-    /// Twice the bytes of an element in Ollama's estimates; `None` for a type that they do not know.
+    /// Twice the bytes of an element in Ollama's estimates; `None` for an unsupported type.
     const fn ollama_half_bytes(self) -> Option<u64> {
         match self {
             Self::F16 => Some(4),

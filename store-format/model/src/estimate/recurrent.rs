@@ -1,4 +1,4 @@
-//! Recurrent blocks of llama.cpp: which they are, and the size of their state.
+//! Finds the recurrent blocks of a model as llama.cpp does, and the size of their state.
 //!
 //! Source: `llm_arch_is_recurrent`, `llm_arch_is_hybrid`, `llama_hparams::n_embd_r` and `n_embd_s` of
 //! llama.cpp 0c1e57098.
@@ -7,21 +7,21 @@ use super::EstimateError;
 use super::keys::Keys;
 use super::number::Number;
 
-/// Every how many blocks one has attention, if the file does not say, in qwen3next and its successors.
+/// The default interval between blocks with attention in qwen3next and its successors.
 const ATTENTION_INTERVAL: u64 = 4;
-/// The earlier tokens that RWKV keeps, if the file does not say.
+/// The default number of earlier tokens that RWKV keeps.
 const TOKEN_SHIFTS: u64 = 2;
 
 /// Whether a block keeps a recurrent state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recurrent {
-    /// No: it has attention.
+    /// The block has no state, only the cache of its attention.
     No,
-    /// Beside the cache of its attention.
+    /// The block has a state and the cache of its attention.
     Beside,
-    /// Instead of a cache.
+    /// The block has a state instead of a cache.
     Instead,
-    /// It keeps neither a state nor a cache.
+    /// The block has neither a state nor a cache.
     Nothing,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn is_recurrent_only(architecture: &str) -> bool {
     matches!(architecture, "mamba" | "mamba2") || is_rwkv(architecture)
 }
 
-/// Which of the blocks are recurrent, given the key and value heads of each.
+/// Classifies each block. `kv_heads` is the number of its key and value heads.
 ///
 /// # Errors
 /// [`EstimateError::Overflow`].

@@ -1,4 +1,4 @@
-//! Whether there is a rule for the memory of a model beside its weights.
+//! Decides which basis has a rule for a model's memory beyond its weights.
 //!
 //! Source of the names: `llm_arch_name` of llama.cpp b11434 of October 2026, without those that it cannot run.
 
@@ -28,7 +28,8 @@ const KNOWN: [&str; 152] = [
     "stablelm", "starcoder", "starcoder2", "step35", "t5", "t5encoder", "talkie", "wavtokenizer-dec", "xverse",
 ];
 
-/// Those of them with a cache or a graph of a kind that only they have, such as those of sparse attention.
+/// The known architectures with an unusual cache or graph, for example for sparse attention, which the general rules do
+/// not cover.
 const OWN_RULES: [&str; 21] = [
     "bailingmoe3",
     "chameleon",
@@ -65,15 +66,15 @@ const INPUT_LAYERS: [&str; 8] = [
     "rope_factors_short",
 ];
 
-/// What is known of a model's memory beside its weights.
+/// The rules that apply to a model's memory beyond its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// llama.cpp's rules and Ollama's.
+    /// Both llama.cpp's rules and Ollama's apply.
     Known,
-    /// Ollama's alone, which has a fallback for any architecture: llama.cpp does not know it, or it follows rules of
-    /// its own.
+    /// Only Ollama's apply, which have a fallback for any architecture: llama.cpp does not support it, or treats it
+    /// differently from all others.
     Ollama,
-    /// Nothing: the file has no blocks, or is not a model.
+    /// No rule applies, because the file has no blocks or is not a model.
     None,
 }
 
@@ -122,7 +123,7 @@ pub(super) fn is_input(layer: &str) -> bool {
     INPUT_LAYERS.contains(&layer)
 }
 
-/// The block of a layer such as `blk.7`; encoders and decoders number theirs alike: `enc.blk.7`.
+/// The block number of a layer such as `blk.7`, or `enc.blk.7` in an encoder.
 pub(super) fn block_of(layer: &str) -> Option<u64> {
     let layer = ["enc.", "dec."].into_iter().find_map(|side| layer.strip_prefix(side)).unwrap_or(layer);
     block_number(&format!("{layer}."))

@@ -6,7 +6,7 @@ mod measured;
 mod ollama;
 mod robustness;
 
-/// A header with an architecture and keys that get it in front.
+/// A header with an architecture. The architecture is prepended to each key.
 fn header(architecture: &str, keys: &[(&str, Value)], tensors: &[(&str, GgmlType, &[u64])]) -> Header {
     let mut writer = GgufWriter::new();
     writer.metadata("general.architecture", architecture).unwrap();
@@ -21,7 +21,7 @@ fn header(architecture: &str, keys: &[(&str, Value)], tensors: &[(&str, GgmlType
     Header::parse(&writer.header().unwrap()).unwrap()
 }
 
-/// A vocabulary of so many empty tokens.
+/// A vocabulary of empty tokens.
 fn vocabulary(tokens: usize) -> (&'static str, Value) {
     ("tokenizer.ggml.tokens", Value::from(vec![""; tokens]))
 }

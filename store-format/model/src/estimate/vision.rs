@@ -9,7 +9,7 @@ use super::number::Number;
 use super::{EstimateError, Vision};
 use crate::layers::Layer;
 
-/// The pixels that qwen25vl is prepared for if the file does not say.
+/// The default maximum number of pixels of qwen25vl.
 const QWEN25VL_MAX_PIXELS: u64 = 28 * 28 * 1280;
 
 /// The vision tower's weights and graph in bytes; both 0 if the model has none.
@@ -54,7 +54,7 @@ fn graph(keys: &mut Keys<'_>, has_class: bool) -> Number {
         return 4 * (pixel_values + n * n * heads + embedding * n);
     }
     let image = keys.number("vision.image_size", 0);
-    // A `u32` divided and squared, so 64 bits hold it.
+    // The quotient of two `u32` numbers, squared, fits 64 bits.
     let patches = (image / patch).saturating_mul(image / patch).saturating_add(u64::from(has_class));
     let (image, n) = (Number::from(image), Number::from(patches));
     if architecture == "mllama" {

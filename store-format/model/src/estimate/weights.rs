@@ -1,4 +1,4 @@
-//! The weights of a model by layer, and where engines keep them.
+//! The weights of a model by layer, and the memory in which engines keep them.
 
 use std::collections::BTreeMap;
 
@@ -12,35 +12,35 @@ pub struct LayerWeights {
     pub layer: String,
     /// The size of its tensors in bytes.
     pub bytes: u64,
-    /// The part of it that is experts of a mixture.
+    /// The bytes in it that belong to experts of a mixture.
     pub expert_bytes: u64,
-    /// The part of it that is tables, of which engines read single rows from the disk.
+    /// The bytes in it that belong to tables, from which engines read single rows on the disk.
     pub table_bytes: u64,
-    /// What the layer is for.
+    /// The role of the layer.
     pub part: Part,
 }
 
-/// What a layer is for.
+/// The role of a layer in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// A block.
     Block(u64),
     /// The output.
     Output,
-    /// The input, such as the embedding of a model with an output of its own. It stays in the machine's memory.
+    /// The input, such as the embedding of a model with a separate output. It stays in the machine's memory.
     Input,
     /// The vision tower.
     Vision,
-    /// None of these.
+    /// Any other role.
     Other,
 }
 
-/// The weights of a model and their sums, each at most 2^64 - 1. Tables are in no sum but their own and the total.
+/// The weights of a model and their sums, each at most 2^64 - 1. Tables count only in their own sum and in the total.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weights {
     pub(super) layers: Vec<LayerWeights>,
     pub(super) total: u64,
-    /// Of each block.
+    /// The weights of each block.
     pub(super) blocks: Vec<u64>,
     /// The experts of each block.
     pub(super) experts: Vec<u64>,
@@ -56,7 +56,7 @@ impl Weights {
         let part = |name: &str| match block_of(name) {
             Some(block) if block < blocks as u64 => Part::Block(block),
             _ if name == "output" || name == "output_norm" => Part::Output,
-            // Without an output of its own, a model uses the embedding.
+            // A model without a separate output uses the embedding.
             _ if name == "token_embd" && !has_output => Part::Output,
             _ if is_input(name) => Part::Input,
             _ if has_vision && (name == "v" || name.starts_with("v.")) => Part::Vision,
@@ -93,7 +93,7 @@ impl Weights {
             }
             Part::Output => add(&mut self.output, kept),
             Part::Input => add(&mut self.input, kept),
-            // Counted with its graph.
+            // Counted with the graph of the vision tower.
             Part::Vision => {}
             Part::Other => add(&mut self.others, kept),
         }
@@ -106,14 +106,14 @@ fn bytes_of(layer: &Layer<'_>, is_counted: impl Fn(&str) -> bool) -> u64 {
     counted.filter_map(|(_, tensor)| tensor.size_bytes()).fold(0, u64::saturating_add)
 }
 
-/// Whether a tensor has an expert for each of its last dimension, such as `ffn_gate_exps.weight`.
+/// Whether a tensor contains all experts of a projection along its last dimension, such as `ffn_gate_exps.weight`.
 fn is_expert(tensor: &str) -> bool {
     let name = tensor.split('.').next().unwrap_or_default();
     name.starts_with("ffn_") && (name.ends_with("_exps") || name.ends_with("_chexps"))
 }
 
-/// Whether engines read rows of a tensor from the disk as they need them: a table with hundreds of millions of
-/// rows, of which a token needs a few.
+/// Whether engines read single rows of a tensor from the disk on demand: a table with hundreds of millions of rows, of
+/// which a token needs a few.
 fn is_table(layer: &str, tensor: &str) -> bool {
     let is_embedding = tensor.contains("embd") || tensor.contains("embed");
     layer == "per_layer_token_embd"
@@ -121,7 +121,7 @@ fn is_table(layer: &str, tensor: &str) -> bool {
         || (is_embedding && tensor.split(['.', '_']).any(|part| part == "ple"))
 }
 
-/// A name without the number at its end, and that number.
+/// Splits the number off the end of a name, to sort names in numeric order.
 fn natural_order(name: &str) -> (&str, Option<u64>) {
     let text = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (text, name.get(text.len()..).and_then(|number| number.parse().ok()))

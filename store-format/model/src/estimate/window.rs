@@ -23,31 +23,31 @@ struct Rule {
 
 #[derive(Clone, Copy)]
 enum Length {
-    /// The key, without which there is no window.
+    /// The key's value; no window if the key is missing.
     Key,
-    /// The key, with a default.
+    /// The key's value, or this default.
     KeyOr(u64),
-    /// This length, unless the key is 0; some also need the key.
+    /// This length, unless the key is 0. With `needs_key`, there is no window if the key is missing.
     Fixed { tokens: u64, needs_key: bool },
 }
 
-/// The blocks with a window, if `attention.sliding_window_pattern` is no array.
+/// The blocks with a window, unless `attention.sliding_window_pattern` is an array that lists them.
 #[derive(Clone, Copy)]
 enum Blocks {
-    /// All but the last of every so many.
+    /// All except the last block of each group of this size.
     AllButLastOf(u64),
-    /// All but the first of every so many.
+    /// All except the first block of each group of this size.
     AllButFirstOf(u64),
     /// The pattern must be an array.
     Listed,
-    /// Those that have attention.
+    /// The blocks with attention.
     Attention,
 }
 
 const KEY: &str = "attention.sliding_window";
 const PATTERN_KEY: &str = "attention.sliding_window_pattern";
 
-/// The window of a model of so many blocks, of which only the first `trunk` can have one.
+/// The window of a model with this number of blocks. Only the first `trunk` blocks can have one.
 pub(super) fn read(keys: &mut Keys<'_>, blocks: usize, trunk: usize, recurrent: &[Recurrent]) -> Window {
     let Some(rule) = rule(keys.metadata().architecture(), trunk) else { return Window::default() };
     let found = keys.optional(KEY);
@@ -64,7 +64,7 @@ pub(super) fn read(keys: &mut Keys<'_>, blocks: usize, trunk: usize, recurrent: 
     let blocks = listed.unwrap_or_else(|| {
         let every = keys.optional(PATTERN_KEY);
         let is_windowed = |block: u64, recurrent: &Recurrent| match rule.blocks {
-            // A group of 0 blocks means that all have the window.
+            // With a group size of 0, all blocks have the window.
             Blocks::AllButLastOf(default) => {
                 let every = every.unwrap_or(default);
                 block.checked_rem(every).is_none_or(|place| place.saturating_add(1) < every)

@@ -1,4 +1,4 @@
-//! Kinds of headers as the programs that write such files write them.
+//! The kinds of headers that real programs write.
 
 use super::*;
 use blobd_store_format::gguf::{GgmlType, GgufWriter, Value};

@@ -1,4 +1,4 @@
-//! The accessors that Ollama gives a name. What it derives from the architecture is in `ollama`.
+//! Accessors for the keys for which Ollama has a named function. Its rules by architecture are in `ollama`.
 //!
 //! Numbers have the default that Ollama uses when the key is missing.
 
@@ -12,7 +12,7 @@ impl<'a> Metadata<'a> {
         self.get("general.type").unwrap_or(UNKNOWN)
     }
 
-    /// llama.cpp's number of the file type, if it is above 0: Ollama takes 0 for unknown. See
+    /// llama.cpp's number of the file type, if it is above 0: Ollama treats 0 as unknown. See
     /// [`file_type_name`](blobd_store_format::file_type::file_type_name).
     #[must_use]
     pub fn file_type(&self) -> Option<u32> {
@@ -95,12 +95,13 @@ impl<'a> Metadata<'a> {
         self.get("tokenizer.chat_template")
     }
 
-    /// The attention heads of each block: a number for all, or an array; blocks that it does not have count 1.
+    /// The attention heads of each block, from a single number or an array; 1 for blocks beyond the end of the array.
     pub fn head_counts(&self) -> impl Iterator<Item = u64> + use<'a> {
         self.per_block("attention.head_count", 1)
     }
 
-    /// The key and value heads of each block, likewise. A block with 0 has no KV cache.
+    /// The key and value heads of each block, read like [`head_counts`](Self::head_counts). A block with 0 has no KV
+    /// cache.
     pub fn head_counts_kv(&self) -> impl Iterator<Item = u64> + use<'a> {
         self.per_block("attention.head_count_kv", 1)
     }
@@ -134,8 +135,8 @@ impl<'a> Metadata<'a> {
         self.number("ssm.group_count", 0)
     }
 
-    /// A number for each block. A number, or an array of one element, holds for all; the blocks that a longer
-    /// array does not have get `default`.
+    /// A number for each block. A single number, or an array of one element, applies to all; blocks beyond the end of a
+    /// longer array get `default`.
     fn per_block(&self, key: &str, default: u64) -> impl Iterator<Item = u64> + use<'a> {
         let number = self.get::<u32>(key).into_iter();
         let unsigned = self.array::<u32>(key).into_iter().flatten();

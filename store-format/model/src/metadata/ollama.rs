@@ -1,5 +1,5 @@
-//! What Ollama derives from the architecture: flash attention, cache types, and which engine runs it. The rules have
-//! changed, so each is known by its date.
+//! Ollama's rules by architecture: flash attention, cache types, and the engine that runs the model. The rules have
+//! changed over time, so each version is identified by its date.
 //!
 //! Sources: `fs/ggml/ggml.go` of revision d5a0d8d904 (August 2025), and of release 0.33.0 (25 August 2026), the last one
 //! that has this file.
@@ -9,9 +9,9 @@ use super::Metadata;
 /// A version of Ollama's rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OllamaRules {
-    /// Those of August 2025, to which the estimates named `ollama-2025-08` belong.
+    /// The rules of August 2025, which the basis `ollama-2025-08` uses.
     August2025,
-    /// Those of August 2026.
+    /// The rules of August 2026.
     #[default]
     August2026,
 }
@@ -55,7 +55,7 @@ const OWN_ENGINE_2026: [&str; 29] = [
     "qwen3vlmoe",
 ];
 
-/// The architectures for which Ollama uses flash attention without being asked.
+/// The architectures for which Ollama uses flash attention by default.
 const FLASH_ATTENTION_2026: [&str; 21] = [
     "bert",
     "gemma3",
@@ -79,7 +79,7 @@ const FLASH_ATTENTION_2026: [&str; 21] = [
     "qwen3vl",
     "qwen3vlmoe",
 ];
-/// Those that support it, and those that do not, whatever the sizes of their heads.
+/// Architectures that support flash attention, and architectures that do not, regardless of the sizes of their heads.
 const WITH_FLASH_ATTENTION_2026: [&str; 3] = ["qwen35", "qwen35moe", "qwen3next"];
 const WITHOUT_FLASH_ATTENTION_2026: [&str; 2] = ["gemma2", "grok"];
 
@@ -103,7 +103,7 @@ impl Metadata<'_> {
         is_of(&WITH_FLASH_ATTENTION_2026) || key == value && key != 0
     }
 
-    /// Whether Ollama uses flash attention without being asked.
+    /// Whether Ollama uses flash attention unless it is turned off.
     #[must_use]
     pub fn uses_flash_attention_by_default(&self, rules: OllamaRules) -> bool {
         match rules {

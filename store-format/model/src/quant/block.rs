@@ -69,7 +69,7 @@ impl BlockLayout {
         self.row.formula
     }
 
-    /// Where the formula comes from.
+    /// The source of the formula.
     #[must_use]
     pub const fn source(&self) -> &'static str {
         self.row.source

@@ -1,4 +1,4 @@
-//! How far the numbers of two tensors differ.
+//! The difference between the numbers of two tensors.
 
 use super::sum::Sum;
 use super::{QuantError, Values, element_count, pieces};
@@ -7,8 +7,8 @@ use blobd_store_format::gguf::GgmlType;
 /// The relative RMS error of a tensor against an original, both little-endian and of any type:
 /// `sqrt(sum((a - b)^2) / sum(a^2))`, where `a` are the numbers of the original.
 ///
-/// 0 for equal numbers, also if all are 0; infinite if only the original is 0; NaN if a number is NaN. Both
-/// tensors are converted piece by piece.
+/// 0 for equal numbers, even if all are 0; infinite if only the original is 0; NaN if a number is NaN. Both tensors are
+/// converted piece by piece, to limit the memory.
 ///
 /// # Errors
 /// [`QuantError::ElementCount`] when the tensors have different numbers of elements, and those of [`Values::of`].
@@ -71,7 +71,7 @@ mod tests {
         assert!(error(&[f32::NAN, 1.0], &[1.0, 1.0]).is_nan());
     }
 
-    /// Pieces end at the same elements, whatever the sizes of the blocks are.
+    /// Pieces of both tensors end at the same elements, even if their block sizes differ.
     #[test]
     fn long_tensors_of_different_types_are_compared_element_by_element() {
         // Blocks of 32 with scale 1 and of 256 with scales of 1, all quants 1.

@@ -1,30 +1,29 @@
-//! From blocks to numbers.
+//! Converts blocks to numbers.
 
 use super::block::BlockLayout;
 use super::{QuantError, decode, whole_blocks};
 use crate::float::{f32_of_bf16, f32_of_f16};
 use blobd_store_format::gguf::GgmlType;
 
-/// How many elements these bytes have.
+/// The number of elements in `bytes`.
 ///
 /// # Errors
 /// [`QuantError`] for a removed or unknown type, and when the bytes are not whole blocks.
 pub fn element_count(ggml_type: GgmlType, bytes: &[u8]) -> Result<usize, QuantError> {
     let layout = BlockLayout::of(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
     let blocks = bytes.len() / whole_blocks(&layout, bytes.len())?;
-    // No vector of numbers can be so long that this saturates.
+    // Saturation is unreachable: no vector can be that long.
     let elements = usize::try_from(layout.elements()).unwrap_or(usize::MAX);
     Ok(blocks.saturating_mul(elements))
 }
 
-/// Cuts a tensor into pieces of whole blocks with the same number of elements, 65,536, for every type; the
-/// last piece may have fewer.
+/// Cuts a tensor into pieces of whole blocks. For every type, a piece has 65,536 elements, and the last piece may have
+/// fewer.
 ///
 /// # Errors
 /// As [`element_count`].
 pub fn pieces(ggml_type: GgmlType, bytes: &[u8]) -> Result<impl Iterator<Item = &[u8]>, QuantError> {
-    /// A multiple of every block's elements, and a quarter of a mebibyte of `f32`, which a processor's cache
-    /// holds.
+    /// A multiple of every type's block length. As `f32`, a piece takes 256 KiB, which fits a processor's cache.
     const ELEMENTS: u64 = 1 << 16;
     let layout = BlockLayout::of(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
     whole_blocks(&layout, bytes.len())?;
@@ -69,11 +68,11 @@ pub fn dequantize(ggml_type: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Values {
-    /// Of all quantised types, `F32`, `F16` and `BF16`.
+    /// The numbers of quantised types, `F32`, `F16` and `BF16`.
     F32(Vec<f32>),
-    /// Of `F64`.
+    /// The numbers of `F64`.
     F64(Vec<f64>),
-    /// Of the integers.
+    /// The numbers of integer types.
     I64(Vec<i64>),
 }
 
@@ -173,7 +172,7 @@ fn blocks(ggml_type: GgmlType, bytes: &[u8], out: &mut [f32]) {
         GgmlType::NVFP4 => run(bytes, out, decode::nvfp4),
         GgmlType::Q1_0 => run(bytes, out, decode::q1_0),
         GgmlType::Q2_0 => run(bytes, out, decode::q2_0),
-        // The callers have refused types without a layout; a test calls all others.
+        // Unreachable: callers refuse types without a layout, and a test covers all others.
         _ => {}
     }
 }

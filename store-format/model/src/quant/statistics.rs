@@ -2,7 +2,7 @@
 
 use super::sum::Sum;
 
-/// The first pass over a tensor: how many numbers there are, and their range and sum.
+/// The first pass over a tensor: the count, range and sum of its numbers.
 ///
 /// ```
 /// use blobd_model::quant::Range;
@@ -48,8 +48,8 @@ impl Range {
         }
     }
 
-    /// The second pass, which needs the same numbers again. The histogram divides the range of the finite ones
-    /// into `bins` parts.
+    /// Starts the second pass, which needs the same numbers again. The histogram divides the range of the finite
+    /// numbers into `bins` parts.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a count of 2^53 elements is not reached")]
     pub fn distribution(self, bins: usize) -> Distribution {
@@ -100,12 +100,12 @@ impl Distribution {
     }
 }
 
-/// Statistics of the finite numbers of a tensor, and how many others there are.
+/// Statistics of the finite numbers of a tensor, and the counts of the others.
 ///
 /// They agree with those of numpy in `float64` (`min`, `max`, `mean`, `std`, `histogram`) within 1e-12.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
-    /// The least; `None`, as the next three, if no number is finite.
+    /// The least; like the next three, `None` if no number is finite.
     pub min: Option<f64>,
     /// The greatest.
     pub max: Option<f64>,
@@ -113,18 +113,18 @@ pub struct Statistics {
     pub mean: Option<f64>,
     /// The standard deviation of all numbers, not of a sample.
     pub std: Option<f64>,
-    /// How many are NaN.
+    /// The number of NaNs.
     pub nan_count: u64,
-    /// How many are infinite, of either sign.
+    /// The number of infinities of either sign.
     pub inf_count: u64,
-    /// How the finite ones are distributed.
+    /// The distribution of the finite numbers.
     pub histogram: Histogram,
 }
 
 /// A histogram with bins of equal width. The last bin contains its upper edge, the others do not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    /// The edges of the bins, ascending: one more than bins. Empty without numbers.
+    /// The edges of the bins in ascending order, one more than there are bins. Empty without finite numbers.
     pub edges: Vec<f64>,
     /// How many numbers each bin has.
     pub counts: Vec<u64>,
@@ -134,7 +134,7 @@ impl Histogram {
     fn add(&mut self, value: f64) {
         let bins = self.counts.len();
         let bin = bin_near(&self.edges, bins, value);
-        // Rounding may have selected a neighbour.
+        // Because of rounding, the right bin may be a neighbour.
         let edge = |number: usize| self.edges.get(number).copied().unwrap_or(f64::NAN);
         let bin = match bin {
             above if above > 0 && value < edge(above) => above - 1,
@@ -158,7 +158,7 @@ fn bin_near(edges: &[f64], bins: usize, value: f64) -> usize {
 
 #[expect(clippy::cast_precision_loss, reason = "few bins")]
 fn edges(min: f64, max: f64, bins: usize) -> Vec<f64> {
-    // Equal numbers are in the middle of a range of 1, as in numpy.
+    // If all numbers are equal, they are put in the middle of a range of 1, as in numpy.
     let (min, max) = if min < max { (min, max) } else { (min - 0.5, max + 0.5) };
     // If the difference is infinite, that of the halves is not.
     let scale = if (max - min).is_finite() { 1.0 } else { 0.5 };

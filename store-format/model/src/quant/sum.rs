@@ -8,7 +8,7 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// How many numbers may be added without compensation before their sum is added: few enough for an error of
+    /// How many numbers are added without compensation before their sum is added with it. Few enough for an error of
     /// about 1e-14, and enough for speed.
     pub(super) const BLOCK: usize = 128;
 

@@ -1,4 +1,4 @@
-//! Fields, formula, source and file types of each type.
+//! The table of all types: fields, formula, source and file types.
 //!
 //! The sizes are in [`blobd_store_format::ggml_type`]; a test compares both tables. Names of fields are ggml's, except
 //! that parts which ggml reads separately are separate here: `signs` of `IQ2_XXS`, `IQ3_XXS` and `IQ2_S`.

@@ -7,9 +7,10 @@ use proptest::prelude::*;
 use super::*;
 use blobd_store_format::digest::Digest;
 
-/// Of a block that [`sample_block`] makes: the bits of elements 0, 1, 17 and the last, and the start of the
-/// SHA-256 of all elements, little-endian; then the same of the elements of [`random_blocks`]. Computed by PyPI's gguf 0.19.0 with numpy; the last five, which
-/// it does not convert, by numpy from the formulas of `docs/FORMATS.md`.
+/// For a block from [`sample_block`]: the bits of elements 0, 1, 17 and the last, and the start of the
+/// SHA-256 of all elements, little-endian. Then the start of the SHA-256 of the elements of
+/// [`random_blocks`]. Computed by PyPI's gguf 0.19.0 with numpy; the last five, which it does not convert, by
+/// numpy from the formulas of `docs/FORMATS.md`.
 const EXPECTED: [(&str, [u32; 4], &str, &str); 28] = [
     ("Q4_0", [0x3ec48c00, 0xbec48c00, 0x3de0a000, 0x3ec48c00], "70c80d21346282de", "532bdd1b7aeac7ca"),
     ("Q4_1", [0x3d35a800, 0x3f4fe680, 0x3e55e200, 0x3e1dba00], "2c1ec478ef1219e0", "743054e46b5850ac"),
@@ -64,14 +65,14 @@ fn scaled_block(scale: u16, rest: impl IntoIterator<Item = u8>) -> Vec<u8> {
 const ONE: u16 = 0x3c00;
 const TWO: u16 = 0x4000;
 
-/// The start of the SHA-256 of numbers, all NaN being equal.
+/// The start of the SHA-256 of numbers. All NaNs are treated as equal.
 fn digest(numbers: &[f32]) -> String {
     let bits = |value: &f32| if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() };
     let bytes: Vec<u8> = numbers.iter().flat_map(|value| bits(value).to_le_bytes()).collect();
     Digest::of(&bytes).to_hex()[..16].to_owned()
 }
 
-/// So many blocks that every entry of every codebook is used: the upper bytes of a linear congruential generator
+/// Enough pseudo-random blocks to use every entry of every codebook: the upper bytes of a linear congruential generator
 /// with the constants of Knuth's MMIX.
 fn random_blocks(block_bytes: u64) -> Vec<u8> {
     const BLOCKS: u64 = 1024;

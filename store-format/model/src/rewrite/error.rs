@@ -25,7 +25,7 @@ pub enum RewriteError {
         /// The expected number.
         expected: u64,
     },
-    /// A file that is no shard cannot be merged.
+    /// The source is not a shard, so there is nothing to merge.
     #[error("is one file already, nothing to merge")]
     NotSharded,
     /// The layout of the type is unknown.

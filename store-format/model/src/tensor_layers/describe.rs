@@ -1,5 +1,5 @@
-//! The tensors as Ollama describes them to people: a quantised tensor is one entry, with its elements
-//! unpacked, and its scales and biases are left out.
+//! Describes tensors as Ollama does: a quantised tensor is one entry with the shape of its unpacked elements, and its
+//! scales and biases are omitted.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ pub struct DescribedTensor<'t> {
     pub name: &'t str,
     /// Its element type in the file, or how it is quantised, in capital letters: `BF16`, `NVFP4`.
     pub type_name: Cow<'t, str>,
-    /// Its dimensions, the slowest first, of unpacked elements.
+    /// The dimensions of its unpacked elements, the slowest first.
     pub shape: Vec<u64>,
-    /// Where its packed elements are stored.
+    /// The tensor with its packed elements.
     pub stored: &'t LayerTensor,
     /// The bits of an element, without its share of the scales; `None` for elements that are not real numbers.
     bits: Option<u64>,
@@ -27,12 +27,12 @@ pub struct DescribedTensor<'t> {
 pub struct Totals {
     /// The number of unpacked elements.
     pub parameters: u64,
-    /// The type with the fewest bits per element; of several with as few, the one with the most elements.
+    /// The type with the fewest bits per element; if several have as few, the one with the most elements.
     pub quantization: Option<String>,
 }
 
 impl TensorLayers {
-    /// All tensors by name, without scales and biases; `index` is what `model_index.json` says.
+    /// All tensors by name, without scales and biases; `index` is the content of `model_index.json`.
     pub fn describe(&self, index: &Quantization) -> impl Iterator<Item = DescribedTensor<'_>> + use<'_> {
         let model = self.quantization(index);
         let tensors = self.tensors.iter().filter(|(name, _)| !self.is_part(name));
@@ -44,7 +44,7 @@ impl TensorLayers {
 }
 
 impl Totals {
-    /// The sum over these tensors.
+    /// Adds up tensors.
     #[must_use]
     pub fn of<'t>(tensors: impl IntoIterator<Item = DescribedTensor<'t>>) -> Self {
         let (mut parameters, mut types) = (0_u64, BTreeMap::<(u64, Cow<'t, str>), u64>::new());

@@ -1,5 +1,5 @@
-//! Infers how a tensor is quantised, if its file does not declare it, from its shape and type, and its
-//! scale's.
+//! Infers how a tensor is quantised if its file does not declare it, from the shapes and types of the tensor and its
+//! scale.
 
 use super::quantization::Quantization;
 use super::{LayerTensor, TensorLayers};
@@ -27,11 +27,11 @@ pub(super) fn infer_from_separate_scales(layers: &TensorLayers) -> Option<String
     Some(if ratio < Q4_BELOW_RATIO { "Q4".to_owned() } else { "Q8".to_owned() })
 }
 
-/// Infers a tensor's quantisation. Scales of one byte tell a type with block scales. Otherwise the shapes decide:
-/// a row of the tensor is packed into numbers of 4-bit or 8-bit elements, and each group of elements
-/// has one scale. This gives one group size for 4 bits and half of it for 8 bits. A declared size leaves only
-/// that one. The first rule that applies decides: bits and size of `model`, the model's quantisation; 4 bits if
-/// their size is 32; 8 bits if theirs is 64; the only valid size; 8 bits if `model` says so; 4 bits.
+/// Infers a tensor's quantisation. Scales of one byte mean a type with block scales. Otherwise the shapes decide: a row
+/// of the tensor is packed into numbers of 4-bit or 8-bit elements, and each group of elements has one scale. So the
+/// shapes give one group size for 4 bits, and half of it for 8 bits. A declared size must match. The first rule that
+/// applies decides: bits and size of `model`, the model's quantisation; 4 bits if their group size is 32; 8 bits if
+/// theirs is 64; the only valid size; 8 bits if `model` has 8 bits; 4 bits.
 pub(super) fn infer(
     weight: &LayerTensor,
     scale: &LayerTensor,
@@ -63,7 +63,7 @@ pub(super) fn infer(
     }
 }
 
-/// How many elements of `bits` share a scale, by the shapes; `None` if that is no size in use.
+/// How many elements of `bits` share a scale, computed from the shapes; `None` if no model uses that size.
 pub(super) fn group_size(weight: &LayerTensor, scale: &LayerTensor, bits: u64) -> Option<u32> {
     let columns = |tensor: &LayerTensor| tensor.shape.last().copied().filter(|columns| *columns > 0);
     let (elements, groups) = (unpacked(columns(weight)?, weight.dtype, bits)?, columns(scale)?);
@@ -71,8 +71,8 @@ pub(super) fn group_size(weight: &LayerTensor, scale: &LayerTensor, bits: u64) -
     u32::try_from(size).ok().filter(|_| GROUP_SIZES.contains(&size))
 }
 
-/// How many elements of `bits` are in `columns` numbers of the type that packs them; `None` if the type packs
-/// nothing.
+/// How many elements of `bits` are packed into `columns` numbers of the type `dtype`; `None` if that is not a packing
+/// type.
 pub(super) fn unpacked(columns: u64, dtype: Dtype, bits: u64) -> Option<u64> {
     let is_number =
         matches!(dtype, Dtype::U8 | Dtype::I8 | Dtype::U16 | Dtype::U32 | Dtype::I32 | Dtype::U64);
@@ -80,8 +80,8 @@ pub(super) fn unpacked(columns: u64, dtype: Dtype, bits: u64) -> Option<u64> {
     columns.checked_mul(dtype.bits().checked_div(bits)?).filter(|_| is_packed)
 }
 
-/// The types with block scales: a scale is a byte, E8M0 for `mxfp4` and `mxfp8`, E4M3 for `nvfp4`. Ollama stores
-/// both as `U8`, so the size of a group decides.
+/// Infers a type with block scales. A scale is a byte: E8M0 for `mxfp4` and `mxfp8`, E4M3 for `nvfp4`. Ollama stores
+/// both as `U8`, so the group size decides.
 fn infer_block_scales(weight: &LayerTensor, scale: &LayerTensor) -> Option<Quantization> {
     let is_byte = is_block_scale(scale.dtype);
     match (group_size(weight, scale, 4), group_size(weight, scale, 8)) {

@@ -22,17 +22,17 @@ pub(super) fn strip_component<'n>(name: &'n str, component: &str) -> &'n str {
     rest.filter(|_| !component.is_empty()).unwrap_or(name)
 }
 
-/// The name in the file of the tensor that the layer is named after; `None` for a group.
+/// The name in the file of the tensor after which the layer is named; `None` for a group.
 pub(super) fn tensor_key<'n>(header: &Header, layer: &'n str, component: &str) -> Option<&'n str> {
     let mut keys = vec![strip_component(layer, component), layer];
-    // Even if all components are open, the names in a file may lack their component.
+    // Even if no component was requested, names in a file may lack their component.
     keys.extend(layer.split_once('/').map(|(_, rest)| rest));
     keys.push(LEGACY_KEY);
     keys.into_iter().find(|key| header.tensor(key).is_some())
 }
 
-/// Whether a tensor is a part of another one in the same file: [`TensorLayers`](super::TensorLayers) adds it with
-/// that one. A part has no parts: `T.scale.scale` is a tensor of its own.
+/// Whether a tensor is a part of another tensor in the same file, with which [`TensorLayers`](super::TensorLayers) adds
+/// it. Parts have no parts themselves: `T.scale.scale` is an ordinary tensor.
 pub(super) fn is_part(header: &Header, name: &str) -> bool {
     let mut depth = 0_usize;
     let mut next = whole_of(header, name);
@@ -43,7 +43,7 @@ pub(super) fn is_part(header: &Header, name: &str) -> bool {
     depth % 2 == 1
 }
 
-/// `T` of `T.bias`, if the file has `T` and `T.scale`.
+/// The tensor `T` to which `T.bias` belongs, if the file has `T` and `T.scale`.
 fn whole_of<'n>(header: &Header, name: &'n str) -> Option<&'n str> {
     let has = |name: &str| header.tensor(name).is_some();
     let mut wholes = PARTS.into_iter().filter_map(|(suffix, _)| name.strip_suffix(suffix));

@@ -1,4 +1,4 @@
-//! How a tensor is quantised, as its file declares it.
+//! A tensor's quantisation as its file declares it.
 //!
 //! A file's metadata has `quant_type` and `group_size` for all its tensors, or `T.quant_type` and
 //! `T.group_size` for a tensor `T`.
@@ -7,17 +7,17 @@ use serde_json::Value as Json;
 
 use blobd_store_format::safetensors::Header;
 
-/// How a tensor or a model is quantised, as far as it is known.
+/// How a tensor or a model is quantised. Unknown parts are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quantization {
-    /// The type, as the file has it: `int4`, `int8`, `nvfp4`, `mxfp4`, `mxfp8`, ….
+    /// The name of the type in the file: `int4`, `int8`, `nvfp4`, `mxfp4`, `mxfp8`, ….
     pub quant_type: Option<String>,
     /// How many elements of a row share a scale.
     pub group_size: Option<u32>,
 }
 
-/// Name, bits of an element, default group size. Source: `x/create` of Ollama, with its aliases. Of the types
-/// with block scales (`nv…`, `mx…`), the size is part of the definition.
+/// Name, bits of an element, default group size. Source: `x/create` of Ollama, with its aliases. For types with block
+/// scales (`nv…`, `mx…`), the size is part of the definition.
 const TYPES: [(&str, u64, u32); 9] = [
     ("int4", 4, 64),
     ("int8", 8, 64),
@@ -31,7 +31,7 @@ const TYPES: [(&str, u64, u32); 9] = [
 ];
 
 impl Quantization {
-    /// What `model_index.json` says about the model.
+    /// Reads the model's quantisation from `model_index.json`.
     #[must_use]
     pub fn of_model_index(index: &Json) -> Self {
         let quant_type = index.get("quantization").and_then(Json::as_str).filter(|name| !name.is_empty());
@@ -48,16 +48,16 @@ impl Quantization {
         self.row().map(|(_, bits, _)| bits)
     }
 
-    /// What a file declares for all its tensors.
-    pub(super) fn of_file(header: &Header) -> Self {
+    /// Reads what a file declares for all its tensors.
+    pub(super) fn declared_for_file(header: &Header) -> Self {
         Self::declared(header, "quant_type", "group_size")
     }
 
-    /// What a file declares for its tensor `name`; if nothing, what it declares for all its tensors. The size
-    /// for all is not that of a tensor that has another type.
-    pub(super) fn of_tensor(header: &Header, name: &str) -> Self {
+    /// Reads what a file declares for its tensor `name`, or else for all its tensors. A size for all tensors does not
+    /// apply to a tensor with its own type.
+    pub(super) fn declared_for_tensor(header: &Header, name: &str) -> Self {
         let own = Self::declared(header, &format!("{name}.quant_type"), &format!("{name}.group_size"));
-        let all = Self::of_file(header);
+        let all = Self::declared_for_file(header);
         let is_other = own.quant_type.iter().zip(&all.quant_type).any(|(own, all)| !is_same(own, all));
         Self {
             group_size: own.group_size.or(all.group_size.filter(|_| !is_other)),
@@ -65,12 +65,12 @@ impl Quantization {
         }
     }
 
-    /// Whether the type's definition has the size of a group.
+    /// Whether the type's definition includes the group size.
     pub(super) fn has_fixed_size(&self) -> bool {
         self.row().is_some_and(|(name, ..)| name.starts_with("nv") || name.starts_with("mx"))
     }
 
-    /// With the default size of its type, if it has none.
+    /// Fills in the default size of its type.
     pub(super) fn or_default_size(mut self) -> Self {
         self.group_size = self.group_size.or_else(|| self.row().map(|(_, _, size)| size));
         self

@@ -1,4 +1,4 @@
-//! Which tensors layers have, and how they are described. How models are read is tested with the client.
+//! Tests the tensors found in layers and their descriptions. The client's tests cover reading models.
 
 use proptest::prelude::*;
 
@@ -46,7 +46,7 @@ fn quantised_tensor_is_one_entry_with_its_elements_unpacked() {
         ("nvfp4", Dtype::U8, 8, 128, "NVFP4"),
         ("mxfp4", Dtype::U8, 4, 128, "MXFP4"),
         ("mxfp8", Dtype::U8, 2, 64, "MXFP8"),
-        // No metadata: the scale tells.
+        // No metadata: inferred from the scale.
         ("", Dtype::U8, 2, 64, "MXFP8"),
         ("", Dtype::BF16, 4, 128, "INT4"),
     ] {
@@ -93,7 +93,7 @@ fn lowest_precision_is_that_of_the_fewest_bits_per_element() {
     let single = |dtype, elements: u64| header(&[], &[("data", dtype, &[elements])]);
     for (tensors, expected) in [
         (vec![(Dtype::F32, 9), (Dtype::BF16, 1)], Some("BF16")),
-        // As few bits: the type of most elements.
+        // Equally few bits: the type with the most elements wins.
         (vec![(Dtype::F16, 2), (Dtype::BF16, 3), (Dtype::F16, 2)], Some("F16")),
         // Token numbers and masks are not weights.
         (vec![(Dtype::I64, 9), (Dtype::Bool, 9), (Dtype::F32, 1)], Some("F32")),

@@ -1,9 +1,9 @@
-//! The numbers of a quantised tensor that has its scales beside it.
+//! Decodes quantised tensors with separate scales.
 //!
 //! A row is packed into numbers of 32 bits, the first element in the lowest bits. `int4` and `int8` are unsigned
 //! codes: an element is code × scale + bias. `nvfp4` and `mxfp4` are E2M1 codes and `mxfp8` E4M3 codes: an
-//! element is its value × scale, of `nvfp4` also × the global scale, if there is one. The scales of `nvfp4` are E4M3,
-//! those of `mxfp4` and `mxfp8` E8M0; those of `int4` and `int8` are ordinary floats.
+//! element is its value × scale, and for `nvfp4` also × the global scale, if there is one. The scales of `nvfp4`
+//! are E4M3, those of `mxfp4` and `mxfp8` E8M0; those of `int4` and `int8` are ordinary floats.
 //!
 //! Source: MLX's `quantize`, with the modes `affine`, `nvfp4`, `mxfp4` and `mxfp8`.
 
@@ -34,7 +34,7 @@ pub struct Part<'b> {
     pub dtype: Dtype,
 }
 
-/// What the codes of a type mean.
+/// The meaning of a type's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Code {
     Int4,
@@ -48,7 +48,7 @@ enum Code {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// blobd does not know what the codes mean.
+    /// The type's codes are unknown to blobd.
     #[error("quantisation {name}: its numbers are not known")]
     UnknownType {
         /// The name of the type.
@@ -63,14 +63,14 @@ pub enum UnpackError {
         elements: u64,
         /// The size of a group.
         group_size: u64,
-        /// What is wrong in number.
+        /// The part with the wrong number of elements.
         what: &'static str,
-        /// How many there should be.
+        /// The expected number.
         expected: u64,
-        /// How many there are.
+        /// The number found.
         found: u64,
     },
-    /// The scales have a type that is no float.
+    /// Scales or biases are not floats.
     #[error("its {what} have type {}, which has no known numbers", dtype.name())]
     PartType {
         /// Scales or biases.
@@ -92,7 +92,7 @@ impl<'b> PackedTensor<'b> {
         biases: Option<Part<'b>>,
         global_scale: Option<f32>,
     ) -> Result<Self, UnpackError> {
-        let code = Code::of(quantization)?;
+        let code = Code::for_quantization(quantization)?;
         let group_size = u64::from(quantization.group_size.unwrap_or_default());
         let packed =
             Self { elements, scales, biases, global_scale: global_scale.unwrap_or(1.0), code, group_size };
@@ -128,7 +128,7 @@ impl<'b> PackedTensor<'b> {
         self.elements.is_empty()
     }
 
-    /// The elements with these numbers, in the order of the file; those beyond the end are left out.
+    /// The elements in this range of positions, in the order of the file. The range is cut at the end of the tensor.
     #[must_use]
     pub fn unpack(&self, range: Range<u64>) -> Vec<f32> {
         (range.start..range.end.min(self.len())).map_while(|place| self.element(place)).collect()
@@ -155,7 +155,7 @@ impl<'b> PackedTensor<'b> {
     fn scale(&self, group: u64) -> Option<f32> {
         let byte = || self.scales.bytes.get(usize::try_from(group).ok()?).copied();
         match (self.code, self.scales.dtype) {
-            // Ollama stores both types of bytes as U8.
+            // Ollama stores both kinds of byte scales as `U8`.
             (Code::NvFp4, Dtype::U8 | Dtype::F8_E4M3) => byte().map(f32_of_e4m3),
             (Code::MxFp4 | Code::MxFp8, Dtype::U8 | Dtype::F8_E8M0) => byte().map(f32_of_e8m0),
             _ => self.scales.number(group),
@@ -178,7 +178,7 @@ impl Part<'_> {
 }
 
 impl Code {
-    fn of(quantization: &Quantization) -> Result<Self, UnpackError> {
+    fn for_quantization(quantization: &Quantization) -> Result<Self, UnpackError> {
         let name = quantization.quant_type.clone().unwrap_or_default();
         Ok(match name.to_ascii_lowercase().as_str() {
             "int4" | "q4" | "fp4" => Self::Int4,

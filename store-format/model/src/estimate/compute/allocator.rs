@@ -1,8 +1,8 @@
 //! The memory of a graph's tensors, as ggml's allocator places them.
 //!
-//! A tensor is allocated when it is computed and freed after its last use, at the best fitting free place. The
-//! buffer is as large as the highest address that was in use, which is more than the largest sum of live
-//! tensors wherever the free places are too small for the next one. So the sum alone does not give its size.
+//! A tensor is allocated when it is computed, in the best-fitting free range, and freed after its last use. The size of
+//! the buffer is the highest address ever used. Because of fragmentation, that can exceed the largest sum of live
+//! tensors, so the sum alone does not give the size.
 //!
 //! Source: `ggml-alloc.c` of llama.cpp b11434.
 
@@ -10,8 +10,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Id(usize);
 
-/// The tensors of a computation, in the order in which they are computed. Views have no memory of their own and
-/// are left out: what uses a view uses its source.
+/// The tensors of a computation in the order in which they are computed. Views have no memory and are omitted: using a
+/// view means using its source.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
     tensors: Vec<Tensor>,
@@ -30,9 +30,9 @@ enum Kind {
     Input,
     /// Allocated when it is computed.
     Plain,
-    /// Takes the place of a source of its size that nothing else uses.
+    /// Reuses the memory of a source of the same size that nothing else uses.
     InPlace,
-    /// Plain, and kept to the end.
+    /// Allocated when it is computed, and never freed.
     Kept,
 }
 
@@ -57,7 +57,7 @@ impl Graph {
         self.add(bytes, sources, Kind::Kept)
     }
 
-    /// A use of tensors that gives no tensor, such as a write into the cache.
+    /// Records a use of tensors that produces no tensor, such as a write into the cache.
     pub(super) fn used(&mut self, sources: &[Id]) {
         self.add(0, sources, Kind::Plain);
     }
@@ -90,9 +90,9 @@ impl Graph {
 /// An allocation of all tensors of a graph.
 struct Run<'g> {
     graph: &'g Graph,
-    /// The uses of each tensor that are still to come.
+    /// The remaining uses of each tensor.
     uses: Vec<usize>,
-    /// The offsets of the tensors that have memory.
+    /// The offset of each tensor that has memory.
     places: Vec<Option<u128>>,
     buffer: Buffer,
 }
@@ -131,12 +131,12 @@ impl Run<'_> {
     }
 }
 
-/// The free places below the end of a buffer, by offset.
+/// A buffer and its free ranges, sorted by offset.
 #[derive(Default)]
 struct Buffer {
     /// Offset and size.
     free: Vec<(u128, u128)>,
-    /// What follows is free.
+    /// Everything from this offset on is free.
     end: u128,
     /// The largest end so far.
     size: u128,
@@ -148,7 +148,7 @@ impl Buffer {
             return self.end;
         }
         let fitting = self.free.iter().enumerate().filter(|(_, (_, size))| *size >= bytes);
-        // Of equal places, ggml takes the last.
+        // Of free ranges with the same size, ggml takes the last.
         let Some((best, _)) = fitting.rev().min_by_key(|(_, (_, size))| *size) else {
             let offset = self.end;
             self.end = self.end.saturating_add(bytes);
@@ -181,7 +181,7 @@ impl Buffer {
         }
     }
 
-    /// Joins a free place with the next if nothing is between them.
+    /// Joins a free range with the next one if they are adjacent.
     fn join(&mut self, place: usize) {
         let (Some(&(offset, bytes)), Some(&(next, next_bytes))) =
             (self.free.get(place), self.free.get(place + 1))

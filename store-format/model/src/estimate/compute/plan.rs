@@ -4,12 +4,12 @@ use super::Computation;
 use super::allocator::{Graph, Id};
 use super::shape::{Attention, BlockShape, Experts, FeedForward, Latent};
 
-/// How many alike blocks in a row are computed: the buffer's places are the same from the third on.
+/// How many consecutive identical blocks are simulated. From the third one on, the allocations repeat.
 const ALIKE_BLOCKS: usize = 3;
 
-/// The tensors of an embedding's size that the streams of gemma3n need beside a plain block.
+/// How many tensors of an embedding's size the streams of gemma3n need in addition to a plain block.
 const STREAM_TENSORS: usize = 8;
-/// The same that some architectures need.
+/// How many tensors of an embedding's size are added for the architectures that need a margin.
 const MARGIN_TENSORS: usize = 2;
 
 /// The lengths that depend on the settings.
@@ -19,11 +19,11 @@ pub(in crate::estimate) struct Sizes {
     pub(in crate::estimate) tokens: u128,
     /// The cells that a token attends to.
     pub(in crate::estimate) cells: u128,
-    /// The same in blocks with a sliding window.
+    /// The cells that a token attends to in blocks with a sliding window.
     pub(in crate::estimate) window_cells: u128,
     /// Which blocks have a window.
     pub(in crate::estimate) windowed: Vec<bool>,
-    /// Whether the result is not a prediction of tokens but an embedding.
+    /// Whether the result is an embedding instead of a prediction of tokens.
     pub(in crate::estimate) is_embedding: bool,
 }
 
@@ -54,17 +54,17 @@ struct Plan<'a> {
     embedding: u64,
     experts_used: u64,
     positions: Id,
-    /// Where keys and values go in the cache.
+    /// The indices of the cache cells for keys and values.
     cells: Id,
     mask: Option<Id>,
     window_mask: Option<Id>,
-    /// The result of the block before.
+    /// The result of the previous block.
     stream: Id,
 }
 
 impl<'a> Plan<'a> {
-    /// Inputs and the embedding of the batch. llama.cpp prepares for batches of tokens, of embeddings and of
-    /// both; the tensors of the latter stay to the end.
+    /// Adds the inputs and the embedding of the batch. llama.cpp reserves memory for batches of tokens, of embeddings
+    /// and of both; the tensors for batches of both are kept to the end.
     fn new(model: &Computation, sizes: &'a Sizes) -> Self {
         let mut graph = Graph::default();
         let row = |elements: u64| elements_bytes(sizes, elements);
@@ -111,7 +111,7 @@ impl<'a> Plan<'a> {
             return;
         };
         if block.is_parallel {
-            // A bias is added at once, so the projection is computed before the feed-forward part.
+            // A bias is added immediately, so the projection is computed before the feed-forward part.
             let early = block.attention.has_output_bias.then(|| self.tensor(self.embedding, &[result]));
             let residual = if is_last { self.tensor(self.embedding, &[residual]) } else { residual };
             let feed_forward = self.feed_forward(block, input);
@@ -164,7 +164,7 @@ impl<'a> Plan<'a> {
         if !has_norm {
             return self.tensor(elements, &[projected, self.positions]);
         }
-        // The norm is of a view, which cannot be overwritten.
+        // The norm reads a view, which cannot be overwritten.
         let normed = self.tensor(elements, &[projected]);
         self.in_place(elements, &[normed, self.positions])
     }
@@ -214,7 +214,7 @@ impl<'a> Plan<'a> {
             self.tensor(part.hidden, &[gate, up])
         } else {
             let up = self.tensor(part.up, &[input]);
-            // Half of it may be the gate; else the activation overwrites it.
+            // If `up` contains the gate, the activation needs a tensor; otherwise it overwrites `up`.
             self.in_place(part.hidden, &[up])
         };
         Some(self.tensor(self.embedding, &[hidden]))
@@ -250,7 +250,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The first two results are added into a tensor of their own, to which the others are added.
+    /// Sums the experts' results: the first two into a new tensor, to which the others are added.
     fn sum_of_experts(&mut self, weighted: Id) -> Id {
         let first = self.tensor(self.embedding, &[weighted]);
         match self.experts_used {
@@ -279,7 +279,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The bytes of so many 32-bit numbers for each token of a batch.
+/// The bytes of `elements` 32-bit numbers for each token of a batch.
 fn elements_bytes(sizes: &Sizes, elements: u64) -> u128 {
     u128::from(elements).saturating_mul(4).saturating_mul(sizes.tokens)
 }

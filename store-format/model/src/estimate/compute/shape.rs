@@ -1,8 +1,9 @@
-//! What a block of a model computes, as its tensors tell.
+//! Derives what a block of a model computes from its tensors.
 
 use crate::layers::Layer;
 
-/// The rows of the tensors of a block, which are the elements that they give for a token; 0 without the tensor.
+/// The number of rows of each tensor in a block, which is the number of elements that it computes for a token; 0 if the
+/// tensor is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct BlockShape {
     pub(super) attention: Attention,
@@ -10,20 +11,20 @@ pub(super) struct BlockShape {
     /// Whether attention and feed-forward part take the same input.
     pub(super) is_parallel: bool,
     pub(super) has_feed_forward_norm: bool,
-    /// Of the attention's result.
+    /// Whether the attention's result is normalised.
     pub(super) has_post_attention_norm: bool,
-    /// Of the result of the feed-forward part.
+    /// Whether the result of the feed-forward part is normalised.
     pub(super) has_post_feed_forward_norm: bool,
     pub(super) dense: FeedForward,
     pub(super) experts: Option<Experts>,
-    /// The widest results of a recurrent block, together.
+    /// The sum of the widest results of a recurrent block.
     pub(super) recurrent: u64,
 }
 
-/// Query, key and value.
+/// The attention's projections of query, key and value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attention {
-    /// The three in one tensor.
+    /// Query, key and value in one tensor.
     pub(super) fused: u64,
     pub(super) query: u64,
     pub(super) key: u64,
@@ -59,7 +60,7 @@ pub(super) struct Latent {
 pub(super) struct FeedForward {
     pub(super) has_gate: bool,
     pub(super) up: u64,
-    /// The elements that the projection down takes: half of `up` if that contains the gate.
+    /// The elements that the down projection takes: half of `up` if that contains the gate.
     pub(super) hidden: u64,
 }
 
@@ -80,7 +81,7 @@ impl BlockShape {
         let attention = Attention::read(layer);
         let has_post_feed_forward_norm = has("post_ffw_norm.weight");
         let has_feed_forward_norm = has("ffn_norm.weight");
-        // Without a norm of its own, the feed-forward part takes that after the attention.
+        // Without its own norm, the feed-forward part uses the one after the attention.
         let is_after_attention = has_feed_forward_norm || has_post_feed_forward_norm;
         let is_post = |name: &str| has(name) && is_after_attention;
         let is_feed_forward = has_feed_forward_norm
@@ -175,7 +176,7 @@ pub(super) fn columns(layer: &Layer<'_>, name: &str) -> u64 {
     layer.tensor(name).map_or(0, |tensor| tensor.shape().dimensions().first().copied().unwrap_or(1))
 }
 
-/// The results of a block without attention, all at once: llama.cpp's recurrent operations keep most of them.
+/// The sum of all results of a block without attention: llama.cpp's recurrent operations keep most of them alive.
 fn recurrent(layer: &Layer<'_>) -> u64 {
     let is_dense = |name: &str| name.starts_with("ffn_");
     let matrices = layer.tensors().filter(|(name, tensor)| {

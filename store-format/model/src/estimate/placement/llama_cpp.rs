@@ -7,16 +7,16 @@ use super::{Device, Placement, clamp};
 use crate::estimate::Estimate;
 
 impl Estimate<'_> {
-    /// The placement on as few of the first devices as hold everything, else on all of them.
+    /// Uses the fewest devices, counted from the first, that hold everything; all devices if none suffice.
     pub(super) fn place_as_llama_cpp(&self, devices: &[u64]) -> Placement {
         let on_first = |count: usize| self.fill(devices, count);
         let fitting = (1..devices.len()).map(on_first).find(Placement::fits);
         fitting.unwrap_or_else(|| on_first(devices.len()))
     }
 
-    /// Fills the first `count` devices from the last to the first with the layers from the last to the first, as far
-    /// as they go. Each device with layers holds a graph. Projector, draft model and adapters are on the first device
-    /// with room for them, before any layer.
+    /// Fills the first `count` devices in reverse order with the layers in reverse order, as far as the memory reaches.
+    /// Each device with layers holds a graph. Projector, draft model and adapters go on the first device with room for
+    /// them, before any layer.
     fn fill(&self, devices: &[u64], count: usize) -> Placement {
         let graph = u128::from(self.graph_full_bytes.max(self.graph_partial_bytes));
         let mut filled: Vec<Filled> = devices.iter().map(|vram| Filled::new(*vram, graph)).collect();
@@ -66,7 +66,7 @@ impl Filled {
         Self { vram: vram.into(), graph, placed: 0, layers: 0 }
     }
 
-    /// Places what is not a layer, if there is room for it and for the graph of layers.
+    /// Places something other than a layer, if there is room for it and for the graph.
     fn hold(&mut self, bytes: u128) -> bool {
         let fits = self.placed + bytes + self.graph <= self.vram;
         self.placed += if fits { bytes } else { 0 };

@@ -6,7 +6,7 @@ use super::{Device, Placement, clamp};
 use crate::estimate::Estimate;
 
 impl Estimate<'_> {
-    /// Places the layers on devices with so many bytes of memory.
+    /// Places the layers on devices. `devices` is the memory of each in bytes.
     ///
     /// Every device that gets layers keeps room for one more: block 0 with its KV cache. It also holds a
     /// graph: the full one if there is one device and everything is on it, otherwise the partial one. A
@@ -18,7 +18,7 @@ impl Estimate<'_> {
     pub(super) fn place_as_ollama(&self, devices: &[u64]) -> Placement {
         let partial = u128::from(self.graph_partial_bytes);
         let full = if devices.len() == 1 { self.graph_full_bytes.into() } else { partial };
-        // While layers are placed, it is not known which of the two graphs it will be.
+        // Which of the two graphs is needed is not known until all layers are placed.
         let mut placer = Placer::new(devices, self.buffer_bytes() + partial.max(full));
         let companions = self.companion_bytes();
         let companions_fit = placer.place_companions(companions, self.buffer_bytes());
@@ -71,9 +71,9 @@ impl Candidate {
 
 struct Placer {
     candidates: Vec<Candidate>,
-    /// The candidates that take turns.
+    /// The indices of the candidates that still take turns.
     in_turn: Vec<usize>,
-    /// What every device has room for beside what is placed on it.
+    /// The bytes that every device with layers must keep free: the layer and the graph.
     reserved: u128,
 }
 
@@ -87,8 +87,8 @@ impl Placer {
         }
     }
 
-    /// Places projector and draft model on the first device that has room for them and a layer, and leaves
-    /// out the devices without room for a layer.
+    /// Places projector and draft model on the first device with room for them and a layer, and drops the devices
+    /// without room for a layer.
     fn place_companions(&mut self, bytes: u128, layer: u128) -> bool {
         let least = self.reserved + layer;
         let found = self.candidates.iter().position(|candidate| candidate.has_room_for(least + bytes));
@@ -115,7 +115,7 @@ impl Placer {
         false
     }
 
-    /// Places the layer after the blocks, on the device whose turn it is or on one before it.
+    /// Places the output layer, on the device whose turn it is or on an earlier one.
     fn place_output(&mut self, blocks: u64, bytes: u128) -> bool {
         let turns = (1..=self.in_turn.len()).rev();
         let devices: Vec<usize> = turns

@@ -1,4 +1,4 @@
-//! KV cache and graph against llama.cpp's own allocator.
+//! Compares KV cache and graph with llama.cpp's own allocator.
 //!
 //! `tests/llama_memory.cpp` printed the sizes with llama.cpp b11434, whose models had these tensors and 16-bit floats
 //! in the cache.

@@ -1,4 +1,4 @@
-//! The Ollama basis against `tests/estimates.py`, which is written from the formulas alone.
+//! Compares the Ollama basis with `tests/estimates.py`, an independent implementation of the formulas.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -249,7 +249,7 @@ fn blocks_are_counted_if_the_file_does_not_say_how_many_it_has() {
     }
 }
 
-/// Bytes that no formula names count: blocks of encoders and decoders, and tensors outside of blocks.
+/// Tensors that no formula mentions count too: blocks of encoders and decoders, and tensors outside of blocks.
 #[test]
 fn every_tensor_is_in_one_part_of_the_estimate() {
     let shape: &[u64] = &[1 << 18];

@@ -1,4 +1,4 @@
-//! Any header and any settings give an answer or a named error.
+//! Any header with any settings gives an estimate or a specific error.
 
 use std::collections::BTreeMap;
 

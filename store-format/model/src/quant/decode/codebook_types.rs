@@ -1,4 +1,4 @@
-//! The types whose quants name an entry of a codebook.
+//! The types whose quants are indices into a codebook.
 
 use super::codebook;
 use super::{half, split, spread};
@@ -104,7 +104,7 @@ pub(in crate::quant) fn iq1_m(block: &[u8; 56], out: &mut [f32; 256]) {
     for (word, bytes) in words.iter_mut().zip(scales.as_chunks().0) {
         *word = u16::from_le_bytes(*bytes);
     }
-    // Each of the four has a nibble of the block's scale above four scales of three bits.
+    // Each of the four words contains a nibble of the block's scale above four 3-bit scales.
     let [a, b, c, e] = words.map(|word| word & 0xf000);
     let d = half(((a >> 12) | (b >> 8) | (c >> 4) | e).to_le_bytes());
     let scales = words.iter().flat_map(|word| [word & 7, (word >> 3) & 7, (word >> 6) & 7, (word >> 9) & 7]);
@@ -144,7 +144,7 @@ fn signed(out: &mut [f32; 8], entry: &[i8; 8], scale: f32, signs: u8) {
     }
 }
 
-/// `scale * (entry + delta)` of an entry of the codebook with 11 bits.
+/// `scale * (entry + delta)` for the entry at an 11-bit index of the codebook.
 fn shifted(out: &mut [f32; 8], q: u16, scale: f32, delta: f32) {
     let entry = &codebook::IQ1_S[usize::from(q & 2047)];
     for (slot, value) in out.iter_mut().zip(entry) {

@@ -1,4 +1,4 @@
-//! The types whose quants of four bits name one of 16 values.
+//! The types whose 4-bit quants select one of 16 values.
 
 use super::{half, nibbles, split};
 
@@ -36,7 +36,7 @@ pub(in crate::quant) fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     nibbles(qs, out, |q| value_of(&values, q));
 }
 
-/// Ollama's id 4: neighbouring elements share a byte.
+/// Ollama's variant, with type ID 4: neighbouring elements share a byte.
 pub(in crate::quant) fn mxfp4_ollama(block: &[u8; 17], out: &mut [f32; 32]) {
     let [exponent, qs @ ..] = block;
     let values = scaled(half_power_of_two(*exponent), E2M1);
@@ -62,7 +62,7 @@ fn value_of(values: &[f32; 16], q: u8) -> f32 {
     values[usize::from(q & 15)]
 }
 
-/// 2^(exponent - 127) / 2. The two smallest are not normal numbers.
+/// 2^(exponent - 127) / 2. The two smallest are subnormal.
 fn half_power_of_two(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         0 | 1 => 0x0020_0000 << exponent,

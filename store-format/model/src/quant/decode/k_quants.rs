@@ -1,4 +1,4 @@
-//! The types with super-blocks of 256, whose parts have scales of their own.
+//! The types with super-blocks of 256 elements and a scale for each part.
 
 use super::{half, nibbles, split};
 
@@ -24,7 +24,7 @@ pub(in crate::quant) fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = half(*d);
     let mut quants = [0; 256];
     two_bits(qs, &mut quants);
-    // The third bit of the quants is inverted: without it, 4 is subtracted.
+    // The third bit of the quants is inverted: 4 is subtracted where it is not set.
     for (bit, row) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         for (q, mask) in row.iter_mut().zip(masks) {
             *q |= ((mask >> bit) & 1) << 2;
@@ -93,7 +93,7 @@ pub(in crate::quant) fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// The sums at the end of the block are for dot products.
+/// Ignores the sums at the end of the block, which are for dot products.
 pub(in crate::quant) fn q8_k(block: &[u8; 292], out: &mut [f32; 256]) {
     let (d, rest): (_, &[u8; 288]) = split(block);
     let d = f32::from_le_bytes(*d);
@@ -106,7 +106,7 @@ fn both_halves([a0, a1, b0, b1]: &[u8; 4]) -> (f32, f32) {
     (half([*a0, *a1]), half([*b0, *b1]))
 }
 
-/// Quants of two bits: of each 32 bytes first the lowest bits of all, then the next.
+/// Unpacks 2-bit quants: for each 32 bytes, first the lowest two bits of all bytes, then the next two, and so on.
 fn two_bits<const BYTES: usize>(bytes: &[u8; BYTES], quants: &mut [u8]) {
     for (rows, bytes) in quants.as_chunks_mut::<128>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
         let [first, second, third, fourth] = rows.as_chunks_mut::<32>().0 else { continue };
@@ -134,8 +134,8 @@ fn six_bit_scales(bytes: &[u8; 12]) -> [u8; 16] {
     scales
 }
 
-/// The eight scales and minimums of `Q4_K` and `Q5_K`, multiplied by those of the block. Six bits each: the
-/// upper two bits of the last four of both are in the first bytes.
+/// The eight scales and minimums of `Q4_K` and `Q5_K`, multiplied by those of the block. They have six bits each; the
+/// upper two bits of the last four of both are stored in the first bytes.
 fn scales_and_minimums(head: &[u8; 16]) -> [(f32, f32); 8] {
     let (factors, packed): (&[u8; 4], &[u8; 12]) = split(head);
     let (d, dmin) = both_halves(factors);

@@ -43,7 +43,7 @@ fn signed_bytes(d: f32, qs: &[u8; 32], out: &mut [f32; 32]) {
     }
 }
 
-/// The fifth bits of all elements, and 32 nibbles.
+/// Unpacks the fifth bits of all elements, followed by 32 nibbles.
 fn five_bits(bytes: &[u8; 20], out: &mut [f32; 32], value: impl Fn(u8) -> f32) {
     let (fifth, qs): (&[u8; 4], &[u8; 16]) = split(bytes);
     let mut quants = [0; 32];

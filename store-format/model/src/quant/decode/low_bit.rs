@@ -32,8 +32,8 @@ pub(in crate::quant) fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     ternary_digits(qh, d, last_out);
 }
 
-/// The first digits of all bytes, then the second digits, up to the end of `out`. A byte is a fraction of
-/// 256: its first digit is the integral part of three times the fraction.
+/// Unpacks the first digits of all bytes, then the second digits, until `out` is full. A byte is a fraction of 256: its
+/// first digit is the integral part of three times the fraction.
 fn ternary_digits<const BYTES: usize>(bytes: &[u8; BYTES], d: f32, out: &mut [f32]) {
     let mut fractions = *bytes;
     for row in out.as_chunks_mut::<BYTES>().0 {

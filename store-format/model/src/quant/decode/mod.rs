@@ -1,8 +1,8 @@
-//! One function per type: the numbers of one block.
+//! One function per type, which decodes one block.
 //!
-//! Every number is computed by the same `f32` operations in the same order as PyPI's `gguf` does it, so
-//! that the results are equal bit for bit; only the payloads of NaN may differ. Rust never contracts a
-//! multiplication and an addition into one operation.
+//! Every number is computed by the same `f32` operations in the same order as in PyPI's `gguf`, so that the
+//! results are equal bit for bit, except for the payloads of NaN. Rust never contracts a multiplication and
+//! an addition into one operation.
 
 mod codebook;
 mod codebook_types;
@@ -22,7 +22,7 @@ fn half(bytes: [u8; 2]) -> f32 {
     f32_of_f16(u16::from_le_bytes(bytes))
 }
 
-/// The first `A` and the last `B` of `N` bytes; the compiler checks that they are all.
+/// Splits `N` bytes into the first `A` and the last `B`; `A + B == N` is checked at compile time.
 fn split<const N: usize, const A: usize, const B: usize>(bytes: &[u8; N]) -> (&[u8; A], &[u8; B]) {
     const { assert!(A + B == N) };
     match (bytes.first_chunk(), bytes.last_chunk()) {
@@ -31,7 +31,7 @@ fn split<const N: usize, const A: usize, const B: usize>(bytes: &[u8; N]) -> (&[
     }
 }
 
-/// The low nibbles of the bytes, then the high nibbles.
+/// Unpacks the low nibbles of all bytes, then the high nibbles.
 fn nibbles<const BYTES: usize, T>(qs: &[u8; BYTES], out: &mut [T], value: impl Fn(u8) -> T) {
     let (low, high) = out.split_at_mut(BYTES.min(out.len()));
     for (slot, q) in low.iter_mut().zip(qs) {
@@ -42,7 +42,7 @@ fn nibbles<const BYTES: usize, T>(qs: &[u8; BYTES], out: &mut [T], value: impl F
     }
 }
 
-/// The bits of a byte, the lowest first, each as the uppermost bit of a byte of its own.
+/// Spreads the bits of a byte over eight bytes, the lowest first: each becomes the uppermost bit of its byte.
 const fn spread(bits: u8) -> [u8; 8] {
     let each = (bits as u64 * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
     // Every byte is 0 or a power of two: adding 0x7f sets its uppermost bit if it is not 0, without a carry.

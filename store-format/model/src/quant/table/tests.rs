@@ -6,8 +6,8 @@ use blobd_store_format::gguf::GgmlType;
 
 const FORMATS: &str = include_str!("../../../../../docs/FORMATS.md");
 
-/// Id, name, elements of a block, its bytes, bits per weight: as ggml reports them at run time. Without a
-/// block the type was removed.
+/// ID, name, elements of a block, its bytes, and bits per weight, as ggml reports them at run time. A type with 0
+/// elements was removed.
 const EXPECTED: [(u32, &str, u64, u64, f64); 43] = [
     (0, "F32", 1, 4, 32.0),
     (1, "F16", 1, 2, 16.0),
@@ -158,7 +158,7 @@ fn document_lists_the_fields_of_every_type() {
     assert_eq!(table("## Fields"), expected);
 }
 
-/// What the document draws of this type: the text below the heading that names it.
+/// The document's drawing of this type: the text below the heading that names it.
 fn drawing(name: &str) -> &'static str {
     let drawings = FORMATS.split("\n## ").find_map(|section| section.strip_prefix("Drawings\n")).unwrap();
     let mut sections = drawings.split("\n### ");
@@ -167,7 +167,7 @@ fn drawing(name: &str) -> &'static str {
     sections.find(is_named).unwrap_or_else(|| panic!("docs/FORMATS.md: type {name} is not drawn"))
 }
 
-/// Drawn and expected parts of a block: as many as are drawn before `...`, and all if it is not there.
+/// Compares the drawn parts of a block with the expected ones: those before `...`, or all of them without `...`.
 fn assert_drawn(drawn: &[&str], expected: &[String], name: &str) {
     let count = drawn.iter().position(|part| *part == "...").unwrap_or(expected.len());
     let drawn: Vec<_> = drawn.iter().filter(|part| **part != "...").take(count).collect();
