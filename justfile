@@ -1,6 +1,6 @@
-# What CI runs: format, lints, tests, documentation, fuzz targets compile
-check:
-    .ci/run
+# What CI runs: all of it, or the lane `quick` or `full`
+check *lane:
+    .ci/run {{ lane }}
 
 # The tests alone; those against a registry of others take docker-registry, else they are skipped
 test *arguments:

@@ -12,7 +12,7 @@ const SECTIONS_WITHOUT_CONTENTS: usize = 3;
 
 const CONTENTS: &str = "## Contents";
 
-fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a parent").to_path_buf()
 }
 

@@ -78,6 +78,7 @@ mod release;
 mod renames;
 mod requests;
 mod residency;
+mod rights;
 mod routes;
 mod service;
 mod shells;
