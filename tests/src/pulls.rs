@@ -70,7 +70,7 @@ pub fn pull_twice(store: &Arc<Store>, file: usize, name: &Reference) -> Result<(
     REGISTRY.with(|source| {
         let (digest, length) = (files()[file].digest, files()[file].bytes.len() as u64);
         // A pull that continues an interrupted one may already receive the second copy.
-        if !store.partial_files().is_ok_and(|begun| begun.contains(&digest)) {
+        if !store.content().partial_files().is_ok_and(|begun| begun.contains(&digest)) {
             source.registry.add_fault(&format!("/cdn/{digest}"), 1, Fault::FlipInFile(length / 2));
         }
         let pulled = source.pull(store, file, name);
@@ -169,10 +169,10 @@ fn imported(verbs: &InProcess, folder: &Path, file: usize) -> (Manifest, Vec<u8>
     let path = folder.join("model.gguf");
     fs::write(&path, &files()[file].bytes).unwrap();
     verbs.import_with(&path, Some(NAMES[0]), true).unwrap();
-    let manifest = verbs.store.manifest(&reference(0)).unwrap();
+    let manifest = verbs.store.names().manifest(&reference(0)).unwrap();
     let config = manifest.files().next().unwrap();
     let mut bytes = Vec::new();
-    verbs.store.open_blob(config.digest, config.size).unwrap().read_to_end(&mut bytes).unwrap();
+    verbs.store.content().open_blob(config.digest, config.size).unwrap().read_to_end(&mut bytes).unwrap();
     (manifest, bytes)
 }
 

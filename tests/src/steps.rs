@@ -293,7 +293,7 @@ fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), O
 }
 
 fn abandon(store: &Arc<Store>, bytes: &[u8]) -> Result<(), OpError> {
-    let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
+    let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test"))?;
     ingest_bytes(&mut ingest, bytes)
         .map(|_| ())
         .map_err(|source| OpError::Ingest { name: "model.gguf".to_owned(), source })

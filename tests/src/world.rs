@@ -33,17 +33,17 @@ impl World {
     #[must_use]
     pub fn observe(store: &Store) -> Self {
         let mut world = Self::default();
-        let tags = store.tags().unwrap();
+        let tags = store.names().tags().unwrap();
         assert!(tags.foreign.is_empty(), "{:?}", tags.foreign);
         for tag in tags.references {
-            let manifest = store.manifest(&tag).unwrap_or_else(|error| panic!("{error}"));
+            let manifest = store.names().manifest(&tag).unwrap_or_else(|error| panic!("{error}"));
             world.0.insert(Key::Tag(number_of(&tag)), file_of(&manifest) + 1);
         }
-        for trashed in store.trash().unwrap_or_else(|error| panic!("{error}")) {
+        for trashed in store.names().trash().unwrap_or_else(|error| panic!("{error}")) {
             let record = Key::Trash(number_of(&trashed.reference), file_of(&trashed.manifest));
             *world.0.entry(record).or_default() += 1;
         }
-        let pinned = (0..NAMES.len()).filter(|name| store.is_pinned(&reference(*name)));
+        let pinned = (0..NAMES.len()).filter(|name| store.names().is_pinned(&reference(*name)));
         world.0.extend(pinned.map(|name| (Key::Pin(name), 1)));
         world
     }
@@ -128,11 +128,11 @@ impl Allowed {
 pub fn check_histories(store: &Store) {
     for name in (0..NAMES.len()).map(reference) {
         // The history of a name in a lower store is there.
-        if store.lower_place_of(&name).unwrap().is_some() {
+        if store.names().lower_place_of(&name).unwrap().is_some() {
             continue;
         }
-        let present = store.manifest(&name).ok().map(|manifest| manifest.digest());
-        match store.history(&name) {
+        let present = store.names().manifest(&name).ok().map(|manifest| manifest.digest());
+        match store.names().history(&name) {
             Err(StoreError::NoSuchModel { .. }) => assert_eq!(present, None, "{}", name.short()),
             Err(error) => panic!("{error}"),
             Ok(history) => {
@@ -157,20 +157,20 @@ pub fn check_invariants(verbs: &InProcess) {
     let (store, root) = (&verbs.store, verbs.root());
     check_blobs(root);
     assert_eq!(staged(root), [""; 0]);
-    for tag in store.tags().unwrap().references {
-        let manifest = store.manifest(&tag).unwrap();
+    for tag in store.names().tags().unwrap().references {
+        let manifest = store.names().manifest(&tag).unwrap();
         check_whole(store, &tag, &manifest);
         let file = verbs.export(&tag.short()).unwrap_or_else(|error| panic!("{}: {error}", tag.short()));
         assert!(file == weights(file_of(&manifest)), "{}: other bytes", tag.short());
     }
-    for trashed in store.trash().unwrap() {
+    for trashed in store.names().trash().unwrap() {
         check_whole(store, &trashed.reference, &trashed.manifest);
     }
     check_histories(store);
     let on_disk = allocated_bytes(&root.join("blobs")) + allocated_bytes(&root.join("recipes"));
     let records = ["manifests", "origins", "history", "trash"].map(|name| allocated_bytes(&root.join(name)));
     let downloads = allocated_bytes(&root.join("partial"));
-    assert_eq!(store.used_bytes(), on_disk + records.iter().sum::<u64>() + downloads, "used bytes");
+    assert_eq!(store.ledger().used_bytes(), on_disk + records.iter().sum::<u64>() + downloads, "used bytes");
     assert_eq!(check_rows(root, || verbs.usage()).physical_bytes, on_disk, "physical bytes");
 }
 
@@ -180,8 +180,8 @@ pub fn check_invariants(verbs: &InProcess) {
 /// When it does not.
 pub fn check_collection(verbs: &InProcess) {
     let before = World::observe(&verbs.store);
-    for file in verbs.store.partial_files().unwrap() {
-        verbs.store.remove_partial(file).unwrap();
+    for file in verbs.store.content().partial_files().unwrap() {
+        verbs.store.ledger().remove_partial(file).unwrap();
     }
     verbs.gc(false).unwrap_or_else(|error| panic!("gc: {error}"));
     assert_eq!(World::observe(&verbs.store), before, "after gc");
@@ -191,7 +191,7 @@ pub fn check_collection(verbs: &InProcess) {
 
 fn check_whole(store: &Store, tag: &Reference, manifest: &Manifest) {
     for file in manifest.files() {
-        let has = store.has_file(file).unwrap_or_else(|error| panic!("{}: {error}", tag.short()));
+        let has = store.content().has_file(file).unwrap_or_else(|error| panic!("{}: {error}", tag.short()));
         assert!(has, "{}: {} is not complete", tag.short(), file.digest);
     }
 }

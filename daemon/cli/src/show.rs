@@ -14,7 +14,6 @@ mod document;
 mod full;
 mod hash;
 mod kind_row;
-mod layered;
 mod network_layers;
 mod render;
 mod tensors;

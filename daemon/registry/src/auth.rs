@@ -38,6 +38,11 @@ enum Configured {
 }
 
 impl Shared {
+    /// Sends the request, with credentials if required, and checks the response's status.
+    pub(super) async fn get(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
+        self.authorized(target).await?.checked(target, &self.limits).await
+    }
+
     /// Sends a request, and repeats it once with credentials if the registry requires them.
     pub(super) async fn authorized(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
         let authorization = self.tokens.get(target.origin, &target.repository);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hyper::header::RETRY_AFTER;
+use hyper::header::{IF_NONE_MATCH, RANGE, RETRY_AFTER};
 use hyper::{HeaderMap, StatusCode};
 
 use super::Limits;
@@ -15,8 +15,18 @@ use super::server_reason::{Secrets, ServerReason};
 const MAX_REFUSAL_BYTES: u64 = 256 << 10;
 
 impl Response {
+    /// Turns an HTTP error status into an error.
+    pub(super) async fn checked(self, target: &Target<'_>, limits: &Limits) -> Result<Self, RegistryError> {
+        match self.response.status() {
+            StatusCode::OK => Ok(self),
+            StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => Ok(self),
+            StatusCode::NOT_MODIFIED if target.headers.contains_key(IF_NONE_MATCH) => Ok(self),
+            _ => Err(self.refused(target, limits).await),
+        }
+    }
+
     /// The error for the status of this response to a request for `target`.
-    pub(super) async fn refused(self, target: &Target<'_>, limits: &Limits) -> RegistryError {
+    async fn refused(self, target: &Target<'_>, limits: &Limits) -> RegistryError {
         let (host, is_own) = (self.host(), self.is_from(target.origin));
         let advice = if self.is_gated() { target.gated() } else { self.advice.clone() };
         match self.response.status() {

@@ -1,7 +1,6 @@
 //! One GET, with credentials and redirects.
 //!
-//! [`Shared::authorized`] (in `auth`) adds credentials when the registry requires them, [`Shared::follow`]
-//! follows redirects.
+//! [`Shared::follow`] follows redirects. Requests that may need credentials go through [`Shared::get`] (in `auth`).
 
 use std::time::Duration;
 
@@ -9,12 +8,12 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED,
-    RANGE,
+    AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_RANGE, LAST_MODIFIED, RANGE,
 };
 use hyper::{HeaderMap, StatusCode};
 use url::Url;
 
+use super::Shared;
 use super::address_scope::AddressScope;
 use super::content_encoding::{self, ContentEncoding, Unpacked};
 use super::credentials::RegistryHost;
@@ -25,7 +24,6 @@ use super::server_reason::{Secrets, ServerReason};
 use super::stream::ResponseBody;
 use super::token_cache::Authorization;
 use super::transport::Request;
-use super::{Limits, Shared};
 
 /// A request's URL and headers, and its name in errors.
 #[derive(Debug)]
@@ -38,7 +36,7 @@ pub(super) struct Target<'a> {
     /// The repository. A token is valid for all of it.
     pub(super) repository: String,
     url: Url,
-    headers: HeaderMap,
+    pub(super) headers: HeaderMap,
 }
 
 impl<'a> Target<'a> {
@@ -217,16 +215,6 @@ impl Response {
         }
     }
 
-    /// Turns an HTTP error status into an error.
-    async fn checked(self, target: &Target<'_>, limits: &Limits) -> Result<Self, RegistryError> {
-        match self.response.status() {
-            StatusCode::OK => Ok(self),
-            StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => Ok(self),
-            StatusCode::NOT_MODIFIED if target.headers.contains_key(IF_NONE_MATCH) => Ok(self),
-            _ => Err(self.refused(target, limits).await),
-        }
-    }
-
     /// Whether the registry itself responded, and not the target of a redirect.
     pub(super) fn is_from(&self, registry: &Origin) -> bool {
         Origin::from_url(&self.url).as_ref() == Some(registry)
@@ -238,11 +226,6 @@ impl Response {
 }
 
 impl Shared {
-    /// Sends the request, with credentials if required, and checks the response's status.
-    pub(super) async fn get(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
-        self.authorized(target).await?.checked(target, &self.limits).await
-    }
-
     /// Follows redirects and returns the first other response.
     pub(super) async fn follow(
         &self,

@@ -54,7 +54,7 @@ pub(crate) fn registry_policy(config: &Config) -> RegistryPolicy {
 /// Starts the audit log, unless it is off or the store is read-only. A log that is not continued says so.
 pub(crate) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorBody> {
     let (store, audit) = (&daemon.store, &config.audit);
-    if store.read_only_reason().is_some() {
+    if store.content().read_only_reason().is_some() {
         return Ok(());
     }
     let left = audit.log_left_in_store(store);
@@ -98,16 +98,16 @@ impl EmbeddedServer {
     fn listen(&self, root: &Path, runtime: &Runtime) -> Option<JoinHandle<()>> {
         let store = &self.daemon.store;
         // Any number of processes may have a read-only store open.
-        if store.read_only_reason().is_some() {
+        if store.content().read_only_reason().is_some() {
             return None;
         }
         let _context = runtime.enter();
-        let socket = CommandSocket::bind(root, store.owner());
+        let socket = CommandSocket::bind(root, store.content().owner());
         if let Err(error) = &socket {
             tracing::debug!("{}: cannot listen for other commands: {error}", root.display());
         }
         let announced = socket.as_ref().ok().map(CommandSocket::announced);
-        store.announce_command(announced, CommandState::Working);
+        store.content().announce_command(announced, CommandState::Working);
         let (socket, server) = (socket.ok()?, self.server.clone());
         Some(runtime.spawn(async move { server.serve(socket.listener()).await }))
     }
@@ -125,7 +125,7 @@ impl EmbeddedServer {
     /// Completes the requests that have begun, and accepts no others. Returns whether all work has ended.
     async fn end(&mut self) -> bool {
         if let Some(listening) = self.listening.take() {
-            self.daemon.store.announce_command(None, CommandState::Ending);
+            self.daemon.store.content().announce_command(None, CommandState::Ending);
             // Removes the socket. Connections that were not accepted are reset, so their requests are repeated.
             listening.abort();
             let _ = listening.await;

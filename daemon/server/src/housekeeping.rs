@@ -33,14 +33,14 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
         let is_round = tick % TICKS_PER_ROUND == 0;
         // The reason for a refused collection rarely disappears within a second, and finding it reads a
         // lot.
-        if daemon.store.has_condemned() && (is_round || !was_refused) {
-            let collect = |daemon: &Daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes());
+        if daemon.store.liveness().has_condemned() && (is_round || !was_refused) {
+            let collect = |daemon: &Daemon| Ok(gc::collect_condemned(daemon.store.liveness())?.freed_bytes());
             let collected = daemon.blocking(Turn::of_daemon(), collect).await;
             was_refused = collected.is_err();
             report("removed", collected);
         }
         if is_round {
-            let empty = |daemon: &Daemon| Ok(gc::empty_trash(&daemon.store)?.freed_bytes());
+            let empty = |daemon: &Daemon| Ok(gc::empty_trash(daemon.store.liveness())?.freed_bytes());
             report("trash", daemon.blocking(Turn::of_daemon(), empty).await);
             report("sessions", daemon.blocking(Turn::of_daemon(), forget_removed_models).await);
             let evict = |daemon: &Daemon| {
@@ -54,7 +54,7 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
 
 /// Returns 0: no disk space is freed.
 fn forget_removed_models(daemon: &Daemon) -> Result<u64, OpError> {
-    let tags: BTreeSet<_> = daemon.store.all_tags()?.into_iter().collect();
+    let tags: BTreeSet<_> = daemon.store.names().all_tags()?.into_iter().collect();
     daemon.sessions.keep_opened(|model| tags.contains(model));
     Ok(0)
 }

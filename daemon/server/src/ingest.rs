@@ -162,7 +162,7 @@ fn admit(
 /// A part of the file differs from the stored blob whose digest it had: one of them has changed.
 fn difference(ingest: &Ingest, error: IngestError) -> IngestError {
     let IngestError::Store(StoreError::BlobDiffers { digest }) = error else { return error };
-    match ingest.store().quarantine_if_damaged(digest) {
+    match ingest.store().content().quarantine_if_damaged(digest) {
         Ok(Some(_place)) => StoreError::MissingBlob { digest }.into(),
         Ok(None) => IngestError::Changed,
         Err(error) => error.into(),

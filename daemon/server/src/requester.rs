@@ -51,7 +51,7 @@ impl Requester {
     /// The hard limits of what may be charged to the requester and to its groups.
     pub(crate) fn limits(self, store: &Store) -> Vec<ChargeLimit> {
         let own = self.quota.hard.map(|bytes| ChargeLimit::of_user(self.uid, bytes));
-        let of_groups = (!self.may_administer).then(|| store.pool_limits_of(self.uid));
+        let of_groups = (!self.may_administer).then(|| store.ledger().pool_limits_of(self.uid));
         own.into_iter().chain(of_groups.into_iter().flatten()).collect()
     }
 

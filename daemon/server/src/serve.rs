@@ -74,8 +74,8 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
         let _time = notifier.starting(&format!("opening the store {}", root.display()));
         let store = open_for_daemon(&root, &config)?;
         // What else may fail is tried by the first change.
-        let _ = store.try_renames();
-        if let Some(reason) = store.read_only_reason() {
+        let _ = store.content().try_renames();
+        if let Some(reason) = store.content().read_only_reason() {
             tracing::warn!("store {}: is read-only: {reason}", root.display());
         }
         new_daemon(store, &config)?
@@ -93,7 +93,7 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
     };
     limit_stop();
     let daemon = Arc::new(daemon);
-    daemon.store.make_reserve();
+    daemon.store.ledger().make_reserve();
     start_audit(&daemon, &config)?;
     if config.audit.directory.is_some() {
         daemon.audit.check().map_err(|error| audit_error(&error))?;
@@ -102,7 +102,7 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
     let reloader = Arc::new(Mutex::new(Reloader::start(paths, &daemon, config.clone())?));
     let store = Arc::clone(&daemon.store);
     let long_work = daemon.long_work.clone();
-    store.start_index();
+    store.content().start_index();
     runtime.spawn(handle_other_signals(other_signals, Arc::clone(&reloader)));
     let served = runtime.block_on(async {
         let socket = endpoint.listen(&config)?;
@@ -113,7 +113,7 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_timeout(RECORDS_LIMIT);
     long_work.wait(RECORDS_LIMIT);
-    store.stop_index();
+    store.content().stop_index();
     if let Ok(signal) = &served {
         audit.record(stop_record(*signal));
     }
@@ -183,9 +183,9 @@ async fn serve(
     notifier: &Notifier,
     signals: Option<Signals>,
 ) -> Option<&'static str> {
-    let place = daemon.store.place().display().to_string();
+    let place = daemon.store.content().place().display().to_string();
     daemon.audit.record(start_record(&socket.path().display().to_string(), &place));
-    daemon.store.announce(Some(socket.path()));
+    daemon.store.content().announce(Some(socket.path()));
     let serving = format!("serving {place} on {}", socket.path().display());
     tracing::info!("{serving}");
     let server = Server::new(Arc::clone(&daemon));

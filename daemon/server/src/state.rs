@@ -245,7 +245,7 @@ impl Daemon {
             Arc::new(move |model: &Reference, manifest| opened.last_opened(model, manifest));
         let audit = Arc::new(AuditLog::default());
         let evictor = Evictor::new(&store, Arc::clone(&last_opened), evictions_to(&audit));
-        store.set_space_maker(Box::new(evictor));
+        store.liveness().set_space_maker(Box::new(evictor));
         Ok(Self {
             store,
             metrics,
@@ -341,7 +341,7 @@ impl Daemon {
     pub(crate) fn set_quotas(&self, quotas: Quotas) {
         let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
         *pools = quotas.pools(&pools);
-        self.store.set_pools(pools.iter().map(GroupPool::of_store).collect());
+        self.store.ledger().set_pools(pools.iter().map(GroupPool::of_store).collect());
         drop(pools);
         *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(quotas);
     }

@@ -115,7 +115,7 @@ fn needed_bytes(store: &Store, plan: &SplitPlan, partial: &PartialFile, reused: 
     let blobs = plan.blobs().iter().enumerate();
     let new = blobs.filter(|(blob, _)| !reused.contains(blob) && !partial.has_begun(*blob));
     let sizes = new.map(|(_, planned)| planned.size).chain([recipe_bytes(plan)]);
-    sizes.map(|size| store.size_on_disk(size)).fold(0, u64::saturating_add)
+    sizes.map(|size| store.ledger().size_on_disk(size)).fold(0, u64::saturating_add)
 }
 
 impl TransferPlan {
@@ -186,7 +186,7 @@ impl Transfers {
     ) -> Result<Received, TransferError> {
         ingest.lease().protect(job.file.identity());
         if !job.is_continued() {
-            ingest.store().remove_partial(job.file.identity())?;
+            ingest.store().ledger().remove_partial(job.file.identity())?;
         }
         let received = match compression_of(job.file) {
             None => match self.receive_all(guard, ingest, job) {
@@ -196,7 +196,7 @@ impl Transfers {
             compression => self.receive_stream(guard, ingest, job, compression),
         };
         if received.as_ref().is_err_and(TransferError::is_final) {
-            ingest.store().remove_partial(job.file.identity())?;
+            ingest.store().ledger().remove_partial(job.file.identity())?;
         }
         match received {
             Err(TransferError::Unwanted | TransferError::StreamEnded) if guard.should_yield() => {
@@ -271,7 +271,7 @@ impl Transfers {
             }
             tracing::debug!("{}: its head differs from the reused one, starting again", job.file.label());
             drop(transfer);
-            ingest.store().remove_partial(job.file.identity())?;
+            ingest.store().ledger().remove_partial(job.file.identity())?;
             reuse = Reuse::NoHead;
         }
     }
@@ -358,7 +358,7 @@ impl Transfers {
         let store = ingest.store();
         // Candidates that do not agree are released immediately: eviction may need their space for this
         // file.
-        let lease = store.leases().grant(format!("comparison with {}", job.file.label()));
+        let lease = store.liveness().leases().grant(format!("comparison with {}", job.file.label()));
         let mut candidates = tensor_reuse::candidates(store, &lease, similar_files, assembler.plan())?;
         candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
         let reused = ReusedTensors::of(job, store, assembler.plan(), candidates)?;
@@ -407,7 +407,7 @@ fn keep_published(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreErr
     for (blob, digest) in assembler.stored() {
         // Pinned before the check, so that no collection deletes it in between.
         ingest.lease().protect(digest);
-        if ingest.store().blob_size(digest)?.is_none() {
+        if ingest.store().content().blob_size(digest)?.is_none() {
             assembler.forget_stored(blob);
         }
     }

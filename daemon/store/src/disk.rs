@@ -24,9 +24,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tracing_mutex::stdsync::Mutex;
 
-use super::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
-pub use super::root::Root;
-use super::root::{FILE, FileStatus, OPEN_DIRECTORY, Parent};
+use crate::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
+pub use crate::root::Root;
+use crate::root::{FILE, FileStatus, OPEN_DIRECTORY, Parent};
 use crate::sys::{FileIdentity, start_writeback};
 
 /// Changes a file system. Paths are relative to the store's root, and symbolic links in them are not
@@ -248,10 +248,10 @@ impl GuardedDisk {
             path.push(part);
             // It may have been removed manually.
             let is_dir = || self.root.try_status(&path).is_ok_and(|status| status.is_dir());
-            if !super::lock(&self.durable).contains(&path) || !is_dir() {
+            if !crate::lock(&self.durable).contains(&path) || !is_dir() {
                 self.create_dir(&path)?;
                 self.sync_dir(&parent)?;
-                super::lock(&self.durable).insert(path.clone());
+                crate::lock(&self.durable).insert(path.clone());
             }
         }
         Ok(())
@@ -380,7 +380,7 @@ impl GuardedDisk {
     /// Removes a directory if it is empty; returns whether it was.
     pub(crate) fn remove_dir(&self, path: &Path) -> Result<bool, StoreError> {
         // Before the removal: if it is created again, it must be synced again.
-        super::lock(&self.durable).remove(path);
+        crate::lock(&self.durable).remove(path);
         Ok(self.writable()?.remove_dir(&self.root, path).is_ok())
     }
 

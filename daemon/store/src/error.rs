@@ -8,9 +8,9 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::similar_names::not_in_the_store;
 use blobd_store_format::size::human_bytes;
 
-use super::lock_file::LockHolder;
-use super::owner::StoreOwner;
-use super::place::Place;
+use crate::lock_file::LockHolder;
+use crate::owner::StoreOwner;
+use crate::place::Place;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
@@ -460,7 +460,7 @@ impl From<NoSafeRename> for io::Error {
     }
 }
 
-/// An open file has the wrong type or number of names. [`Disk`](super::disk::Disk) returns it inside
+/// An open file has the wrong type or number of names. [`Disk`](crate::disk::Disk) returns it inside
 /// an [`io::Error`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("wrong type: expected a {expected}, found a {found}")]

@@ -1,7 +1,7 @@
 //! The type of the file system that the store is on, and whether its syncs are reliable.
 
-use super::StoreError;
-use super::root::{FileStatus, Root};
+use crate::StoreError;
+use crate::root::{FileStatus, Root};
 
 /// How the content of new blobs is made durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]

@@ -8,9 +8,11 @@ use std::path::Path;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 
-use super::lock_file::{self, LockHolder};
-use super::root::Root;
-use super::{StoreError, assembler, tags, trash};
+use crate::StoreError;
+use crate::content::downloads;
+use crate::lock_file::{self, LockHolder};
+use crate::names::{tags, trash};
+use crate::root::Root;
 
 /// A store that is only looked at.
 #[derive(Debug)]
@@ -55,6 +57,6 @@ impl Glance {
     /// What the unfinished downloads are of, in order.
     #[must_use]
     pub fn downloads(&self) -> Vec<String> {
-        assembler::names_of_downloads(&self.root)
+        downloads::names(&self.root)
     }
 }

@@ -16,16 +16,17 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing::Span;
 
-use super::charge_limit::ChargeLimit;
-use super::history::{Account, Actor, NameOrigin, Verb};
-use super::leases::Lease;
-use super::make_space::EvictionObserver;
-use super::name_rule::NameRule;
-use super::node::Node;
-use super::origins::FileVersion;
-use super::seal::StagedBlob;
-use super::staging::Staging;
-use super::{Store, StoreError};
+use crate::leases::Lease;
+use crate::ledger::charge_limit::Account;
+use crate::ledger::charge_limit::ChargeLimit;
+use crate::liveness::make_space::EvictionObserver;
+use crate::names::name_rule::NameRule;
+use crate::names::origins::FileVersion;
+use crate::names::records::{Actor, NameOrigin, Verb};
+use crate::node::Node;
+use crate::seal::StagedBlob;
+use crate::staging::Staging;
+use crate::{Store, StoreError};
 
 mod borrowed;
 mod commit;
@@ -34,7 +35,7 @@ pub use commit::{Committed, NewName};
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
 /// If it is dropped without a commit, only blobs of large files that were already published remain, and
-/// are queued for deletion ([`Store::condemn`]).
+/// are queued for deletion ([`crate::Liveness::condemn`]).
 #[derive(Debug)]
 #[must_use]
 pub struct Ingest {
@@ -166,21 +167,21 @@ impl Ingest {
     /// is the daemon's own user.
     pub fn on_behalf_of(mut self, actor: Actor) -> Self {
         self.actor = actor;
-        self.store.set_user_of_transaction(self.staging.transaction(), actor.uid);
+        self.store.ledger().set_user_of_transaction(self.staging.transaction(), actor.uid);
         self
     }
 
     /// Refuses to take more space when the limits of the user's groups are reached.
     pub fn within_pools(self) -> Self {
-        let limits = self.store.pool_limits_of(self.actor.uid);
-        self.store.add_limits_of_transaction(self.staging.transaction(), limits);
+        let limits = self.store.ledger().pool_limits_of(self.actor.uid);
+        self.store.ledger().add_limits_of_transaction(self.staging.transaction(), limits);
         self
     }
 
     /// Refuses to take more space when this many bytes are charged to the user.
     pub fn within_quota(self, limit_bytes: Option<u64>) -> Self {
         let limit = limit_bytes.map(|bytes| ChargeLimit::of_user(self.actor.uid, bytes));
-        self.store.add_limits_of_transaction(self.staging.transaction(), limit);
+        self.store.ledger().add_limits_of_transaction(self.staging.transaction(), limit);
         // The manifest and the history of the name have a block each, or little more.
         self.expect_record(1);
         self.expect_record(1);
@@ -192,7 +193,7 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::OverQuota`]; then nothing is reserved. [`StoreError::IndexBuilding`] and others of the catalog.
     pub fn reserve_quota(&self, bytes: u64) -> Result<(), StoreError> {
-        self.store.reserve_of_quota(self.staging.transaction(), bytes)
+        self.store.liveness().reserve_of_quota(self.staging.transaction(), bytes)
     }
 
     /// Like [`Self::reserve_quota`], but deletes nothing from the trash for it: the caller can do with less.
@@ -200,7 +201,7 @@ impl Ingest {
     /// # Errors
     /// As for [`Self::reserve_quota`].
     pub fn reserve_free_quota(&self, bytes: u64) -> Result<(), StoreError> {
-        self.store.reserve_free_quota(self.staging.transaction(), bytes)
+        self.store.liveness().reserve_free_quota(self.staging.transaction(), bytes)
     }
 
     /// Reserves of the user's quota what these files have on disk that no name pays for: the name that the transaction
@@ -209,7 +210,7 @@ impl Ingest {
     /// # Errors
     /// As for [`Self::reserve_quota`].
     pub fn claim_quota(&self, files: &BTreeSet<Digest>) -> Result<(), StoreError> {
-        self.store.claim_of_quota(self.staging.transaction(), files, None)
+        self.store.liveness().claim_of_quota(self.staging.transaction(), files, None)
     }
 
     /// What the user's own unfinished download of a file has on disk, which is charged to the user already.
@@ -217,7 +218,7 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::Io`]
     pub fn own_download_bytes(&self, file: Digest) -> Result<u64, StoreError> {
-        self.store.own_download_bytes(self.actor.uid, file)
+        self.store.liveness().own_download_bytes(self.actor.uid, file)
     }
 
     /// Has the commit rename `tag`: it moves its pin to the new name and then removes it.
@@ -258,7 +259,9 @@ impl Ingest {
     /// Has later reservations of the user's quota include a small file of about this length that is written at the end,
     /// such as a recipe.
     pub fn expect_record(&self, length: u64) {
-        self.store.expect_record(self.staging.transaction(), self.store.space().on_disk(length));
+        self.store
+            .ledger()
+            .expect_record(self.staging.transaction(), self.store.ledger().space().on_disk(length));
     }
 
     /// Reserves of the user's quota what files of these lengths take at least: those whose length no stored blob has.
@@ -266,7 +269,7 @@ impl Ingest {
     /// # Errors
     /// As for [`Self::reserve_quota`].
     pub fn reserve_certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
-        self.reserve_quota(self.store.certainly_new(sizes)?)
+        self.reserve_quota(self.store.content().certainly_new(sizes)?)
     }
 
     /// Has disk space promised for files of these lengths, before any of them is written. If they do not
@@ -281,10 +284,10 @@ impl Ingest {
             Err(StoreError::OverQuota { .. }) => self.reserve_certainly_new(sizes.clone())?,
             reserved => reserved?,
         }
-        if self.store.shortage(all) == 0 {
+        if self.store.ledger().shortage(all) == 0 {
             return self.staging.promise(all);
         }
-        self.staging.promise(self.store.certainly_new(sizes)?)
+        self.staging.promise(self.store.content().certainly_new(sizes)?)
     }
 
     /// Has disk space promised for files of these lengths if all fit now. Evicts nothing.
@@ -310,7 +313,7 @@ impl Ingest {
     }
 
     fn sum_on_disk(&self, sizes: impl Iterator<Item = u64>) -> u64 {
-        sizes.map(|size| self.store.space().on_disk(size)).fold(0, u64::saturating_add)
+        sizes.map(|size| self.store.ledger().space().on_disk(size)).fold(0, u64::saturating_add)
     }
 
     /// Counts bytes of blobs that are stored and were not staged.
@@ -389,7 +392,7 @@ impl Ingest {
         self.publish_blobs()?;
         self.is_committed = true;
         // Models that have tags already may keep them.
-        self.store.note_charges_changed();
+        self.store.ledger().note_charges_changed();
         Ok(())
     }
 
@@ -398,29 +401,29 @@ impl Ingest {
     fn publish_blobs(&mut self) -> Result<(), StoreError> {
         self.publisher.wait()?;
         self.staging.publish(self.group.take())?;
-        self.store.disk().sync_dir(Path::new(layout::BLOBS))
+        self.store.content().disk().sync_dir(Path::new(layout::BLOBS))
     }
 
     fn publish_recipes(&self) -> Result<(), StoreError> {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
-        let _change = store.begin_change();
+        let _change = store.content().index().begin_change();
         for (file, recipe) in &self.recipes {
             let (node, target, json) = (Node::Recipe(*file), layout::recipe(*file), recipe.to_json());
             // The same recipe takes no more space, and one that an earlier blobd wrote in another form is not
             // rewritten. Its content was durable before it got its name. No earlier form is longer.
-            let stored = store.root.read_limited(&target, json.len() as u64)?;
+            let stored = store.content().root.read_limited(&target, json.len() as u64)?;
             if stored
                 .is_some_and(|stored| stored == json || Recipe::parse(&stored).is_ok_and(|it| it == *recipe))
             {
                 continue;
             }
             let mut reservation = self.staging.reserve_space(json.len() as u64, || Ok(()))?;
-            let replaced = node.bytes_on_disk(store)?.unwrap_or_default();
-            store.disk().replace_file(&temporary, &target, &json, 0o444)?;
-            store.note_added(node, replaced, &mut reservation)?;
-            store.note_published(self.staging.transaction(), node);
+            let replaced = store.content().bytes_on_disk(node)?.unwrap_or_default();
+            store.content().disk().replace_file(&temporary, &target, &json, 0o444)?;
+            store.ledger().note_added(node, replaced, &mut reservation)?;
+            store.ledger().note_published(self.staging.transaction(), node);
         }
-        store.disk().sync_dir(Path::new(layout::RECIPES))
+        store.content().disk().sync_dir(Path::new(layout::RECIPES))
     }
 }
 
@@ -430,7 +433,7 @@ impl Drop for Ingest {
         let _ = self.publisher.wait();
         if !self.is_committed {
             let recipes = self.recipes.keys().chain(&self.published_recipes);
-            self.store.condemn(self.new.iter().chain(recipes).copied());
+            self.store.liveness().condemn(self.new.iter().chain(recipes).copied());
         }
     }
 }

@@ -16,7 +16,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use blobd_store_format::digest::Digest;
 use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
-use super::lock;
+use crate::lock;
 
 /// The table of all leases of one store.
 #[derive(Clone, Debug, Default)]
@@ -128,7 +128,7 @@ impl Leases {
     }
 }
 
-/// A collection in progress. Only one runs at a time, see [`crate::Store::lock_collections`].
+/// A collection in progress. Only one runs at a time, see [`crate::Liveness::lock_collections`].
 #[derive(Debug)]
 #[must_use]
 pub struct Collection {

@@ -45,7 +45,7 @@ impl std::fmt::Display for LockHolder {
 }
 
 /// Reads the holder; tries again for a moment, since the holder may be writing the record.
-pub(super) fn read_holder(file: &File) -> LockHolder {
+pub(crate) fn read_holder(file: &File) -> LockHolder {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(10);
     for _ in 0..TRIES {
@@ -58,7 +58,7 @@ pub(super) fn read_holder(file: &File) -> LockHolder {
 }
 
 /// The holder in the lock file; `None` if it is just being written.
-pub(super) fn recorded_holder(file: &File) -> Option<LockHolder> {
+pub(crate) fn recorded_holder(file: &File) -> Option<LockHolder> {
     let mut json = vec![0; HOLDER_BYTES];
     let read = file.read_at(&mut json, 0).ok()?;
     serde_json::from_slice(json.get(..read)?).ok()
@@ -69,7 +69,7 @@ const HOLDER_BYTES: usize = 4096;
 
 /// Overwrites the record in place, so that a reader always finds a complete one, and so that it works on
 /// a full disk.
-pub(super) fn write_holder(file: &File, holder: &LockHolder) -> io::Result<()> {
+pub(crate) fn write_holder(file: &File, holder: &LockHolder) -> io::Result<()> {
     let mut json = serde_json::to_vec(holder)?;
     let length = file.metadata()?.len();
     // Blanks overwrite the rest of a longer old record; JSON permits them.

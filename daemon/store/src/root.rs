@@ -19,10 +19,10 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
 use rustix::io::Errno;
 
-use super::bounded_read;
-use super::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
-use super::owner::StoreOwner;
-use super::place::Place;
+use crate::bounded_read;
+use crate::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
+use crate::owner::StoreOwner;
+use crate::place::Place;
 
 mod directory;
 mod status;
@@ -32,6 +32,12 @@ mod tests;
 pub(crate) use directory::{Directory, Entry};
 pub use status::FileStatus;
 pub(crate) use status::describe;
+
+#[cfg(test)]
+thread_local! {
+    /// The files that this thread has opened by [`Root::find_file`], for tests of how often something is read.
+    pub(crate) static OPENED: std::cell::RefCell<Vec<PathBuf>> = const { std::cell::RefCell::new(Vec::new()) };
+}
 
 /// A store's root directory, open.
 #[derive(Clone, Debug)]
@@ -56,7 +62,7 @@ enum Resolver {
 
 /// The directory of a path's last component.
 #[derive(Debug)]
-pub(super) enum Parent<'r> {
+pub(crate) enum Parent<'r> {
     Root(&'r File),
     Below(OwnedFd),
 }
@@ -74,9 +80,9 @@ const RESOLVE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// The action that errors name when a directory cannot be opened.
-pub(super) const OPEN_DIRECTORY: &str = "open directory";
+pub(crate) const OPEN_DIRECTORY: &str = "open directory";
 /// Opening a FIFO must not block, and a terminal must not become the controlling one.
-pub(super) const FILE: OFlags =
+pub(crate) const FILE: OFlags =
     OFlags::NONBLOCK.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 
 impl Root {
@@ -107,7 +113,7 @@ impl Root {
         self.0.owner
     }
 
-    pub(super) fn directory_file(&self) -> &File {
+    pub(crate) fn directory_file(&self) -> &File {
         &self.0.directory
     }
 
@@ -124,6 +130,8 @@ impl Root {
 
     /// Opens a regular file for reading; `None` if it does not exist.
     pub(crate) fn find_file(&self, relative: &Path) -> Result<Option<File>, StoreError> {
+        #[cfg(test)]
+        OPENED.with_borrow_mut(|opened| opened.push(relative.to_path_buf()));
         self.optional(self.try_open_file(relative, OFlags::RDONLY), "open", relative)
     }
 
@@ -161,7 +169,7 @@ impl Root {
     }
 
     /// Like [`Self::read_limited`] for an open file; `relative` is its path.
-    pub(super) fn read_opened(
+    pub(crate) fn read_opened(
         &self,
         file: &File,
         relative: &Path,
@@ -173,21 +181,21 @@ impl Root {
 
     /// The length of an open file that is longer than `limit`, as a sparse file in the place of a record can be. For
     /// records with a high limit, so that nothing of such a file is read.
-    pub(super) fn excessive_length(file: &File, limit: u64) -> Option<u64> {
+    pub(crate) fn excessive_length(file: &File, limit: u64) -> Option<u64> {
         FileStatus::of(file).ok().map(|status| status.len()).filter(|length| *length > limit)
     }
 
-    pub(super) fn try_status(&self, relative: &Path) -> io::Result<FileStatus> {
+    pub(crate) fn try_status(&self, relative: &Path) -> io::Result<FileStatus> {
         let (parent, name) = self.parent_of(relative)?;
         Ok(statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?.into())
     }
 
-    pub(super) fn try_open_file(&self, relative: &Path, access: OFlags) -> io::Result<File> {
+    pub(crate) fn try_open_file(&self, relative: &Path, access: OFlags) -> io::Result<File> {
         let file = retry_while_leased(|| self.resolve(relative, access | FILE))?;
         expect_regular(file)
     }
 
-    pub(super) fn try_open_directory(&self, relative: &Path) -> io::Result<File> {
+    pub(crate) fn try_open_directory(&self, relative: &Path) -> io::Result<File> {
         let flags = OFlags::RDONLY | DIRECTORY;
         if relative.as_os_str().is_empty() {
             return Ok(File::from(openat(&self.0.directory, ".", flags, Mode::empty())?));
@@ -195,12 +203,12 @@ impl Root {
         Ok(File::from(self.resolve(relative, flags)?))
     }
 
-    pub(super) fn try_open_above(&self) -> io::Result<File> {
+    pub(crate) fn try_open_above(&self) -> io::Result<File> {
         Ok(File::from(openat(&self.0.directory, "..", OFlags::RDONLY | DIRECTORY, Mode::empty())?))
     }
 
     /// Sets the mode of a directory for which the process may have no read permission.
-    pub(super) fn set_directory_mode(&self, relative: &Path, mode: u32) -> Result<(), StoreError> {
+    pub(crate) fn set_directory_mode(&self, relative: &Path, mode: u32) -> Result<(), StoreError> {
         let set = self.resolve(relative, OFlags::PATH | DIRECTORY).and_then(|directory| {
             // `fchmod` does not accept an `O_PATH` descriptor.
             let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
@@ -247,7 +255,7 @@ impl Root {
     }
 
     /// The directory of the last component, and the last component.
-    pub(super) fn parent_of<'p>(&self, relative: &'p Path) -> io::Result<(Parent<'_>, &'p OsStr)> {
+    pub(crate) fn parent_of<'p>(&self, relative: &'p Path) -> io::Result<(Parent<'_>, &'p OsStr)> {
         let name = relative.file_name().ok_or(Errno::INVAL)?;
         let parent = match relative.parent() {
             Some(above) if !above.as_os_str().is_empty() => {
@@ -362,7 +370,7 @@ fn cannot_open(path: &Path, errno: Errno) -> StoreError {
 
 /// Opens a regular file in an open directory, by a name without a slash. The descriptor is read-only and
 /// has no other flags.
-pub(super) fn open_blob_in(directory: &File, name: &str) -> io::Result<(File, FileStatus)> {
+pub(crate) fn open_blob_in(directory: &File, name: &str) -> io::Result<(File, FileStatus)> {
     let file = retry_while_leased(|| openat(directory, name, OFlags::RDONLY | FILE, Mode::empty()))?;
     let file = File::from(file);
     let status = FileStatus::of(&file)?;

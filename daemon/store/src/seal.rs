@@ -19,17 +19,17 @@ use std::sync::Arc;
 use blobd_store_format::digest::Digest;
 use tracing_mutex::stdsync::Mutex;
 
-use super::disk::GuardedDisk;
-use super::filesystem::Durability;
-use super::reservation::Reservation;
-use super::{StoreError, lock};
+use crate::disk::GuardedDisk;
+use crate::filesystem::Durability;
+use crate::ledger::accounting::Reservation;
+use crate::{StoreError, lock};
 
 /// The permissions of a blob.
 const READ_ONLY: u32 = 0o444;
 
 /// The files that a transaction has written and not yet published.
 #[derive(Debug)]
-pub(super) struct WrittenFiles {
+pub(crate) struct WrittenFiles {
     disk: GuardedDisk,
     durability: Durability,
     /// The transaction's directory, for `syncfs`. Opened before the first write, so that `syncfs` reports
@@ -63,27 +63,27 @@ struct OpenFile {
 #[derive(Debug)]
 pub struct StagedBlob {
     /// Its path in the store.
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The SHA-256 of its bytes.
     pub digest: Digest,
     /// Its size in bytes.
     pub size: u64,
     /// Its disk space, until it is removed or published.
-    pub(super) reservation: Reservation,
+    pub(crate) reservation: Reservation,
 }
 
 /// A blob whose content is durable and read-only, so it may be published.
 #[derive(Debug)]
-pub(super) struct DurableBlob(StagedBlob);
+pub(crate) struct DurableBlob(StagedBlob);
 
 impl DurableBlob {
-    pub(super) fn into_blob(self) -> StagedBlob {
+    pub(crate) fn into_blob(self) -> StagedBlob {
         self.0
     }
 }
 
 impl WrittenFiles {
-    pub(super) fn new(
+    pub(crate) fn new(
         disk: GuardedDisk,
         durability: Durability,
         directory_fd: File,
@@ -94,7 +94,7 @@ impl WrittenFiles {
     }
 
     /// Adds a file that was just created for writing.
-    pub(super) fn add(&self, path: &Path, file: File) -> Result<Arc<File>, StoreError> {
+    pub(crate) fn add(&self, path: &Path, file: File) -> Result<Arc<File>, StoreError> {
         self.close_least_recently_used()?;
         let mut files = lock(&self.files);
         files.sealed.remove(path);
@@ -103,7 +103,7 @@ impl WrittenFiles {
 
     /// The descriptor for writing a file. A file that an earlier session created is opened here, before
     /// it is read, so that this descriptor gets errors of its pending writes.
-    pub(super) fn writer(&self, path: &Path) -> Result<Arc<File>, StoreError> {
+    pub(crate) fn writer(&self, path: &Path) -> Result<Arc<File>, StoreError> {
         if let Some(file) = lock(&self.files).used(path) {
             return Ok(file);
         }
@@ -111,14 +111,14 @@ impl WrittenFiles {
     }
 
     /// Declares that a file is completely written, so it may be sealed before its group.
-    pub(super) fn complete(&self, path: &Path) {
+    pub(crate) fn complete(&self, path: &Path) {
         if let Some(open) = lock(&self.files).open.get_mut(path) {
             open.is_complete = true;
         }
     }
 
     /// Forgets a file that was renamed or removed.
-    pub(super) fn forget(&self, path: &Path) {
+    pub(crate) fn forget(&self, path: &Path) {
         let mut files = lock(&self.files);
         files.sealed.remove(path);
         files.open.remove(path);
@@ -128,7 +128,7 @@ impl WrittenFiles {
     ///
     /// A few are synced one by one, since `syncfs` also writes dirty data of other programs; from about
     /// eight blobs on it is several times cheaper.
-    pub(super) fn seal(&self, blobs: Vec<StagedBlob>) -> Result<Vec<DurableBlob>, StoreError> {
+    pub(crate) fn seal(&self, blobs: Vec<StagedBlob>) -> Result<Vec<DurableBlob>, StoreError> {
         const SYNCFS_FROM: usize = 8;
         let is_one_by_one = match self.durability {
             Durability::Fsync => true,

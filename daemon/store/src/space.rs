@@ -13,8 +13,8 @@ use std::time::Duration;
 use blobd_store_format::layout;
 use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard, RwLock};
 
-use super::root::Root;
-use super::{StoreError, lock};
+use crate::root::Root;
+use crate::{StoreError, lock};
 
 /// How much of the disk the store may use. Percentages are of the quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use blobd_store_format::layout;
 
-use super::disk::GuardedDisk;
-use super::make_space::EvictionObserver;
-use super::node::Node;
-use super::reservation::Reservation;
-use super::root::OPEN_DIRECTORY;
-use super::seal::{DurableBlob, StagedBlob, WrittenFiles};
-use super::{Store, StoreError};
+use crate::disk::GuardedDisk;
+use crate::ledger::accounting::Reservation;
+use crate::liveness::make_space::EvictionObserver;
+use crate::node::Node;
+use crate::root::OPEN_DIRECTORY;
+use crate::seal::{DurableBlob, StagedBlob, WrittenFiles};
+use crate::{Store, StoreError};
 
 /// A transaction's directory. Several threads may use clones of it; when the last one is dropped, the
 /// directory and its content are removed.
@@ -36,13 +36,14 @@ struct Inner {
 }
 
 impl Staging {
-    pub(super) fn begin(store: &Arc<Store>) -> Result<Self, StoreError> {
-        let name = store.new_transaction();
+    pub(crate) fn begin(store: &Arc<Store>) -> Result<Self, StoreError> {
+        let name = store.content().new_staging_name();
         let directory = Path::new(layout::STAGING).join(&name);
         let opened = make_directory(store, &directory);
-        let directory_fd = opened.inspect_err(|_| store.end_transaction(&name))?;
-        let disk = store.disk().clone();
-        let written = WrittenFiles::new(disk, store.durability(), directory_fd, directory.clone());
+        let directory_fd = opened.inspect_err(|_| store.content().release_staging_name(&name))?;
+        store.ledger().begin_transaction(&name);
+        let disk = store.content().disk().clone();
+        let written = WrittenFiles::new(disk, store.content().durability(), directory_fd, directory.clone());
         Ok(Self(Arc::new(Inner {
             store: Arc::clone(store),
             name: name.into(),
@@ -56,12 +57,12 @@ impl Staging {
     }
 
     /// Reports the models that are evicted for this transaction. Only the first call has an effect.
-    pub(super) fn report_evictions_to(&self, observer: Arc<dyn EvictionObserver>) {
+    pub(crate) fn report_evictions_to(&self, observer: Arc<dyn EvictionObserver>) {
         let _ = self.0.observer.set(observer);
     }
 
     /// The name of the transaction's directory.
-    pub(super) fn transaction(&self) -> &Arc<str> {
+    pub(crate) fn transaction(&self) -> &Arc<str> {
         &self.0.name
     }
 
@@ -73,19 +74,21 @@ impl Staging {
     pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let store = &self.0.store;
         let with_the_rest = bytes.max(self.0.expected.load(Ordering::Relaxed));
-        store.with_space(with_the_rest, self.observer(), || store.space().promise(bytes))?;
+        store
+            .liveness()
+            .with_space(with_the_rest, self.observer(), || store.ledger().space().promise(bytes))?;
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
     /// Returns what was promised and not taken, because a file is received again from its start.
     pub fn return_promises(&self) {
-        self.0.store.space().release_promise(self.0.promised.swap(0, Ordering::Relaxed));
+        self.0.store.ledger().space().release_promise(self.0.promised.swap(0, Ordering::Relaxed));
     }
 
     /// Has `bytes` of disk space promised if they fit now. Evicts nothing.
-    pub(super) fn promise_now(&self, bytes: u64) -> bool {
-        let is_promised = self.0.store.space().promise(bytes).is_ok();
+    pub(crate) fn promise_now(&self, bytes: u64) -> bool {
+        let is_promised = self.0.store.ledger().space().promise(bytes).is_ok();
         if is_promised {
             self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -100,43 +103,43 @@ impl Staging {
 
     /// Announces files of these sizes, each of which takes whole blocks, instead of `announced` bytes.
     pub fn expect_instead(&self, announced: u64, sizes: impl IntoIterator<Item = u64>) {
-        let space = self.0.store.space();
+        let space = self.0.store.ledger().space();
         spend(&self.0.expected, announced);
         self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
     }
 
     /// A new path in the transaction's directory.
-    pub(super) fn next_path(&self) -> PathBuf {
+    pub(crate) fn next_path(&self) -> PathBuf {
         let number = self.0.next_file.fetch_add(1, Ordering::Relaxed);
         self.0.directory.join(number.to_string())
     }
 
-    pub(super) fn store(&self) -> &Arc<Store> {
+    pub(crate) fn store(&self) -> &Arc<Store> {
         &self.0.store
     }
 
-    pub(super) fn disk(&self) -> &GuardedDisk {
-        self.0.store.disk()
+    pub(crate) fn disk(&self) -> &GuardedDisk {
+        self.0.store.content().disk()
     }
 
     /// The transaction's directory, relative to the root.
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.0.directory
     }
 
-    pub(super) fn written(&self) -> &WrittenFiles {
+    pub(crate) fn written(&self) -> &WrittenFiles {
         &self.0.written
     }
 
     /// Removes a staged blob that the store has already.
-    pub(super) fn discard(&self, blob: &StagedBlob) -> Result<(), StoreError> {
+    pub(crate) fn discard(&self, blob: &StagedBlob) -> Result<(), StoreError> {
         self.written().forget(&blob.path);
         self.disk().remove_file(&blob.path).map(|_freed| ())
     }
 
     /// Makes the content of finished blobs durable and then renames them to their final names.
-    pub(super) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
-        let _change = self.0.store.begin_change();
+    pub(crate) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
+        let _change = self.0.store.content().index().begin_change();
         let durable = self.written().seal(blobs)?;
         durable.into_iter().try_for_each(|blob| self.publish_blob(blob))
     }
@@ -150,48 +153,48 @@ impl Staging {
         let target = layout::blob(blob.digest);
         let (node, mut replaced) = (Node::Blob(blob.digest), 0);
         if !self.disk().publish(&blob.path, &target)? {
-            if store.own_blob_size(blob.digest)? == Some(blob.size) {
+            if store.content().own_blob_size(blob.digest)? == Some(blob.size) {
                 return self.disk().remove_file(&blob.path).map(|_freed| ());
             }
-            replaced = node.bytes_on_disk(store)?.unwrap_or_default();
+            replaced = store.content().bytes_on_disk(node)?.unwrap_or_default();
             self.disk().rename(&blob.path, &target)?;
         }
-        store.note_added(node, replaced, &mut blob.reservation)?;
-        store.note_published(&self.0.name, node);
+        store.ledger().note_added(node, replaced, &mut blob.reservation)?;
+        store.ledger().note_published(&self.0.name, node);
         Ok(())
     }
 
     /// Reserves space for a record of `size` bytes, which counts against no user's quota.
-    pub(super) fn reserve_record(&self, size: u64) -> Result<Reservation, StoreError> {
-        let bytes = self.0.store.space().on_disk(size);
+    pub(crate) fn reserve_record(&self, size: u64) -> Result<Reservation, StoreError> {
+        let bytes = self.0.store.ledger().space().on_disk(size);
         self.take_disk_space(bytes, || Ok(()))?;
-        Ok(Reservation::of_staged(&self.0.store, bytes, None))
+        Ok(Reservation::of_staged(self.0.store.ledger(), bytes, None))
     }
 
     /// Reserves space for a file of `size` bytes, if necessary by evicting models; `reserve` has the
     /// file system allocate it.
-    pub(super) fn reserve_space(
+    pub(crate) fn reserve_space(
         &self,
         size: u64,
         reserve: impl Fn() -> Result<(), StoreError>,
     ) -> Result<Reservation, StoreError> {
-        self.take_space(self.0.store.space().on_disk(size), reserve)
+        self.take_space(self.0.store.ledger().space().on_disk(size), reserve)
     }
 
     /// Reserves `bytes` of space as [`Self::reserve_space`] does.
     ///
     /// # Errors
     /// As for [`Self::promise`], and [`StoreError::OverQuota`].
-    pub(super) fn take_space(
+    pub(crate) fn take_space(
         &self,
         bytes: u64,
         reserve: impl Fn() -> Result<(), StoreError>,
     ) -> Result<Reservation, StoreError> {
         let (store, name) = (&self.0.store, &self.0.name);
-        store.take_of_quota(name, bytes)?;
+        store.liveness().take_of_quota(name, bytes)?;
         let taken = self.take_disk_space(bytes, reserve);
-        taken.inspect_err(|_| store.give_back_of_quota(name, bytes))?;
-        Ok(Reservation::of_staged(store, bytes, Some(Arc::clone(name))))
+        taken.inspect_err(|_| store.ledger().give_back_of_quota(name, bytes))?;
+        Ok(Reservation::of_staged(store.ledger(), bytes, Some(Arc::clone(name))))
     }
 
     fn take_disk_space(
@@ -205,8 +208,8 @@ impl Staging {
         let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));
         let rest = expected.load(Ordering::Relaxed).saturating_sub(in_hand);
         let with_the_rest = bytes.saturating_sub(promised).saturating_add(rest);
-        let take = || store.space().take(bytes, promised, &reserve);
-        let taken = store.with_space(with_the_rest, self.observer(), take);
+        let take = || store.ledger().space().take(bytes, promised, &reserve);
+        let taken = store.liveness().with_space(with_the_rest, self.observer(), take);
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
@@ -220,11 +223,12 @@ impl Staging {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.store.space().release_promise(self.promised.load(Ordering::Relaxed));
-        if let Err(error) = self.store.disk().remove_tree(&self.directory) {
+        self.store.ledger().space().release_promise(self.promised.load(Ordering::Relaxed));
+        if let Err(error) = self.store.content().disk().remove_tree(&self.directory) {
             tracing::warn!("{error}; `blobd gc` or the next start removes it");
         }
-        self.store.end_transaction(&self.name);
+        self.store.ledger().end_transaction(&self.name);
+        self.store.content().release_staging_name(&self.name);
     }
 }
 
@@ -236,8 +240,8 @@ fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
 }
 
 fn make_directory(store: &Store, directory: &Path) -> Result<File, StoreError> {
-    store.create_directories(Path::new(layout::STAGING))?;
-    store.disk().create_dir(directory)?;
-    let opened = store.root.try_open_directory(directory);
-    opened.map_err(store.root.failure(OPEN_DIRECTORY, directory))
+    store.content().create_directories(Path::new(layout::STAGING))?;
+    store.content().disk().create_dir(directory)?;
+    let opened = store.content().root.try_open_directory(directory);
+    opened.map_err(store.content().root.failure(OPEN_DIRECTORY, directory))
 }

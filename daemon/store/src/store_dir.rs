@@ -10,11 +10,11 @@ use blobd_store_format::layout;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::StoreError;
-use super::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
-use super::lock_file::read_holder;
-use super::owner::{StoreOwner, of_new_directory};
-use super::root::{FileStatus, Root};
+use crate::StoreError;
+use crate::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
+use crate::lock_file::read_holder;
+use crate::owner::{StoreOwner, of_new_directory};
+use crate::root::{FileStatus, Root};
 
 /// The directories of a new store.
 const DIRECTORIES: [&str; 6] =
@@ -36,15 +36,15 @@ struct StoreFile {
 }
 
 #[derive(Debug)]
-pub(super) struct StoreDir {
+pub(crate) struct StoreDir {
     /// The locked lock file; `None` if the store cannot be written to and has no lock file.
-    pub(super) lock: Option<File>,
+    pub(crate) lock: Option<File>,
     /// The directories that must exist.
-    pub(super) essential: Vec<&'static str>,
+    pub(crate) essential: Vec<&'static str>,
 }
 
 /// Opens the directory; creates it if it does not exist.
-pub(super) fn open_root(path: &Path) -> Result<Root, StoreError> {
+pub(crate) fn open_root(path: &Path) -> Result<Root, StoreError> {
     if matches!(rustix::fs::stat(path), Err(Errno::NOENT)) {
         create_root(path).map_err(StoreError::io("create directory", path))?;
     }
@@ -58,7 +58,7 @@ fn create_root(path: &Path) -> io::Result<()> {
 
 /// Takes the store's lock; creates the store if the directory is empty. If the store cannot be written
 /// to, `disk` refuses all changes.
-pub(super) fn open_or_create(root: &Root, disk: &GuardedDisk) -> Result<StoreDir, StoreError> {
+pub(crate) fn open_or_create(root: &Root, disk: &GuardedDisk) -> Result<StoreDir, StoreError> {
     // Checked first, so that no lock file is created in a directory with other files.
     find_store(root)?;
     let lock = take_lock(root, disk)?;
@@ -102,7 +102,7 @@ fn complete_empty_store(root: &Root, disk: &GuardedDisk, essential: &[&str]) {
 const MODE: u32 = 0o700;
 
 /// Why a store cannot be changed.
-pub(super) const MOUNTED_READ_ONLY: &str = "it is on a file system that is mounted read-only";
+pub(crate) const MOUNTED_READ_ONLY: &str = "it is on a file system that is mounted read-only";
 /// The temporary name of `store.json`.
 const NEW_STORE_FILE: &str = "store.json.new";
 
@@ -127,14 +127,14 @@ fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::NotAStore`], [`StoreError::NewerFormat`], [`StoreError::Io`].
-pub(super) fn id_of_existing(root: &Root) -> Result<String, StoreError> {
+pub(crate) fn id_of_existing(root: &Root) -> Result<String, StoreError> {
     let what = "has no store.json; if it is a mount point, its file system is not mounted";
     let missing = || StoreError::NotAStore { root: root.place(), what: what.to_owned() };
     find_store(root)?.map(|file| file.id).ok_or_else(missing)
 }
 
 /// The ID in `store.json`; `None` if it cannot be read.
-pub(super) fn store_id(root: &Root) -> Option<String> {
+pub(crate) fn store_id(root: &Root) -> Option<String> {
     Some(find_store(root).ok()??.id)
 }
 

@@ -27,7 +27,7 @@ pub fn new_store_with(options: StoreOptions) -> (TempDir, Arc<Store>) {
 
 /// Begins a transaction.
 pub fn begin(store: &Arc<Store>) -> Ingest {
-    Ingest::begin(store, store.leases().grant("a test")).unwrap()
+    Ingest::begin(store, store.liveness().leases().grant("a test")).unwrap()
 }
 
 /// Stores blobs that no model needs.

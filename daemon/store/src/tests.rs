@@ -1,8 +1,11 @@
 //! Tests of the store's guarantees on a real directory.
 
+use blobd_store_format::layout;
 use std::fs;
+use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
@@ -80,12 +83,12 @@ fn store_id_survives_a_restart() {
 #[test]
 fn one_process_locks_the_store_and_records_itself() {
     let (folder, store) = new_store();
-    store.announce(Some(Path::new("/run/x.sock")));
+    store.content().announce(Some(Path::new("/run/x.sock")));
     let error = Store::open(folder.path().join("store")).unwrap_err();
     let StoreError::Locked { holder, .. } = error else { panic!("{error}") };
     let socket = Some(PathBuf::from("/run/x.sock"));
     assert_eq!(*holder, LockHolder { pid: std::process::id(), socket, command: None });
-    store.announce(None);
+    store.content().announce(None);
     drop(store);
     Store::open(folder.path().join("store")).unwrap();
 }
@@ -143,7 +146,7 @@ fn only_abandoned_transactions_are_removed_from_staging() {
     let store = Store::open(&root).unwrap();
     assert_eq!(entries(&root.join("staging")), [""; 0]);
     assert_eq!(entries(&outside), ["precious"]);
-    assert_eq!(store.blobs().unwrap().len(), 2);
+    assert_eq!(store.content().blobs().unwrap().len(), 2);
 }
 
 #[test]
@@ -156,8 +159,8 @@ fn committed_blob_is_read_only_under_its_digest() {
         assert_eq!(fs::metadata(blob_path(&store, bytes)).unwrap().mode() & 0o7777, 0o444);
     }
     assert_eq!(entries(&store.path(layout::STAGING)), [""; 0]);
-    assert_eq!(store.manifest(&name("m")).unwrap(), manifest(&[b"config", b"layer"]));
-    assert_eq!(store.origin(manifest(&[b"config", b"layer"]).digest()).as_deref(), Some("a test"));
+    assert_eq!(store.names().manifest(&name("m")).unwrap(), manifest(&[b"config", b"layer"]));
+    assert_eq!(store.names().origin(manifest(&[b"config", b"layer"]).digest()).as_deref(), Some("a test"));
 }
 
 #[test]
@@ -165,14 +168,14 @@ fn names_of_a_manifest_are_those_of_its_tags_now() {
     let (_folder, store) = new_store();
     let files: [&[u8]; 2] = [b"config", b"layer"];
     let digest = manifest(&files).digest();
-    let names = || store.names_of(digest).unwrap();
+    let names = || store.names().names_of(digest).unwrap();
     assert_eq!(names(), []);
     add(&store, "m", &files);
     add(&store, "n", &files);
     assert_eq!(names(), [name("m"), name("n")]);
     add(&store, "n", &[b"config", b"other"]);
     assert_eq!(names(), [name("m")]);
-    store.remove_tag(&name("m"), ME).unwrap();
+    store.names().remove_tag(&name("m"), ME).unwrap();
     assert_eq!(names(), []);
 }
 
@@ -181,13 +184,13 @@ fn damaged_record_of_an_origin_is_not_taken_for_an_absent_one() {
     let (_folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
     let digest = manifest(&[b"config", b"layer"]).digest();
-    assert_eq!(store.recorded_origin(digest).unwrap().as_deref(), Some("a test"));
+    assert_eq!(store.names().recorded_origin(digest).unwrap().as_deref(), Some("a test"));
     let path = store.path(layout::origin(digest));
     fs::write(&path, "{").unwrap();
-    assert!(matches!(store.recorded_origin(digest), Err(StoreError::Io { action: "parse", .. })));
-    assert_eq!(store.origin(digest), None);
+    assert!(matches!(store.names().recorded_origin(digest), Err(StoreError::Io { action: "parse", .. })));
+    assert_eq!(store.names().origin(digest), None);
     fs::remove_file(&path).unwrap();
-    assert_eq!(store.recorded_origin(digest).unwrap(), None);
+    assert_eq!(store.names().recorded_origin(digest).unwrap(), None);
 }
 
 /// From eight new blobs on, one `syncfs` replaces one `fsync` each.
@@ -207,11 +210,11 @@ fn ingest_that_is_dropped_leaves_nothing() {
     ingest.add_bytes(b"never committed").unwrap();
     let mut unfinished = ingest.staging().stage(100);
     unfinished.append(b"some of it").unwrap();
-    assert_eq!(store.leases().leased().len(), 1);
+    assert_eq!(store.liveness().leases().leased().len(), 1);
     drop(ingest);
     drop(unfinished);
     assert_eq!(entries(&store.path(layout::STAGING)), [""; 0]);
-    assert!(store.blobs().unwrap().is_empty() && store.leases().leased().is_empty());
+    assert!(store.content().blobs().unwrap().is_empty() && store.liveness().leases().leased().is_empty());
 }
 
 #[test]
@@ -221,7 +224,7 @@ fn incomplete_model_gets_no_tag() {
     ingest.add_bytes(b"config").unwrap();
     let error = ingest.commit(&name("m"), &manifest(&[b"config", b"layer"]), None).unwrap_err();
     assert!(matches!(error, StoreError::MissingBlob { digest } if digest == Digest::of(b"layer")), "{error}");
-    assert!(store.tags().unwrap().references.is_empty());
+    assert!(store.names().tags().unwrap().references.is_empty());
 }
 
 #[test]
@@ -240,14 +243,14 @@ fn recipe_without_all_its_blobs_is_refused() {
         matches!(error, StoreError::MissingBlob { digest } if digest == Digest::of(b"tensor")),
         "{error}"
     );
-    assert!(store.tags().unwrap().references.is_empty());
+    assert!(store.names().tags().unwrap().references.is_empty());
     let mut ingest = begin(&store);
     for bytes in [&b"config"[..], b"head", b"tensor"] {
         ingest.add_bytes(bytes).unwrap();
     }
     ingest.add_recipe(recipe);
     ingest.commit(&name("m"), &manifest(&[b"config", whole]), None).unwrap();
-    assert!(store.has_file(&file(whole)).unwrap());
+    assert!(store.content().has_file(&file(whole)).unwrap());
     assert!(!store.path(layout::blob(Digest::of(whole))).exists(), "the file itself is not stored");
 }
 
@@ -267,13 +270,13 @@ fn leased_model_has_all_its_blobs_pinned() {
     ingest.add_recipe(Recipe::new(Digest::of(whole), TensorFormat::Gguf, pieces, Vec::new()).unwrap());
     let manifest = manifest(&[b"config", whole]);
     ingest.commit(&name("m"), &manifest, None).unwrap();
-    let lease = store.leases().grant("a reader");
-    store.leased_model(&name("m"), &lease).unwrap();
+    let lease = store.liveness().leases().grant("a reader");
+    store.names().leased_model(&name("m"), &lease).unwrap();
     let files = [&b"config"[..], b"head", b"tensor", whole].map(Digest::of);
     let expected = files.into_iter().chain([manifest.digest()]).collect();
-    assert_eq!(store.leases().leased(), expected);
+    assert_eq!(store.liveness().leases().leased(), expected);
     drop(lease);
-    assert!(store.leases().leased().is_empty());
+    assert!(store.liveness().leases().leased().is_empty());
 }
 
 #[test]
@@ -310,7 +313,10 @@ fn two_ingests_of_the_same_bytes_both_commit() {
     let inode = fs::metadata(blob_path(&store, b"layer")).unwrap().ino();
     second.commit(&name("b"), &manifest(&[b"config", b"layer"]), None).unwrap();
     assert_eq!(fs::metadata(blob_path(&store, b"layer")).unwrap().ino(), inode, "the first stays");
-    assert_eq!((store.tags().unwrap().references.len(), store.blobs().unwrap().len()), (2, 2));
+    assert_eq!(
+        (store.names().tags().unwrap().references.len(), store.content().blobs().unwrap().len()),
+        (2, 2)
+    );
 }
 
 #[test]
@@ -328,7 +334,7 @@ fn blob_of_the_wrong_length_is_replaced_and_its_readers_keep_the_old_file() {
 fn opened_blob_has_an_offset_of_its_own_and_cannot_be_written() {
     let (_folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
-    let open = || store.open_blob(Digest::of(b"layer"), 5).unwrap();
+    let open = || store.content().open_blob(Digest::of(b"layer"), 5).unwrap();
     let (mut first, mut second) = (open(), open());
     let mut bytes = String::new();
     first.read_to_string(&mut bytes).unwrap();
@@ -341,13 +347,13 @@ fn blob_that_is_missing_short_or_a_link_is_not_opened() {
     let (folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
     let digest = Digest::of(b"layer");
-    let error = store.open_blob(digest, 6).unwrap_err();
+    let error = store.content().open_blob(digest, 6).unwrap_err();
     assert!(matches!(error, StoreError::BlobSize { found: 5, expected: 6, .. }), "{error}");
     let (path, elsewhere) = (blob_path(&store, b"layer"), folder.path().join("elsewhere"));
     fs::rename(&path, &elsewhere).unwrap();
-    assert!(matches!(store.open_blob(digest, 0), Err(StoreError::MissingBlob { .. })));
+    assert!(matches!(store.content().open_blob(digest, 0), Err(StoreError::MissingBlob { .. })));
     symlink(&elsewhere, &path).unwrap();
-    let followed = store.open_blob(digest, 0);
+    let followed = store.content().open_blob(digest, 0);
     assert!(matches!(followed, Err(StoreError::UnexpectedFile { .. })), "a link is followed");
 }
 
@@ -357,7 +363,7 @@ fn files_without_a_digest_as_name_are_not_listed_as_blobs() {
     for foreign in ["README", "sha256-00", ".sha256-x", "sha512-00"] {
         fs::write(store.path(layout::BLOBS).join(foreign), "").unwrap();
     }
-    assert!(store.blobs().unwrap().is_empty());
+    assert!(store.content().blobs().unwrap().is_empty());
 }
 
 #[test]
@@ -365,17 +371,18 @@ fn tags_are_case_insensitive() {
     let (_folder, store) = new_store();
     add(&store, "Me/Llama:8B", &[b"1", b"one"]);
     add(&store, "me/llama:8b", &[b"2", b"two"]);
-    let tags = store.tags().unwrap();
+    let tags = store.names().tags().unwrap();
     assert_eq!(tags.references, [name("Me/Llama:8B")]);
-    assert_eq!(store.resolve(&name("ME/LLAMA:8b")).unwrap(), name("Me/Llama:8B"));
-    assert_eq!(store.manifest(&tags.references[0]).unwrap(), manifest(&[b"2", b"two"]));
-    assert!(matches!(store.resolve(&name("me/llama:7b")), Err(StoreError::NoSuchModel { .. })));
+    assert_eq!(store.names().resolve(&name("ME/LLAMA:8b")).unwrap(), name("Me/Llama:8B"));
+    assert_eq!(store.names().manifest(&tags.references[0]).unwrap(), manifest(&[b"2", b"two"]));
+    assert!(matches!(store.names().resolve(&name("me/llama:7b")), Err(StoreError::NoSuchModel { .. })));
 }
 
 #[test]
 fn removed_tag_is_not_reported_as_a_disk_failure() {
     let (_folder, store) = new_store();
-    for result in [store.modified(&name("m")).map(drop), store.manifest(&name("m")).map(drop)] {
+    for result in [store.names().modified(&name("m")).map(drop), store.names().manifest(&name("m")).map(drop)]
+    {
         assert!(matches!(result, Err(StoreError::NoSuchModel { .. })));
     }
 }
@@ -390,7 +397,7 @@ fn files_that_are_no_tags_are_listed_as_foreign() {
     let foreign = [manifests.join("stray"), library.join("m/latest~"), library.join("m/deep")];
     fs::create_dir(&foreign[2]).unwrap();
     foreign[..2].iter().for_each(|path| fs::write(path, "").unwrap());
-    let tags = store.tags().unwrap();
+    let tags = store.names().tags().unwrap();
     assert_eq!(tags.references, [name("m")]);
     assert!(tags.foreign.len() == 3 && foreign.iter().all(|path| tags.foreign.contains(&path.into())));
 }
@@ -402,13 +409,13 @@ fn removed_tag_takes_its_empty_directories_along_and_no_others() {
         add(&store, tag, &[b"1", b"one"]);
     }
     let manifests = store.path(layout::MANIFESTS);
-    store.remove_tag(&name("m:a"), ME).unwrap();
+    store.names().remove_tag(&name("m:a"), ME).unwrap();
     assert_eq!(entries(&manifests.join("registry.ollama.ai/library/m")), ["b"]);
-    store.remove_tag(&name("m:b"), ME).unwrap();
+    store.names().remove_tag(&name("m:b"), ME).unwrap();
     assert_eq!(entries(&manifests.join("registry.ollama.ai")), ["me"]);
-    store.remove_tag(&name("me/n"), ME).unwrap();
+    store.names().remove_tag(&name("me/n"), ME).unwrap();
     assert_eq!(entries(&manifests), [""; 0]);
-    assert!(matches!(store.remove_tag(&name("me/n"), ME), Err(StoreError::NoSuchModel { .. })));
+    assert!(matches!(store.names().remove_tag(&name("me/n"), ME), Err(StoreError::NoSuchModel { .. })));
 }
 
 #[test]
@@ -419,7 +426,7 @@ fn damaged_manifest_is_named() {
     let too_long = " ".repeat(usize::try_from(Manifest::MAX_BYTES).unwrap() + 1);
     for content in ["", "{}", "null", &too_long] {
         fs::write(&path, content).unwrap();
-        let error = store.manifest(&name("m")).unwrap_err();
+        let error = store.names().manifest(&name("m")).unwrap_err();
         assert!(
             matches!(&error, StoreError::Manifest { path: named, .. } if named.path() == path),
             "{error}"
@@ -435,11 +442,11 @@ fn recipe_is_read_once_until_it_is_forgotten() {
             .unwrap();
     let path = store.path(layout::recipe(recipe.file()));
     fs::write(&path, recipe.to_json()).unwrap();
-    assert_eq!(*store.recipe(recipe.file()).unwrap().unwrap(), recipe);
+    assert_eq!(*store.content().recipe(recipe.file()).unwrap().unwrap(), recipe);
     fs::write(&path, "damaged since").unwrap();
-    assert!(store.recipe(recipe.file()).unwrap().is_some());
-    store.recipes.forget(recipe.file());
-    assert!(matches!(store.recipe(recipe.file()), Err(StoreError::Recipe { .. })));
+    assert!(store.content().recipe(recipe.file()).unwrap().is_some());
+    store.content().recipes.forget(recipe.file());
+    assert!(matches!(store.content().recipe(recipe.file()), Err(StoreError::Recipe { .. })));
 }
 
 #[test]
@@ -450,7 +457,7 @@ fn large_recipe_read_concurrently_is_in_memory_once() {
     let json = recipe.to_json();
     assert!(json.len() > 1 << 20);
     fs::write(store.path(layout::recipe(recipe.file())), json).unwrap();
-    let read = || store.recipe(recipe.file()).unwrap().unwrap();
+    let read = || store.content().recipe(recipe.file()).unwrap().unwrap();
     let all: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(read)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -465,7 +472,7 @@ fn recipe_of_another_file_is_refused() {
         Recipe::new(Digest::of(b"file"), TensorFormat::Gguf, vec![Piece::Zeros { zeros: 5 }], Vec::new())
             .unwrap();
     fs::write(store.path(layout::recipe(Digest::of(b"another"))), recipe.to_json()).unwrap();
-    let error = store.recipe(Digest::of(b"another")).unwrap_err();
+    let error = store.content().recipe(Digest::of(b"another")).unwrap_err();
     assert!(error.to_string().contains("is the recipe of"), "{error}");
 }
 
@@ -474,9 +481,9 @@ fn transaction_in_progress_is_not_abandoned() {
     let (_folder, store) = new_store();
     let ingest = begin(&store);
     let directory = ingest.staging().directory().to_path_buf();
-    assert_eq!(store.abandoned_staging().unwrap(), []);
+    assert_eq!(store.content().abandoned_staging().unwrap(), []);
     // Even if a caller treats it as abandoned.
-    store.remove_abandoned(directory.file_name().unwrap()).unwrap();
+    store.content().remove_abandoned(directory.file_name().unwrap()).unwrap();
     assert!(store.path(directory).is_dir());
 }
 
@@ -521,7 +528,7 @@ fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
 /// The bytes on disk below the directories that the quota counts.
 fn measured(store: &Store) -> u64 {
     let places = ["blobs", "recipes", "manifests", "origins", "history", "trash"];
-    places.into_iter().map(|place| store.root.tree_bytes(Path::new(place))).sum()
+    places.into_iter().map(|place| store.content().root.tree_bytes(Path::new(place))).sum()
 }
 
 fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
@@ -533,9 +540,9 @@ fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
 #[test]
 fn quota_counts_manifests_origins_and_trash() {
     let (folder, store) = limited_store(1 << 30);
-    assert_eq!(store.used_bytes(), 0);
+    assert_eq!(store.ledger().used_bytes(), 0);
     let files: [&[u8]; 2] = [b"{}", b"weights"];
-    let check = |what: &str| assert_eq!(store.used_bytes(), measured(&store), "{what}");
+    let check = |what: &str| assert_eq!(store.ledger().used_bytes(), measured(&store), "{what}");
     add(&store, "m:a", &files);
     check("a manifest and its origin");
     add(&store, "m:b", &files);
@@ -543,28 +550,29 @@ fn quota_counts_manifests_origins_and_trash() {
     add(&store, "m:b", &[b"{}", &[7; 9000]]);
     check("a replaced manifest");
     let keep = std::time::Duration::from_secs(60);
-    store.add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
-    store.remove_tag(&name("m:a"), ME).unwrap();
+    store.names().add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
+    store.names().remove_tag(&name("m:a"), ME).unwrap();
     check("trash");
-    assert!(measured(&store) > store.root.tree_bytes(Path::new(layout::BLOBS)));
-    let trashed = store.trash().unwrap().remove(0);
+    assert!(measured(&store) > store.content().root.tree_bytes(Path::new(layout::BLOBS)));
+    let trashed = store.names().trash().unwrap().remove(0);
     begin(&store).restore(&trashed.reference, &trashed.manifest).unwrap();
-    store.remove_from_trash(trashed.record).unwrap();
+    store.names().remove_from_trash(trashed.record).unwrap();
     check("a model that came back");
-    store.remove_tag(&name("m:a"), ME).unwrap();
-    store.remove_tag(&name("m:b"), ME).unwrap();
-    let (dropped, _freed) = crate::gc::drop_displaced(&store, None, &|| Ok(false)).unwrap();
+    store.names().remove_tag(&name("m:a"), ME).unwrap();
+    store.names().remove_tag(&name("m:b"), ME).unwrap();
+    let (dropped, _freed) =
+        crate::liveness::gc::drop_displaced(store.liveness(), None, &|| Ok(false)).unwrap();
     assert_eq!(dropped.len(), 1, "what another manifest has replaced");
-    crate::gc::collect(&store).unwrap();
-    let histories = store.root.tree_bytes(Path::new(layout::HISTORY));
-    assert_eq!((store.used_bytes(), measured(&store)), (histories, histories));
+    crate::liveness::gc::collect(store.liveness()).unwrap();
+    let histories = store.content().root.tree_bytes(Path::new(layout::HISTORY));
+    assert_eq!((store.ledger().used_bytes(), measured(&store)), (histories, histories));
     add(&store, "m:a", &files);
-    let used = store.used_bytes();
+    let used = store.ledger().used_bytes();
     drop(store);
     let space = SpacePolicy { quota_bytes: Some(1 << 30), ..SpacePolicy::default() };
     let options = StoreOptions { space, ..StoreOptions::default() };
     let store = Store::open_with(folder.path().join("store"), options).unwrap();
-    assert_eq!(store.used_bytes(), used, "counted at the start");
+    assert_eq!(store.ledger().used_bytes(), used, "counted at the start");
 }
 
 #[test]
@@ -572,16 +580,16 @@ fn manifest_over_quota_is_refused() {
     let (_folder, store) = limited_store(1 << 30);
     let files: [&[u8]; 2] = [b"{}", b"weights"];
     add(&store, "m:a", &files);
-    let used = store.used_bytes();
+    let used = store.ledger().used_bytes();
     let (folder, tight) = limited_store(used);
     add(&tight, "m:a", &files);
     let refused = begin(&tight).commit(&name("m:b"), &manifest(&files), None);
     assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
-    assert_eq!(tight.tags().unwrap().references, [name("m:a")]);
-    assert_eq!(tight.used_bytes(), used);
+    assert_eq!(tight.names().tags().unwrap().references, [name("m:a")]);
+    assert_eq!(tight.ledger().used_bytes(), used);
     assert_eq!(entries(&folder.path().join("store/staging")), [""; 0]);
     // A model is restored even over quota: its bytes are still counted.
-    tight.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
-    tight.remove_tag(&name("m:a"), ME).unwrap();
+    tight.names().add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
+    tight.names().remove_tag(&name("m:a"), ME).unwrap();
     begin(&tight).restore(&name("m:a"), &manifest(&files)).unwrap();
 }

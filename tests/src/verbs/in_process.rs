@@ -74,11 +74,12 @@ impl Verbs for InProcess {
     }
 
     fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
-        let model = self.store.model(&reference(name)).map_err(|error| OpError::from(error).body())?;
+        let model =
+            self.store.names().model(&reference(name)).map_err(|error| OpError::from(error).body())?;
         let contents = model.contents().map_err(|error| OpError::from(error).body())?;
         let mut files = contents.iter().map(|named| &named.file);
         let file = files.find(|file| file.descriptor.media_type.component() == "model");
-        let mut reader = FileReader::of(&self.store, file.expect("an imported model has its file"));
+        let mut reader = FileReader::of(self.store.content(), file.expect("an imported model has its file"));
         reader.read_range(0..u64::MAX).map_err(|error| OpError::from(error).body())
     }
 

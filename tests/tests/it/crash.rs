@@ -522,7 +522,7 @@ fn recipe_replaced_by_a_whole_file_does_not_come_back() {
 
 /// Commits a file as one blob, as a pull of a file that is not split does.
 fn commit_whole(store: &Arc<Store>, bytes: &[u8]) {
-    let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
+    let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test")).unwrap();
     let mut stage = |bytes: &[u8], media_type| Descriptor {
         media_type: MediaType::new(media_type),
         digest: ingest.add_bytes(bytes).unwrap(),

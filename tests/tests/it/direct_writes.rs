@@ -60,7 +60,7 @@ fn store(folder: &Path) -> (Arc<Store>, Arc<FaultyDisk>) {
 }
 
 fn import(store: &Arc<Store>, pages: &Pages) -> Result<(), StoreError> {
-    let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
+    let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test"))?;
     let assembler = Assembler::new(ingest.staging(), SplitPlan::whole(LENGTH as u64));
     let mut source = Source(pages, VecDeque::new());
     assembler.store_in_order(&mut source, &mut |blob| ingest.add_blob(blob).map(drop))?;

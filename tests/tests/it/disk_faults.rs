@@ -96,7 +96,7 @@ impl Sweep {
                 check_invariants(&test_store.verbs);
                 let left = test_store.verbs.usage().unwrap().reclaimable_bytes;
                 // An interrupted pull leaves a download for the next one.
-                let has_downloads = !test_store.verbs.store.partial_files().unwrap().is_empty();
+                let has_downloads = !test_store.verbs.store.content().partial_files().unwrap().is_empty();
                 assert!(result.is_ok() || has_downloads || left <= reclaimable, "{left} bytes leaked");
             }
             test_store.keeps_working(self.step, result.is_ok());
@@ -120,7 +120,7 @@ impl TestStore {
 
     fn keeps_working(&self, step: Step, is_done: bool) {
         let store = &self.verbs.store;
-        assert_eq!(store.read_only_reason(), None);
+        assert_eq!(store.content().read_only_reason(), None);
         if !is_done {
             let before = World::observe(store);
             step.take(store).unwrap_or_else(|error| panic!("once more: {error}"));
@@ -131,7 +131,7 @@ impl TestStore {
 
     fn refuses_changes(&self) {
         let store = &self.verbs.store;
-        let reason = store.read_only_reason().expect("a reason");
+        let reason = store.content().read_only_reason().expect("a reason");
         assert!(reason.contains("cannot sync"), "{reason}");
         for step in [
             Step::Import { file: STRANGER, name: OTHER },

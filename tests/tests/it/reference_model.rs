@@ -169,7 +169,7 @@ impl Pair {
     fn needed(&self) -> BTreeSet<String> {
         let mut needed = BTreeSet::new();
         for name in self.expected.keys() {
-            let model = self.verbs().store.model(&name.parse().unwrap()).unwrap();
+            let model = self.verbs().store.names().model(&name.parse().unwrap()).unwrap();
             let layers = model.manifest.files().map(|file| file.digest.to_hex());
             needed.extend(layers.chain(model.blob_sizes().map(|(digest, _)| digest.to_hex())));
         }
@@ -178,7 +178,7 @@ impl Pair {
 
     fn abandon(&mut self, bytes: &[u8], crash: bool) {
         let store = &self.verbs().store;
-        let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
+        let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test")).unwrap();
         ingest_bytes(&mut ingest, bytes).unwrap();
         if crash {
             // As a dead process leaves it: the staged files are deleted when the store is opened again.
@@ -204,6 +204,7 @@ impl Pair {
             let digest = self
                 .verbs()
                 .store
+                .names()
                 .manifest(&name.parse().unwrap())
                 .map(|manifest: Manifest| manifest.digest());
             assert_eq!(self.verbs().show(name).unwrap().digest, digest.unwrap());

@@ -17,7 +17,7 @@ fn store_with_a_model(keep_seconds: u64) -> (tempfile::TempDir, InProcess) {
 
 /// The number of blobs that a collection in progress would still delete.
 fn unprotected(store: &Store, collection: &blobd_store::leases::Collection) -> usize {
-    let blobs = store.blobs().unwrap();
+    let blobs = store.content().blobs().unwrap();
     blobs.into_iter().filter(|blob| collection.delete_unleased(*blob, || ()).is_some()).count()
 }
 
@@ -27,7 +27,7 @@ fn unprotected(store: &Store, collection: &blobd_store::leases::Collection) -> u
 fn model_undeleted_during_a_collection_keeps_every_blob() {
     for keep_seconds in [0, 3600] {
         let (_folder, verbs) = store_with_a_model(keep_seconds);
-        let collection = verbs.store.leases().begin_collection();
+        let collection = verbs.store.liveness().leases().begin_collection();
         assert!(unprotected(&verbs.store, &collection) > 0, "nothing is pinned yet");
         verbs.undelete("m").unwrap();
         assert_eq!(unprotected(&verbs.store, &collection), 0);
@@ -37,7 +37,7 @@ fn model_undeleted_during_a_collection_keeps_every_blob() {
 #[test]
 fn undelete_refuses_a_model_with_missing_blobs() {
     let (_folder, verbs) = store_with_a_model(3600);
-    let blob = verbs.store.blobs().unwrap()[0];
+    let blob = verbs.store.content().blobs().unwrap()[0];
     std::fs::remove_file(verbs.root().join("blobs").join(format!("sha256-{}", blob.to_hex()))).unwrap();
     verbs.undelete("m").unwrap_err();
     assert!(verbs.list().unwrap().models.is_empty());

@@ -136,15 +136,15 @@ impl Caller {
 
     pub(super) async fn store_size(&self) -> StoreSize {
         let store = &self.daemon.store;
-        if store.listing_size().is_none() {
+        if store.names().listing_size().is_none() {
             // The first list fills the cache that all later ones use. If it fails, the request itself says why, or reports
             // the damage.
-            let list = |daemon: &Daemon| Ok(daemon.store.all_summaries().map(drop)?);
+            let list = |daemon: &Daemon| Ok(daemon.store.names().all_summaries().map(drop)?);
             let _damaged = self.daemon.disk_work(self.peer.uid, list).await;
         }
-        let blobs = store.catalog_now().map_or(0, |catalog| catalog.blob_count());
+        let blobs = store.content().index().catalog_now().map_or(0, |catalog| catalog.blob_count());
         let blobs = usize::try_from(blobs).unwrap_or(usize::MAX);
-        StoreSize { listing: store.listing_size().unwrap_or_default(), blobs }
+        StoreSize { listing: store.names().listing_size().unwrap_or_default(), blobs }
     }
 }
 

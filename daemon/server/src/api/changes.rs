@@ -79,7 +79,9 @@ pub(super) async fn release(caller: &Caller, params: Params<ReleaseParams>) -> A
 /// The same with the stored name of the model; a model that was removed may still be in use under its old one.
 fn stored(store: &Store, selector: SessionSelector) -> SessionSelector {
     match selector {
-        SessionSelector::Model(model) => SessionSelector::Model(store.resolve(&model).unwrap_or(model)),
+        SessionSelector::Model(model) => {
+            SessionSelector::Model(store.names().resolve(&model).unwrap_or(model))
+        }
         process => process,
     }
 }

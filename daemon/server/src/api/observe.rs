@@ -32,7 +32,7 @@ pub(super) async fn version(caller: &Caller, _: Params<NoParams>) -> Answer<Vers
     let version = Version {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol: blobd_client::protocol::VERSION,
-        root: caller.daemon.store.place().display().to_string(),
+        root: caller.daemon.store.content().place().display().to_string(),
         pid: std::process::id(),
     };
     caller.answer(&version).await

@@ -80,7 +80,7 @@ pub(super) async fn read_model<T: Send + 'static, M>(
 
 /// The digest of the model's manifest, and the number of bytes to read.
 fn weight(daemon: &Daemon, reference: &Reference, reads: Reads) -> Result<(Digest, u64), OpError> {
-    let (manifest, bytes) = daemon.store.recipes_length(reference)?;
+    let (manifest, bytes) = daemon.store.names().recipes_length(reference)?;
     if reads == Reads::RecipesForResponse || bytes >= LARGE_FROM_BYTES {
         return Ok((manifest, bytes));
     }

@@ -86,12 +86,13 @@ pub(super) async fn manifest(
 ) -> Result<Reply<Bytes<Manifest>>, ErrorBody> {
     let daemon = &caller.daemon;
     let named = reference.clone();
-    let weigh = move |daemon: &Daemon| Ok(daemon.store.manifest_length(&named)?);
+    let weigh = move |daemon: &Daemon| Ok(daemon.store.names().manifest_length(&named)?);
     let length = daemon.blocking(caller.turn().await, weigh).await.map_err(|error| error.body())?;
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     let memory = caller.memory(length.saturating_mul(BYTES_PER_MANIFEST_BYTE)).await?;
-    let read =
-        move |daemon: &Daemon| Ok(daemon.store.manifest(&daemon.store.resolve(&reference)?)?.raw().to_vec());
+    let read = move |daemon: &Daemon| {
+        Ok(daemon.store.names().manifest(&daemon.store.names().resolve(&reference)?)?.raw().to_vec())
+    };
     let json = daemon.blocking(caller.turn().await, read).await.map_err(|error| error.body())?;
     let memory = reduced(memory, json.len());
     Ok(Reply::of(raw_response(json, memory)))

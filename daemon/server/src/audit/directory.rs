@@ -49,8 +49,12 @@ enum Place {
 
 impl LogDirectory {
     pub(crate) fn of_store(store: &Arc<Store>) -> Self {
-        let path = format!("{}/{}", store.place().display(), layout::AUDIT);
-        Self { place: Place::Store(Arc::downgrade(store), store.owner()), opened: Mutex::default(), path }
+        let path = format!("{}/{}", store.content().place().display(), layout::AUDIT);
+        Self {
+            place: Place::Store(Arc::downgrade(store), store.content().owner()),
+            opened: Mutex::default(),
+            path,
+        }
     }
 
     pub(crate) fn at(path: &Path) -> Self {
@@ -66,7 +70,9 @@ impl LogDirectory {
     /// Whether there is something at its place. Unlike the other methods, this creates nothing.
     pub(super) fn exists(&self) -> bool {
         match &self.place {
-            Place::Store(store, _) => store.upgrade().is_some_and(|store| store.has_audit_directory()),
+            Place::Store(store, _) => {
+                store.upgrade().is_some_and(|store| store.content().has_audit_directory())
+            }
             Place::Path(path) => path.exists(),
         }
     }
@@ -81,7 +87,7 @@ impl LogDirectory {
         let opened = match &self.place {
             Place::Store(store, _) => {
                 let store = store.upgrade().ok_or_else(|| io::Error::other("the store is closed"))?;
-                store.audit_directory().map_err(io::Error::other)?
+                store.content().audit_directory().map_err(io::Error::other)?
             }
             Place::Path(path) => open(path)?,
         };

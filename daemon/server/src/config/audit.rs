@@ -7,8 +7,8 @@ use blobd_store::Store;
 use serde::Deserialize;
 
 use super::error::Refusal;
-use super::settings::size_text;
 use super::values;
+use super::values::size_text;
 use crate::audit::{LogDirectory, LogSettings, Rotation};
 
 /// The section `[audit]`.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::members::{Named, check_names};
-use super::settings::{optional_size, size_text};
+use super::values::{optional_size, size_text};
 use super::{Refusal, values};
 use crate::names::Names;
 use crate::quotas::{GroupQuota, Quotas, UserQuota};

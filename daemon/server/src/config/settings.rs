@@ -9,6 +9,7 @@ use blobd_registry::credentials::CredentialFile;
 use serde_json::{Value, json};
 
 use super::keys::{KEYS, Key};
+use super::values::{optional_size, size_value};
 use super::{Config, SocketGroup};
 
 /// A value that does not come from the configuration file alone.
@@ -74,12 +75,12 @@ impl Config {
             ("space.high_watermark", json!(limits.high_percent)),
             ("space.low_watermark", json!(limits.low_percent)),
             ("trash.displaced", days(self.trash.keep_displaced.as_secs())),
-            ("scrub.rate_bytes_per_second", size(scrub.rate_bytes_per_second)),
+            ("scrub.rate_bytes_per_second", size_value(scrub.rate_bytes_per_second)),
             ("scrub.pass_days", days(scrub.period.as_secs())),
             ("scrub.pause_above_pressure_percent", json!(scrub.pause_above_pressure_percent)),
             ("audit.enabled", json!(audit.enabled)),
             ("audit.directory", optional_path(audit.directory.as_deref())),
-            ("audit.max_bytes", size(audit.max_bytes)),
+            ("audit.max_bytes", size_value(audit.max_bytes)),
             ("audit.keep", json!(audit.keep)),
             ("audit.journal", json!(audit.journal)),
             ("transfer.limit_rate", optional_size(transfer.bytes_per_second)),
@@ -136,26 +137,6 @@ pub(crate) fn path(path: &Path) -> Value {
 
 fn optional_path(given: Option<&Path>) -> Value {
     given.map_or(Value::Null, path)
-}
-
-pub(super) fn optional_size(bytes: Option<u64>) -> Value {
-    bytes.map_or(Value::Null, size)
-}
-
-fn size(bytes: u64) -> Value {
-    in_whole_units(bytes).map_or_else(|| json!(bytes), |text| json!(text))
-}
-
-/// The same for errors.
-pub(super) fn size_text(bytes: u64) -> String {
-    in_whole_units(bytes).unwrap_or_else(|| format!("{bytes} bytes"))
-}
-
-/// In the largest unit that leaves no fraction, if there is one.
-fn in_whole_units(bytes: u64) -> Option<String> {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    let unit = UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
-    unit.map(|(name, unit)| format!("{} {name}", bytes / unit))
 }
 
 fn days(seconds: u64) -> Value {

@@ -267,3 +267,24 @@ pub(super) fn member_of(text: &str) -> Option<Member> {
 pub(super) fn member<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Member, D::Error> {
     read(deserializer)
 }
+
+pub(super) fn optional_size(bytes: Option<u64>) -> serde_json::Value {
+    bytes.map_or(serde_json::Value::Null, size_value)
+}
+
+/// A size as the configuration file has it.
+pub(super) fn size_value(bytes: u64) -> serde_json::Value {
+    in_whole_units(bytes).map_or_else(|| serde_json::json!(bytes), |text| serde_json::json!(text))
+}
+
+/// The same for errors.
+pub(super) fn size_text(bytes: u64) -> String {
+    in_whole_units(bytes).unwrap_or_else(|| format!("{bytes} bytes"))
+}
+
+/// In the largest unit that leaves no fraction, if there is one.
+fn in_whole_units(bytes: u64) -> Option<String> {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let unit = UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
+    unit.map(|(name, unit)| format!("{} {name}", bytes / unit))
+}

@@ -19,7 +19,7 @@ pub(super) fn find_stored(
     let store = ingest.store();
     let mut possible = Vec::new();
     for (blob, planned) in plan.blobs().iter().enumerate() {
-        if store.may_have_blob_of(planned.size)? {
+        if store.content().may_have_blob_of(planned.size)? {
             possible.push((blob, planned.size));
         }
     }
@@ -31,7 +31,7 @@ pub(super) fn find_stored(
         let digest = hash(&ranges(plan, &places, blob), content)?;
         // Before the check, or a collection could delete it in between.
         ingest.lease().protect(digest);
-        if store.blob_size(digest)? == Some(size) {
+        if store.content().blob_size(digest)? == Some(size) {
             stored.insert(blob, digest);
         }
     }

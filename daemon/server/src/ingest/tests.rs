@@ -73,8 +73,8 @@ fn ingest_and_commit(
 
 /// Rebuilds a file from the store.
 fn rebuild(store: &Store, file: Digest) -> Vec<u8> {
-    let recipe = store.recipe(file).unwrap().unwrap();
-    FileReader::of_recipe(store, &recipe).read_range(0..recipe.size()).unwrap()
+    let recipe = store.content().recipe(file).unwrap().unwrap();
+    FileReader::of_recipe(store.content(), &recipe).read_range(0..recipe.size()).unwrap()
 }
 
 fn staging(folder: &TempDir) -> PathBuf {
@@ -83,7 +83,7 @@ fn staging(folder: &TempDir) -> PathBuf {
 
 fn check_nothing_staged(folder: &TempDir, store: &Store) {
     assert_eq!(fs::read_dir(staging(folder)).unwrap().count(), 0);
-    assert!(store.blobs().unwrap().is_empty() && store.recipes().unwrap().is_empty());
+    assert!(store.content().blobs().unwrap().is_empty() && store.content().recipes().unwrap().is_empty());
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn facts_come_from_the_header() {
 fn full_store(file: &[u8], spare: u64) -> (TempDir, Arc<Store>) {
     let (folder, store) = new_store();
     ingest_and_commit(&store, &mut InMemory::new(file), file.len()).unwrap();
-    let quota_bytes = Some(store.used_bytes() + spare);
+    let quota_bytes = Some(store.ledger().used_bytes() + spare);
     drop(store);
     let space = SpacePolicy { quota_bytes, min_free_bytes: Some(0), ..SpacePolicy::default() };
     let options = StoreOptions { space, ..StoreOptions::default() };

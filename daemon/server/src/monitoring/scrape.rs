@@ -50,7 +50,7 @@ async fn within_limit(
 
 /// Asks the file system, and counts nothing.
 fn condition(daemon: &Daemon) -> ConditionReading {
-    let status = daemon.store.space_status();
+    let status = daemon.store.ledger().space_status();
     let status =
         status.inspect_err(|error| tracing::debug!("metrics: the free space is unknown: {error}")).ok();
     ConditionReading {
@@ -58,7 +58,7 @@ fn condition(daemon: &Daemon) -> ConditionReading {
         quota: status.map(|status| status.quota_bytes.unwrap_or_default()),
         free: status.map(|status| status.free_bytes),
         min_free: status.map(|status| status.min_free_bytes),
-        damaged_blobs: Some(daemon.store.known_damaged().len() as u64),
+        damaged_blobs: Some(daemon.store.content().known_damaged().len() as u64),
         verified: Cursor::load(&daemon.store).ended,
     }
 }
@@ -72,15 +72,15 @@ fn reading(daemon: &Daemon) -> Reading {
         damaged_blobs,
         checked_bytes,
         index_rebuilds,
-    } = daemon.store.events();
+    } = daemon.store.content().events();
     let registry = daemon.registry();
     let Troubles { retries, stalls, wrong_files } = registry.troubles();
     Reading {
         sessions: daemon.sessions.count(),
         running_pulls: daemon.running_pulls.count(),
         permits: permits(daemon),
-        is_writable: daemon.store.read_only_reason().is_none(),
-        is_index_ready: daemon.store.catalog_now().is_some(),
+        is_writable: daemon.store.content().read_only_reason().is_none(),
+        is_index_ready: daemon.store.content().index().catalog_now().is_some(),
         downloaded_bytes: registry.received_bytes(),
         retries,
         stalls,
@@ -93,7 +93,7 @@ fn reading(daemon: &Daemon) -> Reading {
         checked_bytes,
         index_rebuilds,
         audit: audit(daemon),
-        unavailable_lower_stores: daemon.store.unavailable_lower_stores(),
+        unavailable_lower_stores: daemon.store.content().unavailable_lower_stores(),
     }
 }
 
@@ -165,16 +165,16 @@ fn count_sizes(daemon: &Daemon) {
         Err(error) => tracing::debug!("metrics: the sizes are not counted: {error}"),
     }
     // From now on it is known which damaged blobs a lower store has.
-    let _damaged = daemon.store.damaged();
+    let _damaged = daemon.store.content().damaged();
 }
 
 /// `None` while the index is built.
 fn sizes(daemon: &Daemon) -> Result<Option<SizeReading>, OpError> {
-    if daemon.store.catalog_unless_building()?.is_none() {
+    if daemon.store.content().index().catalog_unless_building()?.is_none() {
         return Ok(None);
     }
     // The ledger keeps the sum, which is then known although the store is damaged.
-    let _used_bytes = daemon.store.used_bytes();
+    let _used_bytes = daemon.store.ledger().used_bytes();
     let usage = ops::usage(&daemon.store, &*daemon.last_opened)?;
     let mut parts: Vec<(&'static str, u64)> = KINDS.iter().map(|(_, name)| (*name, 0)).collect();
     for row in &usage.rows {
@@ -198,10 +198,10 @@ fn sizes(daemon: &Daemon) -> Result<Option<SizeReading>, OpError> {
 
 fn groups(daemon: &Daemon) -> Result<Vec<GroupReading>, OpError> {
     let group = |pool: &Pool| {
-        let charged = daemon.store.charged_bytes_of(&Payer::Pool(pool.clone()))?;
+        let charged = daemon.store.liveness().charged_bytes_of(&Payer::Pool(pool.clone()))?;
         Ok(GroupReading { name: pool.name.clone(), charged, quota: pool.hard_bytes.unwrap_or_default() })
     };
-    daemon.store.pools().iter().map(group).collect()
+    daemon.store.ledger().pools().iter().map(group).collect()
 }
 
 /// The names of `df`'s rows, as in its JSON, except that `unique` is what only one model needs.

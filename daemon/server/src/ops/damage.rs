@@ -30,7 +30,7 @@ pub(super) fn of_model(
     let mut parts = DamagedParts::default();
     let mut seen = BTreeSet::new();
     for file in manifest.files().filter(|file| seen.insert(file.digest)) {
-        match store.stored_file(file) {
+        match store.content().stored_file(file) {
             Ok(file) => parts.add(&file, damaged),
             Err(error @ StoreError::Io { .. }) => return Err(error),
             Err(error) => return Ok(Some(error.to_string())),
@@ -41,7 +41,7 @@ pub(super) fn of_model(
 
 /// Fails if any of the requested blobs is damaged. Other blobs of the model may be damaged.
 pub(super) fn refuse(store: &Store, model: &Model, requested: &[(Digest, u64)]) -> Result<(), OpError> {
-    let mut damaged = store.damaged();
+    let mut damaged = store.content().damaged();
     if damaged.is_empty() {
         return Ok(());
     }

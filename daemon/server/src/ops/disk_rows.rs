@@ -68,9 +68,9 @@ impl Parts<'_> {
         let measured = &self.totals.measured;
         let mut by = BTreeSet::new();
         if !measured.kept.is_empty() {
-            by.extend(self.store.leases().holders_of_any(&measured.kept));
+            by.extend(self.store.liveness().leases().holders_of_any(&measured.kept));
         }
-        by.extend(self.plan.kept(self.store).into_iter().flat_map(|kept| kept.by));
+        by.extend(self.plan.kept(self.store.liveness()).into_iter().flat_map(|kept| kept.by));
         let bytes = measured.kept_bytes.saturating_add(self.plan.held_bytes());
         UsageRow { by: by.into_iter().collect(), ..row(UsageKind::InUse, bytes) }
     }
@@ -86,7 +86,7 @@ impl Parts<'_> {
             *sum = sum.saturating_add(*published);
         }
         let rows = bytes.into_iter().map(|(file, bytes)| UsageRow {
-            name: self.store.download_about(file).map(|about| about.name),
+            name: self.store.content().download_about(file).map(|about| about.name),
             digest: Some(file),
             ..row(UsageKind::Download, bytes)
         });

@@ -67,7 +67,7 @@ mod tests {
             let report = doctor(&store, DoctorContext::default()).unwrap();
             report.checks.into_iter().find(|check| check.name == "metadata").unwrap()
         };
-        let collection = store.lock_collections();
+        let collection = store.liveness().lock_collections();
         let check = std::thread::scope(|scope| scope.spawn(metadata).join().unwrap());
         assert!(check.detail.contains("a collection is running"), "{check:?}");
         assert_eq!(check.status, CheckStatus::Warning);

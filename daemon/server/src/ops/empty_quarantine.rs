@@ -18,14 +18,14 @@ use super::time::rfc3339;
 /// [`blobd_store::StoreError`] when a manifest, recipe or trash record cannot be read: then it is unknown which blobs
 /// are needed, and nothing is deleted.
 pub(super) fn empty_quarantine(store: &Store, dry_run: bool) -> Result<GcReport, OpError> {
-    let (copies, markers) = (store.quarantined_blobs()?, store.quarantine_markers()?);
+    let (copies, markers) = (store.content().quarantined_blobs()?, store.content().quarantine_markers()?);
     let users = Users::of(store, copies.iter().chain(&markers))?;
     let mut marked = BTreeSet::new();
     for marker in &markers {
         if users.need(store, marker.digest)? {
             marked.insert(marker.digest);
         } else if !dry_run {
-            store.delete_quarantined(marker, false)?;
+            store.content().delete_quarantined(marker, false)?;
         }
     }
     let mut deleted = Vec::with_capacity(copies.len());
@@ -33,12 +33,12 @@ pub(super) fn empty_quarantine(store: &Store, dry_run: bool) -> Result<GcReport,
         let is_needed = users.need(store, copy.digest)?;
         if !dry_run {
             // One marker is enough.
-            store.delete_quarantined(copy, is_needed && marked.insert(copy.digest))?;
+            store.content().delete_quarantined(copy, is_needed && marked.insert(copy.digest))?;
         }
         deleted.push(item(copy, users.models(copy.digest), is_needed));
     }
     if !dry_run {
-        store.sync_quarantine()?;
+        store.content().sync_quarantine()?;
     }
     let freed_bytes = deleted.iter().map(|item| item.size).fold(0, u64::saturating_add);
     Ok(GcReport { dry_run, deleted, freed_bytes, ..GcReport::default() })
@@ -65,10 +65,10 @@ impl Users {
         if users.0.is_empty() {
             return Ok(users);
         }
-        for reference in store.tags()?.references {
-            users.add(store, &store.manifest(&reference)?, &reference.short())?;
+        for reference in store.names().tags()?.references {
+            users.add(store, &store.names().manifest(&reference)?, &reference.short())?;
         }
-        for trashed in store.trash()? {
+        for trashed in store.names().trash()? {
             users.add(store, &trashed.manifest, &format!("{} in the trash", trashed.reference.short()))?;
         }
         Ok(users)
@@ -76,7 +76,7 @@ impl Users {
 
     fn add(&mut self, store: &Store, manifest: &Manifest, name: &str) -> Result<(), OpError> {
         for file in manifest.files() {
-            let outline = store.recipe_outline(file.digest)?;
+            let outline = store.content().recipe_outline(file.digest)?;
             let blobs = outline.map(|outline| outline.digests().to_vec()).unwrap_or_default();
             for blob in blobs.into_iter().chain([file.digest]) {
                 if let Some(models) = self.0.get_mut(&blob) {
@@ -94,6 +94,6 @@ impl Users {
     /// Whether a model consists of the blob and the store has no other copy.
     fn need(&self, store: &Store, blob: Digest) -> Result<bool, OpError> {
         let is_used = self.0.get(&blob).is_some_and(|models| !models.is_empty());
-        Ok(is_used && store.blob_size(blob)?.is_none())
+        Ok(is_used && store.content().blob_size(blob)?.is_none())
     }
 }

@@ -41,7 +41,7 @@ impl fmt::Debug for Evictor {
 }
 
 impl Evictor {
-    /// An evictor for a store, to be given to [`Store::set_space_maker`].
+    /// An evictor for a store, to be given to [`blobd_store::Liveness::set_space_maker`].
     pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>, report: Box<EvictionReport>) -> Self {
         Self { store: Arc::downgrade(store), last_opened, report, running: Mutex::default() }
     }
@@ -50,7 +50,7 @@ impl Evictor {
 impl MakeSpace for Evictor {
     fn make_space(&self, bytes: u64, observer: Option<&dyn EvictionObserver>) -> Result<bool, StoreError> {
         let Some(store) = self.store.upgrade() else { return Ok(false) };
-        if store.space_policy().eviction == blobd_store::Eviction::Never {
+        if store.ledger().space_policy().eviction == blobd_store::Eviction::Never {
             return Ok(false);
         }
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,12 +74,12 @@ impl Evictor {
         bytes: u64,
         observer: Option<&dyn EvictionObserver>,
     ) -> Result<bool, StoreError> {
-        if store.shortage(bytes) == 0 {
+        if store.ledger().shortage(bytes) == 0 {
             // Another request has just freed enough.
             return Ok(true);
         }
-        gc::collect(store)?;
-        let needed = store.shortage(bytes);
+        gc::collect(store.liveness())?;
+        let needed = store.ledger().shortage(bytes);
         if needed == 0 {
             return Ok(true);
         }
@@ -94,15 +94,15 @@ impl Evictor {
             }
         };
         let freed = evict(store, &*self.last_opened, &goals, &report)?;
-        Ok(freed > 0 || store.shortage(bytes) == 0)
+        Ok(freed > 0 || store.ledger().shortage(bytes) == 0)
     }
 }
 
 /// How much to free to reach the low watermark, if the store plus `bytes` is above the high one.
 fn excess(store: &Store, bytes: u64) -> u64 {
-    let policy = store.space_policy();
+    let policy = store.ledger().space_policy();
     let (Some(high), Some(low)) = (policy.high_bytes(), policy.low_bytes()) else { return 0 };
-    let used = store.used_bytes().saturating_add(bytes);
+    let used = store.ledger().used_bytes().saturating_add(bytes);
     if used > high { used.saturating_sub(low) } else { 0 }
 }
 
@@ -112,15 +112,15 @@ pub fn evict_excess(
     last_opened: &LastOpened,
     report: &EvictionReport,
 ) -> Result<u64, StoreError> {
-    if store.space_policy().eviction == blobd_store::Eviction::Never || excess(store, 0) == 0 {
+    if store.ledger().space_policy().eviction == blobd_store::Eviction::Never || excess(store, 0) == 0 {
         return Ok(0);
     }
-    let low = store.space_policy().low_bytes().unwrap_or(u64::MAX);
-    let garbage_bytes = gc::collect(store)?;
-    let is_low = || Ok(store.used_bytes() <= low);
-    let displaced_bytes = if is_low()? { 0 } else { gc::drop_displaced(store, None, &is_low)?.1 };
+    let low = store.ledger().space_policy().low_bytes().unwrap_or(u64::MAX);
+    let garbage_bytes = gc::collect(store.liveness())?;
+    let is_low = || Ok(store.ledger().used_bytes() <= low);
+    let displaced_bytes = if is_low()? { 0 } else { gc::drop_displaced(store.liveness(), None, &is_low)?.1 };
     let garbage_bytes = garbage_bytes.saturating_add(displaced_bytes);
-    let needed = store.used_bytes().saturating_sub(low);
+    let needed = store.ledger().used_bytes().saturating_sub(low);
     let report = |model: &LostModel| {
         let lost = lost_model(model.clone());
         report("quota", &lost);
@@ -136,8 +136,10 @@ fn evict(
     report: &dyn Fn(&LostModel),
 ) -> Result<u64, StoreError> {
     gc::evict(
-        store,
-        &gc::plan_eviction(store, goals, &|model, manifest| Some(last_opened(model, manifest)?.at))?,
+        store.liveness(),
+        &gc::plan_eviction(store.liveness(), goals, &|model, manifest| {
+            Some(last_opened(model, manifest)?.at)
+        })?,
         report,
     )
 }
@@ -149,23 +151,25 @@ pub fn eviction_plan(
     bytes: Option<u64>,
 ) -> Result<EvictionPlan, OpError> {
     let needed_bytes = bytes.unwrap_or_else(|| excess(store, 0));
-    let garbage_bytes = if needed_bytes == 0 { 0 } else { gc::plan(store)?.freed_bytes() };
+    let garbage_bytes = if needed_bytes == 0 { 0 } else { gc::plan(store.liveness())?.freed_bytes() };
     let goal = needed_bytes.saturating_sub(garbage_bytes);
-    let plan = gc::plan_eviction(store, &[goal], &|model, manifest| Some(last_opened(model, manifest)?.at))?;
+    let plan = gc::plan_eviction(store.liveness(), &[goal], &|model, manifest| {
+        Some(last_opened(model, manifest)?.at)
+    })?;
     let evicted = plan.victims.iter().map(|victim| Eviction {
         name: victim.reference.short(),
         freed_bytes: victim.freed_bytes,
         last_used: rfc3339(victim.last_used),
-        origin: store.name_origin(&victim.reference, victim.manifest).origin,
+        origin: store.names().name_origin(&victim.reference, victim.manifest).origin,
     });
     let spared = plan
         .spared
         .iter()
         .map(|(reference, reason)| Spared { name: reference.short(), reason: (*reason).to_owned() });
     Ok(EvictionPlan {
-        policy: store.space_policy().eviction.name().to_owned(),
-        used_bytes: store.used_bytes(),
-        quota_bytes: store.space_policy().quota_bytes,
+        policy: store.ledger().space_policy().eviction.name().to_owned(),
+        used_bytes: store.ledger().used_bytes(),
+        quota_bytes: store.ledger().space_policy().quota_bytes,
         needed_bytes,
         garbage_bytes,
         freed_bytes: garbage_bytes.saturating_add(plan.freed_bytes),

@@ -20,8 +20,8 @@ pub(crate) fn fit(
     params: &FitParams,
     holder: String,
 ) -> Result<Result<FitReport, ErrorBody>, OpError> {
-    let lease = store.leases().grant(holder);
-    let model = store.leased_model(reference, &lease)?;
+    let lease = store.liveness().leases().grant(holder);
+    let model = store.names().leased_model(reference, &lease)?;
     // All headers are in memory at once, so the turn is for their sum.
     let turn = HeaderTurn::take(header_bytes(store, reference)?);
     let (mut texts, mut files) = (Texts::new(), Vec::new());
@@ -56,7 +56,7 @@ fn content(
     {
         return Ok(None);
     }
-    let text =
-        FileReader::of_blob(store, descriptor.digest, descriptor.size).read_range(0..descriptor.size)?;
+    let text = FileReader::of_blob(store.content(), descriptor.digest, descriptor.size)
+        .read_range(0..descriptor.size)?;
     Ok(Some(FitContent::Text(text)))
 }

@@ -26,7 +26,7 @@ impl Descriptions {
     pub(super) fn of(store: &Store, plan: &GcPlan) -> Self {
         let mut found = BTreeMap::new();
         // Unreadable data is not described.
-        for trashed in store.trash().unwrap_or_default() {
+        for trashed in store.names().trash().unwrap_or_default() {
             found.insert(trashed.record, trashed.reference.short());
             for file in trashed.manifest.digests() {
                 found.entry(file).or_insert_with(|| trashed.reference.short());
@@ -37,7 +37,7 @@ impl Descriptions {
             Node::Blob(_) => None,
         });
         for file in recipes.take(MAX_RECIPES) {
-            let Ok(Some(recipe)) = store.recipe(file) else { continue };
+            let Ok(Some(recipe)) = store.content().recipe(file) else { continue };
             let name = found.get(&file).cloned().unwrap_or_else(|| name_in_header(store, &recipe));
             for blob in recipe.digests() {
                 found.entry(blob).or_insert_with(|| name.clone());

@@ -18,26 +18,28 @@ pub fn gc(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
     if params.quarantine {
         return match params.dry_run {
             true => empty_quarantine(store, true),
-            false => store.with_reserve(|| empty_quarantine(store, false)),
+            false => store.ledger().with_reserve(|| empty_quarantine(store, false)),
         };
     }
-    let lower_stores = store.lower_paths().iter().map(|place| place.display().to_string()).collect();
+    let lower_stores =
+        store.content().lower_paths().iter().map(|place| place.display().to_string()).collect();
     let mut report = GcReport { dry_run: params.dry_run, lower_stores, ..GcReport::default() };
     if params.dry_run {
-        let plan = gc::plan(store)?;
+        let plan = gc::plan(store.liveness())?;
         add(&mut report, store, &plan, &Descriptions::of(store, &plan));
         let Beyond { files, bytes } = plan.beyond;
         note_unlisted(&mut report, files, bytes);
         return Ok(report);
     }
-    store.with_reserve(|| collect(store, &mut report))?;
+    store.ledger().with_reserve(|| collect(store, &mut report))?;
     Ok(report)
 }
 
 fn collect(store: &Store, report: &mut GcReport) -> Result<(), OpError> {
     loop {
         let mut descriptions = Descriptions::default();
-        let deleted = gc::collect_batch(store, &mut |plan| descriptions = Descriptions::of(store, plan))?;
+        let deleted =
+            gc::collect_batch(store.liveness(), &mut |plan| descriptions = Descriptions::of(store, plan))?;
         add(report, store, &deleted, &descriptions);
         if deleted.is_last_batch() {
             return Ok(());
@@ -50,7 +52,7 @@ fn add(report: &mut GcReport, store: &Store, plan: &GcPlan, descriptions: &Descr
     /// With 300 bytes for each, in memory and as JSON.
     const MAX_LISTED: usize = 1 << 16;
     report.freed_bytes = report.freed_bytes.saturating_add(plan.freed_bytes());
-    report.kept = plan.kept(store).into_iter().map(kept).collect();
+    report.kept = plan.kept(store.liveness()).into_iter().map(kept).collect();
     for item in items(plan, descriptions) {
         if report.deleted.len() < MAX_LISTED {
             report.deleted.push(item);

@@ -39,7 +39,7 @@ impl HeadContent {
     /// [`blobd_store::StoreError`].
     pub fn read(self, store: &Store, offset: u64, length: u64) -> Result<Vec<u8>, OpError> {
         let end = offset.saturating_add(length).min(self.bytes);
-        Ok(FileReader::of_blob(store, self.blob, self.bytes).read_range(offset..end)?)
+        Ok(FileReader::of_blob(store.content(), self.blob, self.bytes).read_range(offset..end)?)
     }
 }
 
@@ -49,8 +49,8 @@ impl HeadContent {
 /// # Errors
 /// [`blobd_store::StoreError`]; [`OpError::Damaged`] when a stored header does not parse.
 pub fn heads(store: &Store, reference: &Reference, holder: String) -> Result<HeadsOutline, OpError> {
-    let lease = store.leases().grant(holder);
-    let model = store.leased_model(reference, &lease)?;
+    let lease = store.liveness().leases().grant(holder);
+    let model = store.names().leased_model(reference, &lease)?;
     let (mut texts, mut seen) = (Texts::new(), BTreeSet::new());
     let named = model.contents()?;
     let (mut files, mut contents) = (Vec::with_capacity(named.len()), Vec::with_capacity(named.len()));
@@ -66,7 +66,7 @@ pub fn heads(store: &Store, reference: &Reference, holder: String) -> Result<Hea
         contents.push(content(store, file, &mut texts, &mut seen)?);
     }
     let digest = model.manifest.digest();
-    let origin = store.name_origin(&model.reference, digest).origin;
+    let origin = store.names().name_origin(&model.reference, digest).origin;
     let heads = ModelHeads { name: model.reference.short(), digest: Some(digest), origin, files };
     Ok(HeadsOutline { heads, contents, lease })
 }

@@ -10,9 +10,9 @@ use super::OpError;
 /// Checks the store.
 pub fn health(store: &Store) -> Result<Health, OpError> {
     let checks = vec![
-        writes(store.read_only_reason().as_deref()),
+        writes(store.content().read_only_reason().as_deref()),
         space(store)?,
-        index(&store.index_status()),
+        index(&store.content().index().status()),
         content(store),
     ];
     Ok(checks.into())
@@ -30,7 +30,7 @@ fn writes(read_only_reason: Option<&str>) -> HealthCheck {
 
 fn space(store: &Store) -> Result<HealthCheck, OpError> {
     // Without a count: the ledger would be locked while it inspects every blob.
-    let SpaceStatus { free_bytes, is_full, .. } = store.space_status()?;
+    let SpaceStatus { free_bytes, is_full, .. } = store.ledger().space_status()?;
     let detail = format!("{} free", human_bytes(free_bytes));
     let check = |status, detail| Ok(HealthCheck::new("space", status, detail));
     match is_full {
@@ -52,7 +52,7 @@ fn index(status: &IndexStatus) -> HealthCheck {
 
 fn content(store: &Store) -> HealthCheck {
     let check = |status, detail: String| HealthCheck::new("content", status, detail);
-    match store.known_damaged().len() {
+    match store.content().known_damaged().len() {
         0 => check(HealthStatus::Ok, "no blob is known to be damaged".to_owned()),
         count => check(HealthStatus::Degraded, format!("damaged or missing blobs: {count}")),
     }
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn missing_blob_degrades_the_content() {
         let (_folder, store, _digest) = store_with(b"weights");
-        store.note_missing(blobd_store_format::digest::Digest::of(b"another"));
+        store.content().note_missing(blobd_store_format::digest::Digest::of(b"another"));
         let health = health(&store).unwrap();
         assert_eq!(status(&health, "content"), HealthStatus::Degraded, "{health:?}");
         assert_eq!(health.status, HealthStatus::Degraded);

@@ -15,7 +15,7 @@ use crate::names::Names;
 /// # Errors
 /// [`blobd_store::StoreError::NoSuchModel`] if there never was a model with this name.
 pub fn history(store: &Store, reference: &Reference) -> Result<NameHistory, OpError> {
-    let blobd_store::NameHistory { reference, rows, dropped } = store.history(reference)?;
+    let blobd_store::NameHistory { reference, rows, dropped } = store.names().history(reference)?;
     let (users, stored) = (Names::system(), Stored::of(store)?);
     let changes = rows.into_iter().map(|row| stored.complete(change(row, &users))).collect();
     Ok(NameHistory { name: reference.short(), changes, dropped })
@@ -48,13 +48,13 @@ struct Stored {
 impl Stored {
     fn of(store: &Store) -> Result<Self, OpError> {
         let mut names: BTreeMap<_, Vec<String>> = BTreeMap::new();
-        for tag in store.all_summaries()? {
+        for tag in store.names().all_summaries()? {
             if let Ok(manifest) = &tag.manifest {
                 names.entry(manifest.digest).or_default().push(tag.reference.short());
             }
         }
         // A damaged record in the trash is reported by other verbs.
-        let trash = store.trash().unwrap_or_default();
+        let trash = store.names().trash().unwrap_or_default();
         Ok(Self { names, trashed: trash.into_iter().map(|trashed| trashed.manifest.digest()).collect() })
     }
 

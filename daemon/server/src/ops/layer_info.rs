@@ -101,7 +101,7 @@ fn json(store: &Store, model: &Model, name: &str) -> Result<Option<Vec<u8>>, OpE
 
 /// The first bytes of a file, fewer of a shorter file; `None` if it is missing or shorter than its manifest says.
 fn start(store: &Store, file: &StoredFile, length: u64) -> Result<Option<Vec<u8>>, OpError> {
-    match FileReader::of(store, file).read_range(0..length) {
+    match FileReader::of(store.content(), file).read_range(0..length) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(StoreError::MissingBlob { .. } | StoreError::BlobSize { .. }) => Ok(None),
         Err(error) => Err(error.into()),

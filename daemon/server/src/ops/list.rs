@@ -12,19 +12,20 @@ use super::{OpError, damage, rfc3339};
 
 /// Lists every tag. A tag with a damaged manifest is listed with the damage.
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
-    let has_pins = store.has_pins();
-    let pinned = |tag: &TagSummary| has_pins && tag.lower.is_none() && store.is_pinned(&tag.reference);
-    let summaries = store.all_summaries()?;
+    let has_pins = store.names().has_pins();
+    let pinned =
+        |tag: &TagSummary| has_pins && tag.lower.is_none() && store.names().is_pinned(&tag.reference);
+    let summaries = store.names().all_summaries()?;
     let mut models: Vec<_> =
         summaries.iter().map(|tag| ModelSummary { pinned: pinned(tag), ..summary(tag) }).collect();
-    let damaged = store.damaged();
+    let damaged = store.content().damaged();
     if !damaged.is_empty() {
         for (tag, model) in summaries.iter().zip(&mut models) {
             note_damage(store, tag, model, &damaged)?;
         }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    let read_only = store.read_only_reason().map(Cow::into_owned);
+    let read_only = store.content().read_only_reason().map(Cow::into_owned);
     Ok(ModelList { models, read_only, lower_stores: lower_stores(store) })
 }
 
@@ -33,7 +34,7 @@ fn lower_stores(store: &Store) -> Vec<LowerStore> {
         path: lower.place.display().to_string(),
         problem: lower.state.err(),
     };
-    store.lower_stores().into_iter().map(shown).collect()
+    store.content().lower_stores().into_iter().map(shown).collect()
 }
 
 fn note_damage(
@@ -42,7 +43,7 @@ fn note_damage(
     model: &mut ModelSummary,
     damaged: &BTreeSet<Digest>,
 ) -> Result<(), StoreError> {
-    match store.manifest(&tag.reference) {
+    match store.names().manifest(&tag.reference) {
         Ok(manifest) => model.damage = damage::of_model(store, &tag.reference, &manifest, damaged)?,
         // Removed since it was listed, or damaged: then the summary has the error.
         Err(

@@ -1,12 +1,11 @@
 //! Reports of models that were removed, evicted or replaced.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use blobd_client::protocol::event::{Phase, Progress as _};
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::response::{Kept, PullProgress};
-use blobd_store::gc::{self, GcPlan, KeptBytes, Node};
+use blobd_store::gc::{self, KeptBytes, Untagged};
 use blobd_store::{Committed, EvictionObserver, Ingest, Store};
 use tokio::sync::mpsc::Sender;
 use tracing_mutex::stdsync::Mutex;
@@ -23,25 +22,24 @@ use crate::verb_log;
 pub(super) fn displaced(store: &Store, requester: Requester, committed: Committed) -> Vec<LostModel> {
     let Some(displaced) = committed.displaced else { return Vec::new() };
     let kept_until = displaced.kept_until;
-    let untagged = [displaced.untagged(store)];
-    let deleted = match (kept_until, requester.limits(store).is_empty()) {
-        (None, false) => collect_displaced(store, requester.uid(), &untagged[0].nodes),
-        _ => GcPlan::default(),
+    let untagged = [displaced.untagged(store.liveness())];
+    let account = match (kept_until, requester.limits(store).is_empty()) {
+        (None, false) => collect_displaced(store, requester.uid(), &untagged),
+        _ => gc::Account::of(store.liveness(), &untagged, &[]),
     };
-    let account = gc::Account::of(store, &untagged, &deleted.deletions);
     let kept_until = kept_until.map(rfc3339);
     let lost = account.models.into_iter().map(lost_model);
     lost.map(|lost| LostModel { kept_until: kept_until.clone(), ..lost }).collect()
 }
 
-fn collect_displaced(store: &Store, uid: u32, nodes: &BTreeSet<Node>) -> GcPlan {
-    store.charge_displaced(uid, nodes.iter().copied());
-    let digests: BTreeSet<_> = nodes.iter().map(|node| node.digest()).collect();
-    gc::collect_from(store, digests.clone()).unwrap_or_else(|error| {
+fn collect_displaced(store: &Store, uid: u32, untagged: &[Untagged]) -> gc::Account {
+    let nodes = untagged.iter().flat_map(|model| model.nodes.iter().copied());
+    store.liveness().charge_displaced(uid, nodes);
+    let (account, deleted) = gc::free(store.liveness(), untagged);
+    if let Err(error) = deleted {
         tracing::warn!("{error}; what the name kept before stays, and is charged to uid {uid}");
-        store.condemn(digests);
-        GcPlan::default()
-    })
+    }
+    account
 }
 
 pub(super) fn lost_model(model: gc::LostModel) -> LostModel {

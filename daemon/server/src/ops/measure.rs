@@ -12,7 +12,7 @@ use blobd_store_format::reference::Reference;
 
 /// What `gc` would free; `None` if that is unknown, for instance because the catalog is not loaded.
 pub(super) fn reclaimable_bytes(store: &Store) -> Option<u64> {
-    store.catalog_unless_building().ok()?.map(drop)?;
+    store.content().index().catalog_unless_building().ok()?.map(drop)?;
     let models = Model::all(store).ok()?;
     let measured = measure(store, &models).ok()?.measured;
     Some(plan(store, &models, &measured).ok()?.freed_bytes())
@@ -23,14 +23,14 @@ pub(super) struct Model(Arc<TagSummary>, ManifestSummary);
 impl Model {
     pub(super) fn all(store: &Store) -> Result<Vec<Self>, StoreError> {
         let mut models = Vec::new();
-        for tag in store.summaries()? {
+        for tag in store.names().summaries()? {
             match &tag.manifest {
                 Ok(manifest) => {
                     let manifest = manifest.clone();
                     models.push(Self(tag, manifest));
                 }
                 // Reading it again gives the error, unless it was repaired or removed meanwhile.
-                Err(_damage) => match store.manifest(&tag.reference) {
+                Err(_damage) => match store.names().manifest(&tag.reference) {
                     Ok(_) | Err(StoreError::NoSuchModel { .. }) => {}
                     Err(error) => return Err(error),
                 },
@@ -64,7 +64,7 @@ pub(super) struct Totals {
 
 pub(super) fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
     let (mut leased, mut trash, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
-    walk_beside_tags(store, SystemTime::now(), &mut |owned| {
+    walk_beside_tags(store.liveness(), SystemTime::now(), &mut |owned| {
         match owned.owner {
             Owner::Trash(_) => trash.push(names(&owned.roots)),
             Owner::Download(file) => downloads.push((file, owned.roots)),
@@ -96,13 +96,13 @@ pub(super) fn counted<T>(
 ) -> Result<T, StoreError> {
     loop {
         // The catalog is released before the recipe is read again.
-        let unreadable = match count(&*store.catalog()?) {
+        let unreadable = match count(&*store.content().index().catalog()?) {
             Ok(counted) => return Ok(counted),
             Err(unreadable) => unreadable,
         };
-        store.recipe_outline(unreadable.file)?;
+        store.content().recipe_outline(unreadable.file)?;
         // Readable again: somebody has repaired it.
-        store.note(Node::Recipe(unreadable.file));
+        store.content().index().note(Node::Recipe(unreadable.file));
     }
 }
 
@@ -124,7 +124,8 @@ pub(super) fn unneeded(store: &Store, measured: &Usage) -> Result<GcPlan, StoreE
     let recipes = measured.unneeded_recipes.iter().copied().map(Node::Recipe);
     let unneeded = recipes.chain(measured.unneeded_blobs.iter().copied().map(Node::Blob));
     // Unneeded digests are not leased.
-    GcPlan::new(store, unneeded, &BTreeSet::new())?.with_litter(store, SystemTime::now())
+    GcPlan::new(store.liveness(), unneeded, &BTreeSet::new())?
+        .with_litter(store.liveness(), SystemTime::now())
 }
 
 /// Whether `gc` would carry out this plan. It refuses if a model's needs are unknown.
@@ -133,7 +134,7 @@ pub(super) fn may_collect(store: &Store, models: &[Model], plan: &GcPlan) -> Res
         return Ok(true);
     }
     let files = models.iter().map(|model| (model.reference(), &*model.manifest().files));
-    match gc::check_models(store, files) {
+    match gc::check_models(store.liveness(), files) {
         Ok(()) => Ok(true),
         Err(StoreError::ForeignFile { .. } | StoreError::Incomplete { .. }) => Ok(false),
         Err(error) => Err(error),

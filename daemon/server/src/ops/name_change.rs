@@ -95,7 +95,7 @@ impl<'s> NameChange<'s> {
         verb: impl FnOnce() -> Result<T, OpError>,
     ) -> Result<T, OpError> {
         verb().map_err(|error| {
-            if let Err(error) = gc::collect_condemned(store) {
+            if let Err(error) = gc::collect_condemned(store.liveness()) {
                 tracing::warn!(
                     "blobs of a failed request were not collected: {error}; `blobd gc` collects them"
                 );
@@ -143,7 +143,7 @@ impl<'s> NameChange<'s> {
     /// has the name whether it may be the one that gets it.
     ///
     /// # Errors
-    /// Those of [`Store::check_name`].
+    /// Those of [`blobd_store::Names::check_name`].
     pub(super) fn check(
         &self,
         target: &TargetName,
@@ -151,19 +151,19 @@ impl<'s> NameChange<'s> {
     ) -> Result<(), OpError> {
         // A derived name is never one that another model has.
         let TargetName::Given(name) = target else { return Ok(()) };
-        let Some(tag) = self.store.stored_case(name)? else { return Ok(()) };
+        let Some(tag) = self.store.names().stored_case(name)? else { return Ok(()) };
         // Replacing a damaged manifest loses nothing.
-        let Ok(present) = self.store.manifest(&tag) else { return Ok(()) };
+        let Ok(present) = self.store.names().manifest(&tag) else { return Ok(()) };
         if may_be_same(&present) {
             return Ok(());
         }
-        Ok(self.store.check_name(&tag, present.digest(), &self.rule)?)
+        Ok(self.store.names().check_name(&tag, present.digest(), &self.rule)?)
     }
 
     /// The model that has the name now, if there is one.
     pub(super) fn present(&self, target: &TargetName) -> Result<Option<Model>, OpError> {
-        let Some(tag) = self.store.stored_case(target.preferred())? else { return Ok(None) };
-        match self.store.model(&tag) {
+        let Some(tag) = self.store.names().stored_case(target.preferred())? else { return Ok(None) };
+        match self.store.names().model(&tag) {
             Err(error) if error.is_no_such_model() => Ok(None),
             present => Ok(Some(present?)),
         }
@@ -171,7 +171,7 @@ impl<'s> NameChange<'s> {
 
     /// A lease for the work.
     pub(super) fn lease(&self) -> Lease {
-        self.store.leases().grant(self.cause.clone())
+        self.store.liveness().leases().grant(self.cause.clone())
     }
 
     /// A stored model that gets a name, and a lease of everything that it needs.
@@ -186,19 +186,19 @@ impl<'s> NameChange<'s> {
         new_name: Option<&Reference>,
     ) -> Result<(Model, Lease), OpError> {
         let lease = self.lease();
-        let model = self.store.leased_model(reference, &lease)?;
+        let model = self.store.names().leased_model(reference, &lease)?;
         policy.check_stored(self.store, &model, new_name)?;
         Ok((model, lease))
     }
 
     /// Starts a transaction that sets the name and stores no data. On a full disk, the reserve is released for it.
     pub(super) fn begin_without_data(&self, lease: Lease) -> Result<Ingest, OpError> {
-        self.store.with_reserve_for_name(|| self.begin(lease))
+        self.store.ledger().with_reserve_for_name(|| self.begin(lease))
     }
 
     /// Starts the transaction that sets the name.
     pub(super) fn begin(&self, lease: Lease) -> Result<Ingest, OpError> {
-        self.store.make_reserve();
+        self.store.ledger().make_reserve();
         let ingest = self.evictions.observe(Ingest::begin(self.store, lease)?);
         Ok(self.requester.acting(ingest, self.verb).may_take(self.rule.clone()))
     }
@@ -252,7 +252,7 @@ impl<'s> NameChange<'s> {
         self.record(|| {
             let committed = ingest.restore(name, &trashed.manifest)?;
             // Only once the tag is durable.
-            self.store.remove_from_trash(trashed.record)?;
+            self.store.names().remove_from_trash(trashed.record)?;
             Ok(committed)
         })
     }
@@ -260,7 +260,7 @@ impl<'s> NameChange<'s> {
     /// Runs a commit, and reports it. The records of a name take a few blocks: on a full disk, the reserve is released
     /// for them.
     fn record(&self, commit: impl FnOnce() -> Result<Committed, OpError>) -> Result<Named, OpError> {
-        let committed = self.store.with_reserve_for_name(commit)?;
+        let committed = self.store.ledger().with_reserve_for_name(commit)?;
         let name = committed.name.as_ref().map(Reference::short).unwrap_or_default();
         let (unchanged, tag_changed) = (committed.is_unchanged(), committed.tag_changed);
         let Committed { new_bytes, new_blob_count, reused_bytes, .. } = committed;
@@ -274,9 +274,9 @@ impl<'s> NameChange<'s> {
 
     /// Where the name has its content from now, if it has any.
     fn present_origin(&self, name: &Reference) -> Option<NameOrigin> {
-        let tag = self.store.stored_case(name).ok()??;
-        let present = self.store.manifest(&tag).ok()?;
-        Some(self.store.name_origin(&tag, present.digest()))
+        let tag = self.store.names().stored_case(name).ok()??;
+        let present = self.store.names().manifest(&tag).ok()?;
+        Some(self.store.names().name_origin(&tag, present.digest()))
     }
 
     /// Whether the model that has the name now comes from a file with another name than the new one.

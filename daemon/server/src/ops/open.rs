@@ -54,10 +54,10 @@ pub fn open(
     uid: u32,
     holder: String,
 ) -> Result<Located, OpError> {
-    let lease = store.leases().grant(holder);
-    let model = store.leased_model(&params.reference, &lease)?;
+    let lease = store.liveness().leases().grant(holder);
+    let model = store.names().leased_model(&params.reference, &lease)?;
     policy.check_stored(store, &model, None)?;
-    store.note_use(model.manifest.digest(), uid);
+    store.content().index().note_use(model.manifest.digest(), uid);
     let response = match open_cache.find(params, &model) {
         Some(response) => response,
         None => {
@@ -106,8 +106,8 @@ fn locate(model: &Model, params: &OpenParams) -> Result<OpenResponse, OpError> {
 }
 
 pub(crate) fn open_blobs(store: &Store, blobs: &[(Digest, u64)]) -> Result<Vec<File>, OpError> {
-    let _held = store.hold_lower_stores();
-    let open = |(digest, least_size): &(Digest, u64)| store.open_blob(*digest, *least_size);
+    let _held = store.content().hold_lower_stores();
+    let open = |(digest, least_size): &(Digest, u64)| store.content().open_blob(*digest, *least_size);
     Ok(blobs.iter().map(open).collect::<Result<_, _>>()?)
 }
 

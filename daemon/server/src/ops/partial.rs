@@ -24,7 +24,7 @@ use crate::transfer::Transfers;
 /// [`StoreError::Io`].
 pub fn partials(store: &Store, transfers: &Transfers) -> Result<UnfinishedDownloads, OpError> {
     let (users, published) = (Names::system(), published_bytes(store));
-    let summaries = store.downloads()?;
+    let summaries = store.content().downloads()?;
     let row = |summary: &DownloadSummary| {
         let file = summary.partial.file;
         let about = summary.about.as_ref();
@@ -58,7 +58,7 @@ fn published_bytes(store: &Store) -> BTreeMap<Digest, u64> {
 
 /// Whether a pull transfers the file, or still needs what it has received of it.
 fn is_running(store: &Store, transfers: &Transfers, file: Digest) -> bool {
-    transfers.is_running(file) || store.leases().is_leased(file)
+    transfers.is_running(file) || store.liveness().leases().is_leased(file)
 }
 
 /// Drops unfinished downloads, and what only they need. Those of other users are kept unless `may_drop_all`, and so
@@ -77,7 +77,7 @@ pub fn remove_partials(
     let now = SystemTime::now();
     let age = params.older_than_seconds.map(Duration::from_secs);
     let is_old = |summary: &&DownloadSummary| age.is_none_or(|age| summary.partial.is_older(now, age));
-    let summaries = store.downloads()?;
+    let summaries = store.content().downloads()?;
     let selected = select(&summaries, &params.targets)?;
     let mut dropping =
         Dropping { store, transfers, done: DroppedDownloads::default(), candidates: BTreeSet::new() };
@@ -90,7 +90,7 @@ pub fn remove_partials(
             Some(error) => dropping.keep(summary, &error),
         }
     }
-    store.with_reserve(|| {
+    store.ledger().with_reserve(|| {
         chosen.into_iter().try_for_each(|summary| dropping.remove(summary))?;
         dropping.finish()
     })
@@ -164,15 +164,16 @@ impl Dropping<'_> {
     /// No pull can begin to continue the download meanwhile.
     fn remove(&mut self, summary: &DownloadSummary) -> Result<(), OpError> {
         let file = summary.partial.file;
-        let guard = self.transfers.try_acquire(file).filter(|_| !self.store.leases().is_leased(file));
+        let guard =
+            self.transfers.try_acquire(file).filter(|_| !self.store.liveness().leases().is_leased(file));
         if guard.is_none() {
             // A pull has begun since the check.
             self.keep(summary, &OpError::DownloadInUse { name: label(summary) });
             return Ok(());
         }
-        let needed = self.store.download_needs(file)?;
+        let needed = self.store.content().download_needs(file)?;
         self.candidates.extend(needed.into_iter().map(Node::digest));
-        let freed = self.store.remove_partial(file)?;
+        let freed = self.store.ledger().remove_partial(file)?;
         self.done.freed_bytes = self.done.freed_bytes.saturating_add(freed);
         let name = summary.about.as_ref().map(|about| about.name.clone());
         self.done.removed.push(DroppedDownload { digest: file, name });
@@ -184,7 +185,7 @@ impl Dropping<'_> {
         if self.candidates.is_empty() {
             return Ok(self.done);
         }
-        match gc::collect_from(self.store, self.candidates.clone()) {
+        match gc::collect_from(self.store.liveness(), self.candidates.clone()) {
             Ok(deleted) => {
                 self.done.freed_bytes = self.done.freed_bytes.saturating_add(deleted.freed_bytes());
             }
@@ -192,7 +193,7 @@ impl Dropping<'_> {
             Err(error @ StoreError::ReadOnly { .. }) => return Err(error.into()),
             Err(error) => {
                 tracing::warn!("{error}; blobs of dropped downloads are kept");
-                self.store.condemn(self.candidates);
+                self.store.liveness().condemn(self.candidates);
             }
         }
         Ok(self.done)
@@ -246,7 +247,7 @@ mod tests {
         assert!(all.removed.is_empty() && all.kept[0].reason.contains("uid 7"), "{all:?}");
         let dropped = remove(&store, &["a/b:c"], 8, true).unwrap();
         assert_eq!((dropped.removed[0].digest, dropped.freed_bytes > 5000), (file, true));
-        assert!(store.downloads().unwrap().is_empty());
+        assert!(store.content().downloads().unwrap().is_empty());
     }
 
     #[test]
@@ -263,14 +264,14 @@ mod tests {
             let (_folder, store, _) = store_with_download();
             let error = remove(&store, &["a/b:c", target], 7, false).unwrap_err();
             assert_eq!(error.code(), ErrorCode::NotFound, "{target}");
-            assert_eq!(store.downloads().unwrap().len(), 1, "none is dropped: {target}");
+            assert_eq!(store.content().downloads().unwrap().len(), 1, "none is dropped: {target}");
         }
     }
 
     #[test]
     fn leased_download_is_running() {
         let (_folder, store, file) = store_with_download();
-        let lease = store.leases().grant("pull of a/b:c");
+        let lease = store.liveness().leases().grant("pull of a/b:c");
         lease.protect(file);
         assert!(partials(&store, &Transfers::default()).unwrap().downloads[0].running);
         assert_eq!(remove(&store, &["a/b:c"], 7, false).unwrap_err().code(), ErrorCode::Busy);

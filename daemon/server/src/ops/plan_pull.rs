@@ -31,7 +31,7 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
         RemoteModel::Files { files, .. } => (None, files),
     };
     // Protects what is found until it has been compared.
-    let lease = store.leases().grant(format!("plan of a pull of {}", reference.short()));
+    let lease = store.liveness().leases().grant(format!("plan of a pull of {}", reference.short()));
     let planned: Vec<_> =
         files.iter().map(|file| planned(pull, &lease, &reusable, file)).collect::<Result<_, OpError>>()?;
     let (files, needs): (Vec<_>, Vec<_>) = planned.into_iter().unzip();
@@ -41,7 +41,7 @@ pub fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<PullPlan, O
     let space = planned_space(pull, last_opened, sum(&mut needs.into_iter()))?;
     let evicted_bytes = space.evicted.last().map_or(0, |last| last.freed_bytes);
     let is_of_store = matches!(space.limit, SpaceLimit::Disk | SpaceLimit::Quota);
-    let evicted_bytes = match store.can_make_space() && is_of_store {
+    let evicted_bytes = match store.ledger().can_make_space() && is_of_store {
         true => evicted_bytes.saturating_add(space.reclaimable_bytes.unwrap_or_default()),
         false => 0,
     };
@@ -62,13 +62,13 @@ fn planned_space(
         return Ok(space);
     }
     let limits = pull.requester.limits(pull.store);
-    let left = limits.iter().zip(pull.store.quotas_left(&limits)?);
+    let left = limits.iter().zip(pull.store.liveness().quotas_left(&limits)?);
     // A quota that is too small refuses the pull first, before anything is freed.
     let tightest = left.min_by_key(|(_, left_bytes)| *left_bytes);
     let tightest = tightest.filter(|(_, left_bytes)| *left_bytes < needed_bytes.max(space.available_bytes));
     let Some((limit, available_bytes)) = tightest else { return Ok(space) };
     let missing_bytes = needed_bytes.saturating_sub(available_bytes);
-    let replaced_bytes = gc::displaced_bytes(pull.store, Some(&limit.payer)).ok();
+    let replaced_bytes = gc::displaced_bytes(pull.store.liveness(), Some(&limit.payer)).ok();
     let group = limit.payer.group().map(str::to_owned);
     let limit = if group.is_some() { SpaceLimit::GroupQuota } else { SpaceLimit::UserQuota };
     Ok(PlannedSpace {
@@ -87,8 +87,8 @@ fn space_of_store(
     last_opened: &LastOpened,
     needed_bytes: u64,
 ) -> Result<PlannedSpace, OpError> {
-    let available = store.available_space()?;
-    let missing_bytes = store.shortage(needed_bytes);
+    let available = store.ledger().available_space()?;
+    let missing_bytes = store.ledger().shortage(needed_bytes);
     let mut space = PlannedSpace {
         needed_bytes,
         available_bytes: available.bytes,
@@ -100,15 +100,15 @@ fn space_of_store(
         return Ok(space);
     }
     space.reclaimable_bytes = measure::reclaimable_bytes(store);
-    space.replaced_bytes = gc::displaced_bytes(store, None).ok();
+    space.replaced_bytes = gc::displaced_bytes(store.liveness(), None).ok();
     let missing_bytes = missing_bytes.saturating_sub(space.replaced_bytes.unwrap_or_default());
     // It is refused if a collection would be, and then nothing is evicted.
-    if store.can_make_space()
+    if store.ledger().can_make_space()
         && missing_bytes > 0
         && let Ok(plan) = eviction_plan(store, last_opened, Some(missing_bytes))
     {
         space.reclaimable_bytes = Some(plan.garbage_bytes);
-        space.evictable_bytes = gc::evictable_bytes(store).ok();
+        space.evictable_bytes = gc::evictable_bytes(store.liveness()).ok();
         space.evicted = plan.evicted;
     }
     Ok(space)

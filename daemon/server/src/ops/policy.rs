@@ -130,7 +130,7 @@ impl CallerPolicy {
         let Some(restricted) = &self.0 else { return Ok(true) };
         let mut subject = restricted.of_names(store, (manifest, reference), None)?;
         if restricted.needs_terms(&subject) {
-            let model = store.model(reference)?;
+            let model = store.names().model(reference)?;
             if model.manifest.digest() != manifest {
                 // Another model has got the name.
                 return Ok(false);
@@ -146,14 +146,14 @@ impl CallerPolicy {
         if self.0.is_none() {
             return Ok(());
         }
-        self.check_stored(store, &store.model(reference)?, None)
+        self.check_stored(store, &store.names().model(reference)?, None)
     }
 
     /// The decision about a stored model.
     pub(crate) fn decision(&self, store: &Store, reference: &Reference) -> Result<PolicyDecision, OpError> {
         let allowed = PolicyDecision { allowed: true, rule: None, reason: None, found: None, place: None };
         let Some(restricted) = &self.0 else { return Ok(allowed) };
-        let subject = restricted.of_stored(store, &store.model(reference)?, None)?;
+        let subject = restricted.of_stored(store, &store.names().model(reference)?, None)?;
         let Restricted { policy, principal, .. } = &**restricted;
         let decision = policy.decide(principal, &subject);
         Ok(policy.described(principal, &subject, &decision).unwrap_or(allowed))
@@ -249,7 +249,7 @@ fn add_file(
     terms.add_file(&descriptor.media_type, name);
     if descriptor.media_type.component() == "license" {
         let is_text = descriptor.size <= MAX_TEXT_BYTES;
-        let read = || FileReader::of(store, file).read_range(0..descriptor.size);
+        let read = || FileReader::of(store.content(), file).read_range(0..descriptor.size);
         let text = is_text.then(read).transpose()?;
         terms.add_license(text.as_deref());
     }

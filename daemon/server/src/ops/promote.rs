@@ -41,7 +41,7 @@ fn promote_model(
     params: &PromoteParams,
     report: &mut ReportProgress<'_>,
 ) -> Result<Promoted, OpError> {
-    let _held = store.hold_lower_stores();
+    let _held = store.content().hold_lower_stores();
     let cause = format!("promotion of {}", params.reference.short());
     let change = NameChange::new(store, requester, Verb::Promote, cause);
     let (model, lease) = change.stored_model(&params.reference, policy, None)?;
@@ -73,7 +73,7 @@ fn planned(
     Ok(Promoted {
         name: model.reference.short(),
         digest: model.manifest.digest(),
-        from: store.lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
+        from: store.names().lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
         copied_bytes: missing.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)),
         copied_blobs: missing.len() as u64,
         dry_run: params.dry_run,
@@ -91,7 +91,7 @@ fn check_payer(
 ) -> Result<(), OpError> {
     let is_own_name = promoted.from.is_none() && promoted.copied_blobs > 0;
     if is_own_name {
-        store.check_own(&model.reference, requester.name_user())?;
+        store.names().check_own(&model.reference, requester.name_user())?;
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ fn check_files(store: &Store, model: &Model, progress: &mut Progress<'_, '_>) ->
         let found = digest_of(store, recipe, progress)?;
         if found != expected {
             return Err(StoreError::Recipe {
-                path: store.place_of_recipe(file.descriptor.digest),
+                path: store.content().place_of_recipe(file.descriptor.digest),
                 what: format!(
                     "wrong digest of the file that it rebuilds: expected {expected}, found {found}"
                 ),
@@ -149,7 +149,8 @@ fn check_files(store: &Store, model: &Model, progress: &mut Progress<'_, '_>) ->
 }
 
 fn digest_of(store: &Store, recipe: &Recipe, progress: &mut Progress<'_, '_>) -> Result<Digest, OpError> {
-    let (mut reader, mut hasher, mut offset) = (FileReader::of_recipe(store, recipe), Hasher::new(), 0);
+    let (mut reader, mut hasher, mut offset) =
+        (FileReader::of_recipe(store.content(), recipe), Hasher::new(), 0);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let length = reader.read_at(offset, &mut buffer)?;
@@ -172,7 +173,7 @@ fn commit(change: &NameChange<'_>, ingest: Ingest, model: &Model, was_below: boo
     let digest = model.manifest.digest();
     let is_unchanged = |present: Option<&Reference>| {
         let is_same = match present {
-            Some(present) => store.manifest(present)?.digest() == digest,
+            Some(present) => store.names().manifest(present)?.digest() == digest,
             None => was_below,
         };
         match is_same {
@@ -181,9 +182,9 @@ fn commit(change: &NameChange<'_>, ingest: Ingest, model: &Model, was_below: boo
         }
     };
     let name = &model.reference;
-    let (origin, name_origin) = (store.origin(digest), store.name_origin(name, digest));
+    let (origin, name_origin) = (store.names().origin(digest), store.names().name_origin(name, digest));
     let mut ingest = ingest.with_name_origin(name_origin);
-    if let Some(kind) = store.kind(digest) {
+    if let Some(kind) = store.names().kind(digest) {
         ingest.note_kind(kind);
     }
     change.commit_if(ingest, name, (&model.manifest, origin.as_deref()), is_unchanged)

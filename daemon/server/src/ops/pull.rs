@@ -181,7 +181,7 @@ impl Incoming<'_> {
             self.ingest.lease().release();
             // Not those of others that it was not to continue.
             let used = files.iter().filter_map(|file| self.reusable.download(file, self.user()).ok());
-            self.pull.store.forget_partials(used.map(|download| download.file.identity()));
+            self.pull.store.liveness().forget_partials(used.map(|download| download.file.identity()));
         }
         taken
     }
@@ -265,7 +265,7 @@ impl Incoming<'_> {
                 return Ok(None);
             }
             // One in a lower store stays there, and this store gets its own.
-            Err(OpError::Damaged { digest, .. }) if !self.ingest.store().has_own_blob(digest) => {
+            Err(OpError::Damaged { digest, .. }) if !self.ingest.store().content().has_own_blob(digest) => {
                 self.ingest.keep_own_copy(digest);
                 return Ok(None);
             }
@@ -375,7 +375,7 @@ impl Incoming<'_> {
             let is_known = file.digest().is_some();
             let begun =
                 is_known.then(|| self.ingest.own_download_bytes(download.file.identity())).transpose()?;
-            let size = self.ingest.store().size_on_disk(file.size());
+            let size = self.ingest.store().ledger().size_on_disk(file.size());
             whole = whole.saturating_add(size.saturating_sub(begun.unwrap_or_default()));
             downloads.push(download);
         }
@@ -396,9 +396,9 @@ impl Incoming<'_> {
     fn admit(&self, file: &RemoteFile) -> Result<(), OpError> {
         let store = self.ingest.store();
         let is_plain = !file.media_type().holds_tensors();
-        let can_make_space = store.can_make_space() || store.has_displaced()?;
-        if !store.could_fit(file.size())? || is_plain && !can_make_space {
-            store.check_fits(file.size())?;
+        let can_make_space = store.ledger().can_make_space() || store.liveness().has_displaced()?;
+        if !store.ledger().could_fit(file.size())? || is_plain && !can_make_space {
+            store.ledger().check_fits(file.size())?;
         }
         Ok(())
     }
@@ -421,9 +421,9 @@ impl Incoming<'_> {
     fn find_present(&self, file: &Descriptor) -> Result<bool, OpError> {
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
         lease.protect(file.digest);
-        let Some(stored) = store.stored_file_now(file)? else { return Ok(false) };
+        let Some(stored) = store.content().stored_file_now(file)? else { return Ok(false) };
         lease.protect_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
-        Ok(store.has_file(file)? && self.reusable.allows_stored(file.digest)?)
+        Ok(store.content().has_file(file)? && self.reusable.allows_stored(file.digest)?)
     }
 
     /// Forgets whether a file is present: another pull may have completed it.
@@ -436,7 +436,7 @@ impl Incoming<'_> {
 
     /// Moves a blob to quarantine unless its content has the digest that it is named by.
     fn quarantine_if_damaged(&self, digest: Digest) -> Result<bool, OpError> {
-        let place = self.ingest.store().quarantine_if_damaged(digest)?;
+        let place = self.ingest.store().content().quarantine_if_damaged(digest)?;
         if let Some(place) = &place {
             tracing::warn!("blob {digest}: damaged; moved to {}", place.display());
         }
@@ -446,7 +446,7 @@ impl Incoming<'_> {
     /// The facts from a stored file's header, if it is a file of weights.
     fn stored_facts(&self, file: &Descriptor) -> Result<Vec<ModelFacts>, OpError> {
         let store = self.ingest.store();
-        let stored = store.stored_file(file)?;
+        let stored = store.content().stored_file(file)?;
         let members = stored.members()?;
         let files = if members.is_empty() { vec![stored] } else { files_of(members) };
         let weights = files.iter().filter(|file| file.descriptor.media_type.component() == WEIGHTS);

@@ -116,7 +116,7 @@ pub(super) fn known_files(pull: Pull<'_>, reusable: &Reusable<'_>) -> Result<Vec
     }
     let urls: Vec<_> = registry.shards(url)?.iter().map(ToString::to_string).collect();
     let mut known = Vec::new();
-    for FileVersion { url, validator, size, digest } in store.file_versions(&urls)? {
+    for FileVersion { url, validator, size, digest } in store.names().file_versions(&urls)? {
         let file = Descriptor { media_type: MediaType::new(MediaType::OLLAMA_MODEL), digest, size };
         if reusable.has_file(&file)? {
             known.push(KnownFile { url, validator, size, digest });

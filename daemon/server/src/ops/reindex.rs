@@ -9,19 +9,19 @@ use super::OpError;
 /// Compares the index with the disk and corrects it. If the index is not in use, as in embedded mode, it is
 /// loaded or built first and closed afterwards.
 pub fn reindex(store: &Store) -> Result<Reindexed, OpError> {
-    let was_unused = store.index_status() == IndexStatus::Unused;
+    let was_unused = store.content().index().status() == IndexStatus::Unused;
     if was_unused {
-        store.start_index();
+        store.content().start_index();
     }
     let found = store.reindex();
     if was_unused {
-        store.stop_index();
+        store.content().stop_index();
     }
     let found = found?;
     Ok(Reindexed {
         blob_count: found.blob_count,
         recipe_count: found.recipe_count,
-        model_count: store.tags()?.references.len() as u64,
+        model_count: store.names().tags()?.references.len() as u64,
         differences: found.count,
     })
 }

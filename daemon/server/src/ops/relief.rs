@@ -25,7 +25,8 @@ pub struct Relief {
 
 impl Relief {
     pub(super) fn of(store: &Store) -> Self {
-        let evictable_bytes = store.can_make_space().then(|| gc::evictable_bytes(store).ok()).flatten();
+        let evictable_bytes =
+            store.ledger().can_make_space().then(|| gc::evictable_bytes(store.liveness()).ok()).flatten();
         Self { reclaimable_bytes: measure::reclaimable_bytes(store), evictable_bytes }
     }
 

@@ -83,7 +83,7 @@ fn stored_model(
 ) -> Result<Option<Model>, OpError> {
     let mut files = Vec::new();
     for file in manifest.files() {
-        match store.stored_file_now(file)? {
+        match store.content().stored_file_now(file)? {
             Some(stored) if reusable.has_file(file)? => files.push(stored),
             _ => return Ok(None),
         }

@@ -1,6 +1,5 @@
 //! `rm`: removes names, and what only they needed.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use blobd_client::protocol::request::RemoveParams;
@@ -8,7 +7,6 @@ use blobd_client::protocol::response::{NotRemoved, Removed};
 use blobd_client::protocol::upkeep::Spared;
 use blobd_store::gc::{self, Account, Untagged};
 use blobd_store::{Store, StoreError, Verb};
-use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::lost_models::{kept, lost_model};
@@ -21,7 +19,7 @@ use crate::requester::Requester;
 /// the trash and frees nothing. A dry run reports the same and removes nothing.
 ///
 /// # Errors
-/// [`StoreError::NoSuchModel`], [`OpError::Pinned`] or one of [`Store::check_change`] for any of the names; then none is
+/// [`StoreError::NoSuchModel`], [`OpError::Pinned`] or one of [`blobd_store::Names::check_change`] for any of the names; then none is
 /// removed. If the request says to go on, the others are removed, and the response has the errors.
 /// [`OpError::NothingToRemove`] if the request selects no models at all.
 pub fn remove(
@@ -38,7 +36,7 @@ pub fn remove(
     if params.dry_run {
         return plan(store, &request);
     }
-    store.with_reserve(|| match params.keep_seconds {
+    store.ledger().with_reserve(|| match params.keep_seconds {
         Some(seconds) => move_to_trash(store, &request, Duration::from_secs(seconds)),
         None => free(store, &request),
     })
@@ -49,10 +47,10 @@ fn plan(store: &Store, request: &Request<'_>) -> Result<Removed, OpError> {
     let mut refusals = Refusals::of(params);
     let named = resolve_named(store, params, &mut refusals)?;
     let (models, spared) = {
-        let _tags = store.lock_tags();
+        let _tags = store.names().lock_tags();
         checked(store, request, &named, &mut refusals)?
     };
-    let mut account = Account::of(store, &models, &[]);
+    let mut account = Account::of(store.liveness(), &models, &[]);
     account.kept.retain(|kept| !kept.by.is_empty());
     let mut freed_bytes = 0u64;
     for model in &mut account.models {
@@ -67,32 +65,25 @@ fn plan(store: &Store, request: &Request<'_>) -> Result<Removed, OpError> {
 
 fn move_to_trash(store: &Store, request: &Request<'_>, keep: Duration) -> Result<Removed, OpError> {
     // Held until the tags are removed: a collection that saw neither record nor tag would delete the models.
-    let lease = store.leases().grant("rm --keep");
+    let lease = store.liveness().leases().grant("rm --keep");
     let mut trashed_until = None;
     let trash = |reference: &Reference| -> Result<(), OpError> {
-        let manifest = store.leased_model(reference, &lease)?.manifest;
+        let manifest = store.names().leased_model(reference, &lease)?.manifest;
         // Before the tag is removed: a crash in between leaves both, which is harmless.
-        trashed_until = Some(rfc3339(store.add_to_trash(reference, &manifest, keep)?));
+        trashed_until = Some(rfc3339(store.names().add_to_trash(reference, &manifest, keep)?));
         Ok(())
     };
     let Dropped { models, spared, failed } = drop_names(store, request, trash)?;
     drop(lease);
-    Ok(Removed { trashed_until, spared, failed, ..removed(Account::of(store, &models, &[]), 0) })
+    Ok(Removed { trashed_until, spared, failed, ..removed(Account::of(store.liveness(), &models, &[]), 0) })
 }
 
 fn free(store: &Store, request: &Request<'_>) -> Result<Removed, OpError> {
     let Dropped { models, spared, failed } = drop_names(store, request, |_| Ok(()))?;
-    let candidates: BTreeSet<Digest> =
-        models.iter().flat_map(|model| &model.nodes).map(|node| node.digest()).collect();
-    // An unreadable manifest may need any blob: then the names are removed and the bytes kept.
-    let removed = match gc::collect_from(store, candidates.clone()) {
-        Ok(deleted) => removed(Account::of(store, &models, &deleted.deletions), deleted.freed_bytes()),
-        Err(refusal) => {
-            // Retried later, by the next `gc` at the latest.
-            store.condemn(candidates);
-            removed(Account::unknown(store, &models, &refusal), 0)
-        }
-    };
+    // If the collection is refused, because an unreadable manifest may need any blob, the names are removed and the bytes
+    // kept until a later one.
+    let (account, deleted) = gc::free(store.liveness(), &models);
+    let removed = removed(account, deleted.map_or(0, |deleted| deleted.freed_bytes()));
     Ok(Removed { spared, failed, ..removed })
 }
 
@@ -129,7 +120,7 @@ fn drop_names(
     let (params, actor) = (request.params, request.requester.doing(Verb::Rm));
     let mut refusals = Refusals::of(params);
     let named = resolve_named(store, params, &mut refusals)?;
-    let _tags = store.lock_tags();
+    let _tags = store.names().lock_tags();
     let (models, spared) = checked(store, request, &named, &mut refusals)?;
     let mut each = |models: Vec<Untagged>, step: &mut dyn FnMut(&Reference) -> Result<(), OpError>| {
         let mut done = Vec::new();
@@ -140,7 +131,7 @@ fn drop_names(
         Ok::<_, OpError>(done)
     };
     let models = each(models, &mut before)?;
-    let models = each(models, &mut |reference| Ok(store.remove_tag(reference, actor)?))?;
+    let models = each(models, &mut |reference| Ok(store.names().remove_tag(reference, actor)?))?;
     Ok(Dropped { models, spared, failed: refusals.failed })
 }
 
@@ -162,8 +153,8 @@ fn checked(
 
 /// A tag's model. It needs nothing if its manifest or a recipe is damaged: then only `gc` finds what to free.
 fn untagged(store: &Store, reference: &Reference) -> Result<Option<Untagged>, StoreError> {
-    match store.raw_manifest(reference) {
-        Ok(raw) => Ok(Some(Untagged::of(store, reference.clone(), raw))),
+    match store.names().raw_manifest(reference) {
+        Ok(raw) => Ok(Some(Untagged::of(store.liveness(), reference.clone(), raw))),
         // Removed by another process meanwhile.
         Err(StoreError::NoSuchModel { .. }) => Ok(None),
         Err(error) => Err(error),

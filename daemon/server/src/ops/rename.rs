@@ -35,9 +35,9 @@ fn rename_model(
     params: &RenameParams,
 ) -> Result<Renamed, OpError> {
     let target = TargetName::given(&params.target)?;
-    let source = store.resolve_for_change(&params.source)?;
+    let source = store.names().resolve_for_change(&params.source)?;
     // The commit checks this again.
-    store.check_change(&source, requester.name_user())?;
+    store.names().check_change(&source, requester.name_user())?;
     let from = source.short();
     let change = NameChange::new(store, requester, Verb::Rename, format!("rename of {from}"));
     let change = change.replacing(params.force);

@@ -102,13 +102,13 @@ impl<'r> Repair<'r> {
     /// Publishes the blob again. Returns the bytes received from the network, if any.
     fn replace(&self, survey: &Survey, digest: Digest, need: &Need) -> Result<Option<u64>, Failure> {
         // A model can use the copy in a lower store.
-        if self.store.has_good_lower_blob(digest) {
+        if self.store.content().has_good_lower_blob(digest) {
             return Ok(None);
         }
         if self.take_from_quarantine(digest, need) || self.take_from_whole_file(digest, need) {
             return Ok(None);
         }
-        if survey.is_whole_weights(need) && !self.store.is_quarantined(digest) {
+        if survey.is_whole_weights(need) && !self.store.content().is_quarantined(digest) {
             return Err("neither the file nor its recipe exists; pull or import the model again".to_owned());
         }
         self.take_from_origin(survey, digest, need).map(Some)
@@ -123,7 +123,7 @@ impl<'r> Repair<'r> {
         fill: impl FnOnce(&mut BlobWriter) -> Result<(), Failure>,
     ) -> Result<(), Unpublished> {
         let failed = |error: StoreError| self.failure(&error);
-        let lease = self.store.leases().grant(format!("repair of blob {}", digest.short()));
+        let lease = self.store.liveness().leases().grant(format!("repair of blob {}", digest.short()));
         lease.protect(digest);
         let mut ingest = Ingest::begin(self.store, lease).map_err(failed)?;
         // That of a lower store is damaged.
@@ -149,6 +149,6 @@ impl<'r> Repair<'r> {
 
     /// Syncs the mode, so that it survives a power failure.
     fn make_read_only(&self, digest: Digest) -> Result<(), Failure> {
-        self.store.make_blob_read_only(digest).map_err(|error| error.to_string())
+        self.store.content().make_blob_read_only(digest).map_err(|error| error.to_string())
     }
 }

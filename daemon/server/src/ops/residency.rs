@@ -24,11 +24,11 @@ pub fn residency(
     let Some(manifest) = find(store, reference, manifest)? else { return Ok(None) };
     let mut blobs = BTreeSet::new();
     for file in manifest.files() {
-        blobs.extend(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
+        blobs.extend(store.content().stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
     }
     let mut sum = Residency::default();
     for digest in blobs {
-        let file = store.open_blob(digest, 0)?;
+        let file = store.content().open_blob(digest, 0)?;
         let part = Residency::of_file(file.as_fd()).map_err(|error| OpError::Internal(error.to_string()))?;
         sum = sum.plus(part);
     }
@@ -36,9 +36,9 @@ pub fn residency(
 }
 
 fn find(store: &Store, reference: &Reference, digest: Digest) -> Result<Option<Manifest>, OpError> {
-    let named = |name: &Reference| store.manifest(name).ok().filter(|found| found.digest() == digest);
+    let named = |name: &Reference| store.names().manifest(name).ok().filter(|found| found.digest() == digest);
     match named(reference) {
-        None => Ok(store.names_of(digest)?.iter().find_map(named)),
+        None => Ok(store.names().names_of(digest)?.iter().find_map(named)),
         found => Ok(found),
     }
 }

@@ -64,7 +64,8 @@ impl<'p> Reusable<'p> {
 
     /// Whether a file is stored, and in a model that the user may read.
     pub(super) fn has_file(&self, file: &Descriptor) -> Result<bool, OpError> {
-        let is_stored = self.store.stored_file_now(file)?.is_some() && self.store.has_file(file)?;
+        let is_stored =
+            self.store.content().stored_file_now(file)?.is_some() && self.store.content().has_file(file)?;
         Ok(is_stored && self.allows_stored(file.digest)?)
     }
 
@@ -116,7 +117,7 @@ impl<'p> Reusable<'p> {
         if !self.policy.is_restricted() || file.digest().is_none() {
             return Ok(true);
         }
-        let about = self.store.download_about(file.identity());
+        let about = self.store.content().download_about(file.identity());
         if let Some(bytes_from) = about.and_then(|about| about.bytes_from) {
             let source = source.to_string();
             let mut may_have = true;
@@ -135,19 +136,19 @@ impl<'p> Reusable<'p> {
     }
 
     fn may_read_manifest(&self, manifest: Digest) -> Result<bool, OpError> {
-        let names = self.store.names_of(manifest)?;
+        let names = self.store.names().names_of(manifest)?;
         Ok(names.iter().any(|name| self.may_read(name, manifest)))
     }
 
     fn find_model_with(&self, file: Digest) -> Result<bool, OpError> {
-        for tag in self.store.all_summaries()? {
+        for tag in self.store.names().all_summaries()? {
             let Ok(manifest) = &tag.manifest else { continue };
             if !manifest.files.contains(&file) {
                 continue;
             }
             if let Err(OpError::Damaged { digest, .. }) = self.decide(&tag.reference, manifest.digest) {
                 // It is replaced by what is downloaded.
-                self.store.quarantine_if_damaged(digest)?;
+                self.store.content().quarantine_if_damaged(digest)?;
             }
             if self.may_read(&tag.reference, manifest.digest) {
                 self.known().files.extend(manifest.files.iter().copied());

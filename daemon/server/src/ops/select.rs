@@ -71,7 +71,7 @@ pub(super) fn resolve_named(
 ) -> Result<Vec<Reference>, OpError> {
     let mut named = Vec::new();
     for reference in &params.references {
-        let stored = store.resolve_for_change(reference).map_err(OpError::from);
+        let stored = store.names().resolve_for_change(reference).map_err(OpError::from);
         named.extend(refusals.note(&reference.short(), stored)?);
     }
     Ok(named)
@@ -81,7 +81,7 @@ pub(super) fn resolve_named(
 ///
 /// # Errors
 /// Unless `refusals` records them: [`StoreError::NoSuchModel`] for a name that was removed meanwhile, or if no model
-/// matches a pattern; [`OpError::Pinned`] for the name of a pinned model; those of [`Store::check_change`] for a name
+/// matches a pattern; [`OpError::Pinned`] for the name of a pinned model; those of [`blobd_store::Names::check_change`] for a name
 /// that is given.
 pub(super) fn select(
     store: &Store,
@@ -117,12 +117,12 @@ fn checked(
     stored: &Reference,
     has_rule: bool,
 ) -> Result<Reference, OpError> {
-    store.check_tag(stored)?;
+    store.names().check_tag(stored)?;
     match has_rule {
-        true => store.check_own(stored, requester.name_user())?,
-        false => store.check_change(stored, requester.name_user())?,
+        true => store.names().check_own(stored, requester.name_user())?,
+        false => store.names().check_change(stored, requester.name_user())?,
     }
-    if !has_rule && store.is_pinned(stored) {
+    if !has_rule && store.names().is_pinned(stored) {
         return Err(OpError::Pinned { name: stored.short() });
     }
     Ok(stored.clone())
@@ -138,7 +138,7 @@ fn matching(
     if params.patterns.is_empty() && !(has_rule && params.references.is_empty()) {
         return Ok(BTreeSet::new());
     }
-    let tags = store.tags()?.references;
+    let tags = store.names().tags()?.references;
     for pattern in &params.patterns {
         if !tags.iter().any(|tag| pattern.matches(tag)) {
             let refusal = StoreError::NoSuchModel {
@@ -160,29 +160,29 @@ fn reason_to_keep(
     reference: &Reference,
 ) -> Result<Option<String>, OpError> {
     let Request { last_opened, requester, params } = request;
-    match store.check_own(reference, requester.name_user()) {
+    match store.names().check_own(reference, requester.name_user()) {
         Err(StoreError::NameOfAnother { .. }) => return Ok(Some("added by another user".to_owned())),
         checked => checked?,
     }
-    if store.is_pinned(reference) {
+    if store.names().is_pinned(reference) {
         return Ok(Some("pinned".to_owned()));
     }
     let older_than = params.older_than_seconds.map(Duration::from_secs);
     if !params.unused && older_than.is_none() {
         return Ok(None);
     }
-    let manifest = store.manifest(reference)?.digest();
-    if store.leases().is_leased(manifest) {
+    let manifest = store.names().manifest(reference)?.digest();
+    if store.liveness().leases().is_leased(manifest) {
         return Ok(Some("open".to_owned()));
     }
     let age = Age {
-        named: store.modified(reference)?,
-        opened: [last_opened(reference, manifest), store.last_use(manifest)]
+        named: store.names().modified(reference)?,
+        opened: [last_opened(reference, manifest), store.content().index().last_use(manifest)]
             .into_iter()
             .flatten()
             .map(|last| last.at)
             .max(),
-        recorded_since: store.uses_since(),
+        recorded_since: store.content().index().uses_since(),
     };
     Ok(age.reason_to_keep(params.unused, older_than, SystemTime::now()))
 }

@@ -15,8 +15,8 @@ use super::measure::{Model, counted};
 /// # Errors
 /// As for [`super::usage`], and [`blobd_store::StoreError::NoSuchModel`].
 pub fn sharing(store: &Store, reference: &Reference) -> Result<ModelSharing, OpError> {
-    let reference = store.resolve(reference)?;
-    let files: Vec<Digest> = store.manifest(&reference)?.digests().into_iter().collect();
+    let reference = store.names().resolve(reference)?;
+    let files: Vec<Digest> = store.names().manifest(&reference)?.digests().into_iter().collect();
     let mut others = Model::all(store)?;
     others.retain(|model| *model.reference() != reference);
     let their_files: Vec<&[Digest]> = others.iter().map(|model| &*model.manifest().files).collect();

@@ -43,7 +43,7 @@ pub struct Shown {
 
 /// Describes a model as [`show`] does, without copying the tensors.
 pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
-    let model = store.model(reference)?;
+    let model = store.names().model(reference)?;
     let contents = model.contents()?;
     let header = header(store, &contents)?;
     let has_header = header.is_some();
@@ -58,8 +58,8 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let mut details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
-        origin: store.name_origin(&model.reference, model.manifest.digest()).origin,
-        store: store.lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
+        origin: store.names().name_origin(&model.reference, model.manifest.digest()).origin,
+        store: store.names().lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
         kind: Some(kind_of(&model.manifest, facts.kind)),
         architecture: facts.architecture,
         parameters,

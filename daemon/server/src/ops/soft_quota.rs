@@ -11,7 +11,7 @@ use crate::requester::Requester;
 pub(super) fn notes(store: &Store, requester: Requester) -> Vec<String> {
     let uid = requester.uid();
     let own = (Payer::User(uid), requester.quota());
-    let pools = store.pools();
+    let pools = store.ledger().pools();
     let of_groups = pools.iter().filter(|pool| !requester.may_administer() && pool.members.contains(uid));
     let of_groups = of_groups.map(|pool| {
         let quota = UserQuota { soft: pool.soft_bytes, hard: pool.hard_bytes };
@@ -23,7 +23,7 @@ pub(super) fn notes(store: &Store, requester: Requester) -> Vec<String> {
 fn note(store: &Store, uid: u32, payer: &Payer, quota: UserQuota) -> Option<String> {
     let soft_bytes = quota.soft?;
     // The request has succeeded already, so its response does not wait for the index, and an error is only logged.
-    let charged_bytes = match store.charged_bytes_unless_building(payer) {
+    let charged_bytes = match store.liveness().charged_bytes_unless_building(payer) {
         Ok(charged_bytes) => charged_bytes?,
         Err(error) => {
             tracing::warn!(uid, "soft quota: the use is unknown: {error}");

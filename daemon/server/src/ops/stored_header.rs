@@ -64,7 +64,7 @@ pub(super) fn read_in_turn(
     let damaged = |source| OpError::Damaged { digest, source };
     let mut reader = HeaderReader::new();
     let part = |part: &[u8]| reader.push(part).map(drop).map_err(damaged);
-    read_in_parts(&mut FileReader::of_recipe(store, recipe), size, part)?;
+    read_in_parts(&mut FileReader::of_recipe(store.content(), recipe), size, part)?;
     reader.finish().map(Some).map_err(damaged)
 }
 
@@ -85,7 +85,7 @@ pub(super) fn read_in_parts(
 
 /// At most how many bytes [`show`](super::show) reads of the headers of a model's files.
 pub(crate) fn header_bytes(store: &Store, reference: &Reference) -> Result<u64, OpError> {
-    let model = store.model(reference)?;
+    let model = store.names().model(reference)?;
     let contents = model.contents()?;
     let recipes = contents.iter().filter_map(|named| named.file.recipe.as_ref());
     let split = recipes.filter_map(|recipe| recipe.header()).map(|(_, size)| size);

@@ -24,7 +24,7 @@ pub(super) fn add_stored(
     (manifest, name): (Digest, Option<&Reference>),
     needs_names: bool,
 ) -> Result<(), OpError> {
-    let mut own_origin = name.and_then(|name| store.name_origin(name, manifest).origin);
+    let mut own_origin = name.and_then(|name| store.names().name_origin(name, manifest).origin);
     let (mut next, mut seen) = (Some((manifest, None)), BTreeSet::new());
     while let Some((manifest, name)) = next.take().filter(|(manifest, _)| seen.insert(*manifest)) {
         if seen.len() > MAX_EDITS {
@@ -32,9 +32,9 @@ pub(super) fn add_stored(
             return Err(OpError::Internal(format!("manifest {manifest}: {what}")));
         }
         if needs_names {
-            store.names_of(manifest)?.iter().for_each(|name| subject.add_name(name));
+            store.names().names_of(manifest)?.iter().for_each(|name| subject.add_name(name));
         }
-        let recorded = store.recorded_origin(manifest)?;
+        let recorded = store.names().recorded_origin(manifest)?;
         match own_origin.take().or(recorded).as_deref().and_then(Origin::parse) {
             Some(Origin::Import(_)) => subject.add_local(),
             Some(Origin::Url(source) | Origin::Source(source)) => subject.add_source(&source),
@@ -60,14 +60,14 @@ fn add_hosts(
     manifest: Digest,
     name: Option<&Reference>,
 ) -> Result<(), OpError> {
-    let names = store.names_of(manifest)?;
+    let names = store.names().names_of(manifest)?;
     names.iter().chain(name).for_each(|name| subject.add_host(name));
     Ok(())
 }
 
 /// The manifest that a name has now.
 fn named(store: &Store, name: &Reference) -> Result<Option<Digest>, StoreError> {
-    match store.resolve(name).and_then(|name| store.manifest(&name)) {
+    match store.names().resolve(name).and_then(|name| store.names().manifest(&name)) {
         Ok(manifest) => Ok(Some(manifest.digest())),
         Err(error) if error.is_no_such_model() => Ok(None),
         Err(error) => Err(error),

@@ -133,16 +133,16 @@ impl Survey {
         let mut reader = DiskReader::default();
         let mut survey = Self::default();
         if let Selected::Model(reference) = selected {
-            let reference = store.resolve(reference)?;
-            survey.add(store, &mut reader, reference.short(), &store.manifest(&reference)?, visit)?;
+            let reference = store.names().resolve(reference)?;
+            survey.add(store, &mut reader, reference.short(), &store.names().manifest(&reference)?, visit)?;
             return Ok(survey);
         }
         let references = match selected {
-            Selected::AllStores => store.all_tags()?,
-            _ => store.tags()?.references,
+            Selected::AllStores => store.names().all_tags()?,
+            _ => store.names().tags()?.references,
         };
         for reference in references {
-            match store.manifest(&reference) {
+            match store.names().manifest(&reference) {
                 Ok(manifest) => survey.add(store, &mut reader, reference.short(), &manifest, visit)?,
                 // Removed since it was listed.
                 Err(StoreError::NoSuchModel { .. }) => {}
@@ -153,7 +153,7 @@ impl Survey {
             }
         }
         // Damaged trash records are reported by `gc`.
-        for trashed in store.trash().unwrap_or_default() {
+        for trashed in store.names().trash().unwrap_or_default() {
             let name = format!("{} (in the trash)", trashed.reference.short());
             survey.add(store, &mut reader, name, &trashed.manifest, visit)?;
         }
@@ -287,7 +287,7 @@ fn is_finding(error: &StoreError) -> bool {
 
 /// The expected digest of a manifest is unknown, so the finding has the digest of what is there.
 fn manifest_finding(store: &Store, reference: &Reference, error: &StoreError) -> Finding {
-    let raw = store.raw_manifest(reference).unwrap_or_default();
+    let raw = store.names().raw_manifest(reference).unwrap_or_default();
     let reason = format!("{error}; pull or import the model again, or remove it");
     Finding { digest: Digest::of(&raw), damage: Damage::Manifest { model: reference.short() }, reason }
 }
@@ -363,7 +363,7 @@ fn recipe_bytes<'s>(
     file: Digest,
 ) -> io::Result<Option<(OpenRecipe<'s>, Vec<u8>)>> {
     loop {
-        let opened = match store.open_recipe(file) {
+        let opened = match store.content().open_recipe(file) {
             Ok(Some(opened)) => opened,
             Ok(None) => return Ok(None),
             Err(StoreError::Io { source, .. }) => return Err(source),

@@ -36,7 +36,7 @@ fn add_tag(
     let change = NameChange::new(store, requester, Verb::Tag, cause).replacing(params.force);
     let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
     let digest = model.manifest.digest();
-    let origin = store.name_origin(&model.reference, digest).of_copy();
+    let origin = store.names().name_origin(&model.reference, digest).of_copy();
     let ingest = change.begin_without_data(lease)?.with_name_origin(origin);
     let Named { name, unchanged, effects, .. } =
         change.commit(ingest, target, &model.manifest, None, |_name| true)?;

@@ -60,14 +60,16 @@ fn restore(
 fn lease_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), OpError> {
     lease.protect_all(manifest.digests());
     for file in manifest.files() {
-        lease.protect_all(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
+        lease.protect_all(
+            store.content().stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest),
+        );
     }
     Ok(())
 }
 
 fn model_of(store: &Store, trashed: &blobd_store::TrashedModel) -> Result<Model, OpError> {
     let (reference, manifest) = (trashed.reference.clone(), trashed.manifest.clone());
-    let files = manifest.files().map(|file| store.stored_file(file)).collect::<Result<_, _>>()?;
+    let files = manifest.files().map(|file| store.content().stored_file(file)).collect::<Result<_, _>>()?;
     Ok(Model { reference, manifest, files })
 }
 
@@ -82,7 +84,7 @@ pub fn trash(store: &Store) -> Result<TrashList, OpError> {
         replaced: trashed.displaced,
         added_by: trashed.account.map(|account| account.uid),
     };
-    Ok(TrashList { models: store.trash()?.into_iter().map(listed).collect() })
+    Ok(TrashList { models: store.names().trash()?.into_iter().map(listed).collect() })
 }
 
 fn find(
@@ -91,7 +93,7 @@ fn find(
     reference: &Reference,
 ) -> Result<blobd_store::TrashedModel, OpError> {
     let pinned = reference.digest();
-    let of_that_name = store.trash()?.into_iter().filter(|trashed| {
+    let of_that_name = store.names().trash()?.into_iter().filter(|trashed| {
         trashed.reference.same_model(reference)
             && pinned.is_none_or(|digest| digest == trashed.manifest.digest())
     });

@@ -29,9 +29,9 @@ pub fn usage_in_detail(
     last_opened: &LastOpened,
     detail: Option<usize>,
 ) -> Result<DiskUsage, OpError> {
-    let linked = store.recheck_sizes()?;
+    let linked = store.content().index().recheck_sizes()?;
     let (others, models, totals, plan) = std::thread::scope(|scope| {
-        let others = scope.spawn(|| store.other_files(linked));
+        let others = scope.spawn(|| store.content().other_files(linked));
         let models = Model::all(store)?;
         let totals = measure(store, &models)?;
         let plan = unneeded(store, &totals.measured)?;
@@ -47,7 +47,7 @@ pub fn usage_in_detail(
     let of_kinds = |kinds: &[UsageKind]| {
         rows.iter().filter(|row| kinds.contains(&row.kind)).map(|row| row.bytes).fold(0, u64::saturating_add)
     };
-    let policy = store.space_policy();
+    let policy = store.ledger().space_policy();
     // Without eviction nothing happens at the watermarks.
     let evicting = Some(policy).filter(|policy| policy.eviction != Eviction::Never);
     let mut usage = DiskUsage {
@@ -59,13 +59,13 @@ pub fn usage_in_detail(
         trash_bytes: of_kinds(&[UsageKind::Trash]),
         quarantine_bytes: others.quarantine,
         held_bytes: plan.held_bytes(),
-        reserve_bytes: store.reserve_bytes().unwrap_or_default(),
+        reserve_bytes: store.ledger().reserve_bytes().unwrap_or_default(),
         quota_bytes: policy.quota_bytes,
-        used_bytes: store.used_bytes(),
+        used_bytes: store.ledger().used_bytes(),
         high_watermark_bytes: evicting.and_then(|policy| policy.high_bytes()),
         low_watermark_bytes: evicting.and_then(|policy| policy.low_bytes()),
-        min_free_bytes: store.min_free_bytes(),
-        free_bytes: store.free_bytes()?,
+        min_free_bytes: store.ledger().min_free_bytes(),
+        free_bytes: store.ledger().free_bytes()?,
         blob_count,
         disk_bytes: rows.iter().map(|row| row.bytes).fold(0, u64::saturating_add),
         rows,
@@ -100,7 +100,8 @@ fn row(
     users: &Names,
 ) -> ModelUsage {
     let manifest = model.manifest().digest;
-    let opened = last_opened(model.reference(), manifest).or_else(|| store.last_use(manifest));
+    let opened =
+        last_opened(model.reference(), manifest).or_else(|| store.content().index().last_use(manifest));
     let opened_by = opened.and_then(|opened| opened.uid);
     ModelUsage {
         name: model.reference().short(),
@@ -128,7 +129,10 @@ mod tests {
         let (_folder, store) = new_store();
         let watermarks = |eviction| {
             let quota_bytes = Some(100 << 20);
-            store.set_space_policy(SpacePolicy { quota_bytes, eviction, ..SpacePolicy::default() }).unwrap();
+            store
+                .ledger()
+                .set_space_policy(SpacePolicy { quota_bytes, eviction, ..SpacePolicy::default() })
+                .unwrap();
             let usage = usage(&store, &|_, _| None).unwrap();
             (usage.quota_bytes, usage.high_watermark_bytes, usage.low_watermark_bytes)
         };

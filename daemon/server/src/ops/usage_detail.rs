@@ -44,7 +44,7 @@ pub(super) fn add(
     add_sharers(&parts, &names, limit, usage);
     usage.shared_parts = parts.iter().take(MAX_PARTS).map(|part| named(part, &names, limit)).collect();
     add_downloads(store, usage)?;
-    let quarantined = store.quarantined_blobs()?.into_iter().map(|blob| QuarantinedBlob {
+    let quarantined = store.content().quarantined_blobs()?.into_iter().map(|blob| QuarantinedBlob {
         digest: blob.digest,
         bytes: blob.bytes,
         since: rfc3339(UNIX_EPOCH.checked_add(Duration::from_secs(blob.time)).unwrap_or(UNIX_EPOCH)),
@@ -99,7 +99,7 @@ fn add_downloads(store: &Store, usage: &mut DiskUsage) -> Result<(), OpError> {
     if usage.rows.iter().all(|row| row.digest.is_none()) {
         return Ok(());
     }
-    let (users, downloads) = (Names::system(), store.downloads()?);
+    let (users, downloads) = (Names::system(), store.content().downloads()?);
     for row in &mut usage.rows {
         let found = downloads.iter().find(|download| Some(download.partial.file) == row.digest);
         row.size = found.and_then(|download| download.size);

@@ -22,10 +22,10 @@ pub(crate) fn user_usage(
     quota_of: &QuotaOf<'_>,
     requester: Requester,
 ) -> Result<UserUsage, OpError> {
-    let others = store.other_files(store.recheck_sizes()?)?;
+    let others = store.content().other_files(store.content().index().recheck_sizes()?)?;
     let charges = match requester.may_administer() {
-        true => store.charges(&others),
-        false => store.charges_for(&others, requester.uid()),
+        true => store.liveness().charges(&others),
+        false => store.liveness().charges_for(&others, requester.uid()),
     }?;
     let names = Names::system();
     let row = |charge: &UserCharge| {
@@ -59,7 +59,7 @@ pub(crate) fn user_usage(
 
 /// The groups with quotas, with `member` only those that this user is a member of.
 fn groups(store: &Store, charges: &[UserCharge], member: Option<u32>) -> Vec<ChargedGroup> {
-    let pools = store.pools();
+    let pools = store.ledger().pools();
     let uids: Vec<u32> = charges.iter().filter_map(|charge| charge.uid).chain(member).collect();
     pools.iter().for_each(|pool| pool.members.prepare(&uids));
     let shown = pools.iter().filter(|pool| member.is_none_or(|uid| pool.members.contains(uid)));

@@ -48,7 +48,7 @@ pub fn verify(
     let mut blobs = BTreeSet::new();
     let mut survey = Survey::of(store, params.reference.as_ref(), &mut blobs)?;
     if params.reference.is_none() {
-        store.each_blob(|digest| {
+        store.content().each_blob(|digest| {
             blobs.insert(digest);
         })?;
     }
@@ -67,7 +67,7 @@ pub fn verify(
 fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
     let (damage, reason) = match verdict {
         Verdict::Good | Verdict::Hidden { .. } | Verdict::Unfinished => return None,
-        Verdict::Gone if store.is_quarantined(digest) => {
+        Verdict::Gone if store.content().is_quarantined(digest) => {
             (Damage::Lost, "was found damaged before and is in quarantine".to_owned())
         }
         Verdict::Gone => (Damage::Lost, "is missing".to_owned()),
@@ -111,7 +111,7 @@ fn confirm(
     }
     let leased: BTreeSet<Digest> =
         candidates.iter().map(|(digest, _)| *digest).chain(found.iter().map(|found| found.digest)).collect();
-    let lease = store.leases().grant(OWN_VERIFICATION);
+    let lease = store.liveness().leases().grant(OWN_VERIFICATION);
     lease.protect_all(leased.iter().copied());
     let (mut now, needs) = Survey::with_needs(store, &leased)?;
     now.check_recipes(store, &|file| leased.contains(&file))?;
@@ -142,11 +142,11 @@ fn report(
     for finding in found {
         let need = needs.get(&finding.digest);
         let is_missing = finding.damage == Damage::Lost
-            && matches!(store.blob_size(finding.digest), Ok(None))
-            && !store.is_quarantined(finding.digest)
-            && store.lower_problem().is_none();
+            && matches!(store.content().blob_size(finding.digest), Ok(None))
+            && !store.content().is_quarantined(finding.digest)
+            && store.content().lower_problem().is_none();
         if is_missing {
-            store.note_missing(finding.digest);
+            store.content().note_missing(finding.digest);
         }
         let entry = report::entry(now, finding, need);
         report.add(match repair {

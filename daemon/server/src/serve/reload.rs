@@ -80,7 +80,7 @@ impl Reloader {
         let settings = config.settings(&effective::given(&self.paths, &config)?);
         let daemon = Arc::clone(&self.daemon);
         let refused = |error| ErrorBody::new(ErrorCode::Internal, error);
-        daemon.store.set_space_policy(config.store_options().space).map_err(refused)?;
+        daemon.store.ledger().set_space_policy(config.store_options().space).map_err(refused)?;
         daemon.set_access(config.access());
         daemon.set_quotas(config.quotas());
         daemon.set_policy(config.policy());

@@ -56,7 +56,7 @@ pub(crate) async fn serve_open(
     // On another thread, because a collection may hold the table of leases while it deletes a file.
     let end = move |daemon: &Daemon| {
         drop(lease);
-        Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())
+        Ok(gc::collect_condemned(daemon.store.liveness())?.freed_bytes())
     };
     let ended = daemon.disk_work(peer.uid, end).await;
     if !matches!(ended, Ok(0))

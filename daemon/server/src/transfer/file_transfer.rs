@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use blobd_registry::ByteStream;
-use blobd_store::{HashedFile, Ingest, StagedBlob, StoreError};
+use blobd_store::{HashedFile, Ingest, StagedBlob};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_layout::ArchiveMember;
 use tokio::sync::mpsc;
@@ -12,7 +12,6 @@ use tracing::{Instrument as _, Span};
 
 use super::fetch::Fetch;
 use super::pieces::write_pieces;
-use super::second_attempt::FirstCopy;
 use super::shared_assembler::SharedAssembler;
 use super::single_flight::TransferGuard;
 use super::start::{fetch_head, head_bytes};
@@ -103,12 +102,6 @@ impl Transfer<'_> {
         Ok(Recheck::Nothing)
     }
 
-    /// Ends the transfer of a file whose digest is wrong although nothing in it was assumed.
-    pub(super) fn into_first_copy(self, found: Digest) -> Result<FirstCopy, StoreError> {
-        let (senders, downloaded_bytes) = (self.shared.senders(), self.received.downloaded_bytes);
-        FirstCopy::new(found, self.shared.assembler(), senders, downloaded_bytes)
-    }
-
     /// Downloads the head that was reused; `None` if it was right.
     fn check_head(&mut self) -> Result<Option<Recheck>, TransferError> {
         let (head, mut bytes) = self.job.restarted(|| {
@@ -143,7 +136,7 @@ impl Transfer<'_> {
             self.refetched.iter().filter(|candidate| blobs.get(candidate.blob) == Some(&candidate.digest));
         for candidate in claimed {
             ingest.keep_own_copy(candidate.digest);
-            if let Some(place) = ingest.store().quarantine_if_damaged(candidate.digest)? {
+            if let Some(place) = ingest.store().content().quarantine_if_damaged(candidate.digest)? {
                 tracing::warn!("blob {}: damaged, moved to {}", candidate.digest, place.display());
             }
         }

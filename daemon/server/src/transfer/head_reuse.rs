@@ -46,7 +46,7 @@ pub(super) fn reuse_head(
     };
     let most = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(MAX_GROWTH_BYTES);
     job.count_header(most)?;
-    let Some(known) = store.read_blob(blob, MAX_HEADER_BYTES)? else { return Ok(None) };
+    let Some(known) = store.content().read_blob(blob, MAX_HEADER_BYTES)? else { return Ok(None) };
     let reused = job.wait_for(HeadMatcher::new(job, &known).run())?;
     Ok(reused.unwrap_or_else(|error| {
         tracing::debug!("head not reused: {error}");

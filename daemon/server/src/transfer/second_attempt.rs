@@ -12,6 +12,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MAX_HEADER_BYTES;
 use blobd_store_format::split::BlobContent;
 
+use super::file_transfer::Transfer;
 use super::senders::Senders;
 use super::single_flight::TransferGuard;
 use super::two_copies::{Copy, TwoCopies};
@@ -28,7 +29,7 @@ pub(super) struct FirstCopy {
 }
 
 impl FirstCopy {
-    pub(super) fn new(
+    fn new(
         digest: Digest,
         assembler: &Assembler,
         senders: Senders,
@@ -40,6 +41,14 @@ impl FirstCopy {
     /// One of an earlier pull, which was interrupted during the second download.
     pub(super) fn of_earlier_pull(digest: Digest) -> Self {
         Self { digest, head: Vec::new(), senders: Senders::default(), downloaded_bytes: 0 }
+    }
+}
+
+impl Transfer<'_> {
+    /// Ends the transfer of a file whose digest is wrong although nothing in it was assumed.
+    pub(super) fn into_first_copy(self, found: Digest) -> Result<FirstCopy, StoreError> {
+        let (senders, downloaded_bytes) = (self.shared.senders(), self.received.downloaded_bytes);
+        FirstCopy::new(found, self.shared.assembler(), senders, downloaded_bytes)
     }
 }
 

@@ -89,7 +89,7 @@ pub(super) fn candidates(
         let size = plan.blobs().get(blob).map_or(0, |planned| planned.size);
         // Pinned before the check, so that no collection deletes it in between.
         lease.protect(digest);
-        if size > 0 && store.blob_size(digest)? == Some(size) {
+        if size > 0 && store.content().blob_size(digest)? == Some(size) {
             candidates.push(Candidate { blob, digest, size, model, samples: 0 });
         }
     }
@@ -105,7 +105,7 @@ pub(super) fn similar_files(store: &Store, job: &Job<'_>) -> Result<Vec<SimilarF
         // Without an expected digest, reuse could not be verified.
         return Ok(Vec::new());
     }
-    let mut models = store.all_summaries()?;
+    let mut models = store.names().all_summaries()?;
     let is_sibling = |reference: &Reference| file.model().is_some_and(|own| own.is_sibling_of(reference));
     models.sort_by_cached_key(|model| {
         let size = model.manifest.as_ref().map_or(u64::MAX, |manifest| manifest.size);
@@ -121,7 +121,7 @@ pub(super) fn similar_files(store: &Store, job: &Job<'_>) -> Result<Vec<SimilarF
         }
         for other in manifest.files.iter().filter(|other| seen.insert(**other)) {
             // Damaged ones are skipped here; `verify` reports them.
-            if let Ok(Some(recipe)) = store.recipe(*other) {
+            if let Ok(Some(recipe)) = store.content().recipe(*other) {
                 similar_files.push(SimilarFile { recipe, model: manifest.digest });
             }
             if similar_files.len() == MAX_SIMILAR_FILES {
@@ -230,7 +230,7 @@ fn compare(
 ) -> Result<Vec<Candidate>, TransferError> {
     let (mut waiting, places) = (Vec::new(), BlobPlaces::of(plan));
     for candidate in candidates {
-        let _held = store.hold_lower_stores();
+        let _held = store.content().hold_lower_stores();
         let samples = samples(store, (plan, &places), &candidate)?;
         waiting.push((candidate, samples));
     }
@@ -295,7 +295,7 @@ fn samples(
     (plan, places): (&SplitPlan, &BlobPlaces),
     candidate: &Candidate,
 ) -> Result<Vec<Sample>, StoreError> {
-    let mut blob = FileReader::of_blob(store, candidate.digest, candidate.size);
+    let mut blob = FileReader::of_blob(store.content(), candidate.digest, candidate.size);
     let own = places.segments(plan, candidate.blob).filter_map(|segment| match segment.target {
         Target::Blob { offset_in_blob, .. } => Some((segment.offset_in_file, segment.length, offset_in_blob)),
         Target::Literal { .. } => None,

@@ -124,7 +124,7 @@ mod tests {
     fn written(piece: &Aligned, offset: u64) -> usize {
         let (folder, store) = new_store();
         let ingest = begin(&store);
-        let (disk, path) = (store.disk(), ingest.staging().next_path());
+        let (disk, path) = (store.content().disk(), ingest.staging().next_path());
         disk.create_file(&path, 0o600).unwrap();
         let length = DirectWriter::default().write(disk, &path, piece.bytes(), offset).unwrap();
         let content = fs::read(folder.path().join("store").join(&path)).unwrap();
@@ -160,12 +160,12 @@ mod tests {
         const WRITES: usize = 8;
         let (folder, store) = new_store();
         let ingest = begin(&store);
-        let (disk, piece) = (store.disk(), Aligned::new(MIN_BYTES, 0));
+        let (disk, piece) = (store.content().disk(), Aligned::new(MIN_BYTES, 0));
         let mut cached = Vec::new();
         for _ in 0..WRITES {
             let path = ingest.staging().next_path();
             disk.create_file(&path, 0o600).unwrap();
-            let is_tmpfs = store.file_system().allocates_slowly();
+            let is_tmpfs = store.content().file_system().allocates_slowly();
             if is_tmpfs || DirectWriter::default().write(disk, &path, piece.bytes(), 0).unwrap() == 0 {
                 return;
             }

@@ -138,7 +138,7 @@ impl BlobHash {
         const READ_BACK_BYTES: u64 = 1 << 20;
         let Some(mut length) = self.ahead.remove(&self.hashed) else { return Ok(()) };
         let path = assembler.path_of(blob)?;
-        let file = assembler.store().root.open_file(&path)?;
+        let file = assembler.store().content().root.open_file(&path)?;
         let mut buffer = Vec::new();
         loop {
             while length > 0 {

@@ -1,6 +1,7 @@
 //! A pipeline of two threads: one writes a file's bytes in order or reads them back, the other hashes them,
 //! which takes about as long. A fixed number of chunks bounds the memory for a file of any size.
 
+use crate::CHUNK_BYTES;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -11,10 +12,6 @@ use tracing::Span;
 use super::hash::{BlobSink, FileHasher};
 use super::{Assembler, HashedFile};
 use crate::StoreError;
-
-/// Bytes per read and write. Writes of this size and alignment let the page cache build 2 MiB folios, which
-/// makes the first access to a mapped blob ten times cheaper.
-pub const CHUNK_BYTES: usize = 4 << 20;
 
 /// Ranges requested ahead: one being read, and one waiting to be written.
 const REQUESTED_AHEAD: usize = 2;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use blobd_store_format::digest::Digest;
 
 use super::Assembler;
-use super::extents::Extents;
+use crate::content::downloads::extents::Extents;
 use crate::{StoreError, lock};
 
 /// The first copy of a file.

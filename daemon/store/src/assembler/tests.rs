@@ -1,5 +1,6 @@
 //! Files assembled in any order have the digests of their bytes.
 
+use crate::CHUNK_BYTES;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -121,7 +122,7 @@ fn empty_blob_is_stored() {
     let hashed = assembler.store_in_order(&mut Slice::new(&[]), &mut add).unwrap();
     ingest.commit_blobs().unwrap();
     assert_eq!(hashed.blobs, [Digest::of(b"")]);
-    assert_eq!(store.blob_size(Digest::of(b"")).unwrap(), Some(0));
+    assert_eq!(store.content().blob_size(Digest::of(b"")).unwrap(), Some(0));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
 use crate::disk::Root;
-use crate::outlines::read_outline;
+use crate::recipe_file::read_outline;
 use crate::root::Directory;
 use crate::{FileSystem, StoreError};
 

@@ -20,7 +20,7 @@ use crate::{FileSystem, StoreError, lock};
 
 /// A store's index. No file is read or written while `state` or `uses` is locked.
 #[derive(Debug)]
-pub(crate) struct StoreIndex {
+pub struct StoreIndex {
     pub(super) root: Root,
     pub(super) file_system: FileSystem,
     pub(super) state: Mutex<State>,
@@ -106,7 +106,7 @@ impl StoreIndex {
         })
     }
 
-    pub(super) fn begin_change(self: &Arc<Self>) -> Change {
+    pub(crate) fn begin_change(self: &Arc<Self>) -> Change {
         self.detect_foreign_changes();
         lock(&self.state).changes += 1;
         let mut has_marker = lock(&self.has_marker);
@@ -145,7 +145,7 @@ impl StoreIndex {
     }
 
     /// Updates what may have appeared, disappeared or been replaced.
-    pub(super) fn note(&self, node: Node) {
+    pub fn note(&self, node: Node) {
         {
             let mut state = lock(&self.state);
             match state.stage {
@@ -193,7 +193,7 @@ impl StoreIndex {
     }
 
     /// Records a use, unless a later one is known.
-    pub(super) fn note_use(&self, manifest: Digest, used: LastUse) {
+    pub(super) fn record_use(&self, manifest: Digest, used: LastUse) {
         let mut uses = lock(&self.uses);
         let last = uses.entry(manifest).or_default();
         if used.seconds >= last.seconds {

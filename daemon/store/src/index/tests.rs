@@ -48,7 +48,7 @@ impl Fixture {
 
     /// Imports a model of blobs and a recipe.
     fn add(&self, store: &Arc<Store>, numbers: std::ops::Range<u32>) {
-        let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
+        let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test")).unwrap();
         let pieces = numbers.clone().map(|number| {
             let blob = ingest.add_bytes(&number.to_le_bytes()).unwrap();
             Piece::Blob { blob, offset: 0, length: 4 }
@@ -66,10 +66,10 @@ impl Fixture {
     /// Opens the store with an index, waits for it, runs `then`, and closes it.
     fn with_index(&self, then: impl FnOnce(&Arc<Store>)) {
         let store = self.open();
-        store.start_index();
-        drop(store.catalog().unwrap());
+        store.content().start_index();
+        drop(store.content().index().catalog().unwrap());
         then(&store);
-        store.stop_index();
+        store.content().stop_index();
     }
 
     fn blob_count(&self) -> u64 {
@@ -81,7 +81,7 @@ impl Fixture {
         self.with_index(|store| {
             let found = store.reindex().unwrap();
             assert_eq!((found.blob_count, found.count), (self.blob_count(), 0));
-            assert_eq!(store.index_status(), IndexStatus::Ready);
+            assert_eq!(store.content().index().status(), IndexStatus::Ready);
         });
         assert!(self.index("CLEAN").is_file());
     }
@@ -106,21 +106,21 @@ fn index_is_marked_only_while_nothing_writes() {
     assert!(fixture.index("CLEAN").is_file());
     // A command that only reads leaves it; one that changes something removes it first.
     let store = fixture.open();
-    assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
+    assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
     assert!(fixture.index("CLEAN").is_file());
-    drop(store.begin_change());
+    drop(store.content().index().begin_change());
     assert!(!fixture.index("CLEAN").exists());
 }
 
 #[test]
 fn closed_index_is_loaded_and_not_rebuilt() {
     let fixture = Fixture::new();
-    fixture.with_index(|store| store.note_use(Digest::of(b"some manifest"), 7));
+    fixture.with_index(|store| store.content().index().note_use(Digest::of(b"some manifest"), 7));
     // Only the database has the use, so it was loaded.
     fixture.with_index(|store| {
-        assert!(store.last_use(Digest::of(b"some manifest")).is_some());
-        assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
-        assert!(!lock(&store.index.state).is_stale, "it is used without a scan");
+        assert!(store.content().index().last_use(Digest::of(b"some manifest")).is_some());
+        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+        assert!(!lock(&store.content().index().state).is_stale, "it is used without a scan");
     });
 }
 
@@ -146,8 +146,12 @@ fn marker_that_does_not_match_is_ignored() {
         assert_ne!(foreign, marker);
         fs::write(fixture.index("CLEAN"), &foreign).unwrap();
         fixture.with_index(|store| {
-            assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count(), "{foreign}");
-            assert!(store.last_use(Digest::of(b"none")).is_none());
+            assert_eq!(
+                store.content().index().catalog().unwrap().blob_count(),
+                fixture.blob_count(),
+                "{foreign}"
+            );
+            assert!(store.content().index().last_use(Digest::of(b"none")).is_none());
         });
         fixture.check_recovers();
     }
@@ -193,7 +197,9 @@ fn torn_snapshot_is_removed_before_opening() {
     let fixture = Fixture::new();
     fixture.with_index(|_| ());
     fs::write(fixture.index("sled/snap.ffffffffffffffff.generating"), b"torn").unwrap();
-    fixture.with_index(|store| assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count()));
+    fixture.with_index(|store| {
+        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+    });
     assert!(!fixture.index("sled/snap.ffffffffffffffff.generating").exists());
 }
 
@@ -221,11 +227,11 @@ fn blob_added_by_another_process_is_detected() {
     };
     fixture.with_index(|store| {
         add_blob(b"while it is open");
-        assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
+        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
     });
     add_blob(b"while it is closed");
     fixture.with_index(|store| {
-        assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
+        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
         fs::remove_file(fixture.root().join(layout::blob(Digest::of(b"while it is closed")))).unwrap();
         assert_eq!(store.reindex().unwrap().count, 1);
         assert_eq!(store.reindex().unwrap().count, 0);
@@ -247,25 +253,25 @@ fn imports_during_a_rebuild_are_not_lost() {
                 }
             });
         }
-        store.start_index();
+        store.content().start_index();
         for _ in 0..5 {
             assert!(store.reindex().is_ok());
         }
     });
     let found = store.reindex().unwrap();
     assert_eq!((found.blob_count, found.recipe_count, found.count), (fixture.blob_count(), 32, 0));
-    store.stop_index();
+    store.content().stop_index();
 }
 
 #[test]
 fn change_in_progress_at_the_stop_leaves_no_marker() {
     let fixture = Fixture::new();
     let store = fixture.open();
-    store.start_index();
-    drop(store.catalog().unwrap());
-    let change = store.begin_change();
+    store.content().start_index();
+    drop(store.content().index().catalog().unwrap());
+    let change = store.content().index().begin_change();
     let begin = Instant::now();
-    store.stop_index();
+    store.content().stop_index();
     assert!(begin.elapsed() < Duration::from_secs(9));
     drop(change);
     assert!(!fixture.index("CLEAN").exists());
@@ -277,19 +283,19 @@ fn unusable_index_directory_leaves_a_catalog_in_memory() {
     let (store, blobs) = (fixture.open(), fixture.root().join("blobs"));
     let hidden = fixture.folder.path().join("hidden");
     fs::rename(&blobs, &hidden).unwrap();
-    store.start_index();
-    assert!(store.catalog().is_err(), "there are no blobs/ any more");
+    store.content().start_index();
+    assert!(store.content().index().catalog().is_err(), "there are no blobs/ any more");
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !matches!(store.index_status(), IndexStatus::Degraded(_)) {
-        assert!(Instant::now() < deadline, "{:?}", store.index_status());
+    while !matches!(store.content().index().status(), IndexStatus::Degraded(_)) {
+        assert!(Instant::now() < deadline, "{:?}", store.content().index().status());
         thread::sleep(Duration::from_millis(5));
     }
     fs::rename(&hidden, &blobs).unwrap();
-    assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
+    assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
     // `reindex` starts the database again.
     assert_eq!(store.reindex().unwrap().count, 0);
-    assert_eq!(store.index_status(), IndexStatus::Ready);
-    store.stop_index();
+    assert_eq!(store.content().index().status(), IndexStatus::Ready);
+    store.content().stop_index();
 }
 
 /// sled follows symbolic links and writes to their targets.
@@ -298,9 +304,9 @@ fn index_with_a_symlink_is_replaced_and_the_target_not_written() {
     let fixture = Fixture::new();
     let start = || {
         let store = fixture.open();
-        store.start_index();
-        assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
-        store.stop_index();
+        store.content().start_index();
+        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+        store.content().stop_index();
     };
     start();
     let (database, outside) = (fixture.root().join("index/sled/db"), fixture.folder.path().join("outside"));
@@ -317,33 +323,40 @@ fn index_with_a_symlink_is_replaced_and_the_target_not_written() {
 fn catalog_that_is_being_built_is_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
-    drop(store.catalog().unwrap());
-    store.set_index_building(true);
-    assert!(store.catalog_now().is_none() && store.catalog_unless_building().unwrap().is_none());
-    store.set_index_building(false);
-    assert!(store.catalog_now().is_some());
+    drop(store.content().index().catalog().unwrap());
+    store.content().index().set_building(true);
+    assert!(
+        store.content().index().catalog_now().is_none()
+            && store.content().index().catalog_unless_building().unwrap().is_none()
+    );
+    store.content().index().set_building(false);
+    assert!(store.content().index().catalog_now().is_some());
 }
 
 #[test]
 fn index_is_not_locked_while_the_disk_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
-    drop(store.catalog().unwrap());
+    drop(store.content().index().catalog().unwrap());
     let facts = Some(BlobFacts { length: 1, bytes_on_disk: 512 });
     let read = || {
-        assert!(store.index.state.try_lock().is_ok() && store.index.uses.try_lock().is_ok());
+        assert!(
+            store.content().index().state.try_lock().is_ok()
+                && store.content().index().uses.try_lock().is_ok()
+        );
         Ok(facts)
     };
-    let is_news = store.index.update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
+    let is_news =
+        store.content().index().update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
     assert!(is_news.unwrap());
-    assert_eq!(store.catalog_now().unwrap().blob(DIGEST), facts);
+    assert_eq!(store.content().index().catalog_now().unwrap().blob(DIGEST), facts);
 }
 
 #[test]
 fn later_of_two_concurrent_reads_of_a_name_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
-    drop(store.catalog().unwrap());
+    drop(store.content().index().catalog().unwrap());
     let reads = AtomicU64::new(0);
     // Each reader returns its number, and the first one takes the longest.
     let update = || {
@@ -352,14 +365,18 @@ fn later_of_two_concurrent_reads_of_a_name_is_kept() {
             thread::sleep(Duration::from_millis(20 / number));
             Ok(Some(BlobFacts { length: number, bytes_on_disk: 512 }))
         };
-        store.index.update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts)).unwrap()
+        store
+            .content()
+            .index()
+            .update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts))
+            .unwrap()
     };
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(update);
         }
     });
-    assert_eq!(store.catalog_now().unwrap().blob(DIGEST).unwrap().length, 4);
+    assert_eq!(store.content().index().catalog_now().unwrap().blob(DIGEST).unwrap().length, 4);
 }
 
 #[test]
@@ -368,11 +385,11 @@ fn changes_during_loading_are_in_the_catalog() {
     fixture.with_index(|_| ());
     for round in 0..5 {
         let store = fixture.open();
-        store.start_index();
+        store.content().start_index();
         fixture.add(&store, 100 + round * 100..110 + round * 100);
         let found = store.reindex().unwrap();
         assert_eq!((found.blob_count, found.count), (fixture.blob_count(), 0));
-        store.stop_index();
+        store.content().stop_index();
     }
 }
 
@@ -380,13 +397,14 @@ fn changes_during_loading_are_in_the_catalog() {
 fn uses_are_kept_when_the_index_is_closed() {
     let fixture = Fixture::new();
     let (first, second) = (Digest::of(b"one"), Digest::of(b"two"));
-    fixture.with_index(|store| store.note_use(first, 7));
+    fixture.with_index(|store| store.content().index().note_use(first, 7));
     fixture.with_index(|store| {
-        store.note_use(second, 8);
+        store.content().index().note_use(second, 8);
         assert!(store.reindex().is_ok(), "the database is written anew");
     });
     fixture.with_index(|store| {
-        let [first, second] = [first, second].map(|manifest| store.last_use(manifest).unwrap());
+        let [first, second] =
+            [first, second].map(|manifest| store.content().index().last_use(manifest).unwrap());
         assert!(first.at <= second.at);
         assert_eq!((first.uid, second.uid), (Some(7), Some(8)));
     });
@@ -397,16 +415,16 @@ fn times_before_uses_were_recorded_are_known_to_be_unknown() {
     let fixture = Fixture::new();
     let mut since = None;
     let known = |store: &Store| {
-        while store.uses_since().is_none() {
+        while store.content().index().uses_since().is_none() {
             std::thread::yield_now();
         }
-        store.uses_since()
+        store.content().index().uses_since()
     };
     fixture.with_index(|store| since = known(store));
     fixture.with_index(|store| assert_eq!(known(store), since, "kept with the uses"));
     let folder = tempfile::tempdir().unwrap();
     let command = Store::open(folder.path().join("store")).unwrap();
-    assert!(command.uses_since().is_none(), "no daemon");
+    assert!(command.content().index().uses_since().is_none(), "no daemon");
 }
 
 #[test]
@@ -415,8 +433,10 @@ fn oldest_uses_are_dropped_when_there_are_too_many() {
     let store = Store::open(folder.path().join("store")).unwrap();
     let count = MAX_USES as u64 + 10;
     let used = |seconds| super::uses::LastUse { seconds, uid: None };
-    (0..count).for_each(|second| store.index.note_use(Digest::of(&second.to_le_bytes()), used(second)));
-    let kept = store.index.recent_uses();
+    (0..count).for_each(|second| {
+        store.content().index().record_use(Digest::of(&second.to_le_bytes()), used(second));
+    });
+    let kept = store.content().index().recent_uses();
     assert_eq!(
         (kept.len(), kept.values().min(), kept.values().max()),
         (MAX_USES, Some(&used(10)), Some(&used(count - 1)))

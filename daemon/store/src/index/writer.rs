@@ -33,7 +33,7 @@ const BATCH: usize = 64;
 pub(super) const MAX_USES: usize = 1 << 16;
 
 impl StoreIndex {
-    pub(super) fn start(self: &Arc<Self>) {
+    pub(crate) fn start(self: &Arc<Self>) {
         let marker = {
             let mut has_marker = lock(&self.has_marker);
             *has_marker = false;
@@ -54,7 +54,7 @@ impl StoreIndex {
     }
 
     /// Ends the thread, with everything written if that takes only a few seconds.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         let mut state = lock(&self.state);
         if state.stage == Stage::Ready && state.is_running() {
             state = self.wait_while(state, SETTLE_LIMIT, |state| state.changes > 0);
@@ -142,7 +142,7 @@ impl StoreIndex {
             }
         })?;
         for (manifest, last) in uses {
-            self.note_use(manifest, last);
+            self.record_use(manifest, last);
         }
         self.install(catalog);
         give_back_memory();

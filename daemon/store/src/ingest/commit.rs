@@ -12,11 +12,13 @@ use blobd_store_format::reference::Reference;
 use super::Ingest;
 use crate::Displaced;
 use crate::StoreError;
-use crate::history::{Account, NameChange, NameOrigin, Verb};
-use crate::make_space::EvictionObserver;
-use crate::models::Borrowed;
-use crate::origins::OriginRecord;
-use crate::reservation::Reservation;
+use crate::content::stored_files::Borrowed;
+use crate::ledger::accounting::Reservation;
+use crate::ledger::charge_limit::Account;
+use crate::liveness::make_space::EvictionObserver;
+use crate::names::history::NameChange;
+use crate::names::origins::OriginRecord;
+use crate::names::records::{NameOrigin, Verb};
 
 /// The name that a commit gives.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +97,7 @@ impl Ingest {
     ///
     /// # Errors
     /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] if the model would be
-    /// incomplete; those of [`Store::check_name`](crate::Store::check_name) if another model has the name.
+    /// incomplete; those of [`crate::Names::check_name`] if another model has the name.
     pub fn commit(
         self,
         reference: &Reference,
@@ -129,11 +131,14 @@ impl Ingest {
     ) -> Result<Committed, E> {
         // Before any lock is taken, since freeing space may evict models.
         let origin = origin
-            .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone(), self.kind))
+            .map(|origin| {
+                let reserve = |length| self.staging.reserve_record(length);
+                OriginRecord::new(origin, self.versions.clone(), self.kind, reserve)
+            })
             .transpose()?;
         let tag = self.reserve_record(manifest.raw().len() as u64)?;
         let name_origin = self.new_name_origin(origin.as_ref(), manifest);
-        let histories = name.all().map(|name| self.store.history_length(name, &name_origin));
+        let histories = name.all().map(|name| self.store.names().history_length(name, &name_origin));
         let longest = histories.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or_default();
         let history = self.reserve_record(longest)?;
         let space = NameSpace { tag, history };
@@ -163,7 +168,7 @@ impl Ingest {
             Err(StoreError::NoSpace { .. })
                 if self.new.is_empty()
                     && self.recipes.is_empty()
-                    && self.store.has_space_for_record(length) =>
+                    && self.store.ledger().has_space_for_record(length) =>
             {
                 Ok(None)
             }
@@ -184,16 +189,16 @@ impl Ingest {
         self.record_borrowed(manifest)?;
         self.publish_recipes()?;
         self.staging.observer().into_iter().for_each(EvictionObserver::content_is_durable);
-        self.store.end_reservation(self.staging.transaction());
+        self.store.ledger().end_reservation(self.staging.transaction());
         let replaced = self.replaced_account(name, manifest)?;
-        self.store.claim_of_quota(self.staging.transaction(), &manifest.digests(), replaced)?;
+        self.store.liveness().claim_of_quota(self.staging.transaction(), &manifest.digests(), replaced)?;
         let borrowed = self.borrowed(manifest)?;
         self.lease.protect(manifest.digest());
         self.lease.protect_all(manifest.digests());
         let store = Arc::clone(&self.store);
         // Before the lock, because a look-up in a lower store may take long.
-        let below = name.all().map(|name| store.lower_name(name)).collect();
-        let _tags = store.lock_tags();
+        let below = name.all().map(|name| store.names().lower_name(name)).collect();
+        let _tags = store.names().lock_tags();
         self.check_renamed(manifest)?;
         let Candidate { name: reference, stored, present } = self.choose(name, below, manifest)?;
         allowed(stored.as_ref())?;
@@ -202,25 +207,25 @@ impl Ingest {
         self.check_complete(manifest, &borrowed)?;
         let temporary = self.staging.directory().join("tag");
         if let Some(origin) = origin {
-            store.write_origin(&temporary, manifest.digest(), origin)?;
+            store.names().write_origin(&temporary, manifest.digest(), origin)?;
         }
         if let Some(displaced) = &mut displaced {
-            store.keep_displaced(displaced)?;
+            store.names().keep_displaced(displaced)?;
         }
         // Before the tag: a record of a change that has not happened is recognised, a missing one is not.
         self.record(stored.as_ref(), reference, (manifest, name_origin), &temporary, space.history)?;
         // The commit point: before it the model does not exist, after it the model is complete.
         let target = stored.as_ref().unwrap_or(reference);
-        store.write_tag(&temporary, target, manifest, space.tag)?;
+        store.names().write_tag(&temporary, target, manifest, space.tag)?;
         self.is_committed = true;
         let is_new = stored.is_none() && self.renamed.is_none() && self.actor.verb != Verb::Undelete;
-        store.settle_quota(self.staging.transaction(), target, manifest, is_new);
+        store.liveness().settle_quota(self.staging.transaction(), target, manifest, is_new);
         if let Some(renamed) = &self.renamed {
-            store.finish_rename(renamed, target, self.actor)?;
+            store.names().finish_rename(renamed, target, self.actor)?;
         }
         // From now on the tag protects the model.
         self.lease.release();
-        store.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
+        store.liveness().forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
         let new_blob_count = self.new.len() as u64;
         let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
         let name = Some(target.clone());
@@ -234,9 +239,10 @@ impl Ingest {
         name: NewName<'_>,
         manifest: &Manifest,
     ) -> Result<Option<Account>, StoreError> {
-        let Some(stored) = self.store.stored_case(name.first())? else { return Ok(None) };
-        let present = self.store.tagged_digest(&stored)?.filter(|digest| *digest != manifest.digest());
-        let account = present.and_then(|digest| self.store.account_of(&stored, digest));
+        let Some(stored) = self.store.names().stored_case(name.first())? else { return Ok(None) };
+        let present =
+            self.store.names().tagged_digest(&stored)?.filter(|digest| *digest != manifest.digest());
+        let account = present.and_then(|digest| self.store.names().account_of(&stored, digest));
         Ok(account.filter(|account| account.uid != self.actor.uid))
     }
 
@@ -247,9 +253,9 @@ impl Ingest {
         }
         let digest = manifest.digest();
         match (&self.renamed, origin) {
-            (Some(renamed), _) => self.store.name_origin(renamed, digest),
+            (Some(renamed), _) => self.store.names().name_origin(renamed, digest),
             (None, Some(origin)) => NameOrigin { origin: Some(origin.text().to_owned()), source: None },
-            (None, None) => NameOrigin { origin: self.store.origin(digest), source: None },
+            (None, None) => NameOrigin { origin: self.store.names().origin(digest), source: None },
         }
     }
 
@@ -279,7 +285,7 @@ impl Ingest {
     /// Whether the name has this model, or the one that this one updates.
     fn is_for(&self, candidate: &Candidate<'_>, manifest: &Manifest) -> bool {
         let is_it = |(tag, present): &(Reference, Digest)| {
-            *present == manifest.digest() || self.store.follows(tag, *present, &self.rule)
+            *present == manifest.digest() || self.store.names().follows(tag, *present, &self.rule)
         };
         candidate.present.as_ref().is_some_and(is_it)
     }
@@ -290,8 +296,10 @@ impl Ingest {
         below: Option<(Reference, Digest)>,
     ) -> Result<Candidate<'n>, StoreError> {
         // A tag whose name changes only in upper and lower case is not another model that has the name.
-        let stored = self.store.stored_case(name)?.filter(|tag| Some(tag) != self.renamed.as_ref());
-        let own = |tag: &Reference| Ok::<_, StoreError>(Some((tag.clone(), self.store.tagged_digest(tag)?)));
+        let stored = self.store.names().stored_case(name)?.filter(|tag| Some(tag) != self.renamed.as_ref());
+        let own = |tag: &Reference| {
+            Ok::<_, StoreError>(Some((tag.clone(), self.store.names().tagged_digest(tag)?)))
+        };
         let own = stored.as_ref().map(own).transpose()?.flatten();
         let present = own.map(|(tag, digest)| digest.map(|digest| (tag, digest)));
         Ok(Candidate { name, stored, present: present.unwrap_or(below) })
@@ -312,22 +320,22 @@ impl Ingest {
             actor: self.actor,
             reference: stored,
             digest: manifest.digest(),
-            previous: previous.map(|tag| self.store.tagged_digest(tag)).transpose()?.flatten(),
+            previous: previous.map(|tag| self.store.names().tagged_digest(tag)).transpose()?.flatten(),
             renamed: self.renamed.as_ref(),
             origin,
             account: self.account,
         };
-        self.store.record_change(reference, &change, temporary, reservation)
+        self.store.names().record_change(reference, &change, temporary, reservation)
     }
 
     /// The tag that is renamed must not have changed since the model was read. With the same content, another user may
     /// have added it since.
     fn check_renamed(&self, manifest: &Manifest) -> Result<(), StoreError> {
         match &self.renamed {
-            Some(tag) if self.store.raw_manifest(tag)? != manifest.raw() => {
+            Some(tag) if self.store.names().raw_manifest(tag)? != manifest.raw() => {
                 Err(StoreError::NoSuchModel { name: tag.short(), similar: Vec::new() })
             }
-            Some(tag) => self.store.check_change(tag, self.rule.user()),
+            Some(tag) => self.store.names().check_change(tag, self.rule.user()),
             None => Ok(()),
         }
     }
@@ -345,13 +353,13 @@ impl Ingest {
         };
         let Some(stored) = stored else {
             // The model of a lower store stays there; its name means another model from now on.
-            return self.store.check_name(&tag, digest, &self.rule).map(|()| None);
+            return self.store.names().check_name(&tag, digest, &self.rule).map(|()| None);
         };
-        let raw_manifest = self.store.raw_manifest(stored)?;
+        let raw_manifest = self.store.names().raw_manifest(stored)?;
         let displaced = Displaced { reference: stored.clone(), raw_manifest, kept_until: None };
         // Replacing a damaged manifest loses nothing, and repairs the name.
-        if self.store.is_pinned(stored) || displaced.manifest().is_some() {
-            self.store.check_name(&tag, digest, &self.rule)?;
+        if self.store.names().is_pinned(stored) || displaced.manifest().is_some() {
+            self.store.names().check_name(&tag, digest, &self.rule)?;
         }
         Ok(Some(displaced))
     }
@@ -359,8 +367,8 @@ impl Ingest {
     fn check_complete(&self, manifest: &Manifest, borrowed: &Borrowed) -> Result<(), StoreError> {
         let mut checked = BTreeSet::new();
         for file in manifest.files().filter(|file| checked.insert(file.digest)) {
-            self.store.drop_useless_recipe(file, borrowed)?;
-            if let Some(error) = self.store.check_own_file(file, borrowed)? {
+            self.store.content().drop_useless_recipe(file, borrowed)?;
+            if let Some(error) = self.store.content().check_own_file(file, borrowed)? {
                 return Err(error);
             }
         }

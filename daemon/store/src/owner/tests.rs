@@ -42,7 +42,7 @@ fn owners(root: &Path) -> BTreeMap<std::path::PathBuf, StoreOwner> {
 }
 
 fn import(store: &Arc<Store>, name: &str) -> Result<(), StoreError> {
-    let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
+    let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test"))?;
     let mut stage = |bytes: &[u8], media_type| {
         let (digest, size) = (ingest.add_bytes(bytes)?, bytes.len() as u64);
         Ok::<_, StoreError>(Descriptor { media_type: MediaType::new(media_type), digest, size })
@@ -57,20 +57,20 @@ fn import(store: &Arc<Store>, name: &str) -> Result<(), StoreError> {
 fn everything_that_root_creates_in_a_store_belongs_to_its_owner() {
     let Some(folder) = folder_of(OWNER) else { return };
     let store = Arc::new(Store::open(folder.path()).unwrap());
-    assert_eq!(store.owner(), OWNER);
+    assert_eq!(store.content().owner(), OWNER);
     import(&store, "m").unwrap();
     import(&store, "n").unwrap();
-    store.make_reserve();
-    store.start_index();
-    store.audit_directory().unwrap();
-    drop(store.catalog().unwrap());
-    store.stop_index();
+    store.ledger().make_reserve();
+    store.content().start_index();
+    store.content().audit_directory().unwrap();
+    drop(store.content().index().catalog().unwrap());
+    store.content().stop_index();
     drop(store);
     let found = owners(folder.path());
     assert!(found.keys().any(|path| path.ends_with("sled/db")), "the index's own files: {found:?}");
     assert!(found.len() > 20, "{found:?}");
     assert!(found.values().all(|owner| *owner == OWNER), "{found:?}");
-    let found = Store::open(folder.path()).unwrap().ownership().unwrap();
+    let found = Store::open(folder.path()).unwrap().content().ownership().unwrap();
     assert_eq!(found.foreign, 0, "{found:?}");
 }
 
@@ -78,7 +78,7 @@ fn everything_that_root_creates_in_a_store_belongs_to_its_owner() {
 fn new_store_in_a_directory_of_another_user_belongs_to_that_user() {
     let Some(folder) = folder_of(OWNER) else { return };
     let path = folder.path().join("share/store");
-    assert_eq!(Store::open(&path).unwrap().owner(), OWNER);
+    assert_eq!(Store::open(&path).unwrap().content().owner(), OWNER);
     assert!(owners(folder.path()).values().all(|owner| *owner == OWNER), "{:?}", owners(folder.path()));
 }
 
@@ -102,7 +102,7 @@ fn directory_of_another_user_is_reported_unless_the_owner_can_create_files_in_it
     chown(folder.path(), Some(0), Some(OWNER.gid)).unwrap();
     for (mode, foreign) in [(0o755, 1), (0o775, 0), (0o777, 0), (0o700, 1)] {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
-        assert_eq!(store.ownership().unwrap().foreign, foreign, "{mode:o}");
+        assert_eq!(store.content().ownership().unwrap().foreign, foreign, "{mode:o}");
     }
 }
 
@@ -115,7 +115,7 @@ fn files_of_other_users_are_found_at_every_depth_and_are_not_written_to() {
     for path in &all {
         let before = path.symlink_metadata().unwrap();
         chown(path, Some(STRANGER), None).unwrap();
-        let found = store.ownership().unwrap();
+        let found = store.content().ownership().unwrap();
         let expected = path.strip_prefix(folder.path()).unwrap();
         assert_eq!((found.foreign, found.files), (1, all.len() as u64 + 1));
         assert_eq!((found.examples[0].path.as_path(), found.examples[0].uid), (expected, STRANGER));
@@ -136,10 +136,10 @@ fn store_with_a_lock_file_of_another_user_is_read_only_and_says_whose_it_is() {
     drop(store);
     chown(folder.path().join("lock"), Some(0), Some(0)).unwrap();
     let store = Arc::new(Store::open(folder.path()).unwrap());
-    let reason = store.read_only_reason().unwrap().into_owned();
+    let reason = store.content().read_only_reason().unwrap().into_owned();
     assert!(reason.starts_with("its lock file belongs to uid 0, and the store to uid 65534;"), "{reason}");
     assert!(matches!(import(&store, "n"), Err(StoreError::ReadOnly { .. })));
-    assert_eq!(store.tags().unwrap().references.len(), 1, "it can be read");
+    assert_eq!(store.names().tags().unwrap().references.len(), 1, "it can be read");
 }
 
 #[test]

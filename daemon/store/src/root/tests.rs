@@ -195,3 +195,24 @@ fn blob_with_a_short_kernel_lease_is_opened_after_it() {
     let flags = rustix::fs::fcntl_getfl(&file).unwrap();
     assert!(!flags.contains(OFlags::NONBLOCK), "{flags:?}");
 }
+
+#[test]
+fn directory_that_is_removed_while_it_is_listed_has_no_more_entries() {
+    each(|place| {
+        let parent = place.root.find_directory(Path::new("d")).unwrap().unwrap();
+        let listed = parent.find_directory("e").unwrap().unwrap();
+        let names = |directory: &Directory| {
+            let mut names = Vec::new();
+            let add = |entry: Entry| {
+                names.push(entry.name);
+                Ok(())
+            };
+            directory.each_entry(add).unwrap();
+            names
+        };
+        assert_eq!(names(&listed), ["f"]);
+        assert_eq!(names(&listed), ["f"], "from the start again");
+        fs::remove_dir_all(place.full("d/e")).unwrap();
+        assert!(names(&listed).is_empty());
+    });
+}

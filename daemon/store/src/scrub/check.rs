@@ -99,7 +99,8 @@ impl DiskReader {
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
         // Twice, as with the content.
-        let seen = match store.blob_status(digest).or_else(|_| store.blob_status(digest)) {
+        let seen = match store.content().blob_status(digest).or_else(|_| store.content().blob_status(digest))
+        {
             Ok(Some(seen)) => seen,
             Ok(None) => return self.check_lower(store, digest, gate),
             Err(error) => return verdict_on_status_error(digest, error),
@@ -140,8 +141,8 @@ impl DiskReader {
             let yields_to_condemned = yields == 0;
             let must_yield = || {
                 yields < MAX_YIELDS
-                    && (store.is_internal_read_blocked(digest)
-                        || yields_to_condemned && store.is_condemned(digest))
+                    && (store.content().is_internal_read_blocked(digest)
+                        || yields_to_condemned && store.liveness().is_condemned(digest))
             };
             match self.attempt(store, digest, &must_yield, gate)? {
                 Reading::Yielded if wait_for_collection(store, digest, gate) == Step::Stop => break,
@@ -159,12 +160,12 @@ impl DiskReader {
         must_yield: &dyn Fn() -> bool,
         gate: &mut Gate<'_>,
     ) -> Result<Reading, StoreError> {
-        let _reading = match store.begin_internal_read_unless_blocked(digest) {
+        let _reading = match store.content().begin_internal_read_unless_blocked(digest) {
             Some(reading) => reading,
             None if must_yield() => return Ok(Reading::Yielded),
-            None => store.begin_internal_read(digest),
+            None => store.content().begin_internal_read(digest),
         };
-        let file = match store.open_own_blob(digest, 0) {
+        let file = match store.content().open_own_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
             Err(StoreError::Io { source, .. }) => return classify_error("open", digest, source),
             Err(error @ StoreError::UnexpectedFile { .. }) => {
@@ -179,7 +180,7 @@ impl DiskReader {
         };
         let hashed = self.digest_of(&file, &mut gate);
         if let Ok(Some((_, bytes))) = &hashed {
-            store.counts.checked_bytes.add(*bytes);
+            store.content().counts.checked_bytes.add(*bytes);
         }
         match hashed {
             Ok(Some((found, _))) if found == digest => Ok(Reading::Right),
@@ -216,10 +217,10 @@ fn wait_for_collection(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> St
     const POLL_INTERVAL: Duration = Duration::from_millis(50);
     let since = Instant::now();
     let must_yield = || {
-        let is_condemned = store.is_condemned(digest) && since.elapsed() < MAX_CONDEMNED_WAIT;
-        is_condemned || store.is_internal_read_blocked(digest)
+        let is_condemned = store.liveness().is_condemned(digest) && since.elapsed() < MAX_CONDEMNED_WAIT;
+        is_condemned || store.content().is_internal_read_blocked(digest)
     };
-    while must_yield() && matches!(store.blob_status(digest), Ok(Some(_))) {
+    while must_yield() && matches!(store.content().blob_status(digest), Ok(Some(_))) {
         if gate(0) == Step::Stop {
             return Step::Stop;
         }
@@ -268,7 +269,7 @@ pub(super) fn verdict_on_mode(seen: &FileStatus) -> Verdict {
 }
 
 fn bad(store: &Store, digest: Digest, seen: &FileStatus, reason: String) -> Verdict {
-    let quarantined = match store.quarantine(digest, seen) {
+    let quarantined = match store.content().quarantine(digest, seen) {
         Ok(Some(place)) => {
             tracing::error!("blob {digest}: damaged: {reason}; moved to {}", place.display());
             Ok(())
@@ -280,6 +281,65 @@ fn bad(store: &Store, digest: Digest, seen: &FileStatus, reason: String) -> Verd
         }
     };
     Verdict::Bad { reason, quarantined }
+}
+
+/// The result of one read of a blob that only a lower store has.
+enum LowerRead {
+    Right,
+    Wrong(String),
+    /// The store's own collection has deleted it meanwhile.
+    Gone,
+    Unfinished,
+}
+
+impl DiskReader {
+    /// Reads a blob that only a lower store has, a second time if the first read was wrong. A damaged one is reported and
+    /// never moved.
+    fn check_lower(
+        &mut self,
+        store: &Store,
+        digest: Digest,
+        gate: &mut Gate<'_>,
+    ) -> Result<Verdict, StoreError> {
+        let Some((file, place)) = store.content().open_lower_blob(digest) else {
+            return Ok(store
+                .content()
+                .lower_problem()
+                .map_or(Verdict::Gone, |problem| Verdict::Hidden { problem }));
+        };
+        let outcome = match self.read_lower(&file, digest, gate) {
+            Ok(LowerRead::Wrong(first)) => {
+                self.read_lower(&file, digest, gate).map(|second| (second, Some(first)))
+            }
+            read => read.map(|read| (read, None)),
+        };
+        match outcome {
+            Ok((LowerRead::Unfinished, _)) => Ok(Verdict::Unfinished),
+            Ok((LowerRead::Gone, _)) => Ok(Verdict::Gone),
+            Ok((LowerRead::Right, None)) => Ok(Verdict::Good),
+            Ok((LowerRead::Right, Some(reason))) => Ok(Verdict::Unreliable { reason }),
+            Ok((LowerRead::Wrong(reason), _)) => {
+                tracing::error!("blob {digest} in the lower store {}: {reason}", place.display());
+                Ok(Verdict::BadBelow { reason, store: place.display().to_string() })
+            }
+            Err(error) if Fault::of(&error) == Fault::Shortage => {
+                Err(StoreError::io("read", &digest.to_string())(error))
+            }
+            Err(error) => {
+                let reason = format!("in the lower store {}: {error}", place.display());
+                Ok(Verdict::Unreadable { reason })
+            }
+        }
+    }
+
+    fn read_lower(&mut self, file: &File, digest: Digest, gate: &mut Gate<'_>) -> io::Result<LowerRead> {
+        Ok(match self.digest_of(file, gate)? {
+            Some((found, _)) if found == digest => LowerRead::Right,
+            Some((found, bytes)) => LowerRead::Wrong(format!("its {bytes} bytes have the digest {found}")),
+            None if is_unlinked(file) => LowerRead::Gone,
+            None => LowerRead::Unfinished,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -301,7 +361,7 @@ mod tests {
     fn good_blob_stays() {
         let (_folder, store, digest) = store_with(b"weights");
         assert_eq!(check(&store, digest), Verdict::Good);
-        assert!(store.damaged().is_empty());
+        assert!(store.content().damaged().is_empty());
     }
 
     #[test]
@@ -314,7 +374,7 @@ mod tests {
             let Verdict::Bad { reason, quarantined } = check(&store, digest) else { panic!("{what}") };
             assert!(reason.starts_with(what), "{reason}");
             assert_eq!(quarantined, Ok(()));
-            assert_eq!(store.damaged(), [digest].into());
+            assert_eq!(store.content().damaged(), [digest].into());
             assert_eq!(check(&store, digest), Verdict::Gone);
         }
     }
@@ -334,7 +394,7 @@ mod tests {
         };
         let verdict = DiskReader::default().check(&store, digest, &mut gate).unwrap();
         assert!(matches!(verdict, Verdict::Unreliable { .. }), "{verdict:?}");
-        assert!(store.damaged().is_empty());
+        assert!(store.content().damaged().is_empty());
     }
 
     #[test]
@@ -392,16 +452,19 @@ mod tests {
             Err(error) => Verdict::Unreadable { reason: error.to_string() },
         };
         assert_eq!(check(&store, digest), expected);
-        assert!(path.exists() && store.damaged().is_empty());
+        assert!(path.exists() && store.content().damaged().is_empty());
     }
 
     #[test]
     fn condemned_blob_is_released_so_that_it_can_be_collected() {
         let (_folder, store, digest) = store_with(b"weights");
         let mut gate = |_| {
-            let is_read = store.is_reading(digest);
-            store.condemn([digest]);
-            assert_eq!(crate::gc::collect_condemned(&store).unwrap().freed_bytes() > 0, !is_read);
+            let is_read = store.content().is_reading(digest);
+            store.liveness().condemn([digest]);
+            assert_eq!(
+                crate::liveness::gc::collect_condemned(store.liveness()).unwrap().freed_bytes() > 0,
+                !is_read
+            );
             Step::Go
         };
         assert_eq!(DiskReader::default().check(&store, digest, &mut gate).unwrap(), Verdict::Gone);
@@ -410,7 +473,7 @@ mod tests {
     #[test]
     fn condemned_blob_that_stays_is_verified() {
         let (_folder, store, digest) = store_with(b"weights");
-        store.condemn([digest]);
+        store.liveness().condemn([digest]);
         assert_eq!(check(&store, digest), Verdict::Good);
         let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
         assert_eq!(verdict, Verdict::Unfinished);
@@ -430,7 +493,7 @@ mod tests {
             DiskReader::default().check(&of_reader, digest, &mut gate).unwrap()
         });
         read_started.recv().unwrap();
-        let done = crate::gc::collect_from(&store, [digest].into()).unwrap();
+        let done = crate::liveness::gc::collect_from(store.liveness(), [digest].into()).unwrap();
         assert!(done.freed_bytes() > 0 && done.held.is_empty(), "{done:?}");
         assert_eq!(reader.join().unwrap(), Verdict::Gone);
     }
@@ -438,12 +501,12 @@ mod tests {
     #[test]
     fn reader_does_not_start_on_a_blob_that_is_being_collected() {
         let (_folder, store, digest) = store_with(b"weights");
-        let barred = store.block_internal_reads([digest].into());
+        let barred = store.content().block_internal_reads([digest].into());
         let of_reader = Arc::clone(&store);
         let reader = thread::spawn(move || check(&of_reader, digest));
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(200) {
-            assert!(!store.is_reading(digest));
+            assert!(!store.content().is_reading(digest));
             thread::sleep(Duration::from_millis(1));
         }
         drop(barred);
@@ -457,7 +520,8 @@ mod tests {
         let mut barred = None;
         let verdict = DiskReader::default().check(&store, digest, &mut |_| {
             // Another collection begins each time the reader waits for one to end.
-            barred = (!store.is_reading(digest)).then(|| store.block_internal_reads([digest].into()));
+            barred = (!store.content().is_reading(digest))
+                .then(|| store.content().block_internal_reads([digest].into()));
             Step::Go
         });
         assert!(matches!(verdict.unwrap(), Verdict::Bad { .. }));
@@ -469,6 +533,6 @@ mod tests {
         overwrite_blob(&folder, digest, b"veights");
         let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
         assert_eq!(verdict, Verdict::Unfinished);
-        assert!(store.damaged().is_empty());
+        assert!(store.content().damaged().is_empty());
     }
 }

@@ -35,7 +35,7 @@ impl Cursor {
     /// The saved cursor; one at the start if there is none or it is damaged.
     #[must_use]
     pub fn load(store: &Store) -> Self {
-        let json = store.scrub_record().unwrap_or_else(|error| {
+        let json = store.content().scrub_record().unwrap_or_else(|error| {
             tracing::warn!("{error}; the scrub starts from the beginning");
             None
         });
@@ -56,7 +56,7 @@ impl Cursor {
     /// Saves the cursor in the store.
     pub fn save(&self, store: &Store) -> Result<(), StoreError> {
         let encode = |error: serde_json::Error| StoreError::io("encode", layout::SCRUB_FILE)(error.into());
-        store.set_scrub_record(&serde_json::to_vec(self).map_err(encode)?)
+        store.content().set_scrub_record(&serde_json::to_vec(self).map_err(encode)?)
     }
 
     /// How long to wait at `now` before a pass begins or continues. `period` is the time between the starts

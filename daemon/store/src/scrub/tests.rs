@@ -44,7 +44,7 @@ fn pass_finds_damaged_blobs_and_ends() {
     let cursor = Cursor::load(&store);
     assert_eq!((cursor.blobs, cursor.last), (20, None));
     assert!(cursor.bytes >= 18 * 5000);
-    assert_eq!(store.damaged(), [digests[3], digests[17]].into());
+    assert_eq!(store.content().damaged(), [digests[3], digests[17]].into());
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn restart_continues_after_the_last_blob() {
     cursor.save(&store).unwrap();
     let _scrubber = Scrubber::start(Arc::clone(&store), FAST, || false, |_, _| ()).unwrap();
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
-    assert_eq!(store.damaged(), [digests[17]].into());
+    assert_eq!(store.content().damaged(), [digests[17]].into());
     assert_eq!(Cursor::load(&store).blobs, 11);
 }
 
@@ -91,9 +91,9 @@ fn nothing_is_read_while_the_daemon_is_busy() {
     };
     let scrubber = Scrubber::start(Arc::clone(&store), FAST, is_busy, |_, _| ());
     eventually("the scrubber asks", || asked.load(Ordering::Relaxed));
-    assert!(store.damaged().is_empty());
+    assert!(store.content().damaged().is_empty());
     busy.store(false, Ordering::Relaxed);
-    eventually("the damage is found", || store.damaged() == [digests[0]].into());
+    eventually("the damage is found", || store.content().damaged() == [digests[0]].into());
     drop(scrubber);
 }
 
@@ -120,7 +120,7 @@ fn blobs_that_disappear_are_skipped() {
     let scrubber = Scrubber::start(Arc::clone(&store), FAST, is_busy, |_, _| ());
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
     drop(scrubber);
-    assert!(store.damaged().is_empty());
+    assert!(store.content().damaged().is_empty());
 }
 
 #[test]

@@ -250,7 +250,7 @@ fn restarted_file_is_not_written_through_the_old_descriptor() {
         let (ingest, content) = (rig.begin(), [7; 3000]);
         let partial = rig.session(&ingest, &content);
         partial.write(0, &[1; 3000]).unwrap();
-        rig.store.remove_partial(Digest::of(&content)).unwrap();
+        rig.store.ledger().remove_partial(Digest::of(&content)).unwrap();
         let partial = rig.session(&ingest, &content);
         partial.write(0, &content).unwrap();
         finish(&partial, ingest);

@@ -15,8 +15,6 @@ pub(crate) struct Siblings {
     through: BTreeMap<(ModulePath, ModulePath), BTreeSet<String>>,
     /// Calls of methods whose receiver is unknown and that several modules define.
     pub(crate) unresolved: usize,
-    /// The number of circles without uses of methods.
-    pub(crate) circles_of_paths: usize,
 }
 
 /// Siblings that use each other in a circle.
@@ -32,7 +30,6 @@ impl Siblings {
     pub(crate) fn of(root: &Module, foreign: &BTreeSet<String>) -> Self {
         let mut siblings = Self::default();
         siblings.add_module(&Names { root }, root, &[]);
-        siblings.circles_of_paths = siblings.circles().len();
         let MethodUses { uses, unresolved } = method_uses(root, foreign);
         siblings.unresolved = unresolved;
         for (user, used, method) in uses {

@@ -2,9 +2,9 @@
 //!
 //! The receiver of a call is typed from what the crate declares: parameters, fields, results of functions and methods,
 //! patterns, and the common methods of `Option`, `Result`, collections and iterators. What is still unknown is
-//! resolved by the method's name if a single module of the crate defines methods of that name, and neither another crate
-//! of the workspace nor the standard library ([`COMMON`]) does. All other calls are counted and not followed: they may
-//! hide a use, but never make one up.
+//! resolved by the method's name if that has several words, a single module of the crate defines methods of that name,
+//! and neither another crate of the workspace nor the standard library ([`COMMON`]) does. All other calls are counted
+//! and not followed: they may hide a use, but hardly ever make one up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,7 +81,10 @@ impl<'c> Calls<'c> {
         }
         let is_unknown = matches!(unwrapped(receiver), Known::Unknown | Known::Parameter(_));
         let Some(modules) = self.of.by_name.get(name).filter(|_| is_unknown) else { return };
-        let is_ambiguous = modules.len() > 1 || COMMON.contains(&name) || self.of.foreign.contains(name);
+        let is_ambiguous = modules.len() > 1
+            || !name.contains('_')
+            || COMMON.contains(&name)
+            || self.of.foreign.contains(name);
         match modules.first().filter(|_| !is_ambiguous) {
             Some(module) => {
                 let used = (self.reader.module.clone(), module.to_vec(), format!("?::{name}"));
@@ -519,12 +522,12 @@ mod tests {
 
     #[test]
     fn method_of_an_unknown_receiver_is_found_by_a_unique_name() {
-        let declared = "mod a { pub struct A; impl A { pub fn only(&self) {} pub fn both(&self) {} pub fn len(&self) {} \
-             pub fn foreign(&self) {} } } mod b { pub struct B; impl B { pub fn both(&self) {} } }";
+        let declared = "mod a { pub struct A; impl A { pub fn only_here(&self) {} pub fn in_both(&self) {} pub fn word(&self) {} \
+             pub fn is_empty(&self) {} pub fn foreign(&self) {} } } mod b { pub struct B; impl B { pub fn in_both(&self) {} } }";
         let found =
             |call: &str| uses(&format!("{declared} mod user {{ fn f() {{ unknown::get().{call}() }} }}"));
-        assert_eq!(found("only"), ["user -> a: ?::only"]);
-        for ambiguous in ["both", "len", "foreign"] {
+        assert_eq!(found("only_here"), ["user -> a: ?::only_here"]);
+        for ambiguous in ["in_both", "is_empty", "word", "foreign"] {
             assert!(found(ambiguous).is_empty(), "{ambiguous}");
         }
     }

@@ -199,10 +199,10 @@ fn no_model_is_evicted_while_collections_refuse() {
 fn plan_evicts_no_model_if_collections_refuse_by_then() {
     for damage in DAMAGES {
         let (folder, store) = full_store();
-        let plan = gc::plan_eviction(&store, &[1], &|_, _| None).unwrap();
+        let plan = gc::plan_eviction(store.liveness(), &[1], &|_, _| None).unwrap();
         assert_eq!(plan.victims.len(), 1);
         let named = damage(&root_in(&folder));
-        let error = gc::evict(&store, &plan, &|_| ()).unwrap_err().to_string();
+        let error = gc::evict(store.liveness(), &plan, &|_| ()).unwrap_err().to_string();
         assert!(error.contains(&named), "{error}: {named}");
         assert_eq!(models(&store), ["m1", "m2", "m3", "m4"]);
     }
@@ -212,11 +212,11 @@ fn plan_evicts_no_model_if_collections_refuse_by_then() {
 #[test]
 fn garbage_is_deleted_before_any_model() {
     let (folder, store) = full_store();
-    let pinned = store.leases().grant("a test");
+    let pinned = store.liveness().leases().grant("a test");
     for name in ["m1", "m2"] {
         let reference = name.parse().unwrap();
         // As if a session had ended and its blobs were not collected.
-        store.leased_model(&reference, &pinned).unwrap();
+        store.names().leased_model(&reference, &pinned).unwrap();
         fs::remove_file(root_in(&folder).join(blobd_store_format::layout::manifest(&reference))).unwrap();
     }
     drop(pinned);
@@ -239,8 +239,8 @@ fn plan_for_the_low_watermark_is_executed_as_printed() {
     assert_eq!(evicted, ["m1:latest", "m2:latest"]);
     assert_eq!(ops::evict_excess(&store, &|_, _| None, &|_, _| ()).unwrap(), plan.freed_bytes);
     // Each has a block for its manifest and one for its origin beside what the plan counts.
-    assert_eq!(store.used_bytes(), plan.used_bytes - plan.freed_bytes - 2 * 2 * 4096);
-    assert!(store.used_bytes() <= store.space_policy().low_bytes().unwrap());
+    assert_eq!(store.ledger().used_bytes(), plan.used_bytes - plan.freed_bytes - 2 * 2 * 4096);
+    assert!(store.ledger().used_bytes() <= store.ledger().space_policy().low_bytes().unwrap());
     assert_eq!(models(&store), ["m3", "m4"]);
     assert_eq!(
         ops::evict_excess(&store, &|_, _| None, &|_, _| ()).unwrap(),

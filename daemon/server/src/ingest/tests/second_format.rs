@@ -71,7 +71,7 @@ fn add(store: &Arc<Store>, name: &str, file: &[u8]) -> Digest {
 }
 
 fn fault(store: &Store, file: Digest) -> Option<String> {
-    recipe_fault(store, &store.recipe(file).unwrap().unwrap())
+    recipe_fault(store, &store.content().recipe(file).unwrap().unwrap())
 }
 
 /// The frames of the response to an open.
@@ -94,7 +94,7 @@ fn files_of_a_second_format_are_split_shared_and_rebuilt() {
     let (_folder, store) = new_store();
     let (odd, other) = (safetensors(&ODD), safetensors(&OTHER));
     let file = with_safetensors(|| add(&store, "odd", &odd));
-    let recipe = store.recipe(file).unwrap().unwrap();
+    let recipe = store.content().recipe(file).unwrap().unwrap();
     assert_eq!(recipe.format(), Some(TensorFormat::Safetensors));
     assert_eq!(
         recipe.header().map(|(_, size)| size),
@@ -111,11 +111,11 @@ fn files_of_a_second_format_are_split_shared_and_rebuilt() {
         );
     }
     // A blob for the configuration, one for the header, and one for each tensor with bytes.
-    let before: BTreeSet<_> = store.blobs().unwrap().into_iter().collect();
+    let before: BTreeSet<_> = store.content().blobs().unwrap().into_iter().collect();
     assert_eq!(before.len(), 2 + 5);
     with_safetensors(|| add(&store, "other", &other));
     add(&store, "sibling", &gguf_sibling());
-    let after: BTreeSet<_> = store.blobs().unwrap().into_iter().collect();
+    let after: BTreeSet<_> = store.content().blobs().unwrap().into_iter().collect();
     assert_eq!(
         after.difference(&before).count(),
         3,
@@ -124,7 +124,7 @@ fn files_of_a_second_format_are_split_shared_and_rebuilt() {
     assert!(rebuild(&store, file) == odd && rebuild(&store, Digest::of(&other)) == other);
     // It is stored once, however often it is imported, with the format in the table or not.
     with_safetensors(|| add(&store, "again", &odd));
-    assert_eq!(store.blobs().unwrap().len(), after.len());
+    assert_eq!(store.content().blobs().unwrap().len(), after.len());
 }
 
 #[test]
@@ -155,12 +155,12 @@ fn files_of_a_second_format_are_described_opened_verified_and_collected() {
     // A store with such files is safe in the hands of a build that does not split them.
     assert_eq!(fault(&store, file), None);
     assert!(rebuild(&store, file) == odd);
-    assert_eq!(collect(&store).unwrap(), 0);
-    store.remove_tag(&name, blobd_store::Actor::daemon(blobd_store::Verb::Rm)).unwrap();
-    assert!(collect(&store).unwrap() > 0);
-    assert!(store.recipe(file).unwrap().is_none() && rebuild(&store, kept) == other);
+    assert_eq!(collect(store.liveness()).unwrap(), 0);
+    store.names().remove_tag(&name, blobd_store::Actor::daemon(blobd_store::Verb::Rm)).unwrap();
+    assert!(collect(store.liveness()).unwrap() > 0);
+    assert!(store.content().recipe(file).unwrap().is_none() && rebuild(&store, kept) == other);
     assert_eq!(
-        store.blobs().unwrap().len(),
+        store.content().blobs().unwrap().len(),
         4,
         "configuration, header, a tensor of its own, and the shared one"
     );

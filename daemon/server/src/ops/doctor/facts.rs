@@ -106,13 +106,13 @@ pub(super) struct KernelFacts {
 
 /// What damaged blobs take on disk; 0 if that cannot be read.
 fn quarantine_bytes(store: &Store) -> u64 {
-    let blobs = store.quarantined_blobs().unwrap_or_default();
+    let blobs = store.content().quarantined_blobs().unwrap_or_default();
     blobs.iter().map(|blob| blob.bytes).fold(0, u64::saturating_add)
 }
 
 impl Facts {
     pub(super) fn gather(store: &Store, context: DoctorContext) -> Result<Self, OpError> {
-        let status = store.root_status()?;
+        let status = store.content().root_status()?;
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         Ok(Self {
             context,
@@ -120,32 +120,32 @@ impl Facts {
             uid: rustix::process::geteuid().as_raw(),
             pid: std::process::id(),
             is_service: std::env::var_os("INVOCATION_ID").is_some(),
-            root: store.place().display().to_string(),
+            root: store.content().place().display().to_string(),
             mode: status.permissions() & 0o777,
             owner: status.owner(),
-            ownership: store.ownership()?,
-            read_only_reason: store.read_only_reason().map(Cow::into_owned),
-            file_system: store.file_system(),
-            lower_stores: store.lower_stores(),
-            mount: store.mount(),
-            has_direct_io: store.has_direct_io(),
+            ownership: store.content().ownership()?,
+            read_only_reason: store.content().read_only_reason().map(Cow::into_owned),
+            file_system: store.content().file_system(),
+            lower_stores: store.content().lower_stores(),
+            mount: store.content().mount(),
+            has_direct_io: store.content().has_direct_io(),
             rename_failure: rename_failure(store),
             space: SpaceFacts {
-                free_bytes: store.free_bytes()?,
-                used_bytes: store.used_bytes(),
-                is_short: store.shortage(1) > 0,
-                policy: store.space_policy(),
+                free_bytes: store.ledger().free_bytes()?,
+                used_bytes: store.ledger().used_bytes(),
+                is_short: store.ledger().shortage(1) > 0,
+                policy: store.ledger().space_policy(),
             },
-            inodes: store.inodes(),
-            reserve_bytes: store.reserve_bytes(),
-            index: store.index_status(),
-            misplaced: store.misplaced().iter().map(ToString::to_string).collect(),
-            damaged_blobs: store.damaged().len(),
+            inodes: store.content().inodes(),
+            reserve_bytes: store.ledger().reserve_bytes(),
+            index: store.content().index().status(),
+            misplaced: store.content().misplaced().iter().map(ToString::to_string).collect(),
+            damaged_blobs: store.content().damaged().len(),
             quarantine_bytes: quarantine_bytes(store),
             scrub: Cursor::load(store),
             metadata: Metadata::of(store),
-            newest_change: store.newest_change(),
-            most_blobs_of_a_file: store.most_blobs_of_a_file().unwrap_or_default(),
+            newest_change: store.content().newest_change(),
+            most_blobs_of_a_file: store.content().most_blobs_of_a_file().unwrap_or_default(),
             most_descriptors: descriptors.maximum.unwrap_or(u64::MAX),
             kernel: KernelFacts::read(),
             names: NameFacts {
@@ -179,7 +179,7 @@ impl Facts {
 
 /// A store that is read-only or full cannot try it, which other checks report.
 fn rename_failure(store: &Store) -> Option<String> {
-    match store.try_renames() {
+    match store.content().try_renames() {
         Err(error @ StoreError::NoSafeRename { .. }) => Some(error.to_string()),
         _ => None,
     }
@@ -187,7 +187,7 @@ fn rename_failure(store: &Store) -> Option<String> {
 
 impl Metadata {
     fn of(store: &Store) -> Self {
-        match gc::plan_unless_collecting(store) {
+        match gc::plan_unless_collecting(store.liveness()) {
             Ok(None) => Self::Busy,
             Ok(Some(plan)) => Self::Readable { reclaimable_bytes: plan.freed_bytes() },
             Err(error) => Self::Unreadable(error.to_string()),

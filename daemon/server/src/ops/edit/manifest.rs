@@ -104,7 +104,7 @@ fn edited_config(
     let (Some(stored), 0..=MAX_CONFIG_BYTES) = (source.files.first(), config.size) else {
         return Ok(config.clone());
     };
-    let old = FileReader::of(ingest.store(), stored).read_range(0..config.size)?;
+    let old = FileReader::of(ingest.store().content(), stored).read_range(0..config.size)?;
     let Ok(mut text) = String::from_utf8(old) else { return Ok(config.clone()) };
     for (digest, new) in replaced {
         text = text.replace(&digest.to_string(), &new.digest.to_string());

@@ -69,7 +69,7 @@ impl<'m> Weights<'m> {
             // It was valid when it was stored.
             let damaged = |error| OpError::Damaged { digest, source: FormatError::Gguf(error) };
             let part = |part: &[u8]| parser.push(part).map(drop).map_err(damaged);
-            read_in_parts(&mut FileReader::of(store, file), header_bytes, part)?;
+            read_in_parts(&mut FileReader::of(store.content(), file), header_bytes, part)?;
             let header = parser.finish().map_err(damaged)?;
             candidates.push((Self { model, file, recipe, header_bytes }, header));
         }
@@ -88,7 +88,7 @@ impl<'m> Weights<'m> {
         report: &mut EditReport<'_>,
     ) -> Result<Digest, OpError> {
         let total = self.file.descriptor.size;
-        let mut reader = FileReader::of(store, self.file);
+        let mut reader = FileReader::of(store.content(), self.file);
         let hashed =
             reader.hash_with_start(self.header_bytes, &file.header, &mut |done| report(done, total))?;
         let Some([found, edited]) = hashed else {

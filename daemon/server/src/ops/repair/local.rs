@@ -15,10 +15,13 @@ impl Repair<'_> {
     /// A copy in quarantine may be right: if the page cache still has what the disk has lost, or if the machine
     /// read it wrongly. So it is read through the page cache.
     pub(super) fn take_from_quarantine(&self, digest: Digest, need: &Need) -> bool {
-        let copies = self.store.quarantined_copies(digest).unwrap_or_default();
+        let copies = self.store.content().quarantined_copies(digest).unwrap_or_default();
         copies.into_iter().any(|time| {
-            let copy =
-                self.store.open_quarantined(digest, time, need.size).map_err(|error| error.to_string());
+            let copy = self
+                .store
+                .content()
+                .open_quarantined(digest, time, need.size)
+                .map_err(|error| error.to_string());
             let copied = copy.and_then(|copy| self.copy(digest, need, copy, &[Place::whole(need.size)]));
             self.is_ok_or_log(&copied, digest, "its copy in quarantine")
         })
@@ -26,17 +29,18 @@ impl Repair<'_> {
 
     /// A file that was stored whole before it was split contains all of its blobs.
     pub(super) fn take_from_whole_file(&self, digest: Digest, need: &Need) -> bool {
-        let split: BTreeSet<Digest> = self.store.recipes().unwrap_or_default().into_iter().collect();
-        let whole = self.store.blobs().unwrap_or_default();
+        let split: BTreeSet<Digest> =
+            self.store.content().recipes().unwrap_or_default().into_iter().collect();
+        let whole = self.store.content().blobs().unwrap_or_default();
         whole.into_iter().filter(|file| split.contains(file)).any(|file| {
-            let Ok(Some(recipe)) = self.store.recipe(file) else { return false };
+            let Ok(Some(recipe)) = self.store.content().recipe(file) else { return false };
             let places = places(&recipe, digest);
             // A compressed file is not what its recipe rebuilds.
             if places.is_empty() || recipe.unpacked().is_some() {
                 return false;
             }
-            let _reading = self.store.begin_internal_read(file);
-            let whole = FileReader::of_blob(self.store, file, recipe.size());
+            let _reading = self.store.content().begin_internal_read(file);
+            let whole = FileReader::of_blob(self.store.content(), file, recipe.size());
             self.is_ok_or_log(&self.copy(digest, need, whole, &places), digest, "the whole file")
         })
     }

@@ -72,7 +72,7 @@ impl Repair<'_> {
             Some(StoredForm::Blob) if file.digest == blob => vec![Place::whole(file.size)],
             Some(StoredForm::Blob) | None => Vec::new(),
             Some(StoredForm::Recipe) => {
-                let recipe = self.store.recipe(file.digest).ok().flatten();
+                let recipe = self.store.content().recipe(file.digest).ok().flatten();
                 recipe.map(|recipe| places(&recipe, blob)).unwrap_or_default()
             }
         }
@@ -81,8 +81,8 @@ impl Repair<'_> {
     /// The origin of a model, or what to do if it cannot be fetched.
     fn origin_of(&self, model: &SurveyedModel) -> Result<PullSource, Failure> {
         let name = model.name.parse().ok();
-        let own = name.as_ref().and_then(|name| self.store.name_origin(name, model.manifest).origin);
-        let Some(origin) = own.or_else(|| self.store.origin(model.manifest)) else {
+        let own = name.as_ref().and_then(|name| self.store.names().name_origin(name, model.manifest).origin);
+        let Some(origin) = own.or_else(|| self.store.names().origin(model.manifest)) else {
             return Err(format!("the origin of {} is unknown; pull or import it again", model.name));
         };
         let origin = match Origin::parse(&origin) {

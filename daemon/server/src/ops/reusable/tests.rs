@@ -189,9 +189,10 @@ impl Site {
     /// Whether a user may open a model, and its weights are this file.
     fn reads(&self, uid: u32, name: &str, file: &[u8]) -> bool {
         let name = name.parse().unwrap();
-        let Ok(model) = self.store.model(&name) else { return false };
+        let Ok(model) = self.store.names().model(&name) else { return false };
         self.policy(uid).check_named(&self.store, &name).is_ok()
-            && FileReader::of(&self.store, &model.files[1]).read_range(0..file.len() as u64).unwrap() == file
+            && FileReader::of(self.store.content(), &model.files[1]).read_range(0..file.len() as u64).unwrap()
+                == file
     }
 }
 
@@ -247,7 +248,7 @@ fn completed_with_secret_tensors() -> (Site, Source, Vec<u8>) {
     let (named, served) = (mixed(1), mixed(0));
     source.publish(&named, &served, false);
     site.pull(OWNER, &source, "unfinished").unwrap_err();
-    assert!(!site.store.downloads().unwrap().is_empty());
+    assert!(!site.store.content().downloads().unwrap().is_empty());
     source.publish(&named, &served, true);
     (site, source, named)
 }
@@ -295,11 +296,11 @@ fn download_that_another_source_began_is_not_continued_after_it_has_changed_the_
     let half = tuned.len() / 2;
     trusted.break_off_after(half);
     site.pull(OWNER, &trusted, "secret/x").unwrap_err();
-    assert!(site.store.downloads().unwrap()[0].received_bytes > half as u64 / 2);
+    assert!(site.store.content().downloads().unwrap()[0].received_bytes > half as u64 / 2);
     evil.publish(&tuned, &base, true);
     evil.registry.add_fault("/cdn/", usize::MAX, Fault::Status(404));
     site.pull(OWNER, &evil, "unfinished").unwrap_err();
-    assert_eq!(site.store.downloads().unwrap()[0].about.as_ref().unwrap().source, evil.name());
+    assert_eq!(site.store.content().downloads().unwrap()[0].about.as_ref().unwrap().source, evil.name());
     evil.registry.clear_faults();
     let mixed = [&base[..base.len() / 4], &tuned[base.len() / 4..]].concat();
     evil.publish(&tuned, &mixed, true);
@@ -332,7 +333,7 @@ fn each_model_is_decided_about_once_and_none_for_users_without_rules() {
         site.add(&format!("open/{number}"), &ModelFile::dense(number).bytes());
     }
     let file = |number| {
-        let model = site.store.model(&format!("open/{number}").parse().unwrap()).unwrap();
+        let model = site.store.names().model(&format!("open/{number}").parse().unwrap()).unwrap();
         model.files[1].descriptor.clone()
     };
     let decided = |uid| {
@@ -341,7 +342,7 @@ fn each_model_is_decided_about_once_and_none_for_users_without_rules() {
         for number in [1, 1, 2] {
             assert!(reusable.has_file(&file(number)).unwrap());
         }
-        site.store.all_summaries().unwrap().iter().for_each(|tag| {
+        site.store.names().all_summaries().unwrap().iter().for_each(|tag| {
             assert!(reusable.may_read(&tag.reference, tag.manifest.as_ref().unwrap().digest));
         });
         reusable.known().models.len()
@@ -354,7 +355,7 @@ fn file_that_another_pull_has_completed_is_found_when_it_is_looked_for_again() {
     let site = Site::new();
     let bytes = ModelFile::dense(1).bytes();
     site.add("secret/x", &bytes);
-    let file = site.store.model(&"secret/x".parse().unwrap()).unwrap().files[1].descriptor.clone();
+    let file = site.store.names().model(&"secret/x".parse().unwrap()).unwrap().files[1].descriptor.clone();
     let policy = site.policy(GUEST);
     let reusable = Reusable::new(&site.store, &policy);
     assert!(!reusable.has_file(&file).unwrap());

@@ -15,7 +15,7 @@ use crate::ops::stored_header::HeaderTurn;
 pub(super) fn mismatch(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<String> {
     for (digest, needed) in recipe.blob_sizes() {
         // A blob that cannot be inspected is a finding already.
-        let found = store.blob_size(digest).ok().flatten();
+        let found = store.content().blob_size(digest).ok().flatten();
         if let Some(found) = found.filter(|found| *found != needed) {
             return Some(format!("names {needed} bytes of blob {digest}, which has {found}"));
         }
@@ -27,8 +27,8 @@ pub(super) fn mismatch(store: &Store, reader: &mut DiskReader, recipe: &Recipe) 
 /// The bytes of the header blob, if they have the right digest.
 fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec<u8>> {
     let (digest, size) = recipe.header()?;
-    let _reading = store.begin_internal_read(digest);
-    let file = store.open_blob(digest, size).ok()?;
+    let _reading = store.content().begin_internal_read(digest);
+    let file = store.content().open_blob(digest, size).ok()?;
     // A damaged recipe can name a large tensor as its header.
     if file.metadata().ok()?.len() > MAX_HEADER_BYTES {
         return None;

@@ -82,9 +82,9 @@ impl Read {
 impl<'r> Reading<'r> {
     /// Missing blobs may be among `blobs`.
     pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyProgress>) -> Self {
-        let _held = store.hold_lower_stores();
+        let _held = store.content().hold_lower_stores();
         // A blob that cannot be inspected now is a finding when it is read.
-        let size = |digest| (digest, store.blob_size(digest).ok().flatten().unwrap_or_default());
+        let size = |digest| (digest, store.content().blob_size(digest).ok().flatten().unwrap_or_default());
         let sizes: BTreeMap<Digest, u64> = blobs.into_iter().map(size).collect();
         let total = sizes.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
         let mut blobs: Vec<Digest> = sizes.keys().copied().collect();

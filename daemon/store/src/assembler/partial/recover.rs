@@ -10,10 +10,10 @@ use blobd_store_format::split::{SplitPlan, Target};
 use rustix::fs::{Advice, fadvise};
 
 use super::PartialDirectory;
-use super::journal::{Record, Session};
 use crate::assembler::Assembler;
-use crate::assembler::extents::Extents;
 use crate::assembler::second_copy::{Difference, Differences, FirstCopy};
+use crate::content::downloads::extents::Extents;
+use crate::content::downloads::journal::{Record, Session};
 use crate::{Staging, StoreError, lock};
 
 impl Session {
@@ -125,7 +125,7 @@ impl Assembler {
                 held.remove(range);
             }
             if let Some(digest) = claims.stored.get(&blob)
-                && partial.download.store.blob_size(*digest)? == Some(planned.size)
+                && partial.download.store.content().blob_size(*digest)? == Some(planned.size)
             {
                 stored.insert(blob, *digest);
                 partial.ranges(self.plan(), blob).for_each(|range| arrived.insert(range));
@@ -177,7 +177,7 @@ impl PartialDirectory {
         arrived: &mut Extents,
     ) -> Result<(), StoreError> {
         let length = |path: &Path| {
-            let status = self.download.store.root.status(path)?;
+            let status = self.download.store.content().root.status(path)?;
             Ok::<_, StoreError>(status.map_or(0, |status| status.len()))
         };
         let literals = length(&self.literals_path())?;
@@ -211,12 +211,12 @@ impl PartialDirectory {
     fn reopen(&self, blob: usize, staging: &Staging) -> Result<bool, StoreError> {
         let (store, path) = (&self.download.store, self.path_of(blob));
         // A file that was about to be published is read-only, but may still be incomplete.
-        match store.disk().set_mode_of(&path, 0o600) {
+        match store.content().disk().set_mode_of(&path, 0o600) {
             Ok(_file) => {}
             // After a power cut, btrfs may have a file under both its old name and the one that it was
             // renamed to. Then it is a blob of the store and must not be written to.
             Err(StoreError::UnexpectedFile { .. }) if self.has_other_links(&path)? => {
-                store.disk().remove_file(&path)?;
+                store.content().disk().remove_file(&path)?;
                 return Ok(false);
             }
             Err(error) => return Err(error),
@@ -229,6 +229,7 @@ impl PartialDirectory {
         Ok(self
             .download
             .store
+            .content()
             .root
             .status(path)?
             .is_some_and(|status| status.is_file() && status.links() > 1))

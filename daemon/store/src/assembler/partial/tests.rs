@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
 
 use blobd_store_format::split::SplitPlan;
 use tempfile::TempDir;
@@ -209,17 +210,17 @@ fn published_blob_that_kept_its_partial_name_is_not_written_to() {
 #[test]
 fn downloads_count_as_used_and_are_removed_whole() {
     let download = Download::new();
-    let before = download.store.used_bytes();
+    let before = download.store.ledger().used_bytes();
     let partial = download.session();
     download.write(&partial, 0..300);
-    assert!(download.store.used_bytes() >= before + 4096);
+    assert!(download.store.ledger().used_bytes() >= before + 4096);
     drop(partial);
-    let listed = download.store.partials().unwrap();
+    let listed = download.store.content().partials().unwrap();
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].file, download.digest());
-    assert!(download.store.remove_partial(download.digest()).unwrap() >= 4096);
-    assert_eq!(download.store.partials().unwrap(), []);
-    assert_eq!(download.store.used_bytes(), before);
+    assert!(download.store.ledger().remove_partial(download.digest()).unwrap() >= 4096);
+    assert_eq!(download.store.content().partials().unwrap(), []);
+    assert_eq!(download.store.ledger().used_bytes(), before);
 }
 
 /// They may have been hashed already, and a later change would not be noticed.
@@ -273,11 +274,11 @@ fn file_sealed_before_a_power_cut_can_be_repaired() {
 fn unfinished_download_that_is_leased_is_not_removed() {
     let download = Download::new();
     download.write(&download.session(), 0..100);
-    let leases = download.store.leases();
+    let leases = download.store.liveness().leases();
     let (own, other) = (leases.grant("a pull that failed"), leases.grant("another"));
     own.protect(download.digest());
     other.protect(download.digest());
-    let forget = || download.store.forget_partials([download.digest()]);
+    let forget = || download.store.liveness().forget_partials([download.digest()]);
     own.release();
     forget();
     assert_eq!(download.session().missing(), only(100..1000));
@@ -292,7 +293,7 @@ fn published_blobs_of_a_download_are_listed() {
     let blob = Digest::of(b"a tensor");
     let partial = download.session();
     partial.note_digests(&[blob]).unwrap();
-    assert_eq!(download.store.blobs_of_partial(download.digest()).unwrap(), BTreeSet::from([blob]));
+    assert_eq!(download.store.content().blobs_of_partial(download.digest()).unwrap(), BTreeSet::from([blob]));
 }
 
 /// The position of a blob in the file is looked up. Searching all segments would take sixteen times

@@ -188,7 +188,7 @@ impl World {
         }
         assert!(self.site.reads(GUEST, &name, &self.files[named]));
         let served = self.by_guest.union(&self.by_source[source]);
-        let model = self.site.store.model(&name.parse().unwrap()).unwrap();
+        let model = self.site.store.names().model(&name.parse().unwrap()).unwrap();
         let recipe = model.files[1].recipe.clone().unwrap();
         for (offset, piece) in recipe.pieces().with_offsets() {
             let Piece::Blob { blob, length, .. } = piece else { continue };
@@ -214,7 +214,7 @@ impl World {
     }
 
     fn remove(&mut self, secret: bool) {
-        for tag in self.site.store.summaries().unwrap() {
+        for tag in self.site.store.names().summaries().unwrap() {
             if (tag.reference.namespace() == "secret") == secret {
                 self.site.remove(&tag.reference);
             }
@@ -224,9 +224,9 @@ impl World {
     /// The blobs of all models that the guest may open.
     fn readable_blobs(&self) -> BTreeSet<Digest> {
         let policy = self.site.policy(GUEST);
-        let tags = self.site.store.summaries().unwrap();
+        let tags = self.site.store.names().summaries().unwrap();
         let readable = tags.iter().filter(|tag| policy.check_named(&self.site.store, &tag.reference).is_ok());
-        let models = readable.map(|tag| self.site.store.model(&tag.reference).unwrap());
+        let models = readable.map(|tag| self.site.store.names().model(&tag.reference).unwrap());
         let recipes = models.flat_map(|model| model.files).filter_map(|file| file.recipe);
         recipes.flat_map(|recipe| recipe.digests()).collect()
     }

@@ -1,0 +1,260 @@
+//! The size on disk of the store's directory besides blobs and recipes, by purpose: one pass over everything
+//! except the content of `blobs/` and `recipes/`, which the index counts.
+//!
+//! The sum, with the blobs and recipes, is what `du` reports for the store: allocated blocks, of directories too,
+//! and each file once, however many names it has.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+
+use crate::content::Content;
+use crate::content::directories::RECORDS;
+use crate::root::{Directory, Entry, FileStatus};
+use crate::{FileSystem, StoreError};
+
+/// The most paths of foreign files that are kept, to name them.
+const MAX_FOREIGN_PATHS: usize = 3;
+/// Directories that are nested deeper are not entered.
+const MAX_LEVELS: usize = 64;
+/// How deep a manifest or a pin is below its directory: host, namespace, model, tag.
+const TAG_LEVELS: usize = 4;
+
+/// Bytes on disk, by purpose.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OtherFiles {
+    /// Manifests, origins, histories of names, pins, and the files that describe the store.
+    pub records: u64,
+    /// The copy of the index.
+    pub index: u64,
+    /// The audit log, if it is in the store's directory.
+    pub audit: u64,
+    /// The reserve for a full disk.
+    pub reserve: u64,
+    /// The directories themselves.
+    pub directories: u64,
+    /// Damaged blobs.
+    pub quarantine: u64,
+    /// The records of models in the trash, by their names.
+    pub trash: BTreeMap<Digest, u64>,
+    /// Transactions in progress, and what dead ones have left, by the names of their directories.
+    pub staging: BTreeMap<OsString, u64>,
+    /// Unfinished downloads, by the digest of their files.
+    pub downloads: BTreeMap<Digest, u64>,
+    /// Files that do not belong to blobd.
+    pub foreign: u64,
+    /// The paths of a few of these, relative to the store.
+    pub foreign_paths: Vec<PathBuf>,
+}
+
+impl OtherFiles {
+    /// The sum.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        // Without `..`, so that no purpose is forgotten.
+        let Self {
+            records,
+            index,
+            audit,
+            reserve,
+            directories,
+            quarantine,
+            foreign,
+            trash: _,
+            staging: _,
+            downloads: _,
+            foreign_paths: _,
+        } = self;
+        let sums = [*records, *index, *audit, *reserve, *directories, *quarantine, *foreign];
+        [self.trash_bytes(), self.staging_bytes(), self.download_bytes()]
+            .into_iter()
+            .chain(sums)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// The sum of the records of models in the trash.
+    #[must_use]
+    pub fn trash_bytes(&self) -> u64 {
+        self.trash.values().copied().fold(0, u64::saturating_add)
+    }
+
+    /// The sum of the transactions' directories.
+    #[must_use]
+    pub fn staging_bytes(&self) -> u64 {
+        self.staging.values().copied().fold(0, u64::saturating_add)
+    }
+
+    fn download_bytes(&self) -> u64 {
+        self.downloads.values().copied().fold(0, u64::saturating_add)
+    }
+}
+
+impl Content {
+    /// Counts everything in the store's directory but blobs and recipes. `counted` has device and inode of files that
+    /// are counted elsewhere, as [`Self::recheck_sizes`] returns them. Directories that cannot be read count as empty.
+    pub fn other_files(&self, counted: HashSet<(u64, u64)>) -> Result<OtherFiles, StoreError> {
+        let mut tally = Tally { file_system: self.file_system, counted, found: OtherFiles::default() };
+        tally.root(&self.root.existing_directory("")?)?;
+        for path in self.index.foreign_entries()? {
+            if let Some(parent) = path.parent()
+                && let Some(name) = path.file_name()
+                && let Some(directory) = self.root.find_directory(parent)?
+                && let Some(status) = directory.status(name)?
+            {
+                tally.foreign(&directory, Path::new(name), &status, path.clone());
+            }
+        }
+        Ok(tally.found)
+    }
+}
+
+struct Tally {
+    file_system: FileSystem,
+    /// Device and inode of the files with several names that were counted.
+    counted: HashSet<(u64, u64)>,
+    found: OtherFiles,
+}
+
+impl Tally {
+    fn root(&mut self, root: &Directory) -> Result<(), StoreError> {
+        self.found.directories = root.own_status()?.allocated_bytes();
+        each(root, |name, status| match (name.to_str(), status.is_dir()) {
+            (Some(layout::BLOBS | layout::RECIPES), true) => self.found.directories += self.own(status),
+            (Some(directory), true) if RECORDS.contains(&directory) => {
+                let own = self.own(status);
+                let Some(below) = root.find_directory(directory).ok().flatten() else { return };
+                if directory == layout::INDEX {
+                    self.found.index += own + self.tree(&below, MAX_LEVELS);
+                } else {
+                    self.found.directories += own;
+                    self.known(directory, &below);
+                }
+            }
+            (Some(layout::RESERVE_FILE), false) => self.found.reserve += self.own(status),
+            (Some(file), false) if FILES.contains(&file) => self.found.records += self.own(status),
+            _ => self.foreign(root, name, status, name.to_path_buf()),
+        })
+    }
+
+    /// Counts the content of one of blobd's directories. What cannot be listed counts nothing.
+    fn known(&mut self, name: &str, directory: &Directory) {
+        let path = Path::new(name);
+        // The errors are those of a directory that has just disappeared, or cannot be read.
+        let _ = match name {
+            layout::MANIFESTS | layout::PINS => self.tags(directory, path, TAG_LEVELS),
+            layout::ORIGINS | layout::HISTORY => each(directory, |name, status| {
+                if record(name).is_some() && status.is_file() {
+                    self.found.records += self.own(status);
+                } else {
+                    self.foreign(directory, name, status, path.join(name));
+                }
+            }),
+            layout::TRASH => each(directory, |name, status| match record(name) {
+                Some(record) if status.is_file() => {
+                    let bytes = self.own(status);
+                    self.found.trash.insert(record, bytes);
+                }
+                _ => self.foreign(directory, name, status, path.join(name)),
+            }),
+            layout::PARTIAL => {
+                each(directory, |name, status| match name.to_str().and_then(layout::parse_blob_name) {
+                    Some(file) if status.is_dir() => {
+                        let bytes = self.all(directory, name, status);
+                        self.found.downloads.insert(file, bytes);
+                    }
+                    _ => self.foreign(directory, name, status, path.join(name)),
+                })
+            }
+            layout::AUDIT => {
+                self.found.audit += self.tree(directory, MAX_LEVELS);
+                Ok(())
+            }
+            layout::STAGING => each(directory, |name, status| {
+                let bytes = self.all(directory, name, status);
+                self.found.staging.insert(name.as_os_str().to_owned(), bytes);
+            }),
+            _ => {
+                self.found.quarantine += self.tree(directory, MAX_LEVELS);
+                Ok(())
+            }
+        };
+    }
+
+    /// Counts a tree with a file per tag at the depth `levels`.
+    fn tags(&mut self, directory: &Directory, path: &Path, levels: usize) -> Result<(), StoreError> {
+        each(directory, |name, status| {
+            if status.is_dir() && levels > 1 {
+                self.found.directories += self.own(status);
+                if let Ok(Some(below)) = directory.find_directory(name) {
+                    // As in `known`.
+                    let _ = self.tags(&below, &path.join(name), levels - 1);
+                }
+            } else if status.is_file() && levels == 1 {
+                self.found.records += self.own(status);
+            } else {
+                self.foreign(directory, name, status, path.join(name));
+            }
+        })
+    }
+
+    fn foreign(&mut self, parent: &Directory, name: &Path, status: &FileStatus, path: PathBuf) {
+        self.found.foreign += self.all(parent, name, status);
+        if self.found.foreign_paths.len() < MAX_FOREIGN_PATHS {
+            self.found.foreign_paths.push(path);
+        }
+    }
+
+    /// A file, or a directory with all that is below it.
+    fn all(&mut self, parent: &Directory, name: &Path, status: &FileStatus) -> u64 {
+        let below = if status.is_dir() { parent.find_directory(name).ok().flatten() } else { None };
+        let below = below.map_or(0, |directory| self.tree(&directory, MAX_LEVELS));
+        self.own(status).saturating_add(below)
+    }
+
+    /// All that is below a directory. The size of a directory that cannot be read still counts.
+    fn tree(&mut self, directory: &Directory, levels: usize) -> u64 {
+        let mut bytes = 0_u64;
+        let _ = each(directory, |name, status| {
+            bytes = bytes.saturating_add(self.own(status));
+            if status.is_dir()
+                && levels > 1
+                && let Ok(Some(below)) = directory.find_directory(name)
+            {
+                bytes = bytes.saturating_add(self.tree(&below, levels - 1));
+            }
+        });
+        bytes
+    }
+
+    /// The size of a file or a directory itself on disk; nothing for another name of a file that was counted.
+    fn own(&mut self, status: &FileStatus) -> u64 {
+        if status.is_dir() {
+            return status.allocated_bytes();
+        }
+        if status.links() > 1 && !self.counted.insert(status.identity()) {
+            return 0;
+        }
+        if status.is_file() { self.file_system.bytes_on_disk(status) } else { status.allocated_bytes() }
+    }
+}
+
+/// Files in the root, with their temporary names.
+const FILES: [&str; 5] =
+    [layout::STORE_FILE, layout::LOCK_FILE, layout::SCRUB_FILE, "store.json.new", "scrub.json.new"];
+
+fn record(name: &Path) -> Option<Digest> {
+    name.to_str().and_then(layout::parse_recipe_name)
+}
+
+/// Calls `visit` with each entry that still exists.
+fn each(directory: &Directory, mut visit: impl FnMut(&Path, &FileStatus)) -> Result<(), StoreError> {
+    directory.each_entry(|Entry { name, .. }| {
+        if let Some(status) = directory.status(&name)? {
+            visit(Path::new(&name), &status);
+        }
+        Ok(())
+    })
+}
