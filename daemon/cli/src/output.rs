@@ -71,7 +71,7 @@ impl io::Write for DataOutput {
 /// Writes one JSON document on a line of its own.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
     let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     print(&format!("{}\n", escape_controls(json)))

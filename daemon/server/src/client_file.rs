@@ -6,7 +6,7 @@
 //! same program takes the client's connection, receives the descriptor, and reads the file into memory that
 //! it shares with the daemon. If it blocks, the daemon abandons it; it holds no resources of the daemon.
 //!
-//! A socket pair carries [`Request`]s to the process and [`Note`]s from it. The memory has slots; a slot belongs
+//! A socket pair carries requests to the process and notes from it. The memory has slots; a slot belongs
 //! to the process from a request to read into it until its note, and to the daemon otherwise. Pipes and
 //! sockets for the bytes were slower: they cost one more copy or a fifth of an import's processor time, and
 //! the kernel holds a pipe's lock while it waits for the file, so the daemon would wait too.

@@ -72,7 +72,7 @@ impl Dtype {
         self.row().2
     }
 
-    /// Whether the elements are real numbers with an exponent. [`convert`](super::convert) supports all of
+    /// Whether the elements are real numbers with an exponent. `blobd_model::convert` supports all of
     /// these types but those of less than a byte.
     #[must_use]
     pub const fn is_float(self) -> bool {

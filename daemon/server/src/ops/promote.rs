@@ -23,7 +23,7 @@ type ReportProgress<'r> = dyn FnMut(u64, u64) -> bool + 'r;
 ///
 /// # Errors
 /// [`blobd_store::StoreError::DamagedBlob`], [`blobd_store::StoreError::Recipe`] if what lower stores have is wrong;
-/// then the tag is not set. [`OpError::DeniedByPolicy`]; those of [`Store::check_own`]; [`OpError::ChangedMeanwhile`].
+/// then the tag is not set. [`OpError::DeniedByPolicy`]; those of [`Names::check_own`](blobd_store::Names::check_own); [`OpError::ChangedMeanwhile`].
 pub fn promote(
     store: &Arc<Store>,
     requester: Requester,

@@ -17,7 +17,7 @@ use crate::requester::Requester;
 /// removed.
 ///
 /// # Errors
-/// Those of [`Store::check_change`]; those of [`Store::check_name`] if another model has the name, unless it is forced;
+/// Those of [`Names::check_change`](blobd_store::Names::check_change); those of [`Names::check_name`](blobd_store::Names::check_name) if another model has the name, unless it is forced;
 /// [`OpError::DeniedByPolicy`].
 pub fn rename(
     store: &Arc<Store>,

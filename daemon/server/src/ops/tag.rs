@@ -15,7 +15,7 @@ use crate::requester::Requester;
 /// Points `target` at the manifest of `source`. Copies no data.
 ///
 /// # Errors
-/// Those of [`Store::check_name`] if `target` is another model, unless it is forced; [`OpError::DeniedByPolicy`].
+/// Those of [`Names::check_name`](blobd_store::Names::check_name) if `target` is another model, unless it is forced; [`OpError::DeniedByPolicy`].
 pub fn tag(
     store: &Arc<Store>,
     requester: Requester,

@@ -19,7 +19,7 @@ use crate::requester::Requester;
 /// removed last. Only administrators restore models whose names others had added.
 ///
 /// # Errors
-/// [`OpError::NotInTrash`]; [`blobd_store::StoreError::NameOfAnother`]; those of [`Store::check_name`] when another model has the name, unless it is forced;
+/// [`OpError::NotInTrash`]; [`blobd_store::StoreError::NameOfAnother`]; those of [`Names::check_name`](blobd_store::Names::check_name) when another model has the name, unless it is forced;
 /// [`blobd_store::StoreError`] when the model is incomplete.
 pub fn undelete(
     store: &Arc<Store>,

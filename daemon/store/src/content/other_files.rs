@@ -94,7 +94,7 @@ impl OtherFiles {
 
 impl Content {
     /// Counts everything in the store's directory but blobs and recipes. `counted` has device and inode of files that
-    /// are counted elsewhere, as [`Self::recheck_sizes`] returns them. Directories that cannot be read count as empty.
+    /// are counted elsewhere, as [`StoreIndex::recheck_sizes`](crate::index::StoreIndex::recheck_sizes) returns them. Directories that cannot be read count as empty.
     pub fn other_files(&self, counted: HashSet<(u64, u64)>) -> Result<OtherFiles, StoreError> {
         let mut tally = Tally { file_system: self.file_system, counted, found: OtherFiles::default() };
         tally.root(&self.root.existing_directory("")?)?;

@@ -15,7 +15,7 @@ impl Liveness {
     /// Whether the trash has models whose names other models have taken.
     ///
     /// # Errors
-    /// As for [`Liveness::trash`].
+    /// As for [`Names::trash`](crate::Names::trash).
     pub fn has_displaced(&self) -> Result<bool, StoreError> {
         Ok(self.names.trash()?.iter().any(|trashed| trashed.displaced))
     }
