@@ -71,7 +71,7 @@ fn estimate_is_read_from_c_with_all_parameters() {
         match call.line().to_owned().as_str() {
             line if line == all => call.respond(200, &format!("{{{NEED},{ANSWER}}}")),
             "get /v1/fit/registry.ollama.ai/library/tiny?context=0 http/1.1"
-            | "get /v1/fit/registry.ollama.ai/library/tiny? http/1.1" => {
+            | "get /v1/fit/registry.ollama.ai/library/tiny http/1.1" => {
                 call.respond(200, &format!("{{{NEED}}}"));
             }
             line if line.contains("absent") => {
