@@ -299,13 +299,13 @@ fn missing_shards_are_named_by_their_numbers() {
 }
 
 #[test]
-fn components_are_chosen_of_repositories_only() {
+fn components_are_chosen_from_repositories_only() {
     let registry = FakeRegistry::start().unwrap();
     let commands = Commands::with("");
     for option in [&["--no-projector"][..], &["--no-draft"], &["--projector", "F16"]] {
         let source = registry.name("me/x:1");
         let error = commands.run(&[&["pull", source.as_str()], option].concat()).exits_with(2).error();
-        assert!(error.message.contains("only of repositories at Hugging Face"), "{error}");
+        assert!(error.message.contains("only from repositories at Hugging Face"), "{error}");
     }
     commands.run(&["pull", "hf.co/me/x", "--no-projector", "--projector", "F16"]).exits_with(2);
 }
