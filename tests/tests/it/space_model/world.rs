@@ -337,6 +337,8 @@ impl<'o> Pair<'o> {
                 let trashed = self.trash.remove(newest.expect("there is one in the trash"));
                 self.names.insert(name, trashed.needs);
             }
+            // Another, pinned model has the name.
+            Err(error) if error.code() == ErrorCode::Denied => self.may_be_pinned(&error, name),
             Err(error) => match newest {
                 None => assert_eq!(error.code(), ErrorCode::NotFound, "{error}"),
                 // Another model has the name, or a blob that it needs is damaged.
