@@ -111,7 +111,7 @@ impl Client {
         self.repeated_request(R::ROUTE, || HttpRequest::of::<R>(params), receive)
     }
 
-    /// The same for a request that `request` makes.
+    /// [`Self::repeated`] for a request that `request` makes for each attempt.
     pub(super) fn repeated_request<T>(
         &self,
         route: Route,

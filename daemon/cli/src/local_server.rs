@@ -109,9 +109,9 @@ pub trait Settings: fmt::Debug + Send + Sync {
 /// Where a store is served.
 #[derive(Debug)]
 pub enum OpenedStore {
-    /// By a daemon at this socket.
+    /// A daemon serves the store at this socket.
     ByDaemon(PathBuf),
-    /// By this process or another command.
+    /// This process or another command has the store open.
     ByCommand(Box<dyn StoreAccess>),
 }
 

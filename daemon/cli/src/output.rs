@@ -12,7 +12,7 @@ use super::log::at_error_priority;
 /// Writes to standard output.
 ///
 /// # Errors
-/// If it cannot be written; a closed pipe is no error.
+/// If the text cannot be written. A closed pipe is not an error.
 pub fn print(text: &str) -> Result<(), ErrorBody> {
     let mut out = io::stdout().lock();
     output_written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))

@@ -55,7 +55,7 @@ impl ServerReason {
         Self { sentence: own.or_else(others).map(String::into_boxed_str) }
     }
 
-    /// The sentence of an error document that a server sent with a success status; `None` if it is no error document.
+    /// The sentence of an error document that a server sent with a success status; `None` if it is not an error document.
     pub(super) fn in_place_of_document(document: &[u8], secrets: &Secrets) -> Option<Self> {
         let document = without_mark(std::str::from_utf8(document).ok()?);
         let sentence = json::sentence_of_error(document).and_then(|sentence| secrets.clean(&sentence))?;

@@ -277,7 +277,7 @@ pub(super) fn size_value(bytes: u64) -> serde_json::Value {
     in_whole_units(bytes).map_or_else(|| serde_json::json!(bytes), |text| serde_json::json!(text))
 }
 
-/// The same for errors.
+/// A size as error messages show it.
 pub(super) fn size_text(bytes: u64) -> String {
     in_whole_units(bytes).unwrap_or_else(|| format!("{bytes} bytes"))
 }
