@@ -9,7 +9,7 @@ mod template;
 mod tests;
 
 use self::template::{ChatTemplate, GoTemplate};
-use crate::kind::{ModelKind, generates_video, is_speech};
+use crate::kind::{ModelKind, SPEECH_DECODER, generates_video, is_speech};
 use crate::manifest_config::ManifestConfig;
 use crate::metadata::Metadata;
 use blobd_store_format::gguf::Header;
@@ -68,7 +68,6 @@ const WITHOUT_AUDIO: [&str; 1] = ["nemotron_h_omni"];
 const PROJECTORS_WITHOUT_AUDIO: [&str; 1] = ["gemma3nv"];
 
 /// The capabilities of a model: first those that its configuration lists, then those derived from its files.
-#[must_use]
 pub fn capabilities(model: &CapabilitySources<'_>) -> Vec<String> {
     let mut found = Capabilities::default();
     for name in model.config.iter().flat_map(|config| &config.capabilities) {
@@ -117,7 +116,8 @@ impl CapabilitySources<'_> {
             || metadata.value("block_count").is_some()
             || metadata.value("tokenizer.ggml.model").is_some()
             || has_embeddings();
-        is_language_model && !is_speech(metadata.architecture())
+        let architecture = metadata.architecture();
+        is_language_model && !is_speech(architecture) && architecture != SPEECH_DECODER
     }
 
     /// Adds tools, insert and thinking, derived from the template that Ollama uses and from the parser.

@@ -9,7 +9,6 @@ use blobd_store_format::gguf::{Header, MetadataValue};
 /// The texts of a header's `general.` keys; `None` if a key is missing or not text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModelCard {
-    /// The name of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Who trained it.
@@ -36,10 +35,8 @@ pub struct ModelCard {
     /// Its page, or its repository.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// Its languages.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub languages: Vec<String>,
-    /// Its tags.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
     /// The models from which it was made.
@@ -50,7 +47,6 @@ pub struct ModelCard {
 /// A model from which another one was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BaseModel {
-    /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The organisation that published it.
@@ -67,9 +63,7 @@ pub const LICENSE_KEY: &str = "general.license";
 const MAX_ENTRIES: usize = 64;
 
 impl ModelCard {
-    /// Reads the card from a header.
-    #[must_use]
-    pub fn of(header: &Header) -> Self {
+    pub fn from_header(header: &Header) -> Self {
         let text = |key: &str| text(header, &format!("general.{key}"));
         let count = header.value("general.base_model.count").and_then(|count| count.as_u64()).unwrap_or(0);
         let bases = (0..count.min(MAX_ENTRIES as u64)).map(|number| BaseModel::from_header(header, number));
@@ -90,7 +84,6 @@ impl ModelCard {
     }
 
     /// The license as one text: identifier, name and link.
-    #[must_use]
     pub fn license_text(&self) -> Option<String> {
         let parts = [&self.license, &self.license_name, &self.license_link];
         let parts: Vec<&str> = parts.into_iter().flatten().map(String::as_str).collect();
@@ -131,7 +124,7 @@ mod tests {
         for (key, value) in keys {
             writer.metadata(*key, value.clone()).unwrap();
         }
-        ModelCard::of(&Header::parse(&writer.header().unwrap()).unwrap())
+        ModelCard::from_header(&Header::parse(&writer.header().unwrap()).unwrap())
     }
 
     #[test]

@@ -36,10 +36,7 @@ impl ModelConfig {
     /// Reads `config.json`. The architecture is `model_type`, else the first of `architectures` in lower case and
     /// without its suffix: `LlamaForCausalLM` gives `llama`. The numbers are those of the language model
     /// (`text_config`), if the file has that section.
-    ///
-    /// # Errors
-    /// [`serde_json::Error`] when the file is not JSON.
-    pub fn of_config(json: &[u8]) -> Result<Self, serde_json::Error> {
+    pub fn from_config(json: &[u8]) -> Result<Self, serde_json::Error> {
         let config: Json = serde_json::from_slice(json)?;
         let model_type = config.get("model_type").and_then(Json::as_str).and_then(name);
         let architecture = model_type.or_else(|| class_name(config.get("architectures")?.get(0)?.as_str()?));
@@ -52,17 +49,13 @@ impl ModelConfig {
     }
 
     /// Reads `model_index.json`: the architecture is `architecture`, else the class of the pipeline.
-    ///
-    /// # Errors
-    /// [`serde_json::Error`] when the file is not JSON.
-    pub fn of_model_index(json: &[u8]) -> Result<Self, serde_json::Error> {
+    pub fn from_model_index(json: &[u8]) -> Result<Self, serde_json::Error> {
         let index: Json = serde_json::from_slice(json)?;
         let text = |key| index.get(key).and_then(Json::as_str).and_then(name);
         Ok(Self { architecture: text("architecture").or_else(|| text("_class_name")), numbers: Vec::new() })
     }
 
     /// The architecture, such as `llama`.
-    #[must_use]
     pub fn architecture(&self) -> Option<&str> {
         self.architecture.as_deref()
     }
@@ -100,7 +93,7 @@ mod tests {
     use super::*;
 
     fn of_config(config: &Json) -> ModelConfig {
-        ModelConfig::of_config(config.to_string().as_bytes()).unwrap()
+        ModelConfig::from_config(config.to_string().as_bytes()).unwrap()
     }
 
     #[test]
@@ -157,7 +150,7 @@ mod tests {
             (json!({"_class_name": "ZImagePipeline"}), Some("ZImagePipeline")),
             (json!({"parameter_count": 6}), None),
         ] {
-            let config = ModelConfig::of_model_index(index.to_string().as_bytes()).unwrap();
+            let config = ModelConfig::from_model_index(index.to_string().as_bytes()).unwrap();
             assert_eq!(config.architecture(), expected);
         }
     }
@@ -165,8 +158,8 @@ mod tests {
     #[test]
     fn files_that_are_not_json_are_errors() {
         for bytes in [&b""[..], b"{", b"\xff", "[".repeat(100_000).as_bytes()] {
-            assert!(ModelConfig::of_config(bytes).is_err());
-            assert!(ModelConfig::of_model_index(bytes).is_err());
+            assert!(ModelConfig::from_config(bytes).is_err());
+            assert!(ModelConfig::from_model_index(bytes).is_err());
         }
     }
 }

@@ -6,40 +6,22 @@ use crate::float::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16, f32_of_f64_
 use crate::float8::{f32_of_e4m3, f32_of_e4m3fnuz, f32_of_e5m2, f32_of_e5m2fnuz, f32_of_e8m0};
 use blobd_store_format::safetensors::Dtype;
 
-/// Why elements cannot be converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// The elements are not floats, or are smaller than a byte.
     #[error(
         "elements of {found} cannot be converted, only those of F64, F32, F16, BF16 and the types of 8 bits (F8)"
     )]
-    Source {
-        /// The type of the elements.
-        found: Dtype,
-    },
-    /// The requested type is not supported.
+    Source { found: Dtype },
     #[error("elements cannot be converted to {found}, only to F64, F32, F16 and BF16")]
-    Target {
-        /// The requested type.
-        found: Dtype,
-    },
-    /// The bytes are not a whole number of elements.
+    Target { found: Dtype },
     #[error("{bytes} bytes are not a whole number of elements of {dtype}")]
-    PartialElement {
-        /// The number of bytes.
-        bytes: usize,
-        /// The type of the elements.
-        dtype: Dtype,
-    },
+    PartialElement { bytes: usize, dtype: Dtype },
 }
 
 /// Converts the elements of `bytes` from type `from` to type `to`.
 ///
 /// `from` is `F64`, `F32`, `F16`, `BF16` or a float type of 8 bits; `to` is one of the first four.
-///
-/// # Errors
-/// [`ConvertError`] for any other type, and if `bytes` is not a whole number of elements.
 pub fn convert(bytes: &[u8], from: Dtype, to: Dtype) -> Result<Vec<u8>, ConvertError> {
     match from {
         Dtype::F64 => write_f64(read::<8>(bytes, from)?.map(f64::from_le_bytes), to),

@@ -49,7 +49,6 @@ pub struct TensorPair<'t> {
     pub a: Option<&'t TensorEntry>,
     /// The second model's tensor.
     pub b: Option<&'t TensorEntry>,
-    /// How they differ.
     pub change: Change,
 }
 
@@ -75,7 +74,6 @@ pub enum Change {
 
 impl Change {
     /// The change's name in JSON and in output for people.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shared => "shared",
@@ -115,15 +113,12 @@ impl<'t> TensorPair<'t> {
         Some(Self { a, b, change })
     }
 
-    /// The tensor's name.
-    #[must_use]
     pub fn name(&self) -> &'t str {
         self.a.or(self.b).map_or("", |tensor| tensor.name.as_str())
     }
 
     /// Whether the tensors must be compared byte by byte: both have the same type and shape, and their blobs differ,
     /// but at least one blob is a packed group, whose digest covers other tensors too.
-    #[must_use]
     pub fn may_be_equal(&self, packed: &BTreeSet<Digest>) -> bool {
         let is_packed =
             |tensor: Option<&TensorEntry>| tensor.is_some_and(|tensor| packed.contains(&tensor.digest));
@@ -132,7 +127,6 @@ impl<'t> TensorPair<'t> {
 }
 
 /// Compares the tensors of two models. Repeated names, such as those of a draft model, are paired in order.
-#[must_use]
 pub fn diff_tensors<'t>(a: &'t [TensorEntry], b: &'t [TensorEntry]) -> TensorDiff<'t> {
     let mut by_name: BTreeMap<&str, std::collections::VecDeque<&TensorEntry>> = BTreeMap::new();
     for tensor in b {
@@ -161,7 +155,6 @@ pub fn diff_tensors<'t>(a: &'t [TensorEntry], b: &'t [TensorEntry]) -> TensorDif
 
 /// The blobs that contain several tensors: packed groups of experts. The digest of such a blob differs if any of its
 /// tensors differs.
-#[must_use]
 pub fn packed_blobs<'t>(tensors: impl IntoIterator<Item = &'t TensorEntry>) -> BTreeSet<Digest> {
     let mut offsets = BTreeMap::new();
     let mut packed = BTreeSet::new();
@@ -186,7 +179,6 @@ pub struct KeyChange<'h> {
 
 /// The metadata keys with different values: those of the first header in order, then the added ones. Values of
 /// different types are different; NaNs with the same bits are equal.
-#[must_use]
 pub fn diff_metadata<'h>(a: &'h Header, b: &'h Header) -> Vec<KeyChange<'h>> {
     let of_b: BTreeMap<&[u8], MetadataValue<'_>> = b.metadata().collect();
     let keys_of_a: BTreeSet<&[u8]> = a.metadata().map(|(key, _)| key).collect();

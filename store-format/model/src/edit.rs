@@ -3,28 +3,24 @@
 //! The order of the keys, the alignment and the table of tensors stay as they are; new keys are appended. Keys
 //! that describe the tensors or the file are refused, because an edit changes neither.
 
-mod error;
 #[cfg(test)]
 mod tests;
 mod value;
 
-pub use error::EditError;
-pub use value::EditType;
+use blobd_store_format::gguf::{ALIGNMENT_KEY, Encoder, GgufError, Header, MetadataValue, Value, printable};
+
+use std::collections::{HashMap, HashSet};
 
 use crate::entries::Entries;
 use crate::rewrite::SPLIT_PREFIX;
-use blobd_store_format::gguf::{ALIGNMENT_KEY, Encoder, GgufError, Header, MetadataValue, Value, printable};
+pub use value::EditType;
 
-/// The change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyEdit {
-    /// The key.
     pub key: String,
-    /// The change of its value.
     pub change: Change,
 }
 
-/// The change of a metadata value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The key gets a value, given as text.
@@ -34,23 +30,21 @@ pub enum Change {
         /// The value: a number, `true` or `false`, any text for a string, JSON for an array.
         text: String,
     },
-    /// The key is removed.
     Unset,
 }
 
 /// A header with changed metadata.
 #[derive(Clone, Debug)]
 pub struct EditedHeader {
-    header: Header,
-    changed: Vec<String>,
-    absent: Vec<String>,
+    pub header: Header,
+    /// The keys whose value or type changed, in the order of the edits.
+    pub changed: Vec<String>,
+    /// The keys that were to be removed but did not exist.
+    pub absent: Vec<String>,
 }
 
 impl EditedHeader {
     /// Applies the edits to a header.
-    ///
-    /// # Errors
-    /// [`EditError`] when a key cannot be edited, a value is not one of its type, or the header would be invalid.
     ///
     /// ```
     /// use blobd_model::edit::{Change, EditedHeader, KeyEdit};
@@ -61,13 +55,14 @@ impl EditedHeader {
     /// let header = Header::parse(&writer.header()?)?;
     /// let change = Change::Set { value_type: None, text: "8192".to_owned() };
     /// let edited = EditedHeader::new(&header, &[KeyEdit { key: "llama.context_length".to_owned(), change }])?;
-    /// assert_eq!(edited.header().value("llama.context_length").unwrap().as_u64(), Some(8192));
+    /// assert_eq!(edited.header.value("llama.context_length").unwrap().as_u64(), Some(8192));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new(source: &Header, edits: &[KeyEdit]) -> Result<Self, EditError> {
         let (mut entries, mut absent) = (Entries::from_header(source), Vec::new());
-        for (place, KeyEdit { key, change }) in edits.iter().enumerate() {
-            if edits.iter().take(place).any(|other| other.key == *key) {
+        let mut seen = HashSet::new();
+        for KeyEdit { key, change } in edits {
+            if !seen.insert(key) {
                 return Err(EditError::Twice { key: key.clone() });
             }
             check_key(source, key)?;
@@ -94,35 +89,29 @@ impl EditedHeader {
         entries.write(&mut out);
         out.raw(source.raw_tensors());
         let header = out.finish()?;
-        let changed =
-            edits.iter().filter(|edit| raw_value(source, &edit.key) != raw_value(&header, &edit.key));
-        let changed = changed.map(|edit| edit.key.clone()).collect();
+        let (before, after): (HashMap<_, _>, HashMap<_, _>) =
+            (source.raw_metadata().collect(), header.raw_metadata().collect());
+        let is_changed = |key: &String| before.get(key.as_bytes()) != after.get(key.as_bytes());
+        let changed = edits.iter().map(|edit| &edit.key).filter(|key| is_changed(key)).cloned().collect();
         Ok(Self { changed, absent, header })
     }
+}
 
-    /// The new header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The bytes of the new header, including the padding before the data section.
-    #[must_use]
-    pub fn into_padded(self) -> Vec<u8> {
-        self.header.into_padded()
-    }
-
-    /// The keys whose value or type changed, in the order of the edits.
-    #[must_use]
-    pub fn changed(&self) -> &[String] {
-        &self.changed
-    }
-
-    /// The keys that were to be removed but did not exist.
-    #[must_use]
-    pub fn absent(&self) -> &[String] {
-        &self.absent
-    }
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EditError {
+    #[error("metadata key {key:?}: cannot be edited: it {reason}")]
+    Reserved { key: String, reason: &'static str },
+    #[error("metadata key {key:?}: is edited twice")]
+    Twice { key: String },
+    #[error("metadata key {key:?}: {text:?} is not a value of type {value_type}{}", hint(value_type))]
+    Value { key: String, text: String, value_type: EditType },
+    #[error(
+        "metadata key {key:?}: wrong number of elements: expected {expected}, one for each token, found {found}"
+    )]
+    Tokens { key: String, found: usize, expected: usize },
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
 }
 
 fn check_key(header: &Header, key: &str) -> Result<(), EditError> {
@@ -168,13 +157,13 @@ fn check_vocabulary(header: &Header, key: &str, to: Option<&Value>) -> Result<()
     }
 }
 
-fn raw_value<'h>(header: &'h Header, key: &str) -> Option<&'h [u8]> {
-    header.raw_metadata().find(|(own, _)| *own == key.as_bytes()).map(|(_, value)| value)
-}
-
 const ARCHITECTURE_KEY: &str = "general.architecture";
 const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
 /// Arrays with one element per token.
 const TOKEN_KEYS: [&str; 3] = [TOKENS_KEY, "tokenizer.ggml.scores", "tokenizer.ggml.token_type"];
 /// Keys under the architecture's prefix from which loaders compute the shapes of tensors.
 const SHAPE_KEYS: [&str; 4] = ["block_count", "embedding_length", "feed_forward_length", "expert_count"];
+
+fn hint(value_type: &EditType) -> &'static str {
+    if value_type.is_array() { ", which is written as JSON, such as [1,2]" } else { "" }
+}

@@ -32,21 +32,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocks;
 mod cache_type;
 mod compute;
-mod graph;
 mod hyperparameters;
-mod keys;
 mod llama_cpp;
 mod model;
 mod number;
 mod ollama;
 mod placement;
-mod recurrent;
 mod rule;
-mod vision;
 mod weights;
-mod window;
 
 #[cfg(test)]
 mod tests;
@@ -55,7 +51,7 @@ use self::weights::Weights;
 
 pub use cache_type::CacheType;
 pub use model::Model;
-pub use placement::{Device, Placement};
+pub use placement::{Device, Placement, Places};
 pub use weights::{LayerWeights, Part};
 
 /// The formulas of an estimate.
@@ -102,9 +98,8 @@ impl Default for Settings {
 /// A model and the files that are loaded with it.
 #[derive(Clone, Debug)]
 pub struct ModelSet<'a> {
-    /// The model.
     pub model: Model<'a>,
-    /// The file of its vision tower. Only its weights are counted.
+    /// The file of its vision tower. Only its weights are counted, not its graph.
     pub projector: Option<Model<'a>>,
     /// The draft model for speculative decoding, which runs with the same settings.
     pub draft: Option<Model<'a>>,
@@ -125,7 +120,6 @@ pub struct Estimate<'m> {
     pub basis: String,
     /// The formulas of the graph.
     pub graph_basis: String,
-    /// The settings.
     pub settings: Settings,
     /// The KV cache of each block in bytes.
     pub kv_bytes: Vec<u64>,
@@ -139,9 +133,14 @@ pub struct Estimate<'m> {
     pub weights: &'m [LayerWeights],
     /// Their sum, at most 2^64 - 1.
     pub weights_bytes: u64,
-    /// Whether the basis has a rule for the KV cache and the graph of this architecture, and the file contains weights
-    /// of blocks. If not, no placement [`fits`](Placement::fits).
+    /// Whether the basis has a rule for the KV cache and the graph of this architecture, the file contains weights
+    /// of blocks, and the sizes of the [companions](Self::unknown_companions) are known. If not, no placement
+    /// [`fits`](Placement::fits).
     pub has_rule: bool,
+    /// Whether the rule was compared with what llama.cpp allocates for the architecture.
+    pub is_compared: bool,
+    /// The files loaded with the model whose memory is not known: `draft model`, `projector` or `adapter`.
+    pub unknown_companions: Vec<&'static str>,
     /// The weights that engines keep in the machine's memory, such as the embedding of a model with a separate output.
     /// Excludes tables.
     pub input_weights_bytes: u64,
@@ -155,11 +154,9 @@ pub struct Estimate<'m> {
     /// The metadata keys that the formulas need but that the file lacks or has with another type. Defaults were used
     /// instead.
     pub missing_keys: Vec<String>,
-    /// The number of tensors with an unknown type, which count as 0 bytes.
+    /// The number of tensors of unknown types. Each counts with the bytes up to the next tensor or to the end of the file.
     pub unsized_tensors: u64,
-    /// The projector.
     pub projector: Option<Projector>,
-    /// The draft model.
     pub draft: Option<Box<Estimate<'m>>>,
     /// The weights of each adapter in bytes.
     pub adapters: Vec<u64>,
@@ -167,70 +164,38 @@ pub struct Estimate<'m> {
     parts: &'m Weights,
 }
 
-/// The memory of a vision tower.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Vision {
-    /// Its weights in bytes.
     pub weights_bytes: u64,
-    /// Its graph in bytes.
     pub graph_bytes: u64,
 }
 
-/// The memory of a projector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Projector {
-    /// The formulas: `ollama-2025-08:projector`.
+    /// The formulas: `ollama-2025-08:projector`, or `weights only` with the reason.
     pub basis: String,
-    /// Its weights in bytes.
     pub weights_bytes: u64,
 }
 
-/// Why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EstimateError {
-    /// A result does not fit 64 bits.
     #[error("{what}: more than 2^64 - 1 bytes; use a smaller context, batch or number of sequences")]
-    Overflow {
-        /// The result that is too large.
-        what: &'static str,
-    },
-    /// The file declares more blocks than any model has.
+    Overflow { what: &'static str },
     #[error(
         "block_count: too large: expected at most {}, found {found}; the file is damaged",
         Model::MAX_BLOCKS
     )]
-    TooManyBlocks {
-        /// The number in the file.
-        found: u64,
-    },
-    /// The name is not that of a cache type.
+    TooManyBlocks { found: u64 },
     #[error("cache type {found:?}: expected one of {}", CacheType::ALL.map(CacheType::name).join(", "))]
-    UnknownCacheType {
-        /// The name.
-        found: String,
-    },
-    /// Ollama's formulas do not cover these cache types.
+    UnknownCacheType { found: String },
     #[error(
         "cache types {cache_type_k} and {cache_type_v}: Ollama's estimate needs f16, q8_0 or q4_0 for both; \
          use the basis of llama.cpp"
     )]
-    CacheTypes {
-        /// The type of the keys.
-        cache_type_k: CacheType,
-        /// The type of the values.
-        cache_type_v: CacheType,
-    },
-    /// The block length of a quantised cache does not divide the elements of a token's keys or values.
+    CacheTypes { cache_type_k: CacheType, cache_type_v: CacheType },
     #[error("cache type {cache_type}: its blocks of {block} do not divide {elements} elements; use f16")]
-    CacheRow {
-        /// The type.
-        cache_type: CacheType,
-        /// The elements of a token in one block of the model.
-        elements: u64,
-        /// The length of the type's blocks.
-        block: u64,
-    },
+    CacheRow { cache_type: CacheType, elements: u64, block: u64 },
 }
 
 impl ModelSet<'_> {
@@ -244,7 +209,10 @@ impl ModelSet<'_> {
     /// fit 64 bits.
     pub fn estimate<'m>(&'m self, settings: &Settings, basis: Basis) -> Result<Estimate<'m>, EstimateError> {
         let projector = self.projector.as_ref().map(|projector| Projector {
-            basis: format!("{}:projector", ollama::NAME),
+            basis: match basis {
+                Basis::Ollama => format!("{}:projector", ollama::NAME),
+                Basis::LlamaCpp => "weights only: no rule for the graph of a projector".to_owned(),
+            },
             weights_bytes: projector.weights_bytes(),
         });
         let mut estimate = self.model.estimate(settings, basis)?;
@@ -253,7 +221,17 @@ impl ModelSet<'_> {
         }
         let draft = self.draft.as_ref().map(|draft| draft.estimate(settings, basis)).transpose()?;
         let adapters = self.adapters.iter().map(Model::weights_bytes).collect();
-        Ok(Estimate { projector, draft: draft.map(Box::new), adapters, ..estimate })
+        let has_unknown_types = |model: &Model<'_>| model.unsized_tensors() > 0;
+        let unknown = [
+            ("draft model", draft.as_ref().is_some_and(|draft| !draft.has_rule)),
+            ("projector", self.projector.as_ref().is_some_and(has_unknown_types)),
+            ("adapter", self.adapters.iter().any(has_unknown_types)),
+        ];
+        let unknown_companions: Vec<_> =
+            unknown.into_iter().filter(|(_, is_unknown)| *is_unknown).map(|(name, _)| name).collect();
+        let has_rule = estimate.has_rule && unknown_companions.is_empty();
+        let draft = draft.map(Box::new);
+        Ok(Estimate { projector, draft, adapters, has_rule, unknown_companions, ..estimate })
     }
 
     /// The largest context of one sequence, in tokens, with which everything fits on the devices; `None` if
@@ -273,9 +251,6 @@ impl ModelSet<'_> {
 
     /// [`Self::largest_context`] with another condition than fitting on devices. The search is a bisection, so smaller
     /// contexts should meet it if larger ones do.
-    ///
-    /// # Errors
-    /// Those of [`ModelSet::largest_context`].
     pub fn largest_context_where(
         &self,
         settings: &Settings,
@@ -305,13 +280,12 @@ impl ModelSet<'_> {
 
 impl Estimate<'_> {
     /// The memory in bytes that a single device needs to hold everything.
-    #[must_use]
     pub fn required_bytes(&self) -> u64 {
         let graph = u128::from(self.graph_partial_bytes.max(self.graph_full_bytes));
         let layers = self.block_bytes().sum::<u128>() + self.output_bytes() + self.companion_bytes();
         let placed = layers + u128::from(self.other_weights_bytes);
         let required = match self.rules {
-            _ if !self.has_rule => u128::from(self.weights_bytes) + self.companion_bytes() + 1,
+            _ if !self.has_rule => u128::from(self.weights_bytes) + self.companion_bytes(),
             // The sum must be less than the memory.
             Basis::Ollama => self.buffer_bytes() + placed + graph + 1,
             Basis::LlamaCpp => placed + graph,
@@ -320,12 +294,8 @@ impl Estimate<'_> {
     }
 
     /// The machine's memory in bytes that is needed if nothing is on a device.
-    #[must_use]
     pub fn required_memory_bytes(&self) -> u64 {
-        let graph = u128::from(self.graph_full_bytes) + u128::from(self.vision.graph_bytes);
-        let weights = u128::from(self.weights_bytes.saturating_sub(self.table_bytes));
-        let required = weights + u128::from(self.kv_total_bytes) + graph + self.companion_bytes();
-        u64::try_from(required).unwrap_or(u64::MAX)
+        self.memory_bytes(0, 0)
     }
 
     /// The bytes of each block that belong on a device: weights and KV cache.

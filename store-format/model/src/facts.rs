@@ -19,7 +19,6 @@ pub struct ModelFacts {
     pub parameters: u64,
     /// The name of the file type, such as `Q4_K_M`.
     pub quantization: Option<String>,
-    /// The number of tensors.
     pub tensor_count: u64,
     /// The shard, if the model is sharded.
     pub shard: Option<Shard>,
@@ -27,7 +26,6 @@ pub struct ModelFacts {
 
 impl ModelFacts {
     /// The facts in a file's header. Only a GGUF header has the model's kind, architecture and quantisation.
-    #[must_use]
     pub fn from_header(header: &dyn ModelHeader) -> Self {
         let counts = Self {
             format: Some(header.format().name()),
@@ -38,7 +36,7 @@ impl ModelFacts {
         };
         match header.as_gguf() {
             Some(gguf) => Self {
-                kind: ModelKind::of(gguf),
+                kind: ModelKind::from_header(gguf),
                 architecture: gguf.architecture().map(str::to_owned),
                 quantization: quantization(gguf).map(str::to_owned),
                 ..counts
@@ -52,7 +50,6 @@ impl ModelFacts {
     /// Billions have one decimal and millions two; whole billions and millions have none, and thousands
     /// never have. As in Ollama's `format.HumanNumber`, the unit is chosen before rounding (999,999 is
     /// `1000K`), and the quotient is a 64-bit float whose exact value is rounded, ties to even.
-    #[must_use]
     pub fn parameter_size(&self) -> String {
         let parameters = self.parameters;
         let (unit, suffix, decimals) = match parameters {

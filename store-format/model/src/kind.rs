@@ -11,7 +11,7 @@
 //! let mut writer = GgufWriter::new();
 //! writer.metadata("general.architecture", "bert")?;
 //! writer.metadata("bert.pooling_type", 1_u32)?;
-//! assert_eq!(ModelKind::of(&Header::parse(&writer.header()?)?), ModelKind::Embedding);
+//! assert_eq!(ModelKind::from_header(&Header::parse(&writer.header()?)?), ModelKind::Embedding);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -33,7 +33,6 @@ use crate::metadata::Metadata;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::gguf::{Header, ValueType};
 
-/// The kind of a model file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ModelKind {
     /// A model that generates text or speech, or that no other kind describes.
@@ -96,8 +95,10 @@ const PROJECTOR_ARCHITECTURE: &str = "clip";
 const DRAFT_ARCHITECTURES: [&str; 5] = ["eagle", "eagle3", "dflash", "dspark", "medusa"];
 /// Speech recognition: an encoder of audio and a decoder of text in one file.
 const SPEECH_ARCHITECTURES: [&str; 2] = ["whisper", "parakeet"];
-/// Encoders whose architecture does not contain `bert`. `wavtokenizer-dec` turns embeddings into spectra.
-const ENCODER_ARCHITECTURES: [&str; 4] = ["t5encoder", "gemma-embedding", "llama-embed", "wavtokenizer-dec"];
+/// Encoders whose architecture does not contain `bert`.
+const ENCODER_ARCHITECTURES: [&str; 3] = ["t5encoder", "gemma-embedding", "llama-embed"];
+/// Turns tokens of a language model into spectra of speech. Its pooling type says nothing about its use.
+pub(crate) const SPEECH_DECODER: &str = "wavtokenizer-dec";
 
 /// The denoising networks of image and video generators, by architecture, and whether they generate video.
 const DIFFUSION_ARCHITECTURES: [(&str, bool); 26] = [
@@ -145,14 +146,12 @@ const DIFFUSION_PREFIXES: [&str; 9] = [
 const PROJECTOR_PREFIXES: [&str; 5] = ["v.", "a.", "mm.", "resampler.", "model.image_newline"];
 
 impl ModelKind {
-    /// All kinds.
     pub fn all() -> impl Iterator<Item = Self> {
         NAMES.into_iter().map(|(kind, _)| kind)
     }
 
     /// The kind of a GGUF file, by its header.
-    #[must_use]
-    pub fn of(header: &Header) -> Self {
+    pub fn from_header(header: &Header) -> Self {
         let metadata = Metadata::new(header);
         let declared = TYPES.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(metadata.kind()));
         declared
@@ -164,27 +163,23 @@ impl ModelKind {
 
     /// The kind of a model's file with this component (see [`MediaType::component`]); `header` is its header, if
     /// it has one that can be read.
-    #[must_use]
-    pub fn of_layer(component: &str, header: Option<&Header>) -> Self {
-        Self::used_as(component).or_else(|| header.map(Self::of)).unwrap_or_default()
+    pub fn for_layer(component: &str, header: Option<&Header>) -> Self {
+        Self::used_as(component).or_else(|| header.map(Self::from_header)).unwrap_or_default()
     }
 
     /// The kind that a component implies; `None` if it depends on the header, as for `model`.
-    #[must_use]
     pub fn used_as(component: &str) -> Option<Self> {
         let told = [Self::Adapter, Self::Projector, Self::Draft];
         told.into_iter().find(|kind| kind.name() == component)
     }
 
     /// The name in output, filters and JSON.
-    #[must_use]
     pub fn name(self) -> &'static str {
         NAMES.into_iter().find(|(kind, _)| *kind == self).map_or("model", |(_, name)| name)
     }
 
     /// The media type of a layer of this kind. Ollama has one media type for each use of a file; a vocabulary, for
     /// example, is used as a model.
-    #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
             Self::Adapter => MediaType::OLLAMA_ADAPTER,
@@ -195,9 +190,6 @@ impl ModelKind {
     }
 
     /// Reads the optional kind in a record or response. A kind that only a later version knows counts as missing.
-    ///
-    /// # Errors
-    /// The deserialiser's error when the value is neither text nor null.
     pub fn deserialize_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Self>, D::Error> {
         let name = Option::<Cow<'de, str>>::deserialize(deserializer)?;
         Ok(name.and_then(|name| name.parse().ok()))
@@ -210,7 +202,6 @@ impl fmt::Display for ModelKind {
     }
 }
 
-/// The text is not the name of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kind: wrong value: expected {}, found {found:?}", names())]
 pub struct UnknownKind {
@@ -243,13 +234,11 @@ impl<'de> Deserialize<'de> for ModelKind {
 }
 
 /// Whether an architecture recognises speech.
-#[must_use]
 pub fn is_speech(architecture: &str) -> bool {
     SPEECH_ARCHITECTURES.contains(&architecture)
 }
 
 /// Whether a diffusion model of this architecture generates video instead of images.
-#[must_use]
 pub fn generates_video(architecture: &str) -> bool {
     DIFFUSION_ARCHITECTURES.contains(&(architecture, true))
 }
@@ -259,6 +248,7 @@ fn by_architecture(architecture: &str) -> Option<ModelKind> {
     match architecture {
         CONTROL_VECTOR_ARCHITECTURE => Some(ModelKind::ControlVector),
         PROJECTOR_ARCHITECTURE => Some(ModelKind::Projector),
+        SPEECH_DECODER => Some(ModelKind::Model),
         draft if is_assistant || DRAFT_ARCHITECTURES.contains(&draft) => Some(ModelKind::Draft),
         other => {
             let is_diffusion = DIFFUSION_ARCHITECTURES.iter().any(|(name, _)| *name == other);

@@ -30,7 +30,6 @@ pub struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     /// The tensor with this name in the layer, such as `attn_q.weight`.
-    #[must_use]
     pub fn tensor(&self, name: &str) -> Option<TensorInfo<'a>> {
         self.tensors.get(name).copied()
     }
@@ -42,21 +41,18 @@ impl<'a> Layer<'a> {
 
     /// The size of the tensors in bytes, without padding; at most 2^64 - 1. Tensors of a type without a
     /// known size count as 0, see [`unsized_tensors`](Self::unsized_tensors).
-    #[must_use]
     pub fn size_bytes(&self) -> u64 {
         let sizes = self.tensors.values().filter_map(TensorInfo::size_bytes);
         sizes.fold(0, u64::saturating_add)
     }
 
     /// How many tensors have a type without a known size.
-    #[must_use]
     pub fn unsized_tensors(&self) -> usize {
         self.tensors.values().filter(|tensor| tensor.size_bytes().is_none()).count()
     }
 }
 
 /// The tensors by layer, see [`split_name`].
-#[must_use]
 pub fn group_layers<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> BTreeMap<&'a str, Layer<'a>> {
     let mut layers: BTreeMap<&str, Layer<'_>> = BTreeMap::new();
     for tensor in tensors {
@@ -72,14 +68,12 @@ pub fn group_layers<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> BT
 /// The name is split at its dots. If one of the parts is `blk` or `mm` and at least two follow, the layer's
 /// name ends with the part after it, which is a number except in some projectors
 /// (`mm.mm_input_projection.weight`). Otherwise it is the first part.
-#[must_use]
 pub fn split_name(name: &str) -> (&str, &str) {
     split_at_block(name).or_else(|| name.split_once('.')).unwrap_or((name, ""))
 }
 
 /// The number of the block to which a tensor belongs: 31 for `blk.31.attn_q.weight`. `None` for a tensor outside the
 /// blocks, and for the blocks of a vision tower.
-#[must_use]
 pub fn block_number(name: &str) -> Option<u64> {
     let (number, _name) = name.strip_prefix("blk.")?.split_once('.')?;
     let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
@@ -96,7 +90,6 @@ pub fn with_prefix<'a>(
 
 /// The number of parameters: the elements of all tensors, at most 2^64 - 1. Ignores `general.parameter_count`, because
 /// it is often wrong.
-#[must_use]
 pub fn parameter_count<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> u64 {
     let elements = tensors.into_iter().map(|tensor| tensor.shape().element_count());
     elements.fold(0, u64::saturating_add)

@@ -28,6 +28,7 @@
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a name that says it all needs no comment")]
 
 pub mod capabilities;
 pub mod card;

@@ -49,7 +49,6 @@ pub struct ConfiguredDraft {
     /// `gguf` or `safetensors`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_format: Option<String>,
-    /// Its architecture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
     /// The prefix of its tensors' names.
@@ -67,7 +66,6 @@ const MAX_ENTRIES: usize = 64;
 
 impl ManifestConfig {
     /// Reads a configuration. Anything but a JSON object counts as empty.
-    #[must_use]
     pub fn parse(json: &[u8]) -> Self {
         let object: Map<String, Json> = serde_json::from_slice(json).unwrap_or_default();
         let text = |key| text(&object, key);

@@ -48,21 +48,17 @@ pub struct Metadata<'a> {
 }
 
 impl<'a> Metadata<'a> {
-    /// The metadata of this header.
-    #[must_use]
     pub fn new(header: &'a Header) -> Self {
         Self { header, architecture: header.architecture().unwrap_or(UNKNOWN) }
     }
 
     /// The model's architecture, such as `llama`: `general.architecture`, by default `unknown`.
-    #[must_use]
     pub const fn architecture(&self) -> &'a str {
         self.architecture
     }
 
     /// The full key in the file: the architecture is prepended, except to keys that start with `general.` or
     /// `tokenizer.`.
-    #[must_use]
     pub fn full_key<'k>(&self, key: &'k str) -> Cow<'k, str> {
         if key.starts_with("general.") || key.starts_with("tokenizer.") {
             return Cow::Borrowed(key);
@@ -71,19 +67,16 @@ impl<'a> Metadata<'a> {
     }
 
     /// The value of a key, of any type.
-    #[must_use]
     pub fn value(&self, key: &str) -> Option<MetadataValue<'a>> {
         self.header.value(&self.full_key(key))
     }
 
     /// The value of a key, if it has exactly this type.
-    #[must_use]
     pub fn get<T: Scalar<'a>>(&self, key: &str) -> Option<T> {
         T::of(self.value(key)?)
     }
 
     /// The elements of an array, if they have exactly this type. Texts that are not UTF-8 are skipped.
-    #[must_use]
     pub fn array<T: Scalar<'a>>(&self, key: &str) -> Option<impl Iterator<Item = T> + use<'a, T>> {
         let array = self.value(key)?.as_array().filter(|array| array.element_type() == T::TYPE)?;
         Some(array.iter().filter_map(T::of))
@@ -94,7 +87,6 @@ impl<'a> Metadata<'a> {
     ///
     /// The elements of an `i32` array are ordered as signed numbers; a negative minimum or maximum is then
     /// read as unsigned, so -1 becomes 4,294,967,295.
-    #[must_use]
     pub fn range(&self, key: &str) -> Option<Range> {
         if let Some(value) = self.get::<u32>(key) {
             return Some(Range { min: value, max: value });
@@ -113,15 +105,12 @@ impl<'a> Metadata<'a> {
 /// The smallest and the largest number of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The smallest.
     pub min: u32,
-    /// The largest.
     pub max: u32,
 }
 
 /// A Rust type of metadata values.
 pub trait Scalar<'a>: Sized {
-    /// The type in GGUF.
     const TYPE: ValueType;
 
     /// The value, if it has exactly this type; for text, if it is UTF-8.

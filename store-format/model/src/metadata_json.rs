@@ -32,7 +32,6 @@ impl Default for Abridger {
 
 impl Abridger {
     /// An abridger for the values of one model.
-    #[must_use]
     pub const fn new() -> Self {
         Self { text_budget: MAX_TEXT_BYTES }
     }
@@ -59,7 +58,6 @@ impl Abridger {
 }
 
 /// The whole value.
-#[must_use]
 pub fn whole_json(value: &MetadataValue<'_>) -> Json {
     match *value {
         MetadataValue::Array(array) => array.iter().map(|element| scalar_json(&element)).collect(),
@@ -68,7 +66,6 @@ pub fn whole_json(value: &MetadataValue<'_>) -> Json {
 }
 
 /// A short text for a table: the start of a long text, or the first elements and the count of a long array.
-#[must_use]
 pub fn short_text(value: &Json) -> String {
     const MAX_CHARS: usize = 200;
     let long_list = || {
@@ -95,7 +92,6 @@ fn list_text(elements: &[Json], count: usize) -> String {
 }
 
 /// The type as `show --full` names it: `array<uint32>`.
-#[must_use]
 pub fn type_name(value: &MetadataValue<'_>) -> String {
     match value {
         MetadataValue::Array(array) => format!("array<{}>", array.element_type()),
@@ -165,6 +161,15 @@ mod tests {
         for value in [f32::MIN_POSITIVE, f32::from_bits(1), f32::MAX, -7.1, 1_000_000.0] {
             assert_eq!(json(value).parse::<f32>().unwrap().to_bits(), value.to_bits());
         }
+    }
+
+    #[test]
+    fn texts_are_abridged_when_those_of_the_model_are_too_long() {
+        let (mut abridger, text) = (Abridger::new(), "x".repeat(MAX_TEXT_BYTES - 1));
+        let mut json = |text: &str| abridger.json(&MetadataValue::String(text.as_bytes()));
+        assert_eq!(json(&text), text);
+        assert_eq!(json("y"), "y");
+        assert_ne!(json("z"), "z");
     }
 
     #[test]

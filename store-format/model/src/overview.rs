@@ -30,25 +30,20 @@ use blobd_store_format::gguf::Header;
 pub struct ModelOverview {
     /// The number of elements of all tensors.
     pub parameters: u64,
-    /// The number of tensors.
     pub tensor_count: u64,
     /// How the tensors are stored: one entry per type, the one with the most bytes first.
     pub types: Vec<TypeShare>,
     /// The longest context for which the model was trained, in tokens.
     pub context_length: Option<u64>,
-    /// The length of an embedding.
     pub embedding_length: Option<u64>,
-    /// The number of blocks.
     pub block_count: Option<u64>,
     /// The attention heads of a block; the most, if blocks differ.
     pub head_count: Option<u64>,
     /// The heads for keys and values of a block; the most, if blocks differ.
     pub head_count_kv: Option<u64>,
-    /// The experts of a block.
     pub expert_count: Option<u64>,
     /// The experts that are used for one token.
     pub expert_used_count: Option<u64>,
-    /// The tokens in the vocabulary.
     pub vocabulary_size: Option<u64>,
 }
 
@@ -57,7 +52,6 @@ pub struct ModelOverview {
 pub struct TypeShare {
     /// The name of the type, such as `Q4_K`.
     pub type_name: String,
-    /// Their number.
     pub tensor_count: u64,
     /// Their elements.
     pub elements: u64,
@@ -83,13 +77,11 @@ impl ModelOverview {
     }
 
     /// The bytes of all tensors, without padding.
-    #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.types.iter().fold(0, |sum, share| sum.saturating_add(share.bytes))
     }
 
     /// The bits of all tensors divided by their elements; `None` without elements, or if no tensor's size is known.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a quotient for display")]
     pub fn bits_per_weight(&self) -> Option<f64> {
         let bytes = self.tensor_bytes();
@@ -138,6 +130,18 @@ mod tests {
             writer.metadata(format!("llama.{key}"), *value).unwrap();
         }
         Header::parse(&writer.header().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn bits_per_weight_need_weights_of_a_known_size() {
+        let overview = |parameters, bytes| ModelOverview {
+            parameters,
+            types: vec![TypeShare { bytes, ..TypeShare::default() }],
+            ..ModelOverview::default()
+        };
+        assert_eq!(overview(32, 34).bits_per_weight(), Some(8.5));
+        assert_eq!(overview(0, 34).bits_per_weight(), None);
+        assert_eq!(overview(32, 0).bits_per_weight(), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! use blobd_store_format::gguf::GgmlType;
 //! use blobd_model::quant::{BlockLayout, dequantize};
 //!
-//! let q4_0 = BlockLayout::of(GgmlType::Q4_0).unwrap();
+//! let q4_0 = BlockLayout::for_type(GgmlType::Q4_0).unwrap();
 //! assert_eq!((q4_0.elements(), q4_0.bytes(), q4_0.bits_per_weight()), (32, 18, 4.5));
 //! assert_eq!(q4_0.formula(), "d * (q - 8), q of 4 bits");
 //! let fields: Vec<_> = q4_0.fields().map(|field| field.to_string()).collect();
@@ -26,61 +26,34 @@
 //! Sources: ggml's `ggml-common.h` and `ggml-quants.c`, and PyPI's `gguf`, `quants.py`.
 
 mod block;
-mod compare;
 mod decode;
 mod dequantize;
 mod field;
 mod statistics;
-mod sum;
 mod swap;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use self::block::BlockLayout;
-pub use self::compare::relative_rms_error;
-pub use self::dequantize::{Values, dequantize, element_count, pieces};
-pub use self::field::{Field, FieldType};
-pub use self::statistics::{Distribution, Histogram, Range, Statistics};
-pub use self::swap::swap_bytes;
 use blobd_store_format::gguf::GgmlType;
 
-/// Why a tensor's bytes cannot be converted.
+pub use self::block::BlockLayout;
+pub use self::dequantize::{Values, dequantize, element_count, pieces};
+pub use self::field::{Field, FieldType};
+pub use self::statistics::{Distribution, Histogram, Range, Statistics, relative_rms_error};
+pub use self::swap::swap_bytes;
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
-    /// The layout of the type is not known.
     #[error("type {ggml_type}: its layout is not known; only whole tensors of it can be copied")]
-    UnknownType {
-        /// The type.
-        ggml_type: GgmlType,
-    },
-    /// The bytes are not whole blocks.
+    UnknownType { ggml_type: GgmlType },
     #[error("type {ggml_type}: {found} bytes are not whole blocks of {block_bytes} bytes")]
-    PartialBlock {
-        /// The type.
-        ggml_type: GgmlType,
-        /// The number of bytes.
-        found: usize,
-        /// The size of a block.
-        block_bytes: u64,
-    },
-    /// Two tensors have different numbers of elements.
+    PartialBlock { ggml_type: GgmlType, found: usize, block_bytes: u64 },
     #[error("{found} elements, expected {expected}; only tensors of the same shape can be compared")]
-    ElementCount {
-        /// The elements of the other tensor.
-        found: usize,
-        /// The elements of the original.
-        expected: usize,
-    },
-    /// The output has another length than the tensor.
+    ElementCount { found: usize, expected: usize },
     #[error("room for {found} numbers, expected {expected}")]
-    OutputLength {
-        /// The length of the output.
-        found: usize,
-        /// The number of elements.
-        expected: usize,
-    },
+    OutputLength { found: usize, expected: usize },
 }
 
 /// The size of a block, if `found` bytes are whole blocks.

@@ -7,20 +7,17 @@
 //!
 //! Source of the rules for shards: `llama.h` and `tools/gguf-split` of llama.cpp.
 
-mod error;
 #[cfg(test)]
 mod tests;
 
-pub use error::RewriteError;
+use blobd_store_format::file_layout::FileLayout;
+use blobd_store_format::gguf::{
+    ALIGNMENT_KEY, ByteOrder, DEFAULT_ALIGNMENT, Encoder, GgmlType, GgufError, Header, MAX_ALIGNMENT, Value,
+};
+use blobd_store_format::tensor::TensorInfo;
 
 use crate::entries::Entries;
 use crate::quant::swap_bytes;
-use blobd_store_format::file_layout::FileLayout;
-use blobd_store_format::gguf::GgmlType;
-use blobd_store_format::gguf::{
-    ALIGNMENT_KEY, ByteOrder, DEFAULT_ALIGNMENT, Encoder, GgufError, Header, MAX_ALIGNMENT, Value,
-};
-use blobd_store_format::tensor::TensorInfo;
 
 /// A file to be rewritten.
 #[derive(Clone, Debug)]
@@ -31,15 +28,10 @@ pub struct RewriteSource {
 
 impl RewriteSource {
     /// Checks that the tensors are in a file of `file_size` bytes.
-    ///
-    /// # Errors
-    /// [`GgufError`] as [`Header::file_layout`].
     pub fn new(header: Header, file_size: u64) -> Result<Self, GgufError> {
         Ok(Self { layout: header.file_layout(file_size)?, header })
     }
 
-    /// The file's header.
-    #[must_use]
     pub const fn header(&self) -> &Header {
         &self.header
     }
@@ -88,9 +80,7 @@ pub struct RewrittenFile {
 /// Consecutive bytes of a data section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RewritePiece {
-    /// Padding.
     Zeros {
-        /// The number of bytes.
         length: u64,
     },
     /// All bytes of a tensor.
@@ -107,8 +97,6 @@ pub enum RewritePiece {
 }
 
 impl RewritePiece {
-    /// The length in bytes.
-    #[must_use]
     pub const fn length(&self) -> u64 {
         match self {
             Self::Zeros { length } => *length,
@@ -119,9 +107,6 @@ impl RewritePiece {
 
 impl RewritePlan {
     /// Plans the files. `sources` are one file, or all shards of a model in any order.
-    ///
-    /// # Errors
-    /// [`RewriteError`] when an option does not fit the sources, or a tensor's byte order cannot be changed.
     pub fn new(sources: &[RewriteSource], options: &RewriteOptions) -> Result<Self, RewriteError> {
         let shards = in_shard_order(sources)?;
         let Some(first) = shards.first().and_then(|first| sources.get(*first)) else {
@@ -146,7 +131,6 @@ impl RewritePlan {
     }
 
     /// The files, in order.
-    #[must_use]
     pub fn files(&self) -> &[RewrittenFile] {
         &self.files
     }
@@ -154,22 +138,48 @@ impl RewritePlan {
 
 impl RewrittenFile {
     /// The header with the padding before the data section.
-    #[must_use]
     pub fn header(&self) -> &[u8] {
         &self.header
     }
 
     /// The pieces of the data section, in order; none is empty.
-    #[must_use]
     pub fn pieces(&self) -> &[RewritePiece] {
         &self.pieces
     }
 
-    /// The size of the file in bytes.
-    #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RewriteError {
+    #[error("no GGUF file")]
+    NoSource,
+    #[error(
+        "not the shards of one model: expected shard {expected} of {found}, found shard {} of {count}",
+        number.map_or_else(|| "none".to_owned(), |number| number.to_string())
+    )]
+    Shards {
+        found: u64,
+        count: u64,
+        /// The number of the shard, from 0, if it has one.
+        number: Option<u64>,
+        expected: u64,
+    },
+    #[error("is one file already, nothing to merge")]
+    NotSharded,
+    #[error(
+        "tensor {name:?}: the byte order of {ggml_type} cannot be changed, because its layout is not known"
+    )]
+    CannotSwap { name: String, ggml_type: GgmlType },
+    #[error("{found} shards, at most {} possible; use a larger maximum size", u16::MAX)]
+    TooManyShards { found: usize },
+    #[error("the tensors end beyond 2^64 bytes")]
+    Size,
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
 }
 
 /// The prefix of the keys that only shards have.

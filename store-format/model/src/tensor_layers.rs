@@ -33,21 +33,20 @@
 //! (reading).
 
 mod describe;
-mod inference;
-mod names;
 mod quantization;
 #[cfg(test)]
 mod tests;
 mod unpack;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::sync::Arc;
 
+use blobd_store_format::safetensors::{Header, Tensor};
+
 pub use self::describe::{DescribedTensor, Totals};
-use self::names::{PARTS, bias_name, is_part, member_name, scale_name, strip_component, tensor_key};
 pub use self::quantization::Quantization;
 pub use self::unpack::{PackedTensor, Part, UnpackError};
-use blobd_store_format::safetensors::{Dtype, Header, Tensor};
 
 /// The tensors and groups in the layers of a model, or of one of its components.
 #[derive(Clone, Debug, Default)]
@@ -62,39 +61,24 @@ pub struct TensorLayers {
 /// One tensor, or a part of a quantised one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerTensor {
-    dtype: Dtype,
-    shape: Vec<u64>,
+    /// As its file describes it: packed elements have the type `U32`.
+    tensor: Tensor,
     layer: usize,
     layer_name: Arc<str>,
-    offset_in_file: u64,
-    size: u64,
     /// What its file declares for it.
     declared: Quantization,
     /// Whether it is a scale or bias in the file of its tensor.
     is_part: bool,
 }
 
-/// Why a layer cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorLayersError {
-    /// Two layers have a tensor with the same name.
     #[error("tensor {name:?}: in layer {first:?} and in layer {second:?}")]
-    Ambiguous {
-        /// The tensor's name.
-        name: String,
-        /// A layer that has it.
-        first: String,
-        /// Another layer that has it.
-        second: String,
-    },
-    /// The layers have too many tensors. Layers that refer to the same file many times can declare any
-    /// number of them.
+    Ambiguous { name: String, first: String, second: String },
+    /// Layers that refer to the same file many times can declare any number of tensors.
     #[error("model: more than {limit} tensors in its layers")]
-    TooMany {
-        /// How many are allowed.
-        limit: usize,
-    },
+    TooMany { limit: usize },
 }
 
 impl TensorLayers {
@@ -105,21 +89,16 @@ impl TensorLayers {
     /// Starts without tensors. With a component, the caller adds only its layers (see [`includes`](Self::includes)),
     /// and the names of tensors do not contain the component. With an empty component, the caller adds all layers, and
     /// names start with their component.
-    #[must_use]
     pub fn new(component: &str) -> Self {
         Self { component: component.trim_end_matches('/').to_owned(), ..Self::default() }
     }
 
     /// Whether a layer belongs to the component. [`add`](Self::add) does not check it.
-    #[must_use]
     pub fn includes(&self, layer: &str) -> bool {
         self.component.is_empty() || strip_component(layer, &self.component).len() < layer.len()
     }
 
     /// Adds the tensors in the header of the layer with this name and number. The number is the caller's.
-    ///
-    /// # Errors
-    /// [`TensorLayersError`] when two tensors have one name, or there are too many.
     pub fn add(&mut self, layer: &str, number: usize, header: &Header) -> Result<(), TensorLayersError> {
         if self.declared.quant_type.is_none() {
             let declared = Quantization::declared_for_file(header);
@@ -139,7 +118,6 @@ impl TensorLayers {
     }
 
     /// Whether no tensor was added.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
@@ -152,31 +130,26 @@ impl TensorLayers {
     }
 
     /// The tensor or part with this name.
-    #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&LayerTensor> {
         self.tensors.get(name)
     }
 
     /// The names of a group's tensors, in the order of its file; `None` if there is no such group.
-    #[must_use]
     pub fn group(&self, name: &str) -> Option<&[String]> {
         self.groups.get(name).map(Vec::as_slice)
     }
 
     /// The requested component; empty for all.
-    #[must_use]
     pub fn component(&self) -> &str {
         &self.component
     }
 
     /// Whether the tensor with this name has a scale.
-    #[must_use]
     pub fn is_quantized(&self, name: &str) -> bool {
         self.tensors.contains_key(&scale_name(name))
     }
 
     /// Whether this is a scale or bias of another tensor, in its file or in a separate layer.
-    #[must_use]
     pub fn is_part(&self, name: &str) -> bool {
         let is_separate_part = |(_, api_suffix): (_, &str)| {
             let base = name.strip_suffix(api_suffix);
@@ -188,7 +161,6 @@ impl TensorLayers {
     /// How the model is quantised. Type and size always come from one source: the first file that declares a type; else
     /// `index`, the content of `model_index.json`, if it names a known type; else scales in separate layers; else an
     /// unknown type in the index. A type without a size gets its default size.
-    #[must_use]
     pub fn quantization(&self, index: &Quantization) -> Quantization {
         if self.declared.quant_type.is_some() {
             return self.declared.clone().or_default_size();
@@ -196,7 +168,7 @@ impl TensorLayers {
         if index.bits().is_some() {
             return index.clone().or_default_size();
         }
-        if let Some(inferred) = inference::infer_from_separate_scales(self) {
+        if let Some(inferred) = quantization::infer_from_separate_scales(self) {
             let group_size = index.group_size.filter(|_| index.quant_type.is_none());
             return Quantization { quant_type: Some(inferred), group_size }.or_default_size();
         }
@@ -210,16 +182,15 @@ impl TensorLayers {
     /// In order of precedence: what its file declares for this tensor, what the file declares for all
     /// its tensors, what the shapes and types of the tensor and its scale imply, the type's default size. Shapes that
     /// allow the quantisation of the model imply it.
-    #[must_use]
     pub fn quantization_of(&self, name: &str, model: &Quantization) -> Option<Quantization> {
         let (tensor, scale) = (self.tensors.get(name)?, self.tensors.get(&scale_name(name))?);
         let declared = &tensor.declared;
         if declared.quant_type.is_none() {
             let has_bias = self.tensors.contains_key(&bias_name(name));
-            let inferred = inference::infer(tensor, scale, has_bias, model);
+            let inferred = quantization::infer(tensor, scale, has_bias, model);
             return Some(if inferred.quant_type.is_some() { inferred } else { declared.clone() });
         }
-        let of_shapes = || inference::group_size(tensor, scale, declared.bits()?);
+        let of_shapes = || quantization::group_size(tensor, scale, declared.bits()?);
         let group_size = match declared.group_size {
             None if !declared.has_fixed_size() => of_shapes(),
             group_size => group_size,
@@ -274,12 +245,9 @@ impl TensorLayers {
             return Err(TensorLayersError::TooMany { limit: Self::MAX_TENSORS });
         }
         let added = LayerTensor {
-            dtype: tensor.dtype(),
-            shape: tensor.shape().to_vec(),
+            tensor: tensor.clone(),
             layer: file.number,
             layer_name: Arc::clone(&file.layer),
-            offset_in_file: tensor.offset_in_file(),
-            size: tensor.size_bytes(),
             declared: Quantization::declared_for_tensor(file.header, tensor.name()),
             is_part,
         };
@@ -294,34 +262,17 @@ impl TensorLayers {
 }
 
 impl LayerTensor {
-    /// Its element type in the file; that of packed elements is `U32`.
-    #[must_use]
-    pub const fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    /// Its dimensions in the file, the slowest first.
-    #[must_use]
-    pub fn shape(&self) -> &[u64] {
-        &self.shape
-    }
-
     /// The number of its layer, as given to [`TensorLayers::add`].
-    #[must_use]
     pub const fn layer(&self) -> usize {
         self.layer
     }
+}
 
-    /// Its offset in the layer's file.
-    #[must_use]
-    pub const fn offset_in_file(&self) -> u64 {
-        self.offset_in_file
-    }
+impl Deref for LayerTensor {
+    type Target = Tensor;
 
-    /// Its size in bytes.
-    #[must_use]
-    pub const fn size_bytes(&self) -> u64 {
-        self.size
+    fn deref(&self) -> &Tensor {
+        &self.tensor
     }
 }
 
@@ -337,5 +288,65 @@ impl File<'_> {
     fn part(&self, key: &str, suffix: &str) -> Option<(&Tensor, bool)> {
         let part = self.header.tensor(&format!("{key}{suffix}"))?;
         Some((part, self.header.tensor(&format!("{key}.scale")).is_some()))
+    }
+}
+
+/// The parts of a quantised tensor: the suffix of their names in a file, and in this API.
+const PARTS: [(&str, &str); 3] =
+    [(".scale", "_scale"), (".bias", "_qbias"), (".global_scale", "_global_scale")];
+/// The name of the only tensor in a file of January 2026.
+const LEGACY_KEY: &str = "data";
+
+fn scale_name(name: &str) -> String {
+    format!("{name}_scale")
+}
+
+fn bias_name(name: &str) -> String {
+    format!("{name}_qbias")
+}
+
+/// The name without the component, if it starts with it.
+fn strip_component<'n>(name: &'n str, component: &str) -> &'n str {
+    let rest = name.strip_prefix(component).and_then(|rest| rest.strip_prefix('/'));
+    rest.filter(|_| !component.is_empty()).unwrap_or(name)
+}
+
+/// The name in the file of the tensor after which the layer is named; `None` for a group.
+fn tensor_key<'n>(header: &Header, layer: &'n str, component: &str) -> Option<&'n str> {
+    let mut keys = vec![strip_component(layer, component), layer];
+    // Even if no component was requested, names in a file may lack their component.
+    keys.extend(layer.split_once('/').map(|(_, rest)| rest));
+    keys.push(LEGACY_KEY);
+    keys.into_iter().find(|key| header.tensor(key).is_some())
+}
+
+/// Whether a tensor is a part of another tensor in the same file, with which [`TensorLayers`] adds
+/// it. Parts have no parts themselves: `T.scale.scale` is an ordinary tensor.
+fn is_part(header: &Header, name: &str) -> bool {
+    let mut depth = 0_usize;
+    let mut next = whole_of(header, name);
+    while let Some(whole) = next {
+        depth += 1;
+        next = whole_of(header, whole);
+    }
+    depth % 2 == 1
+}
+
+/// The tensor `T` to which `T.bias` belongs, if the file has `T` and `T.scale`.
+fn whole_of<'n>(header: &Header, name: &'n str) -> Option<&'n str> {
+    let has = |name: &str| header.tensor(name).is_some();
+    let mut wholes = PARTS.into_iter().filter_map(|(suffix, _)| name.strip_suffix(suffix));
+    wholes.find(|whole| has(whole) && has(&format!("{whole}.scale")))
+}
+
+/// The name of a group's tensor in this API: without the component if one was requested, otherwise with
+/// the component of its layer.
+fn member_name(key: &str, layer: &str, component: &str) -> String {
+    let layer_component = layer.split_once('/').map_or("", |(component, _)| component);
+    match component {
+        "" if !layer_component.is_empty() => {
+            format!("{layer_component}/{}", strip_component(key, layer_component))
+        }
+        _ => strip_component(key, component).to_owned(),
     }
 }

@@ -22,7 +22,7 @@ fn of(header: &Header) -> Vec<String> {
 }
 
 fn of_model(header: &Header, template: Option<&str>, config: &ManifestConfig) -> Vec<String> {
-    let kind = ModelKind::of(header);
+    let kind = ModelKind::from_header(header);
     let sources = CapabilitySources { kind, header: Some(header), template, ..CapabilitySources::default() };
     capabilities(&CapabilitySources { config: Some(config), ..sources })
 }
@@ -44,6 +44,7 @@ fn only_models_that_continue_text_have_completion() {
         ("flux", vec![], &["image"]),
         ("wan", vec![], &["video"]),
         ("whisper", vec![("block_count", one())], &["audio"]),
+        ("wavtokenizer-dec", vec![("block_count", one()), ("pooling_type", one())], &[]),
         ("controlvector", vec![], &[]),
         ("eagle3", vec![("block_count", one())], &[]),
         ("llama", vec![("general.type", Value::from("adapter"))], &[]),

@@ -24,13 +24,13 @@ fn header(entries: &[(&str, Value)]) -> Header {
 /// The value and type that a new key gets.
 fn inferred(text: &str) -> Value {
     let edited = EditedHeader::new(&header(&[]), &[set("new", None, text)]).unwrap();
-    edited.header().value("new").unwrap().to_value()
+    edited.header.value("new").unwrap().to_value()
 }
 
 /// The value that a key of this type gets.
 fn typed(value_type: &str, text: &str) -> Result<Value, EditError> {
     let edited = EditedHeader::new(&header(&[]), &[set("new", Some(value_type), text)])?;
-    Ok(edited.header().value("new").unwrap().to_value())
+    Ok(edited.header.value("new").unwrap().to_value())
 }
 
 proptest! {
@@ -42,7 +42,7 @@ proptest! {
         let mut edits = vec![set(&new, None, "text")];
         edits.extend((!editable.is_empty()).then(|| unset(editable[place.index(editable.len())])));
         let edited = EditedHeader::new(&before, &edits).unwrap();
-        let after = &edited.header().clone();
+        let after = &edited.header.clone();
         let kept = |header: &Header| -> Vec<(Vec<u8>, Vec<u8>)> {
             let owned = header.raw_metadata().map(|(key, value)| (key.to_vec(), value.to_vec()));
             owned.filter(|(key, _)| edits.iter().all(|edit| edit.key.as_bytes() != key)).collect()
@@ -52,10 +52,10 @@ proptest! {
         prop_assert_eq!(after.byte_order(), before.byte_order());
         prop_assert_eq!(after.alignment(), before.alignment());
         prop_assert_eq!(after.value(&new).unwrap().as_str(), Some("text"));
-        prop_assert_eq!(edited.changed().len(), edits.len());
+        prop_assert_eq!(edited.changed.len(), edits.len());
         // The new header fits before the old data section.
         let data = &sample.file[usize::try_from(before.data_offset()).unwrap()..];
-        let padded = edited.into_padded();
+        let padded = edited.header.into_padded();
         let file = [&padded, data].concat();
         prop_assert_eq!(padded.len() as u64, after.data_offset());
         let layout = |header: &Header, file: &[u8]| header.file_layout(file.len() as u64).unwrap();
@@ -67,7 +67,7 @@ proptest! {
     fn edit_without_changes_gives_the_same_header(sample in file()) {
         let before = Header::parse(&sample.file).unwrap();
         let edited = EditedHeader::new(&before, &[]).unwrap();
-        prop_assert_eq!(edited.header().bytes(), before.bytes());
+        prop_assert_eq!(edited.header.bytes(), before.bytes());
     }
 }
 
@@ -97,14 +97,14 @@ fn existing_key_keeps_its_type_and_place_unless_another_type_is_given() {
     let before = header(&[("a", Value::U8(1)), ("b", Value::from(vec![1_i16])), ("c", Value::F64(1.0))]);
     let edits = [set("b", None, "[-2, 3]"), set("a", None, "200"), set("c", Some("string"), "x")];
     let edited = EditedHeader::new(&before, &edits).unwrap();
-    let values: Vec<_> = edited.header().metadata().map(|(key, value)| (key, value.to_value())).collect();
+    let values: Vec<_> = edited.header.metadata().map(|(key, value)| (key, value.to_value())).collect();
     let expected =
         [(&b"a"[..], Value::U8(200)), (b"b", Value::from(vec![-2_i16, 3])), (b"c", Value::from("x"))];
     assert_eq!(values, expected);
-    assert_eq!(edited.changed(), ["b", "a", "c"]);
+    assert_eq!(edited.changed, ["b", "a", "c"]);
     let error = EditedHeader::new(&before, &[set("a", None, "256")]).unwrap_err();
     assert_eq!(error.to_string(), r#"metadata key "a": "256" is not a value of type uint8"#);
-    assert!(EditedHeader::new(&before, &[set("a", None, "1")]).unwrap().changed().is_empty());
+    assert!(EditedHeader::new(&before, &[set("a", None, "1")]).unwrap().changed.is_empty());
 }
 
 #[test]
@@ -166,9 +166,9 @@ fn keys_that_describe_the_file_or_its_tensors_are_refused() {
 fn removal_of_a_key_that_is_not_there_changes_nothing_and_is_reported() {
     let before = header(&[("a", Value::from(1_u32))]);
     let edited = EditedHeader::new(&before, &[unset("absent"), unset("a")]).unwrap();
-    assert_eq!((edited.changed(), edited.absent()), (&["a".to_owned()][..], &["absent".to_owned()][..]));
+    assert_eq!((edited.changed, edited.absent), (vec!["a".to_owned()], vec!["absent".to_owned()]));
     let unchanged = EditedHeader::new(&before, &[unset("absent")]).unwrap();
-    assert_eq!(unchanged.header().bytes(), before.bytes());
+    assert_eq!(unchanged.header.bytes(), before.bytes());
 }
 
 #[test]

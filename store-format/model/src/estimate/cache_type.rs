@@ -6,66 +6,45 @@ use std::str::FromStr;
 use super::EstimateError;
 use blobd_store_format::gguf::GgmlType;
 
-/// The number format of the keys or values in a KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the names say it all
-pub enum CacheType {
-    F32,
-    F16,
-    BF16,
-    Q8_0,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    IQ4NL,
+/// Writes the enum, and what the table says of each type.
+macro_rules! cache_types {
+    ($($variant:ident $ggml_type:ident $name:literal;)*) => {
+        /// The number format of the keys or values in a KV cache.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum CacheType {
+            $($variant),*
+        }
+
+        impl CacheType {
+            /// All types that llama.cpp accepts.
+            pub const ALL: [Self; 9] = [$(Self::$variant),*];
+
+            /// The name in llama.cpp's and Ollama's settings, such as `q8_0`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name),*
+                }
+            }
+
+            pub const fn ggml_type(self) -> GgmlType {
+                match self {
+                    $(Self::$variant => GgmlType::$ggml_type),*
+                }
+            }
+        }
+    };
 }
 
-impl CacheType {
-    /// All types that llama.cpp accepts.
-    pub const ALL: [Self; 9] = [
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q8_0,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::IQ4NL,
-    ];
-
-    /// The name in llama.cpp's and Ollama's settings, such as `q8_0`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-            Self::Q4_1 => "q4_1",
-            Self::Q5_0 => "q5_0",
-            Self::Q5_1 => "q5_1",
-            Self::IQ4NL => "iq4_nl",
-        }
-    }
-
-    /// The ggml type of tensors with this format.
-    #[must_use]
-    pub const fn ggml_type(self) -> GgmlType {
-        match self {
-            Self::F32 => GgmlType::F32,
-            Self::F16 => GgmlType::F16,
-            Self::BF16 => GgmlType::BF16,
-            Self::Q8_0 => GgmlType::Q8_0,
-            Self::Q4_0 => GgmlType::Q4_0,
-            Self::Q4_1 => GgmlType::Q4_1,
-            Self::Q5_0 => GgmlType::Q5_0,
-            Self::Q5_1 => GgmlType::Q5_1,
-            Self::IQ4NL => GgmlType::IQ4_NL,
-        }
-    }
+cache_types! {
+    F32 F32 "f32";
+    F16 F16 "f16";
+    BF16 BF16 "bf16";
+    Q8_0 Q8_0 "q8_0";
+    Q4_0 Q4_0 "q4_0";
+    Q4_1 Q4_1 "q4_1";
+    Q5_0 Q5_0 "q5_0";
+    Q5_1 Q5_1 "q5_1";
+    IQ4NL IQ4_NL "iq4_nl";
 }
 
 impl fmt::Display for CacheType {

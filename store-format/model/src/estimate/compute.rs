@@ -36,6 +36,8 @@ pub(super) struct Computation {
     block_inputs: u64,
     /// Whether llama.cpp needs a little more than this graph, as measured.
     needs_margin: bool,
+    /// The keys that the graph needs but the file lacks.
+    pub(super) missing: Vec<String>,
     /// Whether every block works on several streams (alternating updates of gemma3n).
     has_streams: bool,
 }
@@ -52,14 +54,21 @@ impl Computation {
             let tensor = layers.get(name)?.tensor("weight")?;
             tensor.shape().dimensions().get(1).copied()
         };
+        let blocks: Vec<BlockShape> = (0..blocks).map(shape).collect();
+        let experts_used = number("expert_used_count");
+        let is_incomplete = experts_used == 0 && blocks.iter().any(|block| block.experts.is_some());
         Self {
-            blocks: (0..blocks).map(shape).collect(),
+            blocks,
             embedding: match number("embedding_length") {
                 0 => layers.get("token_embd").map_or(0, |layer| shape::columns(layer, "weight")),
                 embedding => embedding,
             },
             output: rows("output").or_else(|| rows("token_embd")).unwrap_or(0),
-            experts_used: number("expert_used_count"),
+            experts_used,
+            missing: is_incomplete
+                .then(|| metadata.full_key("expert_used_count").into_owned())
+                .into_iter()
+                .collect(),
             block_inputs: layers
                 .get("per_layer_token_embd")
                 .map_or(0, |layer| shape::columns(layer, "weight")),

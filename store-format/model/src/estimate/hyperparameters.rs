@@ -1,9 +1,9 @@
-//! The inputs of Ollama's formulas that come from the model.
+//! The inputs of Ollama's formulas that come from the model, and the keys that a formula needed but did not find.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::keys::Keys;
 use crate::layers::Layer;
+use crate::metadata::{Metadata, Range};
 
 /// The numbers of a model that do not depend on the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,5 +132,96 @@ fn cross_attention(keys: &mut Keys<'_>, architecture: &str) -> BTreeSet<u64> {
             keys.add_missing(KEY);
             BTreeSet::new()
         }
+    }
+}
+
+/// Metadata with a list of the keys that were needed but missing.
+#[derive(Debug)]
+pub(super) struct Keys<'a> {
+    metadata: Metadata<'a>,
+    missing: Vec<String>,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(metadata: Metadata<'a>) -> Self {
+        Self { metadata, missing: Vec::new() }
+    }
+
+    pub(super) fn metadata(&self) -> Metadata<'a> {
+        self.metadata
+    }
+
+    /// A required number; the default if it is missing.
+    pub(super) fn number(&mut self, key: &str, default: u64) -> u64 {
+        let value = self.optional(key);
+        self.or_missing(key, value).unwrap_or(default)
+    }
+
+    /// A required number above 0; 0 if it is missing, and 0 counts as missing.
+    pub(super) fn positive(&mut self, key: &str) -> u64 {
+        let value = self.optional(key).filter(|number| *number > 0);
+        self.or_missing(key, value).unwrap_or(0)
+    }
+
+    /// An optional number.
+    pub(super) fn optional(&self, key: &str) -> Option<u64> {
+        self.metadata.get::<u32>(key).map(u64::from)
+    }
+
+    /// Minimum and maximum of a required number, or of one required number per block.
+    pub(super) fn range(&mut self, key: &str) -> Option<Range> {
+        let value = self.metadata.range(key);
+        self.or_missing(key, value)
+    }
+
+    /// One number per block: a single number for all blocks, or an array. Blocks beyond the end of an array get its
+    /// largest number, and a negative element counts as 0. `None` if the key is missing.
+    pub(super) fn per_block(&self, key: &str, blocks: usize) -> Option<Vec<u64>> {
+        if let Some(value) = self.optional(key) {
+            return Some(vec![value; blocks]);
+        }
+        let mut values: Vec<u64> = match self.metadata.array::<u32>(key) {
+            Some(values) => values.take(blocks).map(u64::from).collect(),
+            None => {
+                let values = self.metadata.array::<i32>(key)?.take(blocks);
+                values.map(|value| u64::try_from(value).unwrap_or(0)).collect()
+            }
+        };
+        let rest = values.iter().copied().max()?;
+        values.resize(blocks, rest);
+        Some(values)
+    }
+
+    /// One flag per block: an array of booleans, or of numbers where 0 means false. Blocks beyond its end get `false`.
+    pub(super) fn flags(&self, key: &str, blocks: usize) -> Option<Vec<bool>> {
+        let mut flags: Vec<bool> = match self.metadata.array::<bool>(key) {
+            Some(flags) => flags.take(blocks).collect(),
+            None => match self.metadata.array::<u32>(key) {
+                Some(numbers) => numbers.take(blocks).map(|number| number != 0).collect(),
+                None => self.metadata.array::<i32>(key)?.take(blocks).map(|number| number != 0).collect(),
+            },
+        };
+        flags.resize(blocks, false);
+        Some(flags)
+    }
+
+    /// Lists a key as missing.
+    pub(super) fn add_missing(&mut self, key: &str) {
+        let key = self.metadata.full_key(key).into_owned();
+        if !self.missing.contains(&key) {
+            self.missing.push(key);
+        }
+    }
+
+    /// The missing keys under their full names, as the file would have them.
+    pub(super) fn into_missing(self) -> Vec<String> {
+        self.missing
+    }
+
+    fn or_missing<T>(&mut self, key: &str, value: Option<T>) -> Option<T> {
+        if value.is_none() {
+            self.add_missing(key);
+        }
+        value
     }
 }

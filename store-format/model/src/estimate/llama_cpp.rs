@@ -7,11 +7,10 @@
 //! Source: llama.cpp 0c1e57098 of October 2026: `llama-kv-cache.cpp`, `llama-kv-cache-iswa.cpp`,
 //! `llama-memory-recurrent.cpp`, `llama-hparams.cpp`, `llama-context.cpp`, `llama_model::create_memory`.
 
+use super::blocks::{self, Recurrent};
 use super::compute::Sizes;
-use super::keys::Keys;
+use super::hyperparameters::Keys;
 use super::number::Number;
-use super::recurrent::{self, Recurrent};
-use super::window;
 use super::{CacheType, EstimateError, Settings};
 
 /// The name of this basis.
@@ -64,27 +63,25 @@ struct BlockLayout {
 
 impl CacheLayout {
     /// Reads what each of the blocks keeps.
-    ///
-    /// # Errors
-    /// [`EstimateError::Overflow`].
     pub(super) fn read(mut keys: Keys<'_>, blocks: usize) -> Result<Self, EstimateError> {
         let architecture = keys.metadata().architecture().to_owned();
         let mut layout = Self { architecture, blocks: Vec::new(), window: 0, missing: Vec::new() };
+        let heads = Heads::read(&mut keys, blocks);
         if !layout.has_cache() {
             layout.blocks = vec![BlockLayout::default(); blocks];
+            layout.missing = keys.into_missing();
             return Ok(layout);
         }
-        let heads = Heads::read(&mut keys, blocks);
-        let recurrent = recurrent::read(&mut keys, &heads.kv)?;
+        let recurrent = blocks::read_recurrent(&mut keys, &heads.kv)?;
         let predicted = keys.optional("nextn_predict_layers").and_then(|count| usize::try_from(count).ok());
         let trunk = blocks.saturating_sub(predicted.unwrap_or(0));
-        let window = window::read(&mut keys, blocks, trunk, &recurrent);
+        let window = blocks::read_window(&mut keys, blocks, trunk, &recurrent);
         let cached = cached_blocks(&keys, blocks, trunk);
         for (block, state) in recurrent.into_iter().enumerate() {
             let is_windowed = window.blocks.get(block).copied().unwrap_or(false);
             let has_cache = block < cached && state != Recurrent::Instead && state != Recurrent::Nothing;
             let (k, v) = if has_cache { heads.elements(block, is_windowed)? } else { (0, 0) };
-            let state_bytes = if block < trunk { state.bytes(&keys)? } else { 0 };
+            let state_bytes = if block < trunk { state.bytes(&mut keys)? } else { 0 };
             layout.blocks.push(BlockLayout { k, v, is_windowed, state_bytes });
         }
         layout.window = window.tokens;
@@ -123,9 +120,6 @@ impl CacheLayout {
     }
 
     /// The bytes that each block keeps.
-    ///
-    /// # Errors
-    /// [`EstimateError::CacheRow`] when a quantised type does not divide the keys or values of a token.
     pub(super) fn kv_cache(&self, settings: &Settings) -> Result<Vec<Number>, EstimateError> {
         let cells = Self::padded_context(settings);
         let window_cells = self.window_cells(settings, cells);
@@ -160,11 +154,12 @@ impl Heads {
     fn read(keys: &mut Keys<'_>, blocks: usize) -> Self {
         let architecture = keys.metadata().architecture();
         let heads = keys.per_block("attention.head_count", blocks);
-        if heads.is_none() && !recurrent::is_recurrent_only(architecture) {
+        let heads = heads.filter(|heads| heads.iter().any(|count| *count > 0));
+        if heads.is_none() && !blocks::is_recurrent_only(architecture) {
             keys.add_missing("attention.head_count");
         }
         let heads = heads.unwrap_or_else(|| vec![0; blocks]);
-        let embedding = keys.number("embedding_length", 0);
+        let embedding = keys.positive("embedding_length");
         let first = heads.first().copied().unwrap_or(0);
         let default = embedding.checked_div(first).unwrap_or(0);
         // If block 0 has no heads, llama.cpp reads the sizes for plamo2 only.

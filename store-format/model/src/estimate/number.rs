@@ -23,9 +23,6 @@ impl Number {
     }
 
     /// The number as bytes.
-    ///
-    /// # Errors
-    /// [`EstimateError::Overflow`] when it is above 2^64 - 1.
     pub(super) fn bytes(self, what: &'static str) -> Result<u64, EstimateError> {
         self.0.and_then(|number| u64::try_from(number).ok()).ok_or(EstimateError::Overflow { what })
     }

@@ -2,7 +2,10 @@
 //!
 //! Source of the names: `llm_arch_name` of llama.cpp b11434 of October 2026, without those that it cannot run.
 
+use blobd_store_format::gguf::Header;
+
 use super::Basis;
+use crate::kind::ModelKind;
 use crate::layers::block_number;
 use crate::metadata::Metadata;
 
@@ -54,6 +57,27 @@ const OWN_RULES: [&str; 21] = [
     "wavtokenizer-dec",
 ];
 
+/// The architectures to which the general rules apply, but for which nobody has compared KV cache and graph with what
+/// llama.cpp allocates. `docs/ESTIMATES.md` lists them.
+pub(super) const NOT_COMPARED: [&str; 16] = [
+    "arwkv7",
+    "clef",
+    "deepseek2-ocr",
+    "dots1",
+    "eagle3",
+    "gemma4",
+    "jina-bert-v2",
+    "minicpm3",
+    "nomic-bert-moe",
+    "olmoe",
+    "plm",
+    "rwkv6",
+    "rwkv6qwen2",
+    "rwkv7",
+    "t5",
+    "t5encoder",
+];
+
 /// Tensors that engines leave in the machine's memory: they are read row by row, or are tiny.
 const INPUT_LAYERS: [&str; 8] = [
     "token_embd",
@@ -70,52 +94,73 @@ const INPUT_LAYERS: [&str; 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     /// Both llama.cpp's rules and Ollama's apply.
-    Known,
+    Known { is_compared: bool },
     /// Only Ollama's apply, which have a fallback for any architecture: llama.cpp does not support it, or treats it
     /// differently from all others.
     Ollama,
-    /// No rule applies, because the file has no blocks or is not a model.
-    None,
+    /// No rule applies, because the file has no blocks.
+    NoBlocks,
+    /// No rule applies, because the file does not name its architecture.
+    NoArchitecture,
+    /// No rule applies, because the file is not a model that runs by itself.
+    Kind(ModelKind),
 }
 
 impl Rule {
-    pub(super) fn read(metadata: Metadata<'_>, blocks: usize) -> Self {
-        if blocks == 0 || other_kind(metadata).is_some() {
-            return Self::None;
+    pub(super) fn read(header: &Header, blocks: usize) -> Self {
+        let architecture = Metadata::new(header).architecture();
+        let kind = ModelKind::from_header(header);
+        let has_tensors = header.tensors().len() > 0;
+        match kind {
+            ModelKind::Model
+            | ModelKind::Embedding
+            | ModelKind::Reranker
+            | ModelKind::Encoder
+            | ModelKind::Draft => {}
+            // A first shard without tensors looks like a vocabulary.
+            ModelKind::Vocabulary if !has_tensors => {}
+            other => return Self::Kind(other),
         }
-        let architecture = metadata.architecture();
+        if header.architecture().is_none() {
+            return Self::NoArchitecture;
+        }
         let has_own_rules = OWN_RULES.contains(&architecture);
-        if is_known(architecture) && !has_own_rules { Self::Known } else { Self::Ollama }
-    }
-
-    pub(super) fn holds(self, basis: Basis) -> bool {
-        match basis {
-            Basis::Ollama => self != Self::None,
-            Basis::LlamaCpp => self == Self::Known,
+        match is_known(architecture) && !has_own_rules {
+            _ if blocks == 0 => Self::NoBlocks,
+            true => Self::Known { is_compared: !NOT_COMPARED.contains(&architecture) },
+            false => Self::Ollama,
         }
     }
-}
 
-/// The name of the basis of an estimate without a rule.
-pub(super) fn weights_only(metadata: Metadata<'_>) -> String {
-    let architecture = metadata.architecture();
-    match other_kind(metadata) {
-        Some(kind) => format!("weights only: no rule for `{architecture}` of the type `{kind}`"),
-        None if OWN_RULES.contains(&architecture) => {
-            format!("weights only: no rule for the cache and graph of `{architecture}`")
+    pub(super) fn is_ollama(self) -> bool {
+        self == Self::Ollama
+    }
+
+    /// Whether KV cache and graph were compared with what llama.cpp allocates for the architecture.
+    pub(super) fn is_compared(self) -> bool {
+        self != Self::Known { is_compared: false }
+    }
+
+    /// Why the basis has no rule; `None` if it has one.
+    pub(super) fn missing(self, basis: Basis, metadata: Metadata<'_>) -> Option<String> {
+        let architecture = metadata.architecture();
+        match self {
+            Self::Known { .. } => None,
+            Self::Ollama if basis == Basis::Ollama => None,
+            Self::Kind(kind) if metadata.get::<&str>("general.architecture").is_none() => {
+                Some(format!("no rule for the kind `{kind}`"))
+            }
+            Self::NoArchitecture => Some("the file names no architecture".to_owned()),
+            _ if !is_known(architecture) => Some(format!("no rule for `{architecture}`")),
+            Self::Kind(kind) => Some(format!("no rule for `{architecture}` of the kind `{kind}`")),
+            Self::NoBlocks => Some(format!("`{architecture}.block_count` is missing")),
+            Self::Ollama => Some(format!("no rule for the cache and graph of `{architecture}`")),
         }
-        None if is_known(architecture) => format!("weights only: `{architecture}.block_count` is missing"),
-        None => format!("weights only: no rule for `{architecture}`"),
     }
 }
 
 fn is_known(architecture: &str) -> bool {
     KNOWN.binary_search(&architecture).is_ok()
-}
-
-/// The kind of a file that is not a model, such as an adapter.
-fn other_kind(metadata: Metadata<'_>) -> Option<&str> {
-    metadata.get::<&str>("general.type").filter(|kind| *kind != "model")
 }
 
 /// Whether a layer stays in the machine's memory.
@@ -136,6 +181,8 @@ mod tests {
     #[test]
     fn names_are_sorted_and_unique() {
         assert!(KNOWN.is_sorted_by(|a, b| a < b));
+        let mut general = KNOWN.iter().filter(|name| !OWN_RULES.contains(name));
+        assert!(NOT_COMPARED.iter().all(|name| general.any(|known| known == name)), "in the order of KNOWN");
     }
 
     #[test]

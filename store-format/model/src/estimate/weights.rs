@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use blobd_store_format::gguf::Header;
+use blobd_store_format::tensor::TensorInfo;
+
 use super::rule::{block_of, is_input};
 use crate::layers::Layer;
 
-/// The weights of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerWeights {
     /// Its name, such as `blk.0` or `output`.
     pub layer: String,
-    /// The size of its tensors in bytes.
     pub bytes: u64,
     /// The bytes in it that belong to experts of a mixture.
     pub expert_bytes: u64,
@@ -23,16 +24,55 @@ pub struct LayerWeights {
 /// The role of a layer in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// A block.
     Block(u64),
-    /// The output.
     Output,
     /// The input, such as the embedding of a model with a separate output. It stays in the machine's memory.
     Input,
-    /// The vision tower.
     Vision,
-    /// Any other role.
     Other,
+}
+
+/// The sizes of a model's tensors. A tensor of an unknown type is counted with all bytes up to the next tensor, or to the
+/// end of the file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TensorSizes<'a> {
+    /// The tensors of unknown types by name.
+    of_unknown_types: BTreeMap<&'a str, u64>,
+}
+
+impl<'a> TensorSizes<'a> {
+    /// Reads the sizes of the tensors of a file. Its last tensor counts as empty if the size of the file is not known.
+    pub(super) fn add(&mut self, header: &'a Header, file_size: Option<u64>) {
+        let mut offsets: Vec<u64> = header.tensors().map(|tensor| tensor.offset()).collect();
+        offsets.sort_unstable();
+        let data_size = file_size.map(|size| size.saturating_sub(header.data_offset()));
+        for tensor in header.tensors().filter(|tensor| tensor.size_bytes().is_none()) {
+            let start = tensor.offset();
+            let next = offsets.get(offsets.partition_point(|offset| *offset <= start)).copied();
+            let end = next.or(data_size).unwrap_or(start);
+            self.of_unknown_types.insert(tensor.name(), end.saturating_sub(start));
+        }
+    }
+
+    /// The number of tensors of unknown types.
+    pub(super) fn unknown(&self) -> u64 {
+        self.of_unknown_types.len() as u64
+    }
+
+    pub(super) fn layer(&self, layer: &Layer<'_>) -> u64 {
+        self.some_of(layer, |_| true)
+    }
+
+    /// The size of the tensors whose names in the layer are counted.
+    fn some_of(&self, layer: &Layer<'_>, is_counted: impl Fn(&str) -> bool) -> u64 {
+        let counted = layer.tensors().filter(|(name, _)| is_counted(name));
+        counted.map(|(_, tensor)| self.tensor(&tensor)).fold(0, u64::saturating_add)
+    }
+
+    fn tensor(&self, tensor: &TensorInfo<'_>) -> u64 {
+        let of_unknown_type = || self.of_unknown_types.get(tensor.name()).copied();
+        tensor.size_bytes().or_else(of_unknown_type).unwrap_or(0)
+    }
 }
 
 /// The weights of a model and their sums, each at most 2^64 - 1. Tables count only in their own sum and in the total.
@@ -51,7 +91,12 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    pub(super) fn read(layers: &BTreeMap<&str, Layer<'_>>, blocks: usize, has_vision: bool) -> Self {
+    pub(super) fn read(
+        layers: &BTreeMap<&str, Layer<'_>>,
+        sizes: &TensorSizes<'_>,
+        blocks: usize,
+        has_vision: bool,
+    ) -> Self {
         let has_output = layers.contains_key("output");
         let part = |name: &str| match block_of(name) {
             Some(block) if block < blocks as u64 => Part::Block(block),
@@ -66,9 +111,9 @@ impl Weights {
         for (name, layer) in layers {
             weights.add(LayerWeights {
                 layer: (*name).to_owned(),
-                bytes: layer.size_bytes(),
-                expert_bytes: bytes_of(layer, is_expert),
-                table_bytes: bytes_of(layer, |tensor| is_table(name, tensor)),
+                bytes: sizes.layer(layer),
+                expert_bytes: sizes.some_of(layer, is_expert),
+                table_bytes: sizes.some_of(layer, |tensor| is_table(name, tensor)),
                 part: part(name),
             });
         }
@@ -99,11 +144,6 @@ impl Weights {
         }
         self.layers.push(layer);
     }
-}
-
-fn bytes_of(layer: &Layer<'_>, is_counted: impl Fn(&str) -> bool) -> u64 {
-    let counted = layer.tensors().filter(|(name, _)| is_counted(name));
-    counted.filter_map(|(_, tensor)| tensor.size_bytes()).fold(0, u64::saturating_add)
 }
 
 /// Whether a tensor contains all experts of a projection along its last dimension, such as `ffn_gate_exps.weight`.

@@ -28,6 +28,30 @@ fn tokens() -> (&'static str, Value) {
 }
 
 #[test]
+fn kind_determines_the_use_of_the_layer() {
+    for (kind, media_type) in [
+        (ModelKind::Model, MediaType::OLLAMA_MODEL),
+        (ModelKind::Vocabulary, MediaType::OLLAMA_MODEL),
+        (ModelKind::Adapter, MediaType::OLLAMA_ADAPTER),
+        (ModelKind::Projector, MediaType::OLLAMA_PROJECTOR),
+        (ModelKind::Draft, MediaType::OLLAMA_DRAFT),
+    ] {
+        assert_eq!(kind.media_type(), media_type, "{kind}");
+    }
+}
+
+#[test]
+fn tensors_of_a_text_model_decide_against_a_diffusion_model() {
+    let prefix = DIFFUSION_PREFIXES[0];
+    let image = format!("{prefix}x");
+    let kind = |tensors: &[&str]| ModelKind::from_header(&header(&[], tensors));
+    assert_eq!(kind(&[&image]), ModelKind::Diffusion);
+    for text in ["token_embd.weight", "blk.0.attn_q.weight"] {
+        assert_ne!(kind(&[&image, text]), ModelKind::Diffusion, "{text}");
+    }
+}
+
+#[test]
 fn declared_type_decides_before_the_architecture() {
     for (declared, kind) in [
         ("model", ModelKind::Model),
@@ -39,7 +63,7 @@ fn declared_type_decides_before_the_architecture() {
         ("something-new", ModelKind::Model),
     ] {
         let keys = [("general.type", text(declared)), architecture("llama")];
-        assert_eq!(ModelKind::of(&header(&keys, &["token_embd.weight"])), kind, "{declared}");
+        assert_eq!(ModelKind::from_header(&header(&keys, &["token_embd.weight"])), kind, "{declared}");
     }
 }
 
@@ -65,7 +89,7 @@ fn architecture_decides_for_files_that_declare_no_type() {
         for declared in [None, Some("model")] {
             let declared = declared.map(|declared| ("general.type", text(declared)));
             let keys: Vec<_> = declared.into_iter().chain([architecture(name)]).collect();
-            assert_eq!(ModelKind::of(&header(&keys, &["x.weight"])), kind, "{name}");
+            assert_eq!(ModelKind::from_header(&header(&keys, &["x.weight"])), kind, "{name}");
         }
     }
 }
@@ -78,6 +102,7 @@ fn pooling_tells_embedding_models_and_rerankers() {
         ("bert", Value::from(rank), ModelKind::Reranker),
         ("bert", Value::from(0_u32), ModelKind::Encoder),
         ("qwen3", Value::from(3_u32), ModelKind::Embedding),
+        ("wavtokenizer-dec", Value::from(1_u32), ModelKind::Model),
         ("qwen3", Value::from(rank), ModelKind::Reranker),
         // Another integer width, and no integer at all.
         ("qwen3", Value::from(4_u64), ModelKind::Reranker),
@@ -85,7 +110,11 @@ fn pooling_tells_embedding_models_and_rerankers() {
     ] {
         let key = format!("{name}.pooling_type");
         let keys = [architecture(name), (key.as_str(), pooling.clone())];
-        assert_eq!(ModelKind::of(&header(&keys, &["token_embd.weight"])), kind, "{name} {pooling:?}");
+        assert_eq!(
+            ModelKind::from_header(&header(&keys, &["token_embd.weight"])),
+            kind,
+            "{name} {pooling:?}"
+        );
     }
 }
 
@@ -93,9 +122,9 @@ fn pooling_tells_embedding_models_and_rerankers() {
 fn encoder_with_a_classifier_is_a_reranker() {
     let labels = ("bert.classifier.output_labels", Value::strings([b"yes".to_vec()]));
     let pooling = ("bert.pooling_type", Value::from(2_u32));
-    assert_eq!(ModelKind::of(&header(&[architecture("bert"), labels], &["x"])), ModelKind::Reranker);
+    assert_eq!(ModelKind::from_header(&header(&[architecture("bert"), labels], &["x"])), ModelKind::Reranker);
     let with_output = header(&[architecture("bert"), pooling], &["cls.weight", "cls.output.weight"]);
-    assert_eq!(ModelKind::of(&with_output), ModelKind::Reranker);
+    assert_eq!(ModelKind::from_header(&with_output), ModelKind::Reranker);
 }
 
 #[test]
@@ -111,7 +140,7 @@ fn tensors_tell_the_kind_of_files_without_metadata() {
         (&["token_embd.weight", "direction.1"], ModelKind::Model),
         (&[], ModelKind::Model),
     ] {
-        assert_eq!(ModelKind::of(&header(&[], tensors)), kind, "{tensors:?}");
+        assert_eq!(ModelKind::from_header(&header(&[], tensors)), kind, "{tensors:?}");
     }
 }
 
@@ -119,9 +148,9 @@ fn tensors_tell_the_kind_of_files_without_metadata() {
 fn file_with_tokens_and_no_tensors_is_a_vocabulary_unless_it_is_a_shard() {
     let shard = ("split.count", Value::from(3_u16));
     let whole = header(&[architecture("llama"), tokens()], &[]);
-    assert_eq!(ModelKind::of(&whole), ModelKind::Vocabulary);
+    assert_eq!(ModelKind::from_header(&whole), ModelKind::Vocabulary);
     let shard = header(&[architecture("llama"), tokens(), shard], &[]);
-    assert_eq!(ModelKind::of(&shard), ModelKind::Model);
+    assert_eq!(ModelKind::from_header(&shard), ModelKind::Model);
 }
 
 #[test]
@@ -132,7 +161,7 @@ fn file_with_only_the_prediction_blocks_of_its_model_is_a_draft() {
             ("glm4moe.block_count", Value::from(47_u32)),
             ("glm4moe.nextn_predict_layers", Value::from(predicting)),
         ];
-        ModelKind::of(&header(&keys, tensors))
+        ModelKind::from_header(&header(&keys, tensors))
     };
     assert_eq!(of(1, &["token_embd.weight", "blk.46.nextn.eh_proj.weight"]), ModelKind::Draft);
     assert_eq!(of(1, &["blk.0.attn_q.weight", "blk.46.nextn.eh_proj.weight"]), ModelKind::Model);
@@ -144,10 +173,10 @@ fn file_with_only_the_prediction_blocks_of_its_model_is_a_draft() {
 fn use_of_a_layer_decides_before_its_header() {
     let llama = header(&[architecture("llama")], &["token_embd.weight"]);
     let clip = header(&[architecture("clip")], &["v.patch_embd.weight"]);
-    assert_eq!(ModelKind::of_layer("draft", Some(&llama)), ModelKind::Draft);
-    assert_eq!(ModelKind::of_layer("adapter", None), ModelKind::Adapter);
-    assert_eq!(ModelKind::of_layer("model", Some(&clip)), ModelKind::Projector);
-    assert_eq!(ModelKind::of_layer("model", None), ModelKind::Model);
+    assert_eq!(ModelKind::for_layer("draft", Some(&llama)), ModelKind::Draft);
+    assert_eq!(ModelKind::for_layer("adapter", None), ModelKind::Adapter);
+    assert_eq!(ModelKind::for_layer("model", Some(&clip)), ModelKind::Projector);
+    assert_eq!(ModelKind::for_layer("model", None), ModelKind::Model);
 }
 
 #[test]

@@ -7,90 +7,74 @@ use blobd_store_format::gguf::ValueType;
 
 impl<'a> Metadata<'a> {
     /// What the file is, such as `model` or `adapter`: `general.type`, by default `unknown`.
-    #[must_use]
     pub fn kind(&self) -> &'a str {
         self.get("general.type").unwrap_or(UNKNOWN)
     }
 
     /// llama.cpp's number of the file type, if it is above 0: Ollama treats 0 as unknown. See
     /// [`file_type_name`](blobd_store_format::file_type::file_type_name).
-    #[must_use]
     pub fn file_type(&self) -> Option<u32> {
         self.get("general.file_type").filter(|id| *id > 0)
     }
 
-    /// The number of blocks.
-    #[must_use]
     pub fn block_count(&self) -> u64 {
         self.number("block_count", 0)
     }
 
-    /// The length of an embedding.
-    #[must_use]
     pub fn embedding_length(&self) -> u64 {
         self.number("embedding_length", 0)
     }
 
     /// The longest context for which the model was trained, in tokens.
-    #[must_use]
     pub fn context_length(&self) -> u64 {
         self.number("context_length", 0)
     }
 
     /// The most attention heads of a block; 1 if missing.
-    #[must_use]
     pub fn head_count_max(&self) -> u64 {
         self.range("attention.head_count").map_or(1, |range| range.max.into())
     }
 
     /// The fewest attention heads of a block; 1 if missing.
-    #[must_use]
     pub fn head_count_min(&self) -> u64 {
         self.range("attention.head_count").map_or(1, |range| range.min.into())
     }
 
     /// The most key and value heads of a block; 1 if missing.
-    #[must_use]
     pub fn head_count_kv_max(&self) -> u64 {
         self.range("attention.head_count_kv").map_or(1, |range| range.max.into())
     }
 
     /// The fewest key and value heads of a block; 1 if missing.
-    #[must_use]
     pub fn head_count_kv_min(&self) -> u64 {
         self.range("attention.head_count_kv").map_or(1, |range| range.min.into())
     }
 
     /// The largest size of a head in elements: the embedding length divided by the fewest heads, 0 if
     /// there are none.
-    #[must_use]
     pub fn head_size_max(&self) -> u64 {
         self.embedding_length().checked_div(self.head_count_min()).unwrap_or(0)
     }
 
     /// The size of a key head in elements: `attention.key_length`, by default
     /// [`head_size_max`](Self::head_size_max).
-    #[must_use]
     pub fn head_size_k(&self) -> u64 {
         self.number("attention.key_length", self.head_size_max())
     }
 
     /// The size of a value head in elements: `attention.value_length`, by default
     /// [`head_size_max`](Self::head_size_max).
-    #[must_use]
     pub fn head_size_v(&self) -> u64 {
         self.number("attention.value_length", self.head_size_max())
     }
 
     /// The number of tokens in the vocabulary; `None` if the header has no list of texts.
-    #[must_use]
     pub fn vocabulary_size(&self) -> Option<u64> {
         let tokens = self.value("tokenizer.ggml.tokens")?.as_array()?;
         (tokens.element_type() == ValueType::String).then_some(tokens.len() as u64)
     }
 
     /// The template of a chat, in Jinja.
-    #[must_use]
     pub fn chat_template(&self) -> Option<&'a str> {
         self.get("tokenizer.chat_template")
     }
@@ -112,25 +96,21 @@ impl<'a> Metadata<'a> {
     }
 
     /// The width of the convolution of a state-space model (SSM).
-    #[must_use]
     pub fn ssm_conv_kernel(&self) -> u64 {
         self.number("ssm.conv_kernel", 0)
     }
 
     /// The inner size of an SSM.
-    #[must_use]
     pub fn ssm_inner_size(&self) -> u64 {
         self.number("ssm.inner_size", 0)
     }
 
     /// The size of the state of an SSM.
-    #[must_use]
     pub fn ssm_state_size(&self) -> u64 {
         self.number("ssm.state_size", 0)
     }
 
     /// The groups of an SSM.
-    #[must_use]
     pub fn ssm_group_count(&self) -> u64 {
         self.number("ssm.group_count", 0)
     }

@@ -86,14 +86,12 @@ const WITHOUT_FLASH_ATTENTION_2026: [&str; 2] = ["gemma2", "grok"];
 impl Metadata<'_> {
     /// Whether flash attention can be used by today's rules: see
     /// [`supports_flash_attention_by`](Self::supports_flash_attention_by).
-    #[must_use]
     pub fn supports_flash_attention(&self) -> bool {
         self.supports_flash_attention_by(OllamaRules::default())
     }
 
     /// Whether flash attention can be used: the model does not pool its embeddings, and its key and value heads
     /// have the same size. From 2026 on some architectures always can, and some never.
-    #[must_use]
     pub fn supports_flash_attention_by(&self, rules: OllamaRules) -> bool {
         let is_of = |list: &[&str]| rules == OllamaRules::August2026 && list.contains(&self.architecture);
         if self.value("pooling_type").is_some() || is_of(&WITHOUT_FLASH_ATTENTION_2026) {
@@ -104,7 +102,6 @@ impl Metadata<'_> {
     }
 
     /// Whether Ollama uses flash attention unless it is turned off.
-    #[must_use]
     pub fn uses_flash_attention_by_default(&self, rules: OllamaRules) -> bool {
         match rules {
             OllamaRules::August2025 => GPT_OSS.contains(&self.architecture),
@@ -114,14 +111,12 @@ impl Metadata<'_> {
 
     /// Whether Ollama supports a KV cache of this type by today's rules: see
     /// [`supports_kv_cache_type_by`](Self::supports_kv_cache_type_by).
-    #[must_use]
     pub fn supports_kv_cache_type(&self, name: &str) -> bool {
         self.supports_kv_cache_type_by(OllamaRules::default(), name)
     }
 
     /// Whether Ollama supports a KV cache of this type: `f16`, `q8_0` and `q4_0`; in 2025 only `f16` for gpt-oss, whose
     /// attention sinks excluded quantised caches. The default type, which has no name, is `f16`.
-    #[must_use]
     pub fn supports_kv_cache_type_by(&self, rules: OllamaRules, name: &str) -> bool {
         match rules {
             OllamaRules::August2025 if GPT_OSS.contains(&self.architecture) => matches!(name, "" | "f16"),
@@ -131,13 +126,11 @@ impl Metadata<'_> {
 
     /// Whether Ollama runs the model with its own engine only, by today's list: see
     /// [`requires_ollama_engine_by`](Self::requires_ollama_engine_by).
-    #[must_use]
     pub fn requires_ollama_engine(&self) -> bool {
         self.requires_ollama_engine_by(OllamaRules::default())
     }
 
     /// Whether Ollama ran the model with its own engine only. Since version 0.30, llama.cpp runs every GGUF file.
-    #[must_use]
     pub fn requires_ollama_engine_by(&self, rules: OllamaRules) -> bool {
         match rules {
             OllamaRules::August2025 => OWN_ENGINE_2025.contains(&self.architecture),
@@ -147,7 +140,6 @@ impl Metadata<'_> {
 }
 
 /// Whether a cache of this type is quantised; the default type, which has no name, is `f16`.
-#[must_use]
 pub fn is_quantized_kv_cache_type(name: &str) -> bool {
     !matches!(name, "" | "f16" | "f32" | "bf16")
 }

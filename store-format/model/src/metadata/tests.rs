@@ -277,3 +277,27 @@ proptest! {
         prop_assert_eq!(metadata.get::<bool>("x"), None);
     }
 }
+
+#[test]
+fn heads_of_all_blocks_are_counted_from_the_fewest_to_the_most() {
+    let header = llama(&[
+        ("llama.attention.head_count", Value::from(vec![8_u32, 32, 16])),
+        ("llama.attention.head_count_kv", Value::from(vec![4_u32, 0, 2])),
+    ]);
+    let metadata = Metadata::new(&header);
+    assert_eq!((metadata.head_count_min(), metadata.head_count_max()), (8, 32));
+    assert_eq!((metadata.head_count_kv_min(), metadata.head_count_kv_max()), (0, 4));
+    let (empty, none) = (llama(&[]), 1);
+    assert_eq!(Metadata::new(&empty).head_count_kv_max(), none);
+}
+
+#[test]
+fn cache_types_that_ollama_supports() {
+    let header = llama(&[]);
+    let metadata = Metadata::new(&header);
+    for (name, is_supported) in
+        [("", true), ("f16", true), ("q8_0", true), ("q4_0", true), ("q5_1", false), ("f64", false)]
+    {
+        assert_eq!(metadata.supports_kv_cache_type(name), is_supported, "{name}");
+    }
+}

@@ -1,8 +1,9 @@
 //! The layout of a block.
 
+use blobd_store_format::gguf::GgmlType;
+
 use super::field::Field;
 use super::table::{ROWS, Row};
-use blobd_store_format::gguf::GgmlType;
 
 /// The layout of one block of a type, and the formula of its numbers.
 ///
@@ -16,8 +17,7 @@ pub struct BlockLayout {
 
 impl BlockLayout {
     /// The layout of this type; `None` for a removed or unknown type.
-    #[must_use]
-    pub fn of(ggml_type: GgmlType) -> Option<Self> {
+    pub fn for_type(ggml_type: GgmlType) -> Option<Self> {
         let (elements, bytes) = ggml_type.block()?;
         let row = ROWS.iter().find(|row| row.ggml_type == ggml_type)?;
         Some(Self { elements, bytes, row })
@@ -25,29 +25,22 @@ impl BlockLayout {
 
     /// The layouts of all types, by id.
     pub fn all() -> impl Iterator<Item = Self> {
-        ROWS.iter().filter_map(|row| Self::of(row.ggml_type))
+        ROWS.iter().filter_map(|row| Self::for_type(row.ggml_type))
     }
 
-    /// The type.
-    #[must_use]
     pub const fn ggml_type(&self) -> GgmlType {
         self.row.ggml_type
     }
 
-    /// Elements of a block.
-    #[must_use]
     pub const fn elements(&self) -> u64 {
         self.elements
     }
 
-    /// Bytes of a block.
-    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Bits that an element takes, the block's scales included.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "both numbers have at most four digits")]
     pub const fn bits_per_weight(&self) -> f64 {
         (self.bytes * 8) as f64 / self.elements as f64
@@ -64,20 +57,17 @@ impl BlockLayout {
 
     /// The formula of an element, in the terms of the [fields](Self::fields): element `i` of the block has the
     /// quantised number `q`, taken from `qs` and other bits.
-    #[must_use]
     pub const fn formula(&self) -> &'static str {
         self.row.formula
     }
 
     /// The source of the formula.
-    #[must_use]
     pub const fn source(&self) -> &'static str {
         self.row.source
     }
 
     /// The file types (`general.file_type`) whose weights are mostly of this type. A file of such a type has
     /// tensors of other types too.
-    #[must_use]
     pub const fn file_types(&self) -> &'static [u32] {
         self.row.file_types
     }

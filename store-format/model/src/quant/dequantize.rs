@@ -6,11 +6,8 @@ use crate::float::{f32_of_bf16, f32_of_f16};
 use blobd_store_format::gguf::GgmlType;
 
 /// The number of elements in `bytes`.
-///
-/// # Errors
-/// [`QuantError`] for a removed or unknown type, and when the bytes are not whole blocks.
 pub fn element_count(ggml_type: GgmlType, bytes: &[u8]) -> Result<usize, QuantError> {
-    let layout = BlockLayout::of(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
+    let layout = BlockLayout::for_type(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
     let blocks = bytes.len() / whole_blocks(&layout, bytes.len())?;
     // Saturation is unreachable: no vector can be that long.
     let elements = usize::try_from(layout.elements()).unwrap_or(usize::MAX);
@@ -19,13 +16,10 @@ pub fn element_count(ggml_type: GgmlType, bytes: &[u8]) -> Result<usize, QuantEr
 
 /// Cuts a tensor into pieces of whole blocks. For every type, a piece has 65,536 elements, and the last piece may have
 /// fewer.
-///
-/// # Errors
-/// As [`element_count`].
 pub fn pieces(ggml_type: GgmlType, bytes: &[u8]) -> Result<impl Iterator<Item = &[u8]>, QuantError> {
     /// A multiple of every type's block length. As `f32`, a piece takes 256 KiB, which fits a processor's cache.
     const ELEMENTS: u64 = 1 << 16;
-    let layout = BlockLayout::of(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
+    let layout = BlockLayout::for_type(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
     whole_blocks(&layout, bytes.len())?;
     let size = usize::try_from(ELEMENTS / layout.elements() * layout.bytes()).unwrap_or(usize::MAX);
     Ok(bytes.chunks(size))
@@ -78,10 +72,7 @@ pub enum Values {
 
 impl Values {
     /// Converts any whole number of blocks of little-endian data.
-    ///
-    /// # Errors
-    /// [`QuantError`] for a removed or unknown type, and when the bytes are not whole blocks.
-    pub fn of(ggml_type: GgmlType, bytes: &[u8]) -> Result<Self, QuantError> {
+    pub fn from_bytes(ggml_type: GgmlType, bytes: &[u8]) -> Result<Self, QuantError> {
         let count = element_count(ggml_type, bytes)?;
         Ok(match ggml_type {
             GgmlType::F64 => Self::F64(elements(bytes, f64::from_le_bytes).collect()),
@@ -97,8 +88,6 @@ impl Values {
         })
     }
 
-    /// How many there are.
-    #[must_use]
     pub const fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -107,8 +96,6 @@ impl Values {
         }
     }
 
-    /// Whether there are none.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }

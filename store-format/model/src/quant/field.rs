@@ -16,8 +16,6 @@ pub struct Field {
 }
 
 impl Field {
-    /// Its size in bytes.
-    #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.field_type.bytes() * self.count
     }
@@ -31,69 +29,52 @@ impl fmt::Display for Field {
     }
 }
 
-/// The type of a field's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FieldType {
-    /// Unsigned, 8 bits; also packed bits.
-    U8,
-    /// Signed, 8 bits.
-    I8,
-    /// Unsigned, 16 bits; also packed bits.
-    U16,
-    /// Signed, 16 bits.
-    I16,
-    /// Unsigned, 32 bits; also packed bits.
-    U32,
-    /// Signed, 32 bits.
-    I32,
-    /// Signed, 64 bits.
-    I64,
-    /// IEEE 754, 16 bits.
-    F16,
-    /// The upper half of an `F32`.
-    Bf16,
-    /// IEEE 754, 32 bits.
-    F32,
-    /// IEEE 754, 64 bits.
-    F64,
-    /// A power of two: 8 bits of exponent with bias 127. Source: OCP Microscaling Formats 1.0.
-    E8m0,
-    /// Four bits of exponent with bias 7 and three of mantissa; the sign bit is 0.
-    Ue4m3,
+/// Writes the enum, and what the table says of each type.
+macro_rules! field_types {
+    ($($(#[$doc:meta])? $variant:ident $name:literal $bytes:literal;)*) => {
+        /// The type of a field's elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum FieldType {
+            $($(#[$doc])? $variant),*
+        }
+
+        impl FieldType {
+            /// The size of an element in bytes.
+            pub const fn bytes(self) -> u64 {
+                match self {
+                    $(Self::$variant => $bytes),*
+                }
+            }
+
+            /// The name in `docs/FORMATS.md`, such as `u8`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name),*
+                }
+            }
+        }
+    };
 }
 
-impl FieldType {
-    /// The size of an element in bytes.
-    #[must_use]
-    pub const fn bytes(self) -> u64 {
-        match self {
-            Self::U8 | Self::I8 | Self::E8m0 | Self::Ue4m3 => 1,
-            Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
-            Self::U32 | Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 => 8,
-        }
-    }
-
-    /// The name in `docs/FORMATS.md`, such as `u8`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::U16 => "u16",
-            Self::I16 => "i16",
-            Self::U32 => "u32",
-            Self::I32 => "i32",
-            Self::I64 => "i64",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-            Self::E8m0 => "e8m0",
-            Self::Ue4m3 => "ue4m3",
-        }
-    }
+// Unsigned numbers may be packed bits.
+field_types! {
+    U8 "u8" 1;
+    I8 "i8" 1;
+    U16 "u16" 2;
+    I16 "i16" 2;
+    U32 "u32" 4;
+    I32 "i32" 4;
+    I64 "i64" 8;
+    F16 "f16" 2;
+    /// The upper half of an `F32`.
+    Bf16 "bf16" 2;
+    F32 "f32" 4;
+    F64 "f64" 8;
+    /// A power of two: 8 bits of exponent with bias 127. Source: OCP Microscaling Formats 1.0.
+    E8m0 "e8m0" 1;
+    /// Four bits of exponent with bias 7 and three of mantissa; the sign bit is 0.
+    Ue4m3 "ue4m3" 1;
 }
 
 impl fmt::Display for FieldType {

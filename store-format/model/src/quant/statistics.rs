@@ -1,6 +1,8 @@
 //! Statistics of a tensor's numbers, in two passes.
 
-use super::sum::Sum;
+use blobd_store_format::gguf::GgmlType;
+
+use super::{QuantError, Values, element_count, pieces};
 
 /// The first pass over a tensor: the count, range and sum of its numbers.
 ///
@@ -26,7 +28,6 @@ pub struct Range {
 }
 
 impl Range {
-    /// Adds numbers.
     pub fn push(&mut self, values: &[f64]) {
         for block in values.chunks(Sum::BLOCK) {
             let (mut sum, mut count) = (0.0, 0);
@@ -50,7 +51,6 @@ impl Range {
 
     /// Starts the second pass, which needs the same numbers again. The histogram divides the range of the finite
     /// numbers into `bins` parts.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a count of 2^53 elements is not reached")]
     pub fn distribution(self, bins: usize) -> Distribution {
         let mean = self.bounds.map(|_| self.sum.value() / self.finite as f64);
@@ -70,7 +70,6 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Adds numbers.
     pub fn push(&mut self, values: &[f64]) {
         let Some(mean) = self.mean else { return };
         for block in values.chunks(Sum::BLOCK) {
@@ -83,8 +82,6 @@ impl Distribution {
         }
     }
 
-    /// The result.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a count of 2^53 elements is not reached")]
     pub fn finish(self) -> Statistics {
         let Range { finite, nan_count, inf_count, bounds, .. } = self.range;
@@ -107,15 +104,11 @@ impl Distribution {
 pub struct Statistics {
     /// The least; like the next three, `None` if no number is finite.
     pub min: Option<f64>,
-    /// The greatest.
     pub max: Option<f64>,
-    /// The arithmetic mean.
     pub mean: Option<f64>,
     /// The standard deviation of all numbers, not of a sample.
     pub std: Option<f64>,
-    /// The number of NaNs.
     pub nan_count: u64,
-    /// The number of infinities of either sign.
     pub inf_count: u64,
     /// The distribution of the finite numbers.
     pub histogram: Histogram,
@@ -147,6 +140,47 @@ impl Histogram {
     }
 }
 
+/// The relative RMS error of a tensor against an original, both little-endian and of any type:
+/// `sqrt(sum((a - b)^2) / sum(a^2))`, where `a` are the numbers of the original.
+///
+/// 0 for equal numbers, even if all are 0; infinite if only the original is 0; NaN if a number is NaN. Both tensors are
+/// converted piece by piece, to limit the memory.
+///
+/// # Errors
+/// [`QuantError::ElementCount`] when the tensors have different numbers of elements, and those of [`Values::from_bytes`].
+///
+/// ```
+/// use blobd_store_format::gguf::GgmlType;
+/// use blobd_model::quant::relative_rms_error;
+///
+/// let original: Vec<u8> = [3.0_f32, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+/// let other: Vec<u8> = [3_i8, 3].iter().map(|value| value.cast_unsigned()).collect();
+/// assert_eq!(relative_rms_error((GgmlType::F32, &original), (GgmlType::I8, &other))?, 0.2);
+/// # Ok::<(), blobd_model::quant::QuantError>(())
+/// ```
+pub fn relative_rms_error(original: (GgmlType, &[u8]), other: (GgmlType, &[u8])) -> Result<f64, QuantError> {
+    let expected = element_count(original.0, original.1)?;
+    let found = element_count(other.0, other.1)?;
+    if found != expected {
+        return Err(QuantError::ElementCount { found, expected });
+    }
+    let (mut differences, mut squares) = (Sum::default(), Sum::default());
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for (original_piece, other_piece) in pieces(original.0, original.1)?.zip(pieces(other.0, other.1)?) {
+        first.clear();
+        second.clear();
+        Values::from_bytes(original.0, original_piece)?.append_to(&mut first);
+        Values::from_bytes(other.0, other_piece)?.append_to(&mut second);
+        for (first, second) in first.chunks(Sum::BLOCK).zip(second.chunks(Sum::BLOCK)) {
+            let difference = first.iter().zip(second).map(|(a, b)| (a - b) * (a - b));
+            differences.add(difference.sum());
+            squares.add(first.iter().map(|a| a * a).sum());
+        }
+    }
+    let (differences, squares) = (differences.value(), squares.value());
+    Ok(if differences == 0.0 { 0.0 } else { (differences / squares).sqrt() })
+}
+
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is limited")]
 #[expect(clippy::cast_precision_loss, reason = "few bins")]
 fn bin_near(edges: &[f64], bins: usize, value: f64) -> usize {
@@ -165,6 +199,33 @@ fn edges(min: f64, max: f64, bins: usize) -> Vec<f64> {
     let (start, step) = (min * scale, (max * scale - min * scale) / bins as f64);
     let lower = (0..bins).map(|number| (number as f64 * step + start) / scale);
     lower.chain([max]).collect()
+}
+
+/// A compensated sum: its error does not grow with the number of terms. Source: A. Neumaier, 1974.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sum {
+    sum: f64,
+    lost: f64,
+}
+
+impl Sum {
+    /// How many numbers are added without compensation before their sum is added with it. Few enough for an error of
+    /// about 1e-14, and enough for speed.
+    pub(super) const BLOCK: usize = 128;
+
+    pub(super) fn add(&mut self, term: f64) {
+        let sum = self.sum + term;
+        self.lost += match self.sum.abs() >= term.abs() {
+            true => (self.sum - sum) + term,
+            false => (term - sum) + self.sum,
+        };
+        self.sum = sum;
+    }
+
+    pub(super) fn value(&self) -> f64 {
+        // After an overflow the compensation is NaN.
+        if self.sum.is_finite() { self.sum + self.lost } else { self.sum }
+    }
 }
 
 #[cfg(test)]
@@ -257,5 +318,64 @@ mod tests {
             prop_assert!((whole.mean.unwrap() - pieces.mean.unwrap()).abs() < 1e-12 * 1e3);
             prop_assert!((whole.std.unwrap() - pieces.std.unwrap()).abs() < 1e-12 * 1e3);
         }
+    }
+
+    fn sum(terms: &[f64]) -> f64 {
+        let mut sum = Sum::default();
+        terms.iter().for_each(|term| sum.add(*term));
+        sum.value()
+    }
+
+    #[test]
+    fn small_terms_are_not_lost() {
+        assert_eq!(sum(&[1.0, 1e100, 1.0, -1e100]), 2.0);
+        assert_eq!(sum(&[0.1; 10]), 1.0);
+    }
+
+    #[test]
+    fn overflow_is_infinite() {
+        assert_eq!(sum(&[f64::MAX, f64::MAX]), f64::INFINITY);
+        assert!(sum(&[1.0, f64::NAN]).is_nan());
+    }
+
+    fn floats(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    fn error(original: &[f32], other: &[f32]) -> f64 {
+        let (original, other) = (floats(original), floats(other));
+        relative_rms_error((GgmlType::F32, &original), (GgmlType::F32, &other)).unwrap()
+    }
+
+    #[test]
+    fn equal_tensors_have_no_error() {
+        assert_eq!([error(&[1.5; 300], &[1.5; 300]), error(&[0.0; 3], &[0.0; 3]), error(&[], &[])], [0.0; 3]);
+    }
+
+    #[test]
+    fn error_is_relative_to_the_original() {
+        assert_eq!(error(&[3.0, 4.0], &[3.0, 9.0]), 1.0);
+        assert_eq!(error(&[2.0; 1000], &[0.0; 1000]), 1.0);
+        assert_eq!(error(&[0.0], &[1.0]), f64::INFINITY);
+        assert!(error(&[f32::NAN, 1.0], &[1.0, 1.0]).is_nan());
+    }
+
+    /// Pieces of both tensors end at the same elements, even if their block sizes differ.
+    #[test]
+    fn long_tensors_of_different_types_are_compared_element_by_element() {
+        // Blocks of 32 with scale 1 and of 256 with scales of 1, all quants 1.
+        let q8_0: Vec<u8> = [&[0x00, 0x3c][..], &[1; 32]].concat().repeat(8 * 600);
+        let q8_k: Vec<u8> = [&1.0_f32.to_le_bytes()[..], &[1; 256], &[0; 32]].concat().repeat(600);
+        assert_eq!(relative_rms_error((GgmlType::Q8_0, &q8_0), (GgmlType::Q8_K, &q8_k)), Ok(0.0));
+    }
+
+    #[test]
+    fn tensors_of_different_lengths_and_unknown_types_are_refused() {
+        let two = floats(&[1.0, 2.0]);
+        let lengths = relative_rms_error((GgmlType::F32, &two), (GgmlType::F32, &two[..4]));
+        assert_eq!(lengths, Err(QuantError::ElementCount { found: 1, expected: 2 }));
+        let unknown = GgmlType::from_id(77);
+        let error = relative_rms_error((GgmlType::F32, &two), (unknown, &two));
+        assert_eq!(error, Err(QuantError::UnknownType { ggml_type: unknown }));
     }
 }

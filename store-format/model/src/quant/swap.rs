@@ -29,7 +29,7 @@ use blobd_store_format::gguf::GgmlType;
 /// # Ok::<(), blobd_model::quant::QuantError>(())
 /// ```
 pub fn swap_bytes(ggml_type: GgmlType, bytes: &mut [u8]) -> Result<(), QuantError> {
-    let layout = BlockLayout::of(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
+    let layout = BlockLayout::for_type(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
     let block_bytes = super::whole_blocks(&layout, bytes.len())?;
     let fields: Vec<_> = layout.fields().filter(|field| field.field_type.bytes() > 1).map(place).collect();
     if fields.is_empty() {
@@ -117,7 +117,7 @@ mod tests {
     proptest! {
         #[test]
         fn swapping_twice_restores_the_bytes(id in 0_u32..43, seed: u64, blocks in 0_usize..4) {
-            let Some(layout) = BlockLayout::of(GgmlType::from_id(id)) else { return Ok(()) };
+            let Some(layout) = BlockLayout::for_type(GgmlType::from_id(id)) else { return Ok(()) };
             let size = blocks * usize::try_from(layout.bytes()).unwrap();
             let original: Vec<u8> = (0..size).map(|i| (seed.rotate_left(u32::try_from(i % 64).unwrap()) & 255) as u8).collect();
             let mut bytes = original.clone();

@@ -88,7 +88,7 @@ fn random_blocks(block_bytes: u64) -> Vec<u8> {
 fn sample_blocks_give_the_numbers_of_gguf() {
     for (name, [first, second, eighteenth, last], expected, _) in EXPECTED {
         let ggml_type = GgmlType::from_name(name).unwrap();
-        let layout = BlockLayout::of(ggml_type).unwrap();
+        let layout = BlockLayout::for_type(ggml_type).unwrap();
         let found = numbers(ggml_type, &sample_block(layout.bytes()));
         let bits: Vec<_> = found.iter().map(|value| value.to_bits()).collect();
         assert_eq!(
@@ -104,7 +104,7 @@ fn sample_blocks_give_the_numbers_of_gguf() {
 fn random_blocks_give_the_numbers_of_gguf() {
     for (name, _, _, expected) in EXPECTED {
         let ggml_type = GgmlType::from_name(name).unwrap();
-        let layout = BlockLayout::of(ggml_type).unwrap();
+        let layout = BlockLayout::for_type(ggml_type).unwrap();
         assert_eq!(digest(&numbers(ggml_type, &random_blocks(layout.bytes()))), expected, "{name}");
     }
 }
@@ -134,19 +134,22 @@ fn plain_numbers_are_their_own_values() {
 #[test]
 fn values_of_wide_types_are_exact() {
     let integers = [i64::MAX.to_le_bytes(), (-1_i64).to_le_bytes()].concat();
-    assert_eq!(Values::of(GgmlType::I64, &integers), Ok(Values::I64(vec![i64::MAX, -1])));
-    assert_eq!(Values::of(GgmlType::I32, &16_777_217_i32.to_le_bytes()), Ok(Values::I64(vec![16_777_217])));
-    assert_eq!(Values::of(GgmlType::I16, &[0, 128]), Ok(Values::I64(vec![-32768])));
-    assert_eq!(Values::of(GgmlType::I8, &[255]), Ok(Values::I64(vec![-1])));
-    assert_eq!(Values::of(GgmlType::F64, &0.1_f64.to_le_bytes()), Ok(Values::F64(vec![0.1])));
-    let halves = Values::of(GgmlType::F16, &[0x00, 0xc1, 0x00, 0x3c]).unwrap();
+    assert_eq!(Values::from_bytes(GgmlType::I64, &integers), Ok(Values::I64(vec![i64::MAX, -1])));
+    assert_eq!(
+        Values::from_bytes(GgmlType::I32, &16_777_217_i32.to_le_bytes()),
+        Ok(Values::I64(vec![16_777_217]))
+    );
+    assert_eq!(Values::from_bytes(GgmlType::I16, &[0, 128]), Ok(Values::I64(vec![-32768])));
+    assert_eq!(Values::from_bytes(GgmlType::I8, &[255]), Ok(Values::I64(vec![-1])));
+    assert_eq!(Values::from_bytes(GgmlType::F64, &0.1_f64.to_le_bytes()), Ok(Values::F64(vec![0.1])));
+    let halves = Values::from_bytes(GgmlType::F16, &[0x00, 0xc1, 0x00, 0x3c]).unwrap();
     assert_eq!((&halves, halves.len()), (&Values::F32(vec![-2.5, 1.0]), 2));
     let mut all = Vec::new();
     for values in [halves, Values::I64(vec![-7]), Values::F64(vec![0.1])] {
         values.append_to(&mut all);
     }
     assert_eq!(all, [-2.5, 1.0, -7.0, 0.1]);
-    assert!(Values::of(GgmlType::Q4_K, &[]).unwrap().is_empty());
+    assert!(Values::from_bytes(GgmlType::Q4_K, &[]).unwrap().is_empty());
 }
 
 #[test]
@@ -254,10 +257,10 @@ fn pieces_have_as_many_elements_for_every_type() {
 fn unknown_types_partial_blocks_and_wrong_lengths_are_refused() {
     let unknown = GgmlType::from_id(142);
     assert_eq!(dequantize(unknown, &[0; 18], &mut []), Err(QuantError::UnknownType { ggml_type: unknown }));
-    assert_eq!(Values::of(unknown, &[]), Err(QuantError::UnknownType { ggml_type: unknown }));
+    assert_eq!(Values::from_bytes(unknown, &[]), Err(QuantError::UnknownType { ggml_type: unknown }));
     let partial = QuantError::PartialBlock { ggml_type: GgmlType::Q4_0, found: 17, block_bytes: 18 };
     assert_eq!(dequantize(GgmlType::Q4_0, &[0; 17], &mut [0.0; 32]), Err(partial.clone()));
-    assert_eq!(Values::of(GgmlType::Q4_0, &[0; 17]), Err(partial));
+    assert_eq!(Values::from_bytes(GgmlType::Q4_0, &[0; 17]), Err(partial));
     let mut out = [7.0; 31];
     let short = QuantError::OutputLength { found: 31, expected: 32 };
     assert_eq!(dequantize(GgmlType::Q4_0, &[0; 18], &mut out), Err(short));
@@ -271,7 +274,7 @@ proptest! {
         let Ok(count) = element_count(ggml_type, &bytes) else { return Ok(()) };
         let mut out = vec![0.0; count];
         prop_assert_eq!(dequantize(ggml_type, &bytes, &mut out), Ok(()));
-        prop_assert_eq!(Values::of(ggml_type, &bytes).map(|values| values.len()), Ok(count));
+        prop_assert_eq!(Values::from_bytes(ggml_type, &bytes).map(|values| values.len()), Ok(count));
     }
 
     #[test]

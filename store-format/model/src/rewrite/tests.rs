@@ -22,6 +22,7 @@ fn execute(planned: &RewrittenFile, files: &[Vec<u8>]) -> Vec<u8> {
     let mut out = planned.header().to_vec();
     for piece in planned.pieces() {
         assert!(piece.length() > 0, "an empty piece");
+        let end = out.len() as u64 + piece.length();
         match *piece {
             RewritePiece::Zeros { length } => out.resize(out.len() + usize::try_from(length).unwrap(), 0),
             RewritePiece::Tensor { source, offset, size, swapped } => {
@@ -33,6 +34,7 @@ fn execute(planned: &RewrittenFile, files: &[Vec<u8>]) -> Vec<u8> {
                 out.extend(bytes);
             }
         }
+        assert_eq!(out.len() as u64, end);
     }
     assert_eq!(out.len() as u64, planned.size());
     out

@@ -4,13 +4,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::inference::unpacked;
+use super::quantization::unpacked;
 use super::{LayerTensor, Quantization, TensorLayers};
 
 /// A tensor without its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescribedTensor<'t> {
-    /// Its name.
     pub name: &'t str,
     /// Its element type in the file, or how it is quantised, in capital letters: `BF16`, `NVFP4`.
     pub type_name: Cow<'t, str>,
@@ -45,8 +44,7 @@ impl TensorLayers {
 
 impl Totals {
     /// Adds up tensors.
-    #[must_use]
-    pub fn of<'t>(tensors: impl IntoIterator<Item = DescribedTensor<'t>>) -> Self {
+    pub fn from_tensors<'t>(tensors: impl IntoIterator<Item = DescribedTensor<'t>>) -> Self {
         let (mut parameters, mut types) = (0_u64, BTreeMap::<(u64, Cow<'t, str>), u64>::new());
         for DescribedTensor { type_name, shape, bits, .. } in tensors {
             let elements = shape.iter().fold(1, |product: u64, dimension| product.saturating_mul(*dimension));
@@ -66,13 +64,13 @@ impl Totals {
 
 fn described<'t>(name: &'t str, tensor: &'t LayerTensor, quantization: &Quantization) -> DescribedTensor<'t> {
     let bits = quantization.bits();
-    let row = tensor.shape.last().and_then(|columns| unpacked(*columns, tensor.dtype, bits?));
+    let row = tensor.shape().last().and_then(|columns| unpacked(*columns, tensor.dtype(), bits?));
     let (Some(quant_type), Some(row)) = (&quantization.quant_type, row) else {
-        let bits = tensor.dtype.is_float().then(|| tensor.dtype.bits());
-        let (type_name, shape) = (Cow::Borrowed(tensor.dtype.name()), tensor.shape.clone());
+        let bits = tensor.dtype().is_float().then(|| tensor.dtype().bits());
+        let (type_name, shape) = (Cow::Borrowed(tensor.dtype().name()), tensor.shape().to_vec());
         return DescribedTensor { name, type_name, shape, stored: tensor, bits };
     };
-    let mut shape = tensor.shape.clone();
+    let mut shape = tensor.shape().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = row;
     }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use blobd_store_format::safetensors::HeaderWriter;
+use blobd_store_format::safetensors::{Dtype, HeaderWriter};
 
 /// The header of a file with these tensors.
 fn header(metadata: &[(&str, &str)], tensors: &[(&str, Dtype, &[u64])]) -> Header {
@@ -34,7 +34,7 @@ fn described(layers: &TensorLayers) -> Vec<(&str, String, Vec<u64>)> {
 }
 
 fn totals(layers: &TensorLayers) -> (u64, Option<String>) {
-    let Totals { parameters, quantization } = Totals::of(layers.describe(&Quantization::default()));
+    let Totals { parameters, quantization } = Totals::from_tensors(layers.describe(&Quantization::default()));
     (parameters, quantization)
 }
 
@@ -48,6 +48,10 @@ fn quantised_tensor_is_one_entry_with_its_elements_unpacked() {
         ("mxfp8", Dtype::U8, 2, 64, "MXFP8"),
         // No metadata: inferred from the scale.
         ("", Dtype::U8, 2, 64, "MXFP8"),
+        ("", Dtype::U8, 4, 128, "MXFP4"),
+        ("", Dtype::F8_E8M0, 4, 128, "MXFP4"),
+        ("", Dtype::U8, 8, 128, "NVFP4"),
+        ("", Dtype::F8_E4M3, 8, 128, "NVFP4"),
         ("", Dtype::BF16, 4, 128, "INT4"),
     ] {
         let (row, groups) = ([3, 16], [3, groups]);
@@ -129,7 +133,7 @@ fn parts_in_separate_layers_are_left_out_too() {
 
 #[test]
 fn sizes_that_overflow_are_the_largest_number() {
-    let (rows, columns) = (1 << 32, 1 << 27);
+    let (rows, columns) = (1 << 32, 1 << 26);
     let mut writer = HeaderWriter::new();
     writer.metadata("quant_type", "int4");
     writer.tensor("w", Dtype::U32, &[rows, columns]).unwrap();
@@ -159,5 +163,17 @@ proptest! {
                 prop_assert_eq!(listed + parts, names.len());
             }
         }
+    }
+}
+
+#[test]
+fn only_layers_of_the_requested_component_are_included() {
+    for component in ["", "vision"] {
+        assert_eq!(TensorLayers::new(component).component(), component);
+    }
+    for (component, layer, is_included) in
+        [("", "text/w", true), ("vision", "vision/w", true), ("vision", "text/w", false)]
+    {
+        assert_eq!(TensorLayers::new(component).includes(layer), is_included, "{component:?} {layer}");
     }
 }

@@ -28,9 +28,7 @@ pub struct PackedTensor<'b> {
 /// The scales or biases of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'b> {
-    /// Their bytes.
     pub bytes: &'b [u8],
-    /// Their type.
     pub dtype: Dtype,
 }
 
@@ -44,47 +42,21 @@ enum Code {
     MxFp8,
 }
 
-/// Why a tensor cannot be unpacked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// The type's codes are unknown to blobd.
     #[error("quantisation {name}: its numbers are not known")]
-    UnknownType {
-        /// The name of the type.
-        name: String,
-    },
-    /// The parts do not belong to the tensor.
+    UnknownType { name: String },
     #[error(
         "the tensor has {elements} elements in groups of {group_size}, which needs {expected} {what}, found {found}"
     )]
-    Count {
-        /// The number of elements.
-        elements: u64,
-        /// The size of a group.
-        group_size: u64,
-        /// The part with the wrong number of elements.
-        what: &'static str,
-        /// The expected number.
-        expected: u64,
-        /// The number found.
-        found: u64,
-    },
-    /// Scales or biases are not floats.
+    Count { elements: u64, group_size: u64, what: &'static str, expected: u64, found: u64 },
     #[error("its {what} have type {}, which has no known numbers", dtype.name())]
-    PartType {
-        /// Scales or biases.
-        what: &'static str,
-        /// Their type.
-        dtype: Dtype,
-    },
+    PartType { what: &'static str, dtype: Dtype },
 }
 
 impl<'b> PackedTensor<'b> {
     /// Checks that the parts belong together.
-    ///
-    /// # Errors
-    /// [`UnpackError`].
     pub fn new(
         quantization: &Quantization,
         elements: &'b [u8],
@@ -112,8 +84,6 @@ impl<'b> PackedTensor<'b> {
         Ok(packed)
     }
 
-    /// The number of elements.
-    #[must_use]
     pub const fn len(&self) -> u64 {
         let bytes = self.elements.len() as u64;
         match self.code.bits() {
@@ -122,14 +92,11 @@ impl<'b> PackedTensor<'b> {
         }
     }
 
-    /// Whether it has no elements.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.elements.is_empty()
     }
 
     /// The elements in this range of positions, in the order of the file. The range is cut at the end of the tensor.
-    #[must_use]
     pub fn unpack(&self, range: Range<u64>) -> Vec<f32> {
         (range.start..range.end.min(self.len())).map_while(|place| self.element(place)).collect()
     }

@@ -38,6 +38,7 @@ fn context_is_padded_to_256_in_total_and_for_each_sequence() {
     let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
     assert_eq!(estimate.basis, "llama.cpp-2026-10:llama");
     assert_eq!(estimate.graph_basis, "llama.cpp-2026-10:llama");
+    assert!(estimate.is_compared);
 }
 
 #[test]
@@ -263,7 +264,11 @@ fn four_blocks() -> Header {
     let shape: &[u64] = &[256, 4096];
     let mut tensors: Vec<_> = names.iter().map(|name| (name.as_str(), GgmlType::F32, shape)).collect();
     tensors.push(("output.weight", GgmlType::F32, &[256, 1024]));
-    let keys = [("block_count", Value::U32(4)), ("embedding_length", Value::U32(256))];
+    let keys = [
+        ("block_count", Value::U32(4)),
+        ("embedding_length", Value::U32(256)),
+        ("attention.head_count", Value::U32(4)),
+    ];
     header("llama", &keys, &tensors)
 }
 
@@ -297,6 +302,25 @@ fn devices_get_layers_that_follow_each_other_and_a_graph_each() {
     assert_eq!(layers(&[1 << 30, 1 << 30]), [5, 0], "as few devices as hold everything");
     assert_eq!(layers(&[graph, graph]), [0, 0]);
     assert_eq!(layers(&[]), [0; 0]);
+    let placement = estimate.place(&[block + graph, 2 * block + graph + (1 << 20)]);
+    assert_eq!(placement.places.blocks, [None, Some(0), Some(1), Some(1)]);
+    let device_of = |part| placement.places.device_of(part);
+    assert_eq!([Part::Output, Part::Input, Part::Block(9)].map(device_of), [Some(1), None, None]);
+}
+
+#[test]
+fn a_graph_is_on_each_device_with_layers_or_else_in_memory() {
+    let header = four_blocks();
+    let models = set(&header);
+    for basis in [Basis::LlamaCpp, Basis::Ollama] {
+        let estimate = models.estimate(&settings(256, 1, CacheType::F16), basis).unwrap();
+        for devices in [&[][..], &[1, 1]] {
+            let placement = estimate.place(devices);
+            assert_eq!(placement.memory_bytes, estimate.required_memory_bytes());
+            assert_eq!(placement.total_bytes, placement.memory_bytes - estimate.graph_full_bytes);
+        }
+        assert_eq!(estimate.place(&[1 << 30]).memory_bytes, 0);
+    }
 }
 
 #[test]
@@ -328,13 +352,119 @@ fn experts_and_tables_are_not_on_devices() {
         "blk.0.engram.0.weight",
     ];
     let tensors: Vec<_> = names.iter().map(|name| (*name, GgmlType::F32, shape)).collect();
-    let header = header("llama", &[("block_count", Value::U32(1))], &tensors);
+    let header = header("llama", &attention(1, &[("expert_used_count", Value::U32(1))]), &tensors);
     let models = set(&header);
     let settings = Settings { experts_in_memory: true, ..settings(256, 1, CacheType::F16) };
     let estimate = models.estimate(&settings, Basis::LlamaCpp).unwrap();
     assert_eq!((estimate.weights_bytes, estimate.table_bytes), (16 << 20, 8 << 20));
-    let graph = estimate.graph_full_bytes;
-    assert_eq!(estimate.required_bytes(), (4 << 20) + graph);
+    let needed = estimate.graph_full_bytes + estimate.kv_total_bytes;
+    assert_eq!(estimate.required_bytes(), (4 << 20) + needed);
     assert_eq!(estimate.place(&[1 << 50]).memory_bytes, 4 << 20);
-    assert_eq!(estimate.required_memory_bytes(), (8 << 20) + graph);
+    assert_eq!(estimate.required_memory_bytes(), (8 << 20) + needed);
+}
+
+#[test]
+fn required_keys_that_are_missing_leave_only_the_weights() {
+    let block: &[(&str, GgmlType, &[u64])] = &[
+        ("blk.0.attn_q.weight", GgmlType::F32, &[64, 64]),
+        ("blk.0.ffn_gate_inp.weight", GgmlType::F32, &[64, 2]),
+        ("blk.0.ffn_up_exps.weight", GgmlType::F32, &[64, 16, 2]),
+    ];
+    let window = [
+        ("attention.sliding_window", Value::U32(64)),
+        ("attention.sliding_window_pattern", Value::from(vec![false])),
+    ];
+    let no_heads = ("attention.head_count_kv", Value::from(vec![0_u32]));
+    let cache = ("shortconv.l_cache", Value::U32(3));
+    for (architecture, more, needed) in [
+        ("llama", vec![], &["embedding_length", "attention.head_count"][..]),
+        ("bert", vec![], &["embedding_length", "attention.head_count"]),
+        ("mamba", state_keys(), &["ssm.conv_kernel", "ssm.inner_size", "ssm.state_size"]),
+        ("mamba2", state_keys(), &["ssm.group_count"]),
+        ("falcon-h1", state_keys(), &["ssm.state_size", "attention.head_count"]),
+        ("rwkv7", vec![("wkv.head_size", Value::U32(32))], &["wkv.head_size", "embedding_length"]),
+        ("lfm2", vec![no_heads, cache], &["shortconv.l_cache"]),
+        ("gemma4", window.to_vec(), &["attention.sliding_window_pattern"]),
+        ("llama", vec![], &["expert_used_count"]),
+    ] {
+        let more = [more, vec![("expert_used_count", Value::U32(1))]].concat();
+        let complete = header(architecture, &attention(1, &more), block);
+        let models = set(&complete);
+        let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+        assert!(estimate.has_rule && estimate.missing_keys.is_empty(), "{architecture}: {}", estimate.basis);
+        for key in needed {
+            for value in [None, Some(Value::U32(0))] {
+                let keys = attention(1, &more).into_iter().filter(|(name, _)| name != key);
+                let keys: Vec<_> = keys.chain(value.map(|value| (*key, value))).collect();
+                let incomplete = header(architecture, &keys, block);
+                let models = set(&incomplete);
+                let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+                assert_eq!(estimate.basis, format!("weights only: `{architecture}.{key}` is missing"));
+                assert!(!estimate.place(&[1 << 50]).fits(), "{architecture}, {key}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_of_unknown_types_count_up_to_the_next_and_leave_only_the_weights() {
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", "llama").unwrap();
+    for (key, value) in attention(1, &[]) {
+        writer.metadata(format!("llama.{key}"), value).unwrap();
+    }
+    let unknown = GgmlType::from_id(77);
+    writer.tensor_at("blk.0.attn_q.weight", unknown, &[64, 64], 1024).unwrap();
+    writer.tensor_at("blk.0.attn_k.weight", GgmlType::F32, &[16, 16], 0).unwrap();
+    writer.tensor_at("output.weight", unknown, &[64, 64], 9216).unwrap();
+    let header = Header::parse(&writer.header().unwrap()).unwrap();
+    let bytes = |model: Model<'_>| {
+        let models = ModelSet::from(model);
+        for basis in [Basis::LlamaCpp, Basis::Ollama] {
+            let estimate = models.estimate(&Settings::default(), basis).unwrap();
+            assert_eq!(estimate.basis, "weights only: 2 tensors have unknown types");
+            assert!(!estimate.place(&[1 << 50]).fits());
+        }
+        let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+        assert_eq!(estimate.unsized_tensors, 2);
+        estimate.weights.iter().map(|layer| layer.bytes).collect::<Vec<_>>()
+    };
+    let end = header.data_offset() + 9216 + 500;
+    assert_eq!(bytes(Model::of_files((&header, Some(end)), []).unwrap()), [1024 + 8192, 500]);
+    assert_eq!(bytes(Model::new(&header, []).unwrap()), [1024 + 8192, 0]);
+    assert_eq!(
+        bytes(Model::of_files((&header, Some(1)), []).unwrap()),
+        [1024 + 8192, 0],
+        "an incomplete file"
+    );
+}
+
+#[test]
+fn companions_whose_memory_is_unknown_never_fit() {
+    let known = four_blocks();
+    let tensor: &[(&str, GgmlType, &[u64])] = &[("blk.0.attn_q.weight", GgmlType::F32, &[64, 64])];
+    let unheard = header("unheard-of", &attention(1, &[]), tensor);
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", "clip").unwrap();
+    writer.tensor_at("v.blk.0.attn_q.weight", GgmlType::from_id(77), &[64], 0).unwrap();
+    let future = Header::parse(&writer.header().unwrap()).unwrap();
+    let model = |header| Model::new(header, []).unwrap();
+    for (draft, projector, adapter, unknown) in [
+        (&known, &known, &known, &[][..]),
+        (&unheard, &known, &known, &["draft model"]),
+        (&known, &future, &known, &["projector"]),
+        (&known, &known, &future, &["adapter"]),
+    ] {
+        let models = ModelSet {
+            model: model(&known),
+            draft: Some(model(draft)),
+            projector: Some(model(projector)),
+            adapters: vec![model(adapter)],
+        };
+        let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+        assert_eq!((estimate.has_rule, &*estimate.unknown_companions), (unknown.is_empty(), unknown));
+        assert_eq!(estimate.place(&[1 << 50]).fits(), unknown.is_empty());
+        let projector = estimate.projector.unwrap();
+        assert_eq!(projector.basis, "weights only: no rule for the graph of a projector");
+    }
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::ollama::ExpectedHeader;
 use super::*;
+use crate::estimate::rule::NOT_COMPARED;
 
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -48,4 +49,8 @@ fn cache_and_graph_are_those_of_llama_cpp_within_a_mebibyte() {
         architectures.insert(models.model.metadata().architecture().to_owned());
     }
     assert!(architectures.len() >= 60, "{architectures:?}");
+    assert!(NOT_COMPARED.iter().all(|name| !architectures.contains(*name)));
+    let documentation = include_str!("../../../../../docs/ESTIMATES.md").replace('\n', " ");
+    let listed = format!("not compared with llama.cpp: {}.", NOT_COMPARED.join(", "));
+    assert!(documentation.contains(&listed), "docs/ESTIMATES.md: {listed}");
 }

@@ -212,35 +212,50 @@ fn files_without_a_rule_have_an_estimate_of_their_weights_that_never_fits() {
         writer.tensor("blk.0.attn_q.weight.lora_a", GgmlType::F32, &[64]).unwrap();
         Header::parse(&writer.header().unwrap()).unwrap()
     };
+    let of_no_architecture = || {
+        let mut writer = GgufWriter::new();
+        writer.tensor("blk.0.attn_q.weight", GgmlType::F32, &[64]).unwrap();
+        Header::parse(&writer.header().unwrap()).unwrap()
+    };
     let tensor: &[(&str, GgmlType, &[u64])] = &[("double_blocks.0.img_mod.lin.weight", GgmlType::F32, &[64])];
     for (header, basis) in [
         (header("flux", &[], tensor), "weights only: no rule for `flux`"),
-        (header("llama", &[], tensor), "weights only: `llama.block_count` is missing"),
-        (of_type("adapter"), "weights only: no rule for `llama` of the type `adapter`"),
-        (of_type("imatrix"), "weights only: no rule for `llama` of the type `imatrix`"),
+        (
+            header("llama", &[], &[("new.weight", GgmlType::F32, &[64])]),
+            "weights only: `llama.block_count` is missing",
+        ),
+        (header("llama", &[], tensor), "weights only: no rule for `llama` of the kind `diffusion`"),
+        (of_no_architecture(), "weights only: the file names no architecture"),
+        (of_type("adapter"), "weights only: no rule for `llama` of the kind `adapter`"),
+        (of_type("imatrix"), "weights only: no rule for `llama` of the kind `imatrix`"),
     ] {
         let models = set(&header);
         for which in [Basis::Ollama, Basis::LlamaCpp] {
             let estimate = models.estimate(&Settings::default(), which).unwrap();
             assert_eq!((estimate.basis.as_str(), estimate.has_rule), (basis, false));
-            assert_eq!((estimate.weights_bytes, estimate.required_bytes()), (256, 257), "{basis}");
+            assert_eq!((estimate.weights_bytes, estimate.required_bytes()), (256, 256), "{basis}");
             assert!(!estimate.place(&[1 << 50]).fits(), "{basis}");
             assert_eq!(models.largest_context(&Settings::default(), which, &[1 << 50]), Ok(None), "{basis}");
         }
     }
     // llama.cpp does not know it; Ollama's fallback holds for any name.
+    let tensor: &[(&str, GgmlType, &[u64])] = &[("blk.0.attn_q.weight", GgmlType::F32, &[64])];
     let header = header("unheard-of", &[("block_count", Value::U32(1))], tensor);
     let basis = |which| set(&header).estimate(&Settings::default(), which).unwrap().basis;
     assert_eq!(basis(Basis::Ollama), "ollama-2025-08:fallback");
     assert_eq!(basis(Basis::LlamaCpp), "weights only: no rule for `unheard-of`");
 }
 
+/// The keys that every model has.
+const SIZES: [(&str, Value); 2] =
+    [("embedding_length", Value::U32(64)), ("attention.head_count", Value::U32(1))];
+
 #[test]
 fn blocks_are_counted_if_the_file_does_not_say_how_many_it_has() {
     let shape: &[u64] = &[64];
     let names = ["blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.3.attn_q.weight"];
     let tensors: Vec<_> = names.iter().map(|name| (*name, GgmlType::F32, shape)).collect();
-    let header = header("llama", &[], &tensors);
+    let header = header("llama", &SIZES, &tensors);
     let models = set(&header);
     for basis in [Basis::Ollama, Basis::LlamaCpp] {
         let estimate = models.estimate(&Settings::default(), basis).unwrap();
@@ -264,7 +279,8 @@ fn every_tensor_is_in_one_part_of_the_estimate() {
         "v.blk.0.attn_q.weight",
     ];
     let tensors: Vec<_> = names.iter().map(|name| (*name, GgmlType::F32, shape)).collect();
-    let header = header("t5", &[("block_count", Value::U32(1))], &tensors);
+    let keys = [&[("block_count", Value::U32(1))], &SIZES[..]].concat();
+    let header = header("t5", &keys, &tensors);
     let models = set(&header);
     let settings = Settings { context: 0, ..Settings::default() };
     for basis in [Basis::Ollama, Basis::LlamaCpp] {

@@ -134,6 +134,11 @@ proptest! {
                 prop_assert!(placement.layers <= placement.layers_of);
                 let on_devices: u64 = placement.devices.iter().map(|device| device.layers).sum();
                 prop_assert_eq!(placement.layers, on_devices);
+                let places = &placement.places;
+                for (number, device) in placement.devices.iter().enumerate() {
+                    let here = places.blocks.iter().chain([&places.output]).filter(|place| **place == Some(number));
+                    prop_assert_eq!(device.layers, here.count() as u64);
+                }
                 for device in &placement.devices {
                     prop_assert!(device.used_bytes <= device.vram_bytes);
                 }

@@ -59,13 +59,13 @@ fn types_are_those_of_ggml() {
     for (id, name, elements, bytes, bits) in EXPECTED {
         let ggml_type = GgmlType::from_id(id);
         assert_eq!(ggml_type.name(), name);
-        let layout = BlockLayout::of(ggml_type);
+        let layout = BlockLayout::for_type(ggml_type);
         assert_eq!(ggml_type.block(), (elements > 0).then_some((elements, bytes)), "{name}");
         assert_eq!(ggml_type.is_removed(), elements == 0, "{name}");
         assert_eq!(layout.is_some(), elements > 0, "{name}");
         assert_eq!(layout.map_or(0.0, |layout| layout.bits_per_weight()).to_bits(), bits.to_bits(), "{name}");
     }
-    assert!(BlockLayout::of(GgmlType::from_id(43)).is_none());
+    assert!(BlockLayout::for_type(GgmlType::from_id(43)).is_none());
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn fields_fill_the_block() {
 #[test]
 fn scales_are_where_ggml_has_them() {
     let field = |ggml_type, name: &str| {
-        let mut fields = BlockLayout::of(ggml_type).unwrap().fields();
+        let mut fields = BlockLayout::for_type(ggml_type).unwrap().fields();
         fields.find(|field| field.name == name).map(|field| (field.offset, field.field_type, field.count))
     };
     assert_eq!(field(GgmlType::Q8_K, "d"), Some((0, FieldType::F32, 1)));

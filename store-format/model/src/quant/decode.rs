@@ -5,17 +5,14 @@
 //! an addition into one operation.
 
 mod codebook;
-mod codebook_types;
-mod four_bit;
 mod k_quants;
-mod legacy;
-mod low_bit;
+mod plain;
 
-pub(super) use self::codebook_types::{iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs};
-pub(super) use self::four_bit::{iq4_nl, iq4_xs, mxfp4, mxfp4_ollama, nvfp4};
+pub(super) use self::codebook::{iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs};
 pub(super) use self::k_quants::{q2_k, q3_k, q4_k, q5_k, q6_k, q8_k};
-pub(super) use self::legacy::{q4_0, q4_1, q5_0, q5_1, q8_0, q8_1};
-pub(super) use self::low_bit::{q1_0, q2_0, tq1_0, tq2_0};
+pub(super) use self::plain::{
+    iq4_nl, iq4_xs, mxfp4, mxfp4_ollama, nvfp4, q1_0, q2_0, q4_0, q4_1, q5_0, q5_1, q8_0, q8_1, tq1_0, tq2_0,
+};
 use crate::float::f32_of_f16;
 
 fn half(bytes: [u8; 2]) -> f32 {
