@@ -23,8 +23,8 @@
 //! ```
 
 mod document;
-mod error;
 mod member;
+mod numbered;
 mod piece;
 #[cfg(test)]
 mod tests;
@@ -33,9 +33,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::document::Document;
-pub use self::document::{Unpacked, seal};
-pub use self::error::RecipeError;
+use self::document::Document;
+pub use self::document::{RecipeOutline, Unpacked, seal};
 pub use self::member::Member;
 pub use self::piece::{Piece, literal};
 use crate::descriptor::Compression;
@@ -43,7 +42,6 @@ use crate::digest::Digest;
 use crate::stored_file::{FilePiece, FilePieces, PieceError, Source};
 use crate::tensor::TensorFormat;
 
-/// A validated recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     file: Digest,
@@ -52,7 +50,6 @@ pub struct Recipe {
     kind: RecipeKind,
 }
 
-/// What kind of file a recipe rebuilds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecipeKind {
     /// A file that is split at its tensors.
@@ -61,10 +58,7 @@ pub enum RecipeKind {
         format: Option<TensorFormat>,
     },
     /// An uncompressed archive.
-    Archive {
-        /// The files in it.
-        members: Vec<Member>,
-    },
+    Archive { members: Vec<Member> },
     /// A compressed archive: the pieces rebuild its content.
     Packed(Packed),
     /// A file that is stored whole, as the blob of its digest. A store has such a recipe for a file whose blob is in
@@ -72,11 +66,9 @@ pub enum RecipeKind {
     Whole,
 }
 
-/// A compressed archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packed {
     compression: Compression,
-    /// The digest of its content.
     content: Digest,
     /// The length of the compressed file.
     size: u64,
@@ -110,16 +102,15 @@ pub struct TensorEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
-    /// The number of experts.
     pub count: u64,
     /// The size of one in bytes.
     pub stride: u64,
 }
 
 impl Recipe {
-    /// The version that is written. Versions 1 to 4, which stated the kind by their number, are read too. The
-    /// number changes only when an earlier blobd would misread a recipe.
-    pub const VERSION: u32 = 5;
+    /// The version that is written; all earlier ones are read too. The number changes only when an earlier blobd would
+    /// misread a recipe.
+    pub const VERSION: u32 = 6;
     /// The longest recipe read. A recipe with the most tensors and the longest names is shorter: next to its name and
     /// shape, which are also in the file's header of at most 100 MB, a tensor takes less than 400 bytes.
     pub const MAX_BYTES: u64 = 160 << 20;
@@ -131,9 +122,6 @@ impl Recipe {
     pub const MAX_LITERALS_BYTES: u64 = 16 << 20;
 
     /// The recipe of a file of this format that is split.
-    ///
-    /// # Errors
-    /// [`RecipeError`] when an invariant of the module does not hold.
     pub fn new(
         file: Digest,
         format: TensorFormat,
@@ -160,9 +148,6 @@ impl Recipe {
     }
 
     /// The recipe of a file of `size` bytes that is stored whole.
-    ///
-    /// # Errors
-    /// [`RecipeError`] when `size` is larger than any file of a recipe.
     pub fn for_whole_file(file: Digest, size: u64) -> Result<Self, RecipeError> {
         let whole = Piece::Blob { blob: file, offset: 0, length: size };
         let pieces = if size == 0 { Vec::new() } else { vec![whole] };
@@ -170,9 +155,6 @@ impl Recipe {
     }
 
     /// Parses the JSON form, of any version.
-    ///
-    /// # Errors
-    /// [`RecipeError`] when the JSON is not a recipe, has a later version, or breaks an invariant.
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let document = Document::parse(json)?;
         let declared = document.declared_bytes();
@@ -183,20 +165,17 @@ impl Recipe {
     }
 
     /// The JSON form, as on disk.
-    #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         document::to_json(self)
     }
 
     /// The digest of the file that the recipe rebuilds, or of the file whose content it rebuilds if that is
     /// [`Self::unpacked`].
-    #[must_use]
     pub const fn file(&self) -> Digest {
         self.file
     }
 
     /// The length of that file in bytes.
-    #[must_use]
     pub fn size(&self) -> u64 {
         match &self.kind {
             RecipeKind::Packed(packed) => packed.size,
@@ -204,14 +183,11 @@ impl Recipe {
         }
     }
 
-    /// The kind of the file.
-    #[must_use]
     pub const fn kind(&self) -> &RecipeKind {
         &self.kind
     }
 
     /// The format of a file that is split.
-    #[must_use]
     pub const fn format(&self) -> Option<TensorFormat> {
         match self.kind {
             RecipeKind::Split { format } => format,
@@ -220,7 +196,6 @@ impl Recipe {
     }
 
     /// The files in an archive; none if the file is no archive.
-    #[must_use]
     pub fn members(&self) -> &[Member] {
         match &self.kind {
             RecipeKind::Archive { members } | RecipeKind::Packed(Packed { members, .. }) => members,
@@ -229,26 +204,22 @@ impl Recipe {
     }
 
     /// What the recipe rebuilds if the file is compressed: its content. The file itself cannot be rebuilt then.
-    #[must_use]
     pub fn unpacked(&self) -> Option<Unpacked> {
         let RecipeKind::Packed(Packed { compression, content, .. }) = &self.kind else { return None };
         Some(Unpacked { compression: *compression, digest: *content, size: self.pieces.size() })
     }
 
     /// The parts of the file, or of its content if that is [`Self::unpacked`], in order.
-    #[must_use]
     pub const fn pieces(&self) -> &FilePieces<Piece> {
         &self.pieces
     }
 
     /// The file's tensors, in the order of its own table.
-    #[must_use]
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.tensors
     }
 
     /// The blob with the file's header, which is the first piece of every file with a format, and its size.
-    #[must_use]
     pub fn header(&self) -> Option<(Digest, u64)> {
         self.format()?;
         match self.pieces.first() {
@@ -257,20 +228,16 @@ impl Recipe {
         }
     }
 
-    /// Whether the file is one whole blob, which then has the file's digest.
-    #[must_use]
+    /// Whether the file is one whole blob, which has the digest of the file.
     pub fn is_one_blob(&self) -> bool {
         matches!(self.pieces.as_ref(), [Piece::Blob { blob, offset: 0, .. }] if *blob == self.file)
     }
 
-    /// The blobs that the recipe references.
-    #[must_use]
     pub fn digests(&self) -> BTreeSet<Digest> {
         self.blob_sizes().into_keys().collect()
     }
 
     /// The referenced blobs with the minimum size that each must have, in bytes.
-    #[must_use]
     pub fn blob_sizes(&self) -> BTreeMap<Digest, u64> {
         blob_sizes(self.pieces.iter().map(Piece::source))
     }
@@ -308,7 +275,50 @@ impl Recipe {
     }
 }
 
-pub(crate) fn check_pieces(pieces: Vec<Piece>) -> Result<FilePieces<Piece>, RecipeError> {
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecipeError {
+    #[error("recipe: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("recipe: version {found}, this blobd reads 1 to {}; upgrade blobd", Recipe::VERSION)]
+    Version { found: u32 },
+    #[error("recipe: its fields are not those of version {version} and kind {kind}")]
+    Fields { version: u32, kind: &'static str },
+    #[error("recipe: a piece is none of blob with offset and length, zeros, literal")]
+    PieceFields,
+    #[error("recipe: a blob must be named by its number since version 6, and by its digest before")]
+    BlobId,
+    #[error("recipe: blob {number} is not in its list of {count}")]
+    UnknownBlob { number: u64, count: usize },
+    #[error("recipe: a blob of its list is in no piece")]
+    UnusedBlob,
+    #[error("recipe: wrong size of its pieces: expected {declared} bytes, found {pieces}")]
+    Size { pieces: u64, declared: u64 },
+    #[error("recipe: piece {index} is empty or ends beyond 2^64")]
+    Piece { index: usize },
+    #[error("recipe: too much padding up to piece {index}: expected at most {limit} bytes, found {found}")]
+    Padding { index: usize, found: u64, limit: u64 },
+    #[error("recipe: changed since it was written: expected digest {expected}, found {found}")]
+    Check { found: Digest, expected: Digest },
+    #[error("recipe: tensor {name:?}: bytes {offset}+{size} are not in a blob of this file")]
+    Tensor { name: String, offset: u64, size: u64 },
+    #[error("recipe: tensor {name:?} comes twice")]
+    DuplicateTensor { name: String },
+    #[error("recipe: {count} tensors of a file without a format")]
+    NoFormat { count: usize },
+    #[error("recipe: the content of a compressed file has no files in it")]
+    Packed,
+    #[error("recipe: the file is stored whole, but its pieces are not the one blob of its digest")]
+    Whole,
+    #[error("recipe: file {path:?} in the archive: not in it, or overlaps another file")]
+    Member { path: String },
+    #[error("recipe: tensor {name:?}: {count} experts of {stride} bytes do not make {size} bytes")]
+    Experts { name: String, count: u64, stride: u64, size: u64 },
+    #[error("recipe: wrong number of {what}: expected {expected} as in the plan, found {found}")]
+    Parts { what: &'static str, found: usize, expected: usize },
+}
+
+fn check_pieces(pieces: Vec<Piece>) -> Result<FilePieces<Piece>, RecipeError> {
     let pieces = FilePieces::new(pieces).map_err(|PieceError { index }| RecipeError::Piece { index })?;
     let mut padding = 0u64;
     for (index, piece) in pieces.iter().enumerate() {
@@ -329,7 +339,7 @@ const fn check_padding(index: usize, found: u64, limit: u64) -> Result<(), Recip
     if found > limit { Err(RecipeError::Padding { index, found, limit }) } else { Ok(()) }
 }
 
-pub(crate) fn blob_sizes<'p>(sources: impl Iterator<Item = Source<'p, Digest>>) -> BTreeMap<Digest, u64> {
+fn blob_sizes<'p>(sources: impl Iterator<Item = Source<'p, Digest>>) -> BTreeMap<Digest, u64> {
     let mut sizes = BTreeMap::new();
     for source in sources {
         if let Source::Blob { blob, offset, length } = source {

@@ -1,17 +1,19 @@
-//! The JSON form of a recipe: its fields, the versions that have them, and its checksum.
+//! The JSON form of a recipe: its fields, the versions that have them, its checksum; and its outline.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::{Member, Packed, Piece, Recipe, RecipeError, RecipeKind, TensorEntry};
+use super::numbered::{BlobList, KnownBlobs, NumberedPiece, NumberedTensor};
+use super::{Member, Packed, Piece, Recipe, RecipeError, RecipeKind, TensorEntry, blob_sizes, check_pieces};
 use crate::descriptor::Compression;
 use crate::digest::Digest;
+use crate::stored_file::FilePiece;
 use crate::tensor::TensorFormat;
 
 /// The content of a compressed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unpacked {
-    /// How the file is compressed.
     pub compression: Compression,
     /// The SHA-256 of the content.
     pub digest: Digest,
@@ -19,10 +21,70 @@ pub struct Unpacked {
     pub size: u64,
 }
 
-/// The names of the kinds.
+/// The blobs that a recipe references, parsed without its tensors.
+///
+/// A collection and an index rebuild read every recipe of a store but need no tensors, which are two thirds of a recipe
+/// and most of the parsing time. Every recipe that [`Recipe::parse`] accepts has an outline with the same blobs; a
+/// recipe with a changed byte has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecipeOutline {
+    file: Digest,
+    size: u64,
+    digests: Vec<Digest>,
+}
+
+impl RecipeOutline {
+    /// Reads the JSON form of a recipe.
+    ///
+    /// # Errors
+    /// [`RecipeError`] when the JSON is not a recipe, has another version, or its pieces break an
+    /// invariant of [`crate::recipe`].
+    ///
+    /// # Example
+    /// ```
+    /// use blobd_store_format::digest::Digest;
+    /// use blobd_store_format::recipe::{Piece, Recipe, RecipeOutline};
+    /// use blobd_store_format::tensor::TensorFormat;
+    ///
+    /// let piece = Piece::Blob { blob: Digest::of(b"weights"), offset: 0, length: 7 };
+    /// let recipe = Recipe::new(Digest::of(b"file"), TensorFormat::Gguf, vec![piece], vec![])?;
+    /// let outline = RecipeOutline::parse(&recipe.to_json())?;
+    /// assert_eq!(outline.file(), recipe.file());
+    /// assert_eq!(outline.digests(), [Digest::of(b"weights")]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
+        let document = Document::<IgnoredAny, IgnoredAny>::parse(json)?;
+        let declared = document.declared_bytes();
+        let Document { file, size, blobs, pieces, .. } = document;
+        let pieces = check_pieces(KnownBlobs::new(blobs).pieces(pieces)?)?;
+        declared.check(pieces.size())?;
+        let digests = blob_sizes(pieces.iter().map(FilePiece::source)).into_keys().collect();
+        Ok(Self { file, size, digests })
+    }
+
+    pub const fn file(&self) -> Digest {
+        self.file
+    }
+
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The blobs that the recipe references, sorted and unique.
+    pub fn digests(&self) -> &[Digest] {
+        &self.digests
+    }
+}
+
+/// The first version that has `kind` and `format`.
+const KINDS_SINCE: u32 = 5;
+/// The first version that has `blobs`.
+const BLOBS_SINCE: u32 = 6;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum KindName {
+enum KindName {
     Split,
     Archive,
     Packed,
@@ -43,16 +105,17 @@ impl KindName {
 /// The fields of every version. `T` and `M` are the tensors and a member, or what skips them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Document<T, M> {
+pub(super) struct Document<T, M> {
     version: u32,
     kind: Option<KindName>,
     format: Option<TensorFormat>,
-    pub(crate) file: Digest,
-    pub(crate) size: u64,
+    file: Digest,
+    size: u64,
     #[serde(default)]
     whole: bool,
     unpacked: Option<Unpacked>,
-    pub(crate) pieces: Vec<Piece>,
+    blobs: Option<Vec<Digest>>,
+    pieces: Vec<NumberedPiece>,
     tensors: T,
     members: Option<Vec<M>>,
     check: Digest,
@@ -60,7 +123,7 @@ pub(crate) struct Document<T, M> {
 
 impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Document<T, M> {
     /// Reads the fields, and checks that those of the kind are there, and that the text has its digest.
-    pub(crate) fn parse(json: &'de [u8]) -> Result<Self, RecipeError> {
+    pub(super) fn parse(json: &'de [u8]) -> Result<Self, RecipeError> {
         let document: Self = serde_json::from_slice(json).map_err(|error| refusal(json, error))?;
         document.check_fields()?;
         check_seal(json, document.check)?;
@@ -70,7 +133,7 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Document<T, M> {
     /// The kind, which versions before 5 stated by their number.
     fn kind(&self) -> Result<KindName, RecipeError> {
         match (self.version, self.kind) {
-            (Recipe::VERSION, Some(kind)) => Ok(kind),
+            (KINDS_SINCE..=Recipe::VERSION, Some(kind)) => Ok(kind),
             (1, None) => Ok(KindName::Split),
             (2, None) => Ok(KindName::Archive),
             (3, None) => Ok(KindName::Packed),
@@ -83,14 +146,16 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Document<T, M> {
     fn check_fields(&self) -> Result<(), RecipeError> {
         let kind = self.kind()?;
         let is_archive = matches!(kind, KindName::Archive | KindName::Packed);
-        let has_members = match self.version {
-            Recipe::VERSION => self.members.is_some(),
-            _ => self.members.as_ref().is_some_and(|members| !members.is_empty()),
+        let names_kind = self.version >= KINDS_SINCE;
+        let has_members = match &self.members {
+            Some(members) => names_kind || !members.is_empty(),
+            None => false,
         };
         let fits = has_members == is_archive
             && self.unpacked.is_some() == (kind == KindName::Packed)
             && self.whole == (self.version == 4)
-            && self.format.is_some() == ((self.version, kind) == (Recipe::VERSION, KindName::Split));
+            && self.format.is_some() == (names_kind && kind == KindName::Split)
+            && self.blobs.is_some() == (self.version >= BLOBS_SINCE);
         if fits { Ok(()) } else { Err(self.wrong_fields(Some(kind))) }
     }
 
@@ -98,34 +163,34 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Document<T, M> {
         RecipeError::Fields { version: self.version, kind: kind.map_or("unknown", KindName::text) }
     }
 
-    /// The length that the pieces must have together: that of the file, or of its content.
-    pub(crate) fn declared_bytes(&self) -> DeclaredBytes {
+    /// The length that the pieces must add up to: that of the file, or of its content.
+    pub(super) fn declared_bytes(&self) -> DeclaredBytes {
         DeclaredBytes(self.unpacked.map_or(self.size, |unpacked| unpacked.size))
     }
 }
 
-/// A length in bytes.
-pub(crate) struct DeclaredBytes(u64);
+pub(super) struct DeclaredBytes(u64);
 
 impl DeclaredBytes {
-    pub(crate) const fn check(&self, pieces: u64) -> Result<(), RecipeError> {
+    pub(super) const fn check(&self, pieces: u64) -> Result<(), RecipeError> {
         let declared = self.0;
         if pieces == declared { Ok(()) } else { Err(RecipeError::Size { pieces, declared }) }
     }
 }
 
-/// The digest of a file, its parts and its kind.
 type Parts = (Digest, Vec<Piece>, Vec<TensorEntry>, RecipeKind);
 
-impl Document<Vec<TensorEntry>, Member> {
+impl Document<Vec<NumberedTensor>, Member> {
     pub(super) fn into_parts(self) -> Result<Parts, RecipeError> {
-        let (kind, is_earlier) = (self.kind()?, self.version < Recipe::VERSION);
+        let (kind, is_earlier) = (self.kind()?, self.version < KINDS_SINCE);
+        let mut blobs = KnownBlobs::new(self.blobs);
+        let (pieces, tensors) = (blobs.pieces(self.pieces)?, blobs.tensors(self.tensors)?);
         let mut members = self.members.unwrap_or_default();
         if is_earlier {
             members.iter_mut().for_each(Member::guess_format);
         }
         let kind = match (kind, self.unpacked) {
-            // Versions before 5 had no other format.
+            // They had no other format.
             (KindName::Split, _) if is_earlier => RecipeKind::Split { format: Some(TensorFormat::Gguf) },
             (KindName::Split, _) => RecipeKind::Split { format: self.format },
             (KindName::Packed, Some(Unpacked { compression, digest: content, .. })) => {
@@ -134,7 +199,7 @@ impl Document<Vec<TensorEntry>, Member> {
             (KindName::Archive | KindName::Packed, _) => RecipeKind::Archive { members },
             (KindName::Whole, _) => RecipeKind::Whole,
         };
-        Ok((self.file, self.pieces, self.tensors, kind))
+        Ok((self.file, pieces, tensors, kind))
     }
 }
 
@@ -160,13 +225,13 @@ struct NewDocument<'a> {
     size: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     unpacked: Option<Unpacked>,
-    pieces: &'a [Piece],
-    tensors: &'a [TensorEntry],
+    blobs: Vec<Digest>,
+    pieces: Vec<NumberedPiece>,
+    tensors: Vec<NumberedTensor>,
     #[serde(skip_serializing_if = "Option::is_none")]
     members: Option<&'a [Member]>,
 }
 
-/// The JSON form, as on disk.
 pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
     let (kind, members) = match &recipe.kind {
         RecipeKind::Split { .. } => (KindName::Split, None),
@@ -174,6 +239,9 @@ pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
         RecipeKind::Packed(packed) => (KindName::Packed, Some(packed.members.as_slice())),
         RecipeKind::Whole => (KindName::Whole, None),
     };
+    let mut blobs = BlobList::default();
+    let pieces = recipe.pieces.iter().map(|piece| blobs.piece(piece)).collect();
+    let tensors = recipe.tensors.iter().map(|tensor| blobs.tensor(tensor)).collect();
     let document = NewDocument {
         version: Recipe::VERSION,
         kind,
@@ -181,8 +249,9 @@ pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
         file: recipe.file,
         size: recipe.size(),
         unpacked: recipe.unpacked(),
-        pieces: &recipe.pieces,
-        tensors: &recipe.tensors,
+        blobs: blobs.into_digests(),
+        pieces,
+        tensors,
         members,
     };
     // Strings, integers and arrays always serialise.
@@ -191,7 +260,6 @@ pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
 
 /// Appends the check to a JSON object: the digest of everything before it. Without it, a flipped bit in
 /// a recipe could let a collection delete a needed blob.
-#[must_use]
 pub fn seal(mut object: Vec<u8>) -> Vec<u8> {
     if object.last() == Some(&b'}') {
         object.pop();

@@ -12,7 +12,6 @@ use crate::tensor::TensorFormat;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
-    /// Its path in the archive.
     pub path: String,
     /// Where its content starts, in bytes from the start of the archive.
     pub offset: u64,
@@ -93,9 +92,6 @@ impl Recipe {
     }
 
     /// The recipe of a file in the archive.
-    ///
-    /// # Errors
-    /// [`RecipeError`] when there is none with this index.
     pub fn member_recipe(&self, index: usize) -> Result<Self, RecipeError> {
         let Some(member) = self.members().get(index) else {
             let (what, expected) = ("files in an archive", self.members().len());

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
+use super::RecipeOutline;
 use super::*;
-use crate::outline::RecipeOutline;
 
 mod golden;
 
@@ -96,10 +96,10 @@ fn json_form_reads_back_as_the_same_recipe() {
     assert_eq!(recipe.header(), Some((Digest::of(b"header"), 6)));
     assert_eq!(recipe.digests().len(), 2);
     for (recipe, start) in [
-        (recipe, r#"{"version":5,"kind":"split","format":"gguf","file":"sha256:"#),
-        (archive(), r#"{"version":5,"kind":"archive","file":"sha256:"#),
-        (packed(), r#"{"version":5,"kind":"packed","file":"sha256:"#),
-        (whole(), r#"{"version":5,"kind":"whole","file":"sha256:"#),
+        (recipe, r#"{"version":6,"kind":"split","format":"gguf","file":"sha256:"#),
+        (archive(), r#"{"version":6,"kind":"archive","file":"sha256:"#),
+        (packed(), r#"{"version":6,"kind":"packed","file":"sha256:"#),
+        (whole(), r#"{"version":6,"kind":"whole","file":"sha256:"#),
     ] {
         let json = String::from_utf8(recipe.to_json()).unwrap();
         assert!(json.starts_with(start), "{json}");
@@ -113,7 +113,7 @@ fn json_form_reads_back_as_the_same_recipe() {
 fn wrong_size_version_or_field_is_refused() {
     for (from, to) in [
         ("\"size\":99", "\"size\":98"),
-        ("\"version\":5", "\"version\":5,\"extra\":1"),
+        ("\"version\":6", "\"version\":6,\"extra\":1"),
         ("\"zeros\":26", "\"zeros\":0"),
         ("\"zeros\":26", "\"zeros\":18446744073709551615"),
         ("\"zeros\":26", "\"zeros\":-26"),
@@ -154,7 +154,7 @@ fn fields_of_another_kind_are_refused() {
         (whole(), "\"whole\"", "\"split\",\"format\":\"gguf\",\"whole\":true"),
     ] {
         let error = parse_changed(&recipe, from, to).unwrap_err();
-        assert!(matches!(error, RecipeError::Fields { version: 5, .. }), "{to}: {error}");
+        assert!(matches!(error, RecipeError::Fields { version: 6, .. }), "{to}: {error}");
     }
 }
 
@@ -164,7 +164,7 @@ fn earlier_version_with_a_kind_is_refused() {
     for recipe in [sample(), archive(), packed(), whole()] {
         for version in 1..Recipe::VERSION {
             let error =
-                parse_changed(&recipe, "\"version\":5", &format!("\"version\":{version}")).unwrap_err();
+                parse_changed(&recipe, "\"version\":6", &format!("\"version\":{version}")).unwrap_err();
             assert!(matches!(error, RecipeError::Fields { .. }), "{version}: {error}");
         }
     }
@@ -172,13 +172,13 @@ fn earlier_version_with_a_kind_is_refused() {
 
 #[test]
 fn later_version_is_named_even_if_its_fields_are_unknown() {
-    for to in ["\"version\":6", "\"version\":6,\"new\":[{\"blob\":1}]", "\"version\":4294967295,\"whole\":7"]
+    for to in ["\"version\":7", "\"version\":7,\"new\":[{\"blob\":1}]", "\"version\":4294967295,\"whole\":7"]
     {
-        let error = parse_changed(&sample(), "\"version\":5", to).unwrap_err();
-        assert!(matches!(error, RecipeError::Version { found: 6.. }), "{to}: {error}");
-        assert!(error.to_string().contains("this blobd reads 1 to 5; upgrade blobd"), "{error}");
+        let error = parse_changed(&sample(), "\"version\":6", to).unwrap_err();
+        assert!(matches!(error, RecipeError::Version { found: 7.. }), "{to}: {error}");
+        assert!(error.to_string().contains("this blobd reads 1 to 6; upgrade blobd"), "{error}");
     }
-    let error = parse_changed(&sample(), "\"version\":5", "\"version\":0").unwrap_err();
+    let error = parse_changed(&sample(), "\"version\":6", "\"version\":0").unwrap_err();
     assert!(matches!(error, RecipeError::Version { found: 0 }), "{error}");
 }
 
@@ -230,6 +230,96 @@ fn experts_must_fill_their_tensor() {
         let result = split(recipe.file(), recipe.pieces().to_vec(), vec![stack.clone()]);
         assert_eq!(result.is_ok(), accepted, "{count} experts of {stride} bytes");
     }
+}
+
+#[test]
+fn pieces_and_tensors_name_blobs_by_their_numbers_in_the_list() {
+    let recipe = sample();
+    let [header, weights] = [b"header".as_slice(), b"weights"].map(Digest::of);
+    let json = String::from_utf8(recipe.to_json()).unwrap();
+    assert!(json.contains(&format!(r#""blobs":["{header}","{weights}"],"pieces":[{{"blob":0,"#)), "{json}");
+    let unknown = RecipeError::UnknownBlob { number: 2, count: 2 }.to_string();
+    let later = |change: &str| format!("recipe: {change}");
+    let by_digest = RecipeError::BlobId.to_string();
+    for (from, to, expected) in [
+        ("\"blob\":1,\"offset\":0,\"length\"", "\"blob\":2,\"offset\":0,\"length\"", unknown.clone()),
+        ("\"blob\":1,\"offset\":0,\"size\"", "\"blob\":2,\"offset\":0,\"size\"", unknown.clone()),
+        ("\"blob\":0", "\"blob\":1", later("a blob of its list is in no piece")),
+        ("\"blob\":0", &*format!("\"blob\":\"{header}\""), by_digest.clone()),
+        (
+            "\"blob\":1,\"offset\":0,\"size\"",
+            &*format!("\"digest\":\"{weights}\",\"offset\":0,\"size\""),
+            by_digest.clone(),
+        ),
+        ("\"size\":64", &*format!("\"size\":64,\"digest\":\"{weights}\""), by_digest.clone()),
+        (
+            "\"blob\":1,\"offset\":0,\"size\"",
+            "\"offset\":0,\"size\"",
+            later("tensor \"t\": bytes 0+64 are not in a blob of this file"),
+        ),
+    ] {
+        let error = parse_changed(&recipe, from, to).unwrap_err();
+        assert_eq!(error.to_string(), expected, "{to}");
+    }
+    for to in [
+        "\"blob\":-1",
+        "\"blob\":0.5",
+        "\"blob\":\"sha256:00\"",
+        "\"blob\":null",
+        "\"blob\":18446744073709551615",
+    ] {
+        assert!(parse_changed(&recipe, "\"blob\":0", to).is_err(), "{to}");
+    }
+}
+
+/// The names and shapes of Qwen3-30B-A3B, whose experts are separate tensors.
+#[test]
+fn recipe_of_18_867_tensors_is_shorter_than_4_mib() {
+    let (mut pieces, mut tensors) = (Vec::new(), Vec::new());
+    let mut add = |name: String, shape: [u64; 2], digest: Digest, offset: u64| {
+        let size = shape[0] * shape[1] * 2;
+        pieces.push(blob_piece(digest, offset, size));
+        tensors.push(TensorEntry {
+            name,
+            type_name: "BF16".to_owned(),
+            shape: shape.to_vec(),
+            digest,
+            offset,
+            size,
+            experts: None,
+        });
+    };
+    for layer in 0..48_u64 {
+        for (projection, shape) in [("down", [2048, 768]), ("gate", [768, 2048]), ("up", [768, 2048])] {
+            let group = Digest::of(format!("{layer}{projection}").as_bytes());
+            for expert in 0..128 {
+                let name = format!("model.layers.{layer}.mlp.experts.{expert}.{projection}_proj.weight");
+                add(name, shape, group, expert * 768 * 2048 * 2);
+            }
+        }
+        for part in [
+            "input_layernorm",
+            "mlp.gate",
+            "post_attention_layernorm",
+            "self_attn.k_norm",
+            "self_attn.k_proj",
+            "self_attn.o_proj",
+            "self_attn.q_norm",
+            "self_attn.q_proj",
+            "self_attn.v_proj",
+        ] {
+            let name = format!("model.layers.{layer}.{part}.weight");
+            add(name.clone(), [128, 2048], Digest::of(name.as_bytes()), 0);
+        }
+    }
+    for name in ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"] {
+        add(name.to_owned(), [151_936, 2048], Digest::of(name.as_bytes()), 0);
+    }
+    assert_eq!(tensors.len(), 18_867);
+    let recipe = Recipe::new(Digest::of(b"file"), TensorFormat::Safetensors, pieces, tensors).unwrap();
+    let json = recipe.to_json();
+    assert!(json.len() < 4 << 20, "{} bytes", json.len());
+    assert_eq!(Recipe::parse(&json).unwrap(), recipe);
 }
 
 /// safetensors has elements of 4 and 6 bits, ranges at any offset, and names of any text.
@@ -348,11 +438,11 @@ fn recipe_of_a_whole_file_names_its_blob_alone() {
     let empty = Recipe::for_whole_file(Digest::of(b""), 0).unwrap();
     assert_eq!(Recipe::parse(&empty.to_json()).unwrap(), empty);
     assert!(empty.blob_sizes().is_empty());
-    let (blob, other) = (format!("\"blob\":\"{file}\""), format!("\"blob\":\"{}\"", Digest::of(b"tensor")));
-    assert!(matches!(parse_changed(&recipe, &blob, &other), Err(RecipeError::Whole)));
+    let (blobs, other) = (format!("[\"{file}\"]"), format!("[\"{}\"]", Digest::of(b"tensor")));
+    assert!(matches!(parse_changed(&recipe, &blobs, &other), Err(RecipeError::Whole)));
     let offset = parse_changed(&recipe, "\"offset\":0", "\"offset\":1");
     assert!(matches!(offset, Err(RecipeError::Whole)), "{offset:?}");
-    let entry = serde_json::to_string(&tensor("t", file, 0, 4)).unwrap();
+    let entry = r#"{"name":"t","type":"F32","shape":[1],"blob":0,"offset":0,"size":4}"#;
     let tensors = parse_changed(&recipe, "\"tensors\":[]", &format!("\"tensors\":[{entry}]"));
     assert!(matches!(tensors, Err(RecipeError::Whole)), "{tensors:?}");
 }
