@@ -1,50 +1,132 @@
-//! The JSON of a header, not yet validated.
+//! The JSON of a header, read as the `safetensors` library reads it, not yet validated.
 //!
-//! The nesting depth is at most four, so nothing recurses on input. Duplicate names are refused here:
-//! a map would silently keep one of them, and other readers might keep the other.
+//! The same file must mean the same tensors to both, so their habits are the same: of a name that comes twice the last
+//! entry counts, unknown fields of a tensor are read and ignored, and fields and metadata that come twice are refused.
+//! What a header may cost in memory is limited while it is read.
 
-use std::collections::{BTreeMap, HashSet};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 
-use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::MAX_TENSORS;
+use super::{Dtype, Limit, SafetensorsError};
+use crate::tensor::Shape;
 
-/// A header's JSON.
+pub(super) const METADATA: &str = "__metadata__";
+/// The size of the length field before the JSON.
+pub(super) const LENGTH_BYTES: usize = 8;
+
+// `Header` says what the limits are for.
+pub(super) const MAX_TENSORS: usize = 131_072;
+pub(super) const MAX_TOTAL_DIMENSIONS: usize = 8 * MAX_TENSORS;
+pub(super) const MAX_METADATA: usize = 65_536;
+pub(super) const MAX_TEXT_BYTES: usize = 16 << 20;
+
 #[derive(Debug, Default)]
 pub(super) struct RawHeader {
     pub(super) metadata: BTreeMap<String, String>,
-    /// In the order of the JSON.
-    pub(super) tensors: Vec<(String, RawTensor)>,
+    /// In the order of the JSON, names that come twice included.
+    pub(super) tensors: Vec<RawTensor>,
 }
 
-/// A tensor as a header describes it.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 pub(super) struct RawTensor {
-    pub(super) dtype: String,
-    pub(super) shape: Vec<u64>,
+    pub(super) name: Box<str>,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Box<[u64]>,
     pub(super) data_offsets: (u64, u64),
 }
 
-/// The key of the metadata.
-pub(super) const METADATA: &str = "__metadata__";
-
-/// The message of a refused count, which distinguishes it from a JSON error.
-pub(super) const TOO_MANY: &str = "too many tensors";
-
-impl<'de> Deserialize<'de> for RawHeader {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(HeaderVisitor)
+impl RawHeader {
+    pub(super) fn parse(json: &[u8]) -> Result<Self, SafetensorsError> {
+        check_strings(json)?;
+        let mut budget = Budget::new();
+        let mut deserializer = serde_json::Deserializer::from_slice(json);
+        let header = deserializer.deserialize_map(HeaderVisitor(&mut budget));
+        let header = header.and_then(|header| deserializer.end().map(|()| header));
+        header.map_err(|error| budget.refused.unwrap_or_else(|| refusal(json, &error)))
     }
 }
 
-struct HeaderVisitor;
+/// Refuses a string that is too long before the parser copies it.
+fn check_strings(json: &[u8]) -> Result<(), SafetensorsError> {
+    if json.len() <= MAX_TEXT_BYTES {
+        return Ok(());
+    }
+    let (mut start, mut is_escaped) = (None, false);
+    for (at, byte) in json.iter().enumerate() {
+        match (start, byte) {
+            (None, b'"') => start = Some(at),
+            (None, _) => {}
+            (Some(_), _) if is_escaped => is_escaped = false,
+            (Some(_), b'\\') => is_escaped = true,
+            (Some(_), b'"') => start = None,
+            (Some(from), _) if at.saturating_sub(from) > MAX_TEXT_BYTES => {
+                return Err(SafetensorsError::TooMany(Limit::Text));
+            }
+            (Some(_), _) => {}
+        }
+    }
+    Ok(())
+}
 
-impl<'de> Visitor<'de> for HeaderVisitor {
+fn refusal(json: &[u8], error: &serde_json::Error) -> SafetensorsError {
+    const SHOWN_CHARS: usize = 200;
+    let text = error.to_string();
+    let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _place)| text);
+    // The parser quotes unknown input, including control characters.
+    let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let lines = json.split_inclusive(|byte| *byte == b'\n').take(error.line().saturating_sub(1));
+    let before = lines.map(<[u8]>::len).fold(LENGTH_BYTES, usize::saturating_add);
+    let offset = before.saturating_add(error.column().saturating_sub(1)) as u64;
+    SafetensorsError::Json { offset, reason: text.chars().take(SHOWN_CHARS).map(harmless).collect() }
+}
+
+/// How much more a header may have.
+struct Budget {
+    tensors: usize,
+    dimensions: usize,
+    metadata: usize,
+    text_bytes: usize,
+    /// The reason why reading has ended, if it is not the JSON.
+    refused: Option<SafetensorsError>,
+}
+
+impl Budget {
+    const fn new() -> Self {
+        Self {
+            tensors: MAX_TENSORS,
+            dimensions: MAX_TOTAL_DIMENSIONS,
+            metadata: MAX_METADATA,
+            text_bytes: MAX_TEXT_BYTES,
+            refused: None,
+        }
+    }
+
+    fn take<E: de::Error>(&mut self, limit: Limit, count: usize) -> Result<(), E> {
+        let left = match limit {
+            Limit::Tensors => &mut self.tensors,
+            Limit::Dimensions => &mut self.dimensions,
+            Limit::Metadata => &mut self.metadata,
+            Limit::Text => &mut self.text_bytes,
+        };
+        match left.checked_sub(count) {
+            Some(rest) => *left = rest,
+            None => return Err(self.refuse(SafetensorsError::TooMany(limit))),
+        }
+        Ok(())
+    }
+
+    fn refuse<E: de::Error>(&mut self, error: SafetensorsError) -> E {
+        self.refused = Some(error);
+        E::custom("refused")
+    }
+}
+
+struct HeaderVisitor<'b>(&'b mut Budget);
+
+impl<'de> Visitor<'de> for HeaderVisitor<'_> {
     type Value = RawHeader;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,78 +134,275 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-        let (mut header, mut names) = (RawHeader::default(), HashSet::new());
-        while let Some(name) = map.next_key::<String>()? {
-            if !names.insert(name.clone()) {
-                return Err(de::Error::custom(format_args!("{} comes twice", shown(&name))));
+        let Self(budget) = self;
+        let (mut metadata, mut tensors) = (None, Vec::new());
+        while let Some(name) = map.next_key::<Box<str>>()? {
+            if *name == *METADATA {
+                if metadata.is_some() {
+                    return Err(de::Error::duplicate_field(METADATA));
+                }
+                metadata = Some(map.next_value_seed(MetadataSeed(budget))?);
+                continue;
             }
-            if name == METADATA {
-                header.metadata = map.next_value::<Metadata>()?.0;
-            } else if header.tensors.len() < MAX_TENSORS {
-                let Object(tensor) = map.next_value()?;
-                header.tensors.push((name, tensor));
-            } else {
-                return Err(de::Error::custom(TOO_MANY));
-            }
+            budget.take(Limit::Tensors, 1)?;
+            budget.take(Limit::Text, name.len())?;
+            tensors.push(map.next_value_seed(TensorSeed { name, budget })?);
         }
-        Ok(header)
+        Ok(RawHeader { metadata: metadata.unwrap_or_default(), tensors })
     }
 }
 
-/// A value that must be an object. Without this, a derived type would also accept an array of its fields' values.
-struct Object<T>(T);
+/// An object of texts, or null. Of a key that comes twice, the last value counts.
+struct MetadataSeed<'b>(&'b mut Budget);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
+impl<'de> DeserializeSeed<'de> for MetadataSeed<'_> {
+    type Value = BTreeMap<String, String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map))
-    }
-}
-
-struct Metadata(BTreeMap<String, String>);
-
-impl<'de> Deserialize<'de> for Metadata {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(MetadataVisitor).map(Self)
-    }
-}
-
-struct MetadataVisitor;
-
-impl<'de> Visitor<'de> for MetadataVisitor {
+impl<'de> Visitor<'de> for MetadataSeed<'_> {
     type Value = BTreeMap<String, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("metadata: an object of texts")
     }
 
+    fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+        Ok(BTreeMap::new())
+    }
+
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut metadata = BTreeMap::new();
         while let Some((key, value)) = map.next_entry::<String, String>()? {
-            let name = shown(&key);
-            if metadata.insert(key, value).is_some() {
-                return Err(de::Error::custom(format_args!("metadata {name} comes twice")));
-            }
+            self.0.take(Limit::Metadata, 1)?;
+            self.0.take(Limit::Text, key.len().saturating_add(value.len()))?;
+            metadata.insert(key, value);
         }
         Ok(metadata)
     }
 }
 
-/// A name for an error message, truncated and escaped.
-pub(super) fn shown(name: &str) -> String {
-    const SHOWN_CHARS: usize = 64;
-    format!("{:?}", name.chars().take(SHOWN_CHARS).collect::<String>())
+struct TensorSeed<'b> {
+    name: Box<str>,
+    budget: &'b mut Budget,
+}
+
+impl<'de> DeserializeSeed<'de> for TensorSeed<'_> {
+    type Value = RawTensor;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawTensor, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TensorSeed<'_> {
+    type Value = RawTensor;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a tensor: an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawTensor, A::Error> {
+        const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
+        let Self { name, budget } = self;
+        let (mut dtype, mut shape, mut data_offsets) = (None, None, None);
+        while let Some(Text(field)) = map.next_key()? {
+            let place = FIELDS.iter().position(|known| *known == field);
+            let is_twice = match place {
+                Some(0) => dtype.replace(map.next_value::<RawDtype>()?.known(&name, budget)?).is_some(),
+                Some(1) => {
+                    let seed = ShapeSeed { name: &name, budget };
+                    shape.replace(map.next_value_seed(seed)?).is_some()
+                }
+                Some(_) => data_offsets.replace(map.next_value::<(u64, u64)>()?).is_some(),
+                None => {
+                    let Ignored = map.next_value()?;
+                    false
+                }
+            };
+            if let Some(field) = place.and_then(|place| FIELDS.get(place)).filter(|_| is_twice) {
+                return Err(de::Error::duplicate_field(field));
+            }
+        }
+        let [dtype_field, shape_field, offsets_field] = FIELDS;
+        Ok(RawTensor {
+            name,
+            dtype: dtype.ok_or_else(|| de::Error::missing_field(dtype_field))?,
+            shape: shape.ok_or_else(|| de::Error::missing_field(shape_field))?,
+            data_offsets: data_offsets.ok_or_else(|| de::Error::missing_field(offsets_field))?,
+        })
+    }
+
+    /// The library also reads the three values without their names.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<RawTensor, A::Error> {
+        let Self { name, budget } = self;
+        let missing = |count: usize| de::Error::invalid_length(count, &"three values of a tensor");
+        let dtype: RawDtype = values.next_element()?.ok_or_else(|| missing(0))?;
+        let dtype = dtype.known(&name, budget)?;
+        let seed = ShapeSeed { name: &name, budget };
+        let shape = values.next_element_seed(seed)?.ok_or_else(|| missing(1))?;
+        let data_offsets = values.next_element()?.ok_or_else(|| missing(2))?;
+        Ok(RawTensor { name, dtype, shape, data_offsets })
+    }
+}
+
+struct ShapeSeed<'b> {
+    name: &'b str,
+    budget: &'b mut Budget,
+}
+
+impl<'de> DeserializeSeed<'de> for ShapeSeed<'_> {
+    type Value = Box<[u64]>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ShapeSeed<'_> {
+    type Value = Box<[u64]>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a shape: an array of dimensions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut dimensions: A) -> Result<Self::Value, A::Error> {
+        let mut shape = Vec::new();
+        while let Some(dimension) = dimensions.next_element()? {
+            self.budget.take(Limit::Dimensions, 1)?;
+            shape.push(dimension);
+            if shape.len() > Shape::MAX_DIMENSIONS {
+                let name = self.name.to_owned();
+                return Err(self.budget.refuse(SafetensorsError::Rank { name, found: shape.len() }));
+            }
+        }
+        Ok(shape.into_boxed_slice())
+    }
+}
+
+/// A type by its name, or the start of an unknown name. The library's derived code also reads it as an object,
+/// `{"F32": null}`.
+struct RawDtype(Result<Dtype, String>);
+
+impl RawDtype {
+    fn known<E: de::Error>(self, name: &str, budget: &mut Budget) -> Result<Dtype, E> {
+        let name = || name.to_owned();
+        self.0.map_err(|found| budget.refuse(SafetensorsError::UnknownDtype { name: name(), found }))
+    }
+}
+
+impl<'de> Deserialize<'de> for RawDtype {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(DtypeVisitor)
+    }
+}
+
+struct DtypeVisitor;
+
+impl<'de> Visitor<'de> for DtypeVisitor {
+    type Value = RawDtype;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an element type")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<RawDtype, E> {
+        const SHOWN_CHARS: usize = 16;
+        let start = || text.chars().take(SHOWN_CHARS).collect();
+        Ok(RawDtype(Dtype::from_name(text).ok_or_else(start)))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawDtype, A::Error> {
+        let found = map.next_entry::<Text<'_>, ()>()?;
+        let (Text(name), ()) = found.ok_or_else(|| de::Error::invalid_length(0, &self))?;
+        let dtype = DtypeVisitor.visit_str(&name)?;
+        match map.next_key::<Ignored>()? {
+            None => Ok(dtype),
+            Some(Ignored) => Err(de::Error::invalid_length(2, &self)),
+        }
+    }
+}
+
+/// A text without a copy, if it has no escapes.
+struct Text<'de>(Cow<'de, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = Text<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+        Ok(Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<'de>, E> {
+        Ok(Text(Cow::Owned(text.to_owned())))
+    }
+}
+
+/// Any value. Unlike `IgnoredAny` it is checked as a value that is used: the library keeps it until it knows the field.
+/// The parser limits the depth to 128.
+struct Ignored;
+
+impl<'de> Deserialize<'de> for Ignored {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(IgnoredVisitor)
+    }
+}
+
+struct IgnoredVisitor;
+
+impl<'de> Visitor<'de> for IgnoredVisitor {
+    type Value = Ignored;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_bool<E: de::Error>(self, _value: bool) -> Result<Ignored, E> {
+        Ok(Ignored)
+    }
+
+    fn visit_i64<E: de::Error>(self, _value: i64) -> Result<Ignored, E> {
+        Ok(Ignored)
+    }
+
+    fn visit_u64<E: de::Error>(self, _value: u64) -> Result<Ignored, E> {
+        Ok(Ignored)
+    }
+
+    fn visit_f64<E: de::Error>(self, _value: f64) -> Result<Ignored, E> {
+        Ok(Ignored)
+    }
+
+    fn visit_str<E: de::Error>(self, _value: &str) -> Result<Ignored, E> {
+        Ok(Ignored)
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Ignored, E> {
+        Ok(Ignored)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Ignored, A::Error> {
+        while let Some(Ignored) = values.next_element()? {}
+        Ok(Ignored)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Ignored, A::Error> {
+        while let Some((Ignored, Ignored)) = map.next_entry()? {}
+        Ok(Ignored)
+    }
 }
