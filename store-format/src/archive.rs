@@ -11,29 +11,25 @@ use crate::descriptor::{Descriptor, MediaType};
 use crate::expert::ExpertGroup;
 use crate::file_format::FileFormat;
 use crate::file_layout::{
-    ArchiveFile, ArchiveMember, FileContent, FileLayout, FileRange, RangeContent, TensorRange,
+    ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent, Ranges, TensorRange,
 };
 use crate::recipe::Member;
 use crate::tensor::TensorFormat;
 
 impl Member {
     /// The descriptor that the file would have if it were a layer.
-    #[must_use]
     pub fn descriptor(&self) -> Descriptor {
         let media_type = member_type(&self.path, self.format);
         Descriptor { media_type, digest: self.digest, size: self.size }
     }
 }
 
-/// The media type of a file in an archive, by its format, or else by its path.
-#[must_use]
+/// The media type of a file in an archive, by its format, or by its path if that is unknown.
 pub fn member_type(path: &str, format: Option<TensorFormat>) -> MediaType {
-    let is_safetensors = || path.to_ascii_lowercase().ends_with(".safetensors");
     MediaType::new(
         match format.or_else(|| FileFormat::split_name(path).map(|(_stem, format)| format.tensor_format())) {
             Some(TensorFormat::Gguf) => MediaType::PACK_GGUF,
             Some(TensorFormat::Safetensors) => MediaType::PACK_SAFETENSORS,
-            None if is_safetensors() => MediaType::PACK_SAFETENSORS,
             None => MediaType::PACK_CONFIG,
         },
     )
@@ -51,48 +47,34 @@ pub fn member_type(path: &str, format: Option<TensorFormat>) -> MediaType {
 /// let ranges: Vec<_> = layout.ranges().iter().map(|range| (range.offset, range.size)).collect();
 /// assert_eq!(ranges, [(0, 512), (512, 2), (514, 1534)]);
 /// ```
-#[must_use]
 pub fn layout(archive_size: u64, files: Vec<(ArchiveFile, Option<FileLayout>)>) -> FileLayout {
     let mut joined = Joined::default();
     let mut members = Vec::with_capacity(files.len());
     for (file, layout) in files {
-        joined.push_gap_up_to(file.offset);
+        joined.ranges.fill_up_to(file.offset);
         let before = joined.tensors.len();
         let format = match layout {
             Some(layout) => joined.push_layout(layout),
             None => {
-                joined.push_gap_up_to(file.offset.saturating_add(file.size));
+                joined.ranges.fill_up_to(file.offset.saturating_add(file.size));
                 None
             }
         };
         let tensor_count = joined.tensors.len().saturating_sub(before);
         members.push(ArchiveMember { file, format, tensor_count });
     }
-    joined.push_gap_up_to(archive_size);
-    let Joined { tensors, groups, ranges, .. } = joined;
-    FileLayout::of_archive(archive_size, tensors, groups, ranges, members)
+    let Joined { tensors, groups, ranges } = joined;
+    FileLayout::for_archive(archive_size, tensors, groups, ranges.up_to(archive_size), members)
 }
 
 #[derive(Default)]
 struct Joined {
-    position: u64,
     tensors: Vec<TensorRange>,
     groups: Vec<ExpertGroup>,
-    ranges: Vec<FileRange>,
+    ranges: Ranges,
 }
 
 impl Joined {
-    fn push(&mut self, content: RangeContent, size: u64) {
-        if size > 0 {
-            self.ranges.push(FileRange { content, offset: self.position, size });
-            self.position = self.position.saturating_add(size);
-        }
-    }
-
-    fn push_gap_up_to(&mut self, end: u64) {
-        self.push(RangeContent::Gap, end.saturating_sub(self.position));
-    }
-
     fn push_layout(&mut self, layout: FileLayout) -> Option<TensorFormat> {
         let first = self.tensors.len();
         for range in layout.ranges() {
@@ -100,7 +82,7 @@ impl Joined {
                 RangeContent::Tensor(tensor) => RangeContent::Tensor(first.saturating_add(tensor)),
                 other => other,
             };
-            self.push(content, range.size);
+            self.ranges.push(content, range.size);
         }
         self.groups.extend(layout.groups().iter().map(|group| group.moved(first)));
         let (tensors, content) = layout.into_parts();

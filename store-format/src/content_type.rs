@@ -14,7 +14,6 @@
 /// assert_eq!(content_type(b"tjgg"), Some("ggjt"));
 /// assert_eq!(content_type(b"PK\x03\x04"), None);
 /// ```
-#[must_use]
 pub fn content_type(start: &[u8]) -> Option<&'static str> {
     // The formats wrote their name as a little-endian number.
     match u32::from_le_bytes(*start.first_chunk()?) {

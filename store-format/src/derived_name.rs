@@ -10,8 +10,7 @@
 //! different. In a text that is too long, the end is replaced by the first digits of the SHA-256 of the whole.
 
 use crate::digest::Digest;
-use crate::file_format::FileFormat;
-use crate::file_type::split_file_type;
+use crate::file_type::{ShardName, split_file_type};
 use crate::reference::{Reference, ReferenceError};
 
 /// The names that a model may get, the preferred one first.
@@ -34,18 +33,15 @@ pub(crate) enum IdPart {
 impl DerivedName {
     /// The most bytes of one part of a derived name.
     const MAX_BYTES: usize = 80;
-    /// How many of the folders that a file is in are used. The model's ID distinguishes the rest.
+    /// How many of a file's folders are used. The model's ID distinguishes the rest.
     pub const MAX_FOLDERS: usize = 3;
 
-    /// Names for the model in a file, by its path: `chain-llama-Q4_K_M.gguf` is `chain-llama:Q4_K_M`. Without a file
+    /// Names for the model in a file or in shards, by the path of the file or of any shard: `chain-llama-Q4_K_M.gguf` is `chain-llama:Q4_K_M`. Without a file
     /// type in its name the tag is `latest`.
-    ///
-    /// # Errors
-    /// [`ReferenceError`] if the file's name has nothing that a name may contain.
-    pub fn of_file(path: &str) -> Result<Self, ReferenceError> {
+    pub fn from_path(path: &str) -> Result<Self, ReferenceError> {
         let mut folders: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         let file = folders.pop().unwrap_or_default();
-        let stem = FileFormat::split_name(file).map_or(file, |(stem, _format)| stem);
+        let stem = ShardName::stem_of(file);
         let (model, tag) = split_file_type(stem).unwrap_or((stem, Reference::DEFAULT_TAG));
         let name = |model: &str, tag: &str| {
             let (host, namespace) = (Reference::DEFAULT_HOST, Reference::DEFAULT_NAMESPACE);
@@ -106,28 +102,29 @@ impl DerivedName {
         self
     }
 
-    /// The preferred name.
-    #[must_use]
     pub const fn first(&self) -> &Reference {
         &self.first
     }
 
     /// The names that are tried if another model has the first one, in this order.
-    #[must_use]
     pub fn others(&self) -> &[Reference] {
         &self.others
     }
 }
 
-/// The text with the folders that the file is in before it: the nearest one, then the nearest two, and so on.
+/// The text behind the name of its nearest folder, of its nearest two folders, and so on.
 pub(crate) fn with_folders(folders: &[&str], text: &str) -> Vec<String> {
     let most = folders.len().min(DerivedName::MAX_FOLDERS);
     let nearest = |count: usize| folders.get(folders.len().saturating_sub(count)..).unwrap_or_default();
     (1..=most).map(|count| format!("{}-{text}", nearest(count).join("-"))).collect()
 }
 
-/// A text as one part of a name. One that has nothing a name may begin with becomes `model`. It is empty only for an
-/// empty text.
+/// Makes a text a part of a name; see [the module](self) for how.
+pub fn name_part(text: &str) -> String {
+    part(text)
+}
+
+/// Makes a text a part of a name, `model` and a digest if nothing in it may begin one. Empty only for an empty text.
 pub(crate) fn part(text: &str) -> String {
     let allowed = |c: char| if c.is_ascii() && !is_allowed(c) { '-' } else { c };
     let replaced: String = text.chars().map(allowed).skip_while(|c| "-.".contains(*c)).collect();
@@ -163,7 +160,7 @@ mod tests {
     use super::*;
 
     fn first(path: &str) -> String {
-        DerivedName::of_file(path).unwrap().first().short()
+        DerivedName::from_path(path).unwrap().first().short()
     }
 
     #[test]
@@ -187,12 +184,12 @@ mod tests {
             assert!(first(file).starts_with("model-"), "{file}: {}", first(file));
         }
         for file in [".gguf", "", "/"] {
-            assert!(DerivedName::of_file(file).is_err(), "{file}");
+            assert!(DerivedName::from_path(file).is_err(), "{file}");
         }
     }
 
     fn others(path: &str, file_names_differ: bool) -> Vec<String> {
-        let names = DerivedName::of_file(path).unwrap().with_id(Digest::of(b"m"), file_names_differ);
+        let names = DerivedName::from_path(path).unwrap().with_id(Digest::of(b"m"), file_names_differ);
         names.others().iter().map(Reference::short).collect()
     }
 
@@ -241,9 +238,9 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(40))]
+        // 2,500 files in all, which is two seconds.
+        #![proptest_config(ProptestConfig::with_cases(10))]
 
-        /// 10,000 files in all.
         #[test]
         fn different_files_get_different_names_and_the_same_ones_again(
             files in prop::collection::vec((file_name(), 0..4usize), 250)
@@ -253,7 +250,7 @@ mod tests {
             for (file, folder) in &files {
                 let path = format!("/models/{}/{file}", ["a", "b", "c/a", "Ä"][*folder]);
                 let content = Digest::of(path.as_bytes());
-                let names = DerivedName::of_file(&path).unwrap().with_id(content, folder % 2 == 0);
+                let names = DerivedName::from_path(&path).unwrap().with_id(content, folder % 2 == 0);
                 let name = choose(&taken, &names, content);
                 prop_assert!(taken.get(&name).is_none_or(|other| *other == content));
                 taken.insert(name.clone(), content);
@@ -263,11 +260,15 @@ mod tests {
                 prop_assert_eq!(choose(&taken, &names, content), name, "{}", path);
             }
         }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
 
         #[test]
         fn every_file_with_a_stem_has_a_name(stem in "[^/\\x00]{1,60}") {
             let path = format!("/m/{stem}.gguf");
-            prop_assert!(DerivedName::of_file(&path).is_ok(), "{}", path);
+            prop_assert!(DerivedName::from_path(&path).is_ok(), "{}", path);
         }
 
         #[test]
@@ -277,7 +278,7 @@ mod tests {
 
         #[test]
         fn any_text_gives_a_name_or_none(path in "\\PC{0,200}") {
-            if let Ok(names) = DerivedName::of_file(&path) {
+            if let Ok(names) = DerivedName::from_path(&path) {
                 for name in std::iter::once(names.first()).chain(names.others()) {
                     prop_assert_eq!(name.short().parse::<Reference>().unwrap().short(), name.short());
                 }

@@ -12,10 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-/// Media type, digest and size of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
-    /// The media type.
     #[serde(rename = "mediaType")]
     pub media_type: MediaType,
     /// The SHA-256 of the whole file.
@@ -24,7 +22,6 @@ pub struct Descriptor {
     pub size: u64,
 }
 
-/// A media type such as `application/vnd.ollama.image.model`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MediaType(String);
@@ -32,7 +29,6 @@ pub struct MediaType(String);
 impl MediaType {
     /// A Docker image manifest, the form that Ollama's registry serves.
     pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
-    /// An OCI image manifest.
     pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
     /// An OCI index: a list of manifests, one per platform.
     pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -48,12 +44,18 @@ impl MediaType {
     pub const OLLAMA_ADAPTER: &str = "application/vnd.ollama.image.adapter";
     /// A GGUF file with a model for speculative decoding.
     pub const OLLAMA_DRAFT: &str = "application/vnd.ollama.image.draft";
+    /// A JSON file beside weights.
+    pub const OLLAMA_JSON: &str = "application/vnd.ollama.image.json";
+    /// The text of a license.
+    pub const OLLAMA_LICENSE: &str = "application/vnd.ollama.image.license";
 
     /// CNCF ModelPack's GGUF file, used for one in an archive.
     pub const PACK_GGUF: &str = "application/vnd.cncf.model.weight.v1.gguf";
-    /// CNCF ModelPack's safetensors file, used for one in an archive.
+    /// CNCF ModelPack's safetensors file, used for one that was imported or is in an archive.
     pub const PACK_SAFETENSORS: &str = "application/vnd.cncf.model.weight.v1.safetensors";
-    /// CNCF ModelPack's other file beside weights, used for one in an archive.
+    /// CNCF ModelPack's weights in any other format, such as a pickle.
+    pub const PACK_OTHER_WEIGHTS: &str = "application/vnd.cncf.model.weight.v1.raw";
+    /// CNCF ModelPack's other file beside weights, used for one that was imported or is in an archive.
     pub const PACK_CONFIG: &str = "application/vnd.cncf.model.weight.config.v1.raw";
 
     /// Wraps any text, unchecked.
@@ -61,8 +63,6 @@ impl MediaType {
         Self(text.into())
     }
 
-    /// The text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -70,7 +70,6 @@ impl MediaType {
     /// The role of the layer in its model, for the media types of all registries: `model`,
     /// `projector`, `adapter`, `template`, `license`, …; `config` for the configuration; the whole
     /// media type if unknown.
-    #[must_use]
     pub fn component(&self) -> &str {
         if CONFIGS.contains(&self.as_str()) {
             return "config";
@@ -99,9 +98,8 @@ impl MediaType {
         self.0.strip_prefix(OLLAMA_PREFIX).unwrap_or(&self.0)
     }
 
-    /// The component that is a model's weights: `model`, or in a model without one that of its first file with tensors,
+    /// The component of a model's weights: `model`, or, without such a file, that of its first file with tensors,
     /// such as `adapter`.
-    #[must_use]
     pub fn weights_component<'m>(types: impl IntoIterator<Item = &'m Self>) -> &'m str {
         const WEIGHTS: &str = "model";
         let mut in_place = None;
@@ -115,13 +113,11 @@ impl MediaType {
     }
 
     /// Whether files of this type hold tensors; they are split if their format is known.
-    #[must_use]
     pub fn holds_tensors(&self) -> bool {
         matches!(self.component(), "model" | "projector" | "adapter" | "draft")
     }
 
     /// The encoding of an archive of weights; `None` for any other file.
-    #[must_use]
     pub fn archive_of_weights(&self) -> Option<Archive> {
         if self.0 == DOCKER_PACKED_DIRECTORY {
             return Some(Archive::Tar);
@@ -131,17 +127,15 @@ impl MediaType {
             let kind = self.kit_kind()?;
             KIT_WEIGHTS.iter().find_map(|weights| kind.strip_prefix(weights))
         };
-        Archive::of_suffix(in_pack.or_else(in_kit)?)
+        Archive::from_suffix(in_pack.or_else(in_kit)?)
     }
 
     /// Whether files of this type are layers of a container's file system.
-    #[must_use]
     pub fn is_container_layer(&self) -> bool {
         CONTAINER_LAYERS.iter().any(|prefix| self.0.starts_with(prefix))
     }
 
     /// Whether a manifest with this artifact or configuration type describes a model.
-    #[must_use]
     pub fn is_of_model(&self) -> bool {
         self.model_pack_kind().is_some()
             || [OLLAMA_PREFIX, DOCKER_PREFIX].iter().any(|prefix| self.0.starts_with(prefix))
@@ -158,7 +152,6 @@ impl MediaType {
     }
 }
 
-/// The encoding of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Archive {
     /// An archive whose files can be read in place.
@@ -169,7 +162,6 @@ pub enum Archive {
     Unknown,
 }
 
-/// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compression {
@@ -190,7 +182,7 @@ impl fmt::Display for Compression {
 
 impl Archive {
     /// Parses the end of a media type: `tar`, `tar+gzip`, `tar+zstd`, or `tar.gz` as in names of files.
-    fn of_suffix(suffix: &str) -> Option<Self> {
+    fn from_suffix(suffix: &str) -> Option<Self> {
         match suffix {
             "tar" => Some(Self::Tar),
             "tar+gzip" | "tar.gz" | "tar.gzip" => Some(Self::Compressed(Compression::Gzip)),
@@ -311,5 +303,21 @@ mod tests {
         assert!(MediaType::new("application/vnd.ollama.image.projector").holds_tensors());
         assert!(!MediaType::new("application/vnd.ollama.image.license").holds_tensors());
         assert!(!MediaType::new("application/vnd.ollama.image.embed").holds_tensors());
+    }
+
+    #[test]
+    fn weights_are_the_model_or_else_the_first_file_with_tensors() {
+        let [license, adapter, projector] = ["license", "adapter", "projector"];
+        for (components, expected) in [
+            (vec![license, adapter, "model"], "model"),
+            (vec![license, adapter, projector], adapter),
+            (vec![projector, adapter], projector),
+            (vec![license], "model"),
+            (vec![], "model"),
+        ] {
+            let media_type = |component: &&str| MediaType::new(format!("{OLLAMA_PREFIX}{component}"));
+            let types: Vec<MediaType> = components.iter().map(media_type).collect();
+            assert_eq!(MediaType::weights_component(&types), expected, "{components:?}");
+        }
     }
 }

@@ -16,28 +16,21 @@ use sha2::{Digest as _, Sha256};
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of `bytes`.
-    #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let mut hasher = Hasher::new();
         hasher.update(bytes);
         hasher.finish()
     }
 
-    /// The digest with these raw bytes.
-    #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The 32 raw bytes.
-    #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
     /// The 64 hexadecimal digits without the algorithm's name.
-    #[must_use]
     pub fn to_hex(self) -> String {
         self.0.iter().fold(String::with_capacity(64), |mut hex, byte| {
             hex.push(hex_digit(byte >> 4));
@@ -47,7 +40,6 @@ impl Digest {
     }
 
     /// The first twelve hexadecimal digits, as in `ollama list`.
-    #[must_use]
     pub fn short(self) -> String {
         let mut hex = self.to_hex();
         hex.truncate(12);
@@ -55,9 +47,6 @@ impl Digest {
     }
 
     /// Parses 64 lower-case hexadecimal digits.
-    ///
-    /// # Errors
-    /// [`DigestError`] when the text has another length or another character.
     pub fn from_hex(hex: &str) -> Result<Self, DigestError> {
         let malformed = || DigestError { found: printable(hex) };
         if hex.len() != 64 {
@@ -125,30 +114,23 @@ impl serde::de::Visitor<'_> for DigestVisitor {
 pub struct Hasher(Sha256);
 
 impl Hasher {
-    /// A hasher with no input yet.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of all bytes taken.
-    #[must_use]
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
     }
 }
 
-/// A text is not a digest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("digest {found:?}: not sha256: and 64 lower-case hexadecimal digits")]
+#[error("digest: expected sha256: and 64 lower-case hexadecimal digits, found {found:?}")]
 #[non_exhaustive]
 pub struct DigestError {
-    /// The text, truncated.
     pub found: String,
 }
 

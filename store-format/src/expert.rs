@@ -1,14 +1,18 @@
 //! Expert tensors, and the position of each expert's bytes.
 //!
-//! A mixture-of-experts model has one weight matrix per block, projection and expert. Current files
-//! stack them into one tensor; files from before April 2024 have one tensor per expert. Packed in
-//! expert order, the latter have the same bytes as the former, so both become the same blob.
+//! A mixture-of-experts model has one weight matrix per block, projection and expert. Current GGUF files
+//! stack them into one tensor; those from before April 2024, and most safetensors files, have one tensor per
+//! expert. Packed in expert order, the latter have the same bytes as the former, so both become the same blob.
+//!
+//! The names of GGUF are in this file, those of safetensors in a submodule.
 
 use std::collections::BTreeMap;
 
 use crate::gguf::GgmlType;
 pub use crate::recipe::Experts;
 use crate::tensor::{Shape, TensorInfo};
+
+pub(crate) mod safetensors;
 
 /// Separate tensors that are the experts of one projection of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,26 +26,22 @@ impl ExpertGroup {
     /// 64 bytes, so every expert in a page-aligned blob is sufficiently aligned.
     pub const MEMBER_ALIGNMENT: u64 = 64;
 
-    /// The same group in a list in which the tensors come after `first` others.
+    /// This group in a list where `first` other tensors come before.
     pub(crate) fn moved(&self, first: usize) -> Self {
         let members = self.members.iter().map(|member| member.saturating_add(first)).collect();
         Self { members, ..self.clone() }
     }
 
     /// The members in expert order, as indices of the list given to [`expert_groups`].
-    #[must_use]
     pub fn members(&self) -> &[usize] {
         &self.members
     }
 
     /// The size of each member in bytes, which is also their distance when packed.
-    #[must_use]
     pub fn stride(&self) -> u64 {
         self.stride
     }
 
-    /// The size of all members in bytes.
-    #[must_use]
     pub fn size_bytes(&self) -> u64 {
         // `pack` has proved that the product fits.
         self.stride.saturating_mul(self.members.len() as u64)
@@ -51,13 +51,12 @@ impl ExpertGroup {
 /// Finds the tensors that can be packed: `blk.N.ffn_{gate,up,down}.E.weight` for every E from 0
 /// to the last, at least two, all with the same known type and shape, and a size that is a
 /// positive multiple of [`ExpertGroup::MEMBER_ALIGNMENT`].
-#[must_use]
 pub fn expert_groups<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> Vec<ExpertGroup> {
-    let mut projections: BTreeMap<Projection<'a>, Vec<Member<'a>>> = BTreeMap::new();
+    let mut projections: BTreeMap<Projection<'a>, Vec<Member<(GgmlType, Shape<'a>)>>> = BTreeMap::new();
     for (index, tensor) in tensors.into_iter().enumerate() {
         if let Some((projection, expert)) = projection_and_expert(tensor.name()) {
-            let (ggml_type, shape, size) = (tensor.ggml_type(), tensor.shape(), tensor.size_bytes());
-            projections.entry(projection).or_default().push(Member { expert, index, ggml_type, shape, size });
+            let (form, size) = ((tensor.ggml_type(), tensor.shape()), tensor.size_bytes());
+            projections.entry(projection).or_default().push(Member { expert, index, form, size });
         }
     }
     projections.into_values().filter_map(pack).collect()
@@ -65,42 +64,43 @@ pub fn expert_groups<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> V
 
 /// The experts of a stacked tensor such as `blk.3.ffn_gate_exps.weight`: as many as its slowest
 /// dimension says. `None` for any other tensor.
-#[must_use]
 pub fn stacked_experts(name: &str, shape: Shape<'_>, size_bytes: u64) -> Option<Experts> {
-    if shape.dimensions().len() != stacked_rank(name)? || size_bytes == 0 {
-        return None;
-    }
-    let count = *shape.dimensions().last()?;
-    let stride = size_bytes.checked_div(count)?;
-    (stride.checked_mul(count) == Some(size_bytes)).then_some(Experts { count, stride })
+    let is_stack = shape.dimensions().len() == stacked_rank(name)?;
+    stack(*shape.dimensions().last().filter(|_| is_stack)?, size_bytes)
 }
 
-/// The expert number in a tensor name such as `blk.3.ffn_up.7.weight`, used in files from before
-/// April 2024. `None` for any other tensor.
-#[must_use]
+/// The expert number in a tensor name of a separate expert, such as `blk.3.ffn_up.7.weight` or
+/// `model.layers.3.mlp.experts.7.up_proj.weight`. `None` for any other tensor.
 pub fn separate_expert(name: &str) -> Option<u64> {
-    projection_and_expert(name).map(|(_, expert)| expert.into())
+    let expert = projection_and_expert(name).map(|(_, expert)| expert);
+    expert.or_else(|| safetensors::expert_number(name)).map(u64::from)
+}
+
+/// So many experts in a tensor of this size.
+fn stack(count: u64, size_bytes: u64) -> Option<Experts> {
+    let stride = size_bytes.checked_div(count).filter(|stride| *stride > 0)?;
+    (stride.checked_mul(count) == Some(size_bytes)).then_some(Experts { count, stride })
 }
 
 /// Layer and projection of separate expert tensors.
 type Projection<'a> = (u32, &'a str);
 
-struct Member<'a> {
+/// A tensor that may be a member of a group; all members have the same form.
+struct Member<F> {
     expert: u32,
     index: usize,
-    ggml_type: GgmlType,
-    shape: Shape<'a>,
+    form: F,
     size: Option<u64>,
 }
 
-fn pack(mut members: Vec<Member<'_>>) -> Option<ExpertGroup> {
+fn pack<F: PartialEq>(mut members: Vec<Member<F>>) -> Option<ExpertGroup> {
     members.sort_unstable_by_key(|member| member.expert);
     let first = members.first()?;
     let stride = first.size.filter(|size| *size > 0 && size.is_multiple_of(ExpertGroup::MEMBER_ALIGNMENT))?;
     stride.checked_mul(members.len() as u64)?;
-    let fits = |(place, member): (usize, &Member<'_>)| {
+    let fits = |(place, member): (usize, &Member<F>)| {
         usize::try_from(member.expert) == Ok(place)
-            && (member.ggml_type, member.shape, member.size) == (first.ggml_type, first.shape, first.size)
+            && (&member.form, member.size) == (&first.form, first.size)
     };
     let complete = members.len() >= 2 && members.iter().enumerate().all(fits);
     complete.then(|| ExpertGroup { members: members.iter().map(|member| member.index).collect(), stride })

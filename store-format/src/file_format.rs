@@ -3,13 +3,11 @@
 //! A format is recognised by a file's first bytes, name or media type. [`HeaderReader`] parses the
 //! start of a file of any format into a [`ModelHeader`]: its [`FileLayout`], by which the file is
 //! split, and its metadata. To add a format, write a parser, a `FileFormat` like that in
-//! `gguf_format`, and a line in `FORMATS`. safetensors has all but the line: its files are stored whole, except in
-//! tests that add it with `testing::with_safetensors`.
+//! `gguf_format`, and a line in `FORMATS`.
 
 mod gguf_format;
 mod kind;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) mod safetensors_format;
+mod safetensors_format;
 
 use std::fmt;
 
@@ -23,17 +21,15 @@ use crate::safetensors::SafetensorsError;
 use crate::tensor::TensorFormat;
 
 /// The formats that are split.
-static FORMATS: [&FileFormat; 1] = [&gguf_format::FORMAT];
-/// Formats that are named in media types and stored without splitting, unless they are in [`FORMATS`].
-const WHOLE_FORMATS: [&str; 2] = ["safetensors", "dduf"];
+static FORMATS: [&FileFormat; 2] = [&gguf_format::FORMAT, &safetensors_format::FORMAT];
+/// Formats that media types name and that are stored without splitting.
+const WHOLE_FORMATS: [&str; 1] = ["dduf"];
 /// The longest header of any format in bytes, including the padding before its data section.
 pub const MAX_HEADER_BYTES: u64 = longest_header();
 
-/// A format of model files.
 #[derive(Debug)]
 pub struct FileFormat {
     format: TensorFormat,
-    /// The name for people, such as `GGUF`.
     title: &'static str,
     extension: &'static str,
     /// The longest header with padding, in bytes.
@@ -42,16 +38,6 @@ pub struct FileFormat {
     /// the start of other files. At most one format recognises a file.
     is_start: fn(&[u8]) -> bool,
     parser: fn() -> Box<dyn FormatParser>,
-}
-
-#[cfg(not(any(test, feature = "testing")))]
-fn formats() -> impl Iterator<Item = &'static FileFormat> {
-    FORMATS.into_iter()
-}
-
-#[cfg(any(test, feature = "testing"))]
-fn formats() -> impl Iterator<Item = &'static FileFormat> {
-    FORMATS.into_iter().chain(safetensors_format::added())
 }
 
 const fn longest_header() -> u64 {
@@ -66,48 +52,51 @@ const fn longest_header() -> u64 {
 }
 
 impl FileFormat {
+    pub const GGUF: &Self = &gguf_format::FORMAT;
+    pub const SAFETENSORS: &Self = &safetensors_format::FORMAT;
     /// The format assumed for weights; most media types name none.
-    pub const DEFAULT: &Self = &gguf_format::FORMAT;
+    pub const DEFAULT: &Self = Self::GGUF;
 
-    /// The format of its tensors.
-    #[must_use]
     pub const fn tensor_format(&self) -> TensorFormat {
         self.format
     }
 
     /// The name that registries use, such as `gguf`.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         self.format.name()
     }
 
+    /// The name for people, such as `GGUF`.
+    pub const fn title(&self) -> &'static str {
+        self.title
+    }
+
     /// The file name extension, with the dot.
-    #[must_use]
     pub const fn extension(&self) -> &'static str {
         self.extension
     }
 
     /// The format of a file that starts with these bytes: the first 512, or all of a shorter file.
-    #[must_use]
-    pub fn of_start(start: &[u8]) -> Option<&'static Self> {
+    pub fn from_start(start: &[u8]) -> Option<&'static Self> {
         recognise(start).ok()
     }
 
     /// Splits a path into the part before the extension and the format; ignores case.
-    #[must_use]
     pub fn split_name(path: &str) -> Option<(&str, &'static Self)> {
-        formats().find_map(|format| {
-            let (stem, end) = path.split_at_checked(path.len().checked_sub(format.extension.len())?)?;
-            end.eq_ignore_ascii_case(format.extension).then_some((stem, format))
-        })
+        FORMATS.into_iter().find_map(|format| Some((format.stem_of(path)?, format)))
+    }
+
+    /// The part of a path before the extension of this format; `None` if it has another one. Ignores case.
+    pub fn stem_of<'p>(&self, path: &'p str) -> Option<&'p str> {
+        let (stem, end) = path.split_at_checked(path.len().checked_sub(self.extension.len())?)?;
+        end.eq_ignore_ascii_case(self.extension).then_some(stem)
     }
 
     /// The format of a file according to its manifest entry. `None` if the file has no tensors, is an
     /// archive, or has another format.
-    #[must_use]
     pub fn announced(media_type: &MediaType, name: Option<&str>) -> Option<&'static Self> {
         let is_named = |format: &str| media_type.as_str().contains(format);
-        let named = formats().find(|format| is_named(format.name()));
+        let named = FORMATS.into_iter().find(|format| is_named(format.name()));
         let is_whole = media_type.archive_of_weights().is_some()
             || (named.is_none() && WHOLE_FORMATS.into_iter().any(is_named));
         if is_whole || !media_type.holds_tensors() {
@@ -125,13 +114,10 @@ impl FileFormat {
 pub struct HeaderReader {
     /// The first bytes, at most [`START_BYTES`].
     start: Vec<u8>,
-    /// Set once the format is known.
     parser: Option<Box<dyn FormatParser>>,
 }
 
 impl HeaderReader {
-    /// A reader with no input yet.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -161,9 +147,6 @@ impl HeaderReader {
     }
 
     /// The header.
-    ///
-    /// # Errors
-    /// [`FormatError`] when the header is incomplete, or the error that [`HeaderReader::push`] returned.
     pub fn finish(self) -> Result<Box<dyn ModelHeader>, FormatError> {
         match self.parser {
             Some(parser) => parser.finish(),
@@ -173,9 +156,6 @@ impl HeaderReader {
 }
 
 /// Reads the header at the start of `bytes`; what follows it is ignored.
-///
-/// # Errors
-/// [`FormatError`] when the bytes are of no known format, or end inside the header.
 pub fn read_header(bytes: &[u8]) -> Result<Box<dyn ModelHeader>, FormatError> {
     let mut reader = HeaderReader::new();
     reader.push(bytes)?;
@@ -188,15 +168,10 @@ pub trait ModelHeader: fmt::Debug + Send + Sync {
     fn bytes(&self) -> &[u8];
 
     /// The layout of a file of `file_size` bytes that starts with this header.
-    ///
-    /// # Errors
-    /// [`FormatError`] when the tensors do not fit the file.
     fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError>;
 
-    /// The format of the file.
     fn format(&self) -> &'static FileFormat;
 
-    /// The number of tensors.
     fn tensor_count(&self) -> u64;
 
     /// The number of elements of all tensors; at most 2^64 - 1.
@@ -214,12 +189,10 @@ pub trait ModelHeader: fmt::Debug + Send + Sync {
     fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_>;
 }
 
-/// The shard fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Its number, from 0.
     pub number: Option<u64>,
-    /// The number of shards.
     pub count: u64,
     /// The number of tensors of all shards.
     pub total_tensor_count: Option<u64>,
@@ -231,39 +204,31 @@ trait FormatParser: fmt::Debug + Send + Sync {
     fn finish(self: Box<Self>) -> Result<Box<dyn ModelHeader>, FormatError>;
 }
 
-/// Why a file cannot be split.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// The first bytes match no known format.
     #[error("wrong format: expected a {expected} file, found {0}", expected = titles())]
     Unknown(FoundFile),
-    /// The file is an invalid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The file is an invalid safetensors file.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
-    /// Its tensors do not fit it.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
 impl FormatError {
     /// Whether the file may have a format that is not split.
-    #[must_use]
     pub const fn is_unknown_format(&self) -> bool {
         matches!(self, Self::Unknown(_))
     }
 
     /// The error for a file that starts with these bytes, which are those of no known format.
-    #[must_use]
     pub fn unknown(start: &[u8]) -> Self {
         Self::Unknown(FoundFile::new(start.get(..START_BYTES).unwrap_or(start)))
     }
 
     /// What a user can do about a file from this origin.
-    #[must_use]
     pub const fn advice(&self, origin: FileOrigin) -> &'static str {
         match self {
             Self::Unknown(found) => found.advice(origin),
@@ -278,14 +243,13 @@ impl FormatError {
     }
 }
 
-/// The names of the formats that are split.
 fn titles() -> String {
-    formats().map(|format| format.title).collect::<Vec<_>>().join(" or ")
+    FORMATS.into_iter().map(|format| format.title).collect::<Vec<_>>().join(" or ")
 }
 
 fn recognise(start: &[u8]) -> Result<&'static FileFormat, FormatError> {
     let start = start.get(..START_BYTES).unwrap_or(start);
-    formats().find(|format| (format.is_start)(start)).ok_or_else(|| FormatError::unknown(start))
+    FORMATS.into_iter().find(|format| (format.is_start)(start)).ok_or_else(|| FormatError::unknown(start))
 }
 
 #[cfg(test)]
@@ -300,7 +264,6 @@ mod tests {
     use crate::recipe::Recipe;
     use crate::safetensors::{Dtype, HeaderWriter};
     use crate::split::{SplitPlan, Splitter};
-    use crate::testing::with_safetensors;
 
     /// Pushes a file in pieces of these sizes, repeated.
     fn read_in_pieces(file: &[u8], sizes: &[usize]) -> Result<Box<dyn ModelHeader>, FormatError> {
@@ -350,7 +313,7 @@ mod tests {
         assert_eq!(reader.push(b"<!d"), Ok(Progress::NeedMore));
         assert_eq!(reader.push(b"octype html>"), Ok(Progress::NeedMore));
         let error = reader.push(&[b' '; 600]).unwrap_err();
-        assert_eq!(error.to_string(), "wrong format: expected a GGUF file, found a web page");
+        assert_eq!(error.to_string(), "wrong format: expected a GGUF or safetensors file, found a web page");
         assert_eq!(reader.push(b"GGUF"), Err(error.clone()));
         assert_eq!(reader.finish().unwrap_err(), error);
         assert!(read_header(b"PK\x03\x04").unwrap_err().to_string().contains("zip"));
@@ -367,14 +330,35 @@ mod tests {
     }
 
     #[test]
+    fn refused_header_is_named_and_advised_about_by_its_format() {
+        assert_eq!(FileFormat::DEFAULT.title(), "GGUF");
+        let old = read_header(b"GGUF\x01\0\0\0").unwrap_err();
+        assert!(old.advice(FileOrigin::Disk).contains("version 1"), "{old}");
+        let unknown = read_header(b"\x1f\x8b\x08\0").unwrap_err();
+        assert!(unknown.advice(FileOrigin::Disk).len() > 20, "{unknown}");
+    }
+
+    #[test]
+    fn longest_header_is_that_of_one_of_the_formats() {
+        let longest = FORMATS.iter().map(|format| format.max_header_bytes).max();
+        assert_eq!(longest, Some(MAX_HEADER_BYTES));
+        assert_eq!(FileFormat::DEFAULT.max_header_bytes, 33 << 20);
+    }
+
+    #[test]
     fn format_is_found_by_file_name() {
         let stem = |path| FileFormat::split_name(path).map(|(stem, format)| (stem, format.name()));
         assert_eq!(stem("a/x-Q4_0.gguf"), Some(("a/x-Q4_0", "gguf")));
         assert_eq!(stem("X.GGUF"), Some(("X", "gguf")));
         assert_eq!(stem(".gguf"), Some(("", "gguf")));
-        for path in ["", "x.gguf.txt", "gguf", "größe", "x.safetensors"] {
+        assert_eq!(
+            stem("a/model-00001-of-00002.SafeTensors"),
+            Some(("a/model-00001-of-00002", "safetensors"))
+        );
+        for path in ["", "x.gguf.txt", "gguf", "größe", "safetensors", "x.safetensors.index.json"] {
             assert_eq!(stem(path), None, "{path}");
         }
+        assert_eq!(FileFormat::GGUF.stem_of("x.safetensors"), None);
     }
 
     #[test]
@@ -392,6 +376,13 @@ mod tests {
         for (media_type, name) in [
             (MediaType::OLLAMA_MODEL, Some("m.safetensors")),
             ("application/vnd.docker.ai.safetensors", None),
+            ("application/vnd.cncf.model.weight.v1.raw", Some("unet/m.safetensors")),
+        ] {
+            assert_eq!(format(media_type, name), Some("safetensors"), "{media_type} {name:?}");
+        }
+        for (media_type, name) in [
+            // Models with one file per tensor are read by their layers.
+            ("application/vnd.ollama.image.tensor", Some("m.safetensors")),
             ("application/vnd.docker.ai.dduf", Some("m.gguf")),
             ("application/vnd.cncf.model.weight.v1.tar", None),
             ("application/vnd.ollama.image.license", None),
@@ -403,7 +394,7 @@ mod tests {
     /// Name, type and shape of each tensor.
     type Table = Vec<(String, Dtype, Vec<u64>)>;
 
-    /// A table of tensors with names of any text, and the file. Its header lists them by name.
+    /// A table of tensors with any names, and the file, whose header lists them by name.
     fn safetensors_file() -> impl Strategy<Value = (Table, Vec<u8>)> {
         let dtypes = [Dtype::F4, Dtype::F6_E2M3, Dtype::F6_E3M2, Dtype::Bool, Dtype::BF16, Dtype::C64];
         let tensor = (any::<String>(), prop::sample::select(dtypes.to_vec()), vec(0..9_u64, 0..4));
@@ -427,12 +418,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn second_format_is_recognised_split_and_rebuilt(
+        fn safetensors_file_is_recognised_split_and_rebuilt(
             (table, file) in safetensors_file(),
             sizes in vec(1..5000_usize, 1..6),
         ) {
-            prop_assert!(read_header(&file).unwrap_err().is_unknown_format());
-            let header = with_safetensors(|| read_in_pieces(&file, &sizes)).unwrap();
+            let header = read_in_pieces(&file, &sizes).unwrap();
             prop_assert_eq!(header.format().name(), "safetensors");
             let layout = header.file_layout(file.len() as u64).unwrap();
             prop_assert!(header.file_layout(file.len() as u64 + 1).is_err());
@@ -473,40 +463,17 @@ mod tests {
     }
 
     #[test]
-    fn second_format_is_found_by_name_and_media_type() {
-        with_safetensors(|| {
-            let stem = |path| FileFormat::split_name(path).map(|(stem, format)| (stem, format.name()));
-            assert_eq!(
-                stem("a/model-00001-of-00002.SafeTensors"),
-                Some(("a/model-00001-of-00002", "safetensors"))
-            );
-            assert_eq!(stem("x.gguf"), Some(("x", "gguf")));
-            let format = |media_type: &str, name| {
-                FileFormat::announced(&MediaType::new(media_type), name).map(FileFormat::name)
-            };
-            assert_eq!(format("application/vnd.docker.ai.safetensors", None), Some("safetensors"));
-            assert_eq!(format(MediaType::OLLAMA_MODEL, Some("m.safetensors")), Some("safetensors"));
-            assert_eq!(format(MediaType::OLLAMA_MODEL, None), Some("gguf"));
-            assert_eq!(format("application/vnd.docker.ai.dduf", Some("m.gguf")), None);
-            let error = read_header(b"PK\x03\x04").unwrap_err().to_string();
-            assert!(error.starts_with("wrong format: expected a GGUF or safetensors file, found"), "{error}");
-        });
-    }
-
-    #[test]
     fn start_of_a_format_without_a_signature_is_waited_for() {
         let file = [&16_u64.to_le_bytes()[..], br#" {}             "#].concat();
-        with_safetensors(|| {
-            let mut reader = HeaderReader::new();
-            for byte in &file[..file.len() - 1] {
-                assert_eq!(reader.push(&[*byte]), Ok(Progress::NeedMore));
-            }
-            assert_eq!(reader.push(b" and more"), Ok(Progress::Done));
-            assert_eq!(reader.finish().unwrap().bytes(), file);
-            let too_long = [&100_000_001_u64.to_le_bytes()[..], b"{"].concat();
-            assert!(read_header(&too_long).unwrap_err().is_unknown_format());
-            let error = read_header(&file[..20]).unwrap_err();
-            assert!(matches!(error, FormatError::Safetensors(SafetensorsError::Truncated { .. })), "{error}");
-        });
+        let mut reader = HeaderReader::new();
+        for byte in &file[..file.len() - 1] {
+            assert_eq!(reader.push(&[*byte]), Ok(Progress::NeedMore));
+        }
+        assert_eq!(reader.push(b" and more"), Ok(Progress::Done));
+        assert_eq!(reader.finish().unwrap().bytes(), file);
+        let too_long = [&100_000_001_u64.to_le_bytes()[..], b"{"].concat();
+        assert!(read_header(&too_long).unwrap_err().is_unknown_format());
+        let error = read_header(&file[..20]).unwrap_err();
+        assert!(matches!(error, FormatError::Safetensors(SafetensorsError::Truncated { .. })), "{error}");
     }
 }

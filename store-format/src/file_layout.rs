@@ -13,7 +13,6 @@ use crate::expert::ExpertGroup;
 use crate::recipe::Experts;
 use crate::tensor::TensorFormat;
 
-/// The layout of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileLayout {
     file_size: u64,
@@ -24,38 +23,31 @@ pub struct FileLayout {
     content: FileContent,
 }
 
-/// What a file with a layout is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileContent {
-    /// A file of this format.
     Tensors(TensorFormat),
-    /// An archive with these files, in order.
     Archive(Vec<ArchiveMember>),
 }
 
-/// A file in an archive and what is known of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveMember {
-    /// The file.
     pub file: ArchiveFile,
     /// Its format, if it is split.
     pub format: Option<TensorFormat>,
-    /// The number of its tensors.
     pub tensor_count: usize,
 }
 
-/// A tensor and its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRange {
-    /// Its name.
     pub name: String,
     /// The name of its type in its format, such as `Q4_K`.
     pub type_name: Cow<'static, str>,
     /// Its dimensions, in the order of its format.
     pub shape: Vec<u64>,
-    /// Where it starts, in bytes from the start of the data section; no multiple of anything.
+    /// Where it starts, in bytes from the start of the data section; not necessarily aligned.
     pub offset: u64,
-    /// Its size in bytes; 0 without elements. Its elements may have fewer than 8 bits each.
+    /// Its size in bytes; 0 without elements. Its elements may have fewer than 8 bits each. A tensor of an unknown type
+    /// extends to the next tensor.
     pub size: u64,
     /// The position of each expert, if it is a stack of experts.
     pub experts: Option<Experts>,
@@ -72,10 +64,8 @@ pub struct ArchiveFile {
     pub size: u64,
 }
 
-/// A range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
-    /// Its content.
     pub content: RangeContent,
     /// Where it starts, in bytes from the start of the file.
     pub offset: u64,
@@ -83,7 +73,6 @@ pub struct FileRange {
     pub size: u64,
 }
 
-/// The content of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeContent {
     /// The header and the padding before the data section; in an archive, of one of its files.
@@ -114,13 +103,12 @@ impl FileLayout {
             ranges.fill_up_to(data_offset.saturating_add(tensor.offset));
             ranges.push(RangeContent::Tensor(place), tensor.size);
         }
-        ranges.fill_up_to(file_size);
         let content = FileContent::Tensors(format);
-        Ok(Self { file_size, ranges: ranges.ranges, tensors, groups, content })
+        Ok(Self { file_size, ranges: ranges.up_to(file_size), tensors, groups, content })
     }
 
-    /// Of an archive, whose parts have been checked.
-    pub(crate) fn of_archive(
+    /// The layout of an archive whose parts have been checked.
+    pub(crate) fn for_archive(
         file_size: u64,
         tensors: Vec<TensorRange>,
         groups: Vec<ExpertGroup>,
@@ -130,32 +118,24 @@ impl FileLayout {
         Self { file_size, tensors, groups, ranges, content: FileContent::Archive(members) }
     }
 
-    /// The file's size in bytes.
-    #[must_use]
     pub fn file_size(&self) -> u64 {
         self.file_size
     }
 
     /// The tensors, in the order of the file's own table.
-    #[must_use]
     pub fn tensors(&self) -> &[TensorRange] {
         &self.tensors
     }
 
     /// Tensors that are stored as one blob, by index of [`Self::tensors`].
-    #[must_use]
     pub fn groups(&self) -> &[ExpertGroup] {
         &self.groups
     }
 
-    /// All ranges of the file, in order.
-    #[must_use]
     pub fn ranges(&self) -> &[FileRange] {
         &self.ranges
     }
 
-    /// What the file is.
-    #[must_use]
     pub const fn content(&self) -> &FileContent {
         &self.content
     }
@@ -169,33 +149,20 @@ impl FileLayout {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// A tensor ends after the end of the file.
     #[error(
         "tensor {name:?}: offset {offset} and size {size} end beyond the data section of {data_size} bytes{}",
         incomplete(*data_size, *expected)
     )]
     Outside {
-        /// The tensor.
         name: String,
-        /// Where it starts.
         offset: u64,
-        /// Its size.
         size: u64,
-        /// The size of the data section.
         data_size: u64,
         /// The least size of the data section that has all tensors, if that can be a size.
         expected: Option<u64>,
     },
-    /// Two tensors overlap.
     #[error("tensors {first:?} and {second:?} overlap at offset {offset}")]
-    Overlap {
-        /// The one that starts first.
-        first: String,
-        /// The one that starts inside it.
-        second: String,
-        /// Where the second one starts.
-        offset: u64,
-    },
+    Overlap { first: String, second: String, offset: u64 },
 }
 
 /// How much of an incomplete data section there is.
@@ -237,23 +204,29 @@ fn in_file_order(tensors: &[TensorRange]) -> Result<Vec<(usize, &TensorRange)>, 
     }
 }
 
-/// Builds adjacent ranges.
+/// Builds adjacent ranges from the start of a file.
 #[derive(Default)]
-struct Ranges {
+pub(crate) struct Ranges {
     position: u64,
     ranges: Vec<FileRange>,
 }
 
 impl Ranges {
-    fn push(&mut self, content: RangeContent, size: u64) {
+    pub(crate) fn push(&mut self, content: RangeContent, size: u64) {
         if size > 0 {
             self.ranges.push(FileRange { content, offset: self.position, size });
             self.position = self.position.saturating_add(size);
         }
     }
 
-    fn fill_up_to(&mut self, end: u64) {
+    pub(crate) fn fill_up_to(&mut self, end: u64) {
         self.push(RangeContent::Gap, end.saturating_sub(self.position));
+    }
+
+    /// All ranges of a file of this size.
+    pub(crate) fn up_to(mut self, file_size: u64) -> Vec<FileRange> {
+        self.fill_up_to(file_size);
+        self.ranges
     }
 }
 
@@ -310,6 +283,7 @@ mod tests {
                 return Ok(());
             };
             let layout = layout.unwrap();
+            prop_assert_eq!(layout.file_size(), data_offset + data_size);
             let mut found = Vec::new();
             for range in layout.ranges() {
                 prop_assert_eq!(range.offset, found.len() as u64, "a gap or an overlap");

@@ -13,7 +13,6 @@ use crate::manifest::is_file_name;
 /// A file of a model, as far as its path depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct ListedFile<'f> {
-    /// Its media type.
     pub media_type: &'f MediaType,
     /// Its name in the manifest.
     pub name: Option<&'f str>,
@@ -24,7 +23,6 @@ pub struct ListedFile<'f> {
 }
 
 /// The path of each file below a folder: its own from the manifest, with its folders, or [`names`].
-#[must_use]
 pub fn paths(stem: &str, files: &[ListedFile<'_>]) -> Vec<String> {
     let own: Vec<Option<String>> = files.iter().map(own_path).collect();
     let unnamed = files.iter().zip(&own).filter(|(_, own)| own.is_none());
@@ -36,7 +34,6 @@ pub fn paths(stem: &str, files: &[ListedFile<'_>]) -> Vec<String> {
 /// A name for each file, made from the model's: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, by which engines find
 /// the other shards; `8b-projector.gguf`, a second `8b-adapter-2.gguf`, `8b-template`. A file that is listed several
 /// times has one name.
-#[must_use]
 pub fn names(stem: &str, files: &[ListedFile<'_>]) -> Vec<String> {
     let mut groups: BTreeMap<(&str, &str), Vec<Digest>> = BTreeMap::new();
     for file in files {
@@ -64,7 +61,7 @@ pub fn names(stem: &str, files: &[ListedFile<'_>]) -> Vec<String> {
     files.iter().map(name).collect()
 }
 
-/// Whether no two files of weights have one number in their names as shards.
+/// Whether the files of weights have different shard numbers in their names.
 fn have_distinct_numbers(files: &[ListedFile<'_>]) -> bool {
     let mut seen: BTreeMap<&str, Digest> = BTreeMap::new();
     let weights = files.iter().filter(|file| file.media_type.component() == WEIGHTS);
@@ -76,24 +73,10 @@ fn have_distinct_numbers(files: &[ListedFile<'_>]) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathClash {
-    /// Two files with other contents have one path.
     #[error("{path}: two files have this path, {first} and {second}")]
-    Same {
-        /// The path.
-        path: String,
-        /// The digest of one file.
-        first: Digest,
-        /// The digest of the other.
-        second: Digest,
-    },
-    /// A file has the path of a folder in which another file is.
+    Same { path: String, first: Digest, second: Digest },
     #[error("{path}: this file and the folder of {other} have one path")]
-    FileAndFolder {
-        /// The path.
-        path: String,
-        /// The file in the folder.
-        other: String,
-    },
+    FileAndFolder { path: String, other: String },
 }
 
 /// Checks that files with these paths and digests can be written side by side where case matters.
@@ -119,7 +102,6 @@ pub fn check<'p>(files: impl IntoIterator<Item = (&'p str, Digest)>) -> Result<(
 }
 
 /// Two paths, or folders in them, that are the same to a file system that ignores case.
-#[must_use]
 pub fn case_twins<'p>(paths: impl IntoIterator<Item = &'p str>) -> Option<(String, String)> {
     let paths: BTreeSet<&str> = paths.into_iter().collect();
     let all: BTreeSet<&str> = paths.iter().flat_map(|path| folders(path).chain([*path])).collect();
@@ -135,7 +117,6 @@ fn folders(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').filter_map(|(end, _)| path.get(..end))
 }
 
-/// The component of weights.
 const WEIGHTS: &str = "model";
 
 /// A file's own path, if the manifest gives one that is safe. Hidden files and names that look like options are
@@ -176,7 +157,6 @@ fn extension<'f>(file: &ListedFile<'f>) -> &'f str {
     file.extension.or(named).unwrap_or(FileFormat::DEFAULT.extension())
 }
 
-/// The extension of a layer that is an archive.
 fn packed_extension(media_type: &MediaType) -> Option<&'static str> {
     const ENDS: [(&str, &str); 7] = [
         (".tar", ".tar"),
@@ -190,7 +170,7 @@ fn packed_extension(media_type: &MediaType) -> Option<&'static str> {
     ENDS.iter().find(|(end, _)| media_type.as_str().ends_with(end)).map(|(_, extension)| *extension)
 }
 
-/// A component as a part of a file's name. A registry may give any text as media type.
+/// A component as part of a file's name. A registry may send any text as a media type.
 fn plain(part: &str) -> String {
     const MAX_CHARS: usize = 64;
     let safe = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '_') { c } else { '-' };
@@ -206,8 +186,7 @@ fn shard_suffix(name: &str) -> Option<&str> {
     suffix.bytes().zip(FORM.bytes()).all(fits).then_some(suffix)
 }
 
-/// The places of the files that are listed first among those with one path and digest: each is written once.
-#[must_use]
+/// The indices of the files to write: of several with one path and digest, the first.
 pub fn distinct<'p>(files: impl IntoIterator<Item = (&'p str, Digest)>) -> Vec<usize> {
     let mut seen = HashSet::new();
     let files = files.into_iter().enumerate();
@@ -281,6 +260,13 @@ mod tests {
         assert_eq!(
             paths_of(&[(MODEL, None, 1, None), (RAW, Some("x.gguf"), 2, None)]),
             ["m-1.gguf", "x.gguf"]
+        );
+        let unsafe_shards = ["/a-00002-of-00002.gguf", "/a-00001-of-00002.gguf"];
+        let [first, second] = unsafe_shards.map(Some);
+        assert_eq!(
+            paths_of(&[(MODEL, first, 1, None), (MODEL, second, 2, None)]),
+            ["m-1-00001-of-00002.gguf", "m-1-00002-of-00002.gguf"],
+            "nothing of an unsafe name is used"
         );
     }
 

@@ -1,7 +1,9 @@
-//! The names of llama.cpp's file types (`general.file_type`).
+//! What a model file's name says: its file type (`general.file_type`) as llama.cpp names it, and its number among shards.
 //!
 //! Source: `enum llama_ftype` in llama.cpp's `include/llama.h`. (`enum ggml_ftype` in `ggml.h`
 //! has other numbers, which files do not use.)
+
+use crate::file_format::FileFormat;
 
 /// The bit that says that the type was guessed from the tensors.
 const GUESSED: u32 = 1024;
@@ -11,7 +13,6 @@ const GUESSED: u32 = 1024;
 /// A guessed type (1024 is added to its number) has the name of the type; 1024 alone says that nothing is
 /// known. The meaning of 4 depends on the architecture: in Ollama's files of gpt-oss of August 2025 it is
 /// MXFP4, in all others `Q4_1_SOME_F16`.
-#[must_use]
 pub fn file_type_name(id: u32, architecture: Option<&str>) -> Option<&'static str> {
     if id == GUESSED {
         return None;
@@ -29,7 +30,6 @@ pub fn file_type_name(id: u32, architecture: Option<&str>) -> Option<&'static st
 /// A quantisation is a file type, or one of the mixes that publishers name themselves (`Q4_K_XL`), in upper
 /// or lower case. `UD-` in front of it is part of it: Unsloth's repositories have both `IQ2_M` and
 /// `UD-IQ2_M`.
-#[must_use]
 pub fn split_file_type(stem: &str) -> Option<(&str, &str)> {
     let (model, file_type) = stem.rsplit_once(SEPARATORS)?;
     if !is_quantization(file_type) {
@@ -40,6 +40,57 @@ pub fn split_file_type(stem: &str) -> Option<(&str, &str)> {
             stem.get(model.len() + 1..).map(|quantization| (model, quantization))
         }
         _ => Some((model, file_type)),
+    }
+}
+
+/// The name of one shard: `STEM-00002-of-00003.gguf`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardName<'n> {
+    stem: &'n str,
+    number: usize,
+    count: usize,
+    extension: &'static str,
+}
+
+impl<'n> ShardName<'n> {
+    /// The most shards of a model; a server is asked for each.
+    pub const MAX_COUNT: usize = 512;
+
+    /// Parses the path of a shard; `None` for another file.
+    pub fn from_path(path: &'n str) -> Option<Self> {
+        let (stem, format) = FileFormat::split_name(path)?;
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let read = |digits: &str| {
+            let is_number = digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+            is_number.then(|| digits.parse::<usize>().ok()).flatten()
+        };
+        let (number, count) = (read(number)?, read(count)?);
+        let is_one = (1..=count).contains(&number) && count <= Self::MAX_COUNT;
+        is_one.then_some(Self { stem, number, count, extension: format.extension() })
+    }
+
+    /// The number of the shard, from 1.
+    pub const fn number(&self) -> usize {
+        self.number
+    }
+
+    pub const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The paths of all shards of this model, in order.
+    pub fn all(&self) -> Vec<String> {
+        let Self { stem, count, extension, .. } = self;
+        (1..=*count).map(|number| format!("{stem}-{number:05}-of-{count:05}{extension}")).collect()
+    }
+
+    /// A file name without extension and shard number.
+    pub fn stem_of(name: &str) -> &str {
+        match ShardName::from_path(name) {
+            Some(shard) => shard.stem,
+            None => FileFormat::split_name(name).map_or(name, |(stem, _format)| stem),
+        }
     }
 }
 
@@ -54,7 +105,6 @@ fn is_quantization(text: &str) -> bool {
 ///
 /// Unlike [`split_file_type`], this knows a quantisation by its form: forks of llama.cpp and publishers name new ones
 /// (`IQ4_KSS`, `Q6_K_P`, `TQ1_0`, `MXFP4_MOE`).
-#[must_use]
 pub fn quantization_bits(text: &str) -> Option<u32> {
     let text = text.to_ascii_uppercase();
     let families = ["IQ", "TQ", "Q", "MXFP", "NVFP", "BF", "FP", "F"];

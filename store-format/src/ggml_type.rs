@@ -13,29 +13,23 @@ use std::fmt;
 pub struct GgmlType(u32);
 
 impl GgmlType {
-    /// The type with this id.
-    #[must_use]
     pub const fn from_id(id: u32) -> Self {
         Self(id)
     }
 
     /// The type with this name, as [`GgmlType::name`] gives it. `None` for `type-41`: it is the type of a
     /// fork, not llama.cpp's type 41.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let row = TYPES.iter().find(|row| row.name == name).map(|row| Self(row.id));
         let unknown = || name.strip_prefix(UNKNOWN_PREFIX)?.parse().ok().map(Self);
         row.or_else(|| unknown().filter(|ggml_type| ggml_type.row().is_none()))
     }
 
-    /// The id.
-    #[must_use]
     pub const fn id(self) -> u32 {
         self.0
     }
 
     /// The name in llama.cpp, such as `Q4_K`; `type-77` for an id without one.
-    #[must_use]
     pub fn name(self) -> Cow<'static, str> {
         match self.row() {
             Some(row) => Cow::Borrowed(row.name),
@@ -45,13 +39,11 @@ impl GgmlType {
 
     /// Elements and bytes of a block; `None` for a removed or unknown type. A tensor's row is a whole
     /// number of blocks.
-    #[must_use]
     pub fn block(self) -> Option<(u64, u64)> {
         self.row().map(|row| (row.elements, row.bytes))
     }
 
     /// Whether llama.cpp has removed the type, so that nothing can read it.
-    #[must_use]
     pub const fn is_removed(self) -> bool {
         // Q4_3; Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; IQ4_NL_4_4, IQ4_NL_4_8, IQ4_NL_8_8.
         matches!(self.0, 5 | 31..=33 | 36..=38)

@@ -3,7 +3,6 @@
 
 use std::ops::RangeInclusive;
 
-/// A parsed pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob {
     parts: Vec<Part>,
@@ -26,7 +25,6 @@ enum Part {
 
 impl Glob {
     /// Reads all wildcards. A `[` that is not closed stands for itself.
-    #[must_use]
     pub fn new(pattern: &str) -> Self {
         let pattern: Vec<char> = pattern.to_lowercase().chars().collect();
         let (mut parts, mut rest) = (Vec::new(), &pattern[..]);
@@ -49,34 +47,28 @@ impl Glob {
     }
 
     /// Reads only `*`; all other characters stand for themselves.
-    #[must_use]
     pub fn with_stars(pattern: &str) -> Self {
         let part = |c| if c == '*' { Part::Any } else { Part::Char(c) };
         Self { parts: pattern.to_lowercase().chars().map(part).collect() }
     }
 
     /// Without wildcards.
-    #[must_use]
     pub fn literal(text: &str) -> Self {
         Self { parts: text.to_lowercase().chars().map(Part::Char).collect() }
     }
 
     /// Matches every text that contains this one.
-    #[must_use]
     pub fn containing(text: &str) -> Self {
         let star = Self { parts: vec![Part::Any] };
         star.followed_by(&Self::literal(text)).followed_by(&star)
     }
 
-    /// The same pattern, followed by another one.
-    #[must_use]
     pub(crate) fn followed_by(&self, other: &Self) -> Self {
         Self { parts: self.parts.iter().chain(&other.parts).cloned().collect() }
     }
 
     /// Whether the pattern matches the whole text. Takes at most as many steps as the product of both lengths: after
     /// a mismatch only the last star takes one more character.
-    #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         let text: Vec<char> = text.to_lowercase().chars().collect();
         let (mut at, mut next, mut star) = (0_usize, 0_usize, None);

@@ -5,26 +5,23 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// The namespace of a repository that has none, as `localhost:5000/model`. No registry has a namespace of this
 /// name, because names of repositories start with a letter or a digit.
 pub const NO_NAMESPACE: &str = "_";
-/// The host of Docker Hub's models in names.
 pub const DOCKER_HUB: &str = "docker.io";
 
 /// The name that is used for a service with several host names: in the store, for mirrors and for credentials.
-#[must_use]
 pub fn canonical(host: &str) -> &str {
     let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(host));
     alias.map_or(host, |(_, name)| name)
 }
 
-/// The one spelling of a host, under the name that is used for its service, and its port if the text has one: for
-/// comparisons that a different spelling must not escape. In lower case, without a final dot, and with addresses as
-/// they are usually written, whatever form the URL standard (section 3.5, host parsing) takes for the same one.
-#[must_use]
+/// The one spelling of a host, and its port if the text has one, for comparisons that another spelling must not
+/// escape: the name of its service, in lower case, without a final dot, and addresses in their usual form, of which
+/// the URL standard (section 3.5, host parsing) allows many.
 pub fn spelled(text: &str) -> (String, Option<u16>) {
     let (name, port) = unaliased(text);
     (canonical(&name).to_owned(), port)
 }
 
-/// The same under the name in the text.
+/// Like [`spelled`], but with the name that the text has.
 pub(crate) fn unaliased(text: &str) -> (String, Option<u16>) {
     if let Some((address, port)) = bracketed(text) {
         let name =
@@ -39,7 +36,7 @@ pub(crate) fn unaliased(text: &str) -> (String, Option<u16>) {
     (numeric_address(&name).map_or(name, |address| address.to_string()), port)
 }
 
-/// Whether a URL of this host is one of the service, at the default port of the URL's scheme.
+/// Whether a URL with this host leads to the service, at the default port of the URL's scheme.
 pub(crate) fn is_of(service: &str, default_port: u16, text: &str) -> bool {
     let (name, port) = spelled(text);
     name == service && port.is_none_or(|port| port == default_port)
@@ -74,13 +71,12 @@ fn number(text: &str) -> Option<u32> {
         None if text.len() > 1 && text.starts_with('0') => (text, 8),
         None => (text, 10),
     };
-    // The standard library would take a sign.
+    // The standard library would accept a sign.
     let are_digits = digits.bytes().all(|byte| byte.is_ascii_alphanumeric());
     are_digits.then(|| u32::from_str_radix(digits, radix).ok()).flatten()
 }
 
 /// Whether the host is surely this machine: other names may resolve to any address.
-#[must_use]
 pub fn is_loopback(host: &str) -> bool {
     if let Some((address, _port)) = bracketed(host) {
         return address.is_loopback();
@@ -119,7 +115,6 @@ fn bracketed(text: &str) -> Option<(Ipv6Addr, Option<&str>)> {
     Some((address.parse().ok()?, port))
 }
 
-/// The host of Hugging Face's models in names.
 pub const HUGGING_FACE: &str = "hf.co";
 const OLLAMA: &str = "registry.ollama.ai";
 const MAX_PORT_DIGITS: usize = 5;

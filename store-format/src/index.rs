@@ -10,13 +10,11 @@ use crate::digest::Digest;
 use crate::json_error::reason;
 use crate::manifest::Manifest;
 
-/// A validated image index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestIndex {
     entries: Vec<Entry>,
 }
 
-/// One manifest of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     manifest: Descriptor,
@@ -27,9 +25,6 @@ struct Entry {
 
 impl ManifestIndex {
     /// Checks a registry's bytes.
-    ///
-    /// # Errors
-    /// [`IndexError`] when they are no index.
     pub fn parse(raw: &[u8]) -> Result<Self, IndexError> {
         let index: RawIndex = serde_json::from_slice(raw)?;
         if index.manifests.len() > MAX_ENTRIES {
@@ -81,44 +76,26 @@ impl Entry {
     }
 }
 
-/// Why no model is found in an index.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// Not JSON, or JSON of another form.
     #[error("index: {}", reason(.0))]
     Json(#[from] serde_json::Error),
-    /// More manifests than any index has.
     #[error("index: too many manifests: expected at most {MAX_ENTRIES}, found {found}")]
-    TooMany {
-        /// How many.
-        found: usize,
-    },
-    /// No manifest at all.
+    TooMany { found: usize },
     #[error("index: no manifests in it")]
     Empty,
-    /// Several manifests, of which none or more than one is a model's.
     #[error("index: several manifests, name one with @: {entries}")]
-    Ambiguous {
-        /// The first few.
-        entries: String,
-    },
-    /// The manifest is above the size limit.
+    Ambiguous { entries: String },
     #[error(
         "index: manifest {digest}: too long: expected at most {} bytes, found {size}",
         Manifest::MAX_BYTES
     )]
-    TooLong {
-        /// Which.
-        digest: Digest,
-        /// Its declared length.
-        size: u64,
-    },
+    TooLong { digest: Digest, size: u64 },
 }
 
 /// Real indexes have one manifest per platform and a few attestations, fewer than 100.
 const MAX_ENTRIES: usize = 1024;
-/// How many an error lists.
 const MAX_LISTED: usize = 8;
 
 #[derive(Deserialize)]

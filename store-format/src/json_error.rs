@@ -12,7 +12,6 @@ use serde_json::Error;
 /// let error = serde_json::from_str::<u8>("\"password\"").unwrap_err();
 /// assert_eq!(reason(&error), "wrong value: expected u8 at line 1 column 10");
 /// ```
-#[must_use]
 pub fn reason(error: &Error) -> String {
     let text = error.to_string();
     if !error.is_data() || ["missing field ", "duplicate field "].iter().any(|known| text.starts_with(known))
@@ -57,6 +56,7 @@ mod tests {
             r#"{"number":7,"list":["secret"]}"#,
             r#"{"digest":"secret"}"#,
             r#"{"digest":"sha256:secret"}"#,
+            r#"{"digest":"x, expected secret"}"#,
             r#"{"map":{"secret":"secret"}}"#,
             r#"{"number":1,"number":2,"x":"secret"}"#,
             r#"secret"#,

@@ -47,50 +47,42 @@ pub const RESERVE_FILE: &str = "reserve";
 const NAMESPACE_SEPARATOR: &str = "+";
 
 /// The file name of a digest's blob: `sha256-` and 64 hexadecimal digits, as in Ollama's store.
-#[must_use]
 pub fn blob_name(digest: Digest) -> String {
     format!("sha256-{}", digest.to_hex())
 }
 
 /// `blobs/sha256-…`.
-#[must_use]
 pub fn blob(digest: Digest) -> PathBuf {
     [BLOBS, &blob_name(digest)].iter().collect()
 }
 
 /// The file name of the recipe for the file with this digest.
-#[must_use]
 pub fn recipe_name(file: Digest) -> String {
     format!("sha256-{}.json", file.to_hex())
 }
 
 /// `recipes/sha256-….json`.
-#[must_use]
 pub fn recipe(file: Digest) -> PathBuf {
     [RECIPES, &recipe_name(file)].iter().collect()
 }
 
 /// `origins/sha256-….json`.
-#[must_use]
 pub fn origin(manifest: Digest) -> PathBuf {
     [ORIGINS, &recipe_name(manifest)].iter().collect()
 }
 
 /// `history/sha256-….json`. A flat name, so that the record of a removed name keeps no directories.
-#[must_use]
 pub fn history(reference: &Reference) -> PathBuf {
     [HISTORY, &recipe_name(Digest::of(reference.canonical().as_bytes()))].iter().collect()
 }
 
 /// `manifests/<host>/<namespace>/<model>/<tag>`.
-#[must_use]
 pub fn manifest(reference: &Reference) -> PathBuf {
     Path::new(MANIFESTS).join(tag_place(reference))
 }
 
 /// The directory of a namespace. Several parts are one directory, `a+b` for `a/b`: with a directory each, the tag `c`
 /// of the repository `a/b` and the repository `a/b/c` would have the same path. No part contains a `+`.
-#[must_use]
 pub fn namespace_directory(reference: &Reference) -> String {
     reference.namespace().replace('/', NAMESPACE_SEPARATOR)
 }
@@ -102,7 +94,6 @@ fn tag_place(reference: &Reference) -> PathBuf {
 }
 
 /// The name of the model whose tag is at this place below [`MANIFESTS`].
-#[must_use]
 pub fn parse_tag_place(place: &Path) -> Option<Reference> {
     let mut parts = place.iter().map(|part| part.to_str());
     let mut next = || parts.next().flatten();
@@ -113,43 +104,36 @@ pub fn parse_tag_place(place: &Path) -> Option<Reference> {
 }
 
 /// `quarantine/sha256-….<seconds>`: a blob that was quarantined at this Unix time.
-#[must_use]
 pub fn quarantined(digest: Digest, unix_seconds: u64) -> PathBuf {
     [QUARANTINE, &format!("{}.{unix_seconds}", blob_name(digest))].iter().collect()
 }
 
 /// `partial/sha256-…`: the received part of the file with this digest.
-#[must_use]
 pub fn partial(file: Digest) -> PathBuf {
     [PARTIAL, &blob_name(file)].iter().collect()
 }
 
 /// `pins/<host>/<namespace>/<model>/<tag>`.
-#[must_use]
 pub fn pin(reference: &Reference) -> PathBuf {
     Path::new(PINS).join(tag_place(reference))
 }
 
 /// `trash/sha256-….json`, named by the digest of the record itself.
-#[must_use]
 pub fn trashed(record: Digest) -> PathBuf {
     [TRASH, &recipe_name(record)].iter().collect()
 }
 
 /// Parses a file name in `blobs/`.
-#[must_use]
 pub fn parse_blob_name(name: &str) -> Option<Digest> {
     Digest::from_hex(name.strip_prefix("sha256-")?).ok()
 }
 
 /// Parses a file name in `recipes/`, `origins/`, `history/` or `trash/`.
-#[must_use]
 pub fn parse_recipe_name(name: &str) -> Option<Digest> {
     parse_blob_name(name.strip_suffix(".json")?)
 }
 
 /// Parses a file name in `quarantine/` into digest and Unix time.
-#[must_use]
 pub fn parse_quarantined_name(name: &str) -> Option<(Digest, u64)> {
     let (blob, seconds) = name.split_once('.')?;
     // `+7` and `07` parse as numbers, but `quarantined` never writes them.

@@ -37,9 +37,20 @@
 //! assert_eq!(recipe.tensors()[0].digest, Digest::of(&[7u8; 64]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! - Names: [`digest`], [`reference`](mod@reference), [`host`], [`glob`], [`name_pattern`], [`similar_names`], [`derived_name`];
+//!   what is pulled: [`source`], [`repository`], [`origin`].
+//! - A registry's records: [`descriptor`], [`manifest`], [`index`], [`json_error`].
+//! - Model files: [`file_format`] (the table of formats), [`gguf`], [`safetensors`], [`archive`], [`content_type`],
+//!   [`file_layout`], [`tensor`], [`expert`], [`file_type`]; files that belong together: [`model_folder`], [`shard_set`],
+//!   [`model_file`].
+//! - Stored files: [`split`], [`recipe`], [`stored_file`], [`layout`] (paths), [`reach`] (what is alive),
+//!   [`file_paths`] (exports).
+//! - Text for people: [`size`], [`text`].
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a name that says it all needs no comment")]
 
 pub mod archive;
 pub mod content_type;
@@ -53,20 +64,23 @@ pub mod file_paths;
 pub mod file_type;
 mod ggml_type;
 pub mod gguf;
+pub mod git_id;
 pub mod glob;
 pub mod host;
 pub mod index;
 pub mod json_error;
 pub mod layout;
 pub mod manifest;
+pub mod model_file;
+pub mod model_folder;
 pub mod name_pattern;
 pub mod origin;
-pub mod outline;
 pub mod reach;
 pub mod recipe;
 pub mod reference;
 pub mod repository;
 pub mod safetensors;
+pub mod shard_set;
 pub mod similar_names;
 pub mod size;
 pub mod source;

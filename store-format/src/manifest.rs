@@ -30,9 +30,6 @@ impl Manifest {
     pub const MAX_LAYERS: usize = 16_384;
 
     /// Parses a registry's bytes and keeps them.
-    ///
-    /// # Errors
-    /// [`ManifestError`] when they are too long, not a manifest in JSON, an index, or inconsistent.
     pub fn parse(raw: Vec<u8>) -> Result<Self, ManifestError> {
         if raw.len() as u64 > Self::MAX_BYTES {
             return Err(ManifestError::TooLong { length: raw.len() });
@@ -45,17 +42,11 @@ impl Manifest {
     }
 
     /// Makes the manifest of a model without a registry, in Ollama's form.
-    ///
-    /// # Errors
-    /// [`ManifestError`] as for [`Self::parse`].
     pub fn compose(config: Descriptor, layers: Vec<Descriptor>) -> Result<Self, ManifestError> {
         Self::compose_named(config, layers.into_iter().map(|layer| (layer, None)).collect())
     }
 
     /// Like [`Self::compose`], with file names, as Ollama writes them for tensor layers.
-    ///
-    /// # Errors
-    /// [`ManifestError`] as for [`Self::parse`].
     pub fn compose_named(
         config: Descriptor,
         layers: Vec<(Descriptor, Option<String>)>,
@@ -73,25 +64,19 @@ impl Manifest {
     }
 
     /// The bytes, as the registry served them.
-    #[must_use]
     pub fn raw(&self) -> &[u8] {
         &self.raw
     }
 
     /// The digest of [`Self::raw`]: the model's ID.
-    #[must_use]
     pub const fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// The model's configuration.
-    #[must_use]
     pub const fn config(&self) -> &Descriptor {
         &self.config
     }
 
-    /// The model's files.
-    #[must_use]
     pub fn layers(&self) -> &[Descriptor] {
         &self.layers
     }
@@ -108,7 +93,6 @@ impl Manifest {
     }
 
     /// An annotation of the manifest itself, if it has one with this key. Annotations are not kept in memory.
-    #[must_use]
     pub fn annotation(&self, key: &str) -> Option<String> {
         #[derive(Deserialize)]
         struct Annotated {
@@ -119,62 +103,34 @@ impl Manifest {
         Some(annotated.annotations?.get(key)?.as_str()?.to_owned())
     }
 
-    /// The digests of the files that this manifest needs.
-    #[must_use]
     pub fn digests(&self) -> BTreeSet<Digest> {
         self.files().map(|file| file.digest).collect()
     }
 
     /// The size of all files in bytes, as `ollama list` counts it.
-    #[must_use]
     pub fn size(&self) -> u64 {
         // `check` has proved that the sum does not overflow.
         self.files().fold(0, |sum, file| sum.saturating_add(file.size))
     }
 }
 
-/// Why a manifest is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// The manifest is above the size limit.
     #[error("manifest: too long: expected at most {} bytes, found {length}", Manifest::MAX_BYTES)]
-    TooLong {
-        /// The length in bytes.
-        length: usize,
-    },
-    /// Not JSON, or not the expected JSON.
+    TooLong { length: usize },
     #[error("manifest: {}", reason(.0))]
     Json(#[from] serde_json::Error),
-    /// Not a version 2 manifest.
     #[error("manifest: wrong schema version: expected 2, found {found}")]
-    SchemaVersion {
-        /// The version found.
-        found: u32,
-    },
-    /// A list of manifests, one per platform.
+    SchemaVersion { found: u32 },
     #[error("manifest: is an index of manifests")]
     Index,
-    /// The manifest has no layers, and its configuration does not say that the model runs on another server.
     #[error("manifest: no layers")]
     NoLayers,
-    /// The manifest has too many layers.
     #[error("manifest: too many layers: expected at most {}, found {found}", Manifest::MAX_LAYERS)]
-    TooManyLayers {
-        /// How many layers.
-        found: usize,
-    },
-    /// One digest with two sizes.
+    TooManyLayers { found: usize },
     #[error("manifest: {digest}: sizes {first} and {second}")]
-    SizesDiffer {
-        /// The file's digest.
-        digest: Digest,
-        /// Its first size.
-        first: u64,
-        /// A different size.
-        second: u64,
-    },
-    /// The sum of the sizes overflows.
+    SizesDiffer { digest: Digest, first: u64, second: u64 },
     #[error("manifest: the layers' sizes add up to more than 2^64 bytes")]
     SizeOverflow,
 }
@@ -197,7 +153,6 @@ fn layers_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Imag
     Ok(Option::<Vec<ImageLayer>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A descriptor and its optional file name.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ImageLayer {
@@ -236,7 +191,6 @@ const NAME_ANNOTATIONS: [&str; 3] =
 const MAX_NAME_BYTES: usize = 255;
 
 /// Whether a text is a relative path without `..` and control characters, safe to print and to join.
-#[must_use]
 pub fn is_file_name(text: &str) -> bool {
     let is_plain = |part: &str| !matches!(part, "" | "." | "..");
     text.len() <= MAX_NAME_BYTES

@@ -13,25 +13,19 @@ use crate::glob::Glob;
 use crate::host;
 use crate::reference::Reference;
 
-/// A pattern of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePattern {
     written: String,
     glob: Glob,
-    /// The same with any tag, if it has none.
+    /// `glob` with any tag, if the pattern has no tag.
     with_any_tag: Option<Glob>,
 }
 
-/// Why a text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamePatternError {
-    /// Longer than any name.
     #[error("pattern of {length} bytes: expected at most {MAX_LENGTH}")]
-    TooLong {
-        /// The length in bytes.
-        length: usize,
-    },
+    TooLong { length: usize },
 }
 
 /// Longer than any name.
@@ -40,16 +34,12 @@ const MAX_LENGTH: usize = 1000;
 impl NamePattern {
     /// Whether the text is a pattern and not a name. The brackets of an IPv6 address are part of a name, and a URL may
     /// have a `?`.
-    #[must_use]
     pub fn is_pattern(text: &str) -> bool {
         let (_address, rest) = split_address(text);
         !text.contains("://") && rest.contains(['*', '?', '['])
     }
 
     /// Matches all names that the pattern matches, or that contain the text if it is not a pattern.
-    ///
-    /// # Errors
-    /// [`NamePatternError::TooLong`].
     pub fn search(text: &str) -> Result<Self, NamePatternError> {
         if Self::is_pattern(text) {
             return text.parse();
@@ -58,15 +48,12 @@ impl NamePattern {
         Ok(Self { written: text.to_owned(), glob: Glob::containing(text), with_any_tag: None })
     }
 
-    /// A name like those that the pattern may have meant: what it has besides wildcards.
-    #[must_use]
+    /// The pattern without its wildcards, to find similar names.
     pub fn similar_name(&self) -> Option<Reference> {
         let plain: String = self.written.chars().filter(|c| !"*?[]!^".contains(*c)).collect();
         plain.trim_matches(|c: char| !c.is_ascii_alphanumeric()).parse().ok()
     }
 
-    /// Whether the pattern matches a name.
-    #[must_use]
     pub fn matches(&self, name: &Reference) -> bool {
         let matches = |text: &str| {
             self.glob.matches(text) || self.with_any_tag.as_ref().is_some_and(|glob| glob.matches(text))

@@ -12,34 +12,34 @@ use crate::source::{PullSource, PulledSource};
 const IMPORT: &str = "import ";
 const URL: &str = "url ";
 const EDIT: &str = "edit ";
+const COPY: &str = "copy ";
 
-/// Where a model came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A file with this name. Earlier versions recorded a URL with a query in this form.
     Import(String),
     /// A URL with a query, which is not recorded.
     Url(PullSource),
+    /// A file or a store of another program, which says that it was pulled from this source. The source may not have it:
+    /// programs give such names to models that were made on this machine, too.
+    Copy(PullSource),
     /// A stored model with other metadata: its name then, and its manifest, which earlier versions did not record.
-    Edit {
-        /// The name.
-        name: Reference,
-        /// The manifest.
-        manifest: Option<Digest>,
-    },
+    Edit { name: Reference, manifest: Option<Digest> },
     /// A source that can be pulled again.
     Source(PullSource),
 }
 
 impl Origin {
     /// Parses a record. `None` if the text has none of the known forms.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if let Some(file) = text.strip_prefix(IMPORT) {
             return Some(Self::Import(file.to_owned()));
         }
         if let Some(url) = text.strip_prefix(URL) {
             return url.parse().ok().map(Self::Url);
+        }
+        if let Some(source) = text.strip_prefix(COPY) {
+            return source.parse().ok().map(Self::Copy);
         }
         match text.strip_prefix(EDIT) {
             Some(edited) => {
@@ -57,36 +57,36 @@ impl Origin {
 
 impl Origin {
     /// The name of the one file that the model came from, if it came from one.
-    #[must_use]
     pub fn file_name(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Import(file) => Some(Cow::Borrowed(file)),
-            Self::Url(source) | Self::Source(source) => source.file_name(),
+            Self::Url(source) | Self::Source(source) | Self::Copy(source) => source.file_name(),
             Self::Edit { .. } => None,
         }
     }
 }
 
 /// The record of a file that was imported.
-#[must_use]
-pub fn of_import(file_name: &str) -> String {
+pub fn import_record(file_name: &str) -> String {
     format!("{IMPORT}{file_name}")
 }
 
+/// The record of a model that another program says it has pulled from `source`.
+pub fn copy_record(source: &PullSource) -> String {
+    format!("{COPY}{source}")
+}
+
 /// The record of a source that cannot be fetched again.
-#[must_use]
-pub fn of_expiring(source: &PullSource) -> String {
+pub fn expiring_record(source: &PullSource) -> String {
     format!("{URL}{source}")
 }
 
 /// The record of a stored model with other metadata.
-#[must_use]
-pub fn of_edit(name: &Reference, manifest: Digest) -> String {
+pub fn edit_record(name: &Reference, manifest: Digest) -> String {
     format!("{EDIT}{}@{manifest}", name.short())
 }
 
-/// An origin for a table, in which the digest of an edited model takes too much space.
-#[must_use]
+/// An origin as a table shows it: without the digest of an edited model, which takes too much space.
 pub fn shown(origin: &str) -> &str {
     match origin.split_once('@') {
         Some((edited, _digest)) if edited.starts_with(EDIT) => edited,
@@ -101,18 +101,19 @@ mod tests {
     #[test]
     fn what_is_recorded_is_read() {
         let (name, manifest): (Reference, _) = ("mine:8b".parse().unwrap(), Digest::of(b"m"));
-        let edit = of_edit(&name, manifest);
+        let edit = edit_record(&name, manifest);
         let read = Origin::Edit { name: name.clone(), manifest: Some(manifest) };
         assert_eq!(Origin::parse(&edit), Some(read));
         assert_eq!(shown(&edit), "edit mine:8b");
         assert_eq!(Origin::parse("edit mine:8b"), Some(Origin::Edit { name, manifest: None }));
         let url: PullSource = "https://e.com/a/x.gguf?token=secret".parse().unwrap();
-        assert_eq!(of_expiring(&url), "url https://e.com/a/x.gguf");
+        assert_eq!(expiring_record(&url), "url https://e.com/a/x.gguf");
         let without: PullSource = "https://e.com/a/x.gguf".parse().unwrap();
-        assert_eq!(Origin::parse(&of_expiring(&url)), Some(Origin::Url(without.clone())));
+        assert_eq!(Origin::parse(&expiring_record(&url)), Some(Origin::Url(without.clone())));
         assert_eq!(Origin::parse("https://e.com/a/x.gguf"), Some(Origin::Source(without)));
         let hub: PullSource = "hf.co/me/x:Q4_K_M".parse().unwrap();
-        assert_eq!(Origin::parse("hf.co/me/x:Q4_K_M --no-projector"), Some(Origin::Source(hub)));
+        assert_eq!(Origin::parse("hf.co/me/x:Q4_K_M --no-projector"), Some(Origin::Source(hub.clone())));
+        assert_eq!(Origin::parse(&copy_record(&hub)), Some(Origin::Copy(hub)));
         assert_eq!(Origin::parse("what is this"), None);
         assert_eq!(shown("llama3:8b@sha256:0"), "llama3:8b@sha256:0");
     }
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn no_file_name_is_taken_for_a_source() {
         for file in ["https://ollama.com/acme/x/blobs/..", "url https://e.com/a/x.gguf", "edit mine", ""] {
-            assert_eq!(Origin::parse(&of_import(file)), Some(Origin::Import(file.to_owned())));
+            assert_eq!(Origin::parse(&import_record(file)), Some(Origin::Import(file.to_owned())));
         }
     }
 }

@@ -33,8 +33,8 @@ pub struct Reference {
     tag_omitted: TagOmitted,
 }
 
-/// Whether the tag was left out and is the default. No part of the name: references that differ only in this
-/// are equal.
+/// Whether the tag was left out and is the default. Not part of the name: references that differ only in this are
+/// equal.
 #[derive(Clone, Copy, Debug, Default)]
 struct TagOmitted(bool);
 
@@ -73,8 +73,6 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// `https` or `http`.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Https => "https",
@@ -83,7 +81,6 @@ impl Scheme {
     }
 
     /// The port of a URL without one.
-    #[must_use]
     pub const fn default_port(self) -> u16 {
         match self {
             Self::Https => 443,
@@ -92,25 +89,18 @@ impl Scheme {
     }
 
     /// The scheme of a registry that is named without one.
-    #[must_use]
     pub fn default_of(host: &str) -> Self {
         if host::is_loopback(host) { Self::Http } else { Self::Https }
     }
 }
 
 impl Reference {
-    /// The registry of a name without a host.
     pub const DEFAULT_HOST: &str = "registry.ollama.ai";
-    /// The namespace of a name without one.
     pub const DEFAULT_NAMESPACE: &str = "library";
-    /// The tag of a name without one.
     pub const DEFAULT_TAG: &str = "latest";
 
     /// Makes a reference from four parts, each checked. The host is kept as it is. The namespace may have several
     /// parts with `/` between them.
-    ///
-    /// # Errors
-    /// [`ReferenceError`] when a part is empty, too long or has an invalid character.
     pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, ReferenceError> {
         syntax::check_parts(host, namespace, model, tag)?;
         Ok(Self {
@@ -125,20 +115,17 @@ impl Reference {
     }
 
     /// The registry's host, with its port if it has one.
-    #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
     /// The namespace: a user or organisation, or several parts with `/` between them. [`host::NO_NAMESPACE`] if the
     /// repository has none.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
     /// The name of the repository at its registry: `namespace/model`.
-    #[must_use]
     pub fn repository(&self) -> String {
         match self.namespace.as_str() {
             host::NO_NAMESPACE => self.model.clone(),
@@ -146,34 +133,24 @@ impl Reference {
         }
     }
 
-    /// The model's own name.
-    #[must_use]
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// The tag.
-    #[must_use]
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// The scheme of the registry's URLs.
-    #[must_use]
     pub const fn scheme(&self) -> Scheme {
         self.scheme
     }
 
     /// The manifest that the name is pinned to.
-    #[must_use]
     pub const fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
     /// The same model under another tag.
-    ///
-    /// # Errors
-    /// [`ReferenceError`] when `tag` is not a tag.
     pub fn with_tag(&self, tag: &str) -> Result<Self, ReferenceError> {
         syntax::check_tag(tag)?;
         Ok(Self { tag: tag.to_owned(), tag_omitted: TagOmitted(false), ..self.clone() })
@@ -181,20 +158,17 @@ impl Reference {
 
     /// Whether both name the same model. Compares the four parts without case, like Ollama, and the names of
     /// a service as one; ignores scheme and digest.
-    #[must_use]
     pub fn same_model(&self, other: &Self) -> bool {
         self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
     }
 
     /// The same text for all references to one model, as [`Self::same_model`] compares them.
-    #[must_use]
     pub fn canonical(&self) -> String {
         let [host, namespace, model, tag] = self.parts();
         format!("{host}/{namespace}/{model}:{tag}").to_ascii_lowercase()
     }
 
     /// Whether both are tags of the same model, such as other quantizations.
-    #[must_use]
     pub fn is_sibling_of(&self, other: &Self) -> bool {
         // The tag is the last part.
         self.parts().iter().zip(other.parts()).take(3).all(|(a, b)| a.eq_ignore_ascii_case(b))
@@ -202,7 +176,6 @@ impl Reference {
 
     /// The shortest text that parses to this host, namespace, model and tag. The tag is always
     /// included; scheme and digest are not.
-    #[must_use]
     pub fn short(&self) -> String {
         let Self { host, namespace, model, tag, .. } = self;
         let may_omit_namespace =
@@ -215,21 +188,18 @@ impl Reference {
         }
     }
 
-    /// Whether the short form has no host: it is the default, and the namespace is not taken for one without it.
-    #[must_use]
+    /// Whether the short form has no host: it is the default, and the namespace does not look like a host.
     pub fn omits_host(&self) -> bool {
         let namespace = self.namespace.as_str();
         self.host == Self::DEFAULT_HOST && !namespace.contains('/') && !host::is_evident(namespace)
     }
 
     /// Whether the tag was left out, so that [`Self::DEFAULT_TAG`] is only assumed.
-    #[must_use]
     pub const fn omits_tag(&self) -> bool {
         self.tag_omitted.0
     }
 
     /// The full name for a request: as [`Display`](fmt::Display) writes it, without a tag that was left out.
-    #[must_use]
     pub fn as_requested(&self) -> String {
         let full = self.to_string();
         match (self.omits_tag(), self.digest) {
@@ -240,7 +210,6 @@ impl Reference {
 
     /// The digits, in lower case, if the text can be the beginning of a model's ID: at least four hexadecimal
     /// digits in place of a name, or after `sha256:`.
-    #[must_use]
     pub fn id_prefix(&self) -> Option<String> {
         const DIGITS: RangeInclusive<usize> = 4..=64;
         let is_plain = self.host == Self::DEFAULT_HOST && self.namespace == Self::DEFAULT_NAMESPACE;

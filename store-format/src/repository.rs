@@ -5,22 +5,20 @@
 //! the memory grow with its length only.
 
 mod file_set;
-mod kind;
-mod refusal;
 mod sidecars;
 mod tag;
 
-use self::file_set::{FileSet, file_sets};
-use self::kind::Kind;
-pub use self::refusal::Refusal;
+use self::file_set::{FileSet, Kind, file_sets};
 use self::sidecars::{choose_draft, choose_projector};
 use self::tag::{Tag, parts_of_name};
+use crate::derived_name::part;
+use crate::file_format::FileFormat;
 use crate::source::{Components, Draft, Projector};
 
 /// The default quantisations, in this order, if the tag is left out.
 const DEFAULT_TAGS: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
-/// What is wanted of a repository.
+/// Which model of a repository is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted<'w> {
     /// The model that a tag means. `latest` counts as no tag.
@@ -40,7 +38,43 @@ pub struct Choice {
     pub draft: Vec<usize>,
 }
 
-/// The GGUF files of a repository, grouped into models and what belongs to them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    #[error("no such file")]
+    NoSuchFile,
+    #[error("no such tag")]
+    NoSuchTag { tags: Vec<String> },
+    #[error("no GGUF file with a model")]
+    NoModel {
+        /// The paths of the other files with tensors: projectors, drafts, importance matrices, safetensors.
+        others: Vec<String>,
+    },
+    #[error("several models")]
+    Ambiguous {
+        /// The path of each; of shards, the first that is there.
+        candidates: Vec<String>,
+    },
+    #[error("shards are missing")]
+    MissingShards {
+        count: usize,
+        /// The numbers, from 1, and paths of those that are missing.
+        missing: Vec<(usize, String)>,
+    },
+    #[error("no such projector")]
+    NoProjector { projectors: Vec<String> },
+}
+
+/// A model of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedModel<'p> {
+    /// The first of its files that was listed.
+    pub path: &'p str,
+    /// A tag that no other model of the repository has.
+    pub tag: String,
+}
+
+/// The files with tensors of a repository, grouped into models and what belongs to them.
 #[derive(Clone, Debug)]
 pub struct RepositoryFiles<'p> {
     paths: Vec<&'p str>,
@@ -48,7 +82,7 @@ pub struct RepositoryFiles<'p> {
 }
 
 impl<'p> RepositoryFiles<'p> {
-    /// Groups the files at `paths`, which are relative. Files that are not GGUF are ignored.
+    /// Groups the files at `paths`, which are relative. Files of unknown formats are ignored.
     pub fn new(paths: impl IntoIterator<Item = &'p str>) -> Self {
         let paths: Vec<&str> = paths.into_iter().collect();
         let sets = file_sets(&paths);
@@ -56,20 +90,17 @@ impl<'p> RepositoryFiles<'p> {
     }
 
     /// Chooses the files of a model.
-    ///
-    /// # Errors
-    /// [`Refusal`] when no model is meant, several are, or one lacks shards.
     pub fn choose(&self, wanted: Wanted<'_>, components: &Components) -> Result<Choice, Refusal> {
         let set = match wanted {
-            Wanted::Tag(tag) => self.of_tag(tag)?,
-            Wanted::File(path) => self.of_file(path)?,
+            Wanted::Tag(tag) => self.set_with_tag(tag)?,
+            Wanted::File(path) => self.set_with_file(path)?,
         };
         let mut choice = Choice { model: set.complete()?, ..Choice::default() };
         // A sidecar that is pulled by its own name has no sidecars.
-        if set.kind() == Kind::Model || matches!(components.projector, Projector::Named(_)) {
+        if set.kind == Kind::Model || matches!(components.projector, Projector::Named(_)) {
             choice.projector = self.projector(set, &components.projector)?;
         }
-        if set.kind() == Kind::Model && components.draft == Draft::Nearest {
+        if set.kind == Kind::Model && components.draft == Draft::Nearest {
             choice.draft =
                 choose_draft(set, &self.sets).map(FileSet::complete).transpose()?.unwrap_or_default();
         }
@@ -77,16 +108,32 @@ impl<'p> RepositoryFiles<'p> {
     }
 
     /// A tag for each model, for messages about a tag that means none.
-    #[must_use]
     pub fn tags(&self) -> Vec<String> {
         self.models().map(|set| parts_of_name(set).label().to_owned()).collect()
     }
 
-    fn models(&self) -> impl Iterator<Item = &FileSet<'p>> {
-        self.sets.iter().filter(|set| set.kind() == Kind::Model)
+    /// The models in the order of the list. The tags differ: where two models have the same, theirs are their paths.
+    pub fn all_models(&self) -> Vec<ListedModel<'p>> {
+        let labels: Vec<&str> = self.models().map(|set| parts_of_name(set).label()).collect();
+        let count = |label: &str| labels.iter().filter(|other| other.eq_ignore_ascii_case(label)).count();
+        let model = |(set, label): (&FileSet<'p>, &&str)| {
+            let tag = if count(label) == 1 { part(label) } else { part(&set.stem().replace('/', "-")) };
+            ListedModel { path: set.path, tag }
+        };
+        self.models().zip(&labels).map(model).collect()
     }
 
-    fn of_file(&self, path: &str) -> Result<&FileSet<'p>, Refusal> {
+    /// The first path of each GGUF file, or shards of one, that is no model: adapters, importance matrices, vocabularies.
+    pub fn other_gguf_files(&self) -> impl Iterator<Item = &'p str> {
+        let others = self.sets.iter().filter(|set| set.kind == Kind::Other);
+        others.map(|set| set.path).filter(|path| FileFormat::GGUF.stem_of(path).is_some())
+    }
+
+    fn models(&self) -> impl Iterator<Item = &FileSet<'p>> {
+        self.sets.iter().filter(|set| set.kind == Kind::Model)
+    }
+
+    fn set_with_file(&self, path: &str) -> Result<&FileSet<'p>, Refusal> {
         let position = self.paths.iter().position(|known| *known == path);
         let has_file = |set: &&FileSet<'_>| match position {
             Some(position) => set.files().any(|file| file == position),
@@ -96,12 +143,12 @@ impl<'p> RepositoryFiles<'p> {
         self.sets.iter().find(has_file).ok_or(Refusal::NoSuchFile)
     }
 
-    fn of_tag(&self, tag: &str) -> Result<&FileSet<'p>, Refusal> {
+    fn set_with_tag(&self, tag: &str) -> Result<&FileSet<'p>, Refusal> {
         if let Some(named) = self.sets.iter().find(|set| self.is_file_name(set, tag)) {
             return Ok(named);
         }
         if self.models().next().is_none() {
-            let others = self.sets.iter().map(|set| set.path().to_owned()).collect();
+            let others = self.sets.iter().map(|set| set.path.to_owned()).collect();
             return Err(Refusal::NoModel { others });
         }
         if !tag.eq_ignore_ascii_case(LATEST) {
@@ -116,7 +163,6 @@ impl<'p> RepositoryFiles<'p> {
         only_one(&models, |set| parts_of_name(set).model())
     }
 
-    /// The model that matches a tag best.
     fn best(&self, tag: &Tag) -> Result<Option<&FileSet<'p>>, Refusal> {
         let ranked: Vec<_> = self.models().filter_map(|set| Some((tag.rank(set)?, set))).collect();
         let Some(best) = ranked.iter().map(|(rank, _)| *rank).min() else { return Ok(None) };
@@ -141,9 +187,9 @@ impl<'p> RepositoryFiles<'p> {
     }
 
     fn named_projector(&self, name: &str) -> Result<&FileSet<'p>, Refusal> {
-        let projectors = || self.sets.iter().filter(|set| set.kind() == Kind::Projector);
+        let projectors = || self.sets.iter().filter(|set| set.kind == Kind::Projector);
         let none =
-            || Refusal::NoProjector { projectors: projectors().map(|set| set.path().to_owned()).collect() };
+            || Refusal::NoProjector { projectors: projectors().map(|set| set.path.to_owned()).collect() };
         let is_named = |set: &&FileSet<'p>| self.is_file_name(set, name);
         if let Some(named) = projectors().find(is_named) {
             return Ok(named);
@@ -172,9 +218,7 @@ fn only_one<'s, 'p>(
     let mut identities = sets.iter().map(|set| identity(set));
     let first = identities.next();
     if identities.any(|other| Some(&other) != first.as_ref()) {
-        return Err(Refusal::Ambiguous {
-            candidates: sets.iter().map(|set| set.path().to_owned()).collect(),
-        });
+        return Err(Refusal::Ambiguous { candidates: sets.iter().map(|set| set.path.to_owned()).collect() });
     }
     // `min_by_key` takes the first of several that are equal.
     let best = sets.iter().min_by_key(|set| (!set.is_complete(), set.is_sharded(), set.depth()));

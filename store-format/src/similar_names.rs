@@ -3,17 +3,14 @@
 use crate::name_pattern::NamePattern;
 use crate::reference::Reference;
 
-/// At most this many names are listed in an error.
 const MAX_NAMES: usize = 5;
 
 /// The error of a name, or of a pattern of names, that is not in the store.
-#[must_use]
 pub fn not_in_the_store(name: &str) -> String {
     format!("model {name}: not in the store")
 }
 
 /// The hint of that error; `None` without similar names.
-#[must_use]
 pub fn did_you_mean(similar: &[String]) -> Option<String> {
     match similar {
         [] => None,
@@ -22,14 +19,12 @@ pub fn did_you_mean(similar: &[String]) -> Option<String> {
     }
 }
 
-/// The stored names that a pattern may have meant which matches none of them.
-#[must_use]
+/// Stored names similar to a pattern that matches none.
 pub fn similar_to_pattern(pattern: &NamePattern, stored: &[Reference]) -> Vec<String> {
     pattern.similar_name().map(|wanted| similar(&wanted, stored)).unwrap_or_default()
 }
 
 /// The first names, and how many others there are.
-#[must_use]
 pub fn few(mut names: Vec<String>) -> Vec<String> {
     if let Some(more @ 1..) = names.len().checked_sub(MAX_NAMES) {
         names.truncate(MAX_NAMES);
@@ -40,7 +35,6 @@ pub fn few(mut names: Vec<String>) -> Vec<String> {
 
 /// The stored names that may have been meant, the most likely first: other tags of the model, models of the same
 /// name elsewhere, then names that differ in a few characters or contain the text.
-#[must_use]
 pub fn similar(wanted: &Reference, tags: &[Reference]) -> Vec<String> {
     let mut found: Vec<_> = tags
         .iter()
@@ -95,8 +89,33 @@ mod tests {
     }
 
     #[test]
+    fn pattern_that_matches_nothing_is_compared_without_its_wildcards() {
+        let stored: Vec<Reference> = ["llama3:8b", "qwen:1b"].map(|text| text.parse().unwrap()).into();
+        let similar = |pattern: &str| similar_to_pattern(&pattern.parse().unwrap(), &stored);
+        assert_eq!(similar("lama3*"), ["llama3:8b"]);
+        assert_eq!(similar("[q]wem:*"), ["qwen:1b"]);
+        assert_eq!(similar("*"), [""; 0]);
+    }
+
+    #[test]
+    fn short_texts_are_in_too_many_names_to_be_similar() {
+        let similar_to = |wanted: &str, stored: &str| {
+            !similar(&wanted.parse().unwrap(), &[stored.parse().unwrap()]).is_empty()
+        };
+        for (wanted, stored, is_similar) in [
+            ("qwe", "my-long-qwen-model", true),
+            ("my-long-qwen-model", "qwe", true),
+            ("qw", "my-long-qwen-model", false),
+            ("my-long-qwen-model", "qw", false),
+        ] {
+            assert_eq!(similar_to(wanted, stored), is_similar, "{wanted} {stored}");
+        }
+    }
+
+    #[test]
     fn hint_names_the_only_one_or_lists_several() {
         let hint = |names: &[&str]| did_you_mean(&names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(not_in_the_store("m:1"), "model m:1: not in the store");
         assert_eq!(hint(&[]), None);
         assert_eq!(hint(&["m:1"]).unwrap(), "did you mean m:1?");
         assert_eq!(hint(&["m:1", "m:2"]).unwrap(), "similar names in the store: m:1, m:2");

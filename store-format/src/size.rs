@@ -1,7 +1,6 @@
 //! Sizes, rates and numbers as text: written for people, and read from what they type.
 
 /// A size in binary units with three significant digits: `4.34 GiB`, `512 B`.
-#[must_use]
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -26,9 +25,6 @@ pub fn human_bytes(bytes: u64) -> String {
 
 /// Parses a number of bytes. Units are powers of 1024 (`KiB` to `PiB`, or `K` to `P`) or of 1000 (`KB` to
 /// `PB`), in upper or lower case. Fractions have at most six digits.
-///
-/// # Errors
-/// If the text is not a size.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let refused = || format!("{text:?}: not a size; write for example 200GiB, 5GB or a number of bytes");
     let text = text.trim();
@@ -48,9 +44,6 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a number of bytes per second: a size, which may end with `/s`.
-///
-/// # Errors
-/// If the text is not a rate.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let size = text.trim().strip_suffix("/s").unwrap_or(text);
     parse_size(size).map_err(|_refusal| format!("{text:?}: not a rate; write for example 20MB/s or 500KiB"))
@@ -78,7 +71,6 @@ fn unit_bytes(unit: &str) -> Option<u128> {
 }
 
 /// A number as people write it, with this many significant digits: `-0.507`, `12.5`, `1.2e-9`.
-#[must_use]
 pub fn human_number(number: f64, digits: usize) -> String {
     // Powers of ten that are written without an exponent.
     const PLAIN: std::ops::Range<i32> = -5..9;

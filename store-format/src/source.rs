@@ -5,12 +5,9 @@
 //! of a known [`FileFormat`] and no `:`, so a full [`Reference`] is never mistaken for one. The address of
 //! a model's page on a known web site is a reference too.
 
-mod components;
 mod escapes;
 mod hub;
-mod page;
 mod pulled;
-mod shard;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,30 +15,24 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub use self::components::{Components, Draft, Projector};
 use self::escapes::{escaped, normalized, unescaped};
 pub use self::hub::HubFile;
-use self::hub::hub_file;
-use self::page::model_page;
-pub use self::pulled::PulledSource;
-pub use self::shard::ShardName;
+use self::hub::{hub_file, model_page};
+pub use self::pulled::{Components, Draft, Projector, PulledSource};
 use crate::derived_name::{DerivedName, IdPart, part, with_folders};
 use crate::file_format::FileFormat;
+use crate::file_type::ShardName;
 use crate::host;
 use crate::reference::{Reference, ReferenceError, Scheme};
 
-/// A source to pull a model from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullSource {
     /// A registry that serves manifests.
     Registry(Reference),
-    /// A file of a repository at Hugging Face.
     Hub(HubFile),
-    /// A file on a web server.
     Url(FileUrl),
 }
 
-/// A weights file on a web server.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FileUrl {
     scheme: Scheme,
@@ -54,9 +45,6 @@ pub struct FileUrl {
 
 impl PullSource {
     /// The model's default name in the store.
-    ///
-    /// # Errors
-    /// [`ReferenceError`] when the parts of a file's address are not a valid name.
     pub fn name(&self) -> Result<Reference, ReferenceError> {
         match self {
             Self::Registry(reference) => Ok(reference.clone()),
@@ -66,9 +54,6 @@ impl PullSource {
     }
 
     /// The names that a file gets by its address; `None` for a model in a registry, which has a name.
-    ///
-    /// # Errors
-    /// [`ReferenceError`] when the parts of the address are not a valid name.
     pub fn derived_name(&self) -> Result<Option<DerivedName>, ReferenceError> {
         match self {
             Self::Registry(_) => Ok(None),
@@ -78,7 +63,6 @@ impl PullSource {
     }
 
     /// The name of the file at the address; `None` for a model in a registry.
-    #[must_use]
     pub fn file_name(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Registry(_) => None,
@@ -88,7 +72,6 @@ impl PullSource {
     }
 
     /// The host in the name; mirrors may replace it.
-    #[must_use]
     pub fn host(&self) -> &str {
         match self {
             Self::Registry(reference) => reference.host(),
@@ -97,8 +80,6 @@ impl PullSource {
         }
     }
 
-    /// The scheme of the URLs of its host.
-    #[must_use]
     pub const fn scheme(&self) -> Scheme {
         match self {
             Self::Registry(reference) => reference.scheme(),
@@ -109,7 +90,6 @@ impl PullSource {
 
     /// Where a newer version of the model would be: at the same place, but not at a fixed commit. `None` if the
     /// source is fixed to a digest.
-    #[must_use]
     pub fn latest(&self) -> Option<Self> {
         match self {
             Self::Registry(reference) => reference.digest().is_none().then(|| self.clone()),
@@ -118,9 +98,8 @@ impl PullSource {
         }
     }
 
-    /// The source that a name follows which is pulled from here: a branch or tag stays the same. `None` if the source is
-    /// fixed to a digest or a commit, which has no newer versions.
-    #[must_use]
+    /// The source that a name pulled from here follows; a branch or tag stays. `None` if the source is fixed to a
+    /// digest or a commit, which has no newer versions.
     pub fn followed(&self) -> Option<Self> {
         match self {
             Self::Hub(file) if file.is_fixed() => None,
@@ -131,7 +110,6 @@ impl PullSource {
 
     /// The origin to record for repair and eviction. `None` for a URL with a query, which may expire and
     /// may contain a secret.
-    #[must_use]
     pub fn origin(&self) -> Option<String> {
         match self {
             Self::Url(url) if url.query.is_some() => None,
@@ -141,20 +119,16 @@ impl PullSource {
 }
 
 impl FileUrl {
-    /// The scheme of the URL.
-    #[must_use]
     pub const fn scheme(&self) -> Scheme {
         self.scheme
     }
 
     /// The server, with its port if it has one.
-    #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
     /// Path and query, for a request.
-    #[must_use]
     pub fn path_and_query(&self) -> String {
         match &self.query {
             Some(query) => format!("{}?{query}", self.path),
@@ -163,16 +137,12 @@ impl FileUrl {
     }
 
     /// The file's name, without escapes.
-    #[must_use]
     pub fn file_name(&self) -> Cow<'_, str> {
         let name = file_name(&self.path);
         unescaped(name).unwrap_or(Cow::Borrowed(name))
     }
 
     /// The same URL with another file name.
-    ///
-    /// # Errors
-    /// [`SourceError`] when `name` is not a file name.
     pub fn with_file_name(&self, name: &str) -> Result<Self, SourceError> {
         let (directory, _) = self.path.rsplit_once('/').unwrap_or_default();
         // A `/` in a file's name was an escape.
@@ -268,43 +238,21 @@ impl<'de> Deserialize<'de> for PullSource {
     }
 }
 
-/// Why a text is not a source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// Neither a reference nor a file's address.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// A part of an address at Hugging Face that is malformed or names no model.
     #[error(
         "source: wrong {part}: expected hf.co/USER/REPO[:TAG] or hf.co/USER/REPO/FILE.gguf, found {found:?}"
     )]
-    Part {
-        /// Which part.
-        part: &'static str,
-        /// The text found.
-        found: String,
-    },
-    /// The URL is not a host, a path and a file name.
+    Part { part: &'static str, found: String },
     #[error("source: wrong address: expected https://HOST[:PORT]/PATH/FILE.gguf, found {found:?}")]
-    Url {
-        /// The URL without its query, its user and its password.
-        found: String,
-    },
-    /// An escape in an address that is not one, or that hides a character which no address may have.
+    Url { found: String },
     #[error("source: {found:?}: expected percent-escapes of UTF-8 text, such as %20, found {escape:?}")]
-    Escape {
-        /// The escape, or the beginning of one.
-        escape: String,
-        /// The path with it.
-        found: String,
-    },
-    /// The text is above the length limit.
+    Escape { escape: String, found: String },
     #[error("source: too long: expected at most {MAX_LENGTH} bytes, found {length}")]
-    TooLong {
-        /// The length in bytes.
-        length: usize,
-    },
+    TooLong { length: usize },
 }
 
 /// Signed URLs have about 2,000 bytes.
@@ -352,9 +300,8 @@ fn check_path(path: &str) -> Result<(), SourceError> {
     Err(SourceError::Url { found: path.chars().take(200).collect() })
 }
 
-/// A URL, or a host with a port, without the user and the password in it, for errors. All before the last `@` counts
-/// as these: a password that is not encoded may have any character.
-#[must_use]
+/// A URL, or a host with a port, without user and password, for errors. Everything before the last `@` counts as
+/// these, because a password that is not encoded may contain any character.
 pub fn without_userinfo(text: &str) -> Cow<'_, str> {
     let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
     match rest.rsplit_once('@') {
@@ -376,8 +323,8 @@ fn is_file_address(path: &str) -> bool {
     names_weights(path) && !file_name(path).contains([':', '@'])
 }
 
-/// Whether a path with escapes has the extension of weights. One with a wrong escape is looked at as it is, so that it
-/// is refused for that.
+/// Whether a path with escapes has the extension of weights. With a wrong escape the text itself decides, so that the
+/// error is about the escape.
 fn names_weights(path: &str) -> bool {
     unescaped(path).map_or_else(|_refused| is_weights(path), |text| is_weights(&text))
 }

@@ -22,28 +22,21 @@ pub enum StoredForm {
 pub enum Source<'p, B> {
     /// In a blob.
     Blob {
-        /// The blob.
         blob: B,
         /// Their offset in the blob.
         offset: u64,
-        /// Their number.
         length: u64,
     },
-    /// All bytes are zero.
     Zeros {
-        /// Their number.
         length: u64,
     },
-    /// In the piece itself.
     Literal {
-        /// The bytes.
         bytes: &'p [u8],
     },
 }
 
 impl<B> Source<'_, B> {
     /// The length in bytes.
-    #[must_use]
     pub const fn length(&self) -> u64 {
         match self {
             Self::Blob { length, .. } | Self::Zeros { length } => *length,
@@ -69,13 +62,11 @@ impl<B> Source<'_, B> {
 
 /// A piece of a file in a recipe or in the response to an open.
 pub trait FilePiece {
-    /// The type that names a blob.
     type Blob;
 
     /// A piece that is a whole blob of `size` bytes.
     fn whole(blob: Self::Blob, size: u64) -> Self;
 
-    /// The source of the piece's bytes.
     fn source(&self) -> Source<'_, Self::Blob>;
 }
 
@@ -110,15 +101,11 @@ pub struct FilePieces<P> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("piece {index} ends beyond 2^64")]
 pub struct PieceError {
-    /// Its place in the list.
     pub index: usize,
 }
 
 impl<P: FilePiece> FilePieces<P> {
     /// Checks and adds up the pieces.
-    ///
-    /// # Errors
-    /// [`PieceError`] when something overflows.
     pub fn new(pieces: Vec<P>) -> Result<Self, PieceError> {
         let mut size = 0u64;
         let mut end_of = |(index, piece): (usize, &P)| {
@@ -136,13 +123,10 @@ impl<P: FilePiece> FilePieces<P> {
     }
 
     /// A file that is one blob.
-    #[must_use]
     pub fn whole(blob: P::Blob, size: u64) -> Self {
         Self { pieces: vec![P::whole(blob, size)], ends: vec![size] }
     }
 
-    /// The file's length in bytes.
-    #[must_use]
     pub fn size(&self) -> u64 {
         self.ends.last().copied().unwrap_or_default()
     }
@@ -170,9 +154,6 @@ impl<P: FilePiece> FilePieces<P> {
 
     /// Fills `buffer` from `offset` on, up to the end of the file, and returns the number of bytes.
     /// `read_blob` fills a buffer from an offset of a blob.
-    ///
-    /// # Errors
-    /// Those of `read_blob`.
     pub fn read_at<E>(
         &self,
         offset: u64,

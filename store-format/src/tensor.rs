@@ -21,7 +21,6 @@ pub enum TensorFormat {
 
 impl TensorFormat {
     /// The name, as in recipes and registries.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gguf => "gguf",
@@ -30,13 +29,11 @@ impl TensorFormat {
     }
 
     /// Whether it is GGUF, which documents of the protocol need not state.
-    #[must_use]
     pub fn is_gguf(&self) -> bool {
         *self == Self::Gguf
     }
 }
 
-/// Name, type, shape and offset of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     name: &'a str,
@@ -50,9 +47,6 @@ impl<'a> TensorInfo<'a> {
     pub const MAX_NAME_BYTES: usize = 127;
 
     /// Checks a tensor's description; `offset` is in bytes from the start of the data section.
-    ///
-    /// # Errors
-    /// [`TensorError`] when the name is not printable, the type was removed, or the size overflows.
     pub fn new(
         name: &'a str,
         ggml_type: GgmlType,
@@ -70,31 +64,24 @@ impl<'a> TensorInfo<'a> {
     }
 
     /// The name: any text without control characters. Do not use it as a path.
-    #[must_use]
     pub const fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The number format.
-    #[must_use]
     pub const fn ggml_type(&self) -> GgmlType {
         self.ggml_type
     }
 
-    /// The dimensions.
-    #[must_use]
     pub const fn shape(&self) -> Shape<'a> {
         self.shape
     }
 
     /// The tensor's offset in bytes from the start of the data section.
-    #[must_use]
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
     /// The tensor's size in bytes, without padding; `None` if its type is unknown and it has elements.
-    #[must_use]
     pub fn size_bytes(&self) -> Option<u64> {
         size_bytes(self.ggml_type, self.shape).ok().flatten()
     }
@@ -111,9 +98,6 @@ impl<'a> Shape<'a> {
     pub const MAX_DIMENSIONS: usize = 1024;
 
     /// Checks dimensions; a scalar has none.
-    ///
-    /// # Errors
-    /// [`TensorError`] when there are more than [`Self::MAX_DIMENSIONS`], or more elements than ggml can count.
     pub fn new(dimensions: &'a [u64]) -> Result<Self, TensorError> {
         if dimensions.len() > Self::MAX_DIMENSIONS {
             return Err(TensorError::Rank { found: dimensions.len() as u64 });
@@ -128,14 +112,11 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// The dimensions, the fastest first.
-    #[must_use]
     pub const fn dimensions(&self) -> &'a [u64] {
         self.0
     }
 
     /// The number of elements: 1 for a scalar, 0 if any dimension is 0.
-    #[must_use]
     pub fn element_count(&self) -> u64 {
         // `new` has proved that the product fits.
         self.checked_count().unwrap_or(0)
@@ -163,64 +144,27 @@ impl std::fmt::Debug for Shape<'_> {
     }
 }
 
-/// Why a tensor's description is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// The name is too long.
     #[error("name too long: expected at most {} bytes, found {found}", TensorInfo::MAX_NAME_BYTES)]
-    NameLength {
-        /// Its length in bytes.
-        found: u64,
-    },
-    /// The name is not UTF-8 or has control characters.
+    NameLength { found: u64 },
     #[error("name is not printable text")]
     NameText,
-    /// Too many dimensions.
     #[error("too many dimensions: expected at most {}, found {found}", Shape::MAX_DIMENSIONS)]
-    Rank {
-        /// Their number.
-        found: u64,
-    },
-    /// A dimension below zero.
+    Rank { found: u64 },
     #[error("dimension {index} is {found}")]
-    Dimension {
-        /// Its index.
-        index: usize,
-        /// Its value.
-        found: i64,
-    },
-    /// The product of the dimensions is out of range.
+    Dimension { index: usize, found: i64 },
     #[error("shape {} has more than 2^63 - 1 elements", shown(dimensions))]
-    Elements {
-        /// The dimensions.
-        dimensions: Vec<u64>,
-    },
-    /// A type that llama.cpp has removed.
+    Elements { dimensions: Vec<u64> },
     #[error("type {} was removed from llama.cpp; quantise the original model again", ggml_type.id())]
-    RemovedType {
-        /// The type.
-        ggml_type: GgmlType,
-    },
-    /// The row length is not a multiple of the block length.
+    RemovedType { ggml_type: GgmlType },
     #[error("rows of {row} elements, {ggml_type} has blocks of {block}")]
-    Row {
-        /// The type.
-        ggml_type: GgmlType,
-        /// The length of a row.
-        row: u64,
-        /// The length of a block.
-        block: u64,
-    },
-    /// The size or the end offset is above 2^64.
+    Row { ggml_type: GgmlType, row: u64, block: u64 },
     #[error("ends beyond 2^64 bytes")]
     Size,
-    /// The type has no known size.
     #[error("{ggml_type} has no known size")]
-    UnknownType {
-        /// The type.
-        ggml_type: GgmlType,
-    },
+    UnknownType { ggml_type: GgmlType },
 }
 
 /// The first dimensions of a shape that may be very long.

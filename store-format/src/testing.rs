@@ -23,8 +23,3 @@ pub fn recipe(file: Digest, names: impl IntoIterator<Item = String>) -> Recipe {
     let pieces = vec![Piece::Blob { blob, offset: 0, length: 4 }];
     Recipe::new(file, TensorFormat::Gguf, pieces, names.into_iter().map(tensor).collect()).unwrap()
 }
-
-/// Runs `run` with safetensors in the table of formats, for this thread: its files are split like GGUF files then.
-pub fn with_safetensors<T>(run: impl FnOnce() -> T) -> T {
-    crate::file_format::safetensors_format::with_format(run)
-}

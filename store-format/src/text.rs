@@ -2,7 +2,6 @@
 
 /// Replaces control characters, which could move the cursor or change colours, and those that change the direction of
 /// text, which could make one name look like another: names and metadata come from files and registries.
-#[must_use]
 pub fn printable(text: &str) -> String {
     let is_hidden = |c: char| c.is_control() || changes_direction(c);
     text.chars().map(|c| if is_hidden(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
@@ -12,8 +11,7 @@ const fn changes_direction(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// As many of the names as fit `width`, but at least one, and the number of the others: `a, b and 12 more`.
-#[must_use]
+/// As many names as fit `width`, at least one, and the number of the others: `a, b and 12 more`.
 pub fn one_line(names: &[impl AsRef<str>], width: usize) -> String {
     const MORE: usize = " and 99999 more".len();
     let mut line = String::new();
@@ -31,7 +29,6 @@ pub fn one_line(names: &[impl AsRef<str>], width: usize) -> String {
 }
 
 /// The text as one word of a shell: in quotes if it has characters that a shell would interpret.
-#[must_use]
 pub fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
     if !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain) {

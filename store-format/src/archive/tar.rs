@@ -45,97 +45,39 @@ pub struct TarReader {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Next {
-    Header {
-        offset: u64,
-    },
-    /// The content of an extension header.
-    Extension {
-        kind: u8,
-        content: Range<u64>,
-        following: u64,
-    },
+    Header { offset: u64 },
+    Extension { kind: u8, content: Range<u64>, following: u64 },
 }
 
-/// Why an archive cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TarError {
-    /// The header's check sum differs: this is no tar archive, or it is damaged.
     #[error("archive: no tar header at byte {offset}")]
-    Header {
-        /// Where it starts.
-        offset: u64,
-    },
-    /// A number in a header is malformed, or too large.
-    #[error("archive: header at byte {offset}: {field} is not a number that is expected there")]
-    Number {
-        /// Where the header starts.
-        offset: u64,
-        /// Which number.
-        field: &'static str,
-    },
-    /// The data of a file ends after the archive.
+    Header { offset: u64 },
+    #[error("archive: header at byte {offset}: {field} is not a valid number")]
+    Number { offset: u64, field: &'static str },
     #[error(
         "archive: file {path:?} of {size} bytes at byte {offset} ends after the archive of {archive_size}"
     )]
-    Outside {
-        /// Its name.
-        path: String,
-        /// Where its data starts.
-        offset: u64,
-        /// Its size.
-        size: u64,
-        /// The size of the archive.
-        archive_size: u64,
-    },
-    /// The bytes of a file are not in one place, or not in this archive.
+    Outside { path: String, offset: u64, size: u64, archive_size: u64 },
     #[error(
         "archive: file {path:?}: expected a plain file, found one that is sparse or continues in another archive"
     )]
-    Scattered {
-        /// Its name.
-        path: String,
-    },
-    /// A name that leads out of the archive, or one that is not text.
+    Scattered { path: String },
     #[error(
         "archive: wrong file name: expected a relative path without \"..\" of at most 255 bytes, found {path:?}"
     )]
-    Path {
-        /// The name found.
-        path: String,
-    },
-    /// Two files have the same name: which one is meant is not known.
+    Path { path: String },
     #[error("archive: two files with the name {path:?}")]
-    Twice {
-        /// The name.
-        path: String,
-    },
-    /// An extension header is malformed or too long.
+    Twice { path: String },
     #[error(
         "archive: extension header at byte {offset}: not in the expected form, or longer than {limit} bytes"
     )]
-    Extension {
-        /// Where its content starts.
-        offset: u64,
-        /// The greatest length.
-        limit: u64,
-    },
-    /// Above a limit.
+    Extension { offset: u64, limit: u64 },
     #[error("archive: more than {limit} {what}")]
-    TooMany {
-        /// What is too many.
-        what: &'static str,
-        /// The limit.
-        limit: usize,
-    },
-    /// The bytes given are not those wanted.
+    TooMany { what: &'static str, limit: usize },
     #[error("archive: wrong number of bytes given: expected {expected}, found {found}")]
-    Given {
-        /// How many were given.
-        found: u64,
-        /// How many were wanted.
-        expected: u64,
-    },
+    Given { found: u64, expected: u64 },
 }
 
 impl TarReader {
@@ -148,8 +90,6 @@ impl TarReader {
     /// The longest extension header. A path has 4 KiB at most; attributes take the rest.
     const MAX_EXTENSION_BYTES: u64 = 64 << 10;
 
-    /// Reads an archive of this many bytes.
-    #[must_use]
     pub fn new(archive_size: u64) -> Self {
         let next = Some(Next::Header { offset: 0 });
         let empty = Self { archive_size, next: None, path: None, size: None, headers: 0, files: Vec::new() };
@@ -157,7 +97,6 @@ impl TarReader {
     }
 
     /// The bytes of the archive that are needed next; `None` when all files are known.
-    #[must_use]
     pub fn wanted(&self) -> Option<Range<u64>> {
         match self.next.as_ref()? {
             Next::Header { offset } => Some(*offset..offset.saturating_add(Self::BLOCK_BYTES)),
@@ -187,13 +126,10 @@ impl TarReader {
     }
 
     /// The files found so far, in the order of their data.
-    #[must_use]
     pub fn files(&self) -> &[ArchiveFile] {
         &self.files
     }
 
-    /// The files, in the order of their data.
-    #[must_use]
     pub fn into_files(self) -> Vec<ArchiveFile> {
         self.files
     }
@@ -229,7 +165,7 @@ impl TarReader {
         match header.kind() {
             kind @ (b'x' | b'g' | b'L' | b'K') => self.begin_extension(kind, start, header.size()?),
             b'1'..=b'6' | b'V' => {
-                // Their size, if any, is no data in the archive.
+                // Their size, if any, does not count data in the archive.
                 (self.path, self.size) = (None, None);
                 Ok(self.header_at(start))
             }

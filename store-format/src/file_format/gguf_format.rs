@@ -88,3 +88,42 @@ pub(super) const fn advice(error: &GgufError, origin: FileOrigin) -> &'static st
         (_, FileOrigin::Disk) => "it is damaged: copy or download it again",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::GgufWriter;
+
+    #[test]
+    fn file_is_a_shard_if_there_are_more() {
+        let shard = |metadata: &[(&str, u16)]| {
+            let mut writer = GgufWriter::new();
+            for (key, value) in metadata {
+                writer.metadata(key, *value).unwrap();
+            }
+            Header::parse(&writer.header().unwrap()).unwrap().shard()
+        };
+        let of = |count, number, total_tensor_count| Some(Shard { number, count, total_tensor_count });
+        assert_eq!(shard(&[]), None);
+        assert_eq!(shard(&[("split.no", 0), ("split.count", 0)]), None);
+        assert_eq!(shard(&[("split.no", 0), ("split.count", 1), ("split.tensors.count", 9)]), None);
+        assert_eq!(shard(&[("split.count", 2)]), of(2, None, None));
+        let all = [("split.no", 1), ("split.count", 3), ("split.tensors.count", 9)];
+        assert_eq!(shard(&all), of(3, Some(1), Some(9)));
+    }
+
+    #[test]
+    fn advice_depends_on_the_error_and_on_where_the_file_is_from() {
+        use FileOrigin::{Disk, Download};
+        for (error, origin, expected) in [
+            (GgufError::OldVersion { found: 1 }, Download, "convert the original model"),
+            (GgufError::NewVersion { found: 4 }, Disk, "upgrade blobd"),
+            (GgufError::NewVersion { found: 99 }, Download, "upgrade blobd"),
+            (GgufError::NewVersion { found: 100 }, Disk, "it is damaged: copy or download it again"),
+            (GgufError::NewVersion { found: 100 }, Download, "only its publisher"),
+        ] {
+            let found = advice(&error, origin);
+            assert!(found.contains(expected), "{error}: {found}");
+        }
+    }
+}

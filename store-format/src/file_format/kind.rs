@@ -23,20 +23,17 @@ pub struct FileKind {
 
 impl FileKind {
     /// With an article, such as `a safetensors file`.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
     /// The file name extension, with the dot, if files of this kind have one.
-    #[must_use]
     pub const fn extension(&self) -> Option<&'static str> {
         self.extension
     }
 
     /// The kind of a file that starts with these bytes: the first 512, or all of a shorter file.
-    #[must_use]
-    pub fn of_start(start: &[u8]) -> &'static Self {
+    pub fn from_start(start: &[u8]) -> &'static Self {
         KINDS.iter().find(|kind| (kind.is_start)(start)).unwrap_or(&OTHER)
     }
 }
@@ -59,7 +56,6 @@ impl Eq for FileKind {}
 /// Where a file comes from, which decides what a user can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileOrigin {
-    /// It is on this machine.
     Disk,
     /// It is downloaded from an address that the user gave.
     Download,
@@ -74,17 +70,13 @@ pub struct FoundFile {
 
 impl FoundFile {
     pub(super) fn new(start: &[u8]) -> Self {
-        Self { kind: FileKind::of_start(start), start: start.to_vec() }
+        Self { kind: FileKind::from_start(start), start: start.to_vec() }
     }
 
-    /// What it is.
-    #[must_use]
     pub const fn kind(&self) -> &'static FileKind {
         self.kind
     }
 
-    /// What the user can do.
-    #[must_use]
     pub const fn advice(&self, origin: FileOrigin) -> &'static str {
         match origin {
             FileOrigin::Disk => self.kind.advice,
@@ -123,7 +115,7 @@ fn server_message(start: &[u8]) -> Option<String> {
 }
 
 /// In the order in which they are tried.
-static KINDS: [FileKind; 28] = [
+static KINDS: [FileKind; 27] = [
     FileKind {
         name: "an empty file",
         extension: None,
@@ -158,14 +150,6 @@ static KINDS: [FileKind; 28] = [
         advice: "a program has reversed each group of four bytes: copy or download it again",
         advice_for_downloads: "only its publisher can correct this",
         is_start: |start| start.starts_with(b"FUGG"),
-    },
-    FileKind {
-        name: "a safetensors file",
-        extension: Some(".safetensors"),
-        advice: "convert the model with llama.cpp's convert_hf_to_gguf.py and import the result, or pull a GGUF file of \
-                 it",
-        advice_for_downloads: "look for a GGUF file of the model: many are in repositories whose names end in -GGUF",
-        is_start: is_safetensors,
     },
     FileKind {
         name: "a Git LFS pointer",
@@ -206,112 +190,57 @@ static KINDS: [FileKind; 28] = [
     FileKind {
         name: "the index of a sharded safetensors model",
         extension: Some(".json"),
-        advice: "it only names the files with the weights: convert the model with llama.cpp's convert_hf_to_gguf.py and \
-                 import the result, or pull a GGUF file of it",
-        advice_for_downloads: "it only names the files with the weights: look for a GGUF file of the model",
+        advice: "it only names the files with the weights: import those",
+        advice_for_downloads: "it only names the files with the weights: use their addresses",
         is_start: |start| is_json(start) && contains(start, &[b"\"weight_map\"", b"\"total_size\""]),
     },
-    FileKind {
-        name: "a JSON document",
-        extension: Some(".json"),
-        advice: "it has no weights: name the file that has them",
-        advice_for_downloads: "it has no weights: use the address of the file that has them",
-        is_start: is_json,
-    },
-    FileKind {
-        name: "a file compressed with gzip",
-        extension: Some(".gz"),
-        advice: "unpack it first: `gunzip`, or `tar -xf` for a .tar.gz",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"\x1f\x8b"),
-    },
-    FileKind {
-        name: "a file compressed with zstd",
-        extension: Some(".zst"),
-        advice: "unpack it first: `unzstd`, or `tar -xf` for a .tar.zst",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"\x28\xb5\x2f\xfd"),
-    },
-    FileKind {
-        name: "a file compressed with xz",
-        extension: Some(".xz"),
-        advice: "unpack it first: `unxz`, or `tar -xf` for a .tar.xz",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"\xfd7zXZ\0"),
-    },
-    FileKind {
-        name: "a file compressed with bzip2",
-        extension: Some(".bz2"),
-        advice: "unpack it first: `bunzip2`, or `tar -xf` for a .tar.bz2",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"BZh") && start.get(3).is_some_and(u8::is_ascii_digit),
-    },
-    FileKind {
-        name: "a file compressed with lz4",
-        extension: Some(".lz4"),
-        advice: "unpack it first: `unlz4`",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"\x04\x22\x4d\x18"),
-    },
-    FileKind {
-        name: "a 7z archive",
-        extension: Some(".7z"),
-        advice: "unpack it first: `7z x`",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"7z\xbc\xaf\x27\x1c"),
-    },
-    FileKind {
-        name: "a rar archive",
-        extension: Some(".rar"),
-        advice: "unpack it first: `unrar x`",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"Rar!\x1a\x07"),
-    },
-    FileKind {
-        name: "a tar archive",
-        extension: Some(".tar"),
-        advice: "unpack it first: `tar -xf`",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.get(257..262) == Some(b"ustar"),
-    },
-    FileKind {
-        name: "a PyTorch checkpoint",
-        extension: Some(".pt"),
-        advice: CONVERT,
-        advice_for_downloads: CONVERT_DOWNLOAD,
-        is_start: |start| {
-            let is_zip = start.starts_with(b"PK\x03\x04") && contains(start, &[b"/data.pkl", b"/byteorder"]);
-            is_zip || is_pickle(start)
-        },
-    },
-    FileKind {
-        name: "a zip archive",
-        extension: Some(".zip"),
-        advice: "unpack it first: `unzip`",
-        advice_for_downloads: UNPACK_DOWNLOAD,
-        is_start: |start| start.starts_with(b"PK\x03\x04") || start.starts_with(b"PK\x05\x06"),
-    },
-    FileKind {
-        name: "an HDF5 file",
-        extension: Some(".h5"),
-        advice: CONVERT,
-        advice_for_downloads: CONVERT_DOWNLOAD,
-        is_start: |start| start.starts_with(b"\x89HDF\r\n\x1a\n"),
-    },
-    FileKind {
-        name: "a numpy array",
-        extension: Some(".npy"),
-        advice: CONVERT,
-        advice_for_downloads: CONVERT_DOWNLOAD,
-        is_start: |start| start.starts_with(b"\x93NUMPY"),
-    },
-    FileKind {
-        name: "a TensorFlow Lite model",
-        extension: Some(".tflite"),
-        advice: CONVERT,
-        advice_for_downloads: CONVERT_DOWNLOAD,
-        is_start: |start| start.get(4..8) == Some(b"TFL3"),
-    },
+    without_weights("a JSON document", ".json", is_json),
+    to_unpack(
+        "a file compressed with gzip",
+        ".gz",
+        "unpack it first: `gunzip`, or `tar -xf` for a .tar.gz",
+        |start| start.starts_with(b"\x1f\x8b"),
+    ),
+    to_unpack(
+        "a file compressed with zstd",
+        ".zst",
+        "unpack it first: `unzstd`, or `tar -xf` for a .tar.zst",
+        |start| start.starts_with(b"\x28\xb5\x2f\xfd"),
+    ),
+    to_unpack(
+        "a file compressed with xz",
+        ".xz",
+        "unpack it first: `unxz`, or `tar -xf` for a .tar.xz",
+        |start| start.starts_with(b"\xfd7zXZ\0"),
+    ),
+    to_unpack(
+        "a file compressed with bzip2",
+        ".bz2",
+        "unpack it first: `bunzip2`, or `tar -xf` for a .tar.bz2",
+        |start| start.starts_with(b"BZh") && start.get(3).is_some_and(u8::is_ascii_digit),
+    ),
+    to_unpack("a file compressed with lz4", ".lz4", "unpack it first: `unlz4`", |start| {
+        start.starts_with(b"\x04\x22\x4d\x18")
+    }),
+    to_unpack("a 7z archive", ".7z", "unpack it first: `7z x`", |start| {
+        start.starts_with(b"7z\xbc\xaf\x27\x1c")
+    }),
+    to_unpack("a rar archive", ".rar", "unpack it first: `unrar x`", |start| {
+        start.starts_with(b"Rar!\x1a\x07")
+    }),
+    to_unpack("a tar archive", ".tar", "unpack it first: `tar -xf`", |start| {
+        start.get(257..262) == Some(b"ustar")
+    }),
+    to_convert("a PyTorch checkpoint", ".pt", |start| {
+        let is_zip = start.starts_with(b"PK\x03\x04") && contains(start, &[b"/data.pkl", b"/byteorder"]);
+        is_zip || is_pickle(start)
+    }),
+    to_unpack("a zip archive", ".zip", "unpack it first: `unzip`", |start| {
+        start.starts_with(b"PK\x03\x04") || start.starts_with(b"PK\x05\x06")
+    }),
+    to_convert("an HDF5 file", ".h5", |start| start.starts_with(b"\x89HDF\r\n\x1a\n")),
+    to_convert("a numpy array", ".npy", |start| start.starts_with(b"\x93NUMPY")),
+    to_convert("a TensorFlow Lite model", ".tflite", |start| start.get(4..8) == Some(b"TFL3")),
     FileKind {
         name: "a llamafile",
         extension: Some(".llamafile"),
@@ -328,40 +257,69 @@ static KINDS: [FileKind; 28] = [
                                extract it with `unzip`, and import that",
         is_start: |start| start.starts_with(b"\x7fELF") || start.starts_with(b"MZ"),
     },
-    FileKind {
-        name: "a PDF document",
-        extension: Some(".pdf"),
-        advice: "it has no weights: name the file that has them",
-        advice_for_downloads: "it has no weights: use the address of the file that has them",
-        is_start: |start| start.starts_with(b"%PDF-"),
-    },
-    FileKind {
-        name: "a text",
-        extension: Some(".txt"),
-        advice: "it has no weights: name the file that has them",
-        advice_for_downloads: "it has no weights: use the address of the file that has them",
-        is_start: is_text,
-    },
+    without_weights("a PDF document", ".pdf", |start| start.starts_with(b"%PDF-")),
+    without_weights("a text", ".txt", is_text),
 ];
 
 static OTHER: FileKind = FileKind {
     name: "a file",
     extension: None,
-    advice: "blobd imports GGUF files; if it should be one, it is damaged: copy or download it again",
-    advice_for_downloads: "blobd pulls GGUF files; if it should be one, only its publisher can correct it",
+    advice: "blobd imports GGUF and safetensors files; if it should be one, it is damaged: copy or download it again",
+    advice_for_downloads: "blobd pulls GGUF and safetensors files; if it should be one, only its publisher can correct \
+                           it",
     is_start: |_start| true,
 };
 
-const UNPACK_DOWNLOAD: &str =
-    "download it with another program, unpack it, and import the GGUF file in it with `blobd import`";
-const CONVERT: &str = "convert the original model with llama.cpp's convert_hf_to_gguf.py and import the result, or pull a GGUF file of it";
-const CONVERT_DOWNLOAD: &str = "look for a GGUF file of the model";
+/// A row of a packed file.
+const fn to_unpack(
+    name: &'static str,
+    extension: &'static str,
+    advice: &'static str,
+    is_start: fn(&[u8]) -> bool,
+) -> FileKind {
+    FileKind {
+        name,
+        extension: Some(extension),
+        advice,
+        advice_for_downloads: "download it with another program, unpack it, and import the GGUF file in it with \
+                               `blobd import`",
+        is_start,
+    }
+}
 
-/// The length of a header in JSON, and its first character. The format has no signature.
+/// A row of weights in another format.
+const fn to_convert(name: &'static str, extension: &'static str, is_start: fn(&[u8]) -> bool) -> FileKind {
+    FileKind {
+        name,
+        extension: Some(extension),
+        advice: "convert the original model with llama.cpp's convert_hf_to_gguf.py and import the result, or pull a \
+                 GGUF file of it",
+        advice_for_downloads: "look for a GGUF file of the model",
+        is_start,
+    }
+}
+
+const fn without_weights(
+    name: &'static str,
+    extension: &'static str,
+    is_start: fn(&[u8]) -> bool,
+) -> FileKind {
+    FileKind {
+        name,
+        extension: Some(extension),
+        advice: "it has no weights: name the file that has them",
+        advice_for_downloads: "it has no weights: use the address of the file that has them",
+        is_start,
+    }
+}
+
+/// The length of a header in JSON, and its first character after any number of spaces. The format has no signature.
 pub(super) fn is_safetensors(start: &[u8]) -> bool {
     let Some((length, rest)) = start.split_first_chunk() else { return false };
     let length = u64::from_le_bytes(*length);
-    (2..=Header::MAX_BYTES).contains(&length) && rest.trim_ascii_start().starts_with(b"{")
+    let json = rest.trim_ascii_start();
+    let is_json = json.starts_with(b"{") || (json.is_empty() && start.len() >= START_BYTES);
+    (2..=Header::MAX_BYTES).contains(&length) && is_json
 }
 
 fn is_json(start: &[u8]) -> bool {
@@ -406,7 +364,6 @@ fn is_text(start: &[u8]) -> bool {
     !text.is_empty() && text.chars().all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t'))
 }
 
-/// Without the byte order mark of UTF-8.
 fn without_mark(start: &[u8]) -> &[u8] {
     start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start)
 }
@@ -421,10 +378,6 @@ mod tests {
 
     fn zip_of(name: &str) -> Vec<u8> {
         [b"PK\x03\x04", &[0; 26][..], name.as_bytes(), b"data"].concat()
-    }
-
-    fn safetensors(header: &str) -> Vec<u8> {
-        [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[1; 600]].concat()
     }
 
     /// Each kind that people meet, by its real first bytes.
@@ -442,8 +395,6 @@ mod tests {
             (b"algg\x01\0\0\0".to_vec(), "an old ggml file"),
             (b"ggjt".to_vec(), "an old ggml file"),
             (b"FUGG\0\0\0\x03".to_vec(), "a GGUF file with swapped bytes"),
-            (safetensors(r#"{"a":{"dtype":"F32"}}"#), "a safetensors file"),
-            (safetensors("  {}"), "a safetensors file"),
             (lfs.to_vec(), "a Git LFS pointer"),
             (b"# xet version 0\nfilesize = 3\nhash = 'a'\n".to_vec(), "a Xet pointer"),
             (b"<!DOCTYPE html>\n<html><head>".to_vec(), "a web page"),
@@ -478,6 +429,8 @@ mod tests {
             (b"%PDF-1.7\n".to_vec(), "a PDF document"),
             (b"buy milk\n".to_vec(), "a text"),
             ("größe ".repeat(100).into_bytes()[..511].to_vec(), "a text"),
+            // Ends within a character.
+            ("größe ".repeat(100).into_bytes()[..507].to_vec(), "a text"),
             (b"a1b2c3\n0123abcd\n1732500000.5\n".to_vec(), "a text"),
             (b"\x01\x02\x03\x04\x05\x06\x07\x08".to_vec(), "a file"),
             (vec![0; 8], "a file"),
@@ -488,11 +441,25 @@ mod tests {
     #[test]
     fn every_kind_is_recognised_by_its_first_bytes() {
         for (start, expected) in samples() {
-            let found = FileKind::of_start(&start);
+            let found = FileKind::from_start(&start);
             assert_eq!(found.name(), expected, "{}", start.escape_ascii());
         }
         for kind in &KINDS {
             assert!(samples().iter().any(|(_, name)| *name == kind.name), "no sample of {}", kind.name);
+        }
+    }
+
+    #[test]
+    fn kinds_that_people_export_have_their_usual_extension() {
+        for (start, extension) in [
+            (zip_of("archive/data.pkl"), Some(".pt")),
+            (b"\x1f\x8b\x08\0".to_vec(), Some(".gz")),
+            (b"lmgg\0\0\0\0".to_vec(), Some(".bin")),
+            (b"buy milk\n".to_vec(), Some(".txt")),
+            (b"FUGG\0\0\0\x03".to_vec(), None),
+        ] {
+            let kind = FileKind::from_start(&start);
+            assert_eq!(kind.extension(), extension, "{}", kind.name());
         }
     }
 

@@ -1,8 +1,7 @@
-//! safetensors as a file format. Files are split by it only in tests so far, see [`crate::testing::with_safetensors`].
-
-use std::cell::Cell;
+//! safetensors as a file format.
 
 use super::{FileFormat, FormatError, FormatParser, ModelHeader, Shard, kind};
+use crate::expert::safetensors::{expert_groups, stacked_experts};
 use crate::file_layout::{FileLayout, TensorRange};
 use crate::gguf::{MetadataValue, Progress};
 use crate::safetensors::{Header, SafetensorsError, Tensor};
@@ -16,23 +15,6 @@ pub(super) static FORMAT: FileFormat = FileFormat {
     is_start: kind::is_safetensors,
     parser: || Box::new(Parser::default()),
 };
-
-thread_local! {
-    static IS_ADDED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The format, on a thread that has added it.
-pub(super) fn added() -> Option<&'static FileFormat> {
-    IS_ADDED.get().then_some(&FORMAT)
-}
-
-/// Runs `run` with the format added to the table for this thread.
-pub(crate) fn with_format<T>(run: impl FnOnce() -> T) -> T {
-    let before = IS_ADDED.replace(true);
-    let result = run();
-    IS_ADDED.set(before);
-    result
-}
 
 /// Collects the header, whose length its first bytes state.
 #[derive(Debug, Default)]
@@ -89,10 +71,11 @@ impl ModelHeader for SafetensorsHeader {
             shape: tensor.shape().to_vec(),
             offset: tensor.offset_in_file().saturating_sub(data_offset),
             size: tensor.size_bytes(),
-            experts: None,
+            experts: stacked_experts(tensor),
         };
         let tensors = self.header.tensors().iter().map(range).collect();
-        Ok(FileLayout::new(TensorFormat::Safetensors, file_size, data_offset, tensors, Vec::new())?)
+        let groups = expert_groups(self.header.tensors());
+        Ok(FileLayout::new(TensorFormat::Safetensors, file_size, data_offset, tensors, groups)?)
     }
 
     fn tensor_count(&self) -> u64 {

@@ -25,12 +25,10 @@ impl ByteOrder {
     }
 }
 
-/// Why a field was not read.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// The bytes end inside the field.
     NeedMore,
-    /// The field is invalid.
     Refused(GgufError),
 }
 

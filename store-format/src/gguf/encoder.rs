@@ -18,13 +18,10 @@ pub struct Encoder {
 
 impl Encoder {
     /// No fields yet; all numbers are written in this order.
-    #[must_use]
     pub const fn new(order: ByteOrder) -> Self {
         Self { bytes: Vec::new(), order }
     }
 
-    /// The byte order of what is written.
-    #[must_use]
     pub const fn order(&self) -> ByteOrder {
         self.order
     }
@@ -43,9 +40,6 @@ impl Encoder {
     }
 
     /// The header, validated by parsing it.
-    ///
-    /// # Errors
-    /// [`GgufError`] when the fields are not a header.
     pub fn finish(self) -> Result<Header, GgufError> {
         Header::from_bytes(self.bytes)
     }

@@ -14,12 +14,9 @@ use crate::tensor::{TensorFormat, TensorInfo};
 impl Header {
     /// The layout of a file of `file_size` bytes that starts with this header.
     ///
-    /// Tensors of an unknown type extend to the next one. So do those whose type id forks of llama.cpp use
-    /// for types of their own (41 and 42), if the offsets of a packed file contradict the size of
-    /// llama.cpp's type; the name of their type is then `type-41`.
-    ///
-    /// # Errors
-    /// [`GgufError`] when a tensor is misaligned, lies outside the file, or overlaps another.
+    /// Tensors of an unknown type extend to the next one. So do those with a type ID that forks of llama.cpp use for
+    /// their own types (41 and 42), if the offsets of a packed file contradict the size of llama.cpp's type; their
+    /// type is then called `type-41`.
     pub fn file_layout(&self, file_size: u64) -> Result<FileLayout, GgufError> {
         let header_size = self.bytes().len() as u64;
         if file_size < header_size {
@@ -112,7 +109,6 @@ impl Offsets {
         size == 0 || (size..=size.saturating_add(self.alignment - 1)).contains(&left)
     }
 
-    /// The range of a tensor.
     fn tensor_range(&self, info: &TensorInfo<'_>, is_fork: bool) -> Result<TensorRange, GgufError> {
         let (name, offset) = (|| info.name().to_owned(), info.offset());
         let known_size = info.size_bytes().filter(|size| !is_fork || *size == 0);

@@ -10,26 +10,19 @@ use super::{ALIGNMENT_KEY, ByteOrder, GgmlType, GgufWriter, Value};
 /// A valid file and its expected content.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// The byte order.
     pub order: ByteOrder,
-    /// The version of GGUF.
     pub version: u32,
-    /// The alignment of the data section.
     pub alignment: u64,
     /// Keys and values in file order.
     pub metadata: Vec<(String, Value)>,
     /// In table order.
     pub tensors: Vec<SampleTensor>,
-    /// The whole file.
     pub file: Vec<u8>,
 }
 
-/// A tensor of a [`Sample`].
 #[derive(Clone, Debug)]
 pub struct SampleTensor {
-    /// Its name.
     pub name: String,
-    /// Its type.
     pub ggml_type: GgmlType,
     /// Its dimensions, the fastest first.
     pub dimensions: Vec<u64>,

@@ -1,5 +1,6 @@
 //! A checked GGUF header.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::MAX_HEADER_BYTES;
@@ -17,11 +18,10 @@ pub struct Header {
     pub(super) bytes: Vec<u8>,
     pub(super) metadata: Vec<MetadataRecord>,
     pub(super) tensors: Vec<TensorRecord>,
-    /// Those of all tensors, in the order of the table.
+    /// The dimensions of all tensors, in the order of the table.
     pub(super) dimensions: Vec<u64>,
 }
 
-/// The tensors of a header, in the order of its table.
 #[derive(Clone, Debug)]
 pub struct Tensors<'a> {
     bytes: &'a [u8],
@@ -30,7 +30,6 @@ pub struct Tensors<'a> {
 }
 
 impl Header {
-    /// The longest header read, in bytes.
     pub const MAX_BYTES: u64 = MAX_HEADER_BYTES;
     /// The most tensors read. Large models have about 1,000; the known maximum, Kimi K2 with unpacked
     /// experts, is 70,000.
@@ -39,31 +38,26 @@ impl Header {
     pub const MAX_KEYS: u64 = 131_072;
 
     /// The byte order of the header and of the tensors' numbers.
-    #[must_use]
     pub fn byte_order(&self) -> ByteOrder {
         self.preamble.order
     }
 
     /// The version of the format: 2 or 3, which differ in name only.
-    #[must_use]
     pub fn version(&self) -> u32 {
         self.preamble.version
     }
 
     /// The alignment of the data section and of every tensor in bytes, a power of two.
-    #[must_use]
     pub const fn alignment(&self) -> u32 {
         self.alignment
     }
 
     /// The header's bytes, without the padding before the data section.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// The header's bytes with the padding before the data section.
-    #[must_use]
     pub fn into_padded(self) -> Vec<u8> {
         // At most 33 MiB, or it would not have been parsed.
         let padded_size = usize::try_from(self.data_offset()).unwrap_or(self.bytes.len());
@@ -73,7 +67,6 @@ impl Header {
     }
 
     /// Where the data section starts, in bytes from the start of the file.
-    #[must_use]
     pub fn data_offset(&self) -> u64 {
         // At most `MAX_BYTES` and `MAX_ALIGNMENT`, so the sum is far from wrapping.
         (self.bytes.len() as u64).next_multiple_of(self.alignment.into())
@@ -83,33 +76,29 @@ impl Header {
     /// makes text of it.
     pub fn metadata(&self) -> impl Iterator<Item = (&[u8], MetadataValue<'_>)> {
         self.metadata.iter().filter_map(|record| {
-            let key = record.key.of(&self.bytes);
+            let key = record.key.slice(&self.bytes);
             self.read_value(record).map(|value| (key, value))
         })
     }
 
-    /// The value of a metadata key.
-    #[must_use]
     pub fn value(&self, key: &str) -> Option<MetadataValue<'_>> {
-        let is_meant = |record: &&MetadataRecord| record.key.of(&self.bytes) == key.as_bytes();
+        let is_meant = |record: &&MetadataRecord| record.key.slice(&self.bytes) == key.as_bytes();
         self.metadata.iter().find(is_meant).and_then(|record| self.read_value(record))
     }
 
     /// The model's architecture, such as `llama`: `general.architecture`, if it is text.
-    #[must_use]
     pub fn architecture(&self) -> Option<&str> {
         self.value("general.architecture")?.as_str()
     }
 
     /// The tensors, in the order of the file's table.
-    #[must_use]
     pub fn tensors(&self) -> Tensors<'_> {
         Tensors { bytes: &self.bytes, dimensions: &self.dimensions, records: self.tensors.iter() }
     }
 
     /// Each key, and the bytes of its value: the id of its type and the value.
     pub fn raw_metadata(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        self.metadata.iter().map(|record| (record.key.of(&self.bytes), record.value.of(&self.bytes)))
+        self.metadata.iter().map(|record| (record.key.slice(&self.bytes), record.value.slice(&self.bytes)))
     }
 
     /// The table of tensors as it is in the file.
@@ -120,7 +109,7 @@ impl Header {
     }
 
     fn read_value(&self, record: &MetadataRecord) -> Option<MetadataValue<'_>> {
-        let mut cursor = Cursor::new(record.value.of(&self.bytes), 0, self.preamble.order);
+        let mut cursor = Cursor::new(record.value.slice(&self.bytes), 0, self.preamble.order);
         let value_type = ValueType::from_id(cursor.u32().ok()?)?;
         MetadataValue::read(&mut cursor, value_type).ok()
     }
@@ -155,6 +144,16 @@ impl<'a> Iterator for Tensors<'a> {
 
 impl ExactSizeIterator for Tensors<'_> {}
 
+/// A metadata key as text. Different keys have different texts: in keys that are not UTF-8 or contain a
+/// backslash, each invalid byte is written as `\xff` and each backslash as `\\`. The text may hold control
+/// characters.
+pub fn key_text(key: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(key) {
+        Ok(text) if !text.contains('\\') => Cow::Borrowed(text),
+        _ => Cow::Owned(key.utf8_chunks().map(|chunk| escaped(chunk.valid(), chunk.invalid())).collect()),
+    }
+}
+
 /// The fields of the first 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Preamble {
@@ -186,16 +185,14 @@ impl Span {
         usize::try_from(self.end).unwrap_or(usize::MAX)
     }
 
-    pub(super) fn of<T>(self, all: &[T]) -> &[T] {
+    pub(super) fn slice<T>(self, all: &[T]) -> &[T] {
         let place = |place: u32| usize::try_from(place).unwrap_or(usize::MAX);
         all.get(place(self.start)..place(self.end)).unwrap_or_default()
     }
 }
 
-/// Where a metadata entry lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MetadataRecord {
-    /// The key's bytes.
     pub(super) key: Span,
     /// The id of the value's type and the value.
     pub(super) value: Span,
@@ -213,8 +210,42 @@ pub(super) struct TensorRecord {
 impl TensorRecord {
     fn info<'a>(&self, bytes: &'a [u8], dimensions: &'a [u64]) -> TensorInfo<'a> {
         // The parser has proved that the name is UTF-8 and the shape valid.
-        let name = std::str::from_utf8(self.name.of(bytes)).unwrap_or_default();
-        let shape = Shape::new(self.dimensions.of(dimensions)).unwrap_or_default();
+        let name = std::str::from_utf8(self.name.slice(bytes)).unwrap_or_default();
+        let shape = Shape::new(self.dimensions.slice(dimensions)).unwrap_or_default();
         TensorInfo::checked(name, self.ggml_type, shape, self.offset)
+    }
+}
+
+fn escaped(valid: &str, invalid: &[u8]) -> String {
+    invalid.iter().fold(valid.replace('\\', "\\\\"), |text, byte| format!("{text}\\x{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ordinary_keys_are_unchanged() {
+        assert_eq!(key_text(b"general.architecture"), "general.architecture");
+        assert_eq!(key_text("größe".as_bytes()), "größe");
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf8_stay_apart() {
+        assert_eq!(key_text(b"a\xff"), "a\\xff");
+        assert_eq!(key_text(b"a\xfe"), "a\\xfe");
+        assert_eq!(key_text(b"a\\xff"), "a\\\\xff");
+    }
+
+    proptest! {
+        #[test]
+        fn different_keys_have_different_texts(
+            one in proptest::collection::vec(prop_oneof![Just(b'\\'), Just(b'x'), Just(b'f'), any::<u8>()], 0..8),
+            two in proptest::collection::vec(prop_oneof![Just(b'\\'), Just(b'x'), Just(b'f'), any::<u8>()], 0..8),
+        ) {
+            prop_assert_eq!(key_text(&one) == key_text(&two), one == two);
+        }
     }
 }

@@ -30,9 +30,6 @@ pub struct HeaderParser {
 
 impl Header {
     /// Reads the header at the start of `bytes`; what follows it is ignored.
-    ///
-    /// # Errors
-    /// [`GgufError`] when the header is invalid or incomplete.
     pub fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
         let mut parser = HeaderParser::new();
         parser.push(bytes)?;
@@ -47,18 +44,14 @@ impl Header {
     }
 }
 
-/// Whether a header is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// More bytes are needed.
     NeedMore,
     /// The header is complete; further bytes are ignored.
     Done,
 }
 
 impl HeaderParser {
-    /// A parser with no input yet.
-    #[must_use]
     pub fn new() -> Self {
         let preamble = Preamble { order: ByteOrder::Little, version: 0, tensor_count: 0, key_count: 0 };
         Self {
@@ -91,9 +84,6 @@ impl HeaderParser {
     }
 
     /// The header.
-    ///
-    /// # Errors
-    /// [`GgufError::Ends`] when it is not complete, or what [`HeaderParser::push`] refused it for.
     pub fn finish(self) -> Result<Header, GgufError> {
         let inside = match self.state {
             State::Done => return Ok(self.into_header()),
@@ -203,15 +193,15 @@ impl HeaderParser {
     }
 
     fn end_entry(&mut self, entry: MetadataRecord) -> Result<(), Stop> {
-        if entry.key.of(&self.bytes) == ALIGNMENT_KEY.as_bytes() {
-            self.alignment = check_alignment(entry.value.of(&self.bytes), self.preamble.order)?;
+        if entry.key.slice(&self.bytes) == ALIGNMENT_KEY.as_bytes() {
+            self.alignment = check_alignment(entry.value.slice(&self.bytes), self.preamble.order)?;
         }
         self.metadata.push(entry);
         Ok(())
     }
 
     fn end_metadata(&mut self) -> Result<(), Stop> {
-        let keys = self.metadata.iter().map(|entry| entry.key.of(&self.bytes));
+        let keys = self.metadata.iter().map(|entry| entry.key.slice(&self.bytes));
         if let Some(key) = duplicate(keys) {
             return Err(GgufError::DuplicateKey { key: printable(key) }.into());
         }
@@ -243,7 +233,7 @@ impl HeaderParser {
     }
 
     fn end_tensors(&mut self) -> Result<(), Stop> {
-        let names = self.tensors.iter().map(|tensor| tensor.name.of(&self.bytes));
+        let names = self.tensors.iter().map(|tensor| tensor.name.slice(&self.bytes));
         if let Some(name) = duplicate(names) {
             return Err(GgufError::DuplicateTensor { name: printable(name) }.into());
         }
@@ -291,7 +281,7 @@ enum State {
     Refused(GgufError),
 }
 
-/// The size of a copy of pushed bytes, which may lie after the header.
+/// The size of a copy of pushed bytes, which may be after the header.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Grows the buffer by doubling, limited to the longest header, so that a hostile file cannot use twice
@@ -394,4 +384,27 @@ fn duplicate<'a>(names: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     let mut sorted: Vec<&[u8]> = names.collect();
     sorted.sort_unstable();
     sorted.array_windows().find_map(|[a, b]| (a == b).then_some(*a))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffer_doubles_but_never_beyond_the_longest_header() {
+        let longest = usize::try_from(Header::MAX_BYTES).unwrap() + PIECE_BYTES;
+        for (capacity, length, more, expected) in [
+            (0, 0, 10, 10),
+            (10, 9, 1, 10),
+            (10, 10, 1, 20),
+            (10, 10, 30, 40),
+            (longest - 9, longest - 9, 1, longest),
+            (longest, longest, 1, longest + 1),
+        ] {
+            let mut bytes = Vec::with_capacity(capacity);
+            bytes.resize(length, 0);
+            reserve(&mut bytes, more);
+            assert_eq!(bytes.capacity(), expected, "{length} of {capacity} bytes and {more} more");
+        }
+    }
 }

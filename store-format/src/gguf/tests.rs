@@ -106,26 +106,52 @@ fn assert_same(written: &Value, read: MetadataValue<'_>) {
     match (written, read) {
         (Value::F32(a), MetadataValue::F32(b)) => assert_eq!(a.to_bits(), b.to_bits()),
         (Value::F64(a), MetadataValue::F64(b)) => assert_eq!(a.to_bits(), b.to_bits()),
-        (Value::U8(a), MetadataValue::U8(b)) => assert_eq!(*a, b),
-        (Value::I8(a), MetadataValue::I8(b)) => assert_eq!(*a, b),
-        (Value::U16(a), MetadataValue::U16(b)) => assert_eq!(*a, b),
-        (Value::I16(a), MetadataValue::I16(b)) => assert_eq!(*a, b),
-        (Value::U32(a), MetadataValue::U32(b)) => assert_eq!(*a, b),
-        (Value::I32(a), MetadataValue::I32(b)) => assert_eq!(*a, b),
-        (Value::U64(a), MetadataValue::U64(b)) => assert_eq!(*a, b),
-        (Value::I64(a), MetadataValue::I64(b)) => assert_eq!(*a, b),
-        (Value::Bool(a), MetadataValue::Bool(b)) => assert_eq!(*a, b),
-        (Value::String(a), MetadataValue::String(b)) => assert_eq!(a, b),
         (Value::Array(a), MetadataValue::Array(b)) => {
             assert_eq!((a.element_type(), a.values().len()), (b.element_type(), b.len()));
             assert_eq!(b.iter().count(), b.len());
             a.values().iter().zip(b.iter()).for_each(|(a, b)| assert_same(a, b));
         }
-        (a, b) => panic!("{a:?} came back as {b:?}"),
+        (a, b) => assert_eq!(*a, b.to_value()),
     }
 }
 
+#[test]
+fn architecture_is_the_text_of_its_key() {
+    let architecture = |value: Value| {
+        let mut writer = GgufWriter::new();
+        writer.metadata("general.architecture", value).unwrap();
+        Header::parse(&writer.header().unwrap()).unwrap().architecture().map(str::to_owned)
+    };
+    assert_eq!(architecture("llama".into()).as_deref(), Some("llama"));
+    assert_eq!(architecture(7_u32.into()), None);
+    assert_eq!(architecture(Value::String(vec![0xff])), None);
+    assert_eq!(Raw::new(0, 0).accepted().architecture(), None);
+}
+
 proptest! {
+    #[test]
+    fn header_is_copied_field_by_field_in_either_byte_order(sample in file()) {
+        let header = Header::parse(&sample.file).unwrap();
+        for order in [ByteOrder::Little, ByteOrder::Big] {
+            let mut out = Encoder::new(order);
+            out.preamble(sample.version, sample.tensors.len(), sample.metadata.len());
+            for (key, value) in header.raw_metadata() {
+                out.string(key);
+                out.copied_value(value, sample.order);
+            }
+            if order == sample.order {
+                out.raw(header.raw_tensors());
+            } else {
+                for info in header.tensors() {
+                    out.tensor(info.name(), info.ggml_type(), info.shape().dimensions(), info.offset());
+                }
+            }
+            let copy = out.finish().unwrap();
+            prop_assert!(order != sample.order || copy.bytes() == header.bytes());
+            assert_describes(&copy, &Sample { order, file: copy.bytes().to_vec(), ..sample.clone() });
+        }
+    }
+
     #[test]
     fn valid_header_reads_the_same_in_any_pieces(
         sample in file(),
@@ -270,7 +296,10 @@ fn duplicate_key_is_refused() {
 #[test]
 fn unknown_value_types_are_refused() {
     let error = Raw::new(0, 1).key("k", 13).refused();
-    assert_eq!(error.to_string(), r#"gguf: metadata key "k" at byte 33: value type 13, known are 0 to 12"#);
+    assert_eq!(
+        error.to_string(),
+        r#"gguf: metadata key "k" at byte 33: value type: expected 0 to 12, found 13"#
+    );
     let element = Raw::new(0, 1).key("k", 9).u32(u32::MAX).refused();
     assert_eq!(element, GgufError::ValueType { key: "k".into(), offset: 37, found: u32::MAX });
 }

@@ -7,7 +7,6 @@ use super::value_type::ValueType;
 
 /// A metadata value, borrowed from its header.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)] // the names say it all
 pub enum MetadataValue<'a> {
     U8(u8),
     I8(i8),
@@ -29,7 +28,6 @@ pub enum MetadataValue<'a> {
 
 impl<'a> MetadataValue<'a> {
     /// The text of a string that is UTF-8.
-    #[must_use]
     pub fn as_str(&self) -> Option<&'a str> {
         match self {
             Self::String(bytes) => std::str::from_utf8(bytes).ok(),
@@ -38,7 +36,6 @@ impl<'a> MetadataValue<'a> {
     }
 
     /// The value of any integer type, if it is not negative.
-    #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(value) => Some(value.into()),
@@ -53,18 +50,6 @@ impl<'a> MetadataValue<'a> {
         }
     }
 
-    /// The value of either float type.
-    #[must_use]
-    pub fn as_f64(&self) -> Option<f64> {
-        match *self {
-            Self::F32(value) => Some(value.into()),
-            Self::F64(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// The value of a boolean.
-    #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Self::Bool(value) => Some(value),
@@ -72,95 +57,10 @@ impl<'a> MetadataValue<'a> {
         }
     }
 
-    /// The value of an array.
-    #[must_use]
     pub fn as_array(&self) -> Option<ArrayRef<'a>> {
         match *self {
             Self::Array(array) => Some(array),
             _ => None,
-        }
-    }
-
-    /// The type.
-    #[must_use]
-    pub const fn value_type(&self) -> ValueType {
-        match self {
-            Self::U8(_) => ValueType::U8,
-            Self::I8(_) => ValueType::I8,
-            Self::U16(_) => ValueType::U16,
-            Self::I16(_) => ValueType::I16,
-            Self::U32(_) => ValueType::U32,
-            Self::I32(_) => ValueType::I32,
-            Self::F32(_) => ValueType::F32,
-            Self::Bool(_) => ValueType::Bool,
-            Self::String(_) => ValueType::String,
-            Self::Array(_) => ValueType::Array,
-            Self::U64(_) => ValueType::U64,
-            Self::I64(_) => ValueType::I64,
-            Self::F64(_) => ValueType::F64,
-        }
-    }
-
-    /// An owned copy, for the writer.
-    #[must_use]
-    pub fn to_value(&self) -> Value {
-        match *self {
-            Self::U8(value) => Value::U8(value),
-            Self::I8(value) => Value::I8(value),
-            Self::U16(value) => Value::U16(value),
-            Self::I16(value) => Value::I16(value),
-            Self::U32(value) => Value::U32(value),
-            Self::I32(value) => Value::I32(value),
-            Self::F32(value) => Value::F32(value),
-            Self::Bool(value) => Value::Bool(value),
-            Self::String(bytes) => Value::String(bytes.to_vec()),
-            Self::Array(array) => {
-                let values = array.iter().map(|value| value.to_value()).collect();
-                Value::Array(ArrayValue { element: array.element, values })
-            }
-            Self::U64(value) => Value::U64(value),
-            Self::I64(value) => Value::I64(value),
-            Self::F64(value) => Value::F64(value),
-        }
-    }
-
-    /// Reads a value whose length has been checked.
-    pub(super) fn read(cursor: &mut Cursor<'a>, value_type: ValueType) -> Result<Self, Stop> {
-        Ok(match value_type {
-            ValueType::U8 => Self::U8(u8::from_le_bytes(cursor.number()?)),
-            ValueType::I8 => Self::I8(i8::from_le_bytes(cursor.number()?)),
-            ValueType::U16 => Self::U16(u16::from_le_bytes(cursor.number()?)),
-            ValueType::I16 => Self::I16(i16::from_le_bytes(cursor.number()?)),
-            ValueType::U32 => Self::U32(cursor.u32()?),
-            ValueType::I32 => Self::I32(i32::from_le_bytes(cursor.number()?)),
-            ValueType::F32 => Self::F32(f32::from_le_bytes(cursor.number()?)),
-            ValueType::Bool => Self::Bool(cursor.number::<1>()? != [0]),
-            ValueType::String => Self::String(cursor.string()?),
-            ValueType::Array => Self::Array(ArrayRef::read(cursor)?),
-            ValueType::U64 => Self::U64(cursor.u64()?),
-            ValueType::I64 => Self::I64(i64::from_le_bytes(cursor.number()?)),
-            ValueType::F64 => Self::F64(f64::from_le_bytes(cursor.number()?)),
-        })
-    }
-}
-
-/// Strings are quoted and escaped, so that they are safe for a terminal.
-impl fmt::Display for MetadataValue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::U8(value) => value.fmt(f),
-            Self::I8(value) => value.fmt(f),
-            Self::U16(value) => value.fmt(f),
-            Self::I16(value) => value.fmt(f),
-            Self::U32(value) => value.fmt(f),
-            Self::I32(value) => value.fmt(f),
-            Self::F32(value) => value.fmt(f),
-            Self::Bool(value) => value.fmt(f),
-            Self::String(bytes) => write!(f, "{:?}", String::from_utf8_lossy(bytes)),
-            Self::Array(array) => array.fmt(f),
-            Self::U64(value) => value.fmt(f),
-            Self::I64(value) => value.fmt(f),
-            Self::F64(value) => value.fmt(f),
         }
     }
 }
@@ -177,24 +77,18 @@ pub struct ArrayRef<'a> {
 
 impl<'a> ArrayRef<'a> {
     /// The type of the elements; never an array.
-    #[must_use]
     pub fn element_type(&self) -> ValueType {
         self.element
     }
 
-    /// How many elements there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The elements in order.
     pub fn iter(&self) -> impl Iterator<Item = MetadataValue<'a>> + use<'a> {
         let mut cursor = Cursor::new(self.bytes, 0, self.order);
         let element = self.element;
@@ -227,7 +121,6 @@ impl fmt::Display for ArrayRef<'_> {
 
 /// A metadata value to be written.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // the names say it all
 pub enum Value {
     U8(u8),
     I8(i8),
@@ -251,26 +144,6 @@ impl Value {
         let values = strings.into_iter().map(Self::String).collect();
         Self::Array(ArrayValue { element: ValueType::String, values })
     }
-
-    /// The value's type.
-    #[must_use]
-    pub fn value_type(&self) -> ValueType {
-        match self {
-            Self::U8(_) => ValueType::U8,
-            Self::I8(_) => ValueType::I8,
-            Self::U16(_) => ValueType::U16,
-            Self::I16(_) => ValueType::I16,
-            Self::U32(_) => ValueType::U32,
-            Self::I32(_) => ValueType::I32,
-            Self::F32(_) => ValueType::F32,
-            Self::Bool(_) => ValueType::Bool,
-            Self::String(_) => ValueType::String,
-            Self::Array(_) => ValueType::Array,
-            Self::U64(_) => ValueType::U64,
-            Self::I64(_) => ValueType::I64,
-            Self::F64(_) => ValueType::F64,
-        }
-    }
 }
 
 /// An array to be written: values of one type, never arrays. Made by `Value::from(vec![…])` or
@@ -283,19 +156,14 @@ pub struct ArrayValue {
 
 impl ArrayValue {
     /// An array of `values`, which must have the type `element`, which must not be an array.
-    #[must_use]
     pub const fn new(element: ValueType, values: Vec<Value>) -> Self {
         Self { element, values }
     }
 
-    /// The type of the elements.
-    #[must_use]
     pub fn element_type(&self) -> ValueType {
         self.element
     }
 
-    /// The elements in order.
-    #[must_use]
     pub fn values(&self) -> &[Value] {
         &self.values
     }
@@ -303,7 +171,6 @@ impl ArrayValue {
 
 /// A Rust type whose values can be elements of a metadata array.
 pub trait ArrayElement: Into<Value> {
-    /// The type in GGUF.
     const TYPE: ValueType;
 }
 
@@ -313,6 +180,70 @@ impl<T: ArrayElement> From<Vec<T>> for Value {
         Self::Array(ArrayValue { element: T::TYPE, values })
     }
 }
+
+/// What all types of numbers do alike.
+macro_rules! numbers {
+    ($($variant:ident($native:ty))*) => {
+        impl<'a> MetadataValue<'a> {
+            pub const fn value_type(&self) -> ValueType {
+                match self {
+                    $(Self::$variant(_) => ValueType::$variant,)*
+                    Self::Bool(_) => ValueType::Bool,
+                    Self::String(_) => ValueType::String,
+                    Self::Array(_) => ValueType::Array,
+                }
+            }
+
+            /// An owned copy, for the writer.
+            pub fn to_value(&self) -> Value {
+                match *self {
+                    $(Self::$variant(value) => Value::$variant(value),)*
+                    Self::Bool(value) => Value::Bool(value),
+                    Self::String(bytes) => Value::String(bytes.to_vec()),
+                    Self::Array(array) => {
+                        let values = array.iter().map(|value| value.to_value()).collect();
+                        Value::Array(ArrayValue { element: array.element, values })
+                    }
+                }
+            }
+
+            /// Reads a value whose length has been checked.
+            pub(super) fn read(cursor: &mut Cursor<'a>, value_type: ValueType) -> Result<Self, Stop> {
+                Ok(match value_type {
+                    $(ValueType::$variant => Self::$variant(<$native>::from_le_bytes(cursor.number()?)),)*
+                    ValueType::Bool => Self::Bool(cursor.number::<1>()? != [0]),
+                    ValueType::String => Self::String(cursor.string()?),
+                    ValueType::Array => Self::Array(ArrayRef::read(cursor)?),
+                })
+            }
+        }
+
+        impl Value {
+            pub const fn value_type(&self) -> ValueType {
+                match self {
+                    $(Self::$variant(_) => ValueType::$variant,)*
+                    Self::Bool(_) => ValueType::Bool,
+                    Self::String(_) => ValueType::String,
+                    Self::Array(_) => ValueType::Array,
+                }
+            }
+        }
+
+        /// Strings are quoted and escaped, so that they are safe for a terminal.
+        impl fmt::Display for MetadataValue<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Self::$variant(value) => value.fmt(f),)*
+                    Self::Bool(value) => value.fmt(f),
+                    Self::String(bytes) => write!(f, "{:?}", String::from_utf8_lossy(bytes)),
+                    Self::Array(array) => array.fmt(f),
+                }
+            }
+        }
+    };
+}
+
+numbers! { U8(u8) I8(i8) U16(u16) I16(i16) U32(u32) I32(i32) F32(f32) U64(u64) I64(i64) F64(f64) }
 
 macro_rules! elements {
     ($($variant:ident($native:ty) $convert:expr;)*) => {$(

@@ -22,7 +22,6 @@ pub struct GgufWriter {
 
 impl GgufWriter {
     /// A writer of an empty version 3, little-endian header.
-    #[must_use]
     pub fn new() -> Self {
         Self { order: ByteOrder::Little, version: 3, metadata: Vec::new(), tensors: Vec::new() }
     }
@@ -70,9 +69,6 @@ impl GgufWriter {
 
     /// Adds a tensor at an offset in bytes from the start of the data section. The next
     /// [`GgufWriter::tensor`] follows it. A tensor of an unknown type has size 0.
-    ///
-    /// # Errors
-    /// [`GgufError::Unwritable`] when the name, the type or the shape is refused.
     pub fn tensor_at(
         &mut self,
         name: &str,
@@ -84,9 +80,6 @@ impl GgufWriter {
     }
 
     /// The offset of each tensor in bytes from the start of the data section, in the order added.
-    ///
-    /// # Errors
-    /// [`GgufError::Unwritable`] when the tensors do not fit 64 bits.
     pub fn tensor_offsets(&self) -> Result<Vec<u64>, GgufError> {
         let (alignment, mut next) = (self.alignment(), 0);
         let place = |tensor: &Planned| {
@@ -99,9 +92,6 @@ impl GgufWriter {
 
     /// The size of the data section in bytes, if the last tensor added is the last in the file and is
     /// padded like the others.
-    ///
-    /// # Errors
-    /// [`GgufError::Unwritable`] when the tensors do not fit 64 bits.
     pub fn data_size(&self) -> Result<u64, GgufError> {
         let offsets = self.tensor_offsets()?;
         match self.tensors.last().zip(offsets.last()) {
@@ -111,9 +101,6 @@ impl GgufWriter {
     }
 
     /// The header and the padding before the data section, validated by parsing it as a [`Header`](super::Header).
-    ///
-    /// # Errors
-    /// [`GgufError`] when the header would be invalid.
     pub fn header(&self) -> Result<Vec<u8>, GgufError> {
         let mut out = Encoder::new(self.order);
         out.preamble(self.version, self.tensors.len(), self.metadata.len());

@@ -6,60 +6,26 @@ use super::{Reference, Scheme, TagOmitted};
 use crate::digest::DigestError;
 use crate::host;
 
-/// Why a text is not a reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceError {
-    /// A part of the name is not well-formed.
     #[error(
         "reference: {part} {found:?}: expected 1 to {max_length} letters, digits or {extra:?}, \
          the first a letter, a digit or '_'"
     )]
-    Part {
-        /// Which part.
-        part: &'static str,
-        /// The text found.
-        found: String,
-        /// The greatest length in bytes.
-        max_length: usize,
-        /// The characters allowed besides letters and digits.
-        extra: &'static str,
-    },
-    /// Namespace and model together are too long.
+    Part { part: &'static str, found: String, max_length: usize, extra: &'static str },
     #[error("reference: path of {length} bytes: expected at most {MAX_REPOSITORY_LENGTH}")]
-    Repository {
-        /// The length in bytes.
-        length: usize,
-    },
-    /// The scheme is neither `http` nor `https`.
+    Repository { length: usize },
     #[error("reference: scheme {found:?}: expected http or https")]
-    Scheme {
-        /// The scheme found.
-        found: String,
-    },
-    /// A scheme without a host.
+    Scheme { found: String },
     #[error("reference: {found:?} after a scheme: expected HOST/PATH/MODEL")]
-    SchemeWithoutHost {
-        /// The text after `://`.
-        found: String,
-    },
-    /// A host whose models all have a namespace, and a name without one.
+    SchemeWithoutHost { found: String },
     #[error("reference: {found:?}: expected {host}/USER/MODEL")]
-    NoNamespace {
-        /// The host.
-        host: String,
-        /// The text without scheme and tag.
-        found: String,
-    },
-    /// The text after `@` is not a digest.
+    NoNamespace { host: String, found: String },
     #[error("reference: {0}")]
     Digest(#[from] DigestError),
-    /// Longer than all parts together may be.
     #[error("reference: {length} bytes: expected at most {MAX_LENGTH}")]
-    TooLong {
-        /// The length in bytes.
-        length: usize,
-    },
+    TooLong { length: usize },
 }
 
 /// The syntax of one part of a name. The first character cannot be `.`, so that no part is `..` and no

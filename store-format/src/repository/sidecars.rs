@@ -2,23 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use super::file_set::FileSet;
-use super::kind::{DRAFTS, Kind, PROJECTOR_FOLDERS, PROJECTORS};
+use super::file_set::{DRAFTS, FileSet, Kind, PROJECTOR_FOLDERS, PROJECTORS};
 use super::tag::parts_of_name;
 use crate::file_type::quantization_bits;
 
-/// The projector that belongs to a model.
 pub(super) fn choose_projector<'s, 'p>(
     model: &FileSet<'p>,
     sets: &'s [FileSet<'p>],
 ) -> Option<&'s FileSet<'p>> {
-    let projectors = sets.iter().filter(|set| set.kind() == Kind::Projector);
+    let projectors = sets.iter().filter(|set| set.kind == Kind::Projector);
     nearest(model, projectors, sets)
 }
 
-/// The draft that belongs to a model.
 pub(super) fn choose_draft<'s, 'p>(model: &FileSet<'p>, sets: &'s [FileSet<'p>]) -> Option<&'s FileSet<'p>> {
-    let drafts = sets.iter().filter(|set| matches!(set.kind(), Kind::Draft(_)));
+    let drafts = sets.iter().filter(|set| matches!(set.kind, Kind::Draft(_)));
     nearest(model, drafts, sets)
 }
 
@@ -27,7 +24,7 @@ fn nearest<'s, 'p: 's>(
     candidates: impl Iterator<Item = &'s FileSet<'p>>,
     sets: &'s [FileSet<'p>],
 ) -> Option<&'s FileSet<'p>> {
-    let others = Others::of(model, sets);
+    let others = Others::new(model, sets);
     let measured =
         candidates.filter(|set| set.is_complete()).filter_map(|set| Some((others.distance(set)?, set)));
     measured.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, set)| set)
@@ -62,21 +59,21 @@ struct Distance<'p> {
 }
 
 impl<'p> Others<'p> {
-    fn of(model: &FileSet<'p>, sets: &[FileSet<'p>]) -> Self {
+    fn new(model: &FileSet<'p>, sets: &[FileSet<'p>]) -> Self {
         let parts = parts_of_name(model);
-        let subject = parts.subject().to_owned();
-        let models = || sets.iter().filter(|set| set.kind() == Kind::Model);
-        let mut subjects: BTreeSet<_> = models().map(|set| parts_of_name(set).subject().to_owned()).collect();
+        let subject = parts.subject;
+        let models = || sets.iter().filter(|set| set.kind == Kind::Model);
+        let mut subjects: BTreeSet<_> = models().map(|set| parts_of_name(set).subject).collect();
         subjects.remove(&subject);
         let model_folders = models().map(FileSet::folders).collect();
-        let (folders, quantization) = (model.folders(), parts.quantization());
+        let (folders, quantization) = (model.folders(), parts.quantization);
         Self { folders, subject, quantization, subjects, model_folders }
     }
 
     /// `None` for a file that belongs to another model.
     fn distance(&self, set: &FileSet<'p>) -> Option<Distance<'p>> {
         let parts = parts_of_name(set);
-        let subject = without_words(parts.subject());
+        let subject = without_words(&parts.subject);
         if self.subjects.contains(&subject) {
             return None;
         }
@@ -85,19 +82,19 @@ impl<'p> Others<'p> {
             "" | "model" => 1,
             _ => 2,
         };
-        let quantization = parts.quantization();
+        let quantization = parts.quantization;
         let (own, wanted) = (bits(quantization), bits(self.quantization));
         let is_same = |own: &str| self.quantization.is_some_and(|wanted| wanted.eq_ignore_ascii_case(own));
         let is_f16 = |own: &str| ["F16", "FP16"].iter().any(|name| name.eq_ignore_ascii_case(own));
         Some(Distance {
-            kind: set.kind(),
+            kind: set.kind,
             folders: self.folders.len().saturating_sub(self.common_folders(set)?),
             name,
             is_other_quantization: !quantization.is_some_and(is_same),
             bits: own.abs_diff(wanted),
             is_not_f16: !quantization.is_some_and(is_f16),
             depth: set.depth(),
-            path: set.path(),
+            path: set.path,
         })
     }
 

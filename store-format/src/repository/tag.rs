@@ -18,7 +18,7 @@ pub(super) enum Rank {
     End,
     /// The name ends in it, with a qualifier in front.
     QualifiedEnd,
-    /// It stands inside the name.
+    /// It is inside the name.
     Inside,
     QualifiedInside,
     /// A folder has it as its name.
@@ -37,7 +37,7 @@ pub(super) struct Tag {
 
 impl Tag {
     pub(super) fn new(text: &str) -> Self {
-        let text = FileFormat::split_name(text).map_or(text, |(stem, _format)| stem);
+        let text = FileFormat::GGUF.stem_of(text).unwrap_or(text);
         Self { text: text.to_ascii_lowercase(), is_quantization: quantization_bits(text).is_some() }
     }
 
@@ -82,7 +82,7 @@ impl Tag {
         own == wanted || !wanted.contains('_') && own.split('_').next() == Some(&wanted)
     }
 
-    /// Where the tag stands in a name, as whole parts of it. Other tags than quantisations match only with their
+    /// Where the tag is in a name, as whole parts of it. Tags other than quantisations match only with their
     /// qualifier: `Compact` is not `I-Compact`, but `Q4_K_XL` may be `UD-Q4_K_XL`.
     fn places<'n>(&'n self, name: &'n str) -> impl Iterator<Item = Place> + 'n {
         let places = name.match_indices(self.text.as_str()).filter_map(|(start, found)| {
@@ -130,14 +130,13 @@ pub(super) struct Parts<'n> {
     /// In lower case, without quantisations in their names.
     folders: Vec<String>,
     /// The name's or a folder's.
-    quantization: Option<&'n str>,
-    /// The same with its qualifier.
+    pub(super) quantization: Option<&'n str>,
+    /// `quantization` with its qualifier.
     qualified: Option<&'n str>,
-    /// The rest of the name, in lower case.
-    subject: String,
+    /// The name without the quantisation, in lower case.
+    pub(super) subject: String,
 }
 
-/// Splits the name of a model.
 pub(super) fn parts_of_name<'n>(set: &FileSet<'n>) -> Parts<'n> {
     let (name, folders) = (set.name(), set.folders());
     let of_folder = folders.iter().rev().find_map(|folder| quantization_in(folder)).map(|found| found.text);
@@ -155,22 +154,13 @@ impl<'n> Parts<'n> {
         self.qualified.unwrap_or(self.name)
     }
 
-    pub(super) const fn quantization(&self) -> Option<&'n str> {
-        self.quantization
-    }
-
-    /// The name without the quantisation, in lower case.
-    pub(super) fn subject(&self) -> &str {
-        &self.subject
-    }
-
-    /// The same for all quantisations of a model.
+    /// A text that all quantisations of a model share.
     pub(super) fn model(&self) -> String {
         let parts = self.folders.iter().chain([&self.subject]);
         parts.map(String::as_str).collect::<Vec<_>>().join("/")
     }
 
-    /// The same for all forms of one quantisation of a model: whole or in shards, in the root or in a folder.
+    /// A text that all forms of one quantisation share: whole or in shards, in the root or in a folder.
     pub(super) fn file(&self) -> String {
         let quantization = self.quantization.unwrap_or_default();
         format!("{}/{}/{quantization}", self.folders.join("/"), self.name).to_ascii_lowercase()
@@ -185,7 +175,7 @@ fn subject_of(name: &str) -> String {
     }
 }
 
-/// A quantisation in a name, and what stands around it.
+/// A quantisation in a name, and the text around it.
 struct Found<'n> {
     text: &'n str,
     /// With its qualifiers in front.

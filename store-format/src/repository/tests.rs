@@ -119,8 +119,11 @@ fn order_of_the_list_does_not_change_the_choice_of_a_tag() {
 fn components_that_are_not_wanted_are_not_chosen() {
     let files = ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mtp-m-Q8_0.gguf"];
     let listed = RepositoryFiles::new(files);
-    let choose =
-        |projector, draft| listed.choose(Wanted::Tag("latest"), &Components { projector, draft }).unwrap();
+    let choose = |projector, draft| {
+        listed
+            .choose(Wanted::Tag("latest"), &Components { projector, draft, ..Components::default() })
+            .unwrap()
+    };
     let all = choose(Projector::Nearest, Draft::Nearest);
     assert_eq!((all.model, all.projector, all.draft), (vec![0], vec![1], vec![2]));
     let bare = choose(Projector::None, Draft::None);
@@ -191,4 +194,29 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn all_models_of_a_folder_have_tags_that_differ() {
+    let paths = [
+        "README.md",
+        "a-Q4_K_M.gguf",
+        "a-Q8_0-00001-of-00002.gguf",
+        "a-Q8_0-00002-of-00002.gguf",
+        "b-q4_k_m.gguf",
+        "lora-adapter.gguf",
+        "mmproj-F16.gguf",
+        "sub/c d.gguf",
+    ];
+    let repository = RepositoryFiles::new(paths);
+    let models = repository.all_models();
+    let found: Vec<_> = models.iter().map(|model| (model.path, model.tag.as_str())).collect();
+    let expected = [
+        ("a-Q4_K_M.gguf", "a-Q4_K_M"),
+        ("a-Q8_0-00001-of-00002.gguf", "Q8_0"),
+        ("b-q4_k_m.gguf", "b-q4_k_m"),
+        ("sub/c d.gguf", "c-d"),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(repository.other_gguf_files().collect::<Vec<_>>(), ["lora-adapter.gguf"]);
 }

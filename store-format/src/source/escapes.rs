@@ -43,9 +43,6 @@ pub(super) fn unescaped(path: &str) -> Result<Cow<'_, str>, SourceError> {
 
 /// A path of a URL in its usual form. Escapes of separators stay: they may mean something else than the separators
 /// themselves.
-///
-/// # Errors
-/// [`SourceError::Escape`] as for [`unescaped`].
 pub(super) fn normalized(path: &str) -> Result<String, SourceError> {
     unescaped(path)?;
     let mut text = String::with_capacity(path.len());

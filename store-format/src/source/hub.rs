@@ -1,12 +1,12 @@
-//! Files at Hugging Face.
+//! Files at Hugging Face, and addresses of models' pages on web sites, as they are copied from a browser.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use super::escapes::{escaped, unescaped};
-use super::{ShardName, SourceError, is_file_address, is_weights, names_weights};
+use super::{SourceError, is_file_address, is_weights, names_weights};
 use crate::derived_name::{DerivedName, IdPart, part, with_folders};
-use crate::file_type::split_file_type;
+use crate::file_type::{ShardName, split_file_type};
 use crate::host;
 use crate::manifest::is_file_name;
 use crate::reference::{Reference, ReferenceError, Scheme};
@@ -28,9 +28,6 @@ impl HubFile {
     pub const DEFAULT_REVISION: &str = "main";
 
     /// Makes a source from three parts, each checked.
-    ///
-    /// # Errors
-    /// [`SourceError`] when one is malformed.
     pub fn new(repository: &str, revision: Option<&str>, path: &str) -> Result<Self, SourceError> {
         let refused =
             |part, found: &str| SourceError::Part { part, found: found.chars().take(100).collect() };
@@ -49,22 +46,18 @@ impl HubFile {
     }
 
     /// `user/repo`.
-    #[must_use]
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
     /// The branch, tag or commit.
-    #[must_use]
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or(Self::DEFAULT_REVISION)
     }
 
     /// Whether the revision is a commit, which always has the same content.
     pub(super) fn is_fixed(&self) -> bool {
-        const COMMIT_DIGITS: usize = 40;
-        let revision = self.revision();
-        revision.len() == COMMIT_DIGITS && revision.chars().all(|c| c.is_ascii_hexdigit())
+        is_commit(self.revision())
     }
 
     /// The same file on the default branch.
@@ -73,7 +66,6 @@ impl HubFile {
     }
 
     /// The file's path in the repository, without escapes.
-    #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -129,7 +121,7 @@ pub(super) fn hub_file(text: &str) -> Option<Result<HubFile, SourceError>> {
 }
 
 /// Parses the address of a page of a repository: `hf.co/USER/REPO/tree/main` is the repository itself.
-pub(super) fn hub_page(text: &str) -> Option<Result<Reference, SourceError>> {
+fn hub_page(text: &str) -> Option<Result<Reference, SourceError>> {
     let (repository, place, _query) = split_address(text)?;
     let refused =
         |part, found: &str| Some(Err(SourceError::Part { part, found: found.chars().take(100).collect() }));
@@ -184,6 +176,39 @@ fn is_hub_name(text: &str) -> bool {
 }
 
 /// A branch, tag or commit without a `/`, which would need encoding.
+/// Whether a revision is a commit, which always has the same content.
+pub(super) fn is_commit(revision: &str) -> bool {
+    const COMMIT_DIGITS: usize = 40;
+    revision.len() == COMMIT_DIGITS && revision.chars().all(|c| c.is_ascii_hexdigit())
+}
+
 fn is_revision(text: &str) -> bool {
     is_hub_name(text)
+}
+
+/// The model whose page has this address; `None` for any other text.
+pub(super) fn model_page(text: &str) -> Option<Result<Reference, SourceError>> {
+    if let Some(page) = hub_page(text) {
+        return Some(page);
+    }
+    let (_, rest) = text.split_once("://").filter(|(scheme, _)| *scheme == "https").unwrap_or(("", text));
+    let (site, path) = rest.split(['?', '#']).next().unwrap_or_default().split_once('/')?;
+    let parts: Vec<&str> = path.trim_end_matches('/').split('/').collect();
+    let (site, port) = host::unaliased(site);
+    if port.is_some_and(|port| port != Scheme::Https.default_port()) {
+        return None;
+    }
+    let name = match (site.as_str(), &parts[..]) {
+        (
+            "ollama.com" | "www.ollama.com",
+            [user, model] | [user, model, "tags"] | [user, model, "blobs", _],
+        ) => {
+            format!("{}/{user}/{model}", Reference::DEFAULT_HOST)
+        }
+        ("hub.docker.com", ["r", user, model] | ["r", user, model, "tags"]) => {
+            format!("{}/{user}/{model}", host::DOCKER_HUB)
+        }
+        _ => return None,
+    };
+    Some(name.parse().map_err(SourceError::from))
 }

@@ -52,6 +52,29 @@ fn files_at_hugging_face_are_read_as_people_write_them() {
 }
 
 #[test]
+fn newer_versions_are_looked_for_at_the_same_place() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let at = |revision: &str| format!("https://huggingface.co/me/x/resolve/{revision}/a/b.gguf");
+    let digest = format!("me/x@sha256:{}", "a".repeat(64));
+    let branches = [at("main"), at("v1"), at(COMMIT), at(&COMMIT[1..])];
+    let [main, tag, commit, short] = branches.each_ref().map(String::as_str);
+    let newest = "hf.co/me/x/a/b.gguf";
+    for (text, latest, followed) in [
+        ("me/x:8b", Some("me/x:8b"), Some("me/x:8b")),
+        (&*digest, None, None),
+        ("https://e.com/a/b.gguf", Some("https://e.com/a/b.gguf"), Some("https://e.com/a/b.gguf")),
+        (newest, Some(newest), Some(newest)),
+        (main, Some(newest), Some(newest)),
+        (tag, Some(newest), Some(tag)),
+        (short, Some(newest), Some(short)),
+        (commit, Some(newest), None),
+    ] {
+        assert_eq!(source(text).latest(), latest.map(source), "{text}");
+        assert_eq!(source(text).followed(), followed.map(source), "{text}");
+    }
+}
+
+#[test]
 fn pages_of_models_are_references() {
     for (text, name) in [
         ("https://huggingface.co/me/x-GGUF", "hf.co/me/x-GGUF:latest"),
@@ -86,6 +109,19 @@ fn files_on_web_servers_get_a_name() {
         assert_eq!(url.name().unwrap().short(), name, "{text}");
         let json = serde_json::to_string(&url).unwrap();
         assert_eq!(serde_json::from_str::<PullSource>(&json).unwrap(), url);
+    }
+}
+
+#[test]
+fn source_has_the_host_and_scheme_of_its_address() {
+    for (text, host, scheme) in [
+        ("llama3:8b", Reference::DEFAULT_HOST, Scheme::Https),
+        ("http://127.0.0.1:1/a/b:x", "127.0.0.1:1", Scheme::Http),
+        ("https://huggingface.co/me/x/blob/main/b.gguf", "hf.co", Scheme::Https),
+        ("http://e.com:80/b.gguf", "e.com:80", Scheme::Http),
+        ("https://e.com/b.gguf", "e.com", Scheme::Https),
+    ] {
+        assert_eq!((source(text).host(), source(text).scheme()), (host, scheme), "{text}");
     }
 }
 
@@ -139,6 +175,32 @@ fn addresses_that_lead_elsewhere_are_refused() {
         assert!(text.parse::<PullSource>().is_err(), "{text}");
     }
     assert!(format!("https://e/{}.gguf", "a".repeat(9000)).parse::<PullSource>().is_err());
+}
+
+#[test]
+fn names_at_the_hub_are_those_that_it_allows() {
+    let [longest, too_long] = [96, 97].map(|length| "x".repeat(length));
+    for (name, is_allowed) in [
+        ("a", true),
+        ("_a", true),
+        ("A-b_c.9", true),
+        (&*longest, true),
+        (&*too_long, false),
+        ("", false),
+        ("-a", false),
+        (".a", false),
+        ("a..b", false),
+        ("a b", false),
+        ("ä", false),
+    ] {
+        for repository in [format!("{name}/x"), format!("x/{name}")] {
+            assert_eq!(HubFile::new(&repository, None, "a.gguf").is_ok(), is_allowed, "{repository}");
+        }
+        assert_eq!(HubFile::new("me/x", Some(name), "a.gguf").is_ok(), is_allowed, "revision {name:?}");
+    }
+    for repository in ["x", "x/y/z", "/", "x/y/"] {
+        assert!(HubFile::new(repository, None, "a.gguf").is_err(), "{repository}");
+    }
 }
 
 #[test]
@@ -270,9 +332,19 @@ fn chosen_components_are_recorded_with_the_source() {
         ),
     ] {
         let pulled: PulledSource = text.parse().unwrap();
-        assert_eq!(pulled.components, Components { projector, draft }, "{text}");
+        assert_eq!(pulled.components, Components { projector, draft, ..Components::default() }, "{text}");
+        assert_eq!(pulled.components.are_default(), !text.contains(" --"), "{text}");
         assert_eq!(pulled.to_string(), text);
     }
+    let text =
+        "hf.co/me/x:latest --include fp16/%2A --include my%20%2A --exclude %2A.bin --revision refs/pr/1";
+    let pulled: PulledSource = text.parse().unwrap();
+    let Components { include, exclude, revision, .. } = &pulled.components;
+    assert_eq!(
+        (&include[..], &exclude[..]),
+        (&["fp16/*".to_owned(), "my *".to_owned()][..], &["*.bin".to_owned()][..])
+    );
+    assert_eq!((revision.as_deref(), pulled.to_string()), (Some("refs/pr/1"), text.to_owned()));
     let earlier: PulledSource = "hf.co/me/x/my -- model.gguf".parse().unwrap();
     assert_eq!(earlier.source, source("hf.co/me/x/my%20--%20model.gguf"));
     assert!("import x --no-draft".parse::<PulledSource>().is_err());
@@ -281,7 +353,7 @@ fn chosen_components_are_recorded_with_the_source() {
 
 #[test]
 fn shards_are_known_by_their_names() {
-    let shard = ShardName::of("a/x-00002-of-00003.gguf").unwrap();
+    let shard = ShardName::from_path("a/x-00002-of-00003.gguf").unwrap();
     assert_eq!(shard.number(), 2);
     assert_eq!(shard.all()[0], "a/x-00001-of-00003.gguf");
     assert_eq!(shard.all().len(), 3);
@@ -295,7 +367,7 @@ fn shards_are_known_by_their_names() {
         "x-+0001-of-00003.gguf",
         "-of-.gguf",
     ] {
-        assert_eq!(ShardName::of(name), None, "{name}");
+        assert_eq!(ShardName::from_path(name), None, "{name}");
     }
     assert_eq!(ShardName::stem_of("x-00001-of-00003.gguf"), "x");
 }

@@ -1,13 +1,12 @@
 //! The plan: which bytes of the file belong to which blob.
 
-use std::borrow::Cow;
+use std::ops::Deref;
 
 use crate::digest::Digest;
-use crate::expert::{ExpertGroup, Experts};
+use crate::expert::ExpertGroup;
 use crate::file_layout::{ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent, TensorRange};
 use crate::recipe::{Member, Piece, Recipe, RecipeError, TensorEntry};
 
-/// How one file is split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitPlan {
     file_size: u64,
@@ -20,16 +19,13 @@ pub struct SplitPlan {
     content: Option<FileContent>,
 }
 
-/// A blob that is made from the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedBlob {
     /// Its length in bytes.
     pub size: u64,
-    /// Its content.
     pub content: BlobContent,
 }
 
-/// The content of a planned blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlobContent {
@@ -45,7 +41,6 @@ pub enum BlobContent {
     Filler,
 }
 
-/// A range of the file with one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Its offset in the file, in bytes.
@@ -59,7 +54,6 @@ pub struct Segment {
 /// The target of bytes of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Into a blob.
     Blob {
         /// Its index in [`SplitPlan::blobs`].
         blob: usize,
@@ -73,36 +67,23 @@ pub enum Target {
     },
 }
 
-/// A tensor of the file and its blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedTensor {
-    /// Its name.
-    pub name: String,
-    /// The name of its type in its format.
-    pub type_name: Cow<'static, str>,
-    /// Its dimensions, in the order of its format.
-    pub shape: Vec<u64>,
+    range: TensorRange,
     /// The index of its blob in [`SplitPlan::blobs`]; `None` if it has no bytes.
     pub blob: Option<usize>,
     /// Its offset in the blob, in bytes.
     pub offset_in_blob: u64,
-    /// Its size in bytes. For an unknown type, up to the next tensor, including padding.
-    pub size: u64,
-    /// The position of each expert, if it is a stack of experts.
-    pub experts: Option<Experts>,
 }
 
 impl SplitPlan {
-    /// The plan for a file with this layout.
-    #[must_use]
     pub fn new(layout: FileLayout) -> Self {
-        Self::of_part(layout, 0)
+        Self::for_part(layout, 0)
     }
 
-    /// The plan for a part of a file, such as a file in an archive, if the parts before it have so many bytes of
-    /// literals. The plans of all parts, one after the other, are the plan of the whole file.
-    #[must_use]
-    pub fn of_part(layout: FileLayout, literal_bytes_before: u64) -> Self {
+    /// The plan for a part of a file, such as a file in an archive, after parts with this many bytes of literals. The
+    /// plans of all parts, one after the other, are the plan of the whole file.
+    pub fn for_part(layout: FileLayout, literal_bytes_before: u64) -> Self {
         let mut builder = Builder { literals_size: literal_bytes_before, ..Builder::new(&layout) };
         for range in layout.ranges() {
             match range.content {
@@ -118,7 +99,6 @@ impl SplitPlan {
     }
 
     /// The plan for a file that is not split, such as one of an unknown format.
-    #[must_use]
     pub fn whole(file_size: u64) -> Self {
         let target = Target::Blob { blob: 0, offset_in_blob: 0 };
         let segment = Segment { offset_in_file: 0, length: file_size, target };
@@ -128,38 +108,30 @@ impl SplitPlan {
         Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0, content: None }
     }
 
-    /// The file's size in bytes.
-    #[must_use]
     pub fn file_size(&self) -> u64 {
         self.file_size
     }
 
     /// The blobs, in the order of their first byte in the file; the header is the first, except in an archive.
-    #[must_use]
     pub fn blobs(&self) -> &[PlannedBlob] {
         &self.blobs
     }
 
     /// The segments: sorted, adjacent, and covering the file.
-    #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
     /// The tensors, in the order of the file's table.
-    #[must_use]
     pub fn tensors(&self) -> &[PlannedTensor] {
         &self.tensors
     }
 
     /// Whether the file is stored as one blob, and without a recipe.
-    #[must_use]
     pub const fn is_whole(&self) -> bool {
         self.content.is_none()
     }
 
-    /// The files in an archive, in order.
-    #[must_use]
     pub fn members(&self) -> &[ArchiveMember] {
         match &self.content {
             Some(FileContent::Archive(members)) => members,
@@ -167,8 +139,6 @@ impl SplitPlan {
         }
     }
 
-    /// The number of literals.
-    #[must_use]
     pub fn literal_count(&self) -> usize {
         self.literal_count
     }
@@ -177,7 +147,6 @@ impl SplitPlan {
     /// are read together. A segment of `max` bytes or more starts a new chunk and is cut at multiples
     /// of `max`, so that large blobs are written in aligned pieces. Greater than `offset_in_file` if
     /// that is in the file.
-    #[must_use]
     pub fn chunk_end(&self, offset_in_file: u64, max: u64) -> u64 {
         let max = max.max(1);
         let limit = offset_in_file.saturating_add(max).min(self.file_size).max(offset_in_file);
@@ -209,9 +178,6 @@ impl SplitPlan {
     }
 
     /// As [`recipe`](Self::recipe), for any file; `members` are the digests of the files in an archive.
-    ///
-    /// # Errors
-    /// As [`recipe`](Self::recipe).
     pub fn archive_recipe(
         &self,
         file: Digest,
@@ -247,7 +213,6 @@ impl SplitPlan {
     }
 
     /// The bytes of all literals.
-    #[must_use]
     pub fn literal_bytes(&self) -> u64 {
         let literals =
             self.segments.iter().filter(|segment| matches!(segment.target, Target::Literal { .. }));
@@ -285,21 +250,51 @@ impl Target {
 
 impl PlannedTensor {
     fn new((range, home): (TensorRange, Option<(usize, u64)>)) -> Self {
-        let TensorRange { name, type_name, shape, size, experts, .. } = range;
-        let (blob, offset_in_blob) = (home.map(|(blob, _)| blob), home.map_or(0, |(_, offset)| offset));
-        Self { name, type_name, shape, blob, offset_in_blob, size, experts }
+        Self { range, blob: home.map(|(blob, _)| blob), offset_in_blob: home.map_or(0, |(_, offset)| offset) }
     }
 
     fn entry(&self, digest: Digest) -> TensorEntry {
-        TensorEntry {
-            name: self.name.clone(),
-            type_name: self.type_name.clone().into_owned(),
-            shape: self.shape.clone(),
-            digest,
-            offset: self.offset_in_blob,
-            size: self.size,
-            experts: self.experts,
-        }
+        let TensorRange { name, type_name, shape, size, experts, .. } = self.range.clone();
+        let (type_name, offset) = (type_name.into_owned(), self.offset_in_blob);
+        TensorEntry { name, type_name, shape, digest, offset, size, experts }
+    }
+}
+
+impl Deref for PlannedTensor {
+    type Target = TensorRange;
+
+    fn deref(&self) -> &TensorRange {
+        &self.range
+    }
+}
+
+/// An index of a plan's segments by blob. Without it, finding the segments of all blobs is quadratic.
+#[derive(Clone, Debug)]
+pub struct BlobPlaces {
+    /// Indices of segments in the plan, grouped by blob, in file order.
+    segments: Vec<usize>,
+    /// The start of each blob's group, and the end of the last.
+    starts: Vec<usize>,
+}
+
+impl BlobPlaces {
+    pub fn new(plan: &SplitPlan) -> Self {
+        let own = plan.segments().iter().enumerate().filter_map(|(place, segment)| match segment.target {
+            Target::Blob { blob, .. } => Some((blob, place)),
+            Target::Literal { .. } => None,
+        });
+        let mut own: Vec<(usize, usize)> = own.collect();
+        own.sort_unstable();
+        let starts = (0..=plan.blobs().len()).map(|blob| own.partition_point(|(other, _)| *other < blob));
+        Self { starts: starts.collect(), segments: own.into_iter().map(|(_, place)| place).collect() }
+    }
+
+    /// The segments of a blob, in file order. `plan` must be the plan that this was made from.
+    pub fn segments<'p>(&self, plan: &'p SplitPlan, blob: usize) -> impl Iterator<Item = &'p Segment> {
+        let start = self.starts.get(blob).copied().unwrap_or_default();
+        let end = self.starts.get(blob.saturating_add(1)).copied().unwrap_or_default();
+        let places = self.segments.get(start..end.max(start)).unwrap_or_default();
+        places.iter().filter_map(|place| plan.segments().get(*place))
     }
 }
 
@@ -311,7 +306,7 @@ struct Builder<'l> {
     literal_count: usize,
     literals_size: u64,
     groups: &'l [ExpertGroup],
-    /// The blob of each group of which a member has been added.
+    /// The blob of each group, once a member has been added.
     group_blobs: Vec<Option<usize>>,
     /// For each tensor, its group and expert number.
     memberships: Vec<Option<(usize, usize)>>,

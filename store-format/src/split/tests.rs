@@ -196,7 +196,7 @@ proptest! {
     fn places_of_a_blob_are_its_segments_in_order(sample in file()) {
         let header = Header::parse(&sample.file).unwrap();
         let plan = plan_file(&header, sample.file.len() as u64).unwrap();
-        let places = BlobPlaces::of(&plan);
+        let places = BlobPlaces::new(&plan);
         for blob in 0..plan.blobs().len() {
             let is_own =
                 |segment: &&Segment| matches!(segment.target, Target::Blob { blob: of, .. } if of == blob);
@@ -263,6 +263,30 @@ fn literals_together_stay_below_their_limit() {
     let plan = plan(&header(&rows), 300 * (gap + 32)).unwrap();
     assert_eq!(plan.literal_count() as u64, Recipe::MAX_LITERALS_BYTES / gap);
     assert_eq!(plan.blobs().iter().filter(|blob| blob.content == BlobContent::Filler).count(), 300 - 256);
+}
+
+#[test]
+fn literals_of_earlier_parts_of_a_file_count_towards_the_limit() {
+    let gap = Recipe::MAX_LITERAL_BYTES;
+    let layout = header(&[("a", I8, &[32], gap)]);
+    let layout = layout.file_layout(layout.data_offset() + gap + 32).unwrap();
+    for (before, literals) in [
+        (0, 1),
+        (Recipe::MAX_LITERALS_BYTES - gap, 1),
+        (Recipe::MAX_LITERALS_BYTES - gap + 1, 0),
+        (u64::MAX, 0),
+    ] {
+        assert_eq!(SplitPlan::for_part(layout.clone(), before).literal_count(), literals, "{before}");
+    }
+}
+
+#[test]
+fn file_that_is_not_split_is_one_segment_unless_it_is_empty() {
+    for (size, segments) in [(0, 0), (1, 1), (u64::MAX, 1)] {
+        let plan = SplitPlan::whole(size);
+        assert_eq!((plan.file_size(), plan.segments().len(), plan.blobs().len()), (size, segments, 1));
+        assert!(plan.is_whole() && plan.segments().iter().all(|segment| segment.length == size));
+    }
 }
 
 #[test]

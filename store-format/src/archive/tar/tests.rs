@@ -133,11 +133,22 @@ fn hostile_archives_are_refused() {
     for records in [&b"9 path=x"[..], b"x path=x\n", b"99 path=x\n", b"7 path\n", b"0 a=b\n"] {
         assert!(matches!(read(&entry(b"x", records, b'x')), Err(TarError::Extension { .. })));
     }
-    let many: Vec<u8> = (0..9000).flat_map(|_| header(b"d/", 0, b'5')).collect();
-    assert!(matches!(read(&many), Err(TarError::TooMany { .. })));
-    let many: Vec<u8> =
-        (0..1100).flat_map(|number| entry(format!("f{number}").as_bytes(), b"x", b'0')).collect();
-    assert!(matches!(read(&many), Err(TarError::TooMany { .. })));
+}
+
+#[test]
+fn headers_files_and_extensions_are_limited() {
+    let headers = |count: usize| read(&header(b"d/", 0, b'5').repeat(count));
+    assert!(headers(TarReader::MAX_HEADERS).is_ok());
+    assert!(matches!(headers(TarReader::MAX_HEADERS + 1), Err(TarError::TooMany { what: "headers", .. })));
+    let files = |count: usize| {
+        let archive = (0..count).flat_map(|number| entry(format!("f{number}").as_bytes(), b"x", b'0'));
+        read(&archive.collect::<Vec<u8>>())
+    };
+    assert_eq!(files(TarReader::MAX_FILES).unwrap().len(), TarReader::MAX_FILES);
+    assert!(matches!(files(TarReader::MAX_FILES + 1), Err(TarError::TooMany { what: "files", .. })));
+    let comment = |size: u64| read(&entry(b"g", &vec![b'x'; usize::try_from(size).unwrap()], b'g'));
+    assert_eq!(comment(TarReader::MAX_EXTENSION_BYTES), Ok(Vec::new()));
+    assert!(matches!(comment(TarReader::MAX_EXTENSION_BYTES + 1), Err(TarError::Extension { .. })));
 }
 
 proptest! {

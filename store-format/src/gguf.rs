@@ -14,38 +14,33 @@ mod cursor;
 mod encoder;
 mod error;
 mod file_layout;
+#[cfg(any(test, feature = "testing"))]
+pub mod generate;
 mod header;
-mod key_text;
 mod parser;
+#[cfg(test)]
+mod tests;
 mod value;
 mod value_type;
 mod writer;
 
-#[cfg(any(test, feature = "testing"))]
-pub mod generate;
-#[cfg(test)]
-mod tests;
-
+pub use crate::ggml_type::GgmlType;
 pub use cursor::ByteOrder;
 pub use encoder::Encoder;
 pub use error::{GgufError, printable};
-pub use header::{Header, Tensors};
-pub use key_text::key_text;
+pub use header::{Header, Tensors, key_text};
 pub use parser::{HeaderParser, Progress};
 pub use value::{ArrayRef, ArrayValue, MetadataValue, Value};
 pub use value_type::ValueType;
 pub use writer::GgufWriter;
 
-pub use crate::ggml_type::GgmlType;
-
 /// The longest header read, in bytes. The largest known one, of gemma-4 with 262,144 tokens and
 /// 514,906 merges, has 15.8 MB.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
-/// The same including the padding before the data section.
+/// [`MAX_HEADER_BYTES`] and the padding before the data section.
 pub(crate) const MAX_PADDED_HEADER_BYTES: u64 = MAX_HEADER_BYTES + MAX_ALIGNMENT as u64;
 /// The metadata key that holds the alignment of the data section and of every tensor in it.
 pub const ALIGNMENT_KEY: &str = "general.alignment";
-/// The default alignment of the format.
 pub const DEFAULT_ALIGNMENT: u32 = 32;
 /// The largest alignment read. Files use 32, sometimes a page (4 KiB to 64 KiB); a larger limit would
 /// let a small header demand gigabytes of padding.

@@ -1,0 +1,371 @@
+//! A model as a folder: which of its files are the model, and whether they belong together.
+//!
+//! A pure plan. [`ListedFolder`] sorts a list of paths into files that are taken and files that are left out, with the
+//! reason for each, and says which small files must be read. From their contents it makes a [`FolderPlan`]: what kind of
+//! model it is, and the faults of its indexes. [`FolderPlan::check_tensors`] compares the indexes with the tensors that
+//! the files really have.
+//!
+//! ```
+//! use blobd_store_format::model_folder::{FolderFile, FolderKind, ListedFolder, Selection};
+//!
+//! let paths = ["config.json", "model.safetensors", "pytorch_model.bin"];
+//! let files = paths.map(|path| FolderFile { path: path.to_owned(), size: 100 });
+//! let folder = ListedFolder::new(files, &Selection::default())?;
+//! assert_eq!(folder.texts().collect::<Vec<_>>(), ["config.json"]);
+//! let plan = folder.plan(&[("config.json".to_owned(), b"{}".to_vec())].into())?;
+//! assert_eq!(plan.kind(), FolderKind::Transformers);
+//! assert_eq!(plan.files().iter().map(|file| &*file.path).collect::<Vec<_>>(), ["config.json", "model.safetensors"]);
+//! assert!(plan.left_out()[0].to_string().starts_with("pytorch_model.bin: a pickle"));
+//! # Ok::<(), blobd_store_format::model_folder::FolderError>(())
+//! ```
+
+mod index;
+mod selection;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde_json::Value as Json;
+
+pub use self::index::FolderFault;
+use self::index::{ShardIndex, index_name};
+pub use self::selection::{LeftOut, Reason, Selection, is_never_taken};
+use crate::file_format::FileFormat;
+use crate::file_type::ShardName;
+use crate::model_file::{ModelPathError, check_paths, has_other_weights};
+
+/// A regular file with its path below the folder, `/` between the parts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FolderFile {
+    pub path: String,
+    pub size: u64,
+}
+
+/// The programs for which a folder is a model, by the files in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FolderKind {
+    /// `config.json` beside weights.
+    Transformers,
+    /// `config.json` with a quantisation of MLX.
+    Mlx,
+    /// `params.json` or `consolidated….safetensors`, without `config.json`.
+    Mistral,
+    /// `model_index.json`, and a folder for each component.
+    Diffusers,
+    /// `adapter_config.json`.
+    Adapter,
+    /// Only weights.
+    Weights,
+}
+
+impl FolderKind {
+    /// The name for people and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Transformers => "transformers",
+            Self::Mlx => "mlx",
+            Self::Mistral => "mistral",
+            Self::Diffusers => "diffusers",
+            Self::Adapter => "adapter",
+            Self::Weights => "weights",
+        }
+    }
+}
+
+impl fmt::Display for FolderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The files of a folder, sorted into those that are taken and the others.
+#[derive(Clone, Debug)]
+pub struct ListedFolder {
+    /// Sorted by path.
+    files: Vec<FolderFile>,
+    left_out: Vec<LeftOut>,
+}
+
+/// The files of a model, which become its layers, in this order.
+#[derive(Clone, Debug)]
+pub struct FolderPlan {
+    files: Vec<FolderFile>,
+    left_out: Vec<LeftOut>,
+    kind: FolderKind,
+    faults: Vec<FolderFault>,
+    indexes: Vec<ShardIndex>,
+}
+
+impl ListedFolder {
+    /// The most files in a folder, those that are left out included.
+    pub const MAX_FILES: usize = 100_000;
+    /// The longest file that [`plan`](Self::plan) needs. The index of a model of 100,000 tensors has 10 MB.
+    pub const MAX_TEXT_BYTES: u64 = 32 << 20;
+
+    /// Sorts the regular files of a folder, in any order.
+    ///
+    /// # Errors
+    /// [`FolderError`] when no file with weights is taken, there are too many files, or one that is taken has a path that
+    /// is not allowed.
+    pub fn new(
+        files: impl IntoIterator<Item = FolderFile>,
+        selection: &Selection,
+    ) -> Result<Self, FolderError> {
+        let (mut taken, mut left_out) = (Vec::new(), Vec::new());
+        for (count, file) in files.into_iter().enumerate() {
+            if count >= Self::MAX_FILES {
+                return Err(FolderError::TooManyFiles);
+            }
+            match selection.reason_against(&file) {
+                None => taken.push(file),
+                Some(reason) => left_out.push(LeftOut { file, reason }),
+            }
+        }
+        taken.sort_unstable();
+        left_out.sort_unstable_by(|a, b| a.file.cmp(&b.file));
+        check_paths(taken.iter().map(|file| file.path.as_str()))?;
+        let folder = Self { files: taken, left_out };
+        match folder.files.iter().any(|file| is_weights(&file.path, selection)) {
+            true => Ok(folder),
+            false => Err(FolderError::NoWeights { left_out: folder.weights_left_out() }),
+        }
+    }
+
+    /// The selected GGUF files of a folder that has no other weights: each is a model of its own, or belongs to one. `None`
+    /// for a folder that is one model, or has no weights.
+    pub fn gguf_files(
+        files: impl IntoIterator<Item = FolderFile>,
+        selection: &Selection,
+    ) -> Option<Vec<FolderFile>> {
+        let mut found = Vec::new();
+        for file in files.into_iter().take(Self::MAX_FILES) {
+            match selection.reason_against(&file) {
+                None | Some(Reason::Gguf) if is_gguf(&file.path) => found.push(file),
+                None if is_weights(&file.path, selection) => return None,
+                _ => {}
+            }
+        }
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// The paths of the files whose contents [`plan`](Self::plan) needs.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let is_short = |file: &&FolderFile| file.size <= Self::MAX_TEXT_BYTES;
+        let paths = self.files.iter().filter(is_short).map(|file| file.path.as_str());
+        paths.filter(|path| [CONFIG, MODEL_INDEX].contains(path) || index_name(path).is_some())
+    }
+
+    /// Makes the plan, given the contents of the [`texts`](Self::texts) by their paths. One that is absent is not checked.
+    ///
+    /// # Errors
+    /// [`FolderError::TextTooLong`].
+    pub fn plan(self, texts: &BTreeMap<String, Vec<u8>>) -> Result<FolderPlan, FolderError> {
+        let is_long = |(_, text): &(&String, &Vec<u8>)| text.len() as u64 > Self::MAX_TEXT_BYTES;
+        if let Some((path, _)) = texts.iter().find(is_long) {
+            return Err(FolderError::TextTooLong { path: path.clone() });
+        }
+        let Self { files, left_out } = self;
+        let (mut faults, mut indexes) = (Vec::new(), Vec::new());
+        let known = Known::new(&files, &left_out);
+        let of_indexes = texts.iter().filter_map(|(path, text)| Some((path, index_name(path)?, text)));
+        for (path, name, text) in of_indexes {
+            match ShardIndex::parse(path, text) {
+                Ok(index) => {
+                    faults.extend(index.faults(&name, &known));
+                    indexes.push(index);
+                }
+                Err(fault) => faults.push(fault),
+            }
+        }
+        faults.extend(faults_of_numbers(&known, &indexes));
+        faults.extend(texts.get(MODEL_INDEX).into_iter().flat_map(|text| faults_of_pipeline(text, &known)));
+        let kind = kind(&known, texts.get(CONFIG));
+        Ok(FolderPlan { files, left_out, kind, faults, indexes })
+    }
+
+    /// The paths of files with weights of formats that are not split.
+    fn weights_left_out(&self) -> Vec<String> {
+        const MAX_NAMED: usize = 8;
+        let weights = self.left_out.iter().filter(|left| left.reason.is_weights());
+        weights.map(|left| left.file.path.clone()).take(MAX_NAMED).collect()
+    }
+}
+
+impl FolderPlan {
+    /// The files of the model, sorted by their paths.
+    pub fn files(&self) -> &[FolderFile] {
+        &self.files
+    }
+
+    /// The other files of the folder, sorted by their paths.
+    pub fn left_out(&self) -> &[LeftOut] {
+        &self.left_out
+    }
+
+    pub const fn kind(&self) -> FolderKind {
+        self.kind
+    }
+
+    /// What is wrong with the folder: what is [fatal](FolderFault::is_fatal), and what its user should know.
+    pub fn faults(&self) -> &[FolderFault] {
+        &self.faults
+    }
+
+    /// The paths of the files whose tensors [`check_tensors`](Self::check_tensors) needs.
+    pub fn indexed_files(&self) -> BTreeSet<&str> {
+        let indexed: BTreeSet<&str> = self.indexes.iter().flat_map(ShardIndex::shards).collect();
+        let taken = self.files.iter().map(|file| file.path.as_str());
+        taken.filter(|path| indexed.contains(path)).collect()
+    }
+
+    /// Compares the indexes with the tensors of the files that they name: name and size of each tensor, by the path of
+    /// the file. Shards that are not given are not checked.
+    pub fn check_tensors<'t, T>(&self, files: impl IntoIterator<Item = (&'t str, T)>) -> Vec<FolderFault>
+    where
+        T: IntoIterator<Item = (&'t str, u64)>,
+    {
+        let files = files.into_iter().map(|(path, tensors)| (path, tensors.into_iter().collect()));
+        let files: BTreeMap<&str, BTreeMap<&str, u64>> = files.collect();
+        self.indexes.iter().flat_map(|index| index.faults_of_tensors(&files)).collect()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FolderError {
+    #[error("folder: too many files: expected at most {}", ListedFolder::MAX_FILES)]
+    TooManyFiles,
+    #[error(transparent)]
+    Path(#[from] ModelPathError),
+    #[error("folder: no weights: expected a safetensors file{}", others(left_out))]
+    NoWeights {
+        /// Paths of files with weights that are left out.
+        left_out: Vec<String>,
+    },
+    #[error("{path:?}: too long: expected at most {} bytes", ListedFolder::MAX_TEXT_BYTES)]
+    TextTooLong { path: String },
+}
+
+impl FolderError {
+    /// What a user can do about it.
+    pub fn advice(&self) -> &'static str {
+        match self {
+            Self::TooManyFiles => "name the folder of one model, or leave files out with `--exclude PATTERN`",
+            Self::Path(_) => "rename the file, or leave it out with `--exclude PATTERN`",
+            Self::NoWeights { left_out } if left_out.iter().any(|path| is_gguf(path)) => {
+                "each GGUF file is a model of its own: name the files, such as `FOLDER/*.gguf`"
+            }
+            Self::NoWeights { left_out } if !left_out.is_empty() => {
+                "`--include '*'` stores all files, those of other formats whole"
+            }
+            Self::NoWeights { .. } => "name the folder that has the weights",
+            Self::TextTooLong { .. } => "it is damaged: copy or download it again",
+        }
+    }
+}
+
+const CONFIG: &str = "config.json";
+const MODEL_INDEX: &str = "model_index.json";
+
+fn others(paths: &[String]) -> String {
+    let named: Vec<String> = paths.iter().map(|path| format!("{path:?}")).collect();
+    if named.is_empty() { String::new() } else { format!(", found {}", named.join(", ")) }
+}
+
+fn is_gguf(path: &str) -> bool {
+    FileFormat::DEFAULT.stem_of(path).is_some()
+}
+
+fn is_weights(path: &str, selection: &Selection) -> bool {
+    FileFormat::split_name(path).is_some() || (selection.has_includes() && has_other_weights(path))
+}
+
+/// What is in the folder, by path.
+pub(in crate::model_folder) struct Known<'f> {
+    taken: BTreeSet<&'f str>,
+    left_out: BTreeSet<&'f str>,
+}
+
+impl<'f> Known<'f> {
+    fn new(files: &'f [FolderFile], left_out: &'f [LeftOut]) -> Self {
+        let taken = files.iter().map(|file| file.path.as_str()).collect();
+        // A file that is still being downloaded is not there yet.
+        let left_out = left_out.iter().filter(|left| left.reason != Reason::Partial);
+        Self { taken, left_out: left_out.map(|left| left.file.path.as_str()).collect() }
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.taken.contains(path) || self.left_out.contains(path)
+    }
+
+    fn takes(&self, path: &str) -> bool {
+        self.taken.contains(path)
+    }
+
+    fn has_folder(&self, name: &str) -> bool {
+        let start = format!("{name}/");
+        let has = |paths: &BTreeSet<&str>| {
+            paths.range(start.as_str()..).next().is_some_and(|path| path.starts_with(&start))
+        };
+        has(&self.taken) || has(&self.left_out)
+    }
+}
+
+/// Shards that are missing by their numbers, or that no index names.
+fn faults_of_numbers(known: &Known<'_>, indexes: &[ShardIndex]) -> Vec<FolderFault> {
+    let indexed: BTreeSet<&str> = indexes.iter().flat_map(ShardIndex::shards).collect();
+    let (mut faults, mut seen) = (Vec::new(), BTreeSet::new());
+    let safetensors = |path: &&&str| FileFormat::SAFETENSORS.stem_of(path).is_some();
+    for path in known.taken.iter().filter(safetensors) {
+        let Some(shard) = ShardName::from_path(path).filter(|_| !indexed.contains(path)) else { continue };
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let is_in_folder = |other: &&&str| other.rsplit_once('/').map_or("", |(folder, _)| folder) == folder;
+        if indexed.iter().any(|other| is_in_folder(&other)) {
+            faults.push(FolderFault::NotInIndex { shard: (*path).to_owned() });
+            continue;
+        }
+        let all = shard.all();
+        if seen.insert(all.first().cloned().unwrap_or_default()) {
+            let missing = all.into_iter().filter(|shard| !known.has(shard));
+            faults.extend(missing.map(|shard| FolderFault::MissingShard { index: None, shard }));
+        }
+    }
+    faults
+}
+
+/// Components of a pipeline that have no folder.
+fn faults_of_pipeline(text: &[u8], known: &Known<'_>) -> Vec<FolderFault> {
+    let Ok(Json::Object(index)) = serde_json::from_slice(text) else {
+        let reason = "expected a JSON object of components".to_owned();
+        return vec![FolderFault::Index { index: MODEL_INDEX.to_owned(), reason }];
+    };
+    // A component is a list of its library and its class; null, if the pipeline has none.
+    let is_component =
+        |value: &Json| value.as_array().and_then(|parts| parts.first()).is_some_and(Json::is_string);
+    let named = index.into_iter().filter(|(_, value)| is_component(value)).map(|(name, _)| name);
+    let missing = named.filter(|name| !name.starts_with('_') && !known.has_folder(name));
+    missing.map(|component| FolderFault::NoComponent { component }).collect()
+}
+
+fn kind(known: &Known<'_>, config: Option<&Vec<u8>>) -> FolderKind {
+    let is_consolidated = |path: &&str| path.starts_with("consolidated") && !path.contains('/');
+    match () {
+        () if known.takes(MODEL_INDEX) => FolderKind::Diffusers,
+        () if known.takes("adapter_config.json") => FolderKind::Adapter,
+        () if known.takes(CONFIG) => match config.is_some_and(|config| has_mlx_quantization(config)) {
+            true => FolderKind::Mlx,
+            false => FolderKind::Transformers,
+        },
+        () if known.takes("params.json") || known.taken.iter().any(is_consolidated) => FolderKind::Mistral,
+        () => FolderKind::Weights,
+    }
+}
+
+/// transformers writes `quantization_config`, MLX also `quantization`, without a method.
+fn has_mlx_quantization(config: &[u8]) -> bool {
+    let config: Json = serde_json::from_slice(config).unwrap_or_default();
+    config.get("quantization").is_some_and(|found| found.get("bits").is_some())
+}

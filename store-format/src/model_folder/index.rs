@@ -1,0 +1,209 @@
+//! Indexes of shards: `model.safetensors.index.json` says which file has which tensor.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::Known;
+use crate::file_format::FileFormat;
+use crate::json_error::reason;
+use crate::manifest::is_file_name;
+
+/// Something that is wrong with a folder.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FolderFault {
+    #[error("{index}: wrong index: {reason}")]
+    Index { index: String, reason: String },
+    #[error("{index}: wrong path of a shard: expected a path below the folder of the index, found {found:?}")]
+    ShardPath { index: String, found: String },
+    #[error("{shard}: missing{}", named_by(index.as_deref()))]
+    MissingShard {
+        /// Absent if other shards show that there must be this one.
+        index: Option<String>,
+        shard: String,
+    },
+    #[error("{index}: names {shard}, which is left out")]
+    ShardLeftOut { index: String, shard: String },
+    #[error("{index}: tensor {tensor:?}: expected in {expected}, found in {found}")]
+    TensorElsewhere { index: String, tensor: String, expected: String, found: String },
+    #[error("{index}: tensor {tensor:?}: expected in {expected}, found nowhere")]
+    TensorAbsent { index: String, tensor: String, expected: String },
+    #[error("{index}: tensor {tensor:?} of {shard} is not in the index")]
+    TensorNotIndexed { index: String, tensor: String, shard: String },
+    #[error("{index}: wrong total_size: expected {expected} bytes of tensors, found {found}")]
+    TotalSize { index: String, found: u64, expected: u64 },
+    #[error("{file}: beside the shards of {index}: programs load this file, not the shards")]
+    StrayFile { index: String, file: String },
+    #[error("{shard}: named like a shard, but no index names it")]
+    NotInIndex { shard: String },
+    #[error("{component}/: missing: model_index.json names this component")]
+    NoComponent { component: String },
+}
+
+fn named_by(index: Option<&str>) -> String {
+    index.map_or_else(
+        || ": the other shards of its model are there".to_owned(),
+        |index| format!(": {index} names this shard"),
+    )
+}
+
+impl FolderFault {
+    /// Whether no program can load the model. The others are for the user to know.
+    pub const fn is_fatal(&self) -> bool {
+        match self {
+            Self::Index { .. }
+            | Self::ShardPath { .. }
+            | Self::MissingShard { .. }
+            | Self::TensorElsewhere { .. }
+            | Self::TensorAbsent { .. } => true,
+            Self::ShardLeftOut { .. }
+            | Self::TensorNotIndexed { .. }
+            | Self::TotalSize { .. }
+            | Self::StrayFile { .. }
+            | Self::NotInIndex { .. }
+            | Self::NoComponent { .. } => false,
+        }
+    }
+}
+
+/// What the path of an index says.
+pub(super) struct IndexName {
+    /// The path of the file that would have all tensors.
+    whole: String,
+}
+
+/// Parses `model.safetensors.index.json`, with a variant `model.safetensors.index.fp16.json`.
+pub(super) fn index_name(path: &str) -> Option<IndexName> {
+    let (folder, name) = path.rsplit_once('/').map_or(("", path), |(folder, name)| (folder, name));
+    let (stem, end) = name.split_once(".safetensors.index")?;
+    let variant =
+        end.strip_suffix(".json").filter(|variant| variant.is_empty() || variant.starts_with('.'))?;
+    Some(IndexName {
+        whole: joined(folder, &format!("{stem}{variant}{}", FileFormat::SAFETENSORS.extension())),
+    })
+}
+
+/// A parsed index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ShardIndex {
+    path: String,
+    /// The paths of the shards in the model's folder, or what is in their place if that is not a path.
+    shards: Vec<Result<String, String>>,
+    /// The index in `shards` of each tensor.
+    tensors: BTreeMap<Box<str>, usize>,
+    total_size: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct RawIndex {
+    #[serde(default)]
+    metadata: Option<Json>,
+    weight_map: BTreeMap<Box<str>, Box<str>>,
+}
+
+impl ShardIndex {
+    /// More than any model has. A shard is a file of the folder.
+    const MAX_SHARDS: usize = 10_000;
+    const MAX_TENSORS: usize = 1_000_000;
+
+    pub(super) fn parse(path: &str, json: &[u8]) -> Result<Self, FolderFault> {
+        let refused = |reason| FolderFault::Index { index: path.to_owned(), reason };
+        let raw: RawIndex = serde_json::from_slice(json).map_err(|error| refused(reason(&error)))?;
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let names: BTreeSet<&str> = raw.weight_map.values().map(|name| &**name).collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        if names.len() > Self::MAX_SHARDS || raw.weight_map.len() > Self::MAX_TENSORS {
+            let (tensors, shards) = (Self::MAX_TENSORS, Self::MAX_SHARDS);
+            return Err(refused(format!("expected at most {tensors} tensors in {shards} shards")));
+        }
+        let place = |name: &str| names.binary_search(&name).unwrap_or_default();
+        let tensors = raw.weight_map.iter().map(|(tensor, name)| (tensor.clone(), place(name))).collect();
+        let shard = |name: &&str| match is_file_name(name) {
+            true => Ok(joined(folder, name)),
+            false => Err((*name).to_owned()),
+        };
+        let total_size = raw.metadata.as_ref().and_then(|metadata| size(metadata.get("total_size")?));
+        Ok(Self { path: path.to_owned(), shards: names.iter().map(shard).collect(), tensors, total_size })
+    }
+
+    /// The paths of the shards.
+    pub(super) fn shards(&self) -> impl Iterator<Item = &str> {
+        self.shards.iter().flatten().map(String::as_str)
+    }
+
+    /// The faults that the list of files shows.
+    pub(super) fn faults(&self, name: &IndexName, known: &Known<'_>) -> Vec<FolderFault> {
+        let index = || self.path.clone();
+        let fault = |shard: &Result<String, String>| match shard {
+            Err(found) => Some(FolderFault::ShardPath { index: index(), found: found.clone() }),
+            Ok(shard) if known.takes(shard) => None,
+            Ok(shard) if known.has(shard) => {
+                Some(FolderFault::ShardLeftOut { index: index(), shard: shard.clone() })
+            }
+            Ok(shard) => Some(FolderFault::MissingShard { index: Some(index()), shard: shard.clone() }),
+        };
+        let mut faults: Vec<_> = self.shards.iter().filter_map(fault).collect();
+        if known.takes(&name.whole) && !self.shards().any(|shard| shard == name.whole) {
+            faults.push(FolderFault::StrayFile { index: index(), file: name.whole.clone() });
+        }
+        faults
+    }
+
+    /// The faults that the tensors of the shards show; at most [`MAX_NAMED`](Self::MAX_NAMED) of them.
+    pub(super) fn faults_of_tensors(&self, files: &BTreeMap<&str, BTreeMap<&str, u64>>) -> Vec<FolderFault> {
+        let own: Vec<_> = self.shards().filter_map(|path| Some((path, files.get(path)?))).collect();
+        let missing = self.tensors.iter().filter_map(|(tensor, place)| {
+            let expected = self.shards.get(*place)?.as_ref().ok()?;
+            let is_there = files.get(expected.as_str())?.contains_key(&**tensor);
+            (!is_there).then(|| self.misplaced(tensor, expected, &own))
+        });
+        let extra = own.iter().flat_map(|(path, tensors)| {
+            let not_indexed = tensors.keys().filter(|tensor| !self.tensors.contains_key(**tensor));
+            not_indexed.map(|tensor| FolderFault::TensorNotIndexed {
+                index: self.path.clone(),
+                tensor: (*tensor).to_owned(),
+                shard: (*path).to_owned(),
+            })
+        });
+        let mut faults: Vec<_> = missing.chain(extra).take(Self::MAX_NAMED).collect();
+        let is_complete = own.len() == self.shards.len();
+        faults.extend(self.wrong_total(&own).filter(|_| is_complete && faults.is_empty()));
+        faults
+    }
+
+    /// An index of another model contradicts every tensor.
+    const MAX_NAMED: usize = 20;
+
+    fn misplaced(&self, tensor: &str, expected: &str, own: &[(&str, &BTreeMap<&str, u64>)]) -> FolderFault {
+        let (index, expected) = (self.path.clone(), expected.to_owned());
+        let found = own.iter().find(|(_, tensors)| tensors.contains_key(tensor));
+        let tensor = tensor.to_owned();
+        match found {
+            Some((found, _)) => {
+                FolderFault::TensorElsewhere { index, tensor, expected, found: (*found).to_owned() }
+            }
+            None => FolderFault::TensorAbsent { index, tensor, expected },
+        }
+    }
+
+    fn wrong_total(&self, own: &[(&str, &BTreeMap<&str, u64>)]) -> Option<FolderFault> {
+        let sizes = own.iter().flat_map(|(_, tensors)| tensors.values());
+        let expected = sizes.fold(0, |sum: u64, size| sum.saturating_add(*size));
+        let found = self.total_size.filter(|found| *found != expected)?;
+        Some(FolderFault::TotalSize { index: self.path.clone(), found, expected })
+    }
+}
+
+/// Some programs write the number as a float or as text.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of bytes below 2^53")]
+fn size(total: &Json) -> Option<u64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let float = || total.as_f64().filter(|size| (0.0..EXACT).contains(size) && size.fract() == 0.0);
+    total.as_u64().or_else(|| float().map(|size| size as u64)).or_else(|| total.as_str()?.parse().ok())
+}
+
+fn joined(folder: &str, name: &str) -> String {
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
+}

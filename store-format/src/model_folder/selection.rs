@@ -1,0 +1,168 @@
+//! Which files of a folder are taken, and why others are not.
+
+use std::fmt;
+
+use super::FolderFile;
+use crate::file_format::FileFormat;
+use crate::glob::Glob;
+use crate::model_file::{has_other_weights, is_pickle};
+
+/// Patterns of paths. Without patterns, the files of the model are taken. With patterns to include, exactly the files that
+/// match one are taken, in any format. Files that match a pattern to exclude are never taken. `*` also matches `/`, and a
+/// pattern that ends with `/` stands for everything in that folder.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    include: Vec<Glob>,
+    exclude: Vec<Glob>,
+}
+
+/// A file of the folder that is not a file of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    pub file: FolderFile,
+    pub reason: Reason,
+}
+
+/// Why a file is left out. Its text ends with what to do to take it, if that is possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// A program is downloading it, or did not end its download.
+    Partial,
+    /// A record of a download, of a version control system or of a desktop.
+    Hidden,
+    Excluded,
+    /// No pattern to include matches it.
+    NotIncluded,
+    Pickle,
+    /// Weights in another format.
+    OtherFormat,
+    /// An index of pickles.
+    IndexOfPickles,
+    Gguf,
+    /// The folder `original/`, which has the weights once more for other programs.
+    Original,
+    /// Too large for a file beside weights.
+    Large,
+}
+
+impl Selection {
+    pub fn new<'p>(
+        include: impl IntoIterator<Item = &'p str>,
+        exclude: impl IntoIterator<Item = &'p str>,
+    ) -> Self {
+        let glob = |pattern: &str| match pattern.ends_with('/') {
+            true => Glob::new(&format!("{pattern}*")),
+            false => Glob::new(pattern),
+        };
+        Self {
+            include: include.into_iter().map(glob).collect(),
+            exclude: exclude.into_iter().map(glob).collect(),
+        }
+    }
+
+    pub(super) fn has_includes(&self) -> bool {
+        !self.include.is_empty()
+    }
+
+    /// Why the file is left out; `None` if it is taken.
+    pub(super) fn reason_against(&self, file: &FolderFile) -> Option<Reason> {
+        let is_match = |patterns: &[Glob]| patterns.iter().any(|pattern| pattern.matches(&file.path));
+        if let Some(reason) = never_taken(&file.path) {
+            return Some(reason);
+        }
+        match (self.has_includes(), is_match(&self.include), is_match(&self.exclude)) {
+            (_, _, true) => Some(Reason::Excluded),
+            (true, false, _) => Some(Reason::NotIncluded),
+            (true, true, _) => None,
+            (false, ..) => not_by_default(file),
+        }
+    }
+}
+
+impl Reason {
+    /// Whether the file has weights that could be taken.
+    pub(super) const fn is_weights(self) -> bool {
+        matches!(self, Self::Pickle | Self::OtherFormat | Self::Gguf)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Partial => "a download that has not ended",
+            Self::Hidden => "a hidden file or a file of the system",
+            Self::Excluded => "a pattern excludes it",
+            Self::NotIncluded => "no pattern includes it",
+            Self::Pickle => {
+                "a pickle, which is never read; a pattern that includes it stores it whole, and none of its tensors is \
+                 shared"
+            }
+            Self::OtherFormat => {
+                "weights of another format; a pattern that includes it stores it whole, and none of its tensors is shared"
+            }
+            Self::IndexOfPickles => "the index of pickles; a pattern can include it",
+            Self::Gguf => "a GGUF file, which is a model of its own: import it by its name",
+            Self::Original => "the same weights for other programs; a pattern can include it",
+            Self::Large => "too large for a file beside weights; a pattern can include it",
+        })
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = &self.file.path;
+        match path.contains(char::is_control) {
+            true => write!(f, "{path:?}: {}", self.reason),
+            false => write!(f, "{path}: {}", self.reason),
+        }
+    }
+}
+
+/// Whether no pattern can include the file at this path: it is not whole, or hidden.
+pub fn is_never_taken(path: &str) -> bool {
+    never_taken(path).is_some()
+}
+
+/// Files that no pattern can include: they are not whole, or not of a model.
+fn never_taken(path: &str) -> Option<Reason> {
+    const PARTIAL_ENDS: [&str; 4] = [".incomplete", ".downloadinprogress", ".tmp", ".aria2"];
+    const PARTIAL_STARTS: [&str; 2] = ["incomplete-", "downloading_"];
+    const SYSTEM: [&str; 3] = ["thumbs.db", "desktop.ini", "cachedir.tag"];
+    let path = path.to_ascii_lowercase();
+    let mut parts = path.split('/');
+    let name = parts.next_back().unwrap_or_default();
+    let is_partial = PARTIAL_ENDS.iter().any(|end| name.ends_with(end))
+        || PARTIAL_STARTS.iter().any(|start| name.starts_with(start))
+        || name.contains(".partial")
+        || (name.starts_with('.') && name.ends_with(".shared"))
+        || path.split('/').any(|part| part == "._____temp");
+    let is_hidden = SYSTEM.contains(&name) || path.split('/').any(is_dot_file);
+    match (is_partial, is_hidden) {
+        (true, _) => Some(Reason::Partial),
+        (false, true) => Some(Reason::Hidden),
+        (false, false) => None,
+    }
+}
+
+/// Not `..`, which is an error.
+fn is_dot_file(part: &str) -> bool {
+    part.starts_with('.') && part != "." && part != ".."
+}
+
+fn not_by_default(file: &FolderFile) -> Option<Reason> {
+    /// Tokenizers have 40 MB.
+    const MAX_OTHER_BYTES: u64 = 256 << 20;
+    let path = file.path.to_ascii_lowercase();
+    let name = path.rsplit('/').next().unwrap_or_default();
+    match FileFormat::split_name(name).map(|(_stem, format)| format.tensor_format().is_gguf()) {
+        _ if path.split('/').rev().skip(1).any(|part| part == "original") => Some(Reason::Original),
+        Some(true) => Some(Reason::Gguf),
+        Some(false) => None,
+        None if is_pickle(name) => Some(Reason::Pickle),
+        None if has_other_weights(name) => Some(Reason::OtherFormat),
+        None if name.ends_with(".json") && name.contains(".bin.index.") => Some(Reason::IndexOfPickles),
+        None if file.size > MAX_OTHER_BYTES => Some(Reason::Large),
+        None => None,
+    }
+}
