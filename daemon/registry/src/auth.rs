@@ -23,7 +23,7 @@ use super::challenge::{Challenge, Challenges};
 use super::credentials::{
     Credential, CredentialError, CredentialPolicy, Found, OllamaKey, RegistryHost, Secret, hidden_header,
 };
-use super::error::{Advice, RegistryError};
+use super::error::{Advice, RegistryError, Result};
 use super::origin::{Origin, host_of};
 use super::request::{Response, Target};
 use super::token_cache::Authorization;
@@ -39,12 +39,12 @@ enum Configured {
 
 impl Shared {
     /// Sends the request, with credentials if required, and checks the response's status.
-    pub(super) async fn get(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
+    pub(super) async fn get(&self, target: &Target<'_>) -> Result<Response> {
         self.authorized(target).await?.checked(target, &self.limits).await
     }
 
     /// Sends a request, and repeats it once with credentials if the registry requires them.
-    pub(super) async fn authorized(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
+    pub(super) async fn authorized(&self, target: &Target<'_>) -> Result<Response> {
         let authorization = self.tokens.get(target.origin, &target.repository);
         let mut response = self.follow(target, authorization).await?;
         if !requires_credentials(&response, target) {
@@ -63,7 +63,7 @@ impl Shared {
     }
 
     /// The credentials for repeating a refused request.
-    async fn authorization(&self, target: &Target<'_>, refusal: &Response) -> Result<Outcome, RegistryError> {
+    async fn authorization(&self, target: &Target<'_>, refusal: &Response) -> Result<Outcome> {
         let challenges = Challenges::from_headers(refusal.headers());
         let reach = refusal.reach;
         match (self.configured(target.origin).await?, challenges.bearer) {
@@ -98,7 +98,7 @@ impl Shared {
     }
 
     /// Looks up the credentials on a blocking thread, because that reads files and may run a program.
-    async fn configured(&self, origin: &Origin) -> Result<Configured, RegistryError> {
+    async fn configured(&self, origin: &Origin) -> Result<Configured> {
         let (policy, origin, span) = (Arc::clone(&self.credentials), origin.clone(), Span::current());
         let look_up = move || span.in_scope(|| configured(&policy, &origin));
         let looked_up = tokio::task::spawn_blocking(look_up).await;
@@ -109,7 +109,7 @@ impl Shared {
         }
     }
 
-    fn direct(&self, target: &Target<'_>, header: &str, place: String) -> Result<Outcome, RegistryError> {
+    fn direct(&self, target: &Target<'_>, header: &str, place: String) -> Result<Outcome> {
         self.may_carry_to(target.origin)?;
         let header = sendable(header, &place)?;
         Ok(Outcome::Authorized(Authorization::lasting(header, Advice::Credential { place })))
@@ -123,7 +123,7 @@ impl Shared {
         reach: AddressScope,
         authorization: Option<HeaderValue>,
         advice: Advice,
-    ) -> Result<Outcome, RegistryError> {
+    ) -> Result<Outcome> {
         let headers = authorization.clone().map(|value| (AUTHORIZATION, value)).into_iter().collect();
         let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
         let is_quotable = target.may_quote(&url, scope);
@@ -145,18 +145,18 @@ impl Shared {
         Authorization::from_response(&document, advice).map(Outcome::Authorized).ok_or_else(no_token)
     }
 
-    fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
+    fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url> {
         let url = challenge.token_url(target.origin, &self.credentials.token_services);
         url.map_err(|reason| realm_refused(target, &reason))
     }
 
-    fn signed_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
+    fn signed_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url> {
         let services = &self.credentials.token_services;
         let url = challenge.signed_url(target.origin, services, &nonce()?, unix_seconds());
         url.map_err(|reason| realm_refused(target, &reason))
     }
 
-    fn may_carry(&self, registry: &Origin, token_url: &Url) -> Result<(), RegistryError> {
+    fn may_carry(&self, registry: &Origin, token_url: &Url) -> Result<()> {
         self.may_carry_to(registry)?;
         match Origin::from_url(token_url) {
             Some(service) => self.may_carry_to(&service),
@@ -164,7 +164,7 @@ impl Shared {
         }
     }
 
-    fn may_carry_to(&self, origin: &Origin) -> Result<(), RegistryError> {
+    fn may_carry_to(&self, origin: &Origin) -> Result<()> {
         if self.credentials.may_carry(origin) {
             return Ok(());
         }

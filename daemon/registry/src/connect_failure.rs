@@ -13,48 +13,33 @@ use super::address_scope::AddressScope;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectFailure {
-    /// The host name was not resolved. Contains the system's reason.
     #[error("no address found ({0}); is the name right, and is there a network?")]
     NoAddress(String),
     /// The host's address is closer to this machine than the registry that led to it.
     #[error("is a {0} address, and the registry is not; refused")]
     ForbiddenAddress(AddressScope),
-    /// The host is there, but nothing listens on the port.
     #[error("connection refused; is the registry running, and is the port right?")]
     Refused,
-    /// The proxy cannot be reached or does not connect.
     #[error("connection through the proxy failed: {reason}; is {variable} right?")]
-    Proxy {
-        /// The environment variable that names the proxy.
-        variable: &'static str,
-        /// Why it failed.
-        reason: String,
-    },
-    /// The certificate has expired. Contains this machine's date.
+    Proxy { variable: &'static str, reason: String },
     #[error("certificate has expired; this machine's clock says {0}: is that right?")]
     Expired(String),
-    /// The certificate is not valid yet. Contains this machine's date.
     #[error("certificate is not valid yet; this machine's clock says {0}: is that right?")]
     NotYetValid(String),
-    /// No authority that this machine trusts has signed the certificate.
     #[error(
         "certificate is from an issuer that this machine does not trust; if a proxy or your own \
          authority signs here, name its certificate in ca_files"
     )]
     UnknownIssuer,
-    /// The certificate belongs to another host.
     #[error("certificate is for another name; is this network behind a login page?")]
     OtherName,
-    /// The response is not TLS.
     #[error(
         "server does not speak TLS; if it is a registry over plain HTTP, name it in insecure_registries or put \
          http:// before its name"
     )]
     NotTls,
-    /// The response is not HTTP.
     #[error("server does not respond in HTTP; if it expects TLS, put https:// before its name")]
     NotHttp,
-    /// Any other TLS failure.
     #[error("TLS failed: {0}")]
     Tls(String),
     /// Any other failure, such as a connection reset; a repeated request may succeed.

@@ -20,9 +20,9 @@ use rustls::ClientConfig;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::Limits;
 use super::address_scope::AddressScope;
 use super::connect_failure::{ConnectFailure, innermost};
+use super::policy::Limits;
 use super::proxy::{Protocol, Proxies, Proxy, Resolver};
 
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;

@@ -10,7 +10,6 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 /// The content of a file, which may be compressed.
 pub enum Decoder<R> {
-    /// Not compressed.
     Plain(R),
     /// A sequence of gzip members.
     Gzip(Box<MultiGzDecoder<R>>),
@@ -30,9 +29,6 @@ impl<R> fmt::Debug for Decoder<R> {
 
 impl<R: BufRead> Decoder<R> {
     /// Decompresses `source`.
-    ///
-    /// # Errors
-    /// When the decoder cannot be set up.
     pub fn new(source: R, compression: Option<Compression>) -> io::Result<Self> {
         Ok(match compression {
             None => Self::Plain(source),
@@ -50,7 +46,6 @@ impl<R: BufRead> Decoder<R> {
         }
     }
 
-    /// Drops the decoder and returns the source.
     pub fn into_source(self) -> R {
         match self {
             Self::Plain(source) => source,

@@ -13,52 +13,25 @@ use super::origin::InvalidHost;
 use super::proxy::ProxyFault;
 use super::server_reason::ServerReason;
 
+/// The result of a request to a registry.
+pub(super) type Result<T, E = RegistryError> = std::result::Result<T, E>;
+
 /// Why a request to a registry failed, or its response cannot be used.
 ///
 /// Messages name hosts, never URLs, because the query of a signed URL is a credential.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// There is no such model, tag or file.
     #[error("{subject}: not found at {host}{reason}")]
-    NotFound {
-        /// The request.
-        subject: String,
-        /// The host that responded.
-        host: String,
-        /// What the host said.
-        reason: ServerReason,
-    },
-    /// A manifest names a file that its registry does not have.
+    NotFound { subject: String, host: String, reason: ServerReason },
     #[error("blob {digest}: missing at {host} although the manifest names it{reason}; try again later")]
-    BlobMissing {
-        /// The file.
-        digest: Digest,
-        /// The host that responded.
-        host: String,
-        /// What the host said.
-        reason: ServerReason,
-    },
-    /// A repository does not have this tag or file, but has others.
+    BlobMissing { digest: Digest, host: String, reason: ServerReason },
     #[error("{subject}: not found at {host}{reason}{}", nearest_names(.nearest))]
-    NoSuchName {
-        /// The request.
-        subject: String,
-        /// The host that responded.
-        host: String,
-        /// What the host said.
-        reason: ServerReason,
-        /// The most similar names.
-        nearest: String,
-    },
-    /// A registry that does not list its tags does not have this one.
+    NoSuchName { subject: String, host: String, reason: ServerReason, nearest: String },
     #[error("{subject}: not found at {host}{reason}{}", latest.as_ref().map_or_else(String::new, |name| format!(", which has {name}")))]
     NoSuchTag {
-        /// What was requested.
         subject: String,
-        /// The host that responded.
         host: String,
-        /// What the host said.
         reason: ServerReason,
         /// The name of the model with the tag `latest`, if the registry has one.
         latest: Option<Box<str>>,
@@ -67,213 +40,97 @@ pub enum RegistryError {
         /// What the name would be at Hugging Face: the user may have copied it from there without the host.
         hub: Option<Box<str>>,
     },
-    /// A tag means several models of a repository.
     #[error("{subject}: means several models at {host}: {}", few(candidates))]
-    Ambiguous {
-        /// The request.
-        subject: String,
-        /// The host that listed them.
-        host: String,
-        /// The path of each.
-        candidates: Vec<String>,
-        /// The address of the first.
-        example: String,
-    },
-    /// A repository has no model in a supported format.
+    Ambiguous { subject: String, host: String, candidates: Vec<String>, example: String },
     #[error("{subject}: no GGUF file with a model at {host}, of {} GGUF files", others.len())]
-    NoModel {
-        /// The request.
-        subject: String,
-        /// The host that responded.
-        host: String,
-        /// The paths of the GGUF files that are not models.
-        others: Vec<String>,
-        /// The address of the first.
-        example: String,
-    },
-    /// Some shards of a model are missing.
+    NoModel { subject: String, host: String, others: Vec<String>, example: String },
     #[error("{subject}: {} at {host}: {}", shards_missing(*count, missing), few(missing.iter().map(|(_, path)| path)))]
     MissingShards {
-        /// The request.
         subject: String,
-        /// The host that has the others.
         host: String,
-        /// How many shards the model has.
         count: usize,
         /// The number of each missing shard, from 1, and its name.
         missing: Vec<(usize, String)>,
     },
-    /// The user chose a projector or a draft, but the source has no list of files.
-    #[error("{subject}: projector and draft can be chosen only from repositories at Hugging Face")]
-    NoChoice {
-        /// The request.
-        subject: String,
-    },
-    /// The registry requires other credentials.
+    #[error(
+        "{subject}: a projector and a draft can be chosen only from repositories at Hugging Face, patterns and a revision only for the name of one without a tag"
+    )]
+    NoChoice { subject: String },
     #[error("{subject}: denied by {host}{reason}; {advice}")]
-    Denied {
-        /// The request.
-        subject: String,
-        /// The host that responded.
-        host: String,
-        /// What the host said.
-        reason: ServerReason,
-        /// Advice for the user.
-        advice: Box<Advice>,
-    },
-    /// The credentials for a registry cannot be used.
+    Denied { subject: String, host: String, reason: ServerReason, advice: Box<Advice> },
     #[error(transparent)]
     Credentials(#[from] CredentialError),
-    /// The name leads to something that cannot be stored as a model.
     #[error("model {reference}: {what}")]
-    UnusableModel {
-        /// The request.
-        reference: Box<Reference>,
-        /// The fault in it.
-        what: String,
-    },
-    /// A response or file is unusable, or a redirect or token service is refused.
+    UnusableModel { reference: Box<Reference>, what: String },
     #[error("{subject}: {what}")]
-    Unusable {
-        /// The host that responded, or the file.
-        subject: String,
-        /// The value found and the one expected.
-        what: String,
-    },
-    /// A file without a known digest over plain HTTP.
+    Unusable { subject: String, what: String },
     #[error(
         "{host}: files are not pulled over plain HTTP, where they can be changed in transit; use https, or \
          name the host in insecure_registries"
     )]
-    PlainHttp {
-        /// The server.
-        host: String,
-    },
-    /// The connection could not be opened, or broke before the response began.
+    PlainHttp { host: String },
     #[error("{host}: {reason}")]
-    Unreachable {
-        /// The host that was requested.
-        host: String,
-        /// Why.
-        reason: ConnectFailure,
-    },
-    /// The server closed the connection inside a body.
+    Unreachable { host: String, reason: ConnectFailure },
     #[error("{host}: connection broke after {received_bytes} bytes: {reason}")]
-    Broken {
-        /// The host that responded.
-        host: String,
-        /// How much of the body was received.
-        received_bytes: u64,
-        /// The root cause.
-        reason: String,
-    },
-    /// Too few bytes were received for too long.
+    Broken { host: String, received_bytes: u64, reason: String },
     #[error("{host}: stalled for {seconds} s")]
-    Stalled {
-        /// The host that was requested.
-        host: String,
-        /// The time limit.
-        seconds: u64,
-    },
-    /// The server responded with an unexpected HTTP status.
+    Stalled { host: String, seconds: u64 },
     #[error("{host}: {}{}", refusal(*.status, .reason), tls_hint(*.status, .reason, *.is_plain_http))]
     Status {
-        /// The host that responded.
         host: String,
-        /// The HTTP status.
         status: u16,
-        /// What the host said.
         reason: ServerReason,
-        /// Whether the request was sent without TLS.
         is_plain_http: bool,
         /// The response's `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// The server responded 429 and asks for a longer wait than the retry policy allows.
     #[error("{host}: too many requests{reason}; try again {}", later(.retry_after.as_ref()))]
     TooManyRequests {
-        /// The host that responded.
         host: String,
-        /// What the host said.
         reason: ServerReason,
         /// When it accepts requests again, if it says so.
         retry_after: Option<Duration>,
-        /// Whether the request had no credentials.
         is_anonymous: bool,
     },
     /// A refusal whose cause is known. The message is that of the refusal.
     #[error("{error}")]
-    Explained {
-        /// The refusal.
-        error: Box<RegistryError>,
-        /// The cause, or what to do.
-        hint: String,
-    },
-    /// A manifest, list or token is too long.
+    Explained { error: Box<RegistryError>, hint: String },
     #[error("{host}: {what} has more than {max_bytes} bytes, the limit")]
-    TooLong {
-        /// The host that responded.
-        host: String,
-        /// The expected kind of body.
-        what: &'static str,
-        /// The limit.
-        max_bytes: u64,
-    },
-    /// A file has the wrong length.
+    TooLong { host: String, what: &'static str, max_bytes: u64 },
     #[error("{subject}: wrong size at {host}: expected {expected_bytes} bytes, found {found_bytes}")]
     SizeDiffers {
-        /// The file.
         subject: String,
-        /// The host that responded.
         host: String,
         /// Bytes announced or received. If the body is too long, the bytes read before that was noticed.
         found_bytes: u64,
         /// Bytes that the manifest or the server's first response announces.
         expected_bytes: u64,
     },
-    /// The server sent another part of a file than the requested one.
     #[error("{subject}: wrong part from {host}: expected {expected}, found {found}")]
     RangeDiffers {
-        /// The file.
         subject: String,
-        /// The host that responded.
         host: String,
         /// The response's `Content-Range` or length, cut to a printable length.
         found: String,
-        /// The expected `Content-Range`.
         expected: String,
     },
-    /// The host in a reference is not a host name with an optional port.
     #[error("host: expected a host name with at most a port, found {host:?}")]
-    Host {
-        /// The text in the reference.
-        host: String,
-    },
-    /// A mirror's base URL is not usable.
+    Host { host: String },
     #[error("mirror of {host}: expected http://HOST[:PORT] or https://HOST[:PORT], found {base:?}")]
     Mirror {
-        /// The host that it is a mirror of.
         host: String,
         /// The configured URL without its user and password.
         base: String,
     },
     /// All mirrors of a host failed. The message is that of the most informative error.
     #[error("{error}")]
-    AllFailed {
-        /// The most informative error.
-        error: Box<RegistryError>,
-        /// What the other servers answered, each with its host.
-        others: Vec<String>,
-    },
-    /// The environment variable that names the proxy for this request is malformed.
+    AllFailed { error: Box<RegistryError>, others: Vec<String> },
     #[error(transparent)]
     Proxy(ProxyFault),
-    /// The certificate authorities could not be set up.
     #[error("certificate authorities {}: {reason}", path.display())]
     Certificates {
         /// The file; empty when TLS itself failed.
         path: PathBuf,
-        /// The fault.
         reason: String,
     },
 }
@@ -371,8 +228,6 @@ impl RegistryError {
         Self::unusable(host, "response is a web page, not a registry's; is this network behind a login page?")
     }
 
-    /// The kind of failure.
-    #[must_use]
     pub fn kind(&self) -> FailureKind {
         match self {
             Self::AllFailed { error, .. } | Self::Explained { error, .. } => error.kind(),
@@ -459,7 +314,6 @@ impl RegistryError {
     }
 
     /// Whether the failure is in the body of a response, so that another request for the file may succeed.
-    #[must_use]
     pub fn is_of_body(&self) -> bool {
         matches!(self.main(), Self::Broken { .. } | Self::SizeDiffers { .. } | Self::RangeDiffers { .. })
     }
@@ -504,43 +358,19 @@ impl RegistryError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Advice {
-    /// No credentials are configured.
     #[error("it is private, gated or misspelt; `blobd login {host}` if you have an account there")]
-    LogIn {
-        /// The host to log in to.
-        host: String,
-    },
-    /// A Docker credential helper may have credentials, but blobd did not run it.
+    LogIn { host: String },
     #[error(
         "it is private or misspelt; credentials may be with docker-credential-{name}, which blobd runs only \
          with use_docker_helpers in the section [credentials]; or `blobd login {host}`"
     )]
-    Helper {
-        /// The end of the program's name.
-        name: String,
-        /// The host to log in to.
-        host: String,
-    },
-    /// There is no key to sign with.
+    Helper { name: String, host: String },
     #[error("it is private or misspelt; private models need Ollama's key {}, known to your account at ollama.com", path.display())]
-    OllamaKey {
-        /// The expected path of the key.
-        path: PathBuf,
-    },
-    /// The credentials that were sent do not grant access.
+    OllamaKey { path: PathBuf },
     #[error("the credentials from {place} do not suffice, or it is misspelt")]
-    Credential {
-        /// Where they are configured.
-        place: String,
-    },
-    /// Hugging Face requires that the user accepts a licence.
+    Credential { place: String },
     #[error(
         "it is gated: accept its terms at {page}, then `blobd login {host}` with a token of that account"
     )]
-    Gated {
-        /// The model's page.
-        page: String,
-        /// The host to log in to.
-        host: String,
-    },
+    Gated { page: String, host: String },
 }

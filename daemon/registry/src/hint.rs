@@ -7,7 +7,6 @@ use super::error::{RegistryError, few, later};
 
 impl RegistryError {
     /// The next step, and the answers of the other mirrors if several were asked.
-    #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::AllFailed { error, others } => {

@@ -4,28 +4,31 @@
 //! because it adds the template and the parameters. Files are requested at the commit that was listed, so they cannot
 //! change in between.
 
+mod folder;
+
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::model_file::layer_type;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::repository::{Choice, Refusal, RepositoryFiles, Wanted};
 use blobd_store_format::source::{Components, Draft, HubFile, Projector};
 use percent_encoding::{AsciiSet, utf8_percent_encode};
 
-use super::error::{FailureKind, RegistryError};
+use super::RegistryClient;
+use super::error::{FailureKind, RegistryError, Result};
 use super::huggingface::{Listed, address};
 use super::listing::TreeFile;
+use super::manifest::nearest;
 use super::origin::ESCAPED;
 use super::remote::{Chosen, ChosenFile, PublishedModel, RemoteFile, RemoteModel, WebFile};
 use super::server_reason::ServerReason;
-use super::{RegistryClient, tags::nearest};
 
 impl RegistryClient {
     /// The model that a file belongs to: the file, its other shards and its components.
-    pub(super) async fn hub_model(
-        &self,
-        file: &HubFile,
-        components: &Components,
-    ) -> Result<RemoteModel, RegistryError> {
+    pub(super) async fn hub_model(&self, file: &HubFile, components: &Components) -> Result<RemoteModel> {
+        if components.have_patterns() || components.revision.is_some() {
+            return Err(RegistryError::NoChoice { subject: file.to_string() });
+        }
         let listed = self.list(file.repository(), file.revision()).await?;
         let choice = choose(&listed, Wanted::File(file.path()), components);
         let choice = choice.map_err(|refusal| {
@@ -40,20 +43,27 @@ impl RegistryClient {
         &self,
         reference: &Reference,
         components: &Components,
-    ) -> Result<RemoteModel, RegistryError> {
-        let published = match self.manifest(reference).await {
-            Err(error) if !knows_no_tag(&error) => return Err(error),
-            published => published,
+    ) -> Result<RemoteModel> {
+        let chooses = components.have_patterns() || components.revision.is_some();
+        let published = match components.revision {
+            // The registry has manifests of the default branch only.
+            Some(_) => Err(RegistryError::unusable(reference.to_string(), "a revision has no manifest")),
+            None => match self.manifest(reference).await {
+                Err(error) if !knows_no_tag(&error) => return Err(error),
+                published => published,
+            },
         };
         let repository = reference.repository();
-        let listed = match self.list(&repository, HubFile::DEFAULT_REVISION).await {
-            Ok(listed) if !listed.files.is_empty() => listed,
+        let revision = components.revision.as_deref().unwrap_or(HubFile::DEFAULT_REVISION);
+        let listed = match self.list(&repository, revision).await {
+            Ok(listed) if listed.weights().next().is_some() || chooses => listed,
             // The registry's own reason comes first.
             Ok(_) if published.is_err() => {
                 let refused = published.map_err(|error| no_model(error, &repository));
                 return refused.map(|manifest| RemoteModel::Published(manifest.into()));
             }
             // A mirror of the registry alone has no list, so nothing can be chosen.
+            Err(error) if components.revision.is_some() => return Err(error),
             Err(error) if !has_no_list(&error) => return published.and(Err(error)),
             _ if components.are_default() => {
                 return published.map(|manifest| RemoteModel::Published(manifest.into()));
@@ -63,6 +73,9 @@ impl RegistryClient {
             }
         };
         let hub = Hub { client: self, repository: &repository, listed: &listed };
+        if let Some(folder) = hub.folder_of(reference, components)? {
+            return Ok(folder);
+        }
         let choice = match choose(&listed, Wanted::Tag(reference.tag()), components) {
             Ok(choice) => choice,
             // The registry knows other tags too.
@@ -94,11 +107,17 @@ impl RegistryClient {
         repository: &str,
         revision: &str,
         file: &Descriptor,
-    ) -> Result<Option<RemoteFile>, RegistryError> {
+    ) -> Result<Option<RemoteFile>> {
         let listed = self.list(repository, revision).await?;
         let hub = Hub { client: self, repository, listed: &listed };
-        let with =
-            |digest| listed.files.iter().find(|known| known.size == file.size && known.digest == digest);
+        let component = file.media_type.component();
+        let with = |digest| {
+            let is_it = |known: &&TreeFile| {
+                let is_same_kind = || layer_type(&known.path, known.format()).component() == component;
+                known.size == file.size && known.digest == digest && (digest.is_some() || is_same_kind())
+            };
+            listed.files.iter().find(is_it)
+        };
         let found = with(Some(file.digest)).or_else(|| with(None));
         found.map(|found| hub.remote(found, file.media_type.as_str())).transpose()
     }
@@ -147,7 +166,7 @@ impl Hub<'_> {
     async fn manifest(
         &self,
         reference: &Reference,
-        published: Result<Manifest, RegistryError>,
+        published: Result<Manifest>,
         choice: &Choice,
     ) -> Option<Manifest> {
         let published = published.ok()?;
@@ -161,7 +180,7 @@ impl Hub<'_> {
     }
 
     /// The chosen files as a model without a manifest.
-    fn files(&self, choice: &Choice) -> Result<RemoteModel, RegistryError> {
+    fn files(&self, choice: &Choice) -> Result<RemoteModel> {
         let first = choice.model.first().and_then(|file| self.listed.files.get(*file));
         let first = first.map(|file| file.path.as_str()).unwrap_or_default();
         let origin = HubFile::new(self.repository, Some(&self.listed.commit), first).ok();
@@ -175,12 +194,7 @@ impl Hub<'_> {
 
     /// Adds the chosen components to the registry's manifest. Files that the registry does not name are pulled from the
     /// repository.
-    fn completed(
-        &self,
-        manifest: Manifest,
-        choice: &Choice,
-        components: &Components,
-    ) -> Result<RemoteModel, RegistryError> {
+    fn completed(&self, manifest: Manifest, choice: &Choice, components: &Components) -> Result<RemoteModel> {
         let mut elsewhere = Vec::new();
         for (file, media_type) in self.chosen(choice).skip(choice.model.len()) {
             elsewhere.push(self.remote(file, media_type)?);
@@ -235,16 +249,24 @@ impl Hub<'_> {
             media_type: MediaType::new(media_type),
             path: file.path.clone(),
         };
-        Chosen { files: self.chosen(choice).map(file).collect(), listed: self.listed.files.len() }
+        Chosen {
+            files: self.chosen(choice).map(file).collect(),
+            listed: self.listed.gguf().count(),
+            beside: None,
+        }
     }
 
-    fn remote(&self, file: &TreeFile, media_type: &str) -> Result<RemoteFile, RegistryError> {
+    fn remote(&self, file: &TreeFile, media_type: &str) -> Result<RemoteFile> {
+        self.remote_as(file, media_type, file_name(&file.path))
+    }
+
+    fn remote_as(&self, file: &TreeFile, media_type: &str, name: &str) -> Result<RemoteFile> {
         let servers = self.client.shared.mirrors.for_hub()?;
         let (repository, commit) = (self.repository, &self.listed.commit);
         let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
         let address = format!("{}/{}", address(repository), file.path);
         let web = WebFile::new(&servers, path, repository, address);
-        Ok(RemoteFile::web(web, media_type, file_name(&file.path), file.size, file.digest))
+        Ok(RemoteFile::web(web, media_type, name, file.size, file.digest).with_git_id(file.git_id))
     }
 }
 

@@ -4,26 +4,38 @@
 //! files.
 
 use blobd_store_format::source::HubFile;
+use blobd_store_format::tensor::TensorFormat;
 use hyper::HeaderMap;
 use hyper::header::LINK;
 
-use super::error::RegistryError;
+use super::RegistryClient;
+use super::error::{RegistryError, Result};
 use super::listing::{TreeFile, is_commit, parse_refs, parse_tree};
 use super::mirrors::first_of;
 use super::origin::Registry;
-use super::request::{Response, Target};
+use super::request::{Response, Target, resolve_location};
 use super::server_reason::ServerReason;
-use super::{RegistryClient, redirect};
 
-/// The weight files of a repository at one commit.
+/// The files of a repository at one commit.
 pub(super) struct Listed {
     pub(super) commit: String,
     pub(super) files: Vec<TreeFile>,
 }
 
+impl Listed {
+    /// The files of weights, of formats that are split.
+    pub(super) fn weights(&self) -> impl Iterator<Item = &TreeFile> {
+        self.files.iter().filter(|file| file.format().is_some())
+    }
+
+    pub(super) fn gguf(&self) -> impl Iterator<Item = &TreeFile> {
+        self.files.iter().filter(|file| file.format() == Some(TensorFormat::Gguf))
+    }
+}
+
 impl RegistryClient {
-    /// Lists the weight files of a repository at the commit to which a branch, tag or commit ID resolves.
-    pub(super) async fn list(&self, repository: &str, revision: &str) -> Result<Listed, RegistryError> {
+    /// Lists the files of a repository at the commit to which a branch, tag or commit ID resolves.
+    pub(super) async fn list(&self, repository: &str, revision: &str) -> Result<Listed> {
         let servers = &self.shared.mirrors.for_hub()?;
         let list = |server| async move {
             let api = Api { client: self, server, repository, address: address(repository) };
@@ -41,7 +53,7 @@ struct Api<'a> {
 }
 
 impl Api<'_> {
-    async fn list(&self, revision: &str) -> Result<Listed, RegistryError> {
+    async fn list(&self, revision: &str) -> Result<Listed> {
         let commit = self.commit(revision).await?;
         let path = format!("{API_PATH}{}/tree/{commit}?recursive=true", self.repository);
         let mut target = self.target(&path)?;
@@ -62,9 +74,9 @@ impl Api<'_> {
 
     /// The path and query of the next page. It is requested from the same server, whatever host the link names: a
     /// mirror often passes on the link of the host that it mirrors.
-    fn next_page(&self, response: &Response, path: &str) -> Result<Option<String>, RegistryError> {
+    fn next_page(&self, response: &Response, path: &str) -> Result<Option<String>> {
         let Some(link) = next_link(response.headers()) else { return Ok(None) };
-        let url = redirect::resolve(&response.url, &link)
+        let url = resolve_location(&response.url, &link)
             .ok_or_else(|| self.refused("the next page is not a URL"))?;
         if let Some(own) = self.server.path_of(&url) {
             return Ok(Some(own));
@@ -79,7 +91,7 @@ impl Api<'_> {
         }
     }
 
-    async fn commit(&self, revision: &str) -> Result<String, RegistryError> {
+    async fn commit(&self, revision: &str) -> Result<String> {
         if is_commit(revision) {
             return Ok(revision.to_owned());
         }
@@ -95,7 +107,7 @@ impl Api<'_> {
         }
     }
 
-    async fn document(&self, response: Response) -> Result<(String, Vec<u8>), RegistryError> {
+    async fn document(&self, response: Response) -> Result<(String, Vec<u8>)> {
         if let Some(page) = response.web_page() {
             return Err(page);
         }
@@ -103,7 +115,7 @@ impl Api<'_> {
         Ok((host, response.document("list of files", MAX_PAGE_BYTES, time_limit).await?))
     }
 
-    fn target(&self, path: &str) -> Result<Target<'_>, RegistryError> {
+    fn target(&self, path: &str) -> Result<Target<'_>> {
         Target::for_file(self.server, &self.address, self.repository, path)
     }
 

@@ -6,8 +6,10 @@ use std::borrow::Cow;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::git_id::GitId;
 use blobd_store_format::json_error::reason;
 use blobd_store_format::manifest::is_file_name;
+use blobd_store_format::tensor::TensorFormat;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -17,9 +19,18 @@ pub(super) struct TreeFile {
     pub(super) size: u64,
     /// The content's digest; absent for a small file that is stored in git itself.
     pub(super) digest: Option<Digest>,
+    /// Of such a file.
+    pub(super) git_id: Option<GitId>,
 }
 
-/// The weight files on a page of `/api/models/{repository}/tree/{commit}`. Entries that cannot be pulled, such as one
+impl TreeFile {
+    /// The format by the file's name, if it is one whose files are split.
+    pub(super) fn format(&self) -> Option<TensorFormat> {
+        FileFormat::split_name(&self.path).map(|(_stem, format)| format.tensor_format())
+    }
+}
+
+/// The files on a page of `/api/models/{repository}/tree/{commit}`. Entries that cannot be pulled, such as one
 /// with a path that is not allowed, are skipped: the other files do not depend on them.
 pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     let json = text_of(json);
@@ -41,7 +52,7 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
             }
         };
         is_tree = true;
-        if entry.kind != "file" || FileFormat::split_name(&entry.path).is_none() {
+        if entry.kind != "file" {
             continue;
         }
         match entry.into_file() {
@@ -101,6 +112,8 @@ struct RawEntry {
     kind: String,
     path: String,
     #[serde(default)]
+    oid: String,
+    #[serde(default)]
     size: u64,
     lfs: Option<RawLfs>,
 }
@@ -113,17 +126,20 @@ struct RawLfs {
 
 impl RawEntry {
     fn into_file(self) -> Result<TreeFile, String> {
-        let Self { path, size, lfs, .. } = self;
-        if !is_file_name(&path) {
+        let Self { path, size, lfs, oid, .. } = self;
+        // A name that is not UTF-8 cannot be requested.
+        if !is_file_name(&path) || path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(format!("path {:?} is not allowed", path.chars().take(100).collect::<String>()));
         }
-        let Some(lfs) = lfs else { return Ok(TreeFile { path, size, digest: None }) };
+        let Some(lfs) = lfs else {
+            return Ok(TreeFile { path, size, digest: None, git_id: oid.parse().ok() });
+        };
         let digest = lfs.oid.parse().or_else(|_| Digest::from_hex(&lfs.oid));
         let digest = digest.map_err(|_no_digest| format!("{path}: oid is not a SHA-256"))?;
         if size != lfs.size {
             return Err(format!("{path}: sizes {size} and {}", lfs.size));
         }
-        Ok(TreeFile { path, size, digest: Some(digest) })
+        Ok(TreeFile { path, size, digest: Some(digest), git_id: None })
     }
 }
 
@@ -144,11 +160,16 @@ mod tests {
     }
 
     #[test]
-    fn only_weight_files_are_taken_from_a_tree() {
-        let tree = files(&["README.md", "a/x.gguf"]);
-        assert_eq!(tree.len(), 1);
+    fn files_of_a_tree_have_the_digest_that_the_hub_knows() {
+        let tree = files(&["a/x.gguf"]);
         assert_eq!((tree[0].path.as_str(), tree[0].size), ("a/x.gguf", 9));
-        assert_eq!(tree[0].digest, Some(Digest::of(b"a/x.gguf")));
+        assert_eq!((tree[0].digest, tree[0].git_id), (Some(Digest::of(b"a/x.gguf")), None));
+        let id = GitId::of(b"# A");
+        let in_git =
+            |oid: &str| json!([{ "type": "file", "oid": oid, "size": 3, "path": "README.md" }]).to_string();
+        let readme = |oid: &str| parse_tree(in_git(oid).as_bytes()).unwrap().remove(0);
+        assert_eq!((readme(&id.to_string()).digest, readme(&id.to_string()).git_id), (None, Some(id)));
+        assert_eq!(readme("1f").git_id, None);
         let small =
             parse_tree(br#"[{"type":"file","size":5,"path":"x.gguf"},{"type":"directory","path":"a"}]"#);
         assert_eq!(small.unwrap()[0].digest, None);

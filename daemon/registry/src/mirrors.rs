@@ -7,7 +7,7 @@ use blobd_store_format::reference::{Reference, Scheme};
 use blobd_store_format::source::{FileUrl, HubFile, without_userinfo};
 
 use super::RegistryPolicy;
-use super::error::RegistryError;
+use super::error::{RegistryError, Result};
 use super::origin::Registry;
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Mirrors {
 }
 
 impl Mirrors {
-    pub(super) fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
+    pub(super) fn new(policy: &RegistryPolicy) -> Result<Self> {
         let mut by_host: BTreeMap<String, Vec<Registry>> = BTreeMap::new();
         for (host, bases) in &policy.mirrors {
             let unusable = |base: &str| RegistryError::Mirror {
@@ -37,7 +37,7 @@ impl Mirrors {
 
     /// The servers for a model, in order; at least one. Mirrors replace the host itself, unless it is listed among
     /// them.
-    pub(super) fn for_model(&self, reference: &Reference) -> Result<Vec<Registry>, RegistryError> {
+    pub(super) fn for_model(&self, reference: &Reference) -> Result<Vec<Registry>> {
         match self.by_host.get(&key(reference.host())) {
             Some(mirrors) => Ok(mirrors.clone()),
             None if self.is_insecure(reference.host()) => Ok(vec![Registry::named(reference, Scheme::Http)?]),
@@ -45,7 +45,7 @@ impl Mirrors {
         }
     }
 
-    pub(super) fn for_hub(&self) -> Result<Vec<Registry>, RegistryError> {
+    pub(super) fn for_hub(&self) -> Result<Vec<Registry>> {
         match self.by_host.get(HubFile::HOST) {
             Some(mirrors) => Ok(mirrors.clone()),
             None => server_at(Scheme::Https, HubFile::API_HOST).map(|own| vec![own]),
@@ -54,7 +54,7 @@ impl Mirrors {
 
     /// The servers for a file's URL, in order. Only TLS authenticates a file without a known digest, so plain
     /// HTTP is allowed only to this machine and to configured hosts.
-    pub(super) fn for_url(&self, url: &FileUrl) -> Result<Vec<Registry>, RegistryError> {
+    pub(super) fn for_url(&self, url: &FileUrl) -> Result<Vec<Registry>> {
         if let Some(mirrors) = self.by_host.get(&key(url.host())) {
             return Ok(mirrors.clone());
         }
@@ -82,18 +82,18 @@ fn key(host: &str) -> String {
     host::canonical(host).to_ascii_lowercase()
 }
 
-fn server_at(scheme: Scheme, host: &str) -> Result<Registry, RegistryError> {
+fn server_at(scheme: Scheme, host: &str) -> Result<Registry> {
     Registry::at(&format!("{}://{host}", scheme.as_str()))
         .ok_or_else(|| RegistryError::Host { host: host.to_owned() })
 }
 
 /// Tries the servers in turn until one succeeds, or fails for a reason that applies to all of them. If all fail,
 /// returns the most informative error, with the answers of the others as its hint.
-pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>>(
+pub(super) async fn first_of<'s, T, F: Future<Output = Result<T>>>(
     servers: &'s [Registry],
     host: &str,
     ask: impl Fn(&'s Registry) -> F,
-) -> Result<T, RegistryError> {
+) -> Result<T> {
     let mut failures = Vec::new();
     for server in servers {
         match ask(server).await {

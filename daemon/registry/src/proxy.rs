@@ -90,7 +90,6 @@ impl Proxies {
     ];
 
     /// Reads the environment of this process.
-    #[must_use]
     pub fn from_environment() -> Self {
         Self::from_variables(|name| env::var_os(name))
     }

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hyper::header::{IF_NONE_MATCH, RANGE, RETRY_AFTER};
 use hyper::{HeaderMap, StatusCode};
 
-use super::Limits;
 use super::content_encoding;
-use super::error::{Advice, RegistryError};
+use super::error::{Advice, RegistryError, Result};
+use super::policy::Limits;
 use super::request::{Response, Target};
 use super::server_reason::{Secrets, ServerReason};
 
@@ -16,7 +16,7 @@ const MAX_REFUSAL_BYTES: u64 = 256 << 10;
 
 impl Response {
     /// Turns an HTTP error status into an error.
-    pub(super) async fn checked(self, target: &Target<'_>, limits: &Limits) -> Result<Self, RegistryError> {
+    pub(super) async fn checked(self, target: &Target<'_>, limits: &Limits) -> Result<Self> {
         match self.response.status() {
             StatusCode::OK => Ok(self),
             StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => Ok(self),

@@ -6,6 +6,7 @@ use std::ops::Range;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::git_id::GitId;
 use blobd_store_format::host;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
@@ -14,6 +15,7 @@ use hyper::header::{HeaderValue, IF_RANGE, RANGE};
 use tokio::time::timeout;
 
 use super::content_encoding::ContentEncoding;
+use super::error::Result;
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::part::PartContent;
@@ -55,7 +57,6 @@ impl From<Manifest> for PublishedModel {
 
 impl PublishedModel {
     /// The remote file for a file of the manifest; `upstream` is the model at its registry.
-    #[must_use]
     pub fn remote(&self, upstream: &Reference, file: &Descriptor) -> RemoteFile {
         let elsewhere = self.elsewhere.iter().find(|known| known.digest == Some(file.digest));
         elsewhere.map_or_else(|| RemoteFile::layer(upstream, file), Clone::clone)
@@ -67,8 +68,10 @@ impl PublishedModel {
 pub struct Chosen {
     /// The files, the weights first.
     pub files: Vec<ChosenFile>,
-    /// The number of weight files in the repository.
+    /// The number of weight files in the repository; of a GGUF model, the number of GGUF files.
     pub listed: usize,
+    /// The number of files without weights that are pulled too, if the model is a folder.
+    pub beside: Option<usize>,
 }
 
 /// A file that was chosen.
@@ -92,6 +95,7 @@ pub struct RemoteFile {
     /// Whether an equal validator proves equal bytes.
     is_lasting: bool,
     unchanged: Option<Digest>,
+    git_id: Option<GitId>,
     /// The servers to try last; `None` to keep the configured order.
     avoided: Option<Vec<String>>,
     /// The user that owns the partial download; `None` if all users share it.
@@ -103,11 +107,9 @@ pub struct RemoteFile {
 /// A file at a URL that was pulled earlier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownFile {
-    /// The URL.
     pub url: String,
     /// Its [`RemoteFile::lasting_validator`].
     pub validator: String,
-    /// Its length in bytes.
     pub size: u64,
     /// The SHA-256 of the received bytes.
     pub digest: Digest,
@@ -160,14 +162,13 @@ impl WebFile {
         &self.address
     }
 
-    pub(super) fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
+    pub(super) fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>> {
         Target::for_file(server, &self.address, &self.repository, &self.path_and_query)
     }
 }
 
 impl RemoteFile {
     /// A file that the manifest of `reference` lists.
-    #[must_use]
     pub fn layer(reference: &Reference, file: &Descriptor) -> Self {
         let Descriptor { media_type, digest, size } = file.clone();
         let place = Location::Layer(reference.clone());
@@ -192,7 +193,7 @@ impl RemoteFile {
         size: u64,
         digest: Option<Digest>,
     ) -> Self {
-        let (validator, is_lasting, unchanged) = (None, false, None);
+        let (validator, is_lasting, unchanged, git_id) = (None, false, None, None);
         let (avoided, user, is_whole_only) = (None, None, false);
         Self {
             place,
@@ -203,6 +204,7 @@ impl RemoteFile {
             validator,
             is_lasting,
             unchanged,
+            git_id,
             avoided,
             user,
             is_whole_only,
@@ -213,30 +215,33 @@ impl RemoteFile {
         Self { validator, is_lasting, ..self }
     }
 
-    pub(super) fn with_unchanged(self, unchanged: Option<Digest>) -> Self {
+    /// The file, which is the same version as a file with this digest that was pulled earlier.
+    pub fn with_unchanged(self, unchanged: Option<Digest>) -> Self {
         Self { unchanged, ..self }
     }
 
-    pub(super) fn with_digest(self, digest: Digest) -> Self {
+    pub(super) fn with_git_id(self, git_id: Option<GitId>) -> Self {
+        Self { git_id, ..self }
+    }
+
+    /// The file, whose digest was found out.
+    pub fn with_digest(self, digest: Digest) -> Self {
         Self { digest: Some(digest), ..self }
     }
 
     /// A copy of the file that is requested from these servers last, because they sent wrong bytes. With an empty list,
     /// the first server is tried last.
-    #[must_use]
     pub fn avoiding<'s>(&self, servers: impl IntoIterator<Item = &'s Sender>) -> Self {
         let avoided = servers.into_iter().map(|sender| sender.server().to_owned()).collect();
         Self { avoided: Some(avoided), ..self.clone() }
     }
 
     /// A copy of the file with a partial download that belongs to one user alone.
-    #[must_use]
-    pub fn of_one_user(&self, uid: u32) -> Self {
+    pub fn for_user(&self, uid: u32) -> Self {
         Self { user: Some(uid), ..self.clone() }
     }
 
     /// A copy of the file for which [`RegistryClient::open_part`] requests the whole file instead of a range.
-    #[must_use]
     pub fn without_ranges(&self) -> Self {
         Self { is_whole_only: true, ..self.clone() }
     }
@@ -253,21 +258,17 @@ impl RemoteFile {
         servers
     }
 
-    /// The file's type.
-    #[must_use]
     pub const fn media_type(&self) -> &MediaType {
         &self.media_type
     }
 
     /// The file's name on its server. Layers have none, although their manifest may name them.
-    #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
     /// Whether a file with tensors must have a known format: because it has no digest to check, because of its name, or
     /// because it comes from the hub's registry, which serves no other files.
-    #[must_use]
     pub fn must_have_known_format(&self) -> bool {
         let is_announced = match &self.place {
             Location::Layer(reference) => {
@@ -278,49 +279,46 @@ impl RemoteFile {
         self.digest.is_none() || is_announced
     }
 
-    /// The length in bytes.
-    #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
     /// The SHA-256 of the whole file, if it is known before the download. A partial download of a file
     /// without a digest can be resumed only if the [`validator`](Self::validator) is still the same.
-    #[must_use]
     pub const fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
     /// Identifies the version of a file without a digest: its `ETag` or `Last-Modified`.
-    #[must_use]
     pub fn validator(&self) -> Option<&str> {
         self.validator.as_deref()
     }
 
     /// The validator, if no other bytes can ever have the same one. A recent `Last-Modified` does not qualify, because
     /// the file could change again within the same second.
-    #[must_use]
     pub fn lasting_validator(&self) -> Option<&str> {
         self.validator().filter(|_| self.is_lasting)
     }
 
+    /// What git calls the content of a file that a hub stores in git itself, without a SHA-256.
+    pub const fn git_id(&self) -> Option<GitId> {
+        self.git_id
+    }
+
     /// The descriptor of the file as it was pulled earlier, if the server says that it is unchanged. Unlike
     /// [`Self::digest`], this does not prove which bytes the server would send.
-    #[must_use]
     pub fn unchanged(&self) -> Option<Descriptor> {
         let (media_type, size) = (self.media_type.clone(), self.size);
         self.unchanged.map(|digest| Descriptor { media_type, digest, size })
     }
 
     /// The descriptor, if the digest is known.
-    #[must_use]
     pub fn descriptor(&self) -> Option<Descriptor> {
         let (media_type, size) = (self.media_type.clone(), self.size);
         self.digest.map(|digest| Descriptor { media_type, digest, size })
     }
 
     /// The file's name in messages: a URL without its query, or a model's layer.
-    #[must_use]
     pub fn label(&self) -> String {
         match &self.place {
             Location::Layer(reference) => format!("{} of {}", self.media_type.component(), reference.short()),
@@ -330,7 +328,6 @@ impl RemoteFile {
 
     /// Identifies a partial download: the digest, a hash of address, size and validator, or a hash of the digest and
     /// the only user.
-    #[must_use]
     pub fn identity(&self) -> Digest {
         let text = match (self.digest, self.user) {
             (Some(digest), None) => return digest,
@@ -343,13 +340,11 @@ impl RemoteFile {
     }
 
     /// Whether a partial download can be continued: the digest or the version is known.
-    #[must_use]
     pub fn is_resumable(&self) -> bool {
         self.digest.is_some() || self.validator().is_some()
     }
 
     /// The model, if the file is a layer of one.
-    #[must_use]
     pub const fn model(&self) -> Option<&Reference> {
         match &self.place {
             Location::Layer(reference) => Some(reference),
@@ -358,7 +353,6 @@ impl RemoteFile {
     }
 
     /// The host that serves it, for the limit on connections per host.
-    #[must_use]
     pub fn host(&self) -> &str {
         match &self.place {
             Location::Layer(reference) => reference.host(),
@@ -370,7 +364,7 @@ impl RemoteFile {
         self.digest.map_or_else(|| self.label(), |digest| format!("blob {digest}"))
     }
 
-    fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
+    fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>> {
         match (&self.place, self.digest) {
             (Location::Layer(reference), Some(digest)) => Target::blob(server, reference, digest),
             (Location::Layer(reference), None) => Target::new(server, reference, "blobs/"),
@@ -388,7 +382,7 @@ impl RemoteFile {
     }
 
     /// Refuses a response with another validator, or with none: it may belong to another version.
-    fn check_version(&self, response: &Response) -> Result<(), RegistryError> {
+    fn check_version(&self, response: &Response) -> Result<()> {
         match self.validator() {
             seen @ Some(_) if response.validator().as_deref() != seen => {
                 let what = format!("changed at {} while it was pulled; pull it again", response.host());
@@ -401,31 +395,18 @@ impl RemoteFile {
 
 impl RegistryClient {
     /// Opens a file that the manifest of `reference` lists.
-    ///
-    /// # Errors
-    /// As for [`Self::open`].
-    pub async fn blob(&self, reference: &Reference, file: &Descriptor) -> Result<ByteStream, RegistryError> {
+    pub async fn blob(&self, reference: &Reference, file: &Descriptor) -> Result<ByteStream> {
         self.open(&RemoteFile::layer(reference, file)).await
     }
 
     /// Opens a whole file.
-    ///
-    /// # Errors
-    /// [`RegistryError`] when the file is missing, has another size, or its server fails.
-    pub async fn open(&self, file: &RemoteFile) -> Result<ByteStream, RegistryError> {
+    pub async fn open(&self, file: &RemoteFile) -> Result<ByteStream> {
         self.open_at_any(file, None).await
     }
 
     /// Opens `range` of a file, which must not be empty. Where the server ignores the range, the bytes before
     /// it are skipped. A failed request is repeated; a stream that breaks is not.
-    ///
-    /// # Errors
-    /// As for [`Self::open_part`].
-    pub async fn open_range(
-        &self,
-        file: &RemoteFile,
-        range: Range<u64>,
-    ) -> Result<ByteStream, RegistryError> {
+    pub async fn open_range(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream> {
         let part = match self.retried(|| self.open_part(file, range.clone())).await {
             // The server sent another part each time.
             Err(error @ RegistryError::RangeDiffers { .. }) if file.contains(&range) => {
@@ -444,15 +425,11 @@ impl RegistryClient {
     /// As for [`Self::open`]; [`RegistryError::RangeDiffers`] when the server sends another part, or
     /// the range is empty or not inside the file; [`RegistryError::Unusable`] when the version has
     /// changed.
-    pub async fn open_part(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream, RegistryError> {
+    pub async fn open_part(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream> {
         self.open_at_any(file, Some(range).filter(|_| !file.is_whole_only)).await
     }
 
-    async fn open_at_any(
-        &self,
-        file: &RemoteFile,
-        range: Option<Range<u64>>,
-    ) -> Result<ByteStream, RegistryError> {
+    async fn open_at_any(&self, file: &RemoteFile, range: Option<Range<u64>>) -> Result<ByteStream> {
         let servers = match &file.place {
             Location::Layer(reference) => self.shared.mirrors.for_model(reference)?,
             Location::Web(web) => web.servers().to_vec(),
@@ -466,7 +443,7 @@ impl RegistryClient {
         file: &RemoteFile,
         server: &Registry,
         range: Option<&Range<u64>>,
-    ) -> Result<ByteStream, RegistryError> {
+    ) -> Result<ByteStream> {
         let mut target = file.target(server)?;
         if let Some(range) = range {
             target = target.with(RANGE, range_header(file, server, range)?);
@@ -502,7 +479,7 @@ impl RegistryClient {
     }
 
     /// Sends a request for a file. Its time limit is shorter than that of other requests.
-    async fn requested(&self, server: &Registry, target: &Target<'_>) -> Result<Response, RegistryError> {
+    async fn requested(&self, server: &Registry, target: &Target<'_>) -> Result<Response> {
         let silence = self.shared.limits.silence;
         match timeout(silence, self.shared.get(target)).await {
             Ok(response) => response,
@@ -514,12 +491,7 @@ impl RegistryClient {
     }
 
     /// The stream of a response that contains the whole file.
-    fn whole(
-        &self,
-        file: &RemoteFile,
-        server: &Registry,
-        response: Response,
-    ) -> Result<ByteStream, RegistryError> {
+    fn whole(&self, file: &RemoteFile, server: &Registry, response: Response) -> Result<ByteStream> {
         let (version, page) = (file.check_version(&response), response.web_page());
         let stream = self.stream(file, server, response, file.size, None);
         // A web page or a wrong length is a better explanation than a changed version.
@@ -533,7 +505,7 @@ impl RegistryClient {
         server: &Registry,
         response: Response,
         range: &Range<u64>,
-    ) -> Result<ByteStream, RegistryError> {
+    ) -> Result<ByteStream> {
         file.check_version(&response)?;
         let length = range.end.saturating_sub(range.start);
         self.stream(file, server, response, length, Some(content_range(range, file.size)))
@@ -546,7 +518,7 @@ impl RegistryClient {
         response: Response,
         length: u64,
         content_range: Option<String>,
-    ) -> Result<ByteStream, RegistryError> {
+    ) -> Result<ByteStream> {
         let encoding = ContentEncoding::from_headers(response.headers());
         // A compressed archive is stored compressed, but many servers label it with `Content-Encoding`.
         let may_decode = content_range.is_none() && file.media_type.archive_of_weights().is_none();
@@ -571,11 +543,7 @@ fn more_telling(of_range: RegistryError, of_whole: RegistryError) -> RegistryErr
 }
 
 /// Refuses a range that is empty or not inside the file.
-fn range_header(
-    file: &RemoteFile,
-    server: &Registry,
-    range: &Range<u64>,
-) -> Result<HeaderValue, RegistryError> {
+fn range_header(file: &RemoteFile, server: &Registry, range: &Range<u64>) -> Result<HeaderValue> {
     let header = || HeaderValue::try_from(format!("bytes={}-{}", range.start, range.end - 1)).ok();
     file.contains(range).then(header).flatten().ok_or_else(|| {
         let found = format!("a file of {} bytes", file.size);

@@ -8,7 +8,8 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_RANGE, LAST_MODIFIED, RANGE,
+    AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_RANGE, LAST_MODIFIED, LOCATION,
+    RANGE,
 };
 use hyper::{HeaderMap, StatusCode};
 use url::Url;
@@ -17,9 +18,8 @@ use super::Shared;
 use super::address_scope::AddressScope;
 use super::content_encoding::{self, ContentEncoding, Unpacked};
 use super::credentials::RegistryHost;
-use super::error::{Advice, RegistryError};
-use super::origin::{Origin, Registry, host_of};
-use super::redirect;
+use super::error::{Advice, RegistryError, Result};
+use super::origin::{Origin, Registry, host_of, names_user};
 use super::server_reason::{Secrets, ServerReason};
 use super::stream::ResponseBody;
 use super::token_cache::Authorization;
@@ -41,22 +41,14 @@ pub(super) struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// `path` of the repository that `reference` names.
-    pub(super) fn new(
-        registry: &'a Registry,
-        reference: &Reference,
-        path: &str,
-    ) -> Result<Self, RegistryError> {
+    pub(super) fn new(registry: &'a Registry, reference: &Reference, path: &str) -> Result<Self> {
         let repository = reference.repository();
         let url = registry.url(&format!("{repository}/{path}"))?;
         let (origin, subject) = (registry.origin(), format!("model {reference}"));
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
     }
 
-    pub(super) fn blob(
-        registry: &'a Registry,
-        reference: &Reference,
-        digest: Digest,
-    ) -> Result<Self, RegistryError> {
+    pub(super) fn blob(registry: &'a Registry, reference: &Reference, digest: Digest) -> Result<Self> {
         let target = Self::new(registry, reference, &format!("blobs/{digest}"))?;
         Ok(Self { blob: Some(digest), ..target })
     }
@@ -67,7 +59,7 @@ impl<'a> Target<'a> {
         address: &str,
         repository: &str,
         path_and_query: &str,
-    ) -> Result<Self, RegistryError> {
+    ) -> Result<Self> {
         let url = server.url_at(path_and_query)?;
         let (origin, subject, repository) = (server.origin(), address.to_owned(), repository.to_owned());
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
@@ -189,7 +181,7 @@ impl Response {
         what: &'static str,
         max_bytes: u64,
         time_limit: Duration,
-    ) -> Result<Vec<u8>, RegistryError> {
+    ) -> Result<Vec<u8>> {
         let (host, encoding) = (self.host(), ContentEncoding::from_headers(self.headers()));
         let (secrets, status) =
             (Secrets::new(self.authorization.as_ref(), &self.url), self.response.status());
@@ -231,7 +223,7 @@ impl Shared {
         &self,
         target: &Target<'_>,
         authorization: Option<Authorization>,
-    ) -> Result<Response, RegistryError> {
+    ) -> Result<Response> {
         // The user named the registry, so it may have any address. A redirect must not lead to a narrower scope than
         // that of any earlier server.
         let mut reach = AddressScope::Reserved;
@@ -251,7 +243,7 @@ impl Shared {
             // Behind a proxy, the address is unknown. Each server of the chain limits the next ones: if a registry in
             // the local network redirects to the internet, that host must not redirect back into the local network.
             reach = reach.min(scope.unwrap_or(AddressScope::Public));
-            if !redirect::is_redirect(response.status()) {
+            if !is_redirect(response.status()) {
                 linked = linked.or_else(|| linked_digest(response.headers()));
                 let is_quotable = target.may_quote(&url, scope);
                 return Ok(Response {
@@ -265,7 +257,7 @@ impl Shared {
                 });
             }
             linked = linked.or_else(|| linked_digest(response.headers()));
-            let next = redirect::target(&url, response.headers());
+            let next = redirect_target(&url, response.headers());
             let next = next.map_err(|reason| refused(&url, reason.to_owned()))?;
             if Origin::from_url(&next).as_ref() != Some(target.origin) {
                 token = None;
@@ -292,3 +284,92 @@ const MAX_REDIRECTS: usize = 5;
 const HTML: &[u8] = b"text/html";
 /// Longer validators are ignored; servers send fewer than 100 bytes.
 const MAX_VALIDATOR_BYTES: usize = 256;
+
+/// `Location` is missing or not a URL.
+const MALFORMED: &str = "target is not a URL";
+const NAMES_USER: &str = "target contains a user name";
+/// A redirect from TLS to plain HTTP, which networks with a login page send.
+const DOWNGRADE: &str = "it leads from https to http; is this network behind a login page?";
+
+/// 300 and 304 are not redirects for a plain GET.
+fn is_redirect(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+/// The redirect's target, or the reason why it is refused.
+fn redirect_target(from: &Url, headers: &HeaderMap) -> Result<Url, &'static str> {
+    let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
+    let target = location.and_then(|location| resolve_location(from, location)).ok_or(MALFORMED)?;
+    if names_user(&target) {
+        return Err(NAMES_USER);
+    }
+    let is_https = |url| Origin::from_url(url).map(|origin| origin.is_https());
+    match (is_https(from), is_https(&target)) {
+        (_, None) => Err(MALFORMED),
+        (Some(true), Some(false)) => Err(DOWNGRADE),
+        _ => Ok(target),
+    }
+}
+
+pub(super) fn resolve_location(from: &Url, location: &str) -> Option<Url> {
+    let mut url = from.join(location).ok()?;
+    url.set_fragment(None);
+    Some(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    fn redirect(from: &str, location: &str) -> Result<String, &'static str> {
+        let mut headers = HeaderMap::new();
+        headers.insert(LOCATION, HeaderValue::from_str(location).unwrap());
+        redirect_target(&from.parse().unwrap(), &headers).map(|uri| uri.to_string())
+    }
+
+    #[test]
+    fn relative_locations_are_resolved() {
+        for (location, url) in [
+            ("https://cdn.example/x?sig=1#part", "https://cdn.example/x?sig=1"),
+            ("HTTPS://cdn.example/x", "https://cdn.example/x"),
+            ("//cdn.example/x", "https://cdn.example/x"),
+            ("/x?q=a:b", "https://r.example:1/x?q=a:b"),
+            ("?__sign=abc", "https://r.example:1/v2/a/blobs?__sign=abc"),
+            ("x/y?u=http://z/..", "https://r.example:1/v2/a/x/y?u=http://z/.."),
+            ("./x", "https://r.example:1/v2/a/x"),
+            ("../x", "https://r.example:1/v2/x"),
+            ("../../../../x", "https://r.example:1/x"),
+            ("..", "https://r.example:1/v2/"),
+            ("", "https://r.example:1/v2/a/blobs?q"),
+        ] {
+            assert_eq!(redirect("https://r.example:1/v2/a/blobs?q", location), Ok(url.into()), "{location}");
+        }
+    }
+
+    #[test]
+    fn locations_that_are_no_http_url_are_refused() {
+        for location in
+            ["file:///etc/passwd", "gopher://x/", "data:x", "javascript:x", "https://", "//", "http://a b/"]
+        {
+            assert_eq!(redirect("http://r.example/a", location), Err(MALFORMED), "{location}");
+        }
+        let none = redirect_target(&"http://r.example/".parse().unwrap(), &HeaderMap::new());
+        assert_eq!(none, Err(MALFORMED));
+    }
+
+    #[test]
+    fn tls_is_never_given_up() {
+        assert_eq!(redirect("https://a.example/", "http://a.example/"), Err(DOWNGRADE));
+        assert_eq!(redirect("http://a.example/", "https://b.example/"), Ok("https://b.example/".into()));
+        assert_eq!(redirect("http://a.example/", "http://b.example/"), Ok("http://b.example/".into()));
+    }
+
+    #[test]
+    fn user_names_in_a_target_are_refused() {
+        let refused = Err(NAMES_USER);
+        assert_eq!(redirect("https://a.example/", "https://a.example@b.example/"), refused);
+        assert_eq!(redirect("https://a.example/", "//user:password@b.example/"), refused);
+    }
+}

@@ -3,16 +3,14 @@
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::source::{Components, HubFile, PullSource};
 
+use super::error::Result;
 use super::remote::{KnownFile, RemoteFile, RemoteModel, is_at_hub};
 use super::{RegistryClient, RegistryError, ServerReason};
 
 impl RegistryClient {
     /// Resolves `source` to its manifest, or to its files if it has no manifest, including the components that belong
     /// to the model.
-    ///
-    /// # Errors
-    /// [`RegistryError`] when the source does not exist or its server fails.
-    pub async fn resolve(&self, source: &PullSource) -> Result<RemoteModel, RegistryError> {
+    pub async fn resolve(&self, source: &PullSource) -> Result<RemoteModel> {
         self.resolve_known(source, &Components::default(), &[]).await
     }
 
@@ -26,7 +24,7 @@ impl RegistryClient {
         source: &PullSource,
         components: &Components,
         known: &[KnownFile],
-    ) -> Result<RemoteModel, RegistryError> {
+    ) -> Result<RemoteModel> {
         match source {
             PullSource::Hub(file) => self.hub_model(file, components).await,
             PullSource::Registry(reference) if is_at_hub(reference) && reference.digest().is_none() => {
@@ -47,7 +45,7 @@ impl RegistryClient {
     ///
     /// # Errors
     /// [`RegistryError`] as for [`Self::resolve`], and when the origin has other files now.
-    pub async fn locate(&self, origin: &PullSource, file: &Descriptor) -> Result<RemoteFile, RegistryError> {
+    pub async fn locate(&self, origin: &PullSource, file: &Descriptor) -> Result<RemoteFile> {
         let found = match origin {
             PullSource::Registry(reference) => {
                 // A component of a model at the hub may be in the repository only.

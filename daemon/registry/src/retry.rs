@@ -2,10 +2,12 @@
 //!
 //! The client repeats its requests for manifests and lists of files; a transfer, which knows how much it has
 //! received, repeats its requests for bytes. Nothing below them sends a request twice, so attempts do not
-//! multiply.
+//! multiply. What went wrong is counted, for the daemon's metrics.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::error::Result;
 use super::{RegistryClient, RegistryError};
 
 /// How often and when a failed request is repeated.
@@ -56,8 +58,6 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Starts without failures.
-    #[must_use]
     pub const fn new(policy: RetryPolicy) -> Self {
         Self { policy, in_a_row: 0, has_progress: false }
     }
@@ -87,16 +87,15 @@ impl Retry {
 
 impl RegistryClient {
     /// A counter of failures with this client's policy.
-    #[must_use]
     pub fn retry(&self) -> Retry {
         Retry::new(self.shared.retry)
     }
 
     /// Sends a request and repeats it after transient failures. The limits are those for a user who waits at a prompt.
-    pub(super) async fn retried<T, F: Future<Output = Result<T, RegistryError>>>(
+    pub(super) async fn retried<T, F: Future<Output = Result<T>>>(
         &self,
         attempt: impl Fn() -> F,
-    ) -> Result<T, RegistryError> {
+    ) -> Result<T> {
         let mut retry = self.retry();
         loop {
             let started = Instant::now();
@@ -111,6 +110,73 @@ impl RegistryClient {
             tracing::debug!("{error}; next attempt in {wait:?}");
             tokio::time::sleep(wait).await;
         }
+    }
+}
+
+/// Totals since the first client was made.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    retries: AtomicU64,
+    stalls: AtomicU64,
+    wrong_files: AtomicU64,
+    received_bytes: AtomicU64,
+}
+
+impl Counts {
+    /// Records bytes of a file.
+    pub(crate) fn note_received(&self, bytes: usize) {
+        self.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// The counts at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Troubles {
+    /// Requests repeated after a failure.
+    pub retries: u64,
+    /// Connections given up because they delivered nothing, or far less than others.
+    pub stalls: u64,
+    /// Complete files with a wrong digest.
+    pub wrong_files: u64,
+}
+
+fn increment(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+impl RegistryClient {
+    /// How often something went wrong with this client and the clients that it replaces.
+    pub fn troubles(&self) -> Troubles {
+        let Counts { retries, stalls, wrong_files, received_bytes: _ } = &*self.counts;
+        let [retries, stalls, wrong_files] =
+            [retries, stalls, wrong_files].map(|count| count.load(Ordering::Relaxed));
+        Troubles { retries, stalls, wrong_files }
+    }
+
+    /// Bytes of files that arrived over the network, for this client and the clients that it replaces. Unwanted bytes
+    /// count, and repeated downloads count each time.
+    pub fn received_bytes(&self) -> u64 {
+        self.counts.received_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Records a failed request, and whether it is repeated.
+    pub fn note_failure(&self, error: &RegistryError, is_repeated: bool) {
+        if matches!(error, RegistryError::Stalled { .. }) {
+            self.note_stall();
+        }
+        if is_repeated {
+            increment(&self.counts.retries);
+        }
+    }
+
+    /// Records a connection that was given up because others are faster.
+    pub fn note_stall(&self) {
+        increment(&self.counts.stalls);
+    }
+
+    /// Records a complete file with a wrong digest.
+    pub fn note_wrong_file(&self) {
+        increment(&self.counts.wrong_files);
     }
 }
 

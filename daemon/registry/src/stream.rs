@@ -10,11 +10,11 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::Limits;
 use super::connect_failure::innermost;
 use super::content_encoding::{ContentEncoding, GzipStream};
-use super::counts::Counts;
-use super::error::RegistryError;
+use super::error::{RegistryError, Result};
+use super::policy::Limits;
+use super::retry::Counts;
 
 /// The bytes of a file, or of a part of it, as they arrive. The stream counts them but does not hash them: the caller
 /// must verify the digest.
@@ -51,7 +51,6 @@ impl Sender {
     }
 
     /// The server that was requested, which may have redirected to another host.
-    #[must_use]
     pub fn server(&self) -> &str {
         &self.server
     }
@@ -74,7 +73,7 @@ impl ByteStream {
         (subject, length): (String, u64),
         content_range: Option<String>,
         (limits, counts): (&Limits, &Arc<Counts>),
-    ) -> Result<Self, RegistryError> {
+    ) -> Result<Self> {
         let announced = body.decoded_length();
         let encoding = body.encoding.clone();
         let (wanted, stall, counts) = (0..length, StallTimer::new(limits), Arc::clone(counts));
@@ -97,7 +96,7 @@ impl ByteStream {
     /// # Errors
     /// [`RegistryError::SizeDiffers`] and [`RegistryError::RangeDiffers`] when there are more or
     /// fewer, [`RegistryError::Broken`] and [`RegistryError::Stalled`] when the connection fails.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
+    pub async fn next(&mut self) -> Result<Option<Bytes>> {
         // If the wanted range reaches the end of the body, read on to check that nothing follows.
         while self.body.received < self.wanted.end || self.wanted.end == self.length {
             let start = self.body.received;
@@ -112,24 +111,21 @@ impl ByteStream {
     }
 
     /// Whether this is the whole file rather than a part of it.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.content_range.is_none() && self.wanted == (0..self.length)
     }
 
     /// The server and host that send the bytes.
-    #[must_use]
     pub const fn sender(&self) -> &Arc<Sender> {
         &self.sender
     }
 
     /// Bytes received over the network, including bytes before the range from a server that ignores ranges.
-    #[must_use]
     pub const fn received_bytes(&self) -> u64 {
         self.body.received
     }
 
-    async fn receive(&mut self) -> Result<Option<Bytes>, RegistryError> {
+    async fn receive(&mut self) -> Result<Option<Bytes>> {
         let Some(received) = self.stall.wait(self.body.next()).await else {
             let (host, seconds) = (self.body.host.clone(), self.stall.limit().as_secs());
             return Err(RegistryError::Stalled { host, seconds });
@@ -194,7 +190,7 @@ impl ResponseBody {
 
     /// Reads the whole body. Fails if it has more than `max_bytes`, and never buffers more, whatever length is
     /// announced.
-    pub(super) async fn read(mut self, what: &'static str, max_bytes: u64) -> Result<Vec<u8>, RegistryError> {
+    pub(super) async fn read(mut self, what: &'static str, max_bytes: u64) -> Result<Vec<u8>> {
         let mut document = Vec::new();
         let mut length = self.incoming.size_hint().lower();
         while length <= max_bytes {
@@ -220,7 +216,7 @@ impl ResponseBody {
     }
 
     /// Counts bytes before checking them, so that a caller that continues after an error gets the error again.
-    async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
+    async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
             if let Some(bytes) = self.unpack(false)? {
                 return Ok(Some(bytes));
@@ -241,7 +237,7 @@ impl ResponseBody {
     }
 
     /// Decompresses the next bytes from what has arrived.
-    fn unpack(&mut self, is_end: bool) -> Result<Option<Bytes>, RegistryError> {
+    fn unpack(&mut self, is_end: bool) -> Result<Option<Bytes>> {
         let Some(gzip) = &mut self.gzip else { return Ok(None) };
         let unpacked = gzip.next(is_end).map_err(|error| {
             RegistryError::unusable(&self.host, format!("{}: damaged: {error}", self.encoding))

@@ -23,6 +23,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use self::server::Server;
+use super::error::Result;
 use super::{Limits, Proxies, RegistryClient, RegistryError, RegistryPolicy, RemoteFile, RetryPolicy};
 
 const WEIGHTS: &[u8] = b"GGUF and so on";
@@ -91,7 +92,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Fetches [`WEIGHTS`] to the end.
-async fn fetch(client: &RegistryClient, server: &Server) -> Result<Vec<u8>, RegistryError> {
+async fn fetch(client: &RegistryClient, server: &Server) -> Result<Vec<u8>> {
     let mut stream = client.blob(&tiny(server), &weights()).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await? {

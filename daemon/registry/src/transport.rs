@@ -1,7 +1,6 @@
 //! Connections: TCP to an allowed address, through the user's proxy if there is one, then TLS.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +22,14 @@ use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 use url::Url;
 
-use super::Limits;
 use super::address_scope::AddressScope;
 use super::connect_failure::ConnectFailure;
 use super::connector::{BoxError, Connector};
-use super::error::RegistryError;
+use super::error::{RegistryError, Result};
 use super::origin::host_of;
+use super::policy::Limits;
 use super::proxy::Proxies;
+use super::regular_file::read_regular;
 
 /// The HTTP clients, one for each narrowest [`AddressScope`] allowed. Idle connections are reused only by requests with
 /// the same limit.
@@ -66,11 +66,7 @@ impl<'u> Request<'u> {
 }
 
 impl Transport {
-    pub(super) fn new(
-        ca_files: &[PathBuf],
-        limits: &Limits,
-        proxies: Proxies,
-    ) -> Result<Self, RegistryError> {
+    pub(super) fn new(ca_files: &[PathBuf], limits: &Limits, proxies: Proxies) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -101,7 +97,7 @@ impl Transport {
         &self,
         request: Request<'_>,
         reach: AddressScope,
-    ) -> Result<(Response<Incoming>, Option<AddressScope>), RegistryError> {
+    ) -> Result<(Response<Incoming>, Option<AddressScope>)> {
         let Request { method, url, mut headers, body } = request;
         let host = host_of(url);
         if let Some(scope) = AddressScope::from_url(url).filter(|scope| *scope > reach) {
@@ -172,7 +168,7 @@ fn http_client(connector: Connector, tls: ClientConfig) -> HttpClient {
         .build(https.wrap_connector(connector))
 }
 
-fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError> {
+fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for path in ca_files {
         let before = roots.len();
@@ -191,8 +187,7 @@ fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError
 /// Reads a certificate file. One with all authorities of a machine has about 200 KiB.
 fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
     const MAX_BYTES: u64 = 16 << 20;
-    let mut content = Vec::new();
-    File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut content)?;
+    let content = read_regular(path, MAX_BYTES + 1)?;
     match content.len() as u64 > MAX_BYTES {
         true => Err(io::Error::other("too long: expected at most 16 MiB of certificates")),
         false => Ok(content),

@@ -2,10 +2,12 @@
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::source::{FileUrl, ShardName, SourceError};
+use blobd_store_format::file_type::ShardName;
+use blobd_store_format::source::{FileUrl, SourceError};
 use hyper::header::{HeaderValue, IF_NONE_MATCH, RANGE};
 
 use super::content_encoding::{ContentEncoding, compression_of};
+use super::error::Result;
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::part::total;
@@ -16,11 +18,7 @@ use super::{FailureKind, RegistryClient, RegistryError};
 impl RegistryClient {
     /// The file at a URL, or all shards of the model if the file is a shard. Files that were pulled before (`known`)
     /// are requested only if they have changed.
-    pub(super) async fn web_files(
-        &self,
-        url: &FileUrl,
-        known: &[KnownFile],
-    ) -> Result<Vec<RemoteFile>, RegistryError> {
+    pub(super) async fn web_files(&self, url: &FileUrl, known: &[KnownFile]) -> Result<Vec<RemoteFile>> {
         let servers = self.shared.mirrors.for_url(url)?;
         let (mut files, mut missing) = (Vec::new(), Vec::new());
         let shards = self.shards(url)?;
@@ -52,11 +50,8 @@ impl RegistryClient {
     }
 
     /// The URLs of the files that `web_files` requests.
-    ///
-    /// # Errors
-    /// [`RegistryError::Unusable`] if a name is refused.
-    pub fn shards(&self, url: &FileUrl) -> Result<Vec<FileUrl>, RegistryError> {
-        let urls = match ShardName::of(&url.file_name()) {
+    pub fn shards(&self, url: &FileUrl) -> Result<Vec<FileUrl>> {
+        let urls = match ShardName::from_path(&url.file_name()) {
             Some(shard) => shard.all().iter().map(|name| url.with_file_name(name)).collect(),
             None => Ok(vec![url.clone()]),
         };
@@ -65,12 +60,7 @@ impl RegistryClient {
         })
     }
 
-    async fn inspect(
-        &self,
-        file: &WebFile,
-        server: &Registry,
-        known: &[&KnownFile],
-    ) -> Result<Inspected, RegistryError> {
+    async fn inspect(&self, file: &WebFile, server: &Registry, known: &[&KnownFile]) -> Result<Inspected> {
         let response = self.head_of(file, server, known).await?;
         if !response.is_not_modified() {
             return self.inspected(response, file, server, known).await;
@@ -94,7 +84,7 @@ impl RegistryClient {
         file: &WebFile,
         server: &Registry,
         known: &[&KnownFile],
-    ) -> Result<Inspected, RegistryError> {
+    ) -> Result<Inspected> {
         let inspected = Inspected::from_response(&response, file, known, self.is_hub(server))?;
         let (host, encoding) = (response.host(), ContentEncoding::from_headers(response.headers()));
         if encoding.is_none() || inspected.digest.is_some() {
@@ -118,12 +108,7 @@ impl RegistryClient {
     }
 
     /// Sends a GET of the first bytes and not a HEAD: signed URLs are often valid for one method only.
-    async fn head_of(
-        &self,
-        file: &WebFile,
-        server: &Registry,
-        known: &[&KnownFile],
-    ) -> Result<Response, RegistryError> {
+    async fn head_of(&self, file: &WebFile, server: &Registry, known: &[&KnownFile]) -> Result<Response> {
         let mut target = file.target(server)?.with(RANGE, HeaderValue::from_static("bytes=0-3"));
         // Dates are compared here instead of by the server, which may treat a file as unchanged when an older one has
         // replaced it.
@@ -168,7 +153,7 @@ impl Inspected {
         file: &WebFile,
         known: &[&KnownFile],
         is_hub: bool,
-    ) -> Result<Self, RegistryError> {
+    ) -> Result<Self> {
         let size = if response.is_partial() { total(response) } else { response.announced_bytes() };
         let size = size.ok_or_else(|| {
             let host = response.host();

@@ -5,17 +5,18 @@
 //! secrets must be considered known.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, fchown, lchown};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::{Credential, CredentialError, MAX_FILE_BYTES, RegistryHost, Secret};
+use crate::regular_file::open_regular;
 
-/// The credential file.
 #[derive(Clone, Debug)]
 pub struct CredentialFile {
     path: PathBuf,
@@ -23,24 +24,19 @@ pub struct CredentialFile {
 
 impl CredentialFile {
     /// Uses the file at `path`. It need not exist yet.
-    #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Where the file is.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The credential for a host.
     pub fn get(&self, host: &RegistryHost) -> Result<Option<Credential>, CredentialError> {
         let entry = self.read()?.registries.remove(host.as_str());
         entry.map(|entry| entry.checked().ok_or_else(|| self.malformed(ENTRY_FORM.to_owned()))).transpose()
     }
 
-    /// Sets the credential for a host.
     pub fn set(&self, host: &RegistryHost, credential: &Credential) -> Result<(), CredentialError> {
         let _lock = self.lock()?;
         let mut entries = self.read()?;
@@ -72,7 +68,7 @@ impl CredentialFile {
     /// Makes the directory if needed, and locks it until the result is dropped.
     fn lock(&self) -> Result<File, CredentialError> {
         let lock = || {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(self.directory())?;
+            self.make_directory()?;
             let directory = File::open(self.directory())?;
             flock(&directory, FlockOperation::LockExclusive)?;
             Ok(directory)
@@ -80,18 +76,30 @@ impl CredentialFile {
         lock().map_err(|source| self.io(source))
     }
 
+    /// Makes the directories that are missing. Those that root makes belong to the owner of the one that they are in.
+    fn make_directory(&self) -> io::Result<()> {
+        let missing: Vec<_> = self.directory().ancestors().take_while(|path| !path.exists()).collect();
+        for path in missing.into_iter().rev().filter(|path| !path.as_os_str().is_empty()) {
+            match fs::DirBuilder::new().mode(0o700).create(path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Ok(()) if geteuid().is_root() => {
+                    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                    let above = fs::metadata(parent.unwrap_or(Path::new(".")))?;
+                    lchown(path, Some(above.uid()), Some(above.gid()))?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     fn read(&self) -> Result<Entries, CredentialError> {
-        // Without this flag, opening a FIFO would block.
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let file = match OpenOptions::new().read(true).custom_flags(flags).open(&self.path) {
+        let file = match open_regular(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Entries::default()),
             Err(error) => return Err(self.io(error)),
         };
         let metadata = file.metadata().map_err(|error| self.io(error))?;
-        if !metadata.is_file() {
-            return Err(self.malformed("wrong kind of file: expected a regular file".to_owned()));
-        }
         let mode = metadata.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(self.malformed(format!(
@@ -127,14 +135,19 @@ impl CredentialFile {
     }
 
     /// Gives the new file the owner of the file that it replaces, because root saves credentials for a daemon that runs
-    /// as another user. For any other user, the owner is already the same, or the call fails.
+    /// as another user. The first file gets the owner of its directory. For any other user, the owner is already the same,
+    /// or the call fails.
     fn keep_owner(&self, new: &File) -> io::Result<()> {
-        match fs::symlink_metadata(&self.path) {
-            Ok(old) if old.is_file() && old.uid() != new.metadata()?.uid() => {
-                fchown(new, Some(old.uid()), Some(old.gid()))
-            }
-            _ => Ok(()),
+        let of_old = fs::symlink_metadata(&self.path).ok().filter(fs::Metadata::is_file);
+        let owner = match of_old {
+            Some(old) => old,
+            None if geteuid().is_root() => fs::metadata(self.directory())?,
+            None => return Ok(()),
+        };
+        if owner.uid() == new.metadata()?.uid() {
+            return Ok(());
         }
+        fchown(new, Some(owner.uid()), Some(owner.gid()))
     }
 
     fn io(&self, source: io::Error) -> CredentialError {
@@ -245,7 +258,7 @@ mod tests {
     /// `sudo blobd login` saves credentials for the daemon, which runs as another user.
     #[test]
     fn file_that_root_replaces_keeps_its_owner() {
-        if !rustix::process::geteuid().is_root() {
+        if !geteuid().is_root() {
             println!("skipped: only root can give files away");
             return;
         }
@@ -254,6 +267,25 @@ mod tests {
         file.set(&host("r.example"), &password()).unwrap();
         let metadata = fs::metadata(file.path()).unwrap();
         assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o7777), (65534, 65534, 0o600));
+    }
+
+    /// Without the owner, the daemon could not read what was saved for it.
+    #[test]
+    fn first_file_of_root_belongs_to_the_owner_of_its_directory() {
+        if !geteuid().is_root() {
+            println!("skipped: only root can give files away");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(65534), Some(65533)).unwrap();
+        for name in ["credentials.json", "config/blobd/credentials.json"] {
+            let file = CredentialFile::at(dir.path().join(name));
+            file.set(&host("r.example"), &password()).unwrap();
+            for path in file.path().ancestors().take_while(|path| *path != dir.path()) {
+                let status = fs::metadata(path).unwrap();
+                assert_eq!((status.uid(), status.gid()), (65534, 65533), "{}", path.display());
+            }
+        }
     }
 
     #[test]

@@ -25,13 +25,10 @@ impl RegistryHost {
     }
 
     /// The host as written in the credential file.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether this is Hugging Face.
-    #[must_use]
     pub fn is_hugging_face(&self) -> bool {
         self.0 == HUGGING_FACE
     }

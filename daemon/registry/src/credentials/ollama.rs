@@ -14,7 +14,7 @@ use ring::signature::Ed25519KeyPair;
 use url::Url;
 
 use super::CredentialError;
-use super::secret::hidden_header;
+use super::hidden_header;
 
 pub(crate) struct OllamaKey {
     pair: Ed25519KeyPair,

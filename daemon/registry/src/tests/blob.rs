@@ -4,12 +4,12 @@ use super::server::{Reply, Server, head, ok, redirect, response};
 use super::*;
 use crate::ConnectFailure;
 
-async fn fetch_from(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<Vec<u8>, RegistryError> {
+async fn fetch_from(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<Vec<u8>> {
     let server = Server::start(move |_, _| reply()).await;
     fetch(&client(), &server).await
 }
 
-fn found_bytes(result: Result<Vec<u8>, RegistryError>) -> u64 {
+fn found_bytes(result: Result<Vec<u8>>) -> u64 {
     match result.unwrap_err() {
         RegistryError::SizeDiffers { found_bytes, expected_bytes, .. } => {
             assert_eq!(expected_bytes, WEIGHTS.len() as u64);

@@ -12,10 +12,7 @@ fn entry(path: &str) -> String {
 }
 
 /// The path of the only file of `hf.co/u/r/PATH` at a mirror that lists files as `tree` says.
-async fn listed(
-    path: &str,
-    tree: impl Fn(&Seen) -> Vec<u8> + Send + Sync + 'static,
-) -> Result<String, RegistryError> {
+async fn listed(path: &str, tree: impl Fn(&Seen) -> Vec<u8> + Send + Sync + 'static) -> Result<String> {
     let mirror = Server::start(move |seen, _| Reply::Whole(tree(seen))).await;
     let mirrors = [("hf.co".to_owned(), vec![mirror.url("/cache")])].into();
     let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };

@@ -5,9 +5,10 @@ use blobd_store_format::manifest::Manifest;
 
 use super::server::{Reply, Server, head, ok, response};
 use super::*;
-use crate::{ConnectFailure, MANIFEST_TYPES};
+use crate::ConnectFailure;
+use crate::manifest::MANIFEST_TYPES;
 
-async fn manifest_from(reply: Vec<u8>) -> Result<Manifest, RegistryError> {
+async fn manifest_from(reply: Vec<u8>) -> Result<Manifest> {
     let server = Server::always(reply).await;
     client().manifest(&tiny(&server)).await
 }

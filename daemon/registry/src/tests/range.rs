@@ -5,7 +5,7 @@ use super::*;
 use crate::RemoteModel;
 
 /// Fetches bytes 5 to 8 of [`WEIGHTS`], `and`.
-async fn part_from(server: &Server) -> Result<(Vec<u8>, u64), RegistryError> {
+async fn part_from(server: &Server) -> Result<(Vec<u8>, u64)> {
     let mut stream = client().open_range(&layer(server), 5..8).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await? {
@@ -14,7 +14,7 @@ async fn part_from(server: &Server) -> Result<(Vec<u8>, u64), RegistryError> {
     Ok((bytes, stream.received_bytes()))
 }
 
-async fn part(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<(Vec<u8>, u64), RegistryError> {
+async fn part(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<(Vec<u8>, u64)> {
     part_from(&Server::start(move |_, _| reply()).await).await
 }
 

@@ -28,7 +28,7 @@ async fn file_at(server: &Server) -> RemoteFile {
     files.remove(0)
 }
 
-async fn read(file: &RemoteFile, range: std::ops::Range<u64>) -> Result<Vec<u8>, RegistryError> {
+async fn read(file: &RemoteFile, range: std::ops::Range<u64>) -> Result<Vec<u8>> {
     let mut stream = client().open_range(file, range).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await? {

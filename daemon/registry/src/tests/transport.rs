@@ -18,7 +18,7 @@ use crate::ConnectFailure;
 use crate::address_scope::AddressScope;
 use crate::transport::Request;
 
-pub(super) fn client_for(policy: &RegistryPolicy, proxies: Proxies) -> Result<RegistryClient, RegistryError> {
+pub(super) fn client_for(policy: &RegistryPolicy, proxies: Proxies) -> Result<RegistryClient> {
     RegistryClient::with_limits(policy, limits(), proxies)
 }
 

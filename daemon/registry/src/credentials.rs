@@ -10,21 +10,22 @@ mod docker;
 mod file;
 mod host;
 mod ollama;
-mod secret;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use hyper::header::HeaderValue;
 
 pub use self::file::CredentialFile;
 pub use self::host::RegistryHost;
 pub(super) use self::ollama::OllamaKey;
+use super::origin::Origin;
+use super::regular_file::read_regular;
+
 #[cfg(test)]
 pub(super) use self::ollama::tests::is_signed;
-pub use self::secret::Secret;
-pub(super) use self::secret::hidden_header;
-use super::origin::Origin;
 
 /// Which credentials may be used, and the user's exceptions. By default there are none.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +66,6 @@ pub enum DockerHelpers {
 pub enum Credential {
     /// For `Basic` challenges and for token services.
     Password {
-        /// The name.
         user: String,
         /// The password, or what a registry calls an access token.
         password: Secret,
@@ -156,6 +156,35 @@ impl CredentialPolicy {
     }
 }
 
+/// A password or a token. It cannot be printed, compared or serialised; [`Secret::reveal`] gives the text.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text, for use in a request or a file, never in a message.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[hidden]")
+    }
+}
+
+/// A header that `Debug` does not print; `None` if the text contains characters that are not allowed in a header.
+pub(super) fn hidden_header(text: &str) -> Option<HeaderValue> {
+    let mut header = HeaderValue::try_from(text).ok()?;
+    header.set_sensitive(true);
+    Some(header)
+}
+
 fn is_listed(hosts: &[String], host: &RegistryHost) -> bool {
     hosts.iter().any(|listed| listed.eq_ignore_ascii_case(host.as_str()))
 }
@@ -166,10 +195,8 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads a small file; `None` if it does not exist.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CredentialError> {
-    let mut content = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut content));
-    match read {
-        Ok(_bytes) => Ok(Some(content)),
+    match read_regular(path, MAX_FILE_BYTES) {
+        Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(CredentialError::Io { path: path.to_owned(), source }),
     }
@@ -180,60 +207,25 @@ fn error_position(error: &serde_json::Error) -> String {
     format!("not in the expected form at line {}, column {}", error.line(), error.column())
 }
 
-/// Why credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialError {
-    /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file is malformed, or users other than the owner may read or write it.
+    Io { path: PathBuf, source: io::Error },
     #[error("{}: {what}", path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The fault, without the file's content.
-        what: String,
-    },
-    /// A Docker helper failed.
+    Malformed { path: PathBuf, what: String },
     #[error("docker-credential-{name}: {reason}")]
-    Helper {
-        /// The end of the program's name.
-        name: String,
-        /// The fault.
-        reason: String,
-    },
-    /// A credential contains characters that are not allowed in a header.
+    Helper { name: String, reason: String },
     #[error("credentials from {place}: contain characters that cannot be sent; log in again")]
-    Unsendable {
-        /// Where they are configured.
-        place: String,
-    },
-    /// The search was interrupted.
+    Unsendable { place: String },
     #[error("credentials: {reason}")]
-    Interrupted {
-        /// What happened.
-        reason: String,
-    },
-    /// The text is not a host.
+    Interrupted { reason: String },
     #[error("host: expected HOST or HOST:PORT, found {found:?}")]
-    Host {
-        /// The text found, without a user and a password.
-        found: String,
-    },
-    /// The connection is not encrypted.
+    Host { found: String },
     #[error(
         "{host}: credentials are not sent over plain HTTP; use https, or name it in credentials.insecure_hosts"
     )]
-    PlainHttp {
-        /// The host that the credentials belong to.
-        host: String,
-    },
+    PlainHttp { host: String },
 }
 
 #[cfg(test)]
@@ -322,5 +314,14 @@ mod tests {
         ] {
             assert!(!may(url), "{url}");
         }
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let secret = Secret::new("hunter2");
+        assert_eq!(format!("{secret:?} {:#?}", Some(&secret)).matches("hidden").count(), 2);
+        assert!(!format!("{:?}", hidden_header("Basic hunter2")).contains("hunter2"));
+        assert!(hidden_header("a\r\nX-Injected: b").is_none());
+        assert_eq!(secret.reveal(), "hunter2");
     }
 }
