@@ -1,12 +1,12 @@
 //! Assembles a file in the store: turns ranges of its bytes into blobs with digests.
 //!
-//! An [`Assembler`] follows a [`SplitPlan`], which may leave the file in one piece. Every byte is written
-//! once, to the file that becomes its blob, in ranges of any order and from any thread. The digests of the
-//! file and of its blobs are computed in one pass from the start of the file (`hash`). Imports, pulls and
-//! repairs differ in where the ranges come from.
+//! An [`Assembler`] follows a [`SplitPlan`], which may leave the file in one piece. Every byte is written once, to the
+//! file that becomes its blob, in ranges of any order and from any thread. The digests of the file and of its blobs are
+//! computed in one pass from the start of the file (`hash`). Imports, pulls and repairs differ in where the ranges come
+//! from.
 //!
-//! The files are in `staging/` and removed with the transaction, or in `partial/` ([`PartialFile`]), where
-//! a later transaction finds what has arrived.
+//! The files are in `staging/` and removed with the transaction, or in `partial/` ([`PartialFile`]), where a later
+//! transaction finds what has arrived.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,19 +14,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blobd_sha256::Sha256;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, RecipeError};
 use blobd_store_format::split::{Part, SplitPlan, Target};
 use tracing_mutex::stdsync::Mutex;
 
-use super::bounded_read::read_exact;
-use super::seal::StagedBlob;
-use super::staging::Staging;
-use super::{Store, StoreError, lock};
+use crate::bounded_read::read_exact;
 use crate::ledger::accounting::Reservation;
+use crate::seal::StagedBlob;
+use crate::{Staging, Store, StoreError, lock};
 
-mod blob_writer;
 mod direct_writer;
 mod hash;
 mod partial;
@@ -35,16 +34,16 @@ mod second_copy;
 #[cfg(test)]
 mod tests;
 
-pub use blob_writer::BlobWriter;
 pub use hash::BlobSink;
 pub use partial::PartialFile;
 pub use pipeline::{CHUNKS_IN_USE, RangeSource};
 pub use second_copy::{Difference, Differences};
 
-use crate::content::downloads::extents::Extents;
 use direct_writer::DirectWriter;
 use partial::PartialDirectory;
 use second_copy::FirstCopy;
+
+use crate::content::downloads::extents::Extents;
 
 /// A file that is being assembled.
 #[derive(Debug)]
@@ -53,8 +52,8 @@ pub struct Assembler {
     plan: SplitPlan,
     /// `None` if the files are in `staging/`.
     partial: Option<PartialDirectory>,
-    /// Held while a blob's file is created and space is reserved for it, which may take long, so that two
-    /// writers of a blob do not both create it. Readers do not need it.
+    /// Held while a blob's file is created and space is reserved for it, which may take long, so that two writers of a
+    /// blob do not both create it. Readers do not need it.
     creating: Mutex<()>,
     direct: DirectWriter,
     /// Held only for changes in memory.
@@ -93,7 +92,6 @@ enum Source {
 
 impl Assembler {
     /// Assembles a file by `plan` in the transaction's directory.
-    #[must_use]
     pub fn new(staging: Staging, plan: SplitPlan) -> Self {
         Self::in_directory(staging, plan, None)
     }
@@ -104,17 +102,12 @@ impl Assembler {
     }
 
     /// How the file is split.
-    #[must_use]
     pub const fn plan(&self) -> &SplitPlan {
         &self.plan
     }
 
-    /// Writes bytes of the file to their final position. Bytes that have arrived before are not replaced:
-    /// they may have been hashed already.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`], [`StoreError::NoSpace`], [`StoreError::Quota`]; [`StoreError::FileSize`] for
-    /// bytes beyond the end.
+    /// Writes bytes of the file to their final position. Bytes that have arrived before are not replaced: they may have
+    /// been hashed already.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let gaps = lock(&self.state).arrived.gaps(offset..offset.saturating_add(bytes.len() as u64));
         for gap in gaps {
@@ -192,8 +185,8 @@ impl Assembler {
         if stored == bytes { Ok(()) } else { Err(StoreError::BlobDiffers { digest }) }
     }
 
-    /// Writes large pieces of files in `staging/` past the page cache; returns how many bytes that were. Downloads
-    /// are read back to be hashed.
+    /// Writes large pieces of files in `staging/` past the page cache; returns how many bytes that were. Downloads are
+    /// read back to be hashed.
     fn write_direct(&self, path: &Path, bytes: &[u8], offset: u64) -> Result<usize, StoreError> {
         match self.partial {
             Some(_) => Ok(0),
@@ -210,7 +203,7 @@ impl Assembler {
             match self.source(target, offset.saturating_add(done as u64))? {
                 Source::Stored(digest, offset) => self.read_stored(digest, offset, part)?,
                 Source::File(path, offset) => {
-                    let root = &self.store().content().root;
+                    let root = &self.store().content.root;
                     let file = root.open_file(&path)?;
                     read_exact(&file, part, offset).map_err(root.failure("read", &path))?;
                 }
@@ -223,37 +216,33 @@ impl Assembler {
     /// Fills `buffer` from a blob of the store, or of a lower one.
     fn read_stored(&self, digest: Digest, offset: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
         let end = offset.saturating_add(buffer.len() as u64);
-        let (file, root) = self.store().content().find_blob(digest, end)?;
+        let (file, root) = self.store().content.find_blob(digest, end)?;
         read_exact(&file, buffer, offset).map_err(root.failure("read", &layout::blob(digest)))
     }
 
     /// The ranges that have not arrived, in order.
-    #[must_use]
     pub fn missing(&self) -> Vec<Range<u64>> {
         lock(&self.state).arrived.gaps(0..self.plan.file_size())
     }
 
     /// The end of the run of readable bytes that starts at `offset`.
-    #[must_use]
     pub fn end_of_run(&self, offset: u64) -> u64 {
         lock(&self.state).arrived.end_of_run(offset)
     }
 
     /// The number of bytes that have arrived or are read from the store.
-    #[must_use]
     pub fn arrived_bytes(&self) -> u64 {
         lock(&self.state).arrived.total()
     }
 
     /// Whether no byte of a planned blob has arrived.
-    #[must_use]
     pub fn is_untouched(&self, blob: usize) -> bool {
         let state = lock(&self.state);
         !state.files.contains_key(&blob) && !state.stored.contains_key(&blob)
     }
 
-    /// Reads a planned blob from the store, where it has this digest, from now on. Of a file in `staging/`, its bytes are
-    /// compared with the blob instead of written. The caller has leased it.
+    /// Reads a planned blob from the store, where it has this digest, from now on. Of a file in `staging/`, its bytes
+    /// are compared with the blob instead of written. The caller has leased it.
     pub fn take_stored(&self, blob: usize, digest: Digest) {
         let mut state = lock(&self.state);
         state.stored.insert(blob, digest);
@@ -273,13 +262,12 @@ impl Assembler {
     }
 
     /// The planned blobs that are read from the store.
-    #[must_use]
     pub fn stored(&self) -> BTreeMap<usize, Digest> {
         lock(&self.state).stored.clone()
     }
 
-    /// Records the digests of planned blobs in a download's journal, before their files get their final
-    /// names. So a crash in between loses nothing.
+    /// Records the digests of planned blobs in a download's journal, before their files get their final names. So a
+    /// crash in between loses nothing.
     pub fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
         self.partial.as_ref().map_or(Ok(()), |partial| partial.note_digests(digests))
     }
@@ -317,8 +305,8 @@ impl Assembler {
         }
         let reservation = lock(&self.state).reservations.remove(&blob);
         let of_partial = || {
-            let bytes = self.store().ledger().space().on_disk(size);
-            Reservation::of_partial(self.store().ledger(), bytes, Arc::clone(self.staging.transaction()))
+            let bytes = self.store().ledger.space().on_disk(size);
+            Reservation::for_partial(&self.store().ledger, bytes, Arc::clone(self.staging.transaction()))
         };
         let reservation = reservation.unwrap_or_else(of_partial);
         Ok(StagedBlob { path, digest, size, reservation })
@@ -346,7 +334,9 @@ impl Assembler {
     }
 
     fn path_of(&self, blob: usize) -> Result<PathBuf, StoreError> {
-        lock(&self.state).files.get(&blob).cloned().ok_or_else(|| self.not_arrived())
+        // Not in one expression, which would keep the lock that `not_arrived` takes.
+        let path = lock(&self.state).files.get(&blob).cloned();
+        path.ok_or_else(|| self.not_arrived())
     }
 
     fn not_arrived(&self) -> StoreError {
@@ -400,7 +390,7 @@ impl Assembler {
 
     /// Hashing would wait for a slow allocation. A download would not, because the network is slower.
     fn takes_space_when_written(&self) -> bool {
-        self.partial.is_none() && self.store().content().file_system().allocates_slowly()
+        self.partial.is_none() && self.store().content.file_system().allocates_slowly()
     }
 
     /// The ranges of the file that a planned blob has; none in `staging/`.
@@ -410,5 +400,40 @@ impl Assembler {
 
     fn store(&self) -> &Arc<Store> {
         self.staging.store()
+    }
+}
+
+/// A blob that is being written in order. Its digest is known at the end.
+#[derive(Debug)]
+pub struct BlobWriter {
+    assembler: Assembler,
+    hash: Sha256,
+    written: u64,
+}
+
+impl Staging {
+    /// Starts a blob of `size` bytes that is written in order.
+    pub fn stage(&self, size: u64) -> BlobWriter {
+        let assembler = Assembler::new(self.clone(), SplitPlan::whole(size));
+        BlobWriter { assembler, hash: Sha256::new(), written: 0 }
+    }
+}
+
+impl BlobWriter {
+    /// Writes and hashes the next bytes. Fails as [`Assembler::write`] does.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.assembler.write(self.written, bytes)?;
+        self.hash.update(bytes);
+        self.written = self.written.saturating_add(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Ends the blob; [`StoreError::FileSize`] if bytes are missing.
+    pub fn finish(self) -> Result<StagedBlob, StoreError> {
+        let expected = self.assembler.plan().file_size();
+        if self.written != expected {
+            return Err(StoreError::FileSize { found: self.written, expected });
+        }
+        self.assembler.staged_blob(0, Digest::from_bytes(self.hash.finish()))
     }
 }

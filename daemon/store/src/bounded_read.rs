@@ -10,19 +10,16 @@ use std::time::Duration;
 
 use blobd_store_format::digest::{Digest, Hasher};
 
-/// Bytes per read and write. Writes of this size and alignment let the page cache build 2 MiB folios, which
-/// makes the first access to a mapped blob ten times cheaper.
+/// Bytes per read and write. Writes of this size and alignment let the page cache build 2 MiB folios, which makes the
+/// first access to a mapped blob ten times cheaper.
 pub const CHUNK_BYTES: usize = 4 << 20;
 
 /// Reads that may be interrupted one after the other before the last error is returned.
 const MAX_INTERRUPTIONS: u32 = 100;
-/// Between two attempts, so that a reader of such a file uses no processor time.
+/// Between two attempts, so that the reader uses no processor time.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Repeats a read while it is interrupted or would block, at most `MAX_INTERRUPTIONS` times.
-///
-/// # Errors
-/// Those of the read.
 pub fn read_uninterrupted(mut read: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     for _ in 0..MAX_INTERRUPTIONS {
         match read() {
@@ -35,11 +32,7 @@ pub fn read_uninterrupted(mut read: impl FnMut() -> io::Result<usize>) -> io::Re
     read()
 }
 
-/// Fills `buffer` from `offset` on; returns how many bytes, which are fewer at the end of the file. Does not use the
-/// file's own offset.
-///
-/// # Errors
-/// Those of `read`, which is `read_at` of a file.
+/// Fills `buffer` from `offset` on; returns how many bytes, fewer at the end. `read` is `read_at` of a file.
 pub fn fill(
     mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
     buffer: &mut [u8],
@@ -55,7 +48,6 @@ pub fn fill(
     Ok(filled)
 }
 
-/// Fills all of `buffer` from `offset` on.
 pub(crate) fn read_exact(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     let filled = fill(|rest, offset| file.read_at(rest, offset), buffer, offset)?;
     if filled == buffer.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
@@ -81,7 +73,6 @@ pub(crate) fn read_limited(file: &File, length: u64, limit: u64) -> io::Result<V
     }
 }
 
-/// The digest of the rest of a file.
 pub(crate) fn digest_of(file: &mut File) -> io::Result<Digest> {
     let (mut hasher, mut buffer) = (Hasher::new(), vec![0; 1 << 20]);
     loop {
@@ -142,6 +133,36 @@ mod tests {
         ] {
             let content = read_limited(&file, length, limit).unwrap();
             assert_eq!(content, vec![7; read], "{length} {limit}");
+        }
+    }
+
+    #[test]
+    fn other_failures_are_not_repeated() {
+        let mut reads = 0;
+        let failed = read_uninterrupted(|| {
+            reads += 1;
+            Err(Errno::IO.into())
+        });
+        assert_eq!((Errno::from_io_error(&failed.unwrap_err()), reads), (Some(Errno::IO), 1));
+    }
+
+    #[test]
+    fn bytes_are_read_exactly_or_not_at_all() {
+        use std::io::Write as _;
+        let mut file = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251).to_le_bytes()[0]).collect();
+        file.write_all(&content).unwrap();
+        let mut buffer = [0; 100];
+        read_exact(&file, &mut buffer, 2_999_900).unwrap();
+        assert_eq!(buffer, content[2_999_900..]);
+        let short = read_exact(&file, &mut buffer, 2_999_901).unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+        std::io::Seek::rewind(&mut file).unwrap();
+        assert_eq!(digest_of(&mut file).unwrap(), Digest::of(&content));
+        for (length, limit) in [(0, 2_999_999), (0, 3_000_000), (9_000_000, 3_000_000), (1 << 20, 5_000_000)]
+        {
+            let read = read_limited(&file, length, limit).unwrap();
+            assert!(read == content[..read.len()] && read.len() == 3_000_000, "{length} {limit}");
         }
     }
 }

@@ -1,34 +1,36 @@
-//! What is stored: blobs and recipes, what is known to be damaged, and the lower stores that are searched after this one.
+//! What is stored: blobs and recipes, what is known to be damaged, and the lower stores that are searched after this
+//! one. A function with `own` in its name looks only in this store; any other one also looks in the lower stores.
 
 use std::borrow::Cow;
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use blobd_store_format::layout;
+use tracing_mutex::stdsync::Mutex;
 
-use crate::counts::{Counts, StoreEvents};
 use crate::disk::{GuardedDisk, is_disk_failure};
+use crate::error::Place;
 use crate::index::StoreIndex;
 use crate::lock_file::{self, CommandState, LockHolder};
 use crate::owner::StoreOwner;
-use crate::place::Place;
 use crate::root::{Directory, FileStatus, OPEN_DIRECTORY, Root};
 use crate::space::Space;
 use crate::store_dir::{self, MOUNTED_READ_ONLY};
-use crate::{Durability, FileSystem, StoreError, StoreOptions};
+use crate::{Durability, FileSystem, StoreError, StoreOptions, lock};
 
 pub(crate) mod blobs;
 mod directories;
 pub(crate) mod downloads;
 pub(crate) mod internal_reads;
 pub(crate) mod lower;
+pub(crate) mod name_tree;
 pub(crate) mod other_files;
 pub(crate) mod quarantine;
 pub(crate) mod reader;
 mod recipe_cache;
 pub(crate) mod recipes;
-mod staging_names;
 pub(crate) mod stored_files;
 pub(crate) mod surroundings;
 
@@ -37,19 +39,22 @@ pub(crate) mod surroundings;
 pub struct Content {
     pub(crate) root: Root,
     pub(crate) lower: Arc<lower::LowerStores>,
-    disk: GuardedDisk,
+    pub(crate) disk: GuardedDisk,
     pub(crate) file_system: FileSystem,
-    durability: Durability,
+    pub(crate) durability: Durability,
     /// What the store uses of the disk: whatever appears or disappears here is counted.
     pub(crate) space: Space,
     index: Arc<StoreIndex>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: Mutex<StoreEvents>,
+    /// `manifests/`, for surveys: what decides about a removal lists it anew.
+    pub(crate) manifests: Arc<name_tree::NameTree>,
+    pins: name_tree::NameTree,
     /// `blobs/`, opened when it is first needed.
     blobs: OnceLock<Directory>,
     pub(crate) recipes: recipe_cache::RecipeCache,
     damaged: quarantine::DamagedBlobs,
     internal_reads: internal_reads::InternalReads,
-    staging_names: staging_names::StagingNames,
+    staging_names: directories::StagingNames,
     /// `None` if the store cannot be written to and has no lock file.
     lock: Option<File>,
     /// If one of these directories is missing, nothing is collected.
@@ -61,7 +66,7 @@ impl Content {
         let root = store_dir::open_root(root)?;
         let disk = GuardedDisk::new(options.disk, root.clone());
         let opened = store_dir::open_or_create(&root, &disk)?;
-        let file_system = FileSystem::of(&root)?;
+        let file_system = FileSystem::for_root(&root)?;
         Ok(Self {
             index: StoreIndex::new(root.clone(), file_system),
             lower: Arc::new(lower::LowerStores::new(&root, options.lower)),
@@ -71,61 +76,47 @@ impl Content {
             root,
             disk,
             file_system,
-            counts: Counts::default(),
+            counts: Mutex::default(),
+            manifests: Arc::default(),
+            pins: name_tree::NameTree::default(),
             blobs: OnceLock::new(),
             recipes: recipe_cache::RecipeCache::default(),
             internal_reads: internal_reads::InternalReads::default(),
-            staging_names: staging_names::StagingNames::default(),
+            staging_names: directories::StagingNames::default(),
             lock: opened.lock,
             essential: opened.essential,
         })
     }
 
     /// Which blobs and recipes there are, and their sizes.
-    #[must_use]
     pub const fn index(&self) -> &Arc<StoreIndex> {
         &self.index
     }
 
-    /// Starts a thread that keeps a copy of the catalog in `index/`. It loads the copy if that can be
-    /// trusted, and reads the disk otherwise. Returns immediately. For the daemon: a command would not
-    /// benefit. A read-only store has no copy.
+    /// Starts a thread that keeps a copy of the catalog in `index/`, for the daemon. It loads the copy if that can be
+    /// trusted, and reads the disk otherwise. Returns immediately.
     pub fn start_index(&self) {
         if !self.refuses_changes() {
             self.index.start();
         }
     }
 
-    /// Ends the thread, with everything written if that takes only a few seconds. A later change is not in
-    /// the copy, and removes the marker that makes the copy trusted.
+    /// Ends the thread. A later change is not in the copy, and removes the marker that makes the copy trusted.
     pub fn stop_index(&self) {
         self.index.stop();
     }
 
-    /// What has happened since the store was opened.
-    #[must_use]
     pub fn events(&self) -> StoreEvents {
-        self.counts.events(&self.index.rebuilds)
+        StoreEvents { index_rebuilds: self.index.rebuilds.load(Ordering::Relaxed), ..*lock(&self.counts) }
     }
 
-    /// The path of the store, for messages.
-    #[must_use]
     pub fn place(&self) -> Place {
         self.root.place()
     }
 
-    /// Writes this process and its socket into the lock file, so that a client that is given only the
-    /// store finds the daemon.
-    pub fn announce(&self, socket: Option<&Path>) {
-        self.write_holder(socket, None);
-    }
-
-    /// The same for a command, which serves other processes only while it works.
-    pub fn announce_command(&self, socket: Option<&Path>, state: CommandState) {
-        self.write_holder(socket, Some(state));
-    }
-
-    fn write_holder(&self, socket: Option<&Path>, command: Option<CommandState>) {
+    /// Writes this process and its socket into the lock file, where clients that know only the store find the daemon.
+    /// `command` is the state of a command, which serves other processes only while it works.
+    pub fn announce(&self, socket: Option<&Path>, command: Option<CommandState>) {
         let Some(lock) = self.lock.as_ref().filter(|_| !self.refuses_changes()) else { return };
         let socket = socket.map(Path::to_path_buf);
         let holder = LockHolder { pid: std::process::id(), socket, command };
@@ -135,18 +126,14 @@ impl Content {
         }
     }
 
-    /// The file system that the store is on.
-    #[must_use]
     pub const fn file_system(&self) -> FileSystem {
         self.file_system
     }
 
-    /// The status of the root directory.
     pub fn root_status(&self) -> Result<FileStatus, StoreError> {
-        FileStatus::of(self.root.directory_file()).map_err(StoreError::io("inspect", self.place()))
+        FileStatus::from_file(self.root.directory_file()).map_err(StoreError::io("inspect", self.place()))
     }
 
-    /// The saved progress of the background verification; `None` if there is none.
     pub(crate) fn scrub_record(&self) -> Result<Option<Vec<u8>>, StoreError> {
         const MAX_BYTES: u64 = 4096;
         self.root.read_limited(Path::new(layout::SCRUB_FILE), MAX_BYTES)
@@ -158,7 +145,6 @@ impl Content {
         self.disk.replace_file(&path.with_extension("json.new"), path, content, 0o644)
     }
 
-    /// Makes every change on the file system so far durable.
     pub(crate) fn sync_everything(&self) -> Result<(), StoreError> {
         let path = Path::new("");
         // A descriptor opened earlier would report write errors of other programs, too.
@@ -166,20 +152,16 @@ impl Content {
         self.disk.sync_file_system(&root, path)
     }
 
-    /// The user whom the store's files belong to.
-    #[must_use]
     pub fn owner(&self) -> StoreOwner {
         self.root.owner()
     }
 
-    /// Why the store refuses changes until it is opened again: a sync has failed, or it could not be opened for
-    /// writing.
+    /// Whether changes are refused until the store is opened again: a sync has failed, or it is not writable.
     pub(crate) fn refuses_changes(&self) -> bool {
         self.disk.failure().is_some()
     }
 
     /// Why nothing can be changed now: the store refuses changes, or its file system is read-only, which may end.
-    #[must_use]
     pub fn read_only_reason(&self) -> Option<Cow<'_, str>> {
         if let Some(failure) = self.disk.failure() {
             return Some(Cow::Borrowed(failure));
@@ -192,12 +174,20 @@ impl Content {
             _ => self.mount_is_read_only().then_some(Cow::Borrowed(MOUNTED_READ_ONLY)),
         }
     }
+}
 
-    pub(crate) const fn disk(&self) -> &GuardedDisk {
-        &self.disk
-    }
-
-    pub(crate) const fn durability(&self) -> Durability {
-        self.durability
-    }
+/// What has happened to the store since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreEvents {
+    /// Collections that were carried out: by `gc`, `rm`, eviction, and in the background.
+    pub collections: u64,
+    pub freed_bytes: u64,
+    pub evicted_models: u64,
+    pub evicted_bytes: u64,
+    /// Blobs that did not have their digest, and were moved to quarantine.
+    pub damaged_blobs: u64,
+    /// Bytes that were read and compared with a digest, by `verify` and in the background.
+    pub checked_bytes: u64,
+    /// How often the index was built from the files, or compared with them.
+    pub index_rebuilds: u64,
 }

@@ -1,21 +1,20 @@
 //! The disk: every change that the store makes to files goes through here.
 //!
-//! [`Disk`] is an interface, so that tests can use a disk that fails or loses writes. Reads do not use it,
-//! see [`Root`]. `GuardedDisk` makes the first failed sync final: the kernel reports a lost write only
-//! once, so a second sync would succeed although the bytes are lost. The store is then read-only until it
-//! is opened again. It also makes every change as the store's owner, see `owner`.
+//! [`Disk`] is an interface, so that tests can use a disk that fails or loses writes. Reads do not use it, see
+//! [`Root`]. `GuardedDisk` makes the first failed sync final: the kernel reports a lost write only once, so a second
+//! sync would succeed although the bytes are lost. The store is then read-only until it is opened again. It also makes
+//! every change as the store's owner, see `owner`.
 //!
 //! `ingest` and [`crate::gc`] determine the order of the steps.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fmt;
 use std::fs::File;
-use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
 
 use rustix::fs::{
     AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, fchmod, linkat, mkdirat, openat, renameat,
@@ -24,69 +23,21 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tracing_mutex::stdsync::Mutex;
 
-use crate::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
+use crate::error::{Refusal, StoreError};
 pub use crate::root::Root;
-use crate::root::{FILE, FileStatus, OPEN_DIRECTORY, Parent};
+use crate::root::{DIRECTORY, FILE, FileStatus, OPEN_DIRECTORY, Parent};
 use crate::sys::{FileIdentity, start_writeback};
 
-/// Changes a file system. Paths are relative to the store's root, and symbolic links in them are not
-/// followed.
-///
-/// # Errors
-/// Those of the underlying system call; nothing has been changed then.
+/// Changes a file system. Paths are relative to the store's root, and symbolic links in them are not followed. By
+/// default each method makes the kernel's call; disks for tests replace some of them. After an error nothing has been
+/// changed.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// `mkdir`.
-    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()>;
-    /// Creates a file for reading and writing; fails if anything has that name.
-    fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File>;
-    /// Opens a regular file to change it. Refuses a file with several names or another owner.
-    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File>;
-    /// Allocates `size` bytes for the file, which then has that length.
-    fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()>;
-    /// Writes all of `bytes` at `offset`; if they are many, also starts writeback.
-    fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// `fchmod`.
-    fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()>;
-    /// Makes a file's content durable, but not its name.
-    fn sync_file(&self, path: &Path, file: &File) -> io::Result<()>;
-    /// Makes the names in a directory durable. `directory` must have been opened for this call.
-    fn sync_dir(&self, path: &Path, directory: &File) -> io::Result<()>;
-    /// `syncfs`: makes everything durable that was written since `directory` was opened.
-    fn sync_file_system(&self, directory: &File) -> io::Result<()>;
-    /// Renames a file, replacing what has the name `to`.
-    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()>;
-    /// Renames a file unless something has the name `to`. A crash may leave it under both names.
-    fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()>;
-    /// `unlink`.
-    fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()>;
-    /// `rmdir`.
-    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()>;
-}
-
-/// Why a file is opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// To write to it.
-    Content,
-    /// To set its mode, which needs no write permission.
-    Mode,
-}
-
-/// The kernel writes smaller amounts back in time by itself, and a call for each would be expensive.
-const WORTH_WRITEBACK_BYTES: usize = 64 << 10;
-
-/// The kernel's file system.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct KernelDisk;
-
-impl Disk for KernelDisk {
     fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
         let (parent, name) = root.parent_of(path)?;
         mkdirat(&parent, name, Mode::from_raw_mode(0o755))?;
         // Whatever the umask is: the root's mode says who may enter the store, and it can be shared.
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(&parent, name, flags, Mode::empty())?;
-        let found = FileStatus::of(&directory)?.permissions();
+        let directory = openat(&parent, name, DIRECTORY, Mode::empty())?;
+        let found = FileStatus::from_file(&directory)?.permissions();
         // The new directory has inherited the bit that passes its group on to what is created in it.
         let wanted = 0o755 | (found & SET_GID);
         if found != wanted {
@@ -95,10 +46,10 @@ impl Disk for KernelDisk {
         Ok(())
     }
 
+    /// Creates a file for reading and writing; fails if anything has that name.
     fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
         let (parent, name) = root.parent_of(path)?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FILE;
-        let file = File::from(openat(parent, name, flags, Mode::from_raw_mode(mode))?);
+        let file = File::from(openat(parent, name, NEW_FILE, Mode::from_raw_mode(mode))?);
         if mode & 0o077 != 0 {
             // Whatever the umask is.
             fchmod(&file, Mode::from_raw_mode(mode))?;
@@ -106,6 +57,7 @@ impl Disk for KernelDisk {
         Ok(file)
     }
 
+    /// Opens a regular file to change it. Refuses a file with several names or another owner.
     fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
         let access = match change {
             Change::Content => OFlags::RDWR,
@@ -116,10 +68,11 @@ impl Disk for KernelDisk {
         Ok(file)
     }
 
+    /// Allocates `size` bytes for the file, which then has that length.
     fn reserve(&self, _path: &Path, file: &File, size: u64) -> io::Result<()> {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
             // Not supported by the file system; a write will fail if there is no space.
-            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            Err(Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => {
                 // ext4 keeps the blocks that it could allocate, which may be all that were free.
                 file.set_len(0)?;
@@ -129,6 +82,7 @@ impl Disk for KernelDisk {
         }
     }
 
+    /// Writes all of `bytes` at `offset`; if they are many, also starts writeback.
     fn write_at(&self, _path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         file.write_all_at(bytes, offset)?;
         if bytes.len() >= WORTH_WRITEBACK_BYTES {
@@ -138,26 +92,31 @@ impl Disk for KernelDisk {
     }
 
     fn set_mode(&self, _path: &Path, file: &File, mode: u32) -> io::Result<()> {
-        Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(mode))?)
+        Ok(fchmod(file, Mode::from_raw_mode(mode))?)
     }
 
+    /// Makes a file's content durable, but not its name.
     fn sync_file(&self, _path: &Path, file: &File) -> io::Result<()> {
         file.sync_all()
     }
 
+    /// Makes the names in a directory durable. `directory` must have been opened for this call.
     fn sync_dir(&self, _path: &Path, directory: &File) -> io::Result<()> {
         directory.sync_all()
     }
 
+    /// `syncfs`: makes everything durable that was written since `directory` was opened.
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {
         Ok(rustix::fs::syncfs(directory)?)
     }
 
+    /// Renames a file, replacing what has the name `to`.
     fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         let ((from_dir, from), (to_dir, to)) = (root.parent_of(from)?, root.parent_of(to)?);
         Ok(renameat(from_dir, from, to_dir, to)?)
     }
 
+    /// Renames a file unless something has the name `to`. A crash may leave it under both names.
     fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         let ((from_dir, from), (to_dir, to)) = (root.parent_of(from)?, root.parent_of(to)?);
         match renameat_with(&from_dir, from, &to_dir, to, RenameFlags::NOREPLACE) {
@@ -179,6 +138,25 @@ impl Disk for KernelDisk {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// To write to it.
+    Content,
+    /// To set its mode, which needs no write permission.
+    Mode,
+}
+
+/// A file that is created, and that nothing else may be.
+const NEW_FILE: OFlags = OFlags::RDWR.union(OFlags::CREATE).union(OFlags::EXCL).union(FILE);
+/// The kernel writes smaller amounts back in time by itself, and a call for each would be expensive.
+const WORTH_WRITEBACK_BYTES: usize = 64 << 10;
+
+/// The kernel's file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelDisk;
+
+impl Disk for KernelDisk {}
+
 /// Renames a file on a file system that lacks `RENAME_NOREPLACE`, such as NFS. A hard link is never made in the place
 /// of another file. The file has two names for a moment; after a crash in this moment the first one is removed as any
 /// other leftover: with the transaction's directory, or when the download is resumed.
@@ -187,26 +165,25 @@ fn link_and_unlink(
     (to_dir, to): (&Parent<'_>, &OsStr),
 ) -> io::Result<()> {
     match linkat(from_dir, from, to_dir, to, AtFlags::empty()) {
-        Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP | Errno::MLINK) => Err(NoSafeRename.into()),
+        Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP | Errno::MLINK) => Err(Refusal::NoSafeRename.into()),
         linked => Ok(linked.and_then(|()| unlinkat(from_dir, from, AtFlags::empty()))?),
     }
 }
 
-/// Refuses a file that has another name, or that does not belong to the store's owner: writing to it would change
-/// another user's file.
+/// Refuses a file with another name, or of another owner: writing to it would change another user's file.
 fn check_own(root: &Root, file: &File) -> io::Result<()> {
-    let status = FileStatus::of(file)?;
+    let status = FileStatus::from_file(file)?;
     if status.links() != 1 {
         let found = format!("file with {} names", status.links());
-        return Err(UnexpectedFile { found, expected: "file with one name" }.into());
+        return Err(Refusal::UnexpectedFile { found, expected: "file with one name" }.into());
     }
     match status.owner() {
         uid if uid == root.owner().uid => Ok(()),
-        uid => Err(WrongOwner { uid, owner: root.owner() }.into()),
+        uid => Err(Refusal::WrongOwner { uid, owner: root.owner() }.into()),
     }
 }
 
-/// A disk that refuses all changes after the first failed sync, and makes them as the store's owner. Paths are relative to the root.
+/// Refuses all changes after the first failed sync, and makes them as the store's owner.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardedDisk {
     disk: Arc<dyn Disk>,
@@ -221,7 +198,6 @@ impl GuardedDisk {
         Self { disk, root, failure: Arc::default(), durable: Arc::default() }
     }
 
-    /// Why changes are refused, if they are.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
@@ -239,8 +215,8 @@ impl GuardedDisk {
         }
     }
 
-    /// Creates a directory and its parents, and makes their names durable. Existing ones are synced, too,
-    /// since the process that created them may have been killed before its sync.
+    /// Creates a directory and its parents, and makes their names durable. Existing ones are synced, too, since the
+    /// process that created them may have been killed before its sync.
     pub(crate) fn create_dir_all(&self, relative: &Path) -> Result<(), StoreError> {
         let mut path = PathBuf::new();
         for part in relative {
@@ -265,7 +241,6 @@ impl GuardedDisk {
         self.writable()?.open_file(&self.root, path, Change::Content).map_err(self.root.failure("open", path))
     }
 
-    /// Opens a file for writing; creates it if it does not exist.
     pub(crate) fn open_or_create(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
         match self.writable()?.open_file(&self.root, path, Change::Content) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create_file(path, mode),
@@ -299,8 +274,7 @@ impl GuardedDisk {
         self.writable()?.set_mode(path, file, mode).map_err(self.root.failure("set the mode of", path))
     }
 
-    /// Makes a file's content durable. `file` should be the descriptor that wrote it: one that was
-    /// opened after a failed write may get no error.
+    /// `file` should be the descriptor that wrote: one that was opened after a failed write may get no error.
     pub(crate) fn sync_file(&self, path: &Path, file: &File) -> Result<(), StoreError> {
         self.synced(self.writable()?.sync_file(path, file), "sync", path)
     }
@@ -319,8 +293,8 @@ impl GuardedDisk {
         let disk = self.writable()?;
         let directory = open().map_err(self.root.failure(OPEN_DIRECTORY, path))?;
         self.synced(disk.sync_dir(path, &directory), "sync directory", path)?;
-        // If XFS shuts down, it reports success for a directory that was opened before, although the
-        // names are lost. It refuses to open anything after that.
+        // If XFS shuts down, it reports success for a directory that was opened before, although the names are lost. It
+        // refuses to open anything after that.
         let reopened = open();
         if let Err(source) = &reopened
             && is_disk_failure(source)
@@ -335,8 +309,7 @@ impl GuardedDisk {
         self.synced(self.writable()?.sync_file_system(directory), "sync the file system of", path)
     }
 
-    /// Replaces a small file atomically: writes a temporary file, syncs it and renames it. The new name
-    /// is durable when the caller has synced its directory.
+    /// Replaces a small file atomically. The new name is durable when the caller has synced its directory.
     pub(crate) fn replace_file(
         &self,
         temporary: &Path,

@@ -1,31 +1,22 @@
-//! Errors of the store.
+//! Errors of the store, and the paths that they name.
 
 use std::io;
+use std::path::{Display, Path, PathBuf};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::similar_names::not_in_the_store;
 use blobd_store_format::size::human_bytes;
+use serde::Serialize;
 
 use crate::lock_file::LockHolder;
 use crate::owner::StoreOwner;
-use crate::place::Place;
 
-/// A failure of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A system call failed.
     #[error("{}: cannot {action}: {source}", path.display())]
-    Io {
-        /// The failed operation.
-        action: &'static str,
-        /// Its file.
-        path: Place,
-        /// The error that the system reported.
-        source: io::Error,
-    },
-    /// The file system has too little free space.
+    Io { action: &'static str, path: Place, source: io::Error },
     #[error(
         "store {}: {} needed, {} available on the disk{}",
         root.display(),
@@ -34,314 +25,127 @@ pub enum StoreError {
         why_less_is_available(*free_bytes, *available_bytes, *min_free_bytes)
     )]
     NoSpace {
-        /// The store.
         root: Place,
-        /// The bytes requested.
         needed_bytes: u64,
         /// The bytes that the store may still take.
         available_bytes: u64,
-        /// The free bytes of the file system.
         free_bytes: u64,
-        /// The bytes of the file system that the store leaves free.
         min_free_bytes: u64,
     },
-    /// The file system has no space for the names of more files.
     #[error("{}: cannot {action}: the file system has no inodes left, so it can have no more files", path.display())]
-    NoInodes {
-        /// The failed operation.
-        action: &'static str,
-        /// Its file.
-        path: Place,
-    },
-    /// The store's quota has too little space left.
+    NoInodes { action: &'static str, path: Place },
     #[error(
         "store {}: its quota is {}",
         root.display(),
         too_little_left(*quota_bytes, *used_bytes, *needed_bytes)
     )]
-    Quota {
-        /// The store.
-        root: Place,
-        /// The bytes requested.
-        needed_bytes: u64,
-        /// The bytes that the store uses already.
-        used_bytes: u64,
-        /// The most bytes that it may use.
-        quota_bytes: u64,
-    },
-    /// The quota of a user or of a group has too little space left.
+    Quota { root: Place, needed_bytes: u64, used_bytes: u64, quota_bytes: u64 },
     #[error(
         "{} is {}",
         group.as_ref().map_or_else(|| "your quota".to_owned(), |group| format!("the quota of group {group}")),
         too_little_left(*limit_bytes, *used_bytes, *needed_bytes)
     )]
     OverQuota {
-        /// The user whom the bytes would be charged to.
         uid: u32,
         /// The group whose members have too little left together; `None` if that is the user's own quota.
         group: Option<String>,
-        /// The bytes requested.
         needed_bytes: u64,
         /// The bytes that are charged to the user or the group, with those of transactions in progress.
         used_bytes: u64,
-        /// The most bytes that may be charged to the user or the group.
         limit_bytes: u64,
     },
-    /// A sync has failed, so it is unknown which writes are durable; or the store could not be opened
-    /// for writing.
+    /// It is unknown which writes are durable, or the store could not be opened for writing.
     #[error("store is read-only: {reason}")]
-    ReadOnly {
-        /// The cause.
-        reason: String,
-    },
-    /// Another process has the store open.
+    ReadOnly { reason: String },
     #[error("store {}: held by {holder}", root.display())]
-    Locked {
-        /// The store.
-        root: Place,
-        /// The other process.
-        holder: Box<LockHolder>,
-    },
-    /// A newer blobd wrote the store.
+    Locked { root: Place, holder: Box<LockHolder> },
     #[error(
         "store {}: format {found} is newer than this blobd supports ({supported}); upgrade blobd or choose \
          another --root",
         root.display()
     )]
-    NewerFormat {
-        /// The store.
-        root: Place,
-        /// Its format.
-        found: u32,
-        /// The newest supported format.
-        supported: u32,
-    },
-    /// The index is not built yet.
+    NewerFormat { root: Place, found: u32, supported: u32 },
     #[error("store {}: its index is still being built", root.display())]
-    IndexBuilding {
-        /// The store.
-        root: Place,
-    },
-    /// The directory has files but no `store.json`, or that cannot be parsed.
+    IndexBuilding { root: Place },
     #[error("store {}: {what}", root.display())]
-    NotAStore {
-        /// The directory.
-        root: Place,
-        /// The fault in it.
-        what: String,
-    },
-    /// A manifest is damaged.
+    NotAStore { root: Place, what: String },
     #[error("{}: {source}", path.display())]
-    Manifest {
-        /// The file.
-        path: Place,
-        /// The fault in it.
-        source: ManifestError,
-    },
-    /// A recipe is damaged, or has another file's name.
+    Manifest { path: Place, source: ManifestError },
     #[error("{}: {what}", path.display())]
-    Recipe {
-        /// The file.
-        path: Place,
-        /// The fault in it.
-        what: String,
-    },
-    /// A recipe rebuilds a file of another size than the manifest says.
+    Recipe { path: Place, what: String },
     #[error(
         "{}: wrong size of the file that it rebuilds: expected {expected} bytes as in the manifest, found {found}; pull or \
          import the model again",
         path.display()
     )]
-    RecipeSize {
-        /// The recipe's place.
-        path: Place,
-        /// The size that it rebuilds, in bytes.
-        found: u64,
-        /// The size in the manifest, in bytes.
-        expected: u64,
-    },
+    RecipeSize { path: Place, found: u64, expected: u64 },
     /// A tag's manifest lists a file that is missing.
     #[error("model {name}: file {digest} is missing; pull or import the model again, or remove it")]
-    Incomplete {
-        /// The model.
-        name: String,
-        /// The file.
-        digest: Digest,
-    },
-    /// A file in the store belongs to another user than the store.
+    Incomplete { name: String, digest: Digest },
     #[error("{}: belongs to uid {uid}, the store to uid {}", path.display(), owner.uid)]
-    WrongOwner {
-        /// The file.
-        path: Place,
-        /// The file's owner.
-        uid: u32,
-        /// The store's owner.
-        owner: StoreOwner,
-    },
-    /// The store belongs to another user, and this process may not enter its directory.
-    #[error("store {}: belongs to {}; uid {} may not read it", root.display(), owner.description(), own_uid())]
-    OfAnother {
-        /// The store.
-        root: Place,
-        /// The owner of its directory.
-        owner: StoreOwner,
-    },
-    /// The file system cannot give a file a name without replacing another one.
-    #[error("{}: {NoSafeRename}", path.display())]
-    NoSafeRename {
-        /// The file that was to be renamed, or the store.
-        path: Place,
-    },
-    /// A file in the store has the wrong type or another name too.
+    WrongOwner { path: Place, uid: u32, owner: StoreOwner },
+    #[error("store {}: belongs to {}; uid {} may not read it", root.display(), owner.description(), StoreOwner::for_process().uid)]
+    OfAnother { root: Place, owner: StoreOwner },
+    #[error("{}: {NO_SAFE_RENAME}", path.display())]
+    NoSafeRename { path: Place },
     #[error("{}: wrong type: expected a {expected}, found a {found}; move it out of the store", path.display())]
-    UnexpectedFile {
-        /// The file.
-        path: Place,
-        /// Its type.
-        found: String,
-        /// The expected type.
-        expected: &'static str,
-    },
+    UnexpectedFile { path: Place, found: String, expected: &'static str },
     /// A directory is missing without which it is unknown what tags need.
     #[error("{}: missing; put it back, or make an empty one if what was in it is to be given up", path.display())]
-    MissingDirectory {
-        /// The directory.
-        path: Place,
-    },
-    /// A file below `manifests/` or in `trash/` that blobd did not create.
+    MissingDirectory { path: Place },
     #[error("{}: not a file of blobd's, and nothing is collected while it is there; move it out of the store", path.display())]
-    ForeignFile {
-        /// The file.
-        path: Place,
-    },
+    ForeignFile { path: Place },
     /// A record in the trash is damaged, so it is unknown what it protects.
     #[error("{}: damaged record of a model in the trash: {what}; move it out of the store", path.display())]
-    Trash {
-        /// The file.
-        path: Place,
-        /// The fault in it.
-        what: String,
-    },
-    /// A blob that a model needs is missing.
+    Trash { path: Place, what: String },
     #[error("blob {digest}: missing; pull or import the model again")]
-    MissingBlob {
-        /// The blob.
-        digest: Digest,
-    },
-    /// A blob has not the recorded length.
+    MissingBlob { digest: Digest },
     #[error(
         "blob {digest}: wrong size: expected {expected} bytes, found {found}; pull or import the model again"
     )]
-    BlobSize {
-        /// The blob.
-        digest: Digest,
-        /// Its length on disk.
-        found: u64,
-        /// The recorded length.
-        expected: u64,
-    },
-    /// The bytes of a blob have another digest.
+    BlobSize { digest: Digest, found: u64, expected: u64 },
     #[error(
         "blob {digest}: its bytes have the digest {found}; run `blobd verify` in the store that it is in"
     )]
-    DamagedBlob {
-        /// The blob.
-        digest: Digest,
-        /// The digest of its bytes.
-        found: Digest,
-    },
+    DamagedBlob { digest: Digest, found: Digest },
     /// Bytes that are being stored differ from the stored blob that they were found to be.
     #[error("blob {digest}: differs from the file that is being stored")]
-    BlobDiffers {
-        /// The blob.
-        digest: Digest,
-    },
-    /// A file that is being stored has not the announced length.
+    BlobDiffers { digest: Digest },
     #[error("file: wrong size: expected {expected} bytes, found {found}")]
-    FileSize {
-        /// Its length.
-        found: u64,
-        /// The announced length.
-        expected: u64,
-    },
-    /// Another model has the name, and is pinned.
+    FileSize { found: u64, expected: u64 },
     #[error("model {name}: is pinned, so the name is not given to another model")]
-    Pinned {
-        /// The name.
-        name: String,
-    },
-    /// Another model has the name.
+    Pinned { name: String },
     #[error("model {name}: exists already with other content: ID {}{}", digest.short(), from(origin.as_deref()))]
-    NameTaken {
-        /// The name.
-        name: String,
-        /// The manifest that it has.
-        digest: Digest,
-        /// Where that came from, if known.
-        origin: Option<String>,
-    },
-    /// Another user has added the name.
+    NameTaken { name: String, digest: Digest, origin: Option<String> },
     #[error("model {name}: {}, found uid {by}", adder_expected(*adder))]
     NameOfAnother {
-        /// The name.
         name: String,
         /// The user who has added it; `None` if that is not recorded.
         adder: Option<u32>,
-        /// The user who may not change it.
         by: u32,
     },
-    /// An administrator has pinned the name, or a user who had it before.
     #[error("model {name}: was pinned by another user: expected an administrator, found uid {by}")]
-    PinOfAnother {
-        /// The name.
-        name: String,
-        /// The user who may not change it.
-        by: u32,
-    },
-    /// No model has that name.
+    PinOfAnother { name: String, by: u32 },
     #[error("{}", not_in_the_store(name))]
     NoSuchModel {
-        /// The name.
         name: String,
         /// Names of stored models that may have been meant.
         similar: Vec<String>,
     },
-    /// No model has that name, but it may be in a lower store which cannot be used now.
     #[error("model {name}: not in the store, and the lower store {} is left out: {problem}", store.display())]
     MayBeHidden {
-        /// The name.
         name: String,
         /// Names of stored models that may have been meant.
         similar: Vec<String>,
-        /// The lower store.
         store: Place,
-        /// Why it cannot be used.
         problem: String,
     },
-    /// A blob is missing that may be in a lower store which cannot be used now.
     #[error("blob {digest}: not in this store, and a lower store is left out: {problem}")]
-    Hidden {
-        /// The blob.
-        digest: Digest,
-        /// Why the lower store cannot be used.
-        problem: String,
-    },
-    /// The model is in a lower store, which is never changed.
+    Hidden { digest: Digest, problem: String },
     #[error("model {name}: in the lower store {}, which is read-only; its administrator can change it there", store.display())]
-    InLowerStore {
-        /// The model.
-        name: String,
-        /// The lower store.
-        store: Place,
-    },
-    /// Several models have an ID that begins with these digits, or several names belong to it.
+    InLowerStore { name: String, store: Place },
     #[error("ID {id}: means several models: {}; give more digits or a name", names.join(", "))]
-    AmbiguousId {
-        /// The digits.
-        id: String,
-        /// The models' names and IDs.
-        names: Vec<String>,
-    },
+    AmbiguousId { id: String, names: Vec<String> },
 }
 
 impl StoreError {
@@ -349,8 +153,6 @@ impl StoreError {
         Self::NoSuchModel { name: reference.short(), similar: Vec::new() }
     }
 
-    /// Whether no model has the name that was looked up.
-    #[must_use]
     pub const fn is_no_such_model(&self) -> bool {
         matches!(self, Self::NoSuchModel { .. } | Self::MayBeHidden { .. })
     }
@@ -363,6 +165,11 @@ impl StoreError {
     pub fn io(action: &'static str, path: impl Into<Place>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
+    }
+
+    /// The JSON of a record that is to be written to `path`.
+    pub(crate) fn encode(record: &impl Serialize, path: impl Into<Place>) -> Result<Vec<u8>, Self> {
+        serde_json::to_vec(record).map_err(|error| Self::io("encode", path)(error.into()))
     }
 
     /// Like [`Self::io`] for a call that reports an error number.
@@ -379,8 +186,6 @@ impl StoreError {
         self
     }
 
-    /// Whether the disk or a quota is full.
-    #[must_use]
     pub fn is_no_space(&self) -> bool {
         match self {
             Self::Io { source, .. } => is_no_space(source),
@@ -428,60 +233,163 @@ fn why_less_is_available(free_bytes: u64, available_bytes: u64, min_free_bytes: 
     }
 }
 
-fn own_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
-}
-
-/// An open file belongs to another user than the store, as [`UnexpectedFile`].
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("belongs to uid {uid}, the store to uid {}", owner.uid)]
-pub(super) struct WrongOwner {
-    pub(super) uid: u32,
-    pub(super) owner: StoreOwner,
-}
-
-impl From<WrongOwner> for io::Error {
-    fn from(wrong: WrongOwner) -> Self {
-        Self::new(io::ErrorKind::PermissionDenied, wrong)
-    }
-}
-
-/// As [`UnexpectedFile`].
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error(
-    "this file system has neither renames that replace nothing (RENAME_NOREPLACE) nor hard links, and a store \
-         needs one of them"
-)]
-pub(super) struct NoSafeRename;
-
-impl From<NoSafeRename> for io::Error {
-    fn from(missing: NoSafeRename) -> Self {
-        Self::new(io::ErrorKind::Unsupported, missing)
-    }
-}
-
-/// An open file has the wrong type or number of names. [`Disk`](crate::disk::Disk) returns it inside
-/// an [`io::Error`].
+/// Why a [`Disk`](crate::disk::Disk) refuses to use a file. It is returned inside an [`io::Error`].
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("wrong type: expected a {expected}, found a {found}")]
-pub(super) struct UnexpectedFile {
-    pub(super) found: String,
-    pub(super) expected: &'static str,
+pub(super) enum Refusal {
+    /// It has the wrong type or number of names.
+    #[error("wrong type: expected a {expected}, found a {found}")]
+    UnexpectedFile { found: String, expected: &'static str },
+    #[error("belongs to uid {uid}, the store to uid {}", owner.uid)]
+    WrongOwner { uid: u32, owner: StoreOwner },
+    #[error("{NO_SAFE_RENAME}")]
+    NoSafeRename,
 }
 
-impl UnexpectedFile {
-    pub(super) fn of(error: &io::Error) -> Option<&Self> {
-        error.get_ref()?.downcast_ref()
-    }
-}
+const NO_SAFE_RENAME: &str = "this file system has neither renames that replace nothing (RENAME_NOREPLACE) nor hard links, \
+                              and a store needs one of them";
 
-impl From<UnexpectedFile> for io::Error {
-    fn from(unexpected: UnexpectedFile) -> Self {
-        Self::new(io::ErrorKind::InvalidInput, unexpected)
+impl From<Refusal> for io::Error {
+    fn from(refusal: Refusal) -> Self {
+        let kind = match refusal {
+            Refusal::UnexpectedFile { .. } => io::ErrorKind::InvalidInput,
+            Refusal::WrongOwner { .. } => io::ErrorKind::PermissionDenied,
+            Refusal::NoSafeRename => io::ErrorKind::Unsupported,
+        };
+        Self::new(kind, refusal)
     }
 }
 
 /// Whether a write failed because the disk or a quota is full.
 pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// A path that can be shown in messages but not opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place(PathBuf);
+
+impl Place {
+    pub fn display(&self) -> Display<'_> {
+        self.0.display()
+    }
+
+    pub(crate) fn join(&self, name: impl AsRef<Path>) -> Self {
+        Self(self.0.join(name))
+    }
+
+    /// For tests that inspect the store's files directly.
+    #[cfg(test)]
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl From<PathBuf> for Place {
+    fn from(path: PathBuf) -> Self {
+        Self(path)
+    }
+}
+
+impl<P: AsRef<Path> + ?Sized> From<&P> for Place {
+    fn from(path: &P) -> Self {
+        Self(path.as_ref().to_path_buf())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+
+    use super::*;
+
+    fn io_error(kind: io::ErrorKind) -> StoreError {
+        StoreError::io("write", "/f")(kind.into())
+    }
+
+    fn no_space(free_bytes: u64, available_bytes: u64, min_free_bytes: u64) -> String {
+        let root = "/store".into();
+        StoreError::NoSpace { root, needed_bytes: 1 << 20, available_bytes, free_bytes, min_free_bytes }
+            .to_string()
+    }
+
+    #[test]
+    fn error_says_why_less_is_available_than_is_free() {
+        let [mib, two, three] = [1_u64 << 20, 2 << 20, 3 << 20];
+        let start = |available: u64| {
+            format!(
+                "store /store: {} needed, {} available on the disk",
+                human_bytes(mib),
+                human_bytes(available)
+            )
+        };
+        assert_eq!(no_space(two, two, 0), start(two));
+        let kept = format!(": {} free, {} of it kept free by min_free", human_bytes(three), human_bytes(two));
+        assert_eq!(no_space(three, mib, two), format!("{}{kept}", start(mib)));
+        let taken = format!("{kept}, {} promised to imports and pulls", human_bytes(mib));
+        assert_eq!(no_space(three, 0, two), format!("{}{taken}", start(0)));
+        let only_taken = no_space(three, two, 0);
+        assert!(
+            only_taken.ends_with(&format!("{} promised to imports and pulls", human_bytes(mib))),
+            "{only_taken}"
+        );
+    }
+
+    #[test]
+    fn error_says_whose_a_name_is() {
+        let error = |adder| StoreError::NameOfAnother { name: "m".to_owned(), adder, by: 8 }.to_string();
+        let of_7 = "model m: was added by another user: expected uid 7 or an administrator, found uid 8";
+        assert_eq!(error(Some(7)), of_7);
+        assert_eq!(
+            error(None),
+            "model m: has no record of who added it: expected an administrator, found uid 8"
+        );
+        let taken = |origin: Option<&str>| {
+            let (name, digest) = ("m".to_owned(), Digest::of(b""));
+            StoreError::NameTaken { name, digest, origin: origin.map(str::to_owned) }.to_string()
+        };
+        let start = format!("model m: exists already with other content: ID {}", Digest::of(b"").short());
+        assert_eq!(taken(None), start);
+        assert_eq!(taken(Some("import m.gguf@1")), format!("{start}, from import m.gguf@1"));
+        assert_eq!(taken(Some("edit n@sha256:00")), format!("{start}, from edit n"));
+    }
+
+    #[test]
+    fn error_says_how_much_of_a_limit_is_left() {
+        let quota =
+            StoreError::Quota { root: "/store".into(), needed_bytes: 30, used_bytes: 90, quota_bytes: 100 };
+        let [limit, used, needed, left] = [100, 90, 30, 10].map(human_bytes);
+        let expected = format!(
+            "store /store: its quota is {limit} and {used} are used; this needs {needed}, {left} are left"
+        );
+        assert_eq!(quota.to_string(), expected);
+        let StoreError::Quota { needed_bytes: 70, .. } = quota.needing(70) else { panic!() };
+    }
+
+    #[test]
+    fn kinds_of_errors_are_told_apart() {
+        let name = || "m".to_owned();
+        let missing = StoreError::NoSuchModel { name: name(), similar: Vec::new() };
+        let (store, problem) = ("/lower".into(), String::new());
+        let hidden = StoreError::MayBeHidden { name: name(), similar: Vec::new(), store, problem };
+        let pinned = StoreError::Pinned { name: name() };
+        assert!(missing.is_no_such_model() && hidden.is_no_such_model() && !pinned.is_no_such_model());
+        let full = StoreError::NoInodes { action: "create", path: "/f".into() };
+        assert!(full.is_no_space() && !missing.is_no_space());
+        for (kind, expected) in [
+            (io::ErrorKind::StorageFull, true),
+            (io::ErrorKind::QuotaExceeded, true),
+            (io::ErrorKind::Other, false),
+        ] {
+            assert_eq!(io_error(kind).is_no_space(), expected, "{kind}");
+        }
+        assert_eq!(
+            io_error(io::ErrorKind::NotFound).needing(7).to_string(),
+            "/f: cannot write: entity not found"
+        );
+        let kind = |refusal: Refusal| io::Error::from(refusal).kind();
+        assert_eq!(kind(Refusal::NoSafeRename), io::ErrorKind::Unsupported);
+        let owner = StoreOwner { uid: 1, gid: 1 };
+        assert_eq!(kind(Refusal::WrongOwner { uid: 2, owner }), io::ErrorKind::PermissionDenied);
+        let unexpected = Refusal::UnexpectedFile { found: name(), expected: "file" };
+        assert_eq!(kind(unexpected), io::ErrorKind::InvalidInput);
+    }
 }

@@ -1,4 +1,9 @@
-//! The type of the file system that the store is on, and whether its syncs are reliable.
+//! What the file system of a store can do: its type, whether its syncs are reliable, and direct I/O, which bypasses the
+//! page cache.
+
+use std::fs::File;
+
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 
 use crate::StoreError;
 use crate::root::{FileStatus, Root};
@@ -7,19 +12,15 @@ use crate::root::{FileStatus, Root};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
-    /// A few blobs are synced one by one, many by one `syncfs`. Always one by one where `syncfs` is not
-    /// reliable.
+    /// One `fsync` per blob for a few and where `syncfs` is not reliable, one `syncfs` for many.
     #[default]
     Auto,
     /// Always one `fsync` per blob: slower for small tensors, but independent of other writers.
     Fsync,
-    /// Always one `syncfs`.
     Syncfs,
 }
 
 impl Durability {
-    /// The name in the configuration.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -36,8 +37,7 @@ pub struct FileSystem {
     pub name: &'static str,
     /// Whether `syncfs` makes written data durable.
     pub syncfs_is_reliable: bool,
-    /// Whether it allocates blocks some seconds after a write, when its transaction group is synced. Until
-    /// then, `stat` reports almost no blocks.
+    /// Whether it allocates blocks seconds after a write. Until then, `stat` reports almost no blocks.
     pub allocates_late: bool,
     /// A risk for stores on it.
     pub warning: Option<&'static str>,
@@ -50,14 +50,13 @@ const REMOTE_LIMIT: &str = "an access waits as long as its server does not respo
      network, and maps of it fail with SIGBUS if the server loses it";
 
 impl FileSystem {
-    pub(super) fn of(root: &Root) -> Result<Self, StoreError> {
+    pub(super) fn for_root(root: &Root) -> Result<Self, StoreError> {
         let stat = rustix::fs::fstatfs(root.directory_file());
         let stat = stat.map_err(StoreError::errno("inspect", root.place()))?;
-        Ok(Self::by_magic(stat.f_type))
+        Ok(Self::from_magic(stat.f_type))
     }
 
     /// What a lower store on it cannot do, if that is less than a local one.
-    #[must_use]
     pub fn limit_as_lower(self) -> Option<String> {
         self.is_remote.then(|| format!("is on {}, a network file system: {REMOTE_LIMIT}", self.name))
     }
@@ -67,8 +66,7 @@ impl FileSystem {
         self.name == "tmpfs"
     }
 
-    /// A file's bytes on disk. Must be the same when it is written and when it is removed, or the
-    /// ledger becomes wrong.
+    /// A file's bytes on disk: the same when it is written and when it is removed, or the ledger becomes wrong.
     pub(crate) fn bytes_on_disk(self, status: &FileStatus) -> u64 {
         self.estimate(status.len(), status.allocated_bytes())
     }
@@ -85,7 +83,7 @@ impl FileSystem {
     }
 
     /// Numbers from `linux/magic.h`.
-    fn by_magic(magic: i64) -> Self {
+    fn from_magic(magic: i64) -> Self {
         let local = |name| Self {
             name,
             syncfs_is_reliable: true,
@@ -134,13 +132,41 @@ impl Durability {
     }
 }
 
+/// The alignment where the kernel reports none, and the least that is used: no disk has larger sectors, and some
+/// kernels report what the disk needs, not what they need.
+const DEFAULT_ALIGNMENT: usize = 4096;
+
+/// Sets `O_DIRECT` if possible. Returns the alignment of offsets, lengths and memory in bytes: at most `limit`.
+pub(crate) fn set_direct(file: &File, limit: usize) -> Option<usize> {
+    let reported = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let reported = reported.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let alignment = match reported {
+        Some(stat) if stat.stx_dio_offset_align == 0 => return None,
+        Some(stat) => usize::try_from(stat.stx_dio_offset_align.max(stat.stx_dio_mem_align)).ok()?,
+        None => DEFAULT_ALIGNMENT,
+    };
+    let alignment = alignment.max(DEFAULT_ALIGNMENT);
+    if !alignment.is_power_of_two() || alignment > limit {
+        return None;
+    }
+    let flags = fcntl_getfl(file).ok()?;
+    fcntl_setfl(file, flags.union(OFlags::DIRECT)).ok()?;
+    Some(alignment)
+}
+
+pub(crate) fn unset_direct(file: &File) {
+    if let Ok(flags) = fcntl_getfl(file) {
+        let _ = fcntl_setfl(file, flags - OFlags::DIRECT);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn length_is_used_where_blocks_are_allocated_late() {
-        let [zfs, ext4] = [0x2fc1_2fc1, 0xef53].map(FileSystem::by_magic);
+        let [zfs, ext4] = [0x2fc1_2fc1, 0xef53].map(FileSystem::from_magic);
         for (length, allocated, on_zfs) in
             [(0, 0, 0), (1, 0, 4096), (4096, 512, 4096), (4097, 1 << 20, 8192), (u64::MAX, 512, u64::MAX)]
         {
@@ -150,11 +176,58 @@ mod tests {
     }
 
     #[test]
+    fn file_systems_are_known_by_their_numbers() {
+        for (magic, name, is_remote, syncfs_is_reliable, has_warning) in [
+            (0xef53, "ext4", false, true, false),
+            (0x5846_5342, "xfs", false, true, false),
+            (0x9123_683e, "btrfs", false, true, false),
+            (0xf2f5_2010, "f2fs", false, true, false),
+            (0x2fc1_2fc1, "zfs", false, true, false),
+            (0xca45_1a4e, "bcachefs", false, true, false),
+            (0x0102_1994, "tmpfs", false, true, true),
+            (0x794c_7630, "overlay", false, false, true),
+            (0x6573_5546, "fuse", true, false, true),
+            (0x6969, "nfs", true, false, true),
+            (0xff53_4d42, "cifs", true, false, true),
+            (0xfe53_4d42, "cifs", true, false, true),
+            (0x00c3_6400, "ceph", true, false, true),
+            (0x0102_1997, "9p", true, false, true),
+            (0x0bd0_0bd0, "lustre", true, false, true),
+            (0x4750_4653, "gpfs", true, false, true),
+            (0x1983_0326, "beegfs", true, false, true),
+            (0x5346_414f, "afs", true, false, true),
+            (0x9660, "iso9660", false, true, false),
+            (0x7371_7368, "squashfs", false, true, false),
+            (0xe0f5_e1e2, "erofs", false, true, false),
+            (7, "unknown", false, false, true),
+        ] {
+            let found = FileSystem::from_magic(magic);
+            let of_32_bits = FileSystem::from_magic(magic | 0xffff_ffff << 32);
+            assert_eq!((found.name, of_32_bits.name), (name, name));
+            let facts = (found.is_remote, found.syncfs_is_reliable, found.warning.is_some());
+            assert_eq!(facts, (is_remote, syncfs_is_reliable, has_warning), "{name}");
+        }
+    }
+
+    #[test]
+    fn direct_reads_are_switched_on_with_a_usable_alignment_and_off_again() {
+        let file = tempfile::tempfile().unwrap();
+        let is_direct = || fcntl_getfl(&file).unwrap().contains(OFlags::DIRECT);
+        assert_eq!(set_direct(&file, DEFAULT_ALIGNMENT - 1), None);
+        assert!(!is_direct());
+        let alignment = set_direct(&file, 1 << 20);
+        assert_eq!(alignment.is_some(), is_direct());
+        assert!(alignment.is_none_or(|alignment| alignment % DEFAULT_ALIGNMENT == 0));
+        unset_direct(&file);
+        assert!(!is_direct());
+    }
+
+    #[test]
     fn remote_file_systems_have_limits_as_lower_stores() {
         for (magic, limit) in
             [(0x6969, Some("nfs")), (0x6573_5546, Some("fuse")), (0xef53, None), (0x7371_7368, None)]
         {
-            let found = FileSystem::by_magic(magic).limit_as_lower();
+            let found = FileSystem::from_magic(magic).limit_as_lower();
             assert_eq!(found.is_some(), limit.is_some(), "{magic:x}");
             assert!(limit.is_none_or(|name| found.is_some_and(|found| found.contains(name))));
         }
@@ -168,7 +241,7 @@ mod tests {
             (0x6969, "nfs", Durability::Fsync),
             (1, "unknown", Durability::Fsync),
         ] {
-            let file_system = FileSystem::by_magic(magic);
+            let file_system = FileSystem::from_magic(magic);
             assert_eq!((file_system.name, Durability::Auto.on(file_system)), (name, auto));
             assert_eq!(Durability::Syncfs.on(file_system), Durability::Syncfs);
         }

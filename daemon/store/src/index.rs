@@ -1,28 +1,24 @@
 //! The index: which blobs and recipes the store has and their sizes, without reading the disk each time.
 //!
-//! The [`Catalog`] is in memory. The database in `index/` is a copy of it, so that the daemon does not have
-//! to read a million names and ten thousand recipes when it starts. Both are caches of the file system.
-//! Nothing is deleted because of them, only `df` and `reindex` wait for them, and losing or damaging the
-//! database costs a rebuild in the background.
+//! The [`Catalog`] is in memory. The database in `index/` is a copy of it, so that the daemon does not have to read a
+//! million names and ten thousand recipes when it starts. Both are caches of the file system. Nothing is deleted
+//! because of them, only `df` and `reindex` wait for them, and losing or damaging the database costs a rebuild in the
+//! background.
 //!
-//! Code that changes `blobs/` or `recipes/` holds a `Change` meanwhile (`StoreIndex::begin_change`) and
-//! reports the changed names afterwards ([`StoreIndex::note`]). The index then reads
-//! the state of that name from disk, so the order in which two changes are reported does not matter.
-//! Changes by other processes are detected by the change times of the directories, unless they happen
-//! during a change of our own.
+//! Code that changes `blobs/` or `recipes/` holds a `Change` meanwhile (`StoreIndex::begin_change`) and reports the
+//! changed names afterwards ([`StoreIndex::note`]). The index then reads the state of that name from disk, so the order
+//! in which two changes are reported does not matter. Changes by other processes are detected by the change times of
+//! the directories, unless they happen during a change of our own.
 //!
 //! | file | responsibility |
 //! |---|---|
-//! | `catalog`, `facts` | the tables in memory; the state of one name on disk |
+//! | `catalog` | the tables in memory |
 //! | `usage` | the space that models use, counted over the catalog |
 //! | `payers` | who pays for which blob and recipe, counted likewise |
-//! | `sharing` | the space that one model shares with each other, counted likewise |
-//! | `shared_parts` | which models share which bytes |
-//! | `uses` | when and by whom models were last used |
-//! | `state` | the state shared by threads: catalog, changes in progress, times of the directories |
+//! | `sharing` | the space that models share, each with each other and all of them, counted likewise |
+//! | `state` | the state shared by threads: catalog, changes in progress, times of the directories; the state of one name on disk |
 //! | `scan` | compares the catalog with the disk and corrects it |
-//! | `recheck` | compares the sizes in a small catalog with the disk |
-//! | `encoding`, `database` | the format of the copy; sled, and the directory that it is in |
+//! | `encoding`, `database` | the format of the copy; sled, its directory, and the last uses of models |
 //! | `marker` | whether the database can be trusted |
 //! | `writer` | the thread that loads the database and writes to it |
 
@@ -38,7 +34,6 @@ use crate::{StoreError, lock};
 mod catalog;
 mod database;
 mod encoding;
-mod facts;
 mod marker;
 mod payers;
 mod scan;
@@ -47,18 +42,17 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod usage;
-mod uses;
 mod writer;
 
 pub use catalog::Catalog;
+pub use database::ModelUse;
 pub use payers::{Claim, ClaimKind, Payers, UserShare, user_shares};
 pub use sharing::{SharedPart, Sharing};
 pub use state::StoreIndex;
 pub use usage::{ModelShare, UnreadableRecipe, Usage, UsageCounter};
-pub use uses::ModelUse;
 
+use database::LastUse;
 use state::{Stage, State, Writer};
-use uses::LastUse;
 
 /// How long `df` waits for the catalog to be built.
 const BUILD_LIMIT: Duration = Duration::from_secs(60);
@@ -68,9 +62,7 @@ const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// The result of a comparison of the catalog with the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// The number of blobs.
     pub blob_count: u64,
-    /// The number of recipes.
     pub recipe_count: u64,
     /// The number of entries in which the catalog differed from the disk.
     pub count: u64,
@@ -80,18 +72,15 @@ pub struct Differences {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IndexStatus {
-    /// It has not been used yet.
     Unused,
-    /// It is being loaded or rebuilt.
     Building,
-    /// It is complete.
     Ready,
     /// It is only in memory, with the reason; the next start rebuilds it.
     Degraded(String),
 }
 
-/// The locked catalog. Hold it only briefly, and do not call the store meanwhile: imports wait for it to
-/// report their changes.
+/// The locked catalog. Hold it only briefly, and do not call the store meanwhile: imports wait for it to report their
+/// changes.
 #[derive(Debug)]
 #[must_use]
 pub struct CatalogGuard<'i>(MutexGuard<'i, State>);
@@ -108,11 +97,10 @@ impl StoreIndex {
     /// Records that the user `uid` uses the model with this manifest now. The record is saved when the index is closed,
     /// and lost when the process is killed.
     pub fn note_use(&self, manifest: Digest, uid: u32) {
-        self.record_use(manifest, LastUse { seconds: uses::now(), uid: Some(uid) });
+        self.record_use(manifest, LastUse { seconds: database::now(), uid: Some(uid) });
     }
 
     /// When the model with this manifest was last used, and by whom, if known.
-    #[must_use]
     pub fn last_use(&self, manifest: Digest) -> Option<ModelUse> {
         let LastUse { seconds, uid } = *lock(&self.uses).get(&manifest)?;
         Some(ModelUse { at: UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?, uid })
@@ -120,16 +108,12 @@ impl StoreIndex {
 
     /// Since when uses have been recorded without a gap: earlier ones may be lost. `None` if this process has no
     /// records, as in a command without a daemon.
-    #[must_use]
     pub fn uses_since(&self) -> Option<SystemTime> {
-        self.last_use(uses::RECORDED_SINCE).map(|since| since.at)
+        self.last_use(database::RECORDED_SINCE).map(|since| since.at)
     }
 
-    /// The catalog, complete and up to date with changes by other processes. Waits up to a minute while it
-    /// is built; builds it if no other thread has.
-    ///
-    /// # Errors
-    /// [`StoreError::IndexBuilding`] after that minute; [`StoreError::Io`] when the disk cannot be read.
+    /// The catalog, complete and up to date with changes by other processes. Waits up to a minute while it is built;
+    /// builds it if no other thread has. After that minute, [`StoreError::IndexBuilding`].
     pub fn catalog(&self) -> Result<CatalogGuard<'_>, StoreError> {
         drop(self.built()?);
         self.detect_foreign_changes();
@@ -141,7 +125,6 @@ impl StoreIndex {
     }
 
     /// The catalog if it is complete now. Never waits.
-    #[must_use]
     pub fn catalog_now(&self) -> Option<CatalogGuard<'_>> {
         let state = lock(&self.state);
         (state.stage == Stage::Ready).then_some(CatalogGuard(state))
@@ -174,7 +157,6 @@ impl StoreIndex {
     }
 
     /// The state of the index.
-    #[must_use]
     pub fn status(&self) -> IndexStatus {
         let state = lock(&self.state);
         match (&state.writer, state.stage) {

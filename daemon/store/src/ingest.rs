@@ -1,8 +1,8 @@
 //! Ingests: the transactions that write models into the store.
 //!
-//! The order of the steps in [`Ingest::commit`] guarantees that after a crash at any moment a file under
-//! its final name is complete and has its digest, and a tag points only at a complete model.
-//! `docs/STORE-FORMAT.md` lists what fails, and on which file system, if a step is omitted or moved.
+//! The order of the steps in [`Ingest::commit`] guarantees that after a crash at any moment a file under its final name
+//! is complete and has its digest, and a tag points only at a complete model. `docs/STORE-FORMAT.md` lists what fails,
+//! and on which file system, if a step is omitted or moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,9 +17,8 @@ use blobd_store_format::reference::Reference;
 use tracing::Span;
 
 use crate::leases::Lease;
-use crate::ledger::charge_limit::Account;
-use crate::ledger::charge_limit::ChargeLimit;
-use crate::liveness::make_space::EvictionObserver;
+use crate::ledger::charge_limit::{Account, ChargeLimit};
+use crate::liveness::EvictionObserver;
 use crate::names::name_rule::NameRule;
 use crate::names::origins::FileVersion;
 use crate::names::records::{Actor, NameOrigin, Verb};
@@ -33,9 +32,8 @@ mod commit;
 
 pub use commit::{Committed, NewName};
 
-/// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
-/// If it is dropped without a commit, only blobs of large files that were already published remain, and
-/// are queued for deletion ([`crate::Liveness::condemn`]).
+/// One transaction: blobs and recipes are staged, then committed together with the tag that needs them. Without a
+/// commit, only what was already published remains, and is queued for deletion ([`crate::Liveness::condemn`]).
 #[derive(Debug)]
 #[must_use]
 pub struct Ingest {
@@ -54,29 +52,20 @@ pub struct Ingest {
     reused_bytes: u64,
     /// Names in `partial/` that are not needed after the commit.
     partials: BTreeSet<Digest>,
-    /// Which names that other models have the commit may take.
     rule: NameRule,
-    /// Where the name's content comes from and what updates it, if not what the commit finds out itself.
     name_origin: Option<NameOrigin>,
-    /// The versions of the files at their servers, which the commit records with the origin.
     versions: Vec<FileVersion>,
-    /// What the model is, which the commit records with the origin.
     kind: Option<ModelKind>,
-    /// On whose behalf the commit sets the tag.
     actor: Actor,
-    /// The tag that the commit removes, because the model gets another name.
     renamed: Option<Reference>,
-    /// Whom the name is charged to, if not to the actor.
+    /// Who is charged for the name, if not the actor.
     account: Option<Account>,
-    /// Whether blobs that a lower store has are stored too.
     keeps_own_copies: bool,
-    /// Blobs that are stored although a lower store has them.
     own_copies: BTreeSet<Digest>,
     is_committed: bool,
 }
 
-/// Blobs that are made durable and published together. A large file has several groups: one is published
-/// while the next is written, so that the staging directory and the amount of dirty memory stay bounded.
+/// Blobs that are published together: one group of a large file while the next is written, to bound dirty memory.
 #[derive(Debug, Default)]
 struct Group {
     blobs: Vec<StagedBlob>,
@@ -156,69 +145,55 @@ impl Ingest {
         self
     }
 
-    /// Has the history of the name record where its content comes from and what updates it, such as what a model in
-    /// the trash had. Without this it is the origin that is given to the commit, or what a renamed model had.
+    /// Has the history record this origin instead of what the commit finds, as for a model from the trash.
     pub fn with_name_origin(mut self, origin: NameOrigin) -> Self {
         self.name_origin = Some(origin);
         self
     }
 
-    /// Sets on whose behalf the transaction runs, for the history of the name and for the user's account. The default
-    /// is the daemon's own user.
+    /// Sets the user for the name's history and for quotas. The default is the daemon's own user.
     pub fn on_behalf_of(mut self, actor: Actor) -> Self {
         self.actor = actor;
-        self.store.ledger().set_user_of_transaction(self.staging.transaction(), actor.uid);
+        self.store.ledger.set_user_of_transaction(self.staging.transaction(), actor.uid);
         self
     }
 
     /// Refuses to take more space when the limits of the user's groups are reached.
     pub fn within_pools(self) -> Self {
-        let limits = self.store.ledger().pool_limits_of(self.actor.uid);
-        self.store.ledger().add_limits_of_transaction(self.staging.transaction(), limits);
+        let limits = self.store.ledger.pool_limits_of(self.actor.uid);
+        self.store.ledger.add_limits_of_transaction(self.staging.transaction(), limits);
         self
     }
 
     /// Refuses to take more space when this many bytes are charged to the user.
     pub fn within_quota(self, limit_bytes: Option<u64>) -> Self {
-        let limit = limit_bytes.map(|bytes| ChargeLimit::of_user(self.actor.uid, bytes));
-        self.store.ledger().add_limits_of_transaction(self.staging.transaction(), limit);
+        let limit = limit_bytes.map(|bytes| ChargeLimit::for_user(self.actor.uid, bytes));
+        self.store.ledger.add_limits_of_transaction(self.staging.transaction(), limit);
         // The manifest and the history of the name have a block each, or little more.
         self.expect_record(1);
         self.expect_record(1);
         self
     }
 
-    /// Reserves `bytes` of the user's quota until the transaction ends, beside what it has taken already.
-    ///
-    /// # Errors
-    /// [`StoreError::OverQuota`]; then nothing is reserved. [`StoreError::IndexBuilding`] and others of the catalog.
+    /// Reserves `bytes` of the user's quota until the transaction ends, beside what it has taken already. Reserves
+    /// nothing if that exceeds a limit.
     pub fn reserve_quota(&self, bytes: u64) -> Result<(), StoreError> {
-        self.store.liveness().reserve_of_quota(self.staging.transaction(), bytes)
+        self.store.liveness.reserve_of_quota(self.staging.transaction(), bytes)
     }
 
     /// Like [`Self::reserve_quota`], but deletes nothing from the trash for it: the caller can do with less.
-    ///
-    /// # Errors
-    /// As for [`Self::reserve_quota`].
     pub fn reserve_free_quota(&self, bytes: u64) -> Result<(), StoreError> {
-        self.store.liveness().reserve_free_quota(self.staging.transaction(), bytes)
+        self.store.liveness.reserve_free_quota(self.staging.transaction(), bytes)
     }
 
-    /// Reserves of the user's quota what these files have on disk that no name pays for: the name that the transaction
-    /// sets will. The commit does the same for all files of the model.
-    ///
-    /// # Errors
-    /// As for [`Self::reserve_quota`].
+    /// Reserves quota for the bytes of these files that no name pays for yet. The commit does so for all files.
     pub fn claim_quota(&self, files: &BTreeSet<Digest>) -> Result<(), StoreError> {
-        self.store.liveness().claim_of_quota(self.staging.transaction(), files, None)
+        self.store.liveness.claim_of_quota(self.staging.transaction(), files, None)
     }
 
     /// What the user's own unfinished download of a file has on disk, which is charged to the user already.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`]
     pub fn own_download_bytes(&self, file: Digest) -> Result<u64, StoreError> {
-        self.store.liveness().own_download_bytes(self.actor.uid, file)
+        self.store.liveness.own_download_bytes(self.actor.uid, file)
     }
 
     /// Has the commit rename `tag`: it moves its pin to the new name and then removes it.
@@ -239,61 +214,46 @@ impl Ingest {
         self
     }
 
-    /// The store that the transaction is part of.
-    #[must_use]
     pub const fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// The lease that protects the digests that the transaction needs.
     pub const fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// The directory that its blobs are written to.
-    #[must_use]
     pub fn staging(&self) -> Staging {
         self.staging.clone()
     }
 
-    /// Has later reservations of the user's quota include a small file of about this length that is written at the end,
-    /// such as a recipe.
+    /// Has later reservations of the user's quota include a small file that is written at the end, such as a recipe.
     pub fn expect_record(&self, length: u64) {
         self.store
-            .ledger()
-            .expect_record(self.staging.transaction(), self.store.ledger().space().on_disk(length));
+            .ledger
+            .expect_record(self.staging.transaction(), self.store.ledger.space().on_disk(length));
     }
 
-    /// Reserves of the user's quota what files of these lengths take at least: those whose length no stored blob has.
-    ///
-    /// # Errors
-    /// As for [`Self::reserve_quota`].
+    /// Reserves quota for those of these lengths that no stored blob has.
     pub fn reserve_certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
-        self.reserve_quota(self.store.content().certainly_new(sizes)?)
+        self.reserve_quota(self.store.content.certainly_new(sizes)?)
     }
 
-    /// Has disk space promised for files of these lengths, before any of them is written. If they do not
-    /// all fit, many may be stored already, such as most tensors of a similar model. Then only space for
-    /// those whose length no stored blob has is promised, and the others take space one by one.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
+    /// Has disk space promised for files of these lengths, before any of them is written. If they do not all fit, many
+    /// may be stored already, such as most tensors of a similar model. Then only space for those whose length no stored
+    /// blob has is promised, and the others take space one by one.
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
         let all = self.sum_on_disk(sizes.clone());
         match self.reserve_free_quota(all) {
             Err(StoreError::OverQuota { .. }) => self.reserve_certainly_new(sizes.clone())?,
             reserved => reserved?,
         }
-        if self.store.ledger().shortage(all) == 0 {
+        if self.store.ledger.shortage(all) == 0 {
             return self.staging.promise(all);
         }
-        self.staging.promise(self.store.content().certainly_new(sizes)?)
+        self.staging.promise(self.store.content.certainly_new(sizes)?)
     }
 
     /// Has disk space promised for files of these lengths if all fit now. Evicts nothing.
-    ///
-    /// # Errors
-    /// If it is not known what is charged to the user, [`StoreError::IndexBuilding`] and others of the catalog.
     pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> Result<bool, StoreError> {
         let all = self.sum_on_disk(sizes);
         match self.reserve_free_quota(all) {
@@ -303,9 +263,6 @@ impl Ingest {
     }
 
     /// Has disk space promised for files of these lengths, if necessary by evicting models.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSpace`], [`StoreError::Quota`], [`StoreError::OverQuota`].
     pub fn admit_all(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
         let all = self.sum_on_disk(sizes);
         self.reserve_quota(all)?;
@@ -313,7 +270,7 @@ impl Ingest {
     }
 
     fn sum_on_disk(&self, sizes: impl Iterator<Item = u64>) -> u64 {
-        sizes.map(|size| self.store.ledger().space().on_disk(size)).fold(0, u64::saturating_add)
+        sizes.map(|size| self.store.ledger.space().on_disk(size)).fold(0, u64::saturating_add)
     }
 
     /// Counts bytes of blobs that are stored and were not staged.
@@ -321,8 +278,7 @@ impl Ingest {
         self.reused_bytes = self.reused_bytes.saturating_add(bytes);
     }
 
-    /// Adds a finished blob. If the store or this transaction has it already, removes it immediately, so
-    /// that duplicates take no disk space.
+    /// Adds a finished blob. A duplicate is removed immediately, so that it takes no disk space.
     pub fn add_blob(&mut self, blob: StagedBlob) -> Result<Digest, StoreError> {
         let digest = blob.digest;
         // Before the check whether it exists, or a collection could delete it in between.
@@ -377,8 +333,8 @@ impl Ingest {
         self.partials.insert(file);
     }
 
-    /// Makes what was added so far durable and visible before the commit: one file of a model whose
-    /// other files follow. Without a commit it is collected, unless `partial/` has data of that file.
+    /// Makes what was added so far durable and visible before the commit: one file of a model whose other files follow.
+    /// Without a commit it is collected, unless `partial/` has data of that file.
     pub fn publish(&mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.publish_recipes()?;
@@ -386,46 +342,49 @@ impl Ingest {
         Ok(())
     }
 
-    /// Makes only the blobs durable and visible, for a repair of a model that has a tag already. Recipes
-    /// are not committed.
+    /// Makes only the blobs durable and visible, for a repair of a model that has a tag already.
     pub fn commit_blobs(mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.is_committed = true;
         // Models that have tags already may keep them.
-        self.store.ledger().note_charges_changed();
+        self.store.ledger.note_charges_changed();
         Ok(())
     }
 
-    /// Syncs the directory even if every blob was stored already: the transaction that published them may
-    /// not have synced it yet.
+    /// Syncs the directory even if every blob was there: the transaction that published them may not have yet.
     fn publish_blobs(&mut self) -> Result<(), StoreError> {
         self.publisher.wait()?;
         self.staging.publish(self.group.take())?;
-        self.store.content().disk().sync_dir(Path::new(layout::BLOBS))
+        self.store.content.disk.sync_dir(Path::new(layout::BLOBS))
     }
 
     fn publish_recipes(&self) -> Result<(), StoreError> {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
-        let _change = store.content().index().begin_change();
+        let _change = store.content.index().begin_change();
         for (file, recipe) in &self.recipes {
             let (node, target, json) = (Node::Recipe(*file), layout::recipe(*file), recipe.to_json());
             // The same recipe takes no more space, and one that an earlier blobd wrote in another form is not
-            // rewritten. Its content was durable before it got its name. No earlier form is longer.
-            let stored = store.content().root.read_limited(&target, json.len() as u64)?;
+            // rewritten. Its content was durable before it got its name.
+            let longest = (json.len() as u64).saturating_mul(LONGEST_EARLIER_FORM);
+            let stored = store.content.root.read_limited(&target, longest)?;
             if stored
                 .is_some_and(|stored| stored == json || Recipe::parse(&stored).is_ok_and(|it| it == *recipe))
             {
                 continue;
             }
             let mut reservation = self.staging.reserve_space(json.len() as u64, || Ok(()))?;
-            let replaced = store.content().bytes_on_disk(node)?.unwrap_or_default();
-            store.content().disk().replace_file(&temporary, &target, &json, 0o444)?;
-            store.ledger().note_added(node, replaced, &mut reservation)?;
-            store.ledger().note_published(self.staging.transaction(), node);
+            let replaced = store.content.bytes_on_disk(node)?.unwrap_or_default();
+            store.content.disk.replace_file(&temporary, &target, &json, 0o444)?;
+            store.ledger.note_added(node, replaced, &mut reservation)?;
+            store.ledger.note_published(self.staging.transaction(), node);
         }
-        store.content().disk().sync_dir(Path::new(layout::RECIPES))
+        store.content.disk.sync_dir(Path::new(layout::RECIPES))
     }
 }
+
+/// How many times longer the form of an earlier version can be: its shortest pieces, of 31 bytes in the current form, had
+/// 104, because they had digests.
+const LONGEST_EARLIER_FORM: u64 = 4;
 
 impl Drop for Ingest {
     fn drop(&mut self) {
@@ -433,7 +392,10 @@ impl Drop for Ingest {
         let _ = self.publisher.wait();
         if !self.is_committed {
             let recipes = self.recipes.keys().chain(&self.published_recipes);
-            self.store.liveness().condemn(self.new.iter().chain(recipes).copied());
+            self.store.liveness.condemn(self.new.iter().chain(recipes).copied());
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

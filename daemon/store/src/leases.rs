@@ -1,14 +1,14 @@
 //! Leases: they protect digests from collection that no tag needs yet, or needs no more.
 //!
-//! An import holds a lease from before it checks whether a blob exists until its manifest is durable; a
-//! session holds one while its client has a model open. Leases exist only in memory: if the daemon is
-//! killed, its clients and transactions end too.
+//! An import holds a lease from before it checks whether a blob exists until its manifest is durable; a session holds
+//! one while its client has a model open. Leases exist only in memory: if the daemon is killed, its clients and
+//! transactions end too.
 //!
-//! A collection claims each digest before it deletes it ([`Collection::delete_unleased`]), under the lock
-//! that leasing takes. The deletion itself, which may take long, happens without the lock. A caller that
-//! leases a digest which is being deleted waits until that is over; no other caller waits. A digest that
-//! was leased since the collection began is not deleted, even if the lease has ended: a manifest may have
-//! been committed under it that the mark phase did not see.
+//! A collection claims each digest before it deletes it ([`Collection::delete_unleased`]), under the lock that leasing
+//! takes. The deletion itself, which may take long, happens without the lock. A caller that leases a digest which is
+//! being deleted waits until that is over; no other caller waits. A digest that was leased since the collection began
+//! is not deleted, even if the lease has ended: a manifest may have been committed under it that the mark phase did not
+//! see.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, Weak};
@@ -18,7 +18,6 @@ use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use crate::lock;
 
-/// The table of all leases of one store.
 #[derive(Clone, Debug, Default)]
 pub struct Leases(Arc<Inner>);
 
@@ -33,12 +32,11 @@ struct Inner {
 struct Table {
     next_id: u64,
     entries: BTreeMap<u64, Entry>,
-    /// The sets that leases of the same model share, by manifest digest. Only used to find an equal set,
-    /// which has an entry for each tensor: `entries` decides what is protected.
+    /// The sets that leases of the same model share, by manifest digest. Only used to find an equal set, which has an
+    /// entry for each tensor: `entries` decides what is protected.
     models: BTreeMap<Digest, Weak<BTreeSet<Digest>>>,
     /// Digests leased since the running collection began; `None` if none is running.
     since_collection: Option<BTreeSet<Digest>>,
-    /// Digests that are being deleted now.
     deleting: BTreeSet<Digest>,
 }
 
@@ -72,30 +70,22 @@ impl Leases {
         Lease { leases: self.clone(), id }
     }
 
-    /// The holders of the leases that protect a digest.
-    #[must_use]
     pub fn holders(&self, digest: Digest) -> Vec<String> {
         let table = self.lock();
         let leasing = table.entries.values().filter(|entry| entry.contains(digest));
         leasing.map(|entry| entry.holder.clone()).collect()
     }
 
-    /// The holders of the leases that protect any of these digests.
-    #[must_use]
     pub fn holders_of_any(&self, digests: &BTreeSet<Digest>) -> BTreeSet<String> {
         let table = self.lock();
         let holds = |entry: &&Entry| digests.iter().any(|digest| entry.contains(*digest));
         table.entries.values().filter(holds).map(|entry| entry.holder.clone()).collect()
     }
 
-    /// Whether any lease protects a digest.
-    #[must_use]
     pub fn is_leased(&self, digest: Digest) -> bool {
         self.lock().is_leased(digest)
     }
 
-    /// All digests that leases protect now.
-    #[must_use]
     pub fn leased(&self) -> BTreeSet<Digest> {
         let table = self.lock();
         let mut leased: BTreeSet<Digest> =
@@ -136,8 +126,8 @@ pub struct Collection {
 }
 
 impl Collection {
-    /// Calls `delete` unless the digest is leased or was since the collection began; returns `None` then.
-    /// Callers that lease the digest meanwhile wait. `delete` may take long, but must not lease it.
+    /// Calls `delete` unless the digest is, or was, leased since the collection began. Callers that lease it wait.
+    /// `delete` may take long, but must not lease it.
     pub fn delete_unleased<T>(&self, digest: Digest, delete: impl FnOnce() -> T) -> Option<T> {
         let claim = self.claim(digest)?;
         let deleted = delete();
@@ -184,14 +174,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Protects one more digest. Check only after this whether the blob exists, or a collection could
-    /// delete it in between.
+    /// Check only after this whether the blob exists, or a collection could delete it in between.
     pub fn protect(&self, digest: Digest) {
         self.protect_all([digest]);
     }
 
-    /// Protects nothing any more. Several callers that release the same digest and then check whether it
-    /// is leased: the last one sees that it is not.
+    /// Protects nothing any more. Of several callers that release a digest, the last one sees that it is not leased.
     pub fn release(&self) {
         if let Some(entry) = self.leases.lock().entries.get_mut(&self.id) {
             entry.digests.clear();
@@ -199,8 +187,8 @@ impl Lease {
         }
     }
 
-    /// Protects the digests of a model; `manifest` is its manifest's digest. The digests of a model that
-    /// the lease protected before are released. Waits for deletions like [`Self::protect_all`].
+    /// Protects the digests of a model by its manifest's digest, instead of those of the model before. Waits like
+    /// [`Self::protect_all`].
     pub(crate) fn protect_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
         let digests: BTreeSet<Digest> = digests.into_iter().collect();
         let mut table = self.leases.lock_unless_deleting(&digests);
@@ -263,6 +251,21 @@ mod tests {
         drop(second);
         assert_eq!(leases.begin_collection().delete_unleased(digest, || ()), Some(()));
         assert!(leases.leased().is_empty());
+    }
+
+    #[test]
+    fn holders_are_those_of_any_of_the_digests() {
+        let leases = Leases::default();
+        let [a, b, c] = [b"a", b"b", b"c"].map(|bytes| Digest::of(bytes));
+        let (first, second) = (leases.grant("first"), leases.grant("second"));
+        first.protect(a);
+        second.protect(b);
+        let holders = |digests: &[Digest]| -> Vec<String> {
+            leases.holders_of_any(&digests.iter().copied().collect()).into_iter().collect()
+        };
+        assert_eq!(holders(&[a, c]), ["first"]);
+        assert_eq!(holders(&[a, b]), ["first", "second"]);
+        assert_eq!(holders(&[c]), [""; 0]);
     }
 
     #[test]

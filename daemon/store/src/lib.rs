@@ -1,12 +1,12 @@
-//! A store of model weights: a directory of digest-named blobs, with the recipes and manifests that make
-//! models of them.
+//! A store of model weights: a directory of digest-named blobs, with the recipes and manifests that make models of
+//! them.
 //!
 //! A [`Store`] has four parts: its [`Content`], the [`Ledger`] of disk space, the [`Names`] of models, and the
 //! [`Liveness`] of all data. A part uses only those before it in this order.
 //!
-//! A file under its final name is complete, durable and has the digest in its name. A tag points only at a
-//! complete model ([`Ingest::commit`]). Leased digests are not collected ([`leases`], [`gc`]). Damaged
-//! blobs are moved to quarantine and never used ([`scrub`]). `docs/STORE-FORMAT.md` describes the files.
+//! A file under its final name is complete, durable and has the digest in its name. A tag points only at a complete
+//! model ([`Ingest::commit`]). Leased digests are not collected ([`leases`], [`gc`]). Damaged blobs are moved to
+//! quarantine and never used ([`scrub`]). `docs/STORE-FORMAT.md` describes the files.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -36,6 +36,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![allow(missing_docs, reason = "an item has a comment where its name does not say it all")]
 // Files of the store are opened only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
@@ -54,16 +55,14 @@ mod names;
 
 // Transactions and verification, which use all parts.
 mod assembler;
-mod glance;
 mod ingest;
 pub mod scrub;
 mod seal;
 mod staging;
+mod store_listing;
 
 // What the parts use.
 mod bounded_read;
-mod counts;
-mod direct;
 pub mod disk;
 mod error;
 mod filesystem;
@@ -72,9 +71,7 @@ pub mod leases;
 mod lock_file;
 mod node;
 mod owner;
-mod place;
 mod rate;
-mod recipe_file;
 mod root;
 mod space;
 mod store_dir;
@@ -87,29 +84,25 @@ pub use assembler::{
     RangeSource,
 };
 pub use bounded_read::{CHUNK_BYTES, fill, read_uninterrupted};
-pub use content::Content;
 pub use content::downloads::{BytesFrom, DownloadAbout, DownloadSummary, PartialDownload};
 pub use content::lower::{HeldLowerStores, LowerStatus};
+pub use content::name_tree::VisitedFiles;
 pub use content::other_files::OtherFiles;
 pub use content::quarantine::QuarantinedBlob;
 pub use content::reader::FileReader;
 pub use content::recipes::OpenRecipe;
 pub use content::stored_files::{NamedFile, StoredFile};
 pub use content::surroundings::{ForeignGroup, ForeignOwner, Inodes, Mount, Ownership, WrongGroups};
-pub use counts::StoreEvents;
-pub use error::StoreError;
+pub use content::{Content, StoreEvents};
+pub use error::{Place, StoreError};
 pub use filesystem::{Durability, FileSystem};
-pub use glance::Glance;
 pub use ingest::{Committed, Ingest, NewName};
 pub use ledger::Ledger;
 pub use ledger::charge_limit::{Account, ChargeLimit, Members, Payer, Pool};
 pub use liveness::charges::UserCharge;
-pub use liveness::make_space::{EvictionObserver, MakeSpace};
-pub use liveness::{Liveness, gc};
+pub use liveness::{EvictionObserver, Liveness, MakeSpace, gc};
 pub use lock_file::{CommandState, LockHolder};
-pub use names::Names;
 pub use names::history::NameHistory;
-pub use names::models::Model;
 pub use names::name_rule::{NameRule, NameUser};
 pub use names::origins::FileVersion;
 pub use names::pins::Pinner;
@@ -117,14 +110,15 @@ pub use names::records::{Actor, HistoryEntry, HistoryRow, NameOrigin, Verb};
 pub use names::summaries::{ListingSize, ManifestSummary, TagSummary};
 pub use names::tags::Tags;
 pub use names::trash::{Displaced, TrashedModel};
+pub use names::{Model, Names};
 pub use owner::{RUN_OUTSIDE, StoreOwner};
-pub use place::Place;
 pub use rate::RateLimiter;
 pub use root::FileStatus;
 pub use seal::StagedBlob;
 pub use space::{AvailableSpace, Eviction, SpacePolicy, SpaceStatus};
 pub use staging::Staging;
 pub use store_dir::FORMAT;
+pub use store_listing::StoreListing;
 pub use sys::{FileIdentity, give_back_memory};
 
 use disk::{Disk, KernelDisk};
@@ -132,11 +126,8 @@ use disk::{Disk, KernelDisk};
 /// Options for [`Store::open_with`].
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// How the content of new blobs is made durable.
     pub durability: Durability,
-    /// How much of the disk the store may use.
     pub space: SpacePolicy,
-    /// The disk that it writes to.
     pub disk: Arc<dyn Disk>,
     /// Read-only stores, searched after this one in this order.
     pub lower: Vec<PathBuf>,
@@ -156,10 +147,10 @@ impl Default for StoreOptions {
 /// An open store. One process has it open at a time.
 #[derive(Debug)]
 pub struct Store {
-    content: Arc<Content>,
-    ledger: Arc<Ledger>,
-    names: Arc<Names>,
-    liveness: Arc<Liveness>,
+    pub(crate) content: Arc<Content>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) names: Arc<Names>,
+    pub(crate) liveness: Arc<Liveness>,
 }
 
 impl Store {
@@ -168,15 +159,15 @@ impl Store {
         Self::open_with(root, StoreOptions::default())
     }
 
-    /// Opens the store in `root`, or creates one there if the directory is empty or absent.
-    /// Removes abandoned transactions from `staging/`.
+    /// Opens the store in `root`, or creates one there if the directory is empty or absent. Removes abandoned
+    /// transactions from `staging/`.
     ///
     /// # Errors
-    /// [`StoreError::Locked`], [`StoreError::NewerFormat`] (nothing is changed then),
-    /// [`StoreError::NotAStore`], [`StoreError::Io`].
+    /// [`StoreError::Locked`], [`StoreError::NewerFormat`] (nothing is changed then), [`StoreError::NotAStore`],
+    /// [`StoreError::Io`].
     pub fn open_with(root: impl Into<PathBuf>, options: StoreOptions) -> Result<Self, StoreError> {
         let content = Arc::new(Content::open(&root.into(), options)?);
-        content.announce(None);
+        content.announce(None, None);
         content.sweep_staging();
         content.inspect_lower_stores();
         let ledger = Arc::new(Ledger::new(Arc::clone(&content)));
@@ -186,25 +177,21 @@ impl Store {
     }
 
     /// Blobs and recipes, quarantine and lower stores.
-    #[must_use]
     pub const fn content(&self) -> &Arc<Content> {
         &self.content
     }
 
     /// Disk space, reservations, and what is charged to users.
-    #[must_use]
     pub const fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
     /// Tags with their histories, pins and origins, and the trash.
-    #[must_use]
     pub const fn names(&self) -> &Arc<Names> {
         &self.names
     }
 
     /// Leases, what is alive, and collections.
-    #[must_use]
     pub const fn liveness(&self) -> &Arc<Liveness> {
         &self.liveness
     }

@@ -21,7 +21,6 @@ pub struct LockHolder {
     pub command: Option<CommandState>,
 }
 
-/// The state of a command that has the store open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CommandState {
@@ -67,8 +66,7 @@ pub(crate) fn recorded_holder(file: &File) -> Option<LockHolder> {
 /// Long enough for the path of a socket.
 const HOLDER_BYTES: usize = 4096;
 
-/// Overwrites the record in place, so that a reader always finds a complete one, and so that it works on
-/// a full disk.
+/// Overwrites the record in place: a reader always finds a complete one, and it works on a full disk.
 pub(crate) fn write_holder(file: &File, holder: &LockHolder) -> io::Result<()> {
     let mut json = serde_json::to_vec(holder)?;
     let length = file.metadata()?.len();

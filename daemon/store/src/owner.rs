@@ -16,21 +16,20 @@ use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
 
 use crate::sys::FileIdentity;
 
-/// The user and group whom the files of a store belong to.
+/// The user and group that own the files of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreOwner {
-    /// The user.
     pub uid: u32,
     /// The group of files that this process creates, if it acts as another user.
     pub gid: u32,
 }
 
 impl StoreOwner {
-    /// The owner of the store in a directory. `store.json` decides, because the directory itself may be the mount
-    /// point of a volume, which belongs to root; unless `store.json` is root's in a directory of another user, as
-    /// after a `chown` of the directory alone. A new store belongs to the owner of its directory if this process can
-    /// act as that user, and otherwise to the process's user.
-    pub(crate) fn of(directory: &File) -> io::Result<Self> {
+    /// The owner of the store in a directory is that of `store.json`, because the directory may be a mount point of
+    /// root's; unless `store.json` is root's in a directory of another user, as after a `chown` of the directory alone.
+    /// A new store belongs to the owner of its directory if this process can act as that user, and otherwise to its own
+    /// user.
+    pub(crate) fn from_directory(directory: &File) -> io::Result<Self> {
         let above = fstat(directory)?;
         let found = statat(directory, layout::STORE_FILE, AtFlags::SYMLINK_NOFOLLOW).ok();
         let store_file =
@@ -38,33 +37,25 @@ impl StoreOwner {
         Ok(match store_file {
             Some(file) if file.st_uid != 0 || above.st_uid == 0 => Self::from(file),
             Some(_roots) => Self::from(above),
-            None => Self::of_new_files_in(above),
+            None => Self::for_new_files_in(above),
         })
     }
 
-    /// Whom the files of a new store in a directory are to belong to.
-    fn of_new_files_in(directory: Stat) -> Self {
+    fn for_new_files_in(directory: Stat) -> Self {
         let owner = Self::from(directory);
-        if owner.act().is_ok() { owner } else { Self::of_process() }
+        if owner.act().is_ok() { owner } else { Self::for_process() }
     }
 
-    /// The user of this process.
-    #[must_use]
-    pub fn of_process() -> Self {
+    pub fn for_process() -> Self {
         Self { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
     }
 
-    /// Whether this process runs as this user.
-    #[must_use]
     pub fn is_own(self) -> bool {
-        self.uid == Self::of_process().uid
+        self.uid == Self::for_process().uid
     }
 
     /// Makes this thread, and those that it starts, create files as the owner until the result is dropped; `None` if
-    /// the process runs as the owner.
-    ///
-    /// # Errors
-    /// `EPERM` if the process may not do that.
+    /// the process runs as the owner. Fails if the process may not do that.
     pub fn act(self) -> io::Result<Option<FileIdentity>> {
         if self.is_own() {
             return Ok(None);
@@ -72,17 +63,13 @@ impl StoreOwner {
         FileIdentity::assume(self.uid, self.gid).map(Some)
     }
 
-    /// Whether this process sees the owner's real number. In a user namespace, such as a rootless container's, all users
-    /// that it does not map have one number.
-    #[must_use]
+    /// Whether this process sees the owner's real number: in a user namespace, all unmapped users share one.
     #[expect(clippy::disallowed_methods, reason = "a file of the kernel, not of the store")]
     pub fn is_mapped(self) -> bool {
         let map = std::fs::read_to_string("/proc/self/uid_map");
         map.map_or(true, |map| maps(&map, self.uid))
     }
 
-    /// The owner, for messages.
-    #[must_use]
     pub fn description(self) -> String {
         match self.is_mapped() {
             true => format!("uid {}", self.uid),
@@ -92,7 +79,7 @@ impl StoreOwner {
 
     /// Why this process cannot change the store of this owner, and what to do about it.
     pub(crate) fn refusal(self) -> String {
-        let (own, uid) = (Self::of_process().uid, self.uid);
+        let (own, uid) = (Self::for_process().uid, self.uid);
         if !self.is_mapped() {
             return format!("it belongs to {}; {RUN_OUTSIDE}", self.description());
         }
@@ -104,7 +91,6 @@ impl StoreOwner {
     }
 
     /// A command for a shell that runs another one as the owner.
-    #[must_use]
     pub fn command(self, run: &str) -> String {
         format!("sudo -u '#{}' {run}", self.uid)
     }
@@ -113,8 +99,7 @@ impl StoreOwner {
 /// What to do about a store whose owner is not known here.
 pub const RUN_OUTSIDE: &str = "run blobd outside of the container or namespace, as the store's owner";
 
-/// Whether a map of user IDs (`user_namespaces(7)`) has this one: lines of its first ID, the first one outside, and how
-/// many.
+/// Whether a map of user IDs (`user_namespaces(7)`) has this one. Each line: first ID, first ID outside, count.
 fn maps(map: &str, uid: u32) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(|number| number.parse::<u64>().unwrap_or(0));
@@ -130,12 +115,12 @@ impl From<Stat> for StoreOwner {
 }
 
 /// The owner for a directory that is to be created: root does not leave a directory of its own in one of another user.
-pub(crate) fn of_new_directory(path: &Path) -> Option<StoreOwner> {
+pub(crate) fn owner_of_new_directory(path: &Path) -> Option<StoreOwner> {
     let above = path.ancestors().skip(1).find_map(|above| {
         let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
         rustix::fs::stat(above).ok()
     });
-    above.map(StoreOwner::of_new_files_in)
+    above.map(StoreOwner::for_new_files_in)
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-/// Limits bytes per second over any period longer than [`Self::BURST`]. It does not read a clock or
-/// sleep: the caller passes times, counted from any fixed moment.
+/// Limits bytes per second over any period longer than [`Self::BURST`]. The caller passes times from any fixed moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RateLimiter {
     bytes_per_second: Option<u64>,
@@ -16,19 +15,15 @@ impl RateLimiter {
     pub const BURST: Duration = Duration::from_millis(100);
 
     /// A limit in bytes per second; `None` or 0 means unlimited.
-    #[must_use]
     pub fn new(bytes_per_second: Option<u64>) -> Self {
         Self { bytes_per_second: bytes_per_second.filter(|rate| *rate > 0), spent_until: Duration::ZERO }
     }
 
-    /// The limit in bytes per second.
-    #[must_use]
     pub const fn bytes_per_second(&self) -> Option<u64> {
         self.bytes_per_second
     }
 
     /// How long the bytes taken so far use the whole rate from now on.
-    #[must_use]
     pub fn owed(&self, now: Duration) -> Duration {
         self.bytes_per_second.map_or(Duration::ZERO, |_| self.spent_until.saturating_sub(now))
     }

@@ -1,12 +1,12 @@
 //! The store's root directory, and the only way to open files in it.
 //!
-//! Users with write access to a store may have created anything in it: symbolic links to other users'
-//! files, FIFOs that block on open, directories instead of files. So every access uses a path relative
-//! to the open root. Symbolic links are not followed, a path never leads out of the root, opening never
-//! blocks, and a file's type is checked on the open descriptor.
+//! Users with write access to a store may have created anything in it: symbolic links to other users' files, FIFOs that
+//! block on open, directories instead of files. So every access uses a path relative to the open root. Symbolic links
+//! are not followed, a path never leads out of the root, opening never blocks, and a file's type is checked on the open
+//! descriptor.
 //!
-//! `openat2` does this in one call. If the kernel or a seccomp filter refuses it, the path is resolved
-//! component by component with `openat` and `O_NOFOLLOW`.
+//! `openat2` does this in one call. If the kernel or a seccomp filter refuses it, the path is resolved component by
+//! component with `openat` and `O_NOFOLLOW`.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,9 +20,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat, openat2,
 use rustix::io::Errno;
 
 use crate::bounded_read;
-use crate::error::{NoSafeRename, StoreError, UnexpectedFile, WrongOwner};
+use crate::error::{Place, Refusal, StoreError};
 use crate::owner::StoreOwner;
-use crate::place::Place;
 
 mod directory;
 mod status;
@@ -31,7 +30,7 @@ mod tests;
 
 pub(crate) use directory::{Directory, Entry};
 pub use status::FileStatus;
-pub(crate) use status::describe;
+pub(crate) use status::{Stamp, describe};
 
 #[cfg(test)]
 thread_local! {
@@ -78,7 +77,9 @@ impl AsFd for Parent<'_> {
 
 const RESOLVE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
-const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(crate) const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// To resolve further paths, for which no permission to read it is needed.
+const DIRECTORY_PATH: OFlags = DIRECTORY.union(OFlags::PATH);
 /// The action that errors name when a directory cannot be opened.
 pub(crate) const OPEN_DIRECTORY: &str = "open directory";
 /// Opening a FIFO must not block, and a terminal must not become the controlling one.
@@ -86,15 +87,13 @@ pub(crate) const FILE: OFlags =
     OFlags::NONBLOCK.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 
 impl Root {
-    /// Opens the directory at `path`. Symbolic links in it are followed: the administrator decides
-    /// where the store is.
+    /// Opens the directory at `path`. Symbolic links in it are followed: the administrator decides where the store is.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let path = path.into();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(&path, flags, Mode::empty());
+        let opened = rustix::fs::open(&path, DIRECTORY - OFlags::NOFOLLOW, Mode::empty());
         let directory = File::from(opened.map_err(|errno| cannot_open(&path, errno))?);
-        let owner = StoreOwner::of(&directory).map_err(StoreError::io("inspect", &path))?;
-        let probe = openat2(&directory, ".", OFlags::PATH | DIRECTORY, Mode::empty(), RESOLVE);
+        let owner = StoreOwner::from_directory(&directory).map_err(StoreError::io("inspect", &path))?;
+        let probe = openat2(&directory, ".", DIRECTORY_PATH, Mode::empty(), RESOLVE);
         let resolver = if probe.is_ok() { Resolver::Openat2 } else { Resolver::Walk };
         Ok(Self(Arc::new(Inner { place: path.into(), directory, owner, resolver })))
     }
@@ -108,7 +107,7 @@ impl Root {
         if relative.as_os_str().is_empty() { self.place() } else { self.0.place.join(relative) }
     }
 
-    /// The user whom the store's files belong to.
+    /// The user who owns the store's files.
     pub(crate) fn owner(&self) -> StoreOwner {
         self.0.owner
     }
@@ -161,8 +160,8 @@ impl Root {
         self.optional(self.try_status(relative), "inspect", relative)
     }
 
-    /// Reads a file of at most `limit` bytes; `None` if it does not exist. If the file is longer, returns
-    /// one byte more than `limit`, so that the caller's own check of the length fails.
+    /// Reads a file of at most `limit` bytes; `None` if it does not exist. If the file is longer, returns one byte more
+    /// than `limit`, so that the caller's own check of the length fails.
     pub(crate) fn read_limited(&self, relative: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(file) = self.find_file(relative)? else { return Ok(None) };
         self.read_opened(&file, relative, limit).map(Some)
@@ -175,14 +174,14 @@ impl Root {
         relative: &Path,
         limit: u64,
     ) -> Result<Vec<u8>, StoreError> {
-        let read = || bounded_read::read_limited(file, FileStatus::of(file)?.len(), limit);
+        let read = || bounded_read::read_limited(file, FileStatus::from_file(file)?.len(), limit);
         read().map_err(self.failure("read", relative))
     }
 
     /// The length of an open file that is longer than `limit`, as a sparse file in the place of a record can be. For
-    /// records with a high limit, so that nothing of such a file is read.
+    /// records with a high limit, so that a longer file is not read at all.
     pub(crate) fn excessive_length(file: &File, limit: u64) -> Option<u64> {
-        FileStatus::of(file).ok().map(|status| status.len()).filter(|length| *length > limit)
+        FileStatus::from_file(file).ok().map(|status| status.len()).filter(|length| *length > limit)
     }
 
     pub(crate) fn try_status(&self, relative: &Path) -> io::Result<FileStatus> {
@@ -191,25 +190,24 @@ impl Root {
     }
 
     pub(crate) fn try_open_file(&self, relative: &Path, access: OFlags) -> io::Result<File> {
-        let file = retry_while_leased(|| self.resolve(relative, access | FILE))?;
+        let file = retry_while_leased(|| self.resolve(relative, access.union(FILE)))?;
         expect_regular(file)
     }
 
     pub(crate) fn try_open_directory(&self, relative: &Path) -> io::Result<File> {
-        let flags = OFlags::RDONLY | DIRECTORY;
         if relative.as_os_str().is_empty() {
-            return Ok(File::from(openat(&self.0.directory, ".", flags, Mode::empty())?));
+            return Ok(File::from(openat(&self.0.directory, ".", DIRECTORY, Mode::empty())?));
         }
-        Ok(File::from(self.resolve(relative, flags)?))
+        Ok(File::from(self.resolve(relative, DIRECTORY)?))
     }
 
     pub(crate) fn try_open_above(&self) -> io::Result<File> {
-        Ok(File::from(openat(&self.0.directory, "..", OFlags::RDONLY | DIRECTORY, Mode::empty())?))
+        Ok(File::from(openat(&self.0.directory, "..", DIRECTORY, Mode::empty())?))
     }
 
     /// Sets the mode of a directory for which the process may have no read permission.
     pub(crate) fn set_directory_mode(&self, relative: &Path, mode: u32) -> Result<(), StoreError> {
-        let set = self.resolve(relative, OFlags::PATH | DIRECTORY).and_then(|directory| {
+        let set = self.resolve(relative, DIRECTORY_PATH).and_then(|directory| {
             // `fchmod` does not accept an `O_PATH` descriptor.
             let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
             rustix::fs::chmod(path, Mode::from_raw_mode(mode))
@@ -236,7 +234,7 @@ impl Root {
 
     /// Whether the file system limits the number of files and has reached the limit.
     fn has_no_inodes(&self) -> bool {
-        self.file_system_status().is_ok_and(|stat| stat.f_files > 0 && stat.f_favail == 0)
+        self.file_system_status().is_ok_and(|stat| are_exhausted(stat.f_files, stat.f_favail))
     }
 
     fn file_system_status(&self) -> Result<rustix::fs::StatVfs, StoreError> {
@@ -259,7 +257,7 @@ impl Root {
         let name = relative.file_name().ok_or(Errno::INVAL)?;
         let parent = match relative.parent() {
             Some(above) if !above.as_os_str().is_empty() => {
-                Parent::Below(self.resolve(above, OFlags::PATH | DIRECTORY)?)
+                Parent::Below(self.resolve(above, DIRECTORY_PATH)?)
             }
             _ => Parent::Root(&self.0.directory),
         };
@@ -280,8 +278,8 @@ impl Root {
             // `..` or an absolute path would lead out of the store.
             let Component::Normal(name) = component else { return Err(Errno::XDEV) };
             let flags = match components.peek() {
-                Some(_) => OFlags::PATH | DIRECTORY,
-                None => flags | OFlags::NOFOLLOW,
+                Some(_) => DIRECTORY_PATH,
+                None => flags.union(OFlags::NOFOLLOW),
             };
             let above = directory.as_ref().map_or(self.0.directory.as_fd(), AsFd::as_fd);
             directory = Some(openat(above, name, flags, Mode::empty())?);
@@ -303,8 +301,8 @@ impl Root {
         }
     }
 
-    /// Wraps a failed call. If it failed because a component of the path has the wrong type, the error
-    /// names that component.
+    /// Wraps a failed call. If it failed because a component of the path has the wrong type, the error names that
+    /// component.
     pub(crate) fn failure<'r>(
         &'r self,
         action: &'static str,
@@ -312,19 +310,14 @@ impl Root {
     ) -> impl FnOnce(io::Error) -> StoreError + 'r {
         move |error| {
             let path = self.full(relative);
-            if let Some(unexpected) = UnexpectedFile::of(&error) {
-                return StoreError::UnexpectedFile {
-                    path,
-                    found: unexpected.found.clone(),
-                    expected: unexpected.expected,
+            if let Some(refusal) = error.get_ref().and_then(|inner| inner.downcast_ref::<Refusal>()) {
+                return match refusal.clone() {
+                    Refusal::UnexpectedFile { found, expected } => {
+                        StoreError::UnexpectedFile { path, found, expected }
+                    }
+                    Refusal::WrongOwner { uid, owner } => StoreError::WrongOwner { path, uid, owner },
+                    Refusal::NoSafeRename => StoreError::NoSafeRename { path },
                 };
-            }
-            let inner = error.get_ref();
-            if let Some(WrongOwner { uid, owner }) = inner.and_then(|inner| inner.downcast_ref()) {
-                return StoreError::WrongOwner { path, uid: *uid, owner: *owner };
-            }
-            if let Some(NoSafeRename) = inner.and_then(|inner| inner.downcast_ref()) {
-                return StoreError::NoSafeRename { path };
             }
             match Errno::from_io_error(&error) {
                 Some(Errno::LOOP | Errno::NOTDIR | Errno::ISDIR | Errno::NXIO) => self
@@ -336,8 +329,8 @@ impl Root {
         }
     }
 
-    /// An error about the first component of a path that has the wrong type. The last one must be a
-    /// regular file unless `action` opens a directory; the others must be directories.
+    /// An error about the first component of a path that has the wrong type. The last one must be a regular file unless
+    /// `action` opens a directory; the others must be directories.
     fn wrong_component(&self, action: &str, relative: &Path) -> Option<StoreError> {
         let mut path = PathBuf::new();
         let count = relative.components().count();
@@ -356,6 +349,11 @@ impl Root {
     }
 }
 
+/// A file system without a limit says that it has none at all.
+const fn are_exhausted(inodes: u64, available: u64) -> bool {
+    inodes > 0 && available == 0
+}
+
 /// Names the owner if this process may not enter the directory of another user.
 fn cannot_open(path: &Path, errno: Errno) -> StoreError {
     if errno == Errno::ACCESS
@@ -368,12 +366,12 @@ fn cannot_open(path: &Path, errno: Errno) -> StoreError {
     StoreError::errno(OPEN_DIRECTORY, path)(errno)
 }
 
-/// Opens a regular file in an open directory, by a name without a slash. The descriptor is read-only and
-/// has no other flags.
+/// Opens a regular file in an open directory, by a name without a slash. The descriptor is read-only and has no other
+/// flags.
 pub(crate) fn open_blob_in(directory: &File, name: &str) -> io::Result<(File, FileStatus)> {
-    let file = retry_while_leased(|| openat(directory, name, OFlags::RDONLY | FILE, Mode::empty()))?;
+    let file = retry_while_leased(|| openat(directory, name, FILE, Mode::empty()))?;
     let file = File::from(file);
-    let status = FileStatus::of(&file)?;
+    let status = FileStatus::from_file(&file)?;
     check_regular(status.kind())?;
     // Clients get the descriptor, and `O_NONBLOCK` is of no use to them.
     rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
@@ -382,21 +380,23 @@ pub(crate) fn open_blob_in(directory: &File, name: &str) -> io::Result<(File, Fi
 
 fn expect_regular(file: OwnedFd) -> io::Result<File> {
     let file = File::from(file);
-    check_regular(FileStatus::of(&file)?.kind())?;
+    check_regular(FileStatus::from_file(&file)?.kind())?;
     Ok(file)
 }
 
 fn check_regular(kind: FileType) -> io::Result<()> {
     match kind {
         FileType::RegularFile => Ok(()),
-        other => {
-            Err(UnexpectedFile { found: status::describe(other).to_owned(), expected: "regular file" }.into())
+        other => Err(Refusal::UnexpectedFile {
+            found: status::describe(other).to_owned(),
+            expected: "regular file",
         }
+        .into()),
     }
 }
 
-/// A process may hold a kernel lease on the file, such as a collection that checks whether it is in use.
-/// A blocking `open` would wait until it ends; a non-blocking one fails, so it is tried again.
+/// A process may hold a kernel lease on the file, such as a collection that checks whether it is in use. A blocking
+/// `open` would wait until it ends; a non-blocking one fails, so it is tried again.
 fn retry_while_leased<T>(open: impl Fn() -> rustix::io::Result<T>) -> io::Result<T> {
     const FIRST_PAUSE: Duration = Duration::from_micros(50);
     /// About four seconds in total.

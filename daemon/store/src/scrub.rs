@@ -1,10 +1,9 @@
 //! Verification of blobs on disk, and the scrubber that does it in the background.
 //!
-//! It reads the disk and not the page cache ([`DiskReader`]), moves a blob to quarantine only if it was
-//! read wrong twice ([`DiskReader::check`]), keeps below a configured rate
-//! ([`RateLimiter`](crate::RateLimiter)), pauses while imports and pulls run or the disks are busy, and
-//! continues after a restart ([`Cursor`]). It holds no lock while it reads, so a blob may be collected
-//! meanwhile.
+//! It reads the disk and not the page cache ([`DiskReader`]), moves a blob to quarantine only if it was read wrong
+//! twice ([`DiskReader::check`]), keeps below a configured rate ([`RateLimiter`](crate::RateLimiter)), pauses while
+//! imports and pulls run or the disks are busy, and continues after a restart ([`Cursor`]). It holds no lock while it
+//! reads, so a blob may be collected meanwhile.
 //!
 //! It does not repair, and does not check recipes: `verify` does both.
 
@@ -21,25 +20,21 @@ use crate::{Store, StoreError};
 
 mod check;
 mod cursor;
-mod fault;
 mod pairs;
 mod read;
 mod throttle;
 
 pub use check::Verdict;
 pub use cursor::{Cursor, unix_seconds};
-pub use fault::Fault;
 pub use pairs::{VerdictSink, check_in_pairs};
-pub use read::{DiskReader, Ended, Gate, Step};
+pub use read::{DiskReader, Ended, Fault, Gate, Step};
 pub use throttle::{StopSignal, Throttle};
 
-/// The configuration of the scrubber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubPolicy {
     /// The most bytes that are read per second; 0 disables scrubbing.
     pub bytes_per_second: u64,
-    /// The time between the starts of two passes over all blobs. If a pass takes longer, the next one
-    /// follows immediately.
+    /// The time between the starts of two passes. If a pass takes longer, the next one follows immediately.
     pub period: Duration,
     /// The scrubber pauses while tasks wait for disks for more than this share of the time, in percent.
     pub max_pressure_percent: u8,
@@ -54,8 +49,8 @@ pub struct Scrubber {
 }
 
 impl Scrubber {
-    /// Starts the scrubber in its own thread, unless the rate is 0 or the store is read-only. It pauses
-    /// while `is_busy`, and reports what is damaged to `observe`. Fails if no thread can be started.
+    /// Starts the scrubber, unless the rate is 0 or the store is read-only. It pauses while `is_busy`, and reports
+    /// damage to `observe`.
     pub fn start(
         store: Arc<Store>,
         policy: ScrubPolicy,
@@ -64,7 +59,7 @@ impl Scrubber {
     ) -> io::Result<Self> {
         let stop = Arc::new(StopSignal::default());
         // In a read-only store the cursor could not be saved and damaged blobs could not be moved.
-        if policy.bytes_per_second == 0 || store.content().refuses_changes() {
+        if policy.bytes_per_second == 0 || store.content.refuses_changes() {
             return Ok(Self { stop, thread: None });
         }
         let throttle = Throttle::new(Arc::clone(&stop), policy, Box::new(is_busy));
@@ -139,9 +134,8 @@ impl ScrubLoop {
         }
     }
 
-    /// Continues a pass, to its end or until it is stopped.
     fn pass(&mut self, cursor: &mut Cursor) -> Result<(), StoreError> {
-        let mut blobs = self.store.content().blobs()?;
+        let mut blobs = self.store.content.blobs()?;
         blobs.retain(|digest| Some(*digest) > cursor.last);
         blobs.sort_unstable();
         let mut found = Found::default();
@@ -192,7 +186,6 @@ impl ScrubLoop {
     }
 }
 
-/// The result of a pass.
 #[derive(Debug, Default)]
 struct Found {
     damaged: u64,
@@ -212,8 +205,7 @@ impl Found {
     }
 }
 
-/// Limits how often one blob may hold up the pass with an error: a shortage that the same blob causes each
-/// time will not go away.
+/// How often one blob may hold up the pass with an error: a shortage that it causes each time will not go away.
 #[derive(Debug, Default)]
 struct RetryLimit {
     blob: Option<Digest>,

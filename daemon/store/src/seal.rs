@@ -1,15 +1,14 @@
 //! Makes the content of written files durable before they are published.
 //!
-//! Every file that becomes a blob is written through a descriptor from here: files of imports and repairs
-//! in `staging/`, downloads in `partial/`, also those that an earlier process began. Only
-//! [`WrittenFiles::seal`] creates a [`DurableBlob`], and only a [`DurableBlob`] can be published.
+//! Every file that becomes a blob is written through a descriptor from here: files of imports and repairs in
+//! `staging/`, downloads in `partial/`, also those that an earlier process began. Only [`WrittenFiles::seal`] creates a
+//! [`DurableBlob`], and only a [`DurableBlob`] can be published.
 //!
-//! A descriptor is kept open until the data written through it is durable. The kernel reports a failed
-//! write to descriptors that were open at that time. If none was, it may drop the failure together with
-//! the file's pages, and an `fsync` through a later descriptor succeeds although bytes are lost. The
-//! number of descriptors is limited, so one may have to be closed early: in mode `fsync` its data is
-//! synced first; in the other modes the group of its file is synced by `syncfs`, through a descriptor that
-//! was opened before the transaction wrote anything.
+//! A descriptor is kept open until the data written through it is durable. The kernel reports a failed write to
+//! descriptors that were open at that time. If none was, it may drop the failure together with the file's pages, and an
+//! `fsync` through a later descriptor succeeds although bytes are lost. The number of descriptors is limited, so one
+//! may have to be closed early: in mode `fsync` its data is synced first; in the other modes the group of its file is
+//! synced by `syncfs`, through a descriptor that was opened before the transaction wrote anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -32,13 +31,12 @@ const READ_ONLY: u32 = 0o444;
 pub(crate) struct WrittenFiles {
     disk: GuardedDisk,
     durability: Durability,
-    /// The transaction's directory, for `syncfs`. Opened before the first write, so that `syncfs` reports
-    /// every write error of the transaction.
+    /// For `syncfs`. Opened before the first write, so that `syncfs` reports every write error of the transaction.
     directory_fd: File,
     directory: PathBuf,
     files: Mutex<Files>,
-    /// Held while single files are synced. If two threads sync one file, only the first gets an error; the
-    /// other must not publish the file before the first has made the store read-only.
+    /// Held while single files are synced. If two threads sync one file, only the first gets an error; the other must
+    /// not publish the file before the first has made the store read-only.
     syncing: Mutex<()>,
 }
 
@@ -64,9 +62,7 @@ struct OpenFile {
 pub struct StagedBlob {
     /// Its path in the store.
     pub(crate) path: PathBuf,
-    /// The SHA-256 of its bytes.
     pub digest: Digest,
-    /// Its size in bytes.
     pub size: u64,
     /// Its disk space, until it is removed or published.
     pub(crate) reservation: Reservation,
@@ -93,7 +89,6 @@ impl WrittenFiles {
         Self { disk, durability, directory_fd, directory, files, syncing }
     }
 
-    /// Adds a file that was just created for writing.
     pub(crate) fn add(&self, path: &Path, file: File) -> Result<Arc<File>, StoreError> {
         self.close_least_recently_used()?;
         let mut files = lock(&self.files);
@@ -101,8 +96,8 @@ impl WrittenFiles {
         Ok(files.insert(path, file))
     }
 
-    /// The descriptor for writing a file. A file that an earlier session created is opened here, before
-    /// it is read, so that this descriptor gets errors of its pending writes.
+    /// The descriptor for writing a file. One that an earlier session created is opened before it is read, so that this
+    /// descriptor gets errors of its pending writes.
     pub(crate) fn writer(&self, path: &Path) -> Result<Arc<File>, StoreError> {
         if let Some(file) = lock(&self.files).used(path) {
             return Ok(file);
@@ -117,7 +112,6 @@ impl WrittenFiles {
         }
     }
 
-    /// Forgets a file that was renamed or removed.
     pub(crate) fn forget(&self, path: &Path) {
         let mut files = lock(&self.files);
         files.sealed.remove(path);
@@ -126,8 +120,8 @@ impl WrittenFiles {
 
     /// Makes the content of finished blobs durable, in the configured mode, and read-only.
     ///
-    /// A few are synced one by one, since `syncfs` also writes dirty data of other programs; from about
-    /// eight blobs on it is several times cheaper.
+    /// A few are synced one by one, since `syncfs` also writes dirty data of other programs; from about eight blobs on
+    /// it is several times cheaper.
     pub(crate) fn seal(&self, blobs: Vec<StagedBlob>) -> Result<Vec<DurableBlob>, StoreError> {
         const SYNCFS_FROM: usize = 8;
         let is_one_by_one = match self.durability {
@@ -144,7 +138,6 @@ impl WrittenFiles {
         Ok(blobs.into_iter().map(DurableBlob).collect())
     }
 
-    /// Seals a single file, unless that was done when it was closed.
     fn seal_file(&self, path: &Path) -> Result<(), StoreError> {
         let _syncing = lock(&self.syncing);
         if lock(&self.files).sealed.contains(path) {

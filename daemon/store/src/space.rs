@@ -1,10 +1,9 @@
 //! The ledger of disk space: checks whether data fits before any of it is written.
 //!
-//! A transaction is first promised the least that it will certainly write. Then each new file takes its
-//! own length, which the file system allocates before anything is written; where that is slow, each write
-//! takes the length of its bytes. Bytes that are promised or
-//! taken are not available to other transactions, so an admitted transaction does not run out of space
-//! because of others in the same store.
+//! A transaction is first promised the least that it will certainly write. Then each new file takes its own length,
+//! which the file system allocates before anything is written; where that is slow, each write takes the length of its
+//! bytes. Bytes that are promised or taken are not available to other transactions, so an admitted transaction does not
+//! run out of space because of others in the same store.
 
 use std::path::Path;
 use std::sync::{PoisonError, TryLockError};
@@ -48,7 +47,6 @@ pub enum Eviction {
 
 impl Eviction {
     /// The name in the configuration.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Never => "never",
@@ -78,13 +76,11 @@ impl SpacePolicy {
     }
 
     /// Models are evicted if more bytes than this are used.
-    #[must_use]
     pub fn high_bytes(&self) -> Option<u64> {
         self.share_of_quota(self.high_percent)
     }
 
     /// Eviction stops when no more bytes than this are used.
-    #[must_use]
     pub fn low_bytes(&self) -> Option<u64> {
         self.share_of_quota(self.low_percent)
     }
@@ -107,11 +103,8 @@ pub struct AvailableSpace {
 /// The limits, and what is known of their use without counting anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceStatus {
-    /// Free bytes of the file system.
     pub free_bytes: u64,
-    /// Bytes of them that are to be left free.
     pub min_free_bytes: u64,
-    /// The quota, if there is one.
     pub quota_bytes: Option<u64>,
     /// Bytes that the store uses; `None` until they were counted.
     pub used_bytes: Option<u64>,
@@ -155,8 +148,7 @@ struct Ledger {
     promised: u64,
     /// Bytes that the file system is allocating now.
     reserving: u64,
-    /// Bytes of blobs, recipes, manifests, origins, histories and trash; counted when first needed, then kept up
-    /// to date.
+    /// Bytes of blobs, recipes and records; counted when first needed, then kept up to date.
     stored: Option<u64>,
     /// Bytes of resumable downloads; `None` until counted again after a change.
     partial: Option<u64>,
@@ -201,7 +193,6 @@ impl Space {
         self.limits().policy
     }
 
-    /// Changes the limits for what is stored from now on. What already has its space keeps it.
     pub(crate) fn set_policy(&self, policy: SpacePolicy) -> Result<(), StoreError> {
         let limits = Limits::new(&self.root, policy)?;
         *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
@@ -216,7 +207,6 @@ impl Space {
         *self.limits.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The size on disk of a file of `bytes`: whole blocks.
     pub(crate) const fn on_disk(&self, bytes: u64) -> u64 {
         match bytes.checked_next_multiple_of(self.block_bytes) {
             Some(rounded) => rounded,
@@ -224,7 +214,6 @@ impl Space {
         }
     }
 
-    /// Promises `bytes` to a transaction.
     pub(crate) fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let mut ledger = self.lock_settled(bytes);
         self.check(&mut ledger, bytes)?;
@@ -237,9 +226,8 @@ impl Space {
         ledger.promised = ledger.promised.saturating_sub(bytes);
     }
 
-    /// Takes space for a file of `bytes`, `promised` of which are promised to its transaction.
-    /// `reserve` has the file system allocate them, which may take long; the ledger is not locked during
-    /// that time and counts the bytes as taken.
+    /// Takes space for a file of `bytes`, `promised` of which are promised to its transaction. `reserve` allocates
+    /// them, which may take long: the ledger is not locked meanwhile, and counts them as taken.
     pub(crate) fn take(
         &self,
         bytes: u64,
@@ -267,8 +255,8 @@ impl Space {
         reserved
     }
 
-    /// Locks the ledger for a check of `needed_bytes`. Bytes that are being allocated may be counted
-    /// twice, in the ledger and by the file system. If they make the check fail, waits for the allocation.
+    /// Locks the ledger for a check of `needed_bytes`. Bytes that are being allocated may be counted twice, in the
+    /// ledger and by the file system. If they make the check fail, waits for the allocation.
     fn lock_settled(&self, needed_bytes: u64) -> MutexGuard<'_, Ledger> {
         let is_short = |ledger: &Ledger| self.free(ledger).is_ok_and(|free| free < needed_bytes);
         let may_count_twice = |ledger: &mut Ledger| ledger.reserving > 0 && is_short(ledger);
@@ -293,8 +281,7 @@ impl Space {
         ledger.staged = ledger.staged.saturating_sub(bytes);
     }
 
-    /// A staged file of `staged` bytes was published and uses `stored` bytes on disk. One step, so that
-    /// it is never counted twice or not at all.
+    /// A staged file was published and uses `stored` bytes. One step, so that it is never counted twice or not at all.
     pub(crate) fn stored(&self, staged: u64, stored: u64) {
         let mut ledger = self.lock();
         ledger.staged = ledger.staged.saturating_sub(staged);
@@ -303,7 +290,6 @@ impl Space {
         }
     }
 
-    /// A staged file of `bytes` is in `partial/`.
     pub(crate) fn stays_in_partial(&self, bytes: u64) {
         let mut ledger = self.lock();
         ledger.staged = ledger.staged.saturating_sub(bytes);
@@ -336,7 +322,6 @@ impl Space {
         self.used(&mut self.lock())
     }
 
-    /// How many more bytes must become free before `bytes` fit; 0 if they fit.
     pub(crate) fn shortage(&self, bytes: u64) -> u64 {
         let mut ledger = self.lock_settled(bytes);
         let on_disk = self.free(&ledger).map_or(0, |free| bytes.saturating_sub(free));
@@ -368,7 +353,6 @@ impl Space {
         *known
     }
 
-    /// The space that no transaction has been promised yet.
     pub(crate) fn available(&self) -> Result<AvailableSpace, StoreError> {
         let mut ledger = self.lock();
         let of_disk = self.free(&ledger)?;
@@ -382,7 +366,6 @@ impl Space {
         self.check(&mut self.lock_settled(bytes), bytes)
     }
 
-    /// Whether `bytes` could fit if the store and the disk were empty.
     pub(crate) fn could_fit(&self, bytes: u64) -> Result<bool, StoreError> {
         let of_disk = self.root.capacity_bytes()?;
         Ok(bytes <= self.policy().quota_bytes.map_or(of_disk, |quota| quota.min(of_disk)))
@@ -426,8 +409,7 @@ impl Space {
         others.into_iter().fold(stored, u64::saturating_add)
     }
 
-    /// Bytes of manifests, origins, histories and trash. Each file is small, but a client that may pull can create
-    /// many.
+    /// Bytes of records. Each file is small, but a client that may pull can create many.
     fn records(&self) -> u64 {
         self.bytes([layout::MANIFESTS, layout::ORIGINS, layout::HISTORY, layout::TRASH])
     }
@@ -445,116 +427,4 @@ impl Space {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn space(quota: u64) -> (tempfile::TempDir, Space) {
-        let folder = tempfile::tempdir().unwrap();
-        let policy =
-            SpacePolicy { quota_bytes: Some(quota), min_free_bytes: Some(0), ..SpacePolicy::default() };
-        let space = Space::new(Root::open(folder.path()).unwrap(), policy).unwrap();
-        (folder, space)
-    }
-
-    #[test]
-    fn promised_or_taken_bytes_are_not_given_twice() {
-        let (_folder, space) = space(100);
-        space.promise(60).unwrap();
-        let error = space.promise(41).unwrap_err();
-        assert!(matches!(error, StoreError::Quota { needed_bytes: 41, used_bytes: 60, .. }), "{error}");
-        space.take(50, 50, || Ok(())).unwrap();
-        assert_eq!(space.used_bytes(), 50);
-        assert!(space.promise(41).is_err());
-        space.release_promise(10);
-        space.promise(41).unwrap();
-    }
-
-    #[test]
-    fn space_is_released_when_an_allocation_fails_or_a_file_is_removed() {
-        let (folder, space) = space(100);
-        let full = || {
-            let root = folder.path().into();
-            let (needed_bytes, available_bytes, free_bytes, min_free_bytes) = (1, 0, 0, 0);
-            Err(StoreError::NoSpace { root, needed_bytes, available_bytes, free_bytes, min_free_bytes })
-        };
-        space.promise(100).unwrap();
-        space.take(100, 100, full).unwrap_err();
-        space.take(100, 100, || Ok(())).unwrap();
-        space.stored(100, 30);
-        assert_eq!(space.shortage(100), 30);
-        space.freed(30);
-        assert_eq!(space.shortage(100), 0);
-    }
-
-    #[test]
-    fn ledger_is_usable_while_the_file_system_allocates() {
-        let (_folder, space) = space(100);
-        space.promise(60).unwrap();
-        let reserve = || {
-            assert_eq!(space.used_bytes(), 60);
-            assert!(space.promise(41).is_err(), "the bytes are taken");
-            space.promise(40)
-        };
-        space.take(60, 60, reserve).unwrap();
-        assert_eq!(space.used_bytes(), 60);
-        space.release_promise(40);
-        assert_eq!(space.shortage(40), 0);
-    }
-
-    #[test]
-    fn bytes_counted_twice_during_an_allocation_refuse_no_promise() {
-        let (folder, _) = space(0);
-        let root = Root::open(folder.path()).unwrap();
-        let free = root.free_bytes().unwrap();
-        let policy = SpacePolicy { min_free_bytes: Some(free / 2), ..SpacePolicy::default() };
-        let space = Space::new(root, policy).unwrap();
-        let asked = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let reserve = || {
-                scope.spawn(|| {
-                    asked.store(true, std::sync::atomic::Ordering::SeqCst);
-                    space.promise(free / 4).unwrap();
-                });
-                while !asked.load(std::sync::atomic::Ordering::SeqCst) {
-                    std::thread::yield_now();
-                }
-                std::thread::sleep(Duration::from_millis(20));
-                Ok(())
-            };
-            // `reserve` allocates nothing here, so the space is free again afterwards.
-            space.take(free / 3, 0, reserve).unwrap();
-        });
-    }
-
-    #[test]
-    fn status_counts_nothing_and_does_not_wait_for_a_count() {
-        let (folder, space) = space(100);
-        std::fs::create_dir(folder.path().join(layout::BLOBS)).unwrap();
-        std::fs::write(folder.path().join(layout::BLOBS).join("blob"), [7; 5000]).unwrap();
-        let status =
-            |space: &Space| space.status().map(|status| (status.used_bytes, status.is_full)).unwrap();
-        assert_eq!(status(&space), (None, false), "not counted yet");
-        let used = space.used_bytes();
-        assert!(used > 100);
-        assert_eq!(status(&space), (Some(used), true));
-        let counting = space.lock();
-        let of_another_thread = std::thread::scope(|scope| scope.spawn(|| status(&space)).join().unwrap());
-        assert_eq!(of_another_thread, (Some(used), true), "as it was before the count");
-        drop(counting);
-        space.freed(used);
-        assert_eq!(status(&space), (Some(0), false));
-        space.promise(100).unwrap();
-        assert_eq!(status(&space), (Some(0), true));
-    }
-
-    #[test]
-    fn minimum_of_the_file_system_is_left_free() {
-        let folder = tempfile::tempdir().unwrap();
-        let free = Root::open(folder.path()).unwrap().free_bytes().unwrap();
-        let policy = SpacePolicy { min_free_bytes: Some(free), ..SpacePolicy::default() };
-        let space = Space::new(Root::open(folder.path()).unwrap(), policy).unwrap();
-        assert!(matches!(space.promise(1 << 40), Err(StoreError::NoSpace { .. })));
-        assert_eq!(default_min_free(1 << 20), (1 << 20) / 50);
-        assert_eq!(default_min_free(1 << 50), 1 << 30);
-    }
-}
+mod tests;

@@ -9,14 +9,13 @@ use blobd_store_format::layout;
 
 use crate::disk::GuardedDisk;
 use crate::ledger::accounting::Reservation;
-use crate::liveness::make_space::EvictionObserver;
+use crate::liveness::EvictionObserver;
 use crate::node::Node;
 use crate::root::OPEN_DIRECTORY;
 use crate::seal::{DurableBlob, StagedBlob, WrittenFiles};
 use crate::{Store, StoreError};
 
-/// A transaction's directory. Several threads may use clones of it; when the last one is dropped, the
-/// directory and its content are removed.
+/// A transaction's directory. When the last clone is dropped, the directory and its content are removed.
 #[derive(Clone, Debug)]
 pub struct Staging(Arc<Inner>);
 
@@ -37,13 +36,13 @@ struct Inner {
 
 impl Staging {
     pub(crate) fn begin(store: &Arc<Store>) -> Result<Self, StoreError> {
-        let name = store.content().new_staging_name();
+        let name = store.content.new_staging_name();
         let directory = Path::new(layout::STAGING).join(&name);
         let opened = make_directory(store, &directory);
-        let directory_fd = opened.inspect_err(|_| store.content().release_staging_name(&name))?;
-        store.ledger().begin_transaction(&name);
-        let disk = store.content().disk().clone();
-        let written = WrittenFiles::new(disk, store.content().durability(), directory_fd, directory.clone());
+        let directory_fd = opened.inspect_err(|_| store.content.release_staging_name(&name))?;
+        store.ledger.begin_transaction(&name);
+        let disk = store.content.disk.clone();
+        let written = WrittenFiles::new(disk, store.content.durability, directory_fd, directory.clone());
         Ok(Self(Arc::new(Inner {
             store: Arc::clone(store),
             name: name.into(),
@@ -61,54 +60,46 @@ impl Staging {
         let _ = self.0.observer.set(observer);
     }
 
-    /// The name of the transaction's directory.
     pub(crate) fn transaction(&self) -> &Arc<str> {
         &self.0.name
     }
 
-    /// Has `bytes` of disk space promised, if necessary by evicting models. Files that are staged later
-    /// use these bytes first.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
+    /// Has `bytes` of disk space promised, if necessary by evicting models. Files that are staged later use these bytes
+    /// first.
     pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let store = &self.0.store;
         let with_the_rest = bytes.max(self.0.expected.load(Ordering::Relaxed));
-        store
-            .liveness()
-            .with_space(with_the_rest, self.observer(), || store.ledger().space().promise(bytes))?;
+        store.liveness.with_space(with_the_rest, self.observer(), || store.ledger.space().promise(bytes))?;
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
     /// Returns what was promised and not taken, because a file is received again from its start.
     pub fn return_promises(&self) {
-        self.0.store.ledger().space().release_promise(self.0.promised.swap(0, Ordering::Relaxed));
+        self.0.store.ledger.space().release_promise(self.0.promised.swap(0, Ordering::Relaxed));
     }
 
     /// Has `bytes` of disk space promised if they fit now. Evicts nothing.
     pub(crate) fn promise_now(&self, bytes: u64) -> bool {
-        let is_promised = self.0.store.ledger().space().promise(bytes).is_ok();
+        let is_promised = self.0.store.ledger.space().promise(bytes).is_ok();
         if is_promised {
             self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         }
         is_promised
     }
 
-    /// Announces that the transaction may take `bytes` more. If something does not fit, models are
-    /// evicted for all announced bytes or not at all, since a part of them would be of no use.
+    /// Announces that the transaction may take `bytes` more: models are evicted for all of these or not at all.
     pub fn expect(&self, bytes: u64) {
         self.0.expected.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Announces files of these sizes, each of which takes whole blocks, instead of `announced` bytes.
     pub fn expect_instead(&self, announced: u64, sizes: impl IntoIterator<Item = u64>) {
-        let space = self.0.store.ledger().space();
+        let space = self.0.store.ledger.space();
         spend(&self.0.expected, announced);
         self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
     }
 
-    /// A new path in the transaction's directory.
     pub(crate) fn next_path(&self) -> PathBuf {
         let number = self.0.next_file.fetch_add(1, Ordering::Relaxed);
         self.0.directory.join(number.to_string())
@@ -119,10 +110,9 @@ impl Staging {
     }
 
     pub(crate) fn disk(&self) -> &GuardedDisk {
-        self.0.store.content().disk()
+        &self.0.store.content.disk
     }
 
-    /// The transaction's directory, relative to the root.
     pub(crate) fn directory(&self) -> &Path {
         &self.0.directory
     }
@@ -139,13 +129,13 @@ impl Staging {
 
     /// Makes the content of finished blobs durable and then renames them to their final names.
     pub(crate) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
-        let _change = self.0.store.content().index().begin_change();
+        let _change = self.0.store.content.index().begin_change();
         let durable = self.written().seal(blobs)?;
         durable.into_iter().try_for_each(|blob| self.publish_blob(blob))
     }
 
-    /// If another transaction has published the blob already, keeps that file, since clients may have
-    /// mapped it. A file of the wrong length is replaced; clients that have mapped it keep the old one.
+    /// Keeps a file that another transaction has published, since clients may have mapped it. Replaces one of the wrong
+    /// length; clients that have mapped it keep that.
     fn publish_blob(&self, blob: DurableBlob) -> Result<(), StoreError> {
         let mut blob = blob.into_blob();
         self.written().forget(&blob.path);
@@ -153,48 +143,44 @@ impl Staging {
         let target = layout::blob(blob.digest);
         let (node, mut replaced) = (Node::Blob(blob.digest), 0);
         if !self.disk().publish(&blob.path, &target)? {
-            if store.content().own_blob_size(blob.digest)? == Some(blob.size) {
+            if store.content.own_blob_size(blob.digest)? == Some(blob.size) {
                 return self.disk().remove_file(&blob.path).map(|_freed| ());
             }
-            replaced = store.content().bytes_on_disk(node)?.unwrap_or_default();
+            replaced = store.content.bytes_on_disk(node)?.unwrap_or_default();
             self.disk().rename(&blob.path, &target)?;
         }
-        store.ledger().note_added(node, replaced, &mut blob.reservation)?;
-        store.ledger().note_published(&self.0.name, node);
+        store.ledger.note_added(node, replaced, &mut blob.reservation)?;
+        store.ledger.note_published(&self.0.name, node);
         Ok(())
     }
 
     /// Reserves space for a record of `size` bytes, which counts against no user's quota.
     pub(crate) fn reserve_record(&self, size: u64) -> Result<Reservation, StoreError> {
-        let bytes = self.0.store.ledger().space().on_disk(size);
+        let bytes = self.0.store.ledger.space().on_disk(size);
         self.take_disk_space(bytes, || Ok(()))?;
-        Ok(Reservation::of_staged(self.0.store.ledger(), bytes, None))
+        Ok(Reservation::for_staged(&self.0.store.ledger, bytes, None))
     }
 
-    /// Reserves space for a file of `size` bytes, if necessary by evicting models; `reserve` has the
-    /// file system allocate it.
+    /// Reserves space for a file, if necessary by evicting models; `reserve` has the file system allocate it.
     pub(crate) fn reserve_space(
         &self,
         size: u64,
         reserve: impl Fn() -> Result<(), StoreError>,
     ) -> Result<Reservation, StoreError> {
-        self.take_space(self.0.store.ledger().space().on_disk(size), reserve)
+        self.take_space(self.0.store.ledger.space().on_disk(size), reserve)
     }
 
     /// Reserves `bytes` of space as [`Self::reserve_space`] does.
-    ///
-    /// # Errors
-    /// As for [`Self::promise`], and [`StoreError::OverQuota`].
     pub(crate) fn take_space(
         &self,
         bytes: u64,
         reserve: impl Fn() -> Result<(), StoreError>,
     ) -> Result<Reservation, StoreError> {
         let (store, name) = (&self.0.store, &self.0.name);
-        store.liveness().take_of_quota(name, bytes)?;
+        store.liveness.take_of_quota(name, bytes)?;
         let taken = self.take_disk_space(bytes, reserve);
-        taken.inspect_err(|_| store.ledger().give_back_of_quota(name, bytes))?;
-        Ok(Reservation::of_staged(store.ledger(), bytes, Some(Arc::clone(name))))
+        taken.inspect_err(|_| store.ledger.give_back_of_quota(name, bytes))?;
+        Ok(Reservation::for_staged(&store.ledger, bytes, Some(Arc::clone(name))))
     }
 
     fn take_disk_space(
@@ -208,8 +194,8 @@ impl Staging {
         let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));
         let rest = expected.load(Ordering::Relaxed).saturating_sub(in_hand);
         let with_the_rest = bytes.saturating_sub(promised).saturating_add(rest);
-        let take = || store.ledger().space().take(bytes, promised, &reserve);
-        let taken = store.liveness().with_space(with_the_rest, self.observer(), take);
+        let take = || store.ledger.space().take(bytes, promised, &reserve);
+        let taken = store.liveness.with_space(with_the_rest, self.observer(), take);
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
@@ -223,16 +209,15 @@ impl Staging {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.store.ledger().space().release_promise(self.promised.load(Ordering::Relaxed));
-        if let Err(error) = self.store.content().disk().remove_tree(&self.directory) {
+        self.store.ledger.space().release_promise(self.promised.load(Ordering::Relaxed));
+        if let Err(error) = self.store.content.disk.remove_tree(&self.directory) {
             tracing::warn!("{error}; `blobd gc` or the next start removes it");
         }
-        self.store.ledger().end_transaction(&self.name);
-        self.store.content().release_staging_name(&self.name);
+        self.store.ledger.end_transaction(&self.name);
+        self.store.content.release_staging_name(&self.name);
     }
 }
 
-/// Subtracts up to `bytes` from a sum; returns how many.
 fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
     let rest = |left: u64| Some(left.saturating_sub(bytes));
     let left = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
@@ -240,8 +225,8 @@ fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
 }
 
 fn make_directory(store: &Store, directory: &Path) -> Result<File, StoreError> {
-    store.content().create_directories(Path::new(layout::STAGING))?;
-    store.content().disk().create_dir(directory)?;
-    let opened = store.content().root.try_open_directory(directory);
-    opened.map_err(store.content().root.failure(OPEN_DIRECTORY, directory))
+    store.content.create_directories(Path::new(layout::STAGING))?;
+    store.content.disk.create_dir(directory)?;
+    let opened = store.content.root.try_open_directory(directory);
+    opened.map_err(store.content.root.failure(OPEN_DIRECTORY, directory))
 }

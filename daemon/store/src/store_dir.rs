@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::StoreError;
 use crate::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
 use crate::lock_file::read_holder;
-use crate::owner::{StoreOwner, of_new_directory};
+use crate::owner::{StoreOwner, owner_of_new_directory};
 use crate::root::{FileStatus, Root};
 
 /// The directories of a new store.
@@ -29,8 +29,7 @@ pub const FORMAT: u32 = 1;
 struct StoreFile {
     format: u32,
     id: String,
-    /// The directories that the store was created with. Earlier versions of blobd did not record them,
-    /// and created `trash/` only when it was needed.
+    /// The directories of the new store. Earlier versions did not record them, and created `trash/` when needed.
     #[serde(default)]
     directories: Vec<String>,
 }
@@ -43,7 +42,6 @@ pub(crate) struct StoreDir {
     pub(crate) essential: Vec<&'static str>,
 }
 
-/// Opens the directory; creates it if it does not exist.
 pub(crate) fn open_root(path: &Path) -> Result<Root, StoreError> {
     if matches!(rustix::fs::stat(path), Err(Errno::NOENT)) {
         create_root(path).map_err(StoreError::io("create directory", path))?;
@@ -52,12 +50,11 @@ pub(crate) fn open_root(path: &Path) -> Result<Root, StoreError> {
 }
 
 fn create_root(path: &Path) -> io::Result<()> {
-    let _identity = of_new_directory(path).map(StoreOwner::act).transpose()?;
+    let _identity = owner_of_new_directory(path).map(StoreOwner::act).transpose()?;
     DirBuilder::new().recursive(true).mode(MODE).create(path)
 }
 
-/// Takes the store's lock; creates the store if the directory is empty. If the store cannot be written
-/// to, `disk` refuses all changes.
+/// Takes the store's lock; creates the store in an empty directory. `disk` refuses changes if it is not writable.
 pub(crate) fn open_or_create(root: &Root, disk: &GuardedDisk) -> Result<StoreDir, StoreError> {
     // Checked first, so that no lock file is created in a directory with other files.
     find_store(root)?;
@@ -80,8 +77,7 @@ pub(crate) fn open_or_create(root: &Root, disk: &GuardedDisk) -> Result<StoreDir
     Ok(StoreDir { lock, essential })
 }
 
-/// Creates missing directories if all others are empty. Earlier versions of blobd wrote `store.json`
-/// before they created the directories, and may have been killed in between.
+/// Creates missing directories if all others are empty, as after a crash of an earlier version.
 fn complete_empty_store(root: &Root, disk: &GuardedDisk, essential: &[&str]) {
     let state =
         |name: &&str| root.find_directory(Path::new(name)).map(|found| found.map(|found| found.is_empty()));
@@ -97,8 +93,7 @@ fn complete_empty_store(root: &Root, disk: &GuardedDisk, essential: &[&str]) {
     }
 }
 
-/// Models may have a licence that only some users have accepted, so other users must not be able to
-/// read them without the daemon.
+/// Other users must not read models without the daemon: some licences were accepted by one user only.
 const MODE: u32 = 0o700;
 
 /// Why a store cannot be changed.
@@ -106,8 +101,7 @@ pub(crate) const MOUNTED_READ_ONLY: &str = "it is on a file system that is mount
 /// The temporary name of `store.json`.
 const NEW_STORE_FILE: &str = "store.json.new";
 
-/// Reads `store.json`; `None` if the directory may become a store. Refuses a newer format, and a
-/// directory with other files.
+/// Reads `store.json`; `None` if the directory may become a store. Refuses newer formats and other directories.
 fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     const MAX_BYTES: u64 = 4096;
     let Some(json) = root.read_limited(Path::new(layout::STORE_FILE), MAX_BYTES)? else {
@@ -124,16 +118,12 @@ fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
 }
 
 /// The ID of the store that a directory has, which is opened for reading only.
-///
-/// # Errors
-/// [`StoreError::NotAStore`], [`StoreError::NewerFormat`], [`StoreError::Io`].
 pub(crate) fn id_of_existing(root: &Root) -> Result<String, StoreError> {
     let what = "has no store.json; if it is a mount point, its file system is not mounted";
     let missing = || StoreError::NotAStore { root: root.place(), what: what.to_owned() };
     find_store(root)?.map(|file| file.id).ok_or_else(missing)
 }
 
-/// The ID in `store.json`; `None` if it cannot be read.
 pub(crate) fn store_id(root: &Root) -> Option<String> {
     Some(find_store(root).ok()??.id)
 }
@@ -160,14 +150,12 @@ fn is_empty(root: &Root, directory: &str) -> bool {
     directory.is_some_and(|directory| directory.is_empty())
 }
 
-/// `store.json` is written last, when the names of the directories are durable. So a directory that is
-/// missing later was removed.
+/// `store.json` is written last, when the directories are durable: one that is missing later was removed.
 fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError> {
     let path = Path::new(layout::STORE_FILE);
     let directories = DIRECTORIES.map(str::to_owned).to_vec();
     let file = StoreFile { format: FORMAT, id: new_store_id(), directories };
-    let content =
-        serde_json::to_vec(&file).map_err(|error| StoreError::io("encode", root.full(path))(error.into()))?;
+    let content = StoreError::encode(&file, root.full(path))?;
     make_private(disk, root)?;
     // The root's own name first: an opener that finds store.json relies on the path being durable.
     unless_denied(disk.sync_above_root())?;
@@ -184,14 +172,12 @@ fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError
     Ok(file)
 }
 
-/// The directory may have existed before, empty and readable by others. If another user owns it, it is
-/// not changed, and `doctor` reports it.
+/// The directory may have existed before, readable by others. That of another user is left to `doctor`.
 fn make_private(disk: &GuardedDisk, root: &Root) -> Result<(), StoreError> {
     unless_denied(disk.set_mode(Path::new(""), root.directory_file(), MODE))
 }
 
-/// A process that is denied access to the parent directory has not just created the root in it, so
-/// there is nothing to make durable.
+/// Without access to the parent directory, the root was not just created there: nothing is to be made durable.
 fn unless_denied(done: Result<(), StoreError>) -> Result<(), StoreError> {
     match done {
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => Ok(()),
@@ -275,14 +261,13 @@ fn is_refused(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied || Errno::from_io_error(error) == Some(Errno::ROFS)
 }
 
-/// Why the lock file cannot be written to.
 fn refusal(root: &Root) -> String {
     let owner = root.owner();
     if owner.act().is_err() || !owner.is_mapped() {
         return owner.refusal();
     }
     let lock = ("its lock file", root.try_status(Path::new(layout::LOCK_FILE)));
-    let directory = ("its directory", FileStatus::of(root.directory_file()));
+    let directory = ("its directory", FileStatus::from_file(root.directory_file()));
     let owners = [lock, directory].map(|(what, status)| (what, status.map(|status| status.owner())));
     match owners.into_iter().find_map(|(what, uid)| Some((what, uid.ok().filter(|uid| *uid != owner.uid)?))) {
         Some((what, uid)) => format!(
@@ -291,5 +276,149 @@ fn refusal(root: &Root) -> String {
             owner.uid
         ),
         None => "its lock file cannot be written to: permission denied".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_denied_changes_above_the_store_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let failed =
+            |kind: io::ErrorKind| unless_denied(Err(root.failure("sync", Path::new(""))(kind.into())));
+        failed(io::ErrorKind::PermissionDenied).unwrap();
+        assert!(failed(io::ErrorKind::Other).is_err());
+        unless_denied(Ok(())).unwrap();
+    }
+
+    /// What makes a directory that has these files and directories no place for a new store.
+    fn refused(entries: &[&str]) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in entries {
+            match entry.strip_suffix('/') {
+                Some(directory) => std::fs::create_dir_all(folder.path().join(directory)).unwrap(),
+                None => std::fs::write(folder.path().join(entry), "").unwrap(),
+            }
+        }
+        match refuse_foreign_directory(&Root::open(folder.path()).unwrap()) {
+            Err(StoreError::NotAStore { .. }) => true,
+            found => {
+                found.unwrap();
+                false
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_an_interrupted_creation_leaves_may_be_where_a_store_is_made() {
+        for accepted in
+            [&[][..], &["lock"], &["store.json.new"], &["blobs/", "trash/"], &["lock", "blobs/", "recipes/"]]
+        {
+            assert!(!refused(accepted), "{accepted:?}");
+        }
+        for foreign in [&["thesis.tex"][..], &["blobs/x/"], &["index/"], &["lock", "photos/"], &["blobs"]] {
+            assert!(refused(foreign), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn store_file_that_is_none_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        assert!(find_store(&root).unwrap().is_none() && store_id(&root).is_none());
+        let missing = id_of_existing(&root).unwrap_err();
+        assert!(matches!(&missing, StoreError::NotAStore { what, .. } if what.contains("no store.json")));
+        let write = |json: &str| std::fs::write(folder.path().join("store.json"), json).unwrap();
+        write("{");
+        let damaged = id_of_existing(&root).unwrap_err();
+        assert!(
+            matches!(&damaged, StoreError::NotAStore { what, .. } if what.contains("not a blobd store file"))
+        );
+        assert_eq!(store_id(&root), None);
+        write(r#"{"format":2,"id":"x"}"#);
+        assert!(matches!(id_of_existing(&root), Err(StoreError::NewerFormat { found: 2, supported: 1, .. })));
+        write(r#"{"format":1,"id":"an id"}"#);
+        assert_eq!(
+            (id_of_existing(&root).unwrap(), store_id(&root)),
+            ("an id".to_owned(), Some("an id".to_owned()))
+        );
+    }
+
+    #[test]
+    fn missing_directories_are_made_in_an_empty_store_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let disk = GuardedDisk::new(std::sync::Arc::new(KernelDisk), root.clone());
+        let essential = [layout::BLOBS, layout::RECIPES, layout::MANIFESTS];
+        let complete = || {
+            complete_empty_store(&root, &disk, &essential);
+            essential.map(|name| folder.path().join(name).is_dir())
+        };
+        assert_eq!(complete(), [true; 3]);
+        std::fs::remove_dir(folder.path().join("recipes")).unwrap();
+        std::fs::write(folder.path().join("blobs/x"), "").unwrap();
+        assert_eq!(complete(), [true, false, true], "what was in it is lost");
+        std::fs::remove_file(folder.path().join("blobs/x")).unwrap();
+        disk.refuse_changes("a test");
+        assert_eq!(complete(), [true, false, true]);
+        std::fs::write(folder.path().join("recipes"), "").unwrap();
+        assert_eq!(complete(), [true, false, true]);
+    }
+
+    #[test]
+    fn store_records_which_directories_it_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let disk = GuardedDisk::new(std::sync::Arc::new(KernelDisk), root.clone());
+        let open = || open_or_create(&root, &disk).unwrap().essential;
+        assert_eq!(open(), ["blobs", "recipes", "manifests", "trash"]);
+        let json = std::fs::read_to_string(folder.path().join("store.json")).unwrap();
+        let file: StoreFile = serde_json::from_str(&json).unwrap();
+        assert_eq!((file.format, file.directories), (FORMAT, DIRECTORIES.map(str::to_owned).to_vec()));
+        assert!(file.id.len() == 32 && file.id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{}", file.id);
+        assert_ne!(new_store_id(), new_store_id());
+        std::fs::write(folder.path().join("store.json"), r#"{"format":1,"id":"of an earlier version"}"#)
+            .unwrap();
+        assert_eq!(open(), ["blobs", "recipes", "manifests"]);
+    }
+
+    #[test]
+    fn errors_about_the_lock_file_say_why_a_store_is_read_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let reason = |errno: Errno| read_only_reason(&root, &errno.into());
+        assert_eq!(reason(Errno::ROFS).as_deref(), Some(MOUNTED_READ_ONLY));
+        let denied = "its lock file cannot be written to: permission denied";
+        assert_eq!(reason(Errno::ACCESS).as_deref(), Some(denied));
+        assert_eq!(reason(Errno::PERM).as_deref(), Some(denied));
+        assert_eq!(reason(Errno::IO), None);
+        for (errno, expected) in
+            [(Errno::ROFS, true), (Errno::ACCESS, true), (Errno::IO, false), (Errno::NOENT, false)]
+        {
+            assert_eq!(is_refused(&errno.into()), expected, "{errno}");
+        }
+    }
+
+    #[test]
+    fn lock_file_is_opened_or_created_and_anything_else_in_its_place_is_an_error() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let path = Path::new(layout::LOCK_FILE);
+        let first = open_lock(&root, path).unwrap().metadata().unwrap();
+        assert_eq!(first.mode() & 0o777, 0o600);
+        assert_eq!(open_lock(&root, path).unwrap().metadata().unwrap().ino(), first.ino());
+        let disk = GuardedDisk::new(std::sync::Arc::new(KernelDisk), root.clone());
+        let held = take_lock(&root, &disk).unwrap().unwrap();
+        assert!(matches!(take_lock(&root, &disk), Err(StoreError::Locked { .. })));
+        drop(held);
+        assert!(take_lock(&root, &disk).unwrap().is_some());
+        std::fs::remove_file(folder.path().join("lock")).unwrap();
+        std::os::unix::fs::symlink("nowhere", folder.path().join("lock")).unwrap();
+        assert!(matches!(take_lock(&root, &disk), Err(StoreError::UnexpectedFile { .. })));
+        assert_eq!(disk.failure(), None);
     }
 }

@@ -1,45 +1,21 @@
 //! Tests of the store's guarantees on a real directory.
 
-use blobd_store_format::layout;
-use std::fs;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
+use std::{fs, thread};
 
-use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::recipe::{Piece, Recipe};
-use blobd_store_format::reference::Reference;
-use blobd_store_format::tensor::TensorFormat;
-use blobd_store_format::testing;
+use blobd_store_format::{layout, testing};
 use tempfile::TempDir;
 
 use super::*;
-use crate::testing::{begin, new_store, new_store_with};
+use crate::testing::{begin, file, manifest, name, new_store, new_store_with, recipe_of};
 
 const ME: Actor = Actor { uid: 7, verb: Verb::Rm };
-
-fn name(text: &str) -> Reference {
-    text.parse().unwrap()
-}
-
-fn file(bytes: &[u8]) -> Descriptor {
-    Descriptor {
-        media_type: MediaType::new("text/plain"),
-        digest: Digest::of(bytes),
-        size: bytes.len() as u64,
-    }
-}
-
-/// The manifest of a model of whole files, the first of them its configuration.
-fn manifest(files: &[&[u8]]) -> Manifest {
-    let layers = files[1..].iter().map(|bytes| file(bytes)).collect();
-    Manifest::compose(file(files[0]), layers).unwrap()
-}
 
 /// Stores a model of whole files.
 fn add(store: &Arc<Store>, reference: &str, files: &[&[u8]]) -> Committed {
@@ -83,12 +59,12 @@ fn store_id_survives_a_restart() {
 #[test]
 fn one_process_locks_the_store_and_records_itself() {
     let (folder, store) = new_store();
-    store.content().announce(Some(Path::new("/run/x.sock")));
+    store.content.announce(Some(Path::new("/run/x.sock")), None);
     let error = Store::open(folder.path().join("store")).unwrap_err();
     let StoreError::Locked { holder, .. } = error else { panic!("{error}") };
     let socket = Some(PathBuf::from("/run/x.sock"));
     assert_eq!(*holder, LockHolder { pid: std::process::id(), socket, command: None });
-    store.content().announce(None);
+    store.content.announce(None, None);
     drop(store);
     Store::open(folder.path().join("store")).unwrap();
 }
@@ -146,7 +122,7 @@ fn only_abandoned_transactions_are_removed_from_staging() {
     let store = Store::open(&root).unwrap();
     assert_eq!(entries(&root.join("staging")), [""; 0]);
     assert_eq!(entries(&outside), ["precious"]);
-    assert_eq!(store.content().blobs().unwrap().len(), 2);
+    assert_eq!(store.content.blobs().unwrap().len(), 2);
 }
 
 #[test]
@@ -159,8 +135,8 @@ fn committed_blob_is_read_only_under_its_digest() {
         assert_eq!(fs::metadata(blob_path(&store, bytes)).unwrap().mode() & 0o7777, 0o444);
     }
     assert_eq!(entries(&store.path(layout::STAGING)), [""; 0]);
-    assert_eq!(store.names().manifest(&name("m")).unwrap(), manifest(&[b"config", b"layer"]));
-    assert_eq!(store.names().origin(manifest(&[b"config", b"layer"]).digest()).as_deref(), Some("a test"));
+    assert_eq!(store.names.manifest(&name("m")).unwrap(), manifest(&[b"config", b"layer"]));
+    assert_eq!(store.names.origin(manifest(&[b"config", b"layer"]).digest()).as_deref(), Some("a test"));
 }
 
 #[test]
@@ -168,14 +144,14 @@ fn names_of_a_manifest_are_those_of_its_tags_now() {
     let (_folder, store) = new_store();
     let files: [&[u8]; 2] = [b"config", b"layer"];
     let digest = manifest(&files).digest();
-    let names = || store.names().names_of(digest).unwrap();
+    let names = || store.names.names_of(digest).unwrap();
     assert_eq!(names(), []);
     add(&store, "m", &files);
     add(&store, "n", &files);
     assert_eq!(names(), [name("m"), name("n")]);
     add(&store, "n", &[b"config", b"other"]);
     assert_eq!(names(), [name("m")]);
-    store.names().remove_tag(&name("m"), ME).unwrap();
+    store.names.remove_tag(&name("m"), ME).unwrap();
     assert_eq!(names(), []);
 }
 
@@ -184,13 +160,13 @@ fn damaged_record_of_an_origin_is_not_taken_for_an_absent_one() {
     let (_folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
     let digest = manifest(&[b"config", b"layer"]).digest();
-    assert_eq!(store.names().recorded_origin(digest).unwrap().as_deref(), Some("a test"));
+    assert_eq!(store.names.recorded_origin(digest).unwrap().as_deref(), Some("a test"));
     let path = store.path(layout::origin(digest));
     fs::write(&path, "{").unwrap();
-    assert!(matches!(store.names().recorded_origin(digest), Err(StoreError::Io { action: "parse", .. })));
-    assert_eq!(store.names().origin(digest), None);
+    assert!(matches!(store.names.recorded_origin(digest), Err(StoreError::Io { action: "parse", .. })));
+    assert_eq!(store.names.origin(digest), None);
     fs::remove_file(&path).unwrap();
-    assert_eq!(store.names().recorded_origin(digest).unwrap(), None);
+    assert_eq!(store.names.recorded_origin(digest).unwrap(), None);
 }
 
 /// From eight new blobs on, one `syncfs` replaces one `fsync` each.
@@ -210,11 +186,11 @@ fn ingest_that_is_dropped_leaves_nothing() {
     ingest.add_bytes(b"never committed").unwrap();
     let mut unfinished = ingest.staging().stage(100);
     unfinished.append(b"some of it").unwrap();
-    assert_eq!(store.liveness().leases().leased().len(), 1);
+    assert_eq!(store.liveness.leases().leased().len(), 1);
     drop(ingest);
     drop(unfinished);
     assert_eq!(entries(&store.path(layout::STAGING)), [""; 0]);
-    assert!(store.content().blobs().unwrap().is_empty() && store.liveness().leases().leased().is_empty());
+    assert!(store.content.blobs().unwrap().is_empty() && store.liveness.leases().leased().is_empty());
 }
 
 #[test]
@@ -224,16 +200,13 @@ fn incomplete_model_gets_no_tag() {
     ingest.add_bytes(b"config").unwrap();
     let error = ingest.commit(&name("m"), &manifest(&[b"config", b"layer"]), None).unwrap_err();
     assert!(matches!(error, StoreError::MissingBlob { digest } if digest == Digest::of(b"layer")), "{error}");
-    assert!(store.names().tags().unwrap().references.is_empty());
+    assert!(store.names.tags().unwrap().references.is_empty());
 }
 
 #[test]
 fn recipe_without_all_its_blobs_is_refused() {
     let (_folder, store) = new_store();
-    let whole = b"headtensor";
-    let piece = |bytes: &[u8]| Piece::Blob { blob: Digest::of(bytes), offset: 0, length: bytes.len() as u64 };
-    let pieces = vec![piece(b"head"), piece(b"tensor")];
-    let recipe = Recipe::new(Digest::of(whole), TensorFormat::Gguf, pieces, Vec::new()).unwrap();
+    let (whole, recipe) = (b"headtensor", recipe_of(&[b"head", b"tensor"]));
     let mut ingest = begin(&store);
     ingest.add_bytes(b"config").unwrap();
     ingest.add_bytes(b"head").unwrap();
@@ -243,40 +216,35 @@ fn recipe_without_all_its_blobs_is_refused() {
         matches!(error, StoreError::MissingBlob { digest } if digest == Digest::of(b"tensor")),
         "{error}"
     );
-    assert!(store.names().tags().unwrap().references.is_empty());
+    assert!(store.names.tags().unwrap().references.is_empty());
     let mut ingest = begin(&store);
     for bytes in [&b"config"[..], b"head", b"tensor"] {
         ingest.add_bytes(bytes).unwrap();
     }
     ingest.add_recipe(recipe);
     ingest.commit(&name("m"), &manifest(&[b"config", whole]), None).unwrap();
-    assert!(store.content().has_file(&file(whole)).unwrap());
+    assert!(store.content.has_file(&file(whole)).unwrap());
     assert!(!store.path(layout::blob(Digest::of(whole))).exists(), "the file itself is not stored");
 }
 
 #[test]
 fn leased_model_has_all_its_blobs_pinned() {
     let (_folder, store) = new_store();
-    let (whole, piece) = (b"headtensor", |bytes: &[u8]| Piece::Blob {
-        blob: Digest::of(bytes),
-        offset: 0,
-        length: bytes.len() as u64,
-    });
+    let whole = b"headtensor";
     let mut ingest = begin(&store);
     for bytes in [&b"config"[..], b"head", b"tensor"] {
         ingest.add_bytes(bytes).unwrap();
     }
-    let pieces = vec![piece(b"head"), piece(b"tensor")];
-    ingest.add_recipe(Recipe::new(Digest::of(whole), TensorFormat::Gguf, pieces, Vec::new()).unwrap());
+    ingest.add_recipe(recipe_of(&[b"head", b"tensor"]));
     let manifest = manifest(&[b"config", whole]);
     ingest.commit(&name("m"), &manifest, None).unwrap();
-    let lease = store.liveness().leases().grant("a reader");
-    store.names().leased_model(&name("m"), &lease).unwrap();
+    let lease = store.liveness.leases().grant("a reader");
+    store.names.leased_model(&name("m"), &lease).unwrap();
     let files = [&b"config"[..], b"head", b"tensor", whole].map(Digest::of);
     let expected = files.into_iter().chain([manifest.digest()]).collect();
-    assert_eq!(store.liveness().leases().leased(), expected);
+    assert_eq!(store.liveness.leases().leased(), expected);
     drop(lease);
-    assert!(store.liveness().leases().leased().is_empty());
+    assert!(store.liveness.leases().leased().is_empty());
 }
 
 #[test]
@@ -313,10 +281,7 @@ fn two_ingests_of_the_same_bytes_both_commit() {
     let inode = fs::metadata(blob_path(&store, b"layer")).unwrap().ino();
     second.commit(&name("b"), &manifest(&[b"config", b"layer"]), None).unwrap();
     assert_eq!(fs::metadata(blob_path(&store, b"layer")).unwrap().ino(), inode, "the first stays");
-    assert_eq!(
-        (store.names().tags().unwrap().references.len(), store.content().blobs().unwrap().len()),
-        (2, 2)
-    );
+    assert_eq!((store.names.tags().unwrap().references.len(), store.content.blobs().unwrap().len()), (2, 2));
 }
 
 #[test]
@@ -334,7 +299,7 @@ fn blob_of_the_wrong_length_is_replaced_and_its_readers_keep_the_old_file() {
 fn opened_blob_has_an_offset_of_its_own_and_cannot_be_written() {
     let (_folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
-    let open = || store.content().open_blob(Digest::of(b"layer"), 5).unwrap();
+    let open = || store.content.open_blob(Digest::of(b"layer"), 5).unwrap();
     let (mut first, mut second) = (open(), open());
     let mut bytes = String::new();
     first.read_to_string(&mut bytes).unwrap();
@@ -347,13 +312,13 @@ fn blob_that_is_missing_short_or_a_link_is_not_opened() {
     let (folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
     let digest = Digest::of(b"layer");
-    let error = store.content().open_blob(digest, 6).unwrap_err();
+    let error = store.content.open_blob(digest, 6).unwrap_err();
     assert!(matches!(error, StoreError::BlobSize { found: 5, expected: 6, .. }), "{error}");
     let (path, elsewhere) = (blob_path(&store, b"layer"), folder.path().join("elsewhere"));
     fs::rename(&path, &elsewhere).unwrap();
-    assert!(matches!(store.content().open_blob(digest, 0), Err(StoreError::MissingBlob { .. })));
+    assert!(matches!(store.content.open_blob(digest, 0), Err(StoreError::MissingBlob { .. })));
     symlink(&elsewhere, &path).unwrap();
-    let followed = store.content().open_blob(digest, 0);
+    let followed = store.content.open_blob(digest, 0);
     assert!(matches!(followed, Err(StoreError::UnexpectedFile { .. })), "a link is followed");
 }
 
@@ -363,7 +328,7 @@ fn files_without_a_digest_as_name_are_not_listed_as_blobs() {
     for foreign in ["README", "sha256-00", ".sha256-x", "sha512-00"] {
         fs::write(store.path(layout::BLOBS).join(foreign), "").unwrap();
     }
-    assert!(store.content().blobs().unwrap().is_empty());
+    assert!(store.content.blobs().unwrap().is_empty());
 }
 
 #[test]
@@ -371,18 +336,17 @@ fn tags_are_case_insensitive() {
     let (_folder, store) = new_store();
     add(&store, "Me/Llama:8B", &[b"1", b"one"]);
     add(&store, "me/llama:8b", &[b"2", b"two"]);
-    let tags = store.names().tags().unwrap();
+    let tags = store.names.tags().unwrap();
     assert_eq!(tags.references, [name("Me/Llama:8B")]);
-    assert_eq!(store.names().resolve(&name("ME/LLAMA:8b")).unwrap(), name("Me/Llama:8B"));
-    assert_eq!(store.names().manifest(&tags.references[0]).unwrap(), manifest(&[b"2", b"two"]));
-    assert!(matches!(store.names().resolve(&name("me/llama:7b")), Err(StoreError::NoSuchModel { .. })));
+    assert_eq!(store.names.resolve(&name("ME/LLAMA:8b")).unwrap(), name("Me/Llama:8B"));
+    assert_eq!(store.names.manifest(&tags.references[0]).unwrap(), manifest(&[b"2", b"two"]));
+    assert!(matches!(store.names.resolve(&name("me/llama:7b")), Err(StoreError::NoSuchModel { .. })));
 }
 
 #[test]
 fn removed_tag_is_not_reported_as_a_disk_failure() {
     let (_folder, store) = new_store();
-    for result in [store.names().modified(&name("m")).map(drop), store.names().manifest(&name("m")).map(drop)]
-    {
+    for result in [store.names.modified(&name("m")).map(drop), store.names.manifest(&name("m")).map(drop)] {
         assert!(matches!(result, Err(StoreError::NoSuchModel { .. })));
     }
 }
@@ -397,7 +361,7 @@ fn files_that_are_no_tags_are_listed_as_foreign() {
     let foreign = [manifests.join("stray"), library.join("m/latest~"), library.join("m/deep")];
     fs::create_dir(&foreign[2]).unwrap();
     foreign[..2].iter().for_each(|path| fs::write(path, "").unwrap());
-    let tags = store.names().tags().unwrap();
+    let tags = store.names.tags().unwrap();
     assert_eq!(tags.references, [name("m")]);
     assert!(tags.foreign.len() == 3 && foreign.iter().all(|path| tags.foreign.contains(&path.into())));
 }
@@ -409,13 +373,13 @@ fn removed_tag_takes_its_empty_directories_along_and_no_others() {
         add(&store, tag, &[b"1", b"one"]);
     }
     let manifests = store.path(layout::MANIFESTS);
-    store.names().remove_tag(&name("m:a"), ME).unwrap();
+    store.names.remove_tag(&name("m:a"), ME).unwrap();
     assert_eq!(entries(&manifests.join("registry.ollama.ai/library/m")), ["b"]);
-    store.names().remove_tag(&name("m:b"), ME).unwrap();
+    store.names.remove_tag(&name("m:b"), ME).unwrap();
     assert_eq!(entries(&manifests.join("registry.ollama.ai")), ["me"]);
-    store.names().remove_tag(&name("me/n"), ME).unwrap();
+    store.names.remove_tag(&name("me/n"), ME).unwrap();
     assert_eq!(entries(&manifests), [""; 0]);
-    assert!(matches!(store.names().remove_tag(&name("me/n"), ME), Err(StoreError::NoSuchModel { .. })));
+    assert!(matches!(store.names.remove_tag(&name("me/n"), ME), Err(StoreError::NoSuchModel { .. })));
 }
 
 #[test]
@@ -426,7 +390,7 @@ fn damaged_manifest_is_named() {
     let too_long = " ".repeat(usize::try_from(Manifest::MAX_BYTES).unwrap() + 1);
     for content in ["", "{}", "null", &too_long] {
         fs::write(&path, content).unwrap();
-        let error = store.names().manifest(&name("m")).unwrap_err();
+        let error = store.names.manifest(&name("m")).unwrap_err();
         assert!(
             matches!(&error, StoreError::Manifest { path: named, .. } if named.path() == path),
             "{error}"
@@ -437,16 +401,14 @@ fn damaged_manifest_is_named() {
 #[test]
 fn recipe_is_read_once_until_it_is_forgotten() {
     let (_folder, store) = new_store();
-    let recipe =
-        Recipe::new(Digest::of(b"file"), TensorFormat::Gguf, vec![Piece::Zeros { zeros: 5 }], Vec::new())
-            .unwrap();
+    let recipe = recipe_of(&[b"file"]);
     let path = store.path(layout::recipe(recipe.file()));
     fs::write(&path, recipe.to_json()).unwrap();
-    assert_eq!(*store.content().recipe(recipe.file()).unwrap().unwrap(), recipe);
+    assert_eq!(*store.content.recipe(recipe.file()).unwrap().unwrap(), recipe);
     fs::write(&path, "damaged since").unwrap();
-    assert!(store.content().recipe(recipe.file()).unwrap().is_some());
-    store.content().recipes.forget(recipe.file());
-    assert!(matches!(store.content().recipe(recipe.file()), Err(StoreError::Recipe { .. })));
+    assert!(store.content.recipe(recipe.file()).unwrap().is_some());
+    store.content.recipes.forget(recipe.file());
+    assert!(matches!(store.content.recipe(recipe.file()), Err(StoreError::Recipe { .. })));
 }
 
 #[test]
@@ -457,7 +419,7 @@ fn large_recipe_read_concurrently_is_in_memory_once() {
     let json = recipe.to_json();
     assert!(json.len() > 1 << 20);
     fs::write(store.path(layout::recipe(recipe.file())), json).unwrap();
-    let read = || store.content().recipe(recipe.file()).unwrap().unwrap();
+    let read = || store.content.recipe(recipe.file()).unwrap().unwrap();
     let all: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(read)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -468,11 +430,9 @@ fn large_recipe_read_concurrently_is_in_memory_once() {
 #[test]
 fn recipe_of_another_file_is_refused() {
     let (_folder, store) = new_store();
-    let recipe =
-        Recipe::new(Digest::of(b"file"), TensorFormat::Gguf, vec![Piece::Zeros { zeros: 5 }], Vec::new())
-            .unwrap();
+    let recipe = recipe_of(&[b"file"]);
     fs::write(store.path(layout::recipe(Digest::of(b"another"))), recipe.to_json()).unwrap();
-    let error = store.content().recipe(Digest::of(b"another")).unwrap_err();
+    let error = store.content.recipe(Digest::of(b"another")).unwrap_err();
     assert!(error.to_string().contains("is the recipe of"), "{error}");
 }
 
@@ -481,9 +441,9 @@ fn transaction_in_progress_is_not_abandoned() {
     let (_folder, store) = new_store();
     let ingest = begin(&store);
     let directory = ingest.staging().directory().to_path_buf();
-    assert_eq!(store.content().abandoned_staging().unwrap(), []);
+    assert_eq!(store.content.abandoned_staging().unwrap(), []);
     // Even if a caller treats it as abandoned.
-    store.content().remove_abandoned(directory.file_name().unwrap()).unwrap();
+    store.content.remove_abandoned(directory.file_name().unwrap()).unwrap();
     assert!(store.path(directory).is_dir());
 }
 
@@ -528,7 +488,7 @@ fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
 /// The bytes on disk below the directories that the quota counts.
 fn measured(store: &Store) -> u64 {
     let places = ["blobs", "recipes", "manifests", "origins", "history", "trash"];
-    places.into_iter().map(|place| store.content().root.tree_bytes(Path::new(place))).sum()
+    places.into_iter().map(|place| store.content.root.tree_bytes(Path::new(place))).sum()
 }
 
 fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
@@ -540,9 +500,9 @@ fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
 #[test]
 fn quota_counts_manifests_origins_and_trash() {
     let (folder, store) = limited_store(1 << 30);
-    assert_eq!(store.ledger().used_bytes(), 0);
+    assert_eq!(store.ledger.used_bytes(), 0);
     let files: [&[u8]; 2] = [b"{}", b"weights"];
-    let check = |what: &str| assert_eq!(store.ledger().used_bytes(), measured(&store), "{what}");
+    let check = |what: &str| assert_eq!(store.ledger.used_bytes(), measured(&store), "{what}");
     add(&store, "m:a", &files);
     check("a manifest and its origin");
     add(&store, "m:b", &files);
@@ -550,29 +510,29 @@ fn quota_counts_manifests_origins_and_trash() {
     add(&store, "m:b", &[b"{}", &[7; 9000]]);
     check("a replaced manifest");
     let keep = std::time::Duration::from_secs(60);
-    store.names().add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
-    store.names().remove_tag(&name("m:a"), ME).unwrap();
+    store.names.add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
+    store.names.remove_tag(&name("m:a"), ME).unwrap();
     check("trash");
-    assert!(measured(&store) > store.content().root.tree_bytes(Path::new(layout::BLOBS)));
-    let trashed = store.names().trash().unwrap().remove(0);
+    assert!(measured(&store) > store.content.root.tree_bytes(Path::new(layout::BLOBS)));
+    let trashed = store.names.trash().unwrap().remove(0);
     begin(&store).restore(&trashed.reference, &trashed.manifest).unwrap();
-    store.names().remove_from_trash(trashed.record).unwrap();
+    store.names.remove_from_trash(trashed.record).unwrap();
     check("a model that came back");
-    store.names().remove_tag(&name("m:a"), ME).unwrap();
-    store.names().remove_tag(&name("m:b"), ME).unwrap();
+    store.names.remove_tag(&name("m:a"), ME).unwrap();
+    store.names.remove_tag(&name("m:b"), ME).unwrap();
     let (dropped, _freed) =
-        crate::liveness::gc::drop_displaced(store.liveness(), None, &|| Ok(false)).unwrap();
+        crate::liveness::gc::drop_displaced(&store.liveness, None, &|| Ok(false)).unwrap();
     assert_eq!(dropped.len(), 1, "what another manifest has replaced");
-    crate::liveness::gc::collect(store.liveness()).unwrap();
-    let histories = store.content().root.tree_bytes(Path::new(layout::HISTORY));
-    assert_eq!((store.ledger().used_bytes(), measured(&store)), (histories, histories));
+    crate::liveness::gc::collect(&store.liveness).unwrap();
+    let histories = store.content.root.tree_bytes(Path::new(layout::HISTORY));
+    assert_eq!((store.ledger.used_bytes(), measured(&store)), (histories, histories));
     add(&store, "m:a", &files);
-    let used = store.ledger().used_bytes();
+    let used = store.ledger.used_bytes();
     drop(store);
     let space = SpacePolicy { quota_bytes: Some(1 << 30), ..SpacePolicy::default() };
     let options = StoreOptions { space, ..StoreOptions::default() };
     let store = Store::open_with(folder.path().join("store"), options).unwrap();
-    assert_eq!(store.ledger().used_bytes(), used, "counted at the start");
+    assert_eq!(store.ledger.used_bytes(), used, "counted at the start");
 }
 
 #[test]
@@ -580,16 +540,61 @@ fn manifest_over_quota_is_refused() {
     let (_folder, store) = limited_store(1 << 30);
     let files: [&[u8]; 2] = [b"{}", b"weights"];
     add(&store, "m:a", &files);
-    let used = store.ledger().used_bytes();
+    let used = store.ledger.used_bytes();
     let (folder, tight) = limited_store(used);
     add(&tight, "m:a", &files);
     let refused = begin(&tight).commit(&name("m:b"), &manifest(&files), None);
     assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
-    assert_eq!(tight.names().tags().unwrap().references, [name("m:a")]);
-    assert_eq!(tight.ledger().used_bytes(), used);
+    assert_eq!(tight.names.tags().unwrap().references, [name("m:a")]);
+    assert_eq!(tight.ledger.used_bytes(), used);
     assert_eq!(entries(&folder.path().join("store/staging")), [""; 0]);
     // A model is restored even over quota: its bytes are still counted.
-    tight.names().add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
-    tight.names().remove_tag(&name("m:a"), ME).unwrap();
+    tight.names.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
+    tight.names.remove_tag(&name("m:a"), ME).unwrap();
     begin(&tight).restore(&name("m:a"), &manifest(&files)).unwrap();
+}
+
+#[test]
+fn files_of_an_ingest_must_fit_the_quota_together() {
+    let (_folder, store) = limited_store(1 << 20);
+    let admit = |sizes: [u64; 2]| begin(&store).admit_all(sizes.into_iter());
+    admit([1 << 18, 1 << 18]).unwrap();
+    assert!(matches!(admit([3 << 18, 3 << 18]), Err(StoreError::Quota { .. })));
+}
+
+#[test]
+fn audit_directory_is_noticed() {
+    let (folder, store) = new_store();
+    let path = folder.path().join("store").join(layout::AUDIT);
+    let _ = fs::remove_dir_all(&path);
+    assert!(!store.content.has_audit_directory());
+    fs::create_dir(&path).unwrap();
+    assert!(store.content.has_audit_directory());
+}
+
+#[test]
+fn what_is_no_file_in_the_place_of_a_tag_is_reported() {
+    let (folder, store) = new_store();
+    let path = folder.path().join("store").join(layout::manifest(&name("m")));
+    fs::create_dir_all(&path).unwrap();
+    let error = store.names.stored_case(&name("m")).unwrap_err();
+    assert!(matches!(error, StoreError::UnexpectedFile { .. }), "{error}");
+    assert_eq!(store.names.stored_case(&name("n")).unwrap(), None);
+}
+
+#[test]
+fn versions_of_files_are_recorded_with_the_origin() {
+    let (_folder, store) = new_store();
+    let version = FileVersion {
+        url: "https://example.org/m".to_owned(),
+        validator: "\"1\"".to_owned(),
+        size: 5,
+        digest: Digest::of(b"model"),
+    };
+    let mut ingest = begin(&store);
+    ingest.add_bytes(b"model").unwrap();
+    ingest.note_versions([version.clone()]);
+    ingest.commit(&name("m"), &manifest(&[b"model"]), Some("https://example.org/m")).unwrap();
+    let urls = [version.url.clone(), "https://example.org/other".to_owned()];
+    assert_eq!(store.names.file_versions(&urls).unwrap(), [version]);
 }

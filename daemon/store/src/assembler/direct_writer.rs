@@ -11,15 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use tracing_mutex::stdsync::Mutex;
 
-use crate::direct::set_direct;
 use crate::disk::GuardedDisk;
+use crate::filesystem::set_direct;
 use crate::{StoreError, lock};
 
 /// Smaller pieces are not worth a request of their own.
 const MIN_BYTES: usize = 1 << 20;
 
-/// Writes through a second descriptor of the file that is being written, because the first one is also used for
-/// pieces that are not aligned.
+/// Writes through a second descriptor: the first one is also used for pieces that are not aligned.
 #[derive(Debug, Default)]
 pub(super) struct DirectWriter {
     current: Mutex<Option<Direct>>,
@@ -35,8 +34,7 @@ struct Direct {
 }
 
 impl DirectWriter {
-    /// Writes the first bytes of a piece, as many as can be written directly, and returns their number. A file system
-    /// that refuses direct writes is not asked again.
+    /// Writes as many of a piece's first bytes as possible; returns their number. A refusal is remembered.
     pub(super) fn write(
         &self,
         disk: &GuardedDisk,
@@ -124,7 +122,7 @@ mod tests {
     fn written(piece: &Aligned, offset: u64) -> usize {
         let (folder, store) = new_store();
         let ingest = begin(&store);
-        let (disk, path) = (store.content().disk(), ingest.staging().next_path());
+        let (disk, path) = (&store.content.disk, ingest.staging().next_path());
         disk.create_file(&path, 0o600).unwrap();
         let length = DirectWriter::default().write(disk, &path, piece.bytes(), offset).unwrap();
         let content = fs::read(folder.path().join("store").join(&path)).unwrap();
@@ -160,12 +158,12 @@ mod tests {
         const WRITES: usize = 8;
         let (folder, store) = new_store();
         let ingest = begin(&store);
-        let (disk, piece) = (store.content().disk(), Aligned::new(MIN_BYTES, 0));
+        let (disk, piece) = (&store.content.disk, Aligned::new(MIN_BYTES, 0));
         let mut cached = Vec::new();
         for _ in 0..WRITES {
             let path = ingest.staging().next_path();
             disk.create_file(&path, 0o600).unwrap();
-            let is_tmpfs = store.content().file_system().allocates_slowly();
+            let is_tmpfs = store.content.file_system().allocates_slowly();
             if is_tmpfs || DirectWriter::default().write(disk, &path, piece.bytes(), 0).unwrap() == 0 {
                 return;
             }

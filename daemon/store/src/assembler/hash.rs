@@ -25,8 +25,8 @@ pub(super) struct FileHasher<'a> {
     literals: Vec<Vec<u8>>,
 }
 
-/// The digest of a blob in progress. The members of an expert group may be in the file in any order, so
-/// bytes that come too early are read back later from the blob's file.
+/// The digest of a blob in progress. The members of an expert group may be in the file in any order, so bytes that come
+/// too early are read back later from the blob's file.
 #[derive(Default)]
 struct BlobHash {
     hash: Sha256,
@@ -36,8 +36,8 @@ struct BlobHash {
 }
 
 impl<'a> FileHasher<'a> {
-    /// Blobs that are read from the store have their digest already. If one is not what the file needs, the
-    /// digest of the whole file will be wrong.
+    /// Blobs that are read from the store have their digest already. If one is not what the file needs, the digest of
+    /// the whole file will be wrong.
     pub(super) fn new(assembler: &'a Assembler) -> Self {
         let (plan, stored) = (assembler.plan(), assembler.stored());
         Self {
@@ -114,7 +114,6 @@ impl<'a> FileHasher<'a> {
         sink(self.assembler.staged_blob(blob, digest)?)
     }
 
-    /// Ends the file; [`StoreError::FileSize`] if bytes are missing.
     pub(super) fn finish(mut self, sink: &mut BlobSink<'_>) -> Result<HashedFile, StoreError> {
         let expected = self.assembler.plan().file_size();
         if self.position != expected {
@@ -138,7 +137,7 @@ impl BlobHash {
         const READ_BACK_BYTES: u64 = 1 << 20;
         let Some(mut length) = self.ahead.remove(&self.hashed) else { return Ok(()) };
         let path = assembler.path_of(blob)?;
-        let file = assembler.store().content().root.open_file(&path)?;
+        let file = assembler.store().content.root.open_file(&path)?;
         let mut buffer = Vec::new();
         loop {
             while length > 0 {

@@ -1,7 +1,6 @@
-//! A pipeline of two threads: one writes a file's bytes in order or reads them back, the other hashes them,
-//! which takes about as long. A fixed number of chunks bounds the memory for a file of any size.
+//! A pipeline of two threads: one writes a file's bytes in order or reads them back, the other hashes them, which takes
+//! about as long. A fixed number of chunks bounds the memory for a file of any size.
 
-use crate::CHUNK_BYTES;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -11,7 +10,7 @@ use tracing::Span;
 
 use super::hash::{BlobSink, FileHasher};
 use super::{Assembler, HashedFile};
-use crate::StoreError;
+use crate::{CHUNK_BYTES, StoreError};
 
 /// Ranges requested ahead: one being read, and one waiting to be written.
 const REQUESTED_AHEAD: usize = 2;
@@ -21,28 +20,23 @@ const READ_BACK_BYTES: usize = 1 << 20;
 /// Buffers read back that wait to be hashed.
 const READ_BACK_WAITING: usize = 2;
 
-/// Where the bytes of a file come from. Ranges are requested ahead and received in that order. A source
-/// bounds the memory: when [`CHUNKS_IN_USE`] chunks exist, `request` waits until one is dropped.
+/// Where the bytes of a file come from. Ranges are requested ahead and received in that order. A source bounds the
+/// memory: when [`CHUNKS_IN_USE`] chunks exist, `request` waits until one is dropped.
 pub trait RangeSource {
-    /// The bytes of a range.
     type Chunk: AsRef<[u8]> + Send;
-    /// Why bytes are missing.
     type Error: From<StoreError>;
 
-    /// Requests a range of at most [`CHUNK_BYTES`].
     fn request(&mut self, range: Range<u64>) -> Result<(), Self::Error>;
 
     /// Waits for the range that was requested first. All its bytes are there.
     fn receive(&mut self) -> Result<Self::Chunk, Self::Error>;
 }
 
-/// Chunks that a [`RangeSource`] has to provide at once: those requested ahead, one being written and one
-/// being hashed.
+/// Chunks that a [`RangeSource`] has to provide at once: those requested ahead, one being written and one being hashed.
 pub const CHUNKS_IN_USE: usize = REQUESTED_AHEAD + 2;
 
 impl Assembler {
-    /// Writes and hashes a whole file, and passes each blob to `sink` when it is complete. Fails as `source`,
-    /// [`Self::write`] and `sink` do.
+    /// Writes and hashes a whole file, and passes each blob to `sink` when it is complete.
     pub fn store_in_order<S: RangeSource>(
         &self,
         source: &mut S,
@@ -62,9 +56,8 @@ impl Assembler {
         })
     }
 
-    /// Hashes a file while other threads write it, and passes each blob to `sink` when it is complete.
-    /// `wait` waits until the byte at an offset has arrived and returns the end of the run of bytes there.
-    /// If it returns `None`, hashing stops and the result is `None`. Fails as reading and `sink` do.
+    /// Hashes a file while other threads write it, and passes each complete blob to `sink`. `wait` waits for the byte
+    /// at an offset and returns the end of the run of bytes there, or `None` to stop; the result is `None` then.
     pub fn hash_as_it_arrives(
         &self,
         wait: &mut dyn FnMut(u64) -> Option<u64>,

@@ -26,18 +26,15 @@ impl FirstCopy {
     }
 }
 
-/// A range in which two copies of a file differ.
+/// A range where two copies of a file differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// From the first byte that differs to the last; a few in between may be the same.
     pub range: Range<u64>,
-    /// How many bytes in it differ.
     pub bytes: u64,
 }
 
 impl Difference {
-    /// The length of the range.
-    #[must_use]
     pub const fn length(&self) -> u64 {
         self.range.end.saturating_sub(self.range.start)
     }
@@ -53,7 +50,6 @@ impl Difference {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
     ranges: Vec<Difference>,
-    /// How many ranges were inserted.
     inserted: usize,
 }
 
@@ -62,11 +58,10 @@ impl Differences {
     pub const MAX_RANGES: usize = 256;
     /// Ranges with at most this many equal bytes in between become one: damage comes in pages and packets.
     const NEAR_BYTES: u64 = 4 << 10;
-    /// So many ranges are recorded in a download's journal.
+    /// The most ranges that a download's journal records.
     const MAX_NOTED: usize = 4 * Self::MAX_RANGES;
 
     /// Compares two copies of the bytes at `offset` in a file, up to the length of the shorter one.
-    #[must_use]
     pub fn between(first: &[u8], second: &[u8], offset: u64) -> Self {
         const BLOCK_BYTES: usize = 512;
         let mut found = Self::default();
@@ -133,33 +128,25 @@ impl Differences {
         pair.map_or(u64::MAX, |(before, after)| after.range.start.saturating_sub(before.range.end))
     }
 
-    /// Adds those of another part of the file.
     pub fn extend(&mut self, other: Self) {
         other.ranges.into_iter().for_each(|difference| self.insert(difference));
     }
 
-    /// The ranges, in order.
-    #[must_use]
     pub fn ranges(&self) -> &[Difference] {
         &self.ranges
     }
 
-    /// How many bytes differ.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.ranges.iter().map(|difference| difference.bytes).fold(0, u64::saturating_add)
     }
 }
 
 impl Assembler {
-    /// Whether what arrives replaces a first copy.
-    #[must_use]
     pub fn is_second_copy(&self) -> bool {
         lock(&self.state).first.is_some()
     }
 
     /// The digest of the first copy, and where what has arrived differs from it.
-    #[must_use]
     pub fn differences(&self) -> Option<(Digest, Differences)> {
         let state = lock(&self.state);
         state.first.as_ref().map(|first| (first.digest, first.differences.clone()))
@@ -291,5 +278,47 @@ mod tests {
             let gaps = found.ranges().windows(2).map(|pair| pair[1].range.start - pair[0].range.end);
             prop_assert!(gaps.into_iter().all(|gap| gap > Differences::NEAR_BYTES));
         }
+    }
+
+    #[test]
+    fn differences_with_few_equal_bytes_in_between_are_one_range() {
+        let near = Differences::NEAR_BYTES;
+        for (gap, ranges) in [(near, 1), (near + 1, 2)] {
+            assert_eq!(differences([100, 101 + gap]).ranges().len(), ranges, "{gap}");
+            assert_eq!(differences([101 + gap, 100]).ranges().len(), ranges, "{gap}");
+            let length = usize::try_from(gap).unwrap() + 2;
+            let (first, mut second) = (vec![0; length], vec![0; length]);
+            (second[0], second[length - 1]) = (1, 1);
+            assert_eq!(Differences::between(&first, &second, 0).ranges().len(), ranges, "{gap}");
+        }
+        // One in between joins both.
+        let joined = differences([0, near + 3, near / 2]);
+        assert_eq!(joined.ranges(), [Difference { range: 0..near + 4, bytes: 3 }]);
+        assert_eq!(joined.ranges()[0].length(), near + 4);
+    }
+
+    #[test]
+    fn nearest_ranges_are_joined_when_there_are_too_many() {
+        let most = Differences::MAX_RANGES as u64;
+        let far = |number: u64| number * 100_000;
+        let all = differences((0..most).map(far));
+        assert_eq!(all.ranges().len(), Differences::MAX_RANGES);
+        let mut joined = all.clone();
+        joined.extend(differences([far(7) + 50_001 - 1000]));
+        assert_eq!(joined.ranges().len(), Differences::MAX_RANGES);
+        assert_eq!(joined.ranges()[7], Difference { range: far(7)..far(7) + 49_002, bytes: 2 });
+        assert_eq!(joined.bytes(), most + 1);
+    }
+
+    #[test]
+    fn bytes_up_to_the_end_of_the_shorter_copy_are_compared() {
+        let long = vec![1; 2000];
+        assert_eq!(
+            Differences::between(&long, &[0; 3], 10).ranges(),
+            [Difference { range: 10..13, bytes: 3 }]
+        );
+        assert_eq!(Differences::between(&long, &long[..700], 0), Differences::default());
+        assert_eq!(part(b"abcdef", 10, 12..14), b"cd");
+        assert_eq!((part(b"abcdef", 10, 12..17), part(b"abcdef", 10, 16..16)), (&b""[..], &b""[..]));
     }
 }

@@ -1,12 +1,12 @@
 //! Files assembled in any order have the digests of their bytes.
 
-use crate::CHUNK_BYTES;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
 
 use super::*;
+use crate::CHUNK_BYTES;
 use crate::testing::{begin, new_store};
 
 /// A GGUF file whose four experts are in this order, and its plan.
@@ -122,7 +122,7 @@ fn empty_blob_is_stored() {
     let hashed = assembler.store_in_order(&mut Slice::new(&[]), &mut add).unwrap();
     ingest.commit_blobs().unwrap();
     assert_eq!(hashed.blobs, [Digest::of(b"")]);
-    assert_eq!(store.content().blob_size(Digest::of(b"")).unwrap(), Some(0));
+    assert_eq!(store.content.blob_size(Digest::of(b"")).unwrap(), Some(0));
 }
 
 #[test]
@@ -193,4 +193,117 @@ fn promised_number_of_chunks_suffices_for_any_file() {
     let mut add = |blob| ingest.add_blob(blob).map(drop);
     let hashed = assembler.store_in_order(&mut source, &mut add).unwrap();
     assert_eq!((hashed.digest, chunks.load(Ordering::SeqCst)), (Digest::of(&file), 0));
+}
+
+/// The files of the only transaction in `staging/`, by name.
+fn staged(store: &Store) -> Vec<(String, Vec<u8>)> {
+    let transaction = std::fs::read_dir(store.path(layout::STAGING)).unwrap().next().unwrap().unwrap();
+    let files = std::fs::read_dir(transaction.path()).unwrap().map(Result::unwrap);
+    let mut files: Vec<_> = files
+        .map(|file| (file.file_name().into_string().unwrap(), std::fs::read(file.path()).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn planned_blob_that_is_stored_is_compared_and_not_written() {
+    let (_folder, store) = new_store();
+    let experts: Vec<u8> = (0..4).flat_map(|expert| [expert; 128]).collect();
+    let digest = crate::testing::add_blobs(&store, [&experts])[0];
+    let ingest = begin(&store);
+    let (file, plan) = expert_group([1, 0, 3, 2]);
+    let assembler = Assembler::new(ingest.staging(), plan);
+    assert!(assembler.is_untouched(0) && assembler.is_untouched(1));
+    assembler.take_stored(1, digest);
+    assert_eq!(assembler.stored(), [(1, digest)].into());
+    assert!(assembler.is_untouched(0) && !assembler.is_untouched(1));
+    assembler.write(0, &file).unwrap();
+    assert!(!assembler.is_untouched(0));
+    let header = file[..file.len() - 512].to_vec();
+    assert_eq!(staged(&store), [("0".to_owned(), header)]);
+    let mut back = vec![0; file.len()];
+    assembler.read(0, &mut back).unwrap();
+    assert_eq!(back, file);
+    let mut wrong = file.clone();
+    *wrong.last_mut().unwrap() ^= 1;
+    let refused = assembler.replace(0, &wrong);
+    assert!(
+        matches!(refused, Err(StoreError::BlobDiffers { digest: found }) if found == digest),
+        "{refused:?}"
+    );
+    assembler.forget_stored(1);
+    assert!(assembler.stored().is_empty() && assembler.is_untouched(1));
+    assembler.replace(0, &wrong).unwrap();
+    assembler.read(0, &mut back).unwrap();
+    assert_eq!(back, wrong);
+}
+
+#[test]
+fn discarded_file_leaves_nothing_and_gives_its_space_back() {
+    let (_folder, store) = new_store();
+    let (ingest, before) = (begin(&store), store.ledger.used_bytes());
+    let (file, plan) = expert_group([0, 1, 2, 3]);
+    let assembler = Assembler::new(ingest.staging(), plan.clone());
+    assembler.write(0, &file).unwrap();
+    assert_eq!(staged(&store).len(), 2);
+    assert!(store.ledger.used_bytes() > before);
+    assembler.discard().unwrap();
+    assert_eq!((staged(&store), store.ledger.used_bytes()), (Vec::new(), before));
+    // The file can be received again.
+    let mut ingest = ingest;
+    let assembler = Assembler::new(ingest.staging(), plan);
+    let mut add = |blob| ingest.add_blob(blob).map(drop);
+    let hashed = assembler.store_in_order(&mut Slice::new(&file), &mut add).unwrap();
+    assert_eq!(hashed.digest, Digest::of(&file));
+}
+
+#[test]
+fn bytes_that_have_not_arrived_cannot_be_read() {
+    let (_folder, store) = new_store();
+    let ingest = begin(&store);
+    let (file, plan) = expert_group([0, 1, 2, 3]);
+    let assembler = Assembler::new(ingest.staging(), plan);
+    assembler.write(0, &file[..10]).unwrap();
+    let missing = assembler.read(file.len() as u64 - 1, &mut [0]);
+    let size = file.len() as u64;
+    assert!(
+        matches!(missing, Err(StoreError::FileSize { found: 10, expected }) if expected == size),
+        "{missing:?}"
+    );
+    let outside = assembler.read(size, &mut [0]);
+    assert!(
+        matches!(outside, Err(StoreError::FileSize { found, expected }) if (found, expected) == (size + 1, size))
+    );
+    assert_eq!((assembler.end_of_run(0), assembler.end_of_run(10)), (10, 10));
+    assert_eq!(assembler.missing(), std::iter::once(10..size).collect::<Vec<_>>());
+}
+
+#[test]
+fn hash_of_an_incomplete_file_is_refused() {
+    let (_folder, store) = new_store();
+    let ingest = begin(&store);
+    let (file, plan) = expert_group([0, 1, 2, 3]);
+    let assembler = Assembler::new(ingest.staging(), plan);
+    let mut hasher = hash::FileHasher::new(&assembler);
+    assembler.write(0, &file[..700]).unwrap();
+    hasher.push(&file[..700], &mut |_| Ok(())).unwrap();
+    let refused = hasher.finish(&mut |_| Ok(()));
+    let expected = file.len() as u64;
+    assert!(
+        matches!(refused, Err(StoreError::FileSize { found: 700, expected: e }) if e == expected),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn space_of_a_staged_file_is_taken_ahead_unless_that_is_slow() {
+    let (_folder, store) = new_store();
+    let (ingest, before) = (begin(&store), store.ledger.used_bytes());
+    let mut writer = ingest.staging().stage(100_000);
+    writer.append(b"x").unwrap();
+    let length = if store.content.file_system().allocates_slowly() { 1 } else { 100_000 };
+    assert_eq!(store.ledger.used_bytes() - before, store.ledger.size_on_disk(length));
+    writer.append(&vec![7; 99_999]).unwrap();
+    assert_eq!(store.ledger.used_bytes() - before, store.ledger.size_on_disk(100_000));
 }

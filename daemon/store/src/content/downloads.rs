@@ -1,6 +1,6 @@
 //! The model and the user of a download, and where its bytes come from: the file `about.json` beside the journal.
 //!
-//! `df` and `partial` show it. A pull by a user whom the policy restricts continues a download only if the record shows
+//! `df` and `partial` show it. A pull by a user with restricted rights continues a download only if the record shows
 //! that the user may have all of its bytes. So the record must never claim less than what has arrived: it is changed
 //! before bytes of another origin arrive, and one that is missing or incomplete means that nothing is known.
 
@@ -35,10 +35,8 @@ pub struct DownloadAbout {
     pub name: String,
     /// The source of the pull; of a URL, without its query.
     pub source: String,
-    /// The user who pulls it.
     pub uid: u32,
-    /// Where all bytes that have arrived come from; absent if that is not known, as of downloads that an earlier version
-    /// began.
+    /// Where all bytes that have arrived come from; absent if unknown, as in downloads of an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_from: Option<BTreeSet<BytesFrom>>,
 }
@@ -51,7 +49,6 @@ pub enum BytesFrom {
     Pull {
         /// As in [`DownloadAbout::source`].
         source: String,
-        /// The user.
         uid: u32,
     },
     /// Blobs of the stored model with this manifest.
@@ -60,8 +57,7 @@ pub enum BytesFrom {
 
 impl DownloadAbout {
     /// For a pull that has not received anything yet.
-    #[must_use]
-    pub fn of_pull(name: String, source: String, uid: u32) -> Self {
+    pub fn for_pull(name: String, source: String, uid: u32) -> Self {
         let own = BytesFrom::Pull { source: source.clone(), uid };
         Self { name, source, uid, bytes_from: Some([own].into()) }
     }
@@ -74,27 +70,24 @@ impl DownloadAbout {
     }
 
     /// Without the origins of the bytes if the record could not be read again with them.
-    fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
-        let json = serde_json::to_vec(self)?;
+    fn encode(&self, path: &Path) -> Result<Vec<u8>, StoreError> {
+        let json = StoreError::encode(self, path)?;
         if json.len() as u64 <= MAX_BYTES {
             return Ok(json);
         }
-        serde_json::to_vec(&Self { bytes_from: None, ..self.clone() })
+        StoreError::encode(&Self { bytes_from: None, ..self.clone() }, path)
     }
 }
 
 /// An unfinished download, for users.
 #[derive(Clone, Debug)]
 pub struct DownloadSummary {
-    /// The file, its size on disk and when bytes last arrived.
     pub partial: PartialDownload,
-    /// Its model, source and user, if recorded.
     pub about: Option<DownloadAbout>,
     /// The size of the whole file, if the journal says it.
     pub size: Option<u64>,
     /// The bytes that have arrived according to the journal.
     pub received_bytes: u64,
-    /// When it began, if recorded.
     pub started: Option<SystemTime>,
 }
 
@@ -113,8 +106,6 @@ pub(crate) fn names(root: &Root) -> Vec<String> {
 }
 
 impl Content {
-    /// The model, the source and the user of an unfinished download, if recorded.
-    #[must_use]
     pub fn download_about(&self, file: Digest) -> Option<DownloadAbout> {
         about(&self.root, file)
     }
@@ -153,29 +144,26 @@ impl Content {
         }
         let directory = layout::partial(file);
         let path = directory.join(ABOUT);
-        self.disk().remove_file(&path)?;
+        self.disk.remove_file(&path)?;
         if present.is_some() {
             // The earlier record must not return after a power failure.
-            self.disk().sync_dir(&directory)?;
+            self.disk.sync_dir(&directory)?;
         }
-        let json = about.encode().map_err(|error| StoreError::io("encode", &path)(error.into()));
-        if let Err(error) = json.and_then(|json| self.write_about(&path, &json)) {
+        if let Err(error) = about.encode(&path).and_then(|json| self.write_about(&path, &json)) {
             tracing::debug!("{error}; `blobd partial ls` cannot name the download");
         }
         Ok(())
     }
 
     fn write_about(&self, path: &Path, json: &[u8]) -> Result<(), StoreError> {
-        let file = self.disk().create_file(path, 0o600)?;
-        self.disk().write_at(path, &file, json, 0)
+        let file = self.disk.create_file(path, 0o600)?;
+        self.disk.write_at(path, &file, json, 0)
     }
 
-    /// The files that have an unfinished download.
     pub fn partial_files(&self) -> Result<Vec<Digest>, StoreError> {
         self.root.parsed_names(layout::PARTIAL, layout::parse_blob_name)
     }
 
-    /// All unfinished downloads, with size on disk and time of last use.
     pub(crate) fn partials(&self) -> Result<Vec<PartialDownload>, StoreError> {
         let described = self.partial_files()?.into_iter().map(|file| {
             let directory = layout::partial(file);
@@ -186,7 +174,6 @@ impl Content {
         described.collect()
     }
 
-    /// The size of a download on disk; `None` if there is none.
     pub(crate) fn bytes_of_partial(&self, file: Digest) -> Result<Option<u64>, StoreError> {
         let directory = layout::partial(file);
         let exists = self.root.status(&directory)?.is_some();
@@ -221,9 +208,7 @@ impl Content {
 /// A download that can be resumed, or a file of an incomplete model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialDownload {
-    /// The file's digest.
     pub file: Digest,
-    /// Its size on disk in bytes.
     pub bytes: u64,
     /// When bytes last arrived, if the file system knows.
     pub last_used: Option<SystemTime>,
@@ -231,14 +216,12 @@ pub struct PartialDownload {
 
 impl PartialDownload {
     /// Whether it was not continued for a week. One with a time in the future counts as recent.
-    #[must_use]
     pub(crate) fn is_abandoned(&self, now: SystemTime) -> bool {
         const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
         self.is_older(now, KEPT)
     }
 
     /// Whether nothing has arrived for longer than `age`. One with a time in the future, or none, is not older.
-    #[must_use]
     pub fn is_older(&self, now: SystemTime, age: Duration) -> bool {
         self.last_used.is_some_and(|last| now.duration_since(last).is_ok_and(|passed| passed > age))
     }
@@ -259,8 +242,7 @@ pub(crate) fn journal_in(root: &Root, directory: &Path) -> Result<Option<Vec<u8>
     }
 }
 
-/// The bytes that have arrived according to these records; if a boot is given, only since then. Of two copies, those
-/// of the second.
+/// The bytes that have arrived, if a boot is given only since then; of two copies, those of the second.
 pub(crate) fn claimed(records: &[Record], since: Option<[u8; 16]>) -> Extents {
     let (mut arrived, mut counts) = (Extents::default(), since.is_none());
     for record in records {
@@ -275,3 +257,6 @@ pub(crate) fn claimed(records: &[Record], since: Option<[u8; 16]>) -> Extents {
     }
     arrived
 }
+
+#[cfg(test)]
+mod tests;

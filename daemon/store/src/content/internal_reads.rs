@@ -1,8 +1,8 @@
 //! Blobs that this process itself reads in order to verify them.
 //!
-//! The kernel reports such a blob as in use, like one that a client has open. These reads can be stopped:
-//! a reader closes a blob that a collection is about to delete, and does not start to read it again
-//! before the collection is over.
+//! The kernel reports such blobs as in use, like those that clients have open. These reads can be stopped: a reader
+//! closes a blob that a collection is about to delete, and does not start to read it again before the collection is
+//! over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -112,5 +112,22 @@ fn uncount(counts: &mut BTreeMap<Digest, usize>, digest: Digest) {
         if *count == 0 {
             counts.remove(&digest);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::new_store;
+
+    #[test]
+    fn blob_is_being_read_until_its_last_reader_ends() {
+        let (_folder, store) = new_store();
+        let digest = Digest::of(b"x");
+        let [first, second] = [(); 2].map(|()| store.content.begin_internal_read(digest));
+        drop(first);
+        assert!(store.content.is_reading(digest));
+        drop(second);
+        assert!(!store.content.is_reading(digest));
     }
 }

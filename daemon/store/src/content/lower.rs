@@ -1,12 +1,11 @@
-//! Lower stores: read-only stores in which is looked for what the writable one lacks, for example a site-wide store
-//! on a shared disk.
+//! Lower stores: read-only stores, searched after the writable store, such as a site-wide store on a shared disk.
 //!
-//! They belong to others. Nothing in them is created, locked or changed, and they may vanish at any moment: a file
+//! They belong to other users. Nothing in them is created, locked or changed, and they may vanish at any moment: a file
 //! system is unmounted, or an empty directory takes its place. So a lower store is opened for each look-up, or for the
 //! look-ups of one operation ([`LowerStores::hold`]), and closed after it. One that cannot be used is left out with a
 //! warning, and so is one in which a look-up fails: whatever is wrong with it, the writable store goes on. No deletion
-//! depends on lower stores: the writable store has the recipe of each file of its models ([`crate::Ingest`] copies
-//! it), so collections read that store alone.
+//! depends on lower stores: the writable store has the recipe of each file of its models ([`crate::Ingest`] copies it),
+//! so collections read that store alone.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,12 +15,12 @@ use blobd_store_format::layout;
 use tracing_mutex::stdsync::Mutex;
 
 use crate::content::Content;
+use crate::error::Place;
 use crate::filesystem::FileSystem;
-use crate::place::Place;
 use crate::root::{FileStatus, Root};
 use crate::{StoreError, lock, store_dir};
 
-/// The lower stores, in the order in which they are searched.
+/// In the order of look-ups.
 #[derive(Debug)]
 pub(crate) struct LowerStores {
     /// Device and inode of the writable store; `None` if its status cannot be read.
@@ -41,11 +40,9 @@ struct LowerStore {
 struct Seen {
     /// The ID that it had when it was first opened.
     id: Option<String>,
-    /// Why it could not be opened the last time.
     problem: Option<String>,
     /// The last failure of a look-up in it, and when that was.
     failure: Option<(Instant, String)>,
-    /// When a failure was last logged.
     failure_logged: Option<Instant>,
 }
 
@@ -77,14 +74,12 @@ impl Drop for HeldLowerStores<'_> {
 /// A lower store, for `doctor` and lists.
 #[derive(Clone, Debug)]
 pub struct LowerStatus {
-    /// Its directory.
     pub place: Place,
     /// The file system that it is on, or why it cannot be used.
     pub state: Result<FileSystem, String>,
 }
 
-/// The least time between two log lines about failures in the same lower store, and how long a failed look-up counts
-/// as a problem of the store.
+/// The least time between two log lines about one lower store, and how long a failed look-up counts as a problem.
 const BETWEEN_LOG_LINES: Duration = Duration::from_secs(60);
 
 impl LowerStores {
@@ -97,27 +92,17 @@ impl LowerStores {
         self.stores.is_empty()
     }
 
-    /// Opens each store once, so that its ID is known and a problem is logged.
     fn inspect_all(&self) {
         for store in &self.stores {
             let warning =
-                store.open(self.upper).and_then(|root| FileSystem::of(&root).ok()?.limit_as_lower());
+                store.open(self.upper).and_then(|root| FileSystem::for_root(&root).ok()?.limit_as_lower());
             if let Some(warning) = warning {
                 tracing::warn!("lower store {}: {warning}", store.path.display());
             }
         }
     }
 
-    /// Keeps the stores open for the look-ups of one operation.
-    pub(crate) fn hold(&self) -> HeldLowerStores<'_> {
-        for store in &self.stores {
-            let mut held = lock(&store.held);
-            held.operations = held.operations.saturating_add(1);
-        }
-        HeldLowerStores(&self.stores)
-    }
-
-    /// What `look` finds in the first store in which it finds something. A store in which it fails is left out.
+    /// The result of `look` in the first store where it finds something. A store where it fails is left out.
     pub(crate) fn find<T>(&self, look: impl FnMut(&Root) -> Result<Option<T>, StoreError>) -> Option<T> {
         self.find_or_damage(look).ok().flatten()
     }
@@ -144,18 +129,15 @@ impl LowerStores {
         damage.map_or(Ok(None), Err)
     }
 
-    /// Why something may not have been found: a store that could not be opened in the last look-up, or in which a
-    /// look-up has failed a short time ago.
+    /// Why something may not have been found: a store could not be opened, or a look-up in it has just failed.
     pub(crate) fn problem(&self) -> Option<String> {
         self.stores.iter().find_map(LowerStore::problem)
     }
 
-    /// The first store with a [`Self::problem`], and that.
     pub(crate) fn left_out(&self) -> Option<(Place, String)> {
         self.stores.iter().find_map(|store| Some((store.path.as_path().into(), store.problem()?)))
     }
 
-    /// The directories of all stores, in order.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.stores.iter().map(|store| store.path.as_path())
     }
@@ -177,26 +159,6 @@ impl LowerStores {
     }
 }
 
-/// Opens each store once, so that its ID is known and a problem is logged. Waits a short time only: the server of a
-/// network file system may not respond, and the writable store does not need it.
-fn inspect(stores: &Arc<LowerStores>) {
-    const MAX_WAIT: Duration = Duration::from_secs(2);
-    if stores.is_empty() {
-        return;
-    }
-    let (inspected, done) = std::sync::mpsc::channel();
-    let of_thread = Arc::clone(stores);
-    let inspect = move || {
-        of_thread.inspect_all();
-        // Fails if the wait has ended.
-        let _ = inspected.send(());
-    };
-    let thread = std::thread::Builder::new().name("lower-stores".to_owned()).spawn(inspect);
-    if thread.is_err() || done.recv_timeout(MAX_WAIT).is_err() {
-        tracing::warn!("lower stores: no response within {} s", MAX_WAIT.as_secs());
-    }
-}
-
 /// Whether an error of a look-up says that the file which was looked up is damaged.
 const fn is_damage(error: &StoreError) -> bool {
     matches!(
@@ -209,12 +171,11 @@ const fn is_damage(error: &StoreError) -> bool {
 }
 
 fn identity(root: &Root) -> Option<(u64, u64)> {
-    Some(FileStatus::of(root.directory_file()).ok()?.identity())
+    Some(FileStatus::from_file(root.directory_file()).ok()?.identity())
 }
 
 impl LowerStore {
-    /// The store as an operation in progress has opened it, or opened for this look-up; `None` with a line in the log
-    /// if it cannot be used.
+    /// The store, as an operation in progress has opened it or opened for this look-up. A failure is logged.
     fn open(&self, upper: Option<(u64, u64)>) -> Option<Root> {
         if let Some(root) = lock(&self.held).root.clone() {
             return Some(root);
@@ -283,7 +244,7 @@ impl LowerStore {
             Some(root) => {
                 let directories = [layout::BLOBS, layout::RECIPES, layout::MANIFESTS];
                 let opened = directories.iter().try_for_each(|name| root.existing_directory(name).map(drop));
-                opened.and_then(|()| FileSystem::of(&root)).map_err(|error| error.to_string())
+                opened.and_then(|()| FileSystem::for_root(&root)).map_err(|error| error.to_string())
             }
             None => Err(String::new()),
         };
@@ -294,35 +255,49 @@ impl LowerStore {
 }
 
 impl Content {
+    /// Opens each lower store once, so that its ID is known and a problem is logged. Waits a short time only: the
+    /// server of a network file system may not respond, and the writable store does not need it.
     pub(crate) fn inspect_lower_stores(&self) {
-        inspect(&self.lower);
+        const MAX_WAIT: Duration = Duration::from_secs(2);
+        if self.lower.is_empty() {
+            return;
+        }
+        let (inspected, done) = std::sync::mpsc::channel();
+        let stores = Arc::clone(&self.lower);
+        let inspect = move || {
+            stores.inspect_all();
+            // Fails if the wait has ended.
+            let _ = inspected.send(());
+        };
+        let thread = std::thread::Builder::new().name("lower-stores".to_owned()).spawn(inspect);
+        if thread.is_err() || done.recv_timeout(MAX_WAIT).is_err() {
+            tracing::warn!("lower stores: no response within {} s", MAX_WAIT.as_secs());
+        }
     }
 
     /// Keeps the lower stores open for the look-ups of one operation, which then cost little more than in this store.
     pub fn hold_lower_stores(&self) -> HeldLowerStores<'_> {
-        self.lower.hold()
+        for store in &self.lower.stores {
+            let mut held = lock(&store.held);
+            held.operations = held.operations.saturating_add(1);
+        }
+        HeldLowerStores(&self.lower.stores)
     }
 
     /// Why something may not have been found in a lower store.
-    #[must_use]
     pub fn lower_problem(&self) -> Option<String> {
         self.lower.problem()
     }
 
-    /// The lower stores, in the order in which they are searched.
-    #[must_use]
     pub fn lower_stores(&self) -> Vec<LowerStatus> {
         self.lower.stores.iter().map(|store| store.status(self.lower.upper)).collect()
     }
 
     /// How many lower stores could not be used when they were last searched. None of them is opened.
-    #[must_use]
     pub fn unavailable_lower_stores(&self) -> usize {
         self.lower.stores.iter().filter(|store| store.problem().is_some()).count()
     }
 
-    /// The directories of the lower stores. None of them is opened.
-    #[must_use]
     pub fn lower_paths(&self) -> Vec<Place> {
         self.lower.paths().map(Into::into).collect()
     }

@@ -1,8 +1,8 @@
-//! The size on disk of the store's directory besides blobs and recipes, by purpose: one pass over everything
-//! except the content of `blobs/` and `recipes/`, which the index counts.
+//! The size on disk of the store's directory besides blobs and recipes, by purpose: one pass over everything except the
+//! content of `blobs/` and `recipes/`, which the index counts.
 //!
-//! The sum, with the blobs and recipes, is what `du` reports for the store: allocated blocks, of directories too,
-//! and each file once, however many names it has.
+//! The sum, with the blobs and recipes, is what `du` reports for the store: allocated blocks, of directories too, and
+//! each file once, however many names it has.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -13,6 +13,7 @@ use blobd_store_format::layout;
 
 use crate::content::Content;
 use crate::content::directories::RECORDS;
+use crate::content::name_tree::{NameTree, VisitedFiles};
 use crate::root::{Directory, Entry, FileStatus};
 use crate::{FileSystem, StoreError};
 
@@ -20,23 +21,16 @@ use crate::{FileSystem, StoreError};
 const MAX_FOREIGN_PATHS: usize = 3;
 /// Directories that are nested deeper are not entered.
 const MAX_LEVELS: usize = 64;
-/// How deep a manifest or a pin is below its directory: host, namespace, model, tag.
-const TAG_LEVELS: usize = 4;
 
 /// Bytes on disk, by purpose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OtherFiles {
     /// Manifests, origins, histories of names, pins, and the files that describe the store.
     pub records: u64,
-    /// The copy of the index.
     pub index: u64,
-    /// The audit log, if it is in the store's directory.
     pub audit: u64,
-    /// The reserve for a full disk.
     pub reserve: u64,
-    /// The directories themselves.
     pub directories: u64,
-    /// Damaged blobs.
     pub quarantine: u64,
     /// The records of models in the trash, by their names.
     pub trash: BTreeMap<Digest, u64>,
@@ -44,15 +38,12 @@ pub struct OtherFiles {
     pub staging: BTreeMap<OsString, u64>,
     /// Unfinished downloads, by the digest of their files.
     pub downloads: BTreeMap<Digest, u64>,
-    /// Files that do not belong to blobd.
     pub foreign: u64,
     /// The paths of a few of these, relative to the store.
     pub foreign_paths: Vec<PathBuf>,
 }
 
 impl OtherFiles {
-    /// The sum.
-    #[must_use]
     pub fn total(&self) -> u64 {
         // Without `..`, so that no purpose is forgotten.
         let Self {
@@ -63,40 +54,39 @@ impl OtherFiles {
             directories,
             quarantine,
             foreign,
-            trash: _,
-            staging: _,
-            downloads: _,
+            trash,
+            staging,
+            downloads,
             foreign_paths: _,
         } = self;
-        let sums = [*records, *index, *audit, *reserve, *directories, *quarantine, *foreign];
-        [self.trash_bytes(), self.staging_bytes(), self.download_bytes()]
-            .into_iter()
-            .chain(sums)
-            .fold(0, u64::saturating_add)
+        let single = [records, index, audit, reserve, directories, quarantine, foreign];
+        sum(single.into_iter().chain(trash.values()).chain(staging.values()).chain(downloads.values()))
     }
 
-    /// The sum of the records of models in the trash.
-    #[must_use]
     pub fn trash_bytes(&self) -> u64 {
-        self.trash.values().copied().fold(0, u64::saturating_add)
+        sum(self.trash.values())
     }
 
-    /// The sum of the transactions' directories.
-    #[must_use]
     pub fn staging_bytes(&self) -> u64 {
-        self.staging.values().copied().fold(0, u64::saturating_add)
+        sum(self.staging.values())
     }
+}
 
-    fn download_bytes(&self) -> u64 {
-        self.downloads.values().copied().fold(0, u64::saturating_add)
-    }
+fn sum<'b>(bytes: impl IntoIterator<Item = &'b u64>) -> u64 {
+    bytes.into_iter().copied().fold(0, u64::saturating_add)
 }
 
 impl Content {
     /// Counts everything in the store's directory but blobs and recipes. `counted` has device and inode of files that
-    /// are counted elsewhere, as [`StoreIndex::recheck_sizes`](crate::index::StoreIndex::recheck_sizes) returns them. Directories that cannot be read count as empty.
-    pub fn other_files(&self, counted: HashSet<(u64, u64)>) -> Result<OtherFiles, StoreError> {
-        let mut tally = Tally { file_system: self.file_system, counted, found: OtherFiles::default() };
+    /// are counted elsewhere, as [`StoreIndex::recheck_sizes`](crate::index::StoreIndex::recheck_sizes) returns them;
+    /// `manifests` is what a list of all tags has found. Directories that cannot be read count as empty.
+    pub fn other_files(
+        &self,
+        counted: HashSet<(u64, u64)>,
+        manifests: &VisitedFiles,
+    ) -> Result<OtherFiles, StoreError> {
+        let (file_system, found) = (self.file_system, OtherFiles::default());
+        let mut tally = Tally { file_system, manifests, pins: &self.pins, counted, found };
         tally.root(&self.root.existing_directory("")?)?;
         for path in self.index.foreign_entries()? {
             if let Some(parent) = path.parent()
@@ -111,14 +101,16 @@ impl Content {
     }
 }
 
-struct Tally {
+struct Tally<'c> {
     file_system: FileSystem,
+    manifests: &'c VisitedFiles,
+    pins: &'c NameTree,
     /// Device and inode of the files with several names that were counted.
     counted: HashSet<(u64, u64)>,
     found: OtherFiles,
 }
 
-impl Tally {
+impl Tally<'_> {
     fn root(&mut self, root: &Directory) -> Result<(), StoreError> {
         self.found.directories = root.own_status()?.allocated_bytes();
         each(root, |name, status| match (name.to_str(), status.is_dir()) {
@@ -144,7 +136,11 @@ impl Tally {
         let path = Path::new(name);
         // The errors are those of a directory that has just disappeared, or cannot be read.
         let _ = match name {
-            layout::MANIFESTS | layout::PINS => self.tags(directory, path, TAG_LEVELS),
+            layout::MANIFESTS => {
+                self.tags(self.manifests, directory, path);
+                Ok(())
+            }
+            layout::PINS => self.pins.files(directory).map(|pins| self.tags(&pins, directory, path)),
             layout::ORIGINS | layout::HISTORY => each(directory, |name, status| {
                 if record(name).is_some() && status.is_file() {
                     self.found.records += self.own(status);
@@ -183,21 +179,13 @@ impl Tally {
         };
     }
 
-    /// Counts a tree with a file per tag at the depth `levels`.
-    fn tags(&mut self, directory: &Directory, path: &Path, levels: usize) -> Result<(), StoreError> {
-        each(directory, |name, status| {
-            if status.is_dir() && levels > 1 {
-                self.found.directories += self.own(status);
-                if let Ok(Some(below)) = directory.find_directory(name) {
-                    // As in `known`.
-                    let _ = self.tags(&below, &path.join(name), levels - 1);
-                }
-            } else if status.is_file() && levels == 1 {
-                self.found.records += self.own(status);
-            } else {
-                self.foreign(directory, name, status, path.join(name));
-            }
-        })
+    /// Counts a tree with a file per tag.
+    fn tags(&mut self, files: &VisitedFiles, directory: &Directory, path: &Path) {
+        self.found.directories += files.directories.iter().map(|status| self.own(status)).sum::<u64>();
+        self.found.records += files.tags.iter().map(|status| self.own(status)).sum::<u64>();
+        for (file, status) in &files.foreign {
+            self.foreign(directory, file, status, path.join(file));
+        }
     }
 
     fn foreign(&mut self, parent: &Directory, name: &Path, status: &FileStatus, path: PathBuf) {
@@ -207,7 +195,6 @@ impl Tally {
         }
     }
 
-    /// A file, or a directory with all that is below it.
     fn all(&mut self, parent: &Directory, name: &Path, status: &FileStatus) -> u64 {
         let below = if status.is_dir() { parent.find_directory(name).ok().flatten() } else { None };
         let below = below.map_or(0, |directory| self.tree(&directory, MAX_LEVELS));
@@ -249,7 +236,6 @@ fn record(name: &Path) -> Option<Digest> {
     name.to_str().and_then(layout::parse_recipe_name)
 }
 
-/// Calls `visit` with each entry that still exists.
 fn each(directory: &Directory, mut visit: impl FnMut(&Path, &FileStatus)) -> Result<(), StoreError> {
     directory.each_entry(|Entry { name, .. }| {
         if let Some(status) = directory.status(&name)? {
@@ -258,3 +244,6 @@ fn each(directory: &Directory, mut visit: impl FnMut(&Path, &FileStatus)) -> Res
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,10 @@
 //! Quarantine: damaged blobs, moved to a directory that nothing reads from.
 //!
-//! A damaged blob is renamed, never changed or truncated: clients may have it mapped, and its content
-//! helps to find the cause. Files in `quarantine/` are deleted at the administrator's request only. The store keeps in
-//! memory which blobs are damaged, and reads that from `quarantine/` when it is opened. When the last copy of a blob
-//! that is still damaged is deleted, an empty file is left in its place, so that the blob stays known as damaged.
+//! A damaged blob is renamed, never changed or truncated: clients may have it mapped, and its content helps to find the
+//! cause. Files in `quarantine/` are deleted at the administrator's request only. The store keeps in memory which blobs
+//! are damaged, and reads that from `quarantine/` when it is opened. When the last copy of a blob that is still damaged
+//! is deleted, an empty file is left in its place, so that the blob stays known as damaged.
 
-use crate::bounded_read::digest_of;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,26 +13,25 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use tracing_mutex::stdsync::Mutex;
 
+use crate::bounded_read::digest_of;
 use crate::content::Content;
+use crate::error::Place;
 use crate::node::Node;
-use crate::place::Place;
 use crate::root::{FileStatus, Root};
 use crate::{FileReader, StoreError, lock};
 
-/// The blobs that are known to be damaged or missing.
 #[derive(Debug, Default)]
 pub(crate) struct DamagedBlobs {
     /// Not held during disk access.
-    known: Mutex<BTreeMap<Digest, Fate>>,
+    known: Mutex<BTreeMap<Digest, MissingReason>>,
     /// Those that a lower store had in the last [`Content::damaged`].
     in_lower: Mutex<BTreeSet<Digest>>,
     /// Held while a blob is moved to quarantine, and while the entry of a restored blob is removed.
     moving: Mutex<()>,
 }
 
-/// Why a blob is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum MissingReason {
     /// It was moved to quarantine, or is about to be.
     Quarantined,
     /// It was not removed by blobd.
@@ -43,11 +41,9 @@ enum Fate {
 /// A damaged blob that is kept for the administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuarantinedBlob {
-    /// The digest that its content should have.
     pub digest: Digest,
     /// When it was quarantined, in seconds since 1970.
     pub time: u64,
-    /// Its size on disk.
     pub bytes: u64,
     /// Whether it is an empty file: what remains of a deleted copy.
     is_marker: bool,
@@ -60,24 +56,24 @@ impl DamagedBlobs {
             tracing::warn!("{error}");
             Vec::new()
         });
-        let quarantined = copies.into_iter().map(|(digest, _)| (digest, Fate::Quarantined));
+        let quarantined = copies.into_iter().map(|(digest, _)| (digest, MissingReason::Quarantined));
         Self { known: Mutex::new(quarantined.collect()), ..Self::default() }
     }
 }
 
 impl Content {
-    /// Moves a damaged blob to quarantine; returns its new path. `seen` is the status of the damaged
-    /// file: if the blob is another file by now, or was collected, returns `None`. After an error, the
-    /// blob is in its old place or the move is not durable.
+    /// Moves a damaged blob to quarantine; returns its new path. `seen` is the status of the damaged file: if the blob
+    /// is another file by now, or was collected, returns `None`. After an error, the blob is in its old place or the
+    /// move is not durable.
     pub(crate) fn quarantine(&self, digest: Digest, seen: &FileStatus) -> Result<Option<Place>, StoreError> {
         self.create_directories(Path::new(layout::QUARANTINE))?;
         let _change = self.index.begin_change();
         let moved = self.quarantine_if_same(digest, seen)?;
         if moved.is_some() {
-            self.counts.damaged_blobs.add(1);
+            lock(&self.counts).damaged_blobs += 1;
             self.note_removed(Node::Blob(digest), self.file_system.bytes_on_disk(seen));
-            self.disk().sync_dir(Path::new(layout::QUARANTINE))?;
-            self.disk().sync_dir(Path::new(layout::BLOBS))?;
+            self.disk.sync_dir(Path::new(layout::QUARANTINE))?;
+            self.disk.sync_dir(Path::new(layout::BLOBS))?;
         }
         Ok(moved.map(|place| self.root.full(place)))
     }
@@ -89,13 +85,12 @@ impl Content {
             opened => opened?,
         };
         let path = || self.root.full(layout::blob(digest));
-        let seen = FileStatus::of(&file).map_err(StoreError::io("inspect", path()))?;
+        let seen = FileStatus::from_file(&file).map_err(StoreError::io("inspect", path()))?;
         let found = digest_of(&mut file).map_err(StoreError::io("read", path()))?;
         if found == digest { Ok(None) } else { self.quarantine(digest, &seen) }
     }
 
-    /// The entry in memory is made before the move: a collection that finds the blob missing must see it,
-    /// or it would assume that the model has lost a recipe.
+    /// The entry in memory comes first: a collection that misses it would assume that the model has lost a recipe.
     fn quarantine_if_same(&self, digest: Digest, seen: &FileStatus) -> Result<Option<PathBuf>, StoreError> {
         let _alone = lock(&self.damaged.moving);
         // The change time is compared, too, since a file system may reuse the inode number.
@@ -103,12 +98,12 @@ impl Content {
         if self.blob_status(digest)?.as_ref().map(id) != Some(id(seen)) {
             return Ok(None);
         }
-        let before = lock(&self.damaged.known).insert(digest, Fate::Quarantined);
+        let before = lock(&self.damaged.known).insert(digest, MissingReason::Quarantined);
         let moved = self.rename_to_quarantine(digest);
         if moved.is_err() {
             let mut known = lock(&self.damaged.known);
             match before {
-                Some(fate) => known.insert(digest, fate),
+                Some(reason) => known.insert(digest, reason),
                 None => known.remove(&digest),
             };
         }
@@ -119,7 +114,7 @@ impl Content {
         let blob = layout::blob(digest);
         let mut time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut target = layout::quarantined(digest, time);
-        while !self.disk().publish(&blob, &target)? {
+        while !self.disk.publish(&blob, &target)? {
             // A copy was quarantined in the same second.
             time = time.saturating_add(1);
             target = layout::quarantined(digest, time);
@@ -127,14 +122,11 @@ impl Content {
         Ok(target)
     }
 
-    /// Records that a blob which a model needs is missing.
     pub fn note_missing(&self, digest: Digest) {
-        lock(&self.damaged.known).entry(digest).or_insert(Fate::Missing);
+        lock(&self.damaged.known).entry(digest).or_insert(MissingReason::Missing);
     }
 
-    /// Every blob known to be damaged or missing, whether a model needs it or not. Checks each on disk:
-    /// a blob that was published again is left out.
-    #[must_use]
+    /// Every blob known to be damaged or missing, whether a model needs it or not, unless it was published again.
     pub fn damaged(&self) -> BTreeSet<Digest> {
         // A model can use the copy in a lower store.
         let is_in_lower = |digest: &Digest| self.lower_blob_size(*digest).is_some();
@@ -143,9 +135,7 @@ impl Content {
         damaged
     }
 
-    /// The same, but no lower store is searched: whether one has a copy is known from the last [`Self::damaged`]. So a
-    /// lower store that does not respond delays nothing.
-    #[must_use]
+    /// Like [`Self::damaged`], but trusts its last result on copies in lower stores: waits for none of them.
     pub fn known_damaged(&self) -> BTreeSet<Digest> {
         let mut damaged = self.damaged_here();
         let in_lower = lock(&self.damaged.in_lower);
@@ -153,7 +143,6 @@ impl Content {
         damaged
     }
 
-    /// The blobs known to be damaged or missing in this store.
     fn damaged_here(&self) -> BTreeSet<Digest> {
         let known: Vec<_> = lock(&self.damaged.known).keys().copied().collect();
         let (there, damaged): (BTreeSet<_>, _) =
@@ -166,16 +155,13 @@ impl Content {
         damaged
     }
 
-    /// Whether this store itself has a blob, of any length.
-    #[must_use]
     pub fn has_own_blob(&self, digest: Digest) -> bool {
         matches!(self.own_blob_size(digest), Ok(Some(_)))
     }
 
-    /// Whether a missing blob is in quarantine. Then the file of this digest was stored as a blob, and no
-    /// recipe of it is lost.
+    /// Whether a missing blob is in quarantine. If so, the file was stored as a blob and no recipe is lost.
     pub fn is_quarantined(&self, digest: Digest) -> bool {
-        lock(&self.damaged.known).get(&digest) == Some(&Fate::Quarantined)
+        lock(&self.damaged.known).get(&digest) == Some(&MissingReason::Quarantined)
     }
 
     /// The Unix times (seconds) when copies of a blob were quarantined, newest first.
@@ -186,34 +172,31 @@ impl Content {
 
     /// All quarantined copies, the latest first.
     pub fn quarantined_blobs(&self) -> Result<Vec<QuarantinedBlob>, StoreError> {
-        let mut blobs = self.quarantine_entries()?;
-        blobs.retain(|blob| !blob.is_marker);
-        Ok(blobs)
+        self.quarantine_entries(false)
     }
 
-    /// The markers of blobs whose copies were deleted.
     pub fn quarantine_markers(&self) -> Result<Vec<QuarantinedBlob>, StoreError> {
-        let mut blobs = self.quarantine_entries()?;
-        blobs.retain(|blob| blob.is_marker);
-        Ok(blobs)
+        self.quarantine_entries(true)
     }
 
     /// Deletes a quarantined copy; [`Self::sync_quarantine`] makes that durable. `becomes_marker` must be true if the
-    /// blob is still damaged and this is its last copy: otherwise the damage would be unknown after the next start,
-    /// and a collection would take the missing file for one that had a recipe.
+    /// blob is still damaged and this is its last copy: otherwise the damage would be unknown after the next start, and
+    /// a collection would take the missing file for one that had a recipe.
     pub fn delete_quarantined(&self, copy: &QuarantinedBlob, becomes_marker: bool) -> Result<(), StoreError> {
         let path = layout::quarantined(copy.digest, copy.time);
         let _alone = lock(&self.damaged.moving);
         if self.root.status(&path)?.is_some_and(|status| status.is_dir()) {
-            self.disk().remove_tree(&path)?;
+            self.disk.remove_tree(&path)?;
         } else if !becomes_marker {
-            self.disk().remove_file(&path)?;
+            self.disk.remove_file(&path)?;
         }
         match becomes_marker {
             true => self.write_marker(&path),
             false => {
-                lock(&self.damaged.known).retain(|digest, fate| {
-                    *digest != copy.digest || *fate != Fate::Quarantined || self.has_quarantined(*digest)
+                lock(&self.damaged.known).retain(|digest, reason| {
+                    *digest != copy.digest
+                        || *reason != MissingReason::Quarantined
+                        || self.has_quarantined(*digest)
                 });
                 Ok(())
             }
@@ -225,15 +208,14 @@ impl Content {
         self.create_directories(Path::new(layout::STAGING))?;
         let name = self.new_staging_name();
         let temporary = Path::new(layout::STAGING).join(&name);
-        let written = self.disk().replace_file(&temporary, path, b"", 0o444);
+        let written = self.disk.replace_file(&temporary, path, b"", 0o444);
         self.release_staging_name(&name);
         written
     }
 
-    /// Makes deletions in the quarantine durable.
     pub fn sync_quarantine(&self) -> Result<(), StoreError> {
         match self.root.status(Path::new(layout::QUARANTINE))? {
-            Some(_) => self.disk().sync_dir(Path::new(layout::QUARANTINE)),
+            Some(_) => self.disk.sync_dir(Path::new(layout::QUARANTINE)),
             None => Ok(()),
         }
     }
@@ -243,7 +225,8 @@ impl Content {
         copies_in(&self.root).map_or(true, |copies| copies.iter().any(|(copy, _)| *copy == digest))
     }
 
-    fn quarantine_entries(&self) -> Result<Vec<QuarantinedBlob>, StoreError> {
+    /// The copies or the markers, the latest first.
+    fn quarantine_entries(&self, are_markers: bool) -> Result<Vec<QuarantinedBlob>, StoreError> {
         let Some(directory) = self.root.find_directory(Path::new(layout::QUARANTINE))? else {
             return Ok(Vec::new());
         };
@@ -259,11 +242,11 @@ impl Content {
                 blobs.push(QuarantinedBlob { digest, time, bytes, is_marker });
             }
         }
+        blobs.retain(|blob: &QuarantinedBlob| blob.is_marker == are_markers);
         blobs.sort_by(|a, b| (b.time, a.digest).cmp(&(a.time, b.digest)));
         Ok(blobs)
     }
 
-    /// Opens the copy of a blob of `size` bytes that was quarantined at `time`.
     pub fn open_quarantined(
         &self,
         digest: Digest,
@@ -271,11 +254,10 @@ impl Content {
         size: u64,
     ) -> Result<FileReader<'_>, StoreError> {
         let file = self.root.open_file(&layout::quarantined(digest, time))?;
-        Ok(FileReader::of_opened(self, digest, size, file))
+        Ok(FileReader::for_open_file(self, digest, size, file))
     }
 }
 
-/// The digests and Unix times of the quarantined blobs.
 fn copies_in(root: &Root) -> Result<Vec<(Digest, u64)>, StoreError> {
     root.parsed_names(layout::QUARANTINE, layout::parse_quarantined_name)
 }
@@ -290,20 +272,38 @@ mod tests {
     use crate::testing::{add_blobs, store_with};
 
     fn quarantine(store: &Store, digest: Digest) -> Option<Place> {
-        let seen = store.content().blob_status(digest).unwrap().unwrap();
-        store.content().quarantine(digest, &seen).unwrap()
+        let seen = store.content.blob_status(digest).unwrap().unwrap();
+        store.content.quarantine(digest, &seen).unwrap()
     }
 
     #[test]
     fn quarantined_blob_keeps_its_bytes_under_another_name() {
         let (_folder, store, digest) = store_with(b"weights");
-        assert!(store.content().damaged().is_empty());
+        assert!(store.content.damaged().is_empty());
         let place = quarantine(&store, digest).unwrap();
         assert_eq!(fs::read(place.path()).unwrap(), b"weights");
-        assert_eq!(store.content().blob_size(digest).unwrap(), None);
-        assert_eq!(store.content().damaged(), [digest].into());
-        let [time] = store.content().quarantined_copies(digest).unwrap().try_into().unwrap();
+        assert_eq!(store.content.blob_size(digest).unwrap(), None);
+        assert_eq!(store.content.damaged(), [digest].into());
+        let [time] = store.content.quarantined_copies(digest).unwrap().try_into().unwrap();
         assert_eq!(store.path(layout::quarantined(digest, time)), place.path());
+    }
+
+    #[test]
+    fn damage_is_known_until_the_last_copy_of_the_blob_is_deleted() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let other = add_blobs(&store, [b"other"])[0];
+        quarantine(&store, digest).unwrap();
+        quarantine(&store, other).unwrap();
+        add_blobs(&store, [b"weights"]);
+        quarantine(&store, digest).unwrap();
+        let copies = store.content.quarantined_blobs().unwrap();
+        let [first, last] = copies.iter().filter(|copy| copy.digest == digest).collect::<Vec<_>>()[..] else {
+            panic!("{copies:?}");
+        };
+        store.content.delete_quarantined(first, false).unwrap();
+        assert_eq!(store.content.damaged(), [digest, other].into());
+        store.content.delete_quarantined(last, false).unwrap();
+        assert_eq!(store.content.damaged(), [other].into());
     }
 
     #[test]
@@ -313,11 +313,11 @@ mod tests {
         fs::write(store.path("quarantine/notes.txt"), "of the administrator").unwrap();
         drop(store);
         let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        assert_eq!(store.content().damaged(), [digest].into());
-        assert!(store.content().is_quarantined(digest));
+        assert_eq!(store.content.damaged(), [digest].into());
+        assert!(store.content.is_quarantined(digest));
         add_blobs(&store, [b"weights"]);
-        assert!(store.content().damaged().is_empty());
-        assert_eq!(store.content().quarantined_copies(digest).unwrap().len(), 1, "it is the administrator's");
+        assert!(store.content.damaged().is_empty());
+        assert_eq!(store.content.quarantined_copies(digest).unwrap().len(), 1, "it is the administrator's");
     }
 
     #[test]
@@ -326,41 +326,41 @@ mod tests {
         let first = quarantine(&store, digest).unwrap();
         add_blobs(&store, [b"weights"]);
         assert_ne!(quarantine(&store, digest).unwrap(), first);
-        assert_eq!(store.content().quarantined_copies(digest).unwrap().len(), 2);
-        let listed = store.content().quarantined_blobs().unwrap();
+        assert_eq!(store.content.quarantined_copies(digest).unwrap().len(), 2);
+        let listed = store.content.quarantined_blobs().unwrap();
         assert!(listed.len() == 2 && listed[0].time > listed[1].time && listed[0].bytes > 0, "{listed:?}");
     }
 
     #[test]
     fn blob_that_replaced_the_damaged_one_is_not_moved() {
         let (_folder, store, digest) = store_with(b"weights");
-        let seen = store.content().blob_status(digest).unwrap().unwrap();
+        let seen = store.content.blob_status(digest).unwrap().unwrap();
         // Kept open, so that its inode is not reused.
-        let _mapped = store.content().open_blob(digest, 0).unwrap();
+        let _mapped = store.content.open_blob(digest, 0).unwrap();
         fs::remove_file(store.path(layout::blob(digest))).unwrap();
-        assert_eq!(store.content().quarantine(digest, &seen).unwrap(), None);
+        assert_eq!(store.content.quarantine(digest, &seen).unwrap(), None);
         add_blobs(&store, [b"weights"]);
-        assert_eq!(store.content().quarantine(digest, &seen).unwrap(), None);
-        assert!(store.content().blob_size(digest).unwrap().is_some() && store.content().damaged().is_empty());
+        assert_eq!(store.content.quarantine(digest, &seen).unwrap(), None);
+        assert!(store.content.blob_size(digest).unwrap().is_some() && store.content.damaged().is_empty());
     }
 
     #[test]
     fn deleted_copy_of_a_damaged_blob_leaves_a_marker_that_outlives_the_process() {
         let (folder, store, digest) = store_with(b"weights");
         quarantine(&store, digest).unwrap();
-        let [copy] = store.content().quarantined_blobs().unwrap().try_into().unwrap();
-        store.content().delete_quarantined(&copy, true).unwrap();
-        store.content().sync_quarantine().unwrap();
+        let [copy] = store.content.quarantined_blobs().unwrap().try_into().unwrap();
+        store.content.delete_quarantined(&copy, true).unwrap();
+        store.content.sync_quarantine().unwrap();
         drop(store);
         let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        assert!(store.content().is_quarantined(digest) && store.content().damaged() == [digest].into());
+        assert!(store.content.is_quarantined(digest) && store.content.damaged() == [digest].into());
         assert!(
-            store.content().quarantined_blobs().unwrap().is_empty()
-                && store.content().quarantined_copies(digest).unwrap().is_empty()
+            store.content.quarantined_blobs().unwrap().is_empty()
+                && store.content.quarantined_copies(digest).unwrap().is_empty()
         );
-        let [marker] = store.content().quarantine_markers().unwrap().try_into().unwrap();
-        store.content().delete_quarantined(&marker, false).unwrap();
-        assert!(!store.content().is_quarantined(digest) && store.content().damaged().is_empty());
+        let [marker] = store.content.quarantine_markers().unwrap().try_into().unwrap();
+        store.content.delete_quarantined(&marker, false).unwrap();
+        assert!(!store.content.is_quarantined(digest) && store.content.damaged().is_empty());
         assert!(fs::read_dir(store.path(layout::QUARANTINE)).unwrap().next().is_none());
     }
 
@@ -372,9 +372,9 @@ mod tests {
         fs::create_dir(&blob).unwrap();
         fs::write(blob.join("inside"), "x").unwrap();
         quarantine(&store, digest).unwrap();
-        let [copy] = store.content().quarantined_blobs().unwrap().try_into().unwrap();
-        store.content().delete_quarantined(&copy, false).unwrap();
-        assert!(store.content().quarantined_blobs().unwrap().is_empty());
+        let [copy] = store.content.quarantined_blobs().unwrap().try_into().unwrap();
+        store.content.delete_quarantined(&copy, false).unwrap();
+        assert!(store.content.quarantined_blobs().unwrap().is_empty());
     }
 
     #[test]
@@ -384,25 +384,25 @@ mod tests {
         let (folder, lower_path) = (tempfile::tempdir().unwrap(), lower_folder.path().join("store"));
         let options = crate::StoreOptions { lower: vec![lower_path.clone()], ..Default::default() };
         let store = Store::open_with(folder.path().join("store"), options).unwrap();
-        store.content().note_missing(digest);
-        assert_eq!(store.content().known_damaged(), [digest].into(), "not searched for yet");
-        assert!(store.content().damaged().is_empty() && store.content().known_damaged().is_empty());
+        store.content.note_missing(digest);
+        assert_eq!(store.content.known_damaged(), [digest].into(), "not searched for yet");
+        assert!(store.content.damaged().is_empty() && store.content.known_damaged().is_empty());
         fs::rename(&lower_path, lower_path.with_extension("away")).unwrap();
         assert_eq!(
-            (store.content().known_damaged().len(), store.content().unavailable_lower_stores()),
+            (store.content.known_damaged().len(), store.content.unavailable_lower_stores()),
             (0, 0),
             "not searched"
         );
-        assert_eq!(store.content().damaged(), [digest].into());
-        assert_eq!(store.content().known_damaged(), [digest].into());
+        assert_eq!(store.content.damaged(), [digest].into());
+        assert_eq!(store.content.known_damaged(), [digest].into());
     }
 
     #[test]
     fn missing_blob_does_not_count_as_quarantined() {
         let (_folder, store, _) = store_with(b"weights");
         let missing = Digest::of(b"something else");
-        store.content().note_missing(missing);
-        assert_eq!(store.content().damaged(), [missing].into());
-        assert!(!store.content().is_quarantined(missing));
+        store.content.note_missing(missing);
+        assert_eq!(store.content.damaged(), [missing].into());
+        assert!(!store.content.is_quarantined(missing));
     }
 }

@@ -10,8 +10,7 @@ use blobd_store_format::layout;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::stored_file::FilePieces;
 
-use crate::bounded_read::CHUNK_BYTES;
-use crate::bounded_read::read_exact;
+use crate::bounded_read::{CHUNK_BYTES, read_exact};
 use crate::content::Content;
 use crate::root::Root;
 use crate::{StoreError, StoredFile};
@@ -26,36 +25,27 @@ pub struct FileReader<'s> {
 }
 
 impl<'s> FileReader<'s> {
-    /// Reads a file of a model.
-    #[must_use]
-    pub fn of(store: &'s Content, file: &'s StoredFile) -> Self {
+    pub fn new(store: &'s Content, file: &'s StoredFile) -> Self {
         match &file.recipe {
-            Some(recipe) => Self::of_recipe(store, recipe),
-            None => Self::of_blob(store, file.descriptor.digest, file.descriptor.size),
+            Some(recipe) => Self::for_recipe(store, recipe),
+            None => Self::for_blob(store, file.descriptor.digest, file.descriptor.size),
         }
     }
 
-    /// Reads the file that a recipe rebuilds.
-    #[must_use]
-    pub const fn of_recipe(store: &'s Content, recipe: &'s Recipe) -> Self {
+    pub const fn for_recipe(store: &'s Content, recipe: &'s Recipe) -> Self {
         Self { store, pieces: Cow::Borrowed(recipe.pieces()), open: None }
     }
 
-    /// Reads a blob of `size` bytes.
-    #[must_use]
-    pub fn of_blob(store: &'s Content, blob: Digest, size: u64) -> Self {
+    pub fn for_blob(store: &'s Content, blob: Digest, size: u64) -> Self {
         Self { store, pieces: Cow::Owned(FilePieces::whole(blob, size)), open: None }
     }
 
     /// Reads an open file of `size` bytes as if it were this blob.
-    pub(crate) fn of_opened(store: &'s Content, blob: Digest, size: u64, file: File) -> Self {
-        Self { open: Some((blob, file, store.root.clone())), ..Self::of_blob(store, blob, size) }
+    pub(crate) fn for_open_file(store: &'s Content, blob: Digest, size: u64, file: File) -> Self {
+        Self { open: Some((blob, file, store.root.clone())), ..Self::for_blob(store, blob, size) }
     }
 
     /// Reads into `buffer` from `offset` on; returns how many bytes, which are fewer at the end of the file.
-    ///
-    /// # Errors
-    /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`], [`StoreError::Io`].
     pub fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
         let Self { store, pieces, open } = self;
         pieces.read_at(offset, buffer, |blob, offset, bytes| {
@@ -71,9 +61,9 @@ impl<'s> FileReader<'s> {
         })
     }
 
-    /// Computes the digest of the file and, in the same pass, that of the file that has `start` in place of its
-    /// first `replaced` bytes. `report` receives the number of bytes read and returns false to stop; the result
-    /// is `None` then.
+    /// Computes the digest of the file and, in the same pass, that of the file that has `start` in place of its first
+    /// `replaced` bytes. `report` receives the number of bytes read and returns false to stop; the result is `None`
+    /// then.
     pub fn hash_with_start(
         &mut self,
         replaced: u64,
@@ -115,19 +105,16 @@ impl<'s> FileReader<'s> {
 mod tests {
     use std::sync::Arc;
 
+    use blobd_store_format::tensor::TensorFormat;
     use tempfile::TempDir;
 
     use super::*;
-    use crate::Ingest;
     use crate::Store;
-    use blobd_store_format::tensor::TensorFormat;
+    use crate::testing::{add_blobs, new_store};
 
     fn store_with<const N: usize>(blobs: [&[u8]; N]) -> (TempDir, Arc<Store>, [Digest; N]) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let mut ingest = Ingest::begin(&store, store.liveness().leases().grant("a test")).unwrap();
-        let blobs = blobs.map(|bytes| ingest.add_bytes(bytes).unwrap());
-        ingest.commit_blobs().unwrap();
+        let (folder, store) = new_store();
+        let blobs = add_blobs(&store, blobs).try_into().unwrap();
         (folder, store, blobs)
     }
 
@@ -143,7 +130,7 @@ mod tests {
         ];
         let file = b"header\0\0ghtstailwei";
         let recipe = Recipe::new(Digest::of(file), TensorFormat::Gguf, pieces, Vec::new()).unwrap();
-        let mut reader = FileReader::of_recipe(store.content(), &recipe);
+        let mut reader = FileReader::for_recipe(&store.content, &recipe);
         for start in 0..file.len() {
             for end in start..=file.len() {
                 let read = reader.read_range(start as u64..end as u64).unwrap();
@@ -171,25 +158,25 @@ mod tests {
                 true
             };
             let hashed =
-                FileReader::of_recipe(store.content(), &recipe).hash_with_start(6, start, &mut report);
+                FileReader::for_recipe(&store.content, &recipe).hash_with_start(6, start, &mut report);
             let other = Digest::of(&[start, &weights].concat());
             assert_eq!(hashed.unwrap(), Some([Digest::of(&file), other]));
             assert_eq!(read, file.len() as u64);
         }
         let stopped =
-            FileReader::of_recipe(store.content(), &recipe).hash_with_start(6, b"", &mut |bytes| bytes < 7);
+            FileReader::for_recipe(&store.content, &recipe).hash_with_start(6, b"", &mut |bytes| bytes < 7);
         assert_eq!(stopped.unwrap(), None);
     }
 
     #[test]
     fn blob_that_is_missing_or_too_short_is_an_error() {
         let (_folder, store, [blob]) = store_with([b"blob"]);
-        let mut reader = FileReader::of_blob(store.content(), blob, 6);
+        let mut reader = FileReader::for_blob(&store.content, blob, 6);
         assert_eq!(reader.read_range(1..3).unwrap(), b"lo");
         assert!(matches!(reader.read_range(1..6), Err(StoreError::Io { .. })), "it is open by now");
-        let mut reader = FileReader::of_blob(store.content(), blob, 6);
+        let mut reader = FileReader::for_blob(&store.content, blob, 6);
         assert!(matches!(reader.read_range(1..6), Err(StoreError::BlobSize { found: 4, expected: 6, .. })));
-        let mut missing = FileReader::of_blob(store.content(), Digest::of(b"missing"), 4);
+        let mut missing = FileReader::for_blob(&store.content, Digest::of(b"missing"), 4);
         assert!(matches!(missing.read_range(0..4), Err(StoreError::MissingBlob { .. })));
     }
 }

@@ -9,18 +9,16 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::lock;
 
-/// Keeps recently used recipes, so that opening a model again reads nothing, and all recipes in use, so
-/// that none is in memory twice.
+/// Keeps recently used recipes, so that reopening a model reads nothing, and all in use, so that none is there twice.
 #[derive(Debug, Default)]
 pub(crate) struct RecipeCache {
     recipes: Mutex<Recipes>,
-    /// The only permit to read a large recipe. It protects no data but bounds the memory of readers, so
-    /// it may be held during disk access.
+    /// The only permit to read a large recipe. It protects no data but bounds the memory of readers, so it may be held
+    /// during disk access.
     large: Mutex<()>,
 }
 
-/// Recipes of at least this size are read one at a time: text and parsed form of the largest take 40 MiB,
-/// and a hundred requests may read them concurrently.
+/// Recipes of at least this size are read one at a time: the largest takes 40 MiB, and a hundred may be requested.
 const LARGE_FROM_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -29,7 +27,6 @@ struct Recipes {
     recent: VecDeque<(Digest, Arc<Recipe>)>,
     /// Recipes that are too large for `recent` or were evicted from it, while they are in use.
     in_use: BTreeMap<Digest, Weak<Recipe>>,
-    /// Recipes that are being read from disk.
     readings: BTreeMap<Digest, Readings>,
 }
 
@@ -57,8 +54,7 @@ impl RecipeCache {
         lock(&self.recipes).find(file)
     }
 
-    /// Waits for the permit to read a recipe of `bytes` bytes; `None` if it is too small to need one. It
-    /// must be held until the recipe is parsed.
+    /// Waits for the permit to read a recipe, if it is large enough to need one. Held until the recipe is parsed.
     pub(crate) fn permit(&self, bytes: u64) -> Option<MutexGuard<'_, ()>> {
         (bytes >= LARGE_FROM_BYTES).then(|| lock(&self.large))
     }
@@ -90,8 +86,7 @@ impl RecipeCache {
 }
 
 impl Reading<'_> {
-    /// Adds the recipe to the cache, unless it was forgotten meanwhile. Returns the recipe to use: another
-    /// reader's copy if that one finished first.
+    /// Adds the recipe, unless it was forgotten meanwhile. Returns the copy of another reader who finished first.
     pub(crate) fn keep(self, recipe: Recipe) -> Arc<Recipe> {
         let recipe = Arc::new(recipe);
         let mut recipes = lock(&self.cache.recipes);
@@ -216,5 +211,41 @@ mod tests {
         assert!(cache.find(last).is_some(), "it is small enough to be kept although it is not in use");
         drop((few, most));
         assert!(cache.find(small).is_none() && cache.find(large).is_none());
+    }
+
+    #[test]
+    fn recipes_are_kept_up_to_a_number_of_entries_the_latest_first() {
+        let cache = RecipeCache::default();
+        let file = |number: u8| Digest::of(&[number]);
+        let most = RecipeCache::MAX_ENTRIES;
+        let size = |tensors: usize| entries(&recipe(file(0), tensors));
+        // Each tensor is an entry, and so is the piece that it is in.
+        let (one, two) = (size(1), size(2));
+        let each = two - one;
+        let tensors = |part: usize| (most / part - (one - each)) / each;
+        drop(read(&cache, file(1), tensors(2)));
+        drop(read(&cache, file(2), tensors(2)));
+        let recent = || lock(&cache.recipes).recent.iter().map(|(file, _)| *file).collect::<Vec<_>>();
+        assert_eq!(recent(), [file(2), file(1)]);
+        assert!(cache.find(file(1)).is_some());
+        assert_eq!(recent(), [file(1), file(2)], "it was used last");
+        drop(read(&cache, file(3), 10));
+        assert_eq!(recent(), [file(3), file(1)]);
+        assert!(cache.find(file(2)).is_none());
+        assert!(each >= 1 && size(tensors(1)) <= most && size(tensors(1) + 1) > most);
+        drop(read(&cache, file(4), tensors(1)));
+        assert_eq!(recent(), [file(4)], "it fills all");
+        drop(read(&cache, file(5), tensors(1) + 1));
+        assert_eq!(recent(), [file(4)], "it is too large");
+    }
+
+    #[test]
+    fn only_large_recipes_need_the_permit() {
+        let cache = RecipeCache::default();
+        assert!(cache.permit(LARGE_FROM_BYTES - 1).is_none());
+        let permit = cache.permit(LARGE_FROM_BYTES);
+        assert!(permit.is_some() && cache.is_large_one_read());
+        drop(permit);
+        assert!(!cache.is_large_one_read());
     }
 }

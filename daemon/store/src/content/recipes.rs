@@ -1,35 +1,30 @@
 //! Recipe outlines: the digests that recipes need, read from disk each time.
 //!
-//! A collection reads all recipes. It does not use the recipe cache, which is for the few models that
-//! are being opened.
+//! A collection reads all recipes. It does not use the recipe cache, which is for the few models that are being opened.
 
-use crate::place::Place;
 use std::fs::File;
 use std::sync::Arc;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::outline::RecipeOutline;
+use blobd_store_format::recipe::RecipeOutline;
 use blobd_store_format::recipe::{Recipe, RecipeKind};
 use tracing_mutex::stdsync::MutexGuard;
 
 use crate::StoreError;
 use crate::content::Content;
-use crate::recipe_file::{parse_recipe, read_outline};
+use crate::error::Place;
+use crate::node::{parse_recipe, read_outline};
 use crate::root::{FileStatus, Root};
 
 impl Content {
     /// The outline of a file's recipe in this store, without the lower ones; `None` if there is none.
-    ///
-    /// # Errors
-    /// [`StoreError::Recipe`], [`StoreError::Io`].
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
         let Some(opened) = self.root.find_file(&layout::recipe(file))? else { return Ok(None) };
         let _permit = self.recipe_permit(&self.root, file, &opened)?;
         read_outline(&self.root, file, &opened).map(Some)
     }
 
-    /// Waits for the permit to read a recipe, see [`crate::content::recipe_cache::RecipeCache::permit`].
     pub(crate) fn recipe_permit(
         &self,
         root: &Root,
@@ -37,7 +32,7 @@ impl Content {
         opened: &File,
     ) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
         let path = layout::recipe(file);
-        let status = FileStatus::of(opened).map_err(root.failure("inspect", &path))?;
+        let status = FileStatus::from_file(opened).map_err(root.failure("inspect", &path))?;
         Ok(self.recipes.permit(status.len()))
     }
 
@@ -45,11 +40,7 @@ impl Content {
         Ok(self.root.status(&layout::recipe(file))?.is_some())
     }
 
-    /// Opens a recipe's file for reading, of a lower store if this one has none; `None` if it does not exist. Waits if the
-    /// recipe is large and another one is being read.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Opens a recipe's file. Waits if the recipe is large and another one is being read.
     pub fn open_recipe(&self, file: Digest) -> Result<Option<OpenRecipe<'_>>, StoreError> {
         let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
         let permit = self.recipe_permit(&self.root, file, &opened)?;
@@ -64,8 +55,6 @@ impl Content {
         }
     }
 
-    /// Where the recipe of a file is, for messages.
-    #[must_use]
     pub fn place_of_recipe(&self, file: Digest) -> Place {
         let path = layout::recipe(file);
         let below = || self.lower.find(|root| Ok(root.status(&path)?.map(|_| root.full(&path))));
@@ -74,8 +63,7 @@ impl Content {
         place.unwrap_or_else(|| self.root.full(&path))
     }
 
-    /// The recipe of the file with this digest, if it was split. A lower store's is used if this store has neither
-    /// a recipe nor the file's blob.
+    /// The recipe of a split file. A lower store's is used if this store has neither a recipe nor the file's blob.
     pub fn recipe(&self, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
         if let Some(recipe) = self.cached_recipe(file)? {
             return Ok(Some(recipe));
@@ -100,7 +88,6 @@ impl Content {
         Ok((!is_hidden).then_some(recipe))
     }
 
-    /// The recipe of a file in the store at `root`.
     pub(super) fn read_recipe(&self, root: &Root, file: Digest) -> Result<RecipeFile, StoreError> {
         let reading = self.recipes.begin(file);
         let path = layout::recipe(file);
@@ -118,7 +105,7 @@ impl Content {
     }
 }
 
-/// A recipe's open file. Must be kept until the recipe is no longer in memory: large ones are read one at a time. A thread
+/// A recipe's open file, to be kept as long as the recipe is in memory: large ones are read one at a time. A thread
 /// that has one must not read another recipe.
 #[derive(Debug)]
 pub struct OpenRecipe<'s> {
@@ -127,14 +114,11 @@ pub struct OpenRecipe<'s> {
 }
 
 impl OpenRecipe<'_> {
-    /// The file, at its start.
-    #[must_use]
     pub const fn file(&self) -> &File {
         &self.file
     }
 }
 
-/// A recipe as a store has it.
 pub(super) enum RecipeFile {
     None,
     /// It says that the file is stored whole.
@@ -174,13 +158,60 @@ mod tests {
             recipe.file()
         };
         let (small, large) = (add(1), add(20_000));
-        let opened = store.content().open_recipe(large).unwrap().unwrap();
-        assert!(store.content().recipes.is_large_one_read());
-        assert!(store.content().open_recipe(small).unwrap().is_some());
+        let opened = store.content.open_recipe(large).unwrap().unwrap();
+        assert!(store.content.recipes.is_large_one_read());
+        assert!(store.content.open_recipe(small).unwrap().is_some());
         drop(opened);
-        assert!(!store.content().recipes.is_large_one_read());
-        let _small = store.content().open_recipe(small).unwrap().unwrap();
-        assert!(!store.content().recipes.is_large_one_read());
-        assert!(store.content().open_recipe(Digest::of(b"none")).unwrap().is_none());
+        assert!(!store.content.recipes.is_large_one_read());
+        let _small = store.content.open_recipe(small).unwrap().unwrap();
+        assert!(!store.content.recipes.is_large_one_read());
+        assert!(store.content.open_recipe(Digest::of(b"none")).unwrap().is_none());
+    }
+
+    #[test]
+    fn recipe_of_a_lower_store_is_used_unless_this_one_has_the_file() {
+        use crate::StoreOptions;
+        use crate::testing::{add_blobs, new_store, new_store_with, recipe_of};
+        let (lower_folder, lower) = new_store();
+        let recipe = recipe_of(&[b"head", b"tensor"]);
+        let (file, path) = (recipe.file(), layout::recipe(recipe.file()));
+        fs::write(lower.path(&path), recipe.to_json()).unwrap();
+        let lower_place = lower.content.root.full(&path);
+        drop(lower);
+        let options =
+            StoreOptions { lower: vec![lower_folder.path().join("store")], ..StoreOptions::default() };
+        let (_folder, store) = new_store_with(options);
+        let is_split = || store.content.recipe(file).unwrap().is_some();
+        assert!(is_split() && is_split(), "also from the cache");
+        assert!(store.content.find_recipe_file(file).unwrap().is_some());
+        assert_eq!(store.content.place_of_recipe(file), lower_place);
+        assert!(store.content.recipe_outline(file).unwrap().is_none(), "it is not in this store");
+        add_blobs(&store, [b"headtensor"]);
+        assert!(
+            !is_split() && store.content.find_recipe_file(file).unwrap().is_none(),
+            "it is stored whole here"
+        );
+        let own = recipe_of(&[b"headten", b"sor"]);
+        fs::write(store.path(&path), own.to_json()).unwrap();
+        store.content.recipes.forget(file);
+        assert_eq!(*store.content.recipe(file).unwrap().unwrap(), own);
+        assert_eq!(*store.content.recipe(file).unwrap().unwrap(), own, "from the cache");
+        assert_eq!(store.content.place_of_recipe(file), store.content.root.full(&path));
+        assert!(store.content.has_own_recipe(file).unwrap());
+        let absent = Digest::of(b"absent");
+        assert!(
+            store.content.recipe(absent).unwrap().is_none() && !store.content.has_own_recipe(absent).unwrap()
+        );
+        assert_eq!(store.content.place_of_recipe(absent), store.content.root.full(layout::recipe(absent)));
+    }
+
+    #[test]
+    fn record_that_a_file_is_stored_whole_is_no_recipe_to_read_it_by() {
+        let (_folder, store) = crate::testing::new_store();
+        let whole = Recipe::for_whole_file(Digest::of(b"whole"), 5).unwrap();
+        fs::write(store.path(layout::recipe(whole.file())), whole.to_json()).unwrap();
+        assert!(store.content.recipe(whole.file()).unwrap().is_none());
+        assert!(store.content.recipe_outline(whole.file()).unwrap().is_some());
+        assert_eq!(store.content.recipes().unwrap(), [whole.file()]);
     }
 }

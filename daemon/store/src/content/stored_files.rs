@@ -10,15 +10,12 @@ use blobd_store_format::layout;
 use blobd_store_format::recipe::{Member, Recipe};
 use blobd_store_format::stored_file::StoredForm;
 
-use crate::Content;
-use crate::StoreError;
 use crate::node::Node;
+use crate::{Content, StoreError};
 
-/// The blobs of a model that only lower stores have. They are looked up before the tags are locked, because a look-up
-/// in a lower store may take long.
+/// A model's blobs that only lower stores have. Looked up before the tags are locked, because it may take long.
 pub(crate) type Borrowed = BTreeSet<Digest>;
 
-/// One file of a model.
 #[derive(Clone, Debug)]
 pub struct StoredFile {
     /// Its entry in the manifest.
@@ -30,7 +27,6 @@ pub struct StoredFile {
 /// A file that a model consists of, and its name if it has one.
 #[derive(Clone, Debug)]
 pub struct NamedFile {
-    /// The file.
     pub file: StoredFile,
     /// Its name in the manifest, or its path in an archive.
     pub name: Option<String>,
@@ -49,9 +45,6 @@ impl StoredFile {
     }
 
     /// The files in it, if it is an archive.
-    ///
-    /// # Errors
-    /// [`StoreError::Recipe`] when its recipe is inconsistent.
     pub fn members(&self) -> Result<Vec<NamedFile>, StoreError> {
         let Some(recipe) = &self.recipe else { return Ok(Vec::new()) };
         let unpacked_from = recipe.unpacked().map(|_| self.descriptor.digest);
@@ -67,8 +60,6 @@ impl StoredFile {
         recipe.members().iter().enumerate().map(member).collect()
     }
 
-    /// Whether it is stored as a blob or a recipe.
-    #[must_use]
     pub const fn form(&self) -> StoredForm {
         match self.recipe {
             Some(_) => StoredForm::Recipe,
@@ -77,7 +68,6 @@ impl StoredFile {
     }
 
     /// Every blob that the file needs, with the least length it must have in bytes.
-    #[must_use]
     pub fn blob_sizes(&self) -> Vec<(Digest, u64)> {
         match &self.recipe {
             Some(recipe) => recipe.blob_sizes().into_iter().collect(),
@@ -101,8 +91,7 @@ impl Content {
         Ok(StoredFile { descriptor: file.clone(), recipe })
     }
 
-    /// Like [`Self::stored_file`], but not from the cache. `None` if the recipe is damaged: a commit of
-    /// the file replaces it.
+    /// Like [`Self::stored_file`], but not from the cache. `None` if the recipe is damaged: a commit replaces it.
     pub fn stored_file_now(&self, file: &Descriptor) -> Result<Option<StoredFile>, StoreError> {
         self.recipes.forget(file.digest);
         match self.stored_file(file) {
@@ -125,8 +114,8 @@ impl Content {
         Ok(check_sizes(&stored, |digest| self.blob_size(digest))?.is_none())
     }
 
-    /// Removes a file's recipe if it is damaged or lacks blobs and the file is also stored as a blob. A
-    /// power cut may undo the removal of a recipe, which would then hide the blob.
+    /// Removes a file's recipe if it is damaged or lacks blobs and the file is also stored as a blob. A power cut may
+    /// undo the removal of a recipe, which would then hide the blob.
     pub(crate) fn drop_useless_recipe(
         &self,
         file: &Descriptor,
@@ -146,10 +135,9 @@ impl Content {
         let freed = self.remove_node(recipe)?;
         self.note_removed(recipe, freed.unwrap_or_default());
         // Durable before a tag needs the file, or another power cut could restore the recipe.
-        self.disk().sync_dir(Path::new(layout::RECIPES))
+        self.disk.sync_dir(Path::new(layout::RECIPES))
     }
 
-    /// A file with the recipe that this store itself has.
     pub(crate) fn own_stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
         let cached =
             self.recipes.find(file.digest).filter(|_| self.has_own_recipe(file.digest).unwrap_or_default());
@@ -160,8 +148,7 @@ impl Content {
         self.checked_size(file, recipe)
     }
 
-    /// An error about the first missing or damaged part of a file, if there is one. No lower store is asked: what
-    /// this store uses of them is `borrowed`.
+    /// An error about the first missing or damaged part of a file. Of lower stores, only `borrowed` counts.
     pub(crate) fn check_own_file(
         &self,
         file: &Descriptor,
@@ -193,7 +180,6 @@ impl Content {
     }
 }
 
-/// An error about the first blob of a file that is missing or has the wrong size, if there is one.
 fn check_sizes(
     stored: &StoredFile,
     size: impl Fn(Digest) -> Result<Option<u64>, StoreError>,
@@ -208,4 +194,124 @@ fn check_sizes(
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+
+    use std::fs;
+
+    use super::*;
+    use crate::Store;
+    use crate::testing::{add_blobs, file, new_store, recipe_of};
+
+    /// A store with a file that is split into two blobs.
+    fn split_file() -> (tempfile::TempDir, Arc<Store>, Descriptor) {
+        let (folder, store) = new_store();
+        add_blobs(&store, [&b"head"[..], b"tensor"]);
+        write(&store, &[b"head", b"tensor"]);
+        (folder, store, file(b"headtensor"))
+    }
+
+    fn write(store: &Store, parts: &[&[u8]]) {
+        let recipe = recipe_of(parts);
+        fs::write(store.path(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
+    }
+
+    /// The first problem of the file, and whether all of it is there.
+    fn checked(store: &Store, file: &Descriptor) -> (Option<StoreError>, bool) {
+        (store.content.check_own_file(file, &Borrowed::new()).unwrap(), store.content.has_file(file).unwrap())
+    }
+
+    #[test]
+    fn every_part_of_a_file_must_be_there_with_its_length() {
+        let (_folder, store, split) = split_file();
+        assert!(matches!(checked(&store, &split), (None, true)));
+        let tensor = Digest::of(b"tensor");
+        let blob = store.path(layout::blob(tensor));
+        fs::remove_file(&blob).unwrap();
+        let (problem, is_whole) = checked(&store, &split);
+        assert!(matches!(problem, Some(StoreError::MissingBlob { digest }) if digest == tensor) && !is_whole);
+        let borrowed = Borrowed::from([tensor]);
+        assert!(store.content.check_own_file(&split, &borrowed).unwrap().is_none(), "a lower store has it");
+        for wrong in ["tens", "tensor and more"] {
+            fs::write(&blob, wrong).unwrap();
+            let (problem, is_whole) = checked(&store, &split);
+            let found = wrong.len() as u64;
+            assert!(
+                matches!(problem, Some(StoreError::BlobSize { found: f, expected: 6, .. }) if f == found)
+                    && !is_whole,
+                "{wrong}"
+            );
+            fs::remove_file(&blob).unwrap();
+        }
+        fs::create_dir(&blob).unwrap();
+        let (problem, is_whole) = checked(&store, &split);
+        assert!(matches!(problem, Some(StoreError::UnexpectedFile { .. })) && !is_whole, "{problem:?}");
+    }
+
+    #[test]
+    fn recipe_must_rebuild_a_file_of_the_size_in_the_manifest() {
+        let (_folder, store, split) = split_file();
+        let other = Descriptor { size: 11, ..split.clone() };
+        for _ in 0..2 {
+            let error = store.content.stored_file(&other).unwrap_err();
+            assert!(matches!(error, StoreError::RecipeSize { found: 10, expected: 11, .. }), "{error}");
+            let (problem, is_whole) = checked(&store, &other);
+            assert!(matches!(problem, Some(StoreError::RecipeSize { .. })) && !is_whole);
+            assert!(store.content.stored_file_now(&other).unwrap().is_none());
+            assert!(store.content.stored_file_now(&split).unwrap().is_some());
+        }
+        // A cached recipe that was collected is not used.
+        store.content.stored_file(&split).unwrap();
+        fs::remove_file(store.path(layout::recipe(split.digest))).unwrap();
+        assert!(!store.content.has_file(&split).unwrap());
+        assert!(store.content.own_stored_file(&split).unwrap().recipe.is_none());
+        fs::write(store.path(layout::recipe(split.digest)), "damaged").unwrap();
+        assert!(store.content.stored_file_now(&split).unwrap().is_none());
+    }
+
+    #[test]
+    fn useless_recipe_is_dropped_if_the_file_is_stored_whole() {
+        let has_recipe =
+            |store: &Store, file: &Descriptor| store.content.has_own_recipe(file.digest).unwrap();
+        for (is_whole, is_damaged, lacks_blob, is_dropped) in [
+            (true, false, false, false),
+            (true, true, false, true),
+            (true, false, true, true),
+            (false, true, false, false),
+            (false, false, true, false),
+        ] {
+            let (_folder, store, split) = split_file();
+            if is_whole {
+                fs::write(store.path(layout::blob(split.digest)), "headtensor").unwrap();
+            }
+            if is_damaged {
+                fs::write(store.path(layout::recipe(split.digest)), "damaged").unwrap();
+            }
+            if lacks_blob {
+                fs::remove_file(store.path(layout::blob(Digest::of(b"head")))).unwrap();
+            }
+            store.content.drop_useless_recipe(&split, &Borrowed::new()).unwrap();
+            let case = (is_whole, is_damaged, lacks_blob);
+            assert_eq!(has_recipe(&store, &split), !is_dropped, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn form_and_blobs_are_those_of_the_recipe_or_of_the_file_itself() {
+        let (_folder, store, split) = split_file();
+        let stored = store.content.stored_file(&split).unwrap();
+        assert_eq!(stored.form(), StoredForm::Recipe);
+        let mut sizes = stored.blob_sizes();
+        sizes.sort();
+        let mut expected = vec![(Digest::of(b"head"), 4), (Digest::of(b"tensor"), 6)];
+        expected.sort();
+        assert_eq!(sizes, expected);
+        let whole = store.content.stored_file(&file(b"whole")).unwrap();
+        assert_eq!((whole.form(), whole.blob_sizes()), (StoredForm::Blob, vec![(Digest::of(b"whole"), 5)]));
+        assert!(whole.members().unwrap().is_empty() && stored.members().unwrap().is_empty());
+        let other = store.content.stored_file(&file(b"other")).unwrap();
+        assert!(whole.is_stored_as(&whole) && !whole.is_stored_as(&other) && !whole.is_stored_as(&stored));
+    }
 }

@@ -1,8 +1,8 @@
 //! The catalog: the blobs and recipes of a store and their sizes, in memory, for a million blobs.
 //!
-//! It is a cache: nothing is deleted because of what it says. A blob has a numbered row, and a recipe is a
-//! list of such numbers, so ten thousand models that share a million blobs take some 80 MiB. It also tracks
-//! which pages of rows and which recipes the database does not have yet.
+//! It is a cache: nothing is deleted because of what it says. A blob has a numbered row, and a recipe is a list of such
+//! numbers, so ten thousand models that share a million blobs take some 80 MiB. It also tracks which pages of rows and
+//! which recipes the database does not have yet.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -10,8 +10,6 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use blobd_store_format::digest::Digest;
 use hashbrown::HashTable;
-
-use super::facts::{BlobFacts, RecipeFacts};
 
 /// The known blobs and recipes.
 #[derive(Debug, Default)]
@@ -66,18 +64,28 @@ pub(super) struct RecipeRow {
     pub(super) needs: Option<Box<[u32]>>,
 }
 
+/// The state of a blob on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlobFacts {
+    pub(super) length: u64,
+    pub(super) bytes_on_disk: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RecipeFacts {
+    pub(super) bytes_on_disk: u64,
+    /// The blobs that it names, each once and in order; `None` when it cannot be read.
+    pub(super) needs: Option<Vec<Digest>>,
+}
+
 /// Rows per page, the unit of storage in the database: a page stays below 4 KiB.
 pub(super) const PAGE_ROWS: usize = 80;
 
 impl Catalog {
-    /// The size on disk of all blobs and recipes in bytes.
-    #[must_use]
     pub const fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// The number of blobs.
-    #[must_use]
     pub const fn blob_count(&self) -> u64 {
         self.blob_count
     }
@@ -91,7 +99,6 @@ impl Catalog {
         self.recipes.len() as u64
     }
 
-    /// The largest number of blobs that one recipe needs.
     pub(crate) fn most_needs(&self) -> u64 {
         let counts = self.recipes.values().filter_map(|row| row.needs.as_ref().map(|needs| needs.len()));
         counts.max().unwrap_or_default() as u64
@@ -225,7 +232,6 @@ impl Catalog {
         Some(())
     }
 
-    /// Adds a recipe from the database. `None` if it names rows that do not exist.
     pub(super) fn push_recipe(&mut self, file: Digest, row: RecipeRow) -> Option<()> {
         for number in row.needs.iter().flatten() {
             let needed = self.row_mut(*number).filter(|row| row.state != RowState::Free)?;
@@ -243,7 +249,6 @@ impl Catalog {
         self.rows.get_mut(number as usize)
     }
 
-    /// Marks the page of a row to be written.
     fn mark_unwritten(&mut self, number: u32) {
         self.unwritten.pages.extend(u32::try_from(number as usize / PAGE_ROWS));
     }

@@ -1,17 +1,16 @@
 //! The format of the catalog in the database: pages of rows, and recipes as lists of row numbers.
 //!
-//! Measured with sled 0.34.7 and a million blobs: one key per blob takes 29 s to write and 4 s to read,
-//! pages of eighty rows 0.8 s and 0.25 s, with half the memory and half the disk space.
+//! Measured with sled 0.34.7 and a million blobs: one key per blob takes 29 s to write and 4 s to read, pages of eighty
+//! rows 0.8 s and 0.25 s, with half the memory and half the disk space.
 //!
-//! The key of a page is its number (4 bytes, big-endian), its value 49 bytes per row: state, digest, length
-//! and bytes on disk (8 bytes each, little-endian). The key of a recipe is the digest of its file and the
-//! number of a chunk (4 bytes, big-endian). The value of chunk 0 begins with bytes on disk (8) and whether
-//! the recipe can be read (1); row numbers (4 each) follow. No value exceeds 4 KiB.
+//! The key of a page is its number (4 bytes, big-endian), its value 49 bytes per row: state, digest, length and bytes
+//! on disk (8 bytes each, little-endian). The key of a recipe is the digest of its file and the number of a chunk (4
+//! bytes, big-endian). The value of chunk 0 begins with bytes on disk (8) and whether the recipe can be read (1); row
+//! numbers (4 each) follow. No value exceeds 4 KiB.
 
 use blobd_store_format::digest::Digest;
 
-use super::catalog::{Catalog, PAGE_ROWS, RecipeRow, Row, RowState};
-use super::facts::BlobFacts;
+use super::catalog::{BlobFacts, Catalog, PAGE_ROWS, RecipeRow, Row, RowState};
 
 /// Row numbers per chunk of a recipe.
 const CHUNK_NEEDS: usize = 1000;
@@ -65,8 +64,7 @@ fn encode_recipe(row: &RecipeRow) -> Vec<Vec<u8>> {
     std::iter::once(first).chain(rest.chunks(CHUNK_NEEDS).map(encode)).collect()
 }
 
-/// Decodes a catalog: all pages, then all chunks of recipes, both in the order of their keys. Every step
-/// returns `None` for malformed data.
+/// Decodes all pages, then all chunks, in the order of their keys. Every step returns `None` for malformed data.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     catalog: Catalog,

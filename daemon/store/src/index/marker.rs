@@ -1,9 +1,9 @@
 //! `index/CLEAN`: states that the database was closed completely.
 //!
-//! It exists only while nothing changes the store: a process that is about to change the store removes it
-//! first. It records the ID of the store, the number of entries in the database, and the change times of
-//! `blobs/` and `recipes/`. The kernel updates these for every change by any process, so the index of a
-//! copied store, or of one that another program has changed, is not used.
+//! It exists only while nothing changes the store: a process that is about to change the store removes it first. It
+//! records the ID of the store, the number of entries in the database, and the change times of `blobs/` and `recipes/`.
+//! The kernel updates these for every change by any process, so the index of a copied store, or of one that another
+//! program has changed, is not used.
 
 use std::path::{Path, PathBuf};
 
@@ -40,8 +40,7 @@ pub(super) struct Stamps {
 type Stamp = (u64, i64, i64);
 
 impl Stamps {
-    /// The current state of a store; `None` if it cannot be read.
-    pub(super) fn of(root: &Root) -> Option<Self> {
+    pub(super) fn for_root(root: &Root) -> Option<Self> {
         let stamp = |directory: &str| {
             let status = root.status(Path::new(directory)).ok()??;
             let ((_device, inode), (seconds, nanos)) = (status.identity(), status.status_changed());
@@ -57,8 +56,7 @@ impl Marker {
         Self { format: FORMAT, store, blob_count, recipe_count, directories }
     }
 
-    /// Reads the marker and removes it, durably, because changes from now on are not in the database.
-    /// `None` if there is no valid one.
+    /// Reads the marker and removes it, durably: changes from now on are not in the database.
     pub(super) fn take(root: &Root) -> Option<Self> {
         const MAX_BYTES: u64 = 4096;
         let json = root.read_limited(&path(), MAX_BYTES).ok()??;
@@ -71,21 +69,18 @@ impl Marker {
 
     pub(super) fn write(&self, root: &Root) -> Result<(), StoreError> {
         let (disk, target) = (disk(root), path());
-        let json =
-            serde_json::to_vec(self).map_err(|error| StoreError::io("write", &target)(error.into()))?;
+        let json = StoreError::encode(self, &target)?;
         disk.replace_file(&target.with_extension("new"), &target, &json, 0o600)?;
         disk.sync_dir(Path::new(layout::INDEX))
     }
 
-    /// Checks that the marker is for the current state of this store.
     pub(super) fn check_store(&self, root: &Root) -> Result<(), IndexError> {
         let is_current = self.format == FORMAT
             && store_id(root).as_ref() == Some(&self.store)
-            && Stamps::of(root).as_ref() == Some(&self.directories);
+            && Stamps::for_root(root).as_ref() == Some(&self.directories);
         is_current.then_some(()).ok_or(IndexError::NotClean)
     }
 
-    /// Checks that the database had as many entries as the marker says.
     pub(super) fn check_content(&self, catalog: &Catalog) -> Result<(), IndexError> {
         let found = (catalog.blob_count(), catalog.recipe_count());
         let expected = (self.blob_count, self.recipe_count);
@@ -103,4 +98,26 @@ pub(super) fn remove(root: &Root) -> Result<(), StoreError> {
 
 fn path() -> PathBuf {
     Path::new(layout::INDEX).join("CLEAN")
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::digest::Digest;
+
+    use super::*;
+    use crate::index::catalog::BlobFacts;
+    use crate::testing::new_store;
+
+    #[test]
+    fn marker_is_not_that_of_a_catalog_with_another_number_of_blobs() {
+        let (_folder, store) = new_store();
+        let (mut catalog, directories) = (Catalog::default(), Stamps::for_root(&store.content.root).unwrap());
+        let marker = Marker::new("a store".to_owned(), &catalog, directories);
+        marker.check_content(&catalog).unwrap();
+        catalog.set_blob(Digest::of(b"x"), Some(BlobFacts { length: 1, bytes_on_disk: 512 }));
+        assert!(matches!(
+            marker.check_content(&catalog),
+            Err(IndexError::Incomplete { found: (1, 0), expected: (0, 0) })
+        ));
+    }
 }

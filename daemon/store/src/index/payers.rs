@@ -10,23 +10,17 @@ use crate::node::Node;
 /// What keeps data. The strongest comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimKind {
-    /// A model with a tag.
     Tag,
-    /// A model in the trash.
     Trash,
-    /// An unfinished download.
     Download,
-    /// A transaction in progress.
     Ingest,
     /// A name that means another model now.
     Displaced,
 }
 
-/// What one owner keeps, and whom that is charged to. Of several claims to the same data the first in order pays: of
-/// the strongest kind the oldest.
+/// What one owner keeps, and who is charged. Of several claims to the same data, the strongest and oldest pays.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
-    /// What keeps the data.
     pub kind: ClaimKind,
     /// Since when, in nanoseconds since 1970.
     pub since: u64,
@@ -59,8 +53,6 @@ pub struct Payers {
 }
 
 impl Payers {
-    /// Counts anew.
-    #[must_use]
     pub fn count(catalog: &Catalog, claims: &[Claim]) -> Self {
         let mut sorted: Vec<&Claim> = claims.iter().collect();
         sorted.sort_unstable();
@@ -70,19 +62,15 @@ impl Payers {
     }
 
     /// Bytes on disk that a user pays for; of `None`, bytes of claims without a user.
-    #[must_use]
     pub fn charged_to(&self, uid: Option<u32>) -> u64 {
         self.charged.get(&uid).copied().unwrap_or_default()
     }
 
-    /// The sum of what users pay for.
-    #[must_use]
     pub fn charged_to_users(&self) -> u64 {
         let of_users = self.charged.iter().filter(|(uid, _)| uid.is_some());
         of_users.map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
     }
 
-    /// The users who pay for something.
     pub(crate) fn users(&self) -> impl Iterator<Item = u32> {
         self.charged.keys().copied().flatten()
     }
@@ -92,8 +80,8 @@ impl Payers {
         self.removals == catalog.removals()
     }
 
-    /// Adds the claim of a tag that was just set. Returns false, and changes nothing, if an older claim is not older
-    /// by its time, because a clock was set back: then the order of the claims differs.
+    /// Adds the claim of a tag that was just set. Returns false, and changes nothing, if a clock was set back and an
+    /// older claim has a later time.
     pub(crate) fn add_latest(&mut self, catalog: &Catalog, claim: &Claim) -> bool {
         if claim.kind != ClaimKind::Tag || claim.since <= self.latest_tag {
             return false;
@@ -181,9 +169,7 @@ pub struct UserShare {
     pub shared_bytes: u64,
 }
 
-/// What the claims of each user keep. Those without a user count as of one more user. With `only`, the share of this
-/// user alone: the others then count as one.
-#[must_use]
+/// What the claims of each user keep; those without a user count as one more. With `only`, just this user's share.
 pub fn user_shares(
     catalog: &Catalog,
     claims: &[Claim],
@@ -268,15 +254,15 @@ impl Keeper {
 }
 
 /// A blob by its row in the catalog, or a recipe by its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Part {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Part {
     Blob(u32),
     Recipe(Digest),
 }
 
-/// Calls `visit` with what is present of the roots, and with its size on disk. It returns whether what a recipe names is
-/// visited too. A recipe that cannot be read names no blobs.
-fn each_part(catalog: &Catalog, roots: &[Node], mut visit: impl FnMut(Part, u64) -> bool) {
+/// Calls `visit` with what is present of the roots, and with its size on disk. It returns whether what a recipe names
+/// is visited too. A recipe that cannot be read names no blobs.
+pub(super) fn each_part(catalog: &Catalog, roots: &[Node], mut visit: impl FnMut(Part, u64) -> bool) {
     let visit_row = |number: u32, visit: &mut dyn FnMut(Part, u64) -> bool| {
         let row = catalog.rows().get(number as usize).filter(|row| row.state == RowState::Present);
         row.into_iter().for_each(|row| {
@@ -300,10 +286,8 @@ fn each_part(catalog: &Catalog, roots: &[Node], mut visit: impl FnMut(Part, u64)
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
-    use crate::index::facts::{BlobFacts, RecipeFacts};
+    use crate::index::catalog::{BlobFacts, RecipeFacts};
 
     fn blob(number: u32) -> Digest {
         Digest::of(&number.to_le_bytes())
@@ -359,6 +343,24 @@ mod tests {
     }
 
     #[test]
+    fn claim_of_a_tag_is_added_if_it_is_the_latest() {
+        let (catalog, mut claims) = store(4, 12, 3);
+        let latest = claims.pop().unwrap();
+        for (kind, since, is_added) in [
+            (ClaimKind::Tag, latest.since, true),
+            (ClaimKind::Tag, latest.since - 1, false),
+            (ClaimKind::Trash, latest.since, false),
+        ] {
+            let mut payers = Payers::count(&catalog, &claims);
+            let before = payers.charged_to_users();
+            let claim = Claim { kind, since, uid: Some(77), roots: latest.roots.clone() };
+            assert_eq!(payers.add_latest(&catalog, &claim), is_added, "{since}");
+            assert_eq!(payers.charged_to(Some(77)) > 0, is_added, "{since}");
+            assert_eq!(payers.charged_to_users() > before, is_added, "{since}");
+        }
+    }
+
+    #[test]
     fn shares_are_those_of_the_definition_for_all_users_and_for_one() {
         for users in [1, 2, 5] {
             let (catalog, claims) = store(40, 12, users);
@@ -370,20 +372,5 @@ mod tests {
             }
             assert!(user_shares(&catalog, &claims, Some(99)).is_empty());
         }
-    }
-
-    #[test]
-    #[ignore = "a measurement"]
-    fn time_of_a_count_over_1000_models_of_300_blobs() {
-        let (catalog, claims) = store(1000, 300, 10);
-        let time = |what: &str, work: &mut dyn FnMut()| {
-            let start = Instant::now();
-            work();
-            println!("{what}: {:?}", start.elapsed());
-        };
-        time("payers", &mut || drop(Payers::count(&catalog, &claims)));
-        time("shares of all users", &mut || drop(user_shares(&catalog, &claims, None)));
-        time("shares of one user", &mut || drop(user_shares(&catalog, &claims, Some(3))));
-        time("shares with sets, as before", &mut || drop(expected(&catalog, &claims)));
     }
 }

@@ -1,8 +1,8 @@
-//! Compares the catalog with the disk and corrects it name by name, so that no lock is held while the disk
-//! is read.
+//! Compares the catalog with the disk and corrects it name by name, so that no lock is held while the disk is read.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -18,8 +18,7 @@ use crate::{StoreError, lock};
 const LISTED_AT_ONCE: usize = 1 << 16;
 
 impl StoreIndex {
-    /// Makes the catalog agree with the disk, unless another thread has just done so. After an error it is
-    /// as complete as before.
+    /// Makes the catalog agree with the disk, unless another thread has just done so.
     pub(super) fn refresh(&self) -> Result<(), StoreError> {
         let _guard = lock(&self.scans);
         let is_current = {
@@ -36,8 +35,7 @@ impl StoreIndex {
     }
 
     fn scan(&self) -> Result<u64, StoreError> {
-        // Otherwise the stamps below would hide earlier changes by other processes, and a database closed
-        // meanwhile would be marked as complete.
+        // Otherwise the stamps below would hide earlier changes by other processes.
         self.detect_foreign_changes();
         // Before the listing, so that later changes by other processes are detected.
         self.stamp_directories();
@@ -54,7 +52,7 @@ impl StoreIndex {
         {
             let mut state = lock(&self.state);
             if found.is_ok() {
-                self.rebuilds.add(1);
+                self.rebuilds.fetch_add(1, Ordering::Relaxed);
                 state.stage = Stage::Ready;
                 state.is_stale = false;
                 state.foreign = Some(foreign);
@@ -67,8 +65,7 @@ impl StoreIndex {
         found
     }
 
-    /// The paths of entries of `blobs/` and `recipes/` that are neither blobs nor recipes. Lists the directories
-    /// only if no scan has done so.
+    /// The paths of entries of `blobs/` and `recipes/` that are neither. Lists the directories unless a scan has.
     pub(crate) fn foreign_entries(&self) -> Result<Vec<PathBuf>, StoreError> {
         let _guard = lock(&self.scans);
         if let Some(foreign) = &lock(&self.state).foreign {
@@ -109,8 +106,8 @@ impl StoreIndex {
     }
 }
 
-/// Calls `visit` with the digests of the names in a directory, in batches sorted by inode, so that
-/// inspecting them reads the disk sequentially. Adds the paths of the other entries to `foreign`.
+/// Calls `visit` with the digests of the names in a directory, in batches sorted by inode, so that inspecting them
+/// reads the disk sequentially. Adds the paths of the other entries to `foreign`.
 fn list(
     root: &Root,
     directory: &str,
@@ -136,13 +133,13 @@ fn list(
     visit(in_order(listed))
 }
 
-/// The most blobs and recipes that are compared: about 50 ms. The sizes of more come from the catalog alone;
-/// `reindex` and the background verification correct them.
+/// The most blobs and recipes that are compared: about 50 ms. The sizes of more come from the catalog alone; `reindex`
+/// and the background verification correct them.
 const MAX_FILES: usize = 20_000;
 
 impl StoreIndex {
-    /// Corrects the sizes in the catalog, unless there are too many blobs for that. Returns device and inode of the
-    /// blobs and recipes with several names.
+    /// Corrects the sizes in the catalog, unless there are too many. Returns the identities of files with several
+    /// names.
     pub fn recheck_sizes(&self) -> Result<HashSet<(u64, u64)>, StoreError> {
         drop(self.catalog()?);
         let [blobs, recipes] =
@@ -161,7 +158,6 @@ impl StoreIndex {
         Ok(linked)
     }
 
-    /// Blobs and recipes with their bytes on disk; nothing if they are too many.
     fn known_sizes(&self) -> Vec<(Node, u64)> {
         let state = lock(&self.state);
         let (rows, recipes) = (state.catalog.rows(), state.catalog.recipes());

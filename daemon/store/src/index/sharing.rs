@@ -6,13 +6,13 @@ use blobd_store_format::digest::Digest;
 
 use super::UnreadableRecipe;
 use super::catalog::{Catalog, RowState};
+use super::payers::{Part, each_part};
+use crate::node::Node;
 
 /// The bytes on disk of one model, and what it shares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
-    /// Bytes that no other model needs.
     pub unique_bytes: u64,
-    /// Bytes that others need too.
     pub shared_bytes: u64,
     /// For each of the other models, the bytes that both need.
     pub with_others: Vec<u64>,
@@ -20,9 +20,6 @@ pub struct Sharing {
 
 impl Sharing {
     /// Compares the model with these `files` with the others, which are given by their files.
-    ///
-    /// # Errors
-    /// [`UnreadableRecipe`] when the blobs of a file are unknown.
     pub fn count(
         catalog: &Catalog,
         files: &[Digest],
@@ -35,7 +32,7 @@ impl Sharing {
             let mut bytes = 0_u64;
             for need in needs(catalog, files)? {
                 if let Ok(place) = own.binary_search(&need) {
-                    bytes = bytes.saturating_add(need.bytes);
+                    bytes = bytes.saturating_add(need.1);
                     is_shared.get_mut(place).into_iter().for_each(|shared| *shared = true);
                 }
             }
@@ -43,45 +40,32 @@ impl Sharing {
         }
         let sum = |wanted: bool| {
             let needs = own.iter().zip(&is_shared).filter(|(_, shared)| **shared == wanted);
-            needs.fold(0_u64, |sum, (need, _)| sum.saturating_add(need.bytes))
+            needs.fold(0_u64, |sum, (need, _)| sum.saturating_add(need.1))
         };
         Ok(Self { unique_bytes: sum(false), shared_bytes: sum(true), with_others })
     }
 }
 
-/// A blob by the number of its row, or a recipe by its file, with its size on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Need {
-    node: NeedNode,
-    bytes: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum NeedNode {
-    Blob(u32),
-    Recipe(Digest),
-}
-
-/// What the files need of what is present, sorted and each once.
-fn needs(catalog: &Catalog, files: &[Digest]) -> Result<Vec<Need>, UnreadableRecipe> {
+/// What the files need of what is present, with the sizes on disk: sorted and each once.
+fn needs(catalog: &Catalog, files: &[Digest]) -> Result<Vec<(Part, u64)>, UnreadableRecipe> {
     let mut needs = Vec::new();
     for file in files {
-        needs.extend(catalog.find(*file).and_then(|number| blob(catalog, number)));
-        if let Some(recipe) = catalog.recipes().get(file) {
-            let numbers = recipe.needs.as_deref().ok_or(UnreadableRecipe { file: *file })?;
-            needs.push(Need { node: NeedNode::Recipe(*file), bytes: recipe.bytes_on_disk });
-            needs.extend(numbers.iter().filter_map(|number| blob(catalog, *number)));
-        }
+        check_readable(catalog, *file)?;
+        each_part(catalog, &Node::both(*file), |part, bytes| {
+            needs.push((part, bytes));
+            true
+        });
     }
     needs.sort_unstable();
     needs.dedup();
     Ok(needs)
 }
 
-fn blob(catalog: &Catalog, number: u32) -> Option<Need> {
-    let row = catalog.rows().get(number as usize)?;
-    let need = Need { node: NeedNode::Blob(number), bytes: row.bytes_on_disk };
-    (row.state == RowState::Present).then_some(need)
+fn check_readable(catalog: &Catalog, file: Digest) -> Result<(), UnreadableRecipe> {
+    match catalog.recipes().get(&file) {
+        Some(recipe) if recipe.needs.is_none() => Err(UnreadableRecipe { file }),
+        _ => Ok(()),
+    }
 }
 
 /// Bytes on disk that the same two or more models need.
@@ -89,43 +73,40 @@ fn blob(catalog: &Catalog, number: u32) -> Option<Need> {
 pub struct SharedPart {
     /// The places of these models among those that were counted, in ascending order.
     pub models: Vec<usize>,
-    /// Their size.
     pub bytes: u64,
 }
 
 impl SharedPart {
-    /// The most parts that are returned. Models of one family share a few parts each; without a limit, the lists of
-    /// models could take the square of the memory of the catalog.
+    /// The most parts that are returned: without a limit, lists of models take the square of the catalog's memory.
     pub const MAX_PARTS: usize = 1 << 12;
 
     /// Divides what several of the models share by who shares it. The largest part is first; of more than
     /// [`Self::MAX_PARTS`], the smallest are left out. A model is given by its files.
-    ///
-    /// # Errors
-    /// [`UnreadableRecipe`] when the blobs of a file are unknown.
     pub fn count(catalog: &Catalog, models: &[&[Digest]]) -> Result<Vec<Self>, UnreadableRecipe> {
         let mut sets = Sets::default();
         let mut blobs = vec![NOBODY; catalog.rows().len()];
         let mut recipes: HashMap<Digest, SetId> = HashMap::new();
         for (model, files) in models.iter().enumerate() {
             for file in *files {
-                let mut add_blob = |number: u32| {
-                    if let Some(set) = blobs.get_mut(number as usize) {
-                        *set = sets.with(*set, model);
-                    }
-                };
-                catalog.find(*file).into_iter().for_each(&mut add_blob);
-                if let Some(recipe) = catalog.recipes().get(file) {
-                    let numbers = recipe.needs.as_deref().ok_or(UnreadableRecipe { file: *file })?;
-                    numbers.iter().copied().for_each(&mut add_blob);
+                check_readable(catalog, *file)?;
+                let recipe = catalog.recipes().get(file);
+                if recipe.is_some() {
                     let set = recipes.entry(*file).or_insert(NOBODY);
                     *set = sets.with(*set, model);
                 }
+                let parts = recipe.and_then(|recipe| recipe.needs.as_deref()).unwrap_or_default();
+                for number in parts.iter().copied().chain(catalog.find(*file)) {
+                    let set = blobs.get_mut(number as usize);
+                    set.into_iter().for_each(|set| *set = sets.with(*set, model));
+                }
             }
         }
-        let rows = catalog.rows().iter().zip(&blobs);
-        let present = rows.filter(|(row, _)| row.state == RowState::Present);
-        present.for_each(|(row, set)| sets.add_bytes(*set, row.bytes_on_disk));
+        // Only here, and in their order: for each part of each model, the rows would be read in no order.
+        for (row, set) in catalog.rows().iter().zip(&blobs) {
+            if row.state == RowState::Present {
+                sets.add_bytes(*set, row.bytes_on_disk);
+            }
+        }
         for (file, set) in &recipes {
             let bytes = catalog.recipes().get(file).map_or(0, |recipe| recipe.bytes_on_disk);
             sets.add_bytes(*set, bytes);
@@ -134,53 +115,64 @@ impl SharedPart {
     }
 }
 
-/// The place of a set in [`Sets`], from 1 on.
-type SetId = usize;
+/// The place of a set in [`Sets`]. A store has a number for each blob, so it is small.
+type SetId = u32;
 
 /// The empty set.
 const NOBODY: SetId = 0;
 
 /// Sets of models. Each is made from a smaller one by adding a model, so a blob that gets one more user only changes
 /// its number, and the work is proportional to what the models need in all.
-#[derive(Debug, Default)]
-struct Sets {
-    sets: Vec<Set>,
-    /// A set and a model that is added to it → the larger set.
-    larger: HashMap<(SetId, usize), SetId>,
-}
-
 #[derive(Debug)]
+struct Sets(Vec<Set>);
+
+#[derive(Clone, Copy, Debug)]
 struct Set {
     before: SetId,
     /// The model that was added last: the greatest, because models are counted in order.
     last: usize,
     bytes: u64,
+    /// The model that was last added to this set, and the larger set. No earlier one is asked for again.
+    larger: Option<(usize, SetId)>,
+}
+
+impl Default for Sets {
+    /// The empty set.
+    fn default() -> Self {
+        Self(vec![Set { before: NOBODY, last: usize::MAX, bytes: 0, larger: None }])
+    }
 }
 
 impl Sets {
     fn get(&self, id: SetId) -> Option<&Set> {
-        self.sets.get(id.checked_sub(1)?)
+        self.0.get(id as usize).filter(|_| id != NOBODY)
     }
 
+    /// The set `id` with `model`, which is not smaller than any that was added before.
     fn with(&mut self, id: SetId, model: usize) -> SetId {
-        if self.get(id).is_some_and(|set| set.last == model) {
-            return id;
+        // More sets than that would need a hundred gigabytes.
+        let new = SetId::try_from(self.0.len()).unwrap_or(SetId::MAX);
+        let Some(set) = self.0.get_mut(id as usize) else { return id };
+        match set.larger {
+            _ if set.last == model => id,
+            Some((added, larger)) if added == model => larger,
+            _ => {
+                set.larger = Some((model, new));
+                self.0.push(Set { before: id, last: model, bytes: 0, larger: None });
+                new
+            }
         }
-        *self.larger.entry((id, model)).or_insert_with(|| {
-            self.sets.push(Set { before: id, last: model, bytes: 0 });
-            self.sets.len()
-        })
     }
 
     fn add_bytes(&mut self, id: SetId, bytes: u64) {
-        if let Some(set) = id.checked_sub(1).and_then(|place| self.sets.get_mut(place)) {
+        if let Some(set) = self.0.get_mut(id as usize) {
             set.bytes = set.bytes.saturating_add(bytes);
         }
     }
 
     /// The sets of two and more models that have bytes, the largest first.
     fn parts(&self) -> Vec<SharedPart> {
-        let shared = self.sets.iter().filter(|set| set.before != NOBODY && set.bytes > 0);
+        let shared = self.0.iter().filter(|set| set.before != NOBODY && set.bytes > 0);
         let mut shared: Vec<&Set> = shared.collect();
         shared.sort_by_key(|set| (u64::MAX - set.bytes, set.last, set.before));
         shared.truncate(SharedPart::MAX_PARTS);
@@ -202,7 +194,7 @@ impl Sets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::facts::BlobFacts;
+    use crate::index::catalog::BlobFacts;
 
     fn digest(name: u8) -> Digest {
         Digest::of(&[name])

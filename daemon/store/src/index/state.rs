@@ -1,6 +1,8 @@
 //! The state shared by the threads of the index, and how it is updated from disk.
 
+use std::fs::File;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,13 +10,11 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
-use super::catalog::Catalog;
-use super::facts::{BlobFacts, RecipeFacts};
+use super::catalog::{BlobFacts, Catalog, RecipeFacts};
+use super::database::{LastUse, RECORDED_SINCE, Uses, now};
 use super::marker::{self, Marker, Stamps};
-use super::uses::{self, LastUse, RECORDED_SINCE, Uses};
-use crate::counts::Count;
 use crate::disk::Root;
-use crate::node::Node;
+use crate::node::{Node, read_outline};
 use crate::root::Directory;
 use crate::{FileSystem, StoreError, lock};
 
@@ -30,13 +30,13 @@ pub struct StoreIndex {
     pub(super) uses: Mutex<Uses>,
     /// Held while the disk is compared with the catalog, so that this runs once at a time.
     pub(super) scans: Mutex<()>,
-    /// Held while the state of a name is read from disk and set in the catalog, so that of two states the
-    /// later one is set last. Names share locks by their first byte.
+    /// Held while the state of a name is read from disk and set in the catalog, so that of two states the later one is
+    /// set last. Names share locks by their first byte.
     entry_locks: [Mutex<()>; 64],
     /// Whether `index/CLEAN` may exist. Held while it is written or removed.
     pub(super) has_marker: Mutex<bool>,
     /// How often it was built from the files, or compared with them.
-    pub(crate) rebuilds: Count,
+    pub(crate) rebuilds: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -60,14 +60,11 @@ pub(super) struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It has not been used yet.
     #[default]
     Unbuilt,
     /// It is being loaded from the database, which will replace it.
     Loading,
-    /// It is being built from the disk.
     Building,
-    /// It agrees with the disk.
     Ready,
 }
 
@@ -82,7 +79,6 @@ pub(super) enum Writer {
         /// It writes the rest and ends.
         is_stopping: bool,
     },
-    /// It has failed, for this reason.
     Failed(String),
 }
 
@@ -102,7 +98,7 @@ impl StoreIndex {
             scans: Mutex::default(),
             entry_locks: std::array::from_fn(|_| Mutex::default()),
             has_marker: Mutex::new(true),
-            rebuilds: Count::default(),
+            rebuilds: AtomicU64::default(),
         })
     }
 
@@ -121,7 +117,7 @@ impl StoreIndex {
     /// Detects whether another process has changed the directories since our own last change.
     pub(super) fn detect_foreign_changes(&self) {
         let number = lock(&self.state).stamped.1;
-        let now = Stamps::of(&self.root);
+        let now = Stamps::for_root(&self.root);
         let mut state = lock(&self.state);
         // If a change of our own has begun meanwhile, the two cannot be compared.
         if state.stage == Stage::Ready && state.changes == 0 && state.stamped == (number, number) {
@@ -136,7 +132,7 @@ impl StoreIndex {
             state.stamped.1 += 1;
             state.stamped.1
         };
-        let now = Stamps::of(&self.root);
+        let now = Stamps::for_root(&self.root);
         let mut state = lock(&self.state);
         if state.stamped.0 < number {
             state.stamped.0 = number;
@@ -168,7 +164,6 @@ impl StoreIndex {
         self.changed.notify_all();
     }
 
-    /// Updates a blob from disk; returns whether it changed.
     pub(super) fn update_blob(&self, blobs: &Directory, digest: Digest) -> Result<bool, StoreError> {
         let read = || BlobFacts::read(blobs, self.file_system, digest);
         self.update_entry(digest, read, |catalog, facts| catalog.set_blob(digest, facts))
@@ -179,7 +174,6 @@ impl StoreIndex {
         self.update_entry(file, read, |catalog, facts| catalog.set_recipe(file, facts))
     }
 
-    /// `read` reads the state from disk; `enter` returns whether it changed.
     pub(super) fn update_entry<F>(
         &self,
         name: Digest,
@@ -203,7 +197,7 @@ impl StoreIndex {
 
     /// Records that uses are recorded from now on, unless they were before.
     pub(super) fn begin_uses(&self) {
-        lock(&self.uses).entry(RECORDED_SINCE).or_insert(LastUse { seconds: uses::now(), uid: None });
+        lock(&self.uses).entry(RECORDED_SINCE).or_insert(LastUse { seconds: now(), uid: None });
     }
 
     pub(super) fn wait_while<'s>(
@@ -233,13 +227,46 @@ impl State {
         }
     }
 
-    /// The marker for the database of the store with this ID when it is closed; `None` if the database may
-    /// be incomplete.
+    /// The marker for the database when it is closed; `None` if the database may be incomplete.
     pub(super) fn marker(&self, store: String) -> Option<Marker> {
         let is_complete = self.is_running() && !self.catalog.has_unwritten();
         let is_unchanged = self.changes == 0 && !self.is_stale;
         let directories = self.directories.clone().filter(|_| is_complete && is_unchanged)?;
         Some(Marker::new(store, &self.catalog, directories))
+    }
+}
+
+impl BlobFacts {
+    pub(super) fn read(
+        blobs: &Directory,
+        file_system: FileSystem,
+        digest: Digest,
+    ) -> Result<Option<Self>, StoreError> {
+        let status = blobs.status(layout::blob_name(digest))?;
+        Ok(status
+            .map(|status| Self { length: status.len(), bytes_on_disk: file_system.bytes_on_disk(&status) }))
+    }
+}
+
+impl RecipeFacts {
+    /// Reads the state of a recipe; `None` if there is none. An unreadable recipe is not an error.
+    pub(super) fn read(
+        root: &Root,
+        file_system: FileSystem,
+        file: Digest,
+    ) -> Result<Option<Self>, StoreError> {
+        let path = layout::recipe(file);
+        let Some(status) = root.status(&path)? else { return Ok(None) };
+        let read = |opened: File| read_outline(root, file, &opened);
+        let needs = match root.find_file(&path).and_then(|opened| opened.map(read).transpose()) {
+            Ok(Some(outline)) => Some(outline.digests().to_vec()),
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                tracing::warn!("{error}");
+                None
+            }
+        };
+        Ok(Some(Self { bytes_on_disk: file_system.bytes_on_disk(&status), needs }))
     }
 }
 

@@ -1,24 +1,23 @@
 //! The index of a store: with its database in every state of a directory, and during imports.
 
-use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::recipe::{Piece, Recipe};
-use blobd_store_format::tensor::TensorFormat;
 use tempfile::TempDir;
 
 use super::IndexStatus;
-use super::facts::BlobFacts;
+use super::catalog::BlobFacts;
 use super::writer::MAX_USES;
-use crate::{Ingest, Store, lock};
+use crate::testing::{begin, manifest, name, new_store, recipe_of};
+use crate::{Store, lock};
 
 mod catalog;
+mod counts;
 
 const DIGEST: Digest = Digest::from_bytes([1; 32]);
 
@@ -48,28 +47,24 @@ impl Fixture {
 
     /// Imports a model of blobs and a recipe.
     fn add(&self, store: &Arc<Store>, numbers: std::ops::Range<u32>) {
-        let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test")).unwrap();
-        let pieces = numbers.clone().map(|number| {
-            let blob = ingest.add_bytes(&number.to_le_bytes()).unwrap();
-            Piece::Blob { blob, offset: 0, length: 4 }
-        });
-        let pieces: Vec<_> = pieces.collect();
-        let name = Digest::of(format!("{numbers:?}").as_bytes());
-        ingest.add_recipe(Recipe::new(name, TensorFormat::Gguf, pieces, vec![]).unwrap());
-        let manifest = manifest(name, u64::from(numbers.end - numbers.start) * 4);
-        let config = ingest.add_bytes(b"{}").unwrap();
-        assert_eq!(config, manifest.config().digest);
-        let reference = format!("m{}", numbers.start).parse().unwrap();
-        ingest.commit(&reference, &manifest, None).unwrap();
+        let mut ingest = begin(store);
+        let blobs: Vec<_> = numbers.clone().map(u32::to_le_bytes).collect();
+        let blobs: Vec<&[u8]> = blobs.iter().map(<[u8; 4]>::as_slice).collect();
+        for blob in blobs.iter().copied().chain([&b"{}"[..]]) {
+            ingest.add_bytes(blob).unwrap();
+        }
+        ingest.add_recipe(recipe_of(&blobs));
+        let reference = name(&format!("m{}", numbers.start));
+        ingest.commit(&reference, &manifest(&[b"{}", &blobs.concat()]), None).unwrap();
     }
 
     /// Opens the store with an index, waits for it, runs `then`, and closes it.
     fn with_index(&self, then: impl FnOnce(&Arc<Store>)) {
         let store = self.open();
-        store.content().start_index();
-        drop(store.content().index().catalog().unwrap());
+        store.content.start_index();
+        drop(store.content.index().catalog().unwrap());
         then(&store);
-        store.content().stop_index();
+        store.content.stop_index();
     }
 
     fn blob_count(&self) -> u64 {
@@ -81,22 +76,10 @@ impl Fixture {
         self.with_index(|store| {
             let found = store.reindex().unwrap();
             assert_eq!((found.blob_count, found.count), (self.blob_count(), 0));
-            assert_eq!(store.content().index().status(), IndexStatus::Ready);
+            assert_eq!(store.content.index().status(), IndexStatus::Ready);
         });
         assert!(self.index("CLEAN").is_file());
     }
-}
-
-fn manifest(file: Digest, size: u64) -> blobd_store_format::manifest::Manifest {
-    use blobd_store_format::descriptor::{Descriptor, MediaType};
-    use blobd_store_format::manifest::Manifest;
-    let config = Descriptor {
-        media_type: MediaType::new(MediaType::DOCKER_CONFIG),
-        digest: Digest::of(b"{}"),
-        size: 2,
-    };
-    let layer = Descriptor { media_type: MediaType::new("x/model"), digest: file, size };
-    Manifest::compose(config, vec![layer]).unwrap()
 }
 
 #[test]
@@ -106,21 +89,21 @@ fn index_is_marked_only_while_nothing_writes() {
     assert!(fixture.index("CLEAN").is_file());
     // A command that only reads leaves it; one that changes something removes it first.
     let store = fixture.open();
-    assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+    assert_eq!(store.content.index().catalog().unwrap().blob_count(), fixture.blob_count());
     assert!(fixture.index("CLEAN").is_file());
-    drop(store.content().index().begin_change());
+    drop(store.content.index().begin_change());
     assert!(!fixture.index("CLEAN").exists());
 }
 
 #[test]
 fn closed_index_is_loaded_and_not_rebuilt() {
     let fixture = Fixture::new();
-    fixture.with_index(|store| store.content().index().note_use(Digest::of(b"some manifest"), 7));
+    fixture.with_index(|store| store.content.index().note_use(Digest::of(b"some manifest"), 7));
     // Only the database has the use, so it was loaded.
     fixture.with_index(|store| {
-        assert!(store.content().index().last_use(Digest::of(b"some manifest")).is_some());
-        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
-        assert!(!lock(&store.content().index().state).is_stale, "it is used without a scan");
+        assert!(store.content.index().last_use(Digest::of(b"some manifest")).is_some());
+        assert_eq!(store.content.index().catalog().unwrap().blob_count(), fixture.blob_count());
+        assert!(!lock(&store.content.index().state).is_stale, "it is used without a scan");
     });
 }
 
@@ -147,11 +130,11 @@ fn marker_that_does_not_match_is_ignored() {
         fs::write(fixture.index("CLEAN"), &foreign).unwrap();
         fixture.with_index(|store| {
             assert_eq!(
-                store.content().index().catalog().unwrap().blob_count(),
+                store.content.index().catalog().unwrap().blob_count(),
                 fixture.blob_count(),
                 "{foreign}"
             );
-            assert!(store.content().index().last_use(Digest::of(b"none")).is_none());
+            assert!(store.content.index().last_use(Digest::of(b"none")).is_none());
         });
         fixture.check_recovers();
     }
@@ -198,7 +181,7 @@ fn torn_snapshot_is_removed_before_opening() {
     fixture.with_index(|_| ());
     fs::write(fixture.index("sled/snap.ffffffffffffffff.generating"), b"torn").unwrap();
     fixture.with_index(|store| {
-        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+        assert_eq!(store.content.index().catalog().unwrap().blob_count(), fixture.blob_count());
     });
     assert!(!fixture.index("sled/snap.ffffffffffffffff.generating").exists());
 }
@@ -227,11 +210,11 @@ fn blob_added_by_another_process_is_detected() {
     };
     fixture.with_index(|store| {
         add_blob(b"while it is open");
-        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+        assert_eq!(store.content.index().catalog().unwrap().blob_count(), fixture.blob_count());
     });
     add_blob(b"while it is closed");
     fixture.with_index(|store| {
-        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+        assert_eq!(store.content.index().catalog().unwrap().blob_count(), fixture.blob_count());
         fs::remove_file(fixture.root().join(layout::blob(Digest::of(b"while it is closed")))).unwrap();
         assert_eq!(store.reindex().unwrap().count, 1);
         assert_eq!(store.reindex().unwrap().count, 0);
@@ -253,25 +236,25 @@ fn imports_during_a_rebuild_are_not_lost() {
                 }
             });
         }
-        store.content().start_index();
+        store.content.start_index();
         for _ in 0..5 {
             assert!(store.reindex().is_ok());
         }
     });
     let found = store.reindex().unwrap();
     assert_eq!((found.blob_count, found.recipe_count, found.count), (fixture.blob_count(), 32, 0));
-    store.content().stop_index();
+    store.content.stop_index();
 }
 
 #[test]
 fn change_in_progress_at_the_stop_leaves_no_marker() {
     let fixture = Fixture::new();
     let store = fixture.open();
-    store.content().start_index();
-    drop(store.content().index().catalog().unwrap());
-    let change = store.content().index().begin_change();
+    store.content.start_index();
+    drop(store.content.index().catalog().unwrap());
+    let change = store.content.index().begin_change();
     let begin = Instant::now();
-    store.content().stop_index();
+    store.content.stop_index();
     assert!(begin.elapsed() < Duration::from_secs(9));
     drop(change);
     assert!(!fixture.index("CLEAN").exists());
@@ -283,19 +266,19 @@ fn unusable_index_directory_leaves_a_catalog_in_memory() {
     let (store, blobs) = (fixture.open(), fixture.root().join("blobs"));
     let hidden = fixture.folder.path().join("hidden");
     fs::rename(&blobs, &hidden).unwrap();
-    store.content().start_index();
-    assert!(store.content().index().catalog().is_err(), "there are no blobs/ any more");
+    store.content.start_index();
+    assert!(store.content.index().catalog().is_err(), "there are no blobs/ any more");
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !matches!(store.content().index().status(), IndexStatus::Degraded(_)) {
-        assert!(Instant::now() < deadline, "{:?}", store.content().index().status());
+    while !matches!(store.content.index().status(), IndexStatus::Degraded(_)) {
+        assert!(Instant::now() < deadline, "{:?}", store.content.index().status());
         thread::sleep(Duration::from_millis(5));
     }
     fs::rename(&hidden, &blobs).unwrap();
-    assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
+    assert_eq!(store.content.index().catalog().unwrap().blob_count(), fixture.blob_count());
     // `reindex` starts the database again.
     assert_eq!(store.reindex().unwrap().count, 0);
-    assert_eq!(store.content().index().status(), IndexStatus::Ready);
-    store.content().stop_index();
+    assert_eq!(store.content.index().status(), IndexStatus::Ready);
+    store.content.stop_index();
 }
 
 /// sled follows symbolic links and writes to their targets.
@@ -304,9 +287,9 @@ fn index_with_a_symlink_is_replaced_and_the_target_not_written() {
     let fixture = Fixture::new();
     let start = || {
         let store = fixture.open();
-        store.content().start_index();
-        assert_eq!(store.content().index().catalog().unwrap().blob_count(), fixture.blob_count());
-        store.content().stop_index();
+        store.content.start_index();
+        assert_eq!(store.content.index().catalog().unwrap().blob_count(), fixture.blob_count());
+        store.content.stop_index();
     };
     start();
     let (database, outside) = (fixture.root().join("index/sled/db"), fixture.folder.path().join("outside"));
@@ -321,42 +304,38 @@ fn index_with_a_symlink_is_replaced_and_the_target_not_written() {
 
 #[test]
 fn catalog_that_is_being_built_is_not_waited_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path().join("store")).unwrap();
-    drop(store.content().index().catalog().unwrap());
-    store.content().index().set_building(true);
+    let (_folder, store) = new_store();
+    drop(store.content.index().catalog().unwrap());
+    store.content.index().set_building(true);
     assert!(
-        store.content().index().catalog_now().is_none()
-            && store.content().index().catalog_unless_building().unwrap().is_none()
+        store.content.index().catalog_now().is_none()
+            && store.content.index().catalog_unless_building().unwrap().is_none()
     );
-    store.content().index().set_building(false);
-    assert!(store.content().index().catalog_now().is_some());
+    store.content.index().set_building(false);
+    assert!(store.content.index().catalog_now().is_some());
 }
 
 #[test]
 fn index_is_not_locked_while_the_disk_is_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path().join("store")).unwrap();
-    drop(store.content().index().catalog().unwrap());
+    let (_folder, store) = new_store();
+    drop(store.content.index().catalog().unwrap());
     let facts = Some(BlobFacts { length: 1, bytes_on_disk: 512 });
     let read = || {
         assert!(
-            store.content().index().state.try_lock().is_ok()
-                && store.content().index().uses.try_lock().is_ok()
+            store.content.index().state.try_lock().is_ok() && store.content.index().uses.try_lock().is_ok()
         );
         Ok(facts)
     };
     let is_news =
-        store.content().index().update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
+        store.content.index().update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
     assert!(is_news.unwrap());
-    assert_eq!(store.content().index().catalog_now().unwrap().blob(DIGEST), facts);
+    assert_eq!(store.content.index().catalog_now().unwrap().blob(DIGEST), facts);
 }
 
 #[test]
 fn later_of_two_concurrent_reads_of_a_name_is_kept() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path().join("store")).unwrap();
-    drop(store.content().index().catalog().unwrap());
+    let (_folder, store) = new_store();
+    drop(store.content.index().catalog().unwrap());
     let reads = AtomicU64::new(0);
     // Each reader returns its number, and the first one takes the longest.
     let update = || {
@@ -366,7 +345,7 @@ fn later_of_two_concurrent_reads_of_a_name_is_kept() {
             Ok(Some(BlobFacts { length: number, bytes_on_disk: 512 }))
         };
         store
-            .content()
+            .content
             .index()
             .update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts))
             .unwrap()
@@ -376,7 +355,7 @@ fn later_of_two_concurrent_reads_of_a_name_is_kept() {
             scope.spawn(update);
         }
     });
-    assert_eq!(store.content().index().catalog_now().unwrap().blob(DIGEST).unwrap().length, 4);
+    assert_eq!(store.content.index().catalog_now().unwrap().blob(DIGEST).unwrap().length, 4);
 }
 
 #[test]
@@ -385,11 +364,11 @@ fn changes_during_loading_are_in_the_catalog() {
     fixture.with_index(|_| ());
     for round in 0..5 {
         let store = fixture.open();
-        store.content().start_index();
+        store.content.start_index();
         fixture.add(&store, 100 + round * 100..110 + round * 100);
         let found = store.reindex().unwrap();
         assert_eq!((found.blob_count, found.count), (fixture.blob_count(), 0));
-        store.content().stop_index();
+        store.content.stop_index();
     }
 }
 
@@ -397,14 +376,14 @@ fn changes_during_loading_are_in_the_catalog() {
 fn uses_are_kept_when_the_index_is_closed() {
     let fixture = Fixture::new();
     let (first, second) = (Digest::of(b"one"), Digest::of(b"two"));
-    fixture.with_index(|store| store.content().index().note_use(first, 7));
+    fixture.with_index(|store| store.content.index().note_use(first, 7));
     fixture.with_index(|store| {
-        store.content().index().note_use(second, 8);
-        assert!(store.reindex().is_ok(), "the database is written anew");
+        store.content.index().note_use(second, 8);
+        assert!(store.reindex().is_ok(), "the database is rewritten");
     });
     fixture.with_index(|store| {
         let [first, second] =
-            [first, second].map(|manifest| store.content().index().last_use(manifest).unwrap());
+            [first, second].map(|manifest| store.content.index().last_use(manifest).unwrap());
         assert!(first.at <= second.at);
         assert_eq!((first.uid, second.uid), (Some(7), Some(8)));
     });
@@ -415,30 +394,184 @@ fn times_before_uses_were_recorded_are_known_to_be_unknown() {
     let fixture = Fixture::new();
     let mut since = None;
     let known = |store: &Store| {
-        while store.content().index().uses_since().is_none() {
+        while store.content.index().uses_since().is_none() {
             std::thread::yield_now();
         }
-        store.content().index().uses_since()
+        store.content.index().uses_since()
     };
     fixture.with_index(|store| since = known(store));
     fixture.with_index(|store| assert_eq!(known(store), since, "kept with the uses"));
-    let folder = tempfile::tempdir().unwrap();
-    let command = Store::open(folder.path().join("store")).unwrap();
-    assert!(command.content().index().uses_since().is_none(), "no daemon");
+    let (_folder, command) = new_store();
+    assert!(command.content.index().uses_since().is_none(), "no daemon");
 }
 
 #[test]
 fn oldest_uses_are_dropped_when_there_are_too_many() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path().join("store")).unwrap();
+    let (_folder, store) = new_store();
     let count = MAX_USES as u64 + 10;
-    let used = |seconds| super::uses::LastUse { seconds, uid: None };
+    let used = |seconds| super::database::LastUse { seconds, uid: None };
     (0..count).for_each(|second| {
-        store.content().index().record_use(Digest::of(&second.to_le_bytes()), used(second));
+        store.content.index().record_use(Digest::of(&second.to_le_bytes()), used(second));
     });
-    let kept = store.content().index().recent_uses();
+    let kept = store.content.index().recent_uses();
     assert_eq!(
         (kept.len(), kept.values().min(), kept.values().max()),
         (MAX_USES, Some(&used(10)), Some(&used(count - 1)))
     );
+}
+
+#[test]
+fn files_with_several_names_are_found() {
+    use std::os::unix::fs::MetadataExt as _;
+    let (folder, store) = new_store();
+    let digest = crate::testing::add_blobs(&store, [b"x"])[0];
+    let linked = || store.content.index().recheck_sizes().unwrap();
+    assert!(linked().is_empty());
+    let blob = folder.path().join("store").join(layout::blob(digest));
+    fs::hard_link(&blob, folder.path().join("copy")).unwrap();
+    let found = fs::metadata(&blob).unwrap();
+    assert_eq!(linked(), [(found.dev(), found.ino())].into());
+}
+
+#[test]
+fn sizes_that_another_program_has_changed_are_corrected() {
+    let (_folder, store) = new_store();
+    let recipe = recipe_of(&[b"x"]);
+    let blob = crate::testing::add_blobs(&store, [b"x"])[0];
+    let path = store.path(layout::recipe(recipe.file()));
+    fs::write(&path, recipe.to_json()).unwrap();
+    store.reindex().unwrap();
+    let used = || store.content.index().catalog_now().unwrap().used_bytes();
+    let on_disk = |path: &std::path::Path| {
+        use std::os::unix::fs::MetadataExt as _;
+        fs::metadata(path).unwrap().blocks() * 512
+    };
+    let both = || on_disk(&store.path(layout::blob(blob))) + on_disk(&path);
+    assert_eq!(used(), both());
+    // The times of the directories do not show it.
+    for (path, kib) in [(store.path(layout::blob(blob)), 20), (path.clone(), 40)] {
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        let mut content = fs::read(&path).unwrap();
+        content.resize(kib << 10, b' ');
+        fs::write(&path, content).unwrap();
+        assert_ne!(used(), both());
+        store.content.index().recheck_sizes().unwrap();
+        assert_eq!(used(), both());
+    }
+}
+
+#[test]
+fn foreign_entries_are_listed_with_their_paths() {
+    let (_folder, store) = new_store();
+    for path in ["blobs/notes.txt", "recipes/notes.txt"] {
+        fs::write(store.path(path), "").unwrap();
+    }
+    let foreign = || store.content.index().foreign_entries().unwrap();
+    let both = ["blobs/notes.txt", "recipes/notes.txt"].map(PathBuf::from);
+    assert_eq!(foreign(), both);
+    fs::write(store.path("blobs/more.txt"), "").unwrap();
+    assert_eq!(foreign(), both, "they are known until the next comparison");
+    store.reindex().unwrap();
+    assert_eq!(foreign().len(), 3);
+}
+
+#[test]
+fn differences_of_blobs_and_recipes_are_counted() {
+    let (_folder, store) = new_store();
+    store.reindex().unwrap();
+    let rebuilds = || store.content.events().index_rebuilds;
+    let before = rebuilds();
+    for number in 0..3_u8 {
+        fs::write(store.path(layout::blob(Digest::of(&[number]))), [number]).unwrap();
+    }
+    for parts in [&[&b"a"[..]][..], &[b"b", b"c"]] {
+        let recipe = recipe_of(parts);
+        fs::write(store.path(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
+    }
+    let differences =
+        |blob_count, recipe_count, count| super::Differences { blob_count, recipe_count, count };
+    assert_eq!(store.reindex().unwrap(), differences(3, 2, 5));
+    assert_eq!(store.reindex().unwrap(), differences(3, 2, 0));
+    assert_eq!(rebuilds() - before, 2);
+    fs::remove_file(store.path(layout::blob(Digest::of(&[0])))).unwrap();
+    fs::remove_file(store.path(layout::recipe(Digest::of(b"a")))).unwrap();
+    assert_eq!(store.reindex().unwrap(), differences(2, 1, 2));
+}
+
+#[test]
+fn failed_comparison_leaves_the_catalog_unbuilt_or_as_it_was() {
+    let (_folder, store) = new_store();
+    let index = store.content.index();
+    let hide = || fs::rename(store.path("recipes"), store.path("away")).unwrap();
+    let show = || fs::rename(store.path("away"), store.path("recipes")).unwrap();
+    hide();
+    assert!(index.catalog().is_err());
+    assert_eq!(index.status(), IndexStatus::Unused);
+    show();
+    assert!(index.catalog().is_ok());
+    assert_eq!(index.status(), IndexStatus::Ready);
+    hide();
+    assert!(index.reindex().is_err());
+    assert_eq!(index.status(), IndexStatus::Ready);
+    show();
+    index.set_building(true);
+    assert_eq!(index.status(), IndexStatus::Building);
+}
+
+#[test]
+fn own_changes_are_not_taken_for_those_of_other_programs() {
+    let (_folder, store) = new_store();
+    drop(store.content.index().catalog().unwrap());
+    let is_stale = || {
+        store.content.index().detect_foreign_changes();
+        lock(&store.content.index().state).is_stale
+    };
+    crate::testing::add_blobs(&store, [b"own"]);
+    assert!(!is_stale());
+    let change = store.content.index().begin_change();
+    fs::write(store.path(layout::blob(DIGEST)), "x").unwrap();
+    assert!(!is_stale(), "a change of our own is in progress");
+    drop(change);
+    assert!(!is_stale());
+    fs::write(store.path("recipes/notes.txt"), "x").unwrap();
+    assert!(is_stale());
+}
+
+#[test]
+fn latest_use_is_kept() {
+    let (_folder, store) = new_store();
+    let (index, used) = (store.content.index(), |seconds, uid| super::database::LastUse { seconds, uid });
+    let last = || index.last_use(DIGEST).map(|last| (last.at, last.uid));
+    let at = |seconds| std::time::UNIX_EPOCH + Duration::from_secs(seconds);
+    assert_eq!(last(), None);
+    for (seconds, uid, expected) in [
+        (50, Some(1), (50, Some(1))),
+        (40, Some(2), (50, Some(1))),
+        (50, None, (50, None)),
+        (60, Some(3), (60, Some(3))),
+    ] {
+        index.record_use(DIGEST, used(seconds, uid));
+        assert_eq!(last(), Some((at(expected.0), expected.1)));
+    }
+    index.note_use(DIGEST, 9);
+    assert!(last().unwrap().0 > at(1_700_000_000) && last().unwrap().1 == Some(9));
+}
+
+#[test]
+fn write_that_takes_too_long_is_reported() {
+    use super::WRITE_LIMIT;
+    use super::state::Writer;
+    let (_folder, store) = new_store();
+    let index = store.content.index();
+    drop(index.catalog().unwrap());
+    let status = |busy_since| {
+        lock(&index.state).writer = Writer::Running { busy_since, is_stopping: false };
+        index.status()
+    };
+    assert_eq!(status(None), IndexStatus::Ready);
+    assert_eq!(status(Some(Instant::now())), IndexStatus::Ready);
+    let before = Instant::now().checked_sub(WRITE_LIMIT + Duration::from_millis(1)).unwrap();
+    assert!(matches!(status(Some(before)), IndexStatus::Degraded(_)));
+    lock(&index.state).writer = Writer::Failed("a test".to_owned());
+    assert_eq!(index.status(), IndexStatus::Degraded("a test".to_owned()));
 }

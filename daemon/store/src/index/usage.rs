@@ -15,14 +15,13 @@ pub struct UsageCounter<'c> {
     blobs: Vec<Users>,
     recipes: HashMap<Digest, Users>,
     models: Vec<ModelShare>,
-    /// The number of unfinished downloads.
     downloads: usize,
 }
 
 /// The space used by each counted model and by all together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// One per model, in the order in which they were added.
+    /// One per model, in the order of the calls of [`UsageCounter::add`].
     pub models: Vec<ModelShare>,
     /// Bytes on disk that any model needs.
     pub needed_bytes: u64,
@@ -30,20 +29,16 @@ pub struct Usage {
     pub shared_bytes: u64,
     /// Bytes on disk that only the trash needs.
     pub trash_bytes: u64,
-    /// Bytes on disk of published blobs and recipes that only an unfinished download needs: one number per
-    /// download, in the order of their numbers.
+    /// Bytes on disk that only an unfinished download needs: one number per download, in the order of their numbers.
     pub download_bytes: Vec<u64>,
     /// Bytes on disk that nothing needs but that are kept, see [`UsageCounter::keep`].
     pub kept_bytes: u64,
     /// The blobs and recipes of `kept_bytes`.
     pub kept: BTreeSet<Digest>,
-    /// The recipes that nothing needs.
     pub unneeded_recipes: Vec<Digest>,
-    /// The blobs that nothing needs.
     pub unneeded_blobs: Vec<Digest>,
 }
 
-/// The bytes on disk of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelShare {
     /// Bytes that no other model needs.
@@ -57,12 +52,10 @@ pub struct ModelShare {
 /// A recipe cannot be read, so the blobs of its file are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnreadableRecipe {
-    /// The file.
     pub file: Digest,
 }
 
-/// The user of a blob or recipe: the number of a model, from 1 on, or one of the constants below. A million
-/// of these take 8 MB.
+/// The user of a blob or recipe: the number of a model, or a constant below. A million of these take 8 MB.
 #[derive(Clone, Copy, Debug, Default)]
 struct Users {
     user: u32,
@@ -71,7 +64,6 @@ struct Users {
 }
 
 const UNUSED: u32 = 0;
-/// Several models need it.
 const SEVERAL: u32 = u32::MAX;
 /// No model needs it, but it is kept.
 const KEPT: u32 = u32::MAX - 1;
@@ -85,15 +77,12 @@ const LAST_DOWNLOAD: u32 = u32::MAX - 3;
 const LAST_MODEL: u32 = FIRST_DOWNLOAD - 1;
 
 impl<'c> UsageCounter<'c> {
-    /// Begins a count.
-    #[must_use]
     pub fn new(catalog: &'c Catalog) -> Self {
         let blobs = vec![Users::default(); catalog.rows().len()];
         Self { catalog, blobs, recipes: HashMap::new(), models: Vec::new(), downloads: 0 }
     }
 
-    /// Adds a model with these `files`. A file with neither blob nor recipe counts nothing. The count
-    /// cannot be used after an error.
+    /// Adds a model. A file with neither blob nor recipe counts nothing. The count cannot be used after an error.
     pub fn add(&mut self, files: &[Digest]) -> Result<(), UnreadableRecipe> {
         let model = u32::try_from(self.models.len() + 1).map_or(LAST_MODEL, |model| model.min(LAST_MODEL));
         let share = self.count(files, model)?;
@@ -135,8 +124,6 @@ impl<'c> UsageCounter<'c> {
         }
     }
 
-    /// Ends the count.
-    #[must_use]
     pub fn finish(self) -> Usage {
         let download_bytes = vec![0; self.downloads];
         let mut usage = Usage { models: self.models, download_bytes, ..Usage::default() };

@@ -1,8 +1,7 @@
-//! The thread that maintains the database. It loads it, or builds the catalog from disk, then writes
-//! changes, and marks the database as complete when it is closed.
+//! The thread that maintains the database. It loads it, or builds the catalog from disk, then writes changes, and marks
+//! the database as complete when it is closed.
 //!
-//! After any failure of the database, including a panic or hang of sled, the catalog is kept only in
-//! memory.
+//! After any failure of the database, including a panic or hang of sled, the catalog is kept only in memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, mpsc};
@@ -10,11 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::catalog::Catalog;
-use super::database::{self, Database, IndexError};
+use super::database::{self, Database, IndexError, RECORDED_SINCE, Uses};
 use super::encoding::{Edit, next_edits};
 use super::marker::Marker;
 use super::state::{Stage, State, StoreIndex, Writer};
-use super::uses::{RECORDED_SINCE, Uses};
 use crate::store_dir::store_id;
 use crate::sys::give_back_memory;
 use crate::{StoreError, lock};
@@ -203,7 +201,6 @@ impl StoreIndex {
         Ok(())
     }
 
-    /// The latest [`MAX_USES`] uses.
     pub(super) fn recent_uses(&self) -> Uses {
         let mut uses: Vec<_> = lock(&self.uses).iter().map(|(manifest, last)| (*last, *manifest)).collect();
         uses.sort_unstable_by(|a, b| b.cmp(a));

@@ -24,8 +24,7 @@ impl Ingest {
         self
     }
 
-    /// Has this store keep its own copy of a blob, because that of a lower store is damaged. It is used from then on:
-    /// look-ups begin in this store.
+    /// Has this store keep its own copy of a blob, because that of a lower store is damaged.
     pub fn keep_own_copy(&mut self, digest: Digest) {
         self.own_copies.insert(digest);
     }
@@ -33,8 +32,8 @@ impl Ingest {
     /// Whether a blob need not be stored.
     pub(super) fn is_stored(&self, digest: Digest, size: u64) -> Result<bool, StoreError> {
         let found = match self.keeps_own_copies || self.own_copies.contains(&digest) {
-            true => self.store.content().own_blob_size(digest)?,
-            false => self.store.content().blob_size(digest)?,
+            true => self.store.content.own_blob_size(digest)?,
+            false => self.store.content.blob_size(digest)?,
         };
         Ok(found == Some(size))
     }
@@ -53,7 +52,7 @@ impl Ingest {
     ) -> Result<bool, StoreError> {
         let store = Arc::clone(&self.store);
         let mut failure = None;
-        for (file, root) in store.content().lower_blobs(digest, size) {
+        for (file, root) in store.content.lower_blobs(digest, size) {
             let copied = self.stage_copy(&file, size, &root, digest, report);
             match copied {
                 Ok(None) => return Ok(false),
@@ -72,7 +71,7 @@ impl Ingest {
             }
         }
         let missing =
-            || store.content().open_blob(digest, size).err().unwrap_or(StoreError::MissingBlob { digest });
+            || store.content.open_blob(digest, size).err().unwrap_or(StoreError::MissingBlob { digest });
         Err(failure.unwrap_or_else(missing))
     }
 
@@ -105,27 +104,27 @@ impl Ingest {
     /// adds a recipe that says so. Without these records, a collection would not know what the model needs while a
     /// lower store is not there.
     pub(super) fn record_borrowed(&mut self, manifest: &Manifest) -> Result<(), StoreError> {
-        if self.store.content().lower.is_empty() {
+        if self.store.content.lower.is_empty() {
             return Ok(());
         }
         let store = Arc::clone(&self.store);
-        let _held = store.content().hold_lower_stores();
+        let _held = store.content.hold_lower_stores();
         for file in manifest.files() {
             if self.recipes.contains_key(&file.digest) || self.store.records(file)? {
                 continue;
             }
-            // A damaged recipe of a lower store is no reason to refuse a model whose file is also a blob there.
-            let recipe = match self.store.content().stored_file(file) {
+            // A damaged recipe of a lower store does not matter if the file is also a blob there.
+            let recipe = match self.store.content.stored_file(file) {
                 Err(StoreError::Recipe { .. } | StoreError::RecipeSize { .. }) => None,
                 stored => stored?.recipe,
             };
             if let Some(recipe) = recipe {
                 self.add_recipe(Recipe::clone(&recipe));
-            } else if self.store.content().lower_blob_size(file.digest) == Some(file.size) {
+            } else if self.store.content.lower_blob_size(file.digest) == Some(file.size) {
                 let path = layout::recipe(file.digest);
                 let whole = Recipe::for_whole_file(file.digest, file.size);
                 let refused = |error| StoreError::Recipe {
-                    path: self.store.content().root.full(path),
+                    path: self.store.content.root.full(path),
                     what: format!("{error}"),
                 };
                 self.add_recipe(whole.map_err(refused)?);
@@ -137,16 +136,16 @@ impl Ingest {
     /// The model's blobs that only lower stores have. All its recipes are in this store.
     pub(super) fn borrowed(&self, manifest: &Manifest) -> Result<Borrowed, StoreError> {
         let mut borrowed = Borrowed::new();
-        if self.store.content().lower.is_empty() {
+        if self.store.content.lower.is_empty() {
             return Ok(borrowed);
         }
-        let _held = self.store.content().hold_lower_stores();
+        let _held = self.store.content.hold_lower_stores();
         for file in manifest.files() {
             // A damaged recipe is replaced or refused later.
-            let Ok(stored) = self.store.content().own_stored_file(file) else { continue };
+            let Ok(stored) = self.store.content.own_stored_file(file) else { continue };
             for (digest, size) in stored.blob_sizes() {
-                if self.store.content().own_blob_size(digest)?.is_none()
-                    && self.store.content().lower_blob_size(digest) == Some(size)
+                if self.store.content.own_blob_size(digest)?.is_none()
+                    && self.store.content.lower_blob_size(digest) == Some(size)
                 {
                     borrowed.insert(digest);
                 }
@@ -159,11 +158,11 @@ impl Ingest {
 impl Store {
     /// Whether this store itself has a file's recipe, or its blob.
     fn records(&self, file: &Descriptor) -> Result<bool, StoreError> {
-        Ok(self.content().has_own_recipe(file.digest)?
-            || self.content().own_blob_size(file.digest)? == Some(file.size))
+        Ok(self.content.has_own_recipe(file.digest)?
+            || self.content.own_blob_size(file.digest)? == Some(file.size))
     }
 
-    /// The blobs of these that this store itself has not.
+    /// Those of these blobs that this store itself lacks.
     pub fn not_own_blobs(
         &self,
         blobs: impl IntoIterator<Item = (Digest, u64)>,
@@ -171,7 +170,7 @@ impl Store {
         let mut seen = BTreeSet::new();
         let mut missing = Vec::new();
         for (digest, size) in blobs {
-            if seen.insert(digest) && self.content().own_blob_size(digest)? != Some(size) {
+            if seen.insert(digest) && self.content.own_blob_size(digest)? != Some(size) {
                 missing.push((digest, size));
             }
         }

@@ -10,23 +10,20 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::Ingest;
-use crate::Displaced;
-use crate::StoreError;
 use crate::content::stored_files::Borrowed;
 use crate::ledger::accounting::Reservation;
 use crate::ledger::charge_limit::Account;
-use crate::liveness::make_space::EvictionObserver;
+use crate::liveness::EvictionObserver;
 use crate::names::history::NameChange;
 use crate::names::origins::OriginRecord;
 use crate::names::records::{NameOrigin, Verb};
+use crate::{Displaced, StoreError};
 
-/// The name that a commit gives.
 #[derive(Clone, Copy, Debug)]
 pub enum NewName<'n> {
     /// The user has named it.
     Given(&'n Reference),
-    /// The user has named none: the first of these that has this model already or follows its source, otherwise the
-    /// first that is free.
+    /// The user has named none: the first name that has this model or follows its source, otherwise the first free one.
     Derived(&'n DerivedName),
 }
 
@@ -66,14 +63,11 @@ struct NameSpace {
     history: Option<Reservation>,
 }
 
-/// The result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
     /// The name that the model got, as it is stored; `None` only for the default value.
     pub name: Option<Reference>,
-    /// Bytes of the blobs that were written.
     pub new_bytes: u64,
-    /// The number of blobs that were written.
     pub new_blob_count: u64,
     /// Bytes of staged blobs that were stored already.
     pub reused_bytes: u64,
@@ -85,19 +79,18 @@ pub struct Committed {
 
 impl Committed {
     /// Whether the store is as it was before: the name meant this model, and no blob was written.
-    #[must_use]
     pub const fn is_unchanged(&self) -> bool {
         !self.tag_changed && self.new_blob_count == 0
     }
 }
 
 impl Ingest {
-    /// Makes everything durable and visible, the tag last. A failure before the tag is written leaves at
-    /// most blobs that no tag needs, which the next collection deletes.
+    /// Makes everything durable and visible, the tag last. A failure before the tag is written leaves at most blobs
+    /// that no tag needs, which the next collection deletes.
     ///
     /// # Errors
-    /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] if the model would be
-    /// incomplete; those of [`crate::Names::check_name`] if another model has the name.
+    /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] if the model would be incomplete;
+    /// those of [`crate::Names::check_name`] if another model has the name.
     pub fn commit(
         self,
         reference: &Reference,
@@ -108,9 +101,6 @@ impl Ingest {
     }
 
     /// Like [`Self::commit`], with one of several names that the user has not chosen.
-    ///
-    /// # Errors
-    /// As for [`Self::commit`].
     pub fn commit_as(
         self,
         name: NewName<'_>,
@@ -120,8 +110,7 @@ impl Ingest {
         self.commit_if(name, manifest, origin, |_present| Ok(()))
     }
 
-    /// Like [`Self::commit_as`], unless `allowed` refuses. It gets the tag that would be replaced, and no tag
-    /// changes between its call and the commit.
+    /// Like [`Self::commit_as`], unless `allowed` refuses. It gets the tag to be replaced, which stays as it is.
     pub fn commit_if<E: From<StoreError>>(
         self,
         name: NewName<'_>,
@@ -138,18 +127,14 @@ impl Ingest {
             .transpose()?;
         let tag = self.reserve_record(manifest.raw().len() as u64)?;
         let name_origin = self.new_name_origin(origin.as_ref(), manifest);
-        let histories = name.all().map(|name| self.store.names().history_length(name, &name_origin));
+        let histories = name.all().map(|name| self.store.names.history_length(name, &name_origin));
         let longest = histories.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or_default();
         let history = self.reserve_record(longest)?;
         let space = NameSpace { tag, history };
         self.commit_records(name, manifest, (origin, name_origin), space, allowed)
     }
 
-    /// Like [`Self::commit`], but reserves no space for the manifest: for a model that is restored from the
-    /// trash, where the removal of the record frees as much.
-    ///
-    /// # Errors
-    /// As for [`Self::commit`].
+    /// Like [`Self::commit`] for a model from the trash: reserves nothing, since removing the record frees as much.
     pub fn restore(self, reference: &Reference, manifest: &Manifest) -> Result<Committed, StoreError> {
         let name_origin = self.new_name_origin(None, manifest);
         self.commit_records(
@@ -168,7 +153,7 @@ impl Ingest {
             Err(StoreError::NoSpace { .. })
                 if self.new.is_empty()
                     && self.recipes.is_empty()
-                    && self.store.ledger().has_space_for_record(length) =>
+                    && self.store.ledger.has_space_for_record(length) =>
             {
                 Ok(None)
             }
@@ -189,16 +174,16 @@ impl Ingest {
         self.record_borrowed(manifest)?;
         self.publish_recipes()?;
         self.staging.observer().into_iter().for_each(EvictionObserver::content_is_durable);
-        self.store.ledger().end_reservation(self.staging.transaction());
+        self.store.ledger.end_reservation(self.staging.transaction());
         let replaced = self.replaced_account(name, manifest)?;
-        self.store.liveness().claim_of_quota(self.staging.transaction(), &manifest.digests(), replaced)?;
+        self.store.liveness.claim_of_quota(self.staging.transaction(), &manifest.digests(), replaced)?;
         let borrowed = self.borrowed(manifest)?;
         self.lease.protect(manifest.digest());
         self.lease.protect_all(manifest.digests());
         let store = Arc::clone(&self.store);
         // Before the lock, because a look-up in a lower store may take long.
-        let below = name.all().map(|name| store.names().lower_name(name)).collect();
-        let _tags = store.names().lock_tags();
+        let below = name.all().map(|name| store.names.lower_name(name)).collect();
+        let _tags = store.names.lock_tags();
         self.check_renamed(manifest)?;
         let Candidate { name: reference, stored, present } = self.choose(name, below, manifest)?;
         allowed(stored.as_ref())?;
@@ -207,42 +192,40 @@ impl Ingest {
         self.check_complete(manifest, &borrowed)?;
         let temporary = self.staging.directory().join("tag");
         if let Some(origin) = origin {
-            store.names().write_origin(&temporary, manifest.digest(), origin)?;
+            store.names.write_origin(&temporary, manifest.digest(), origin)?;
         }
         if let Some(displaced) = &mut displaced {
-            store.names().keep_displaced(displaced)?;
+            store.names.keep_displaced(displaced)?;
         }
         // Before the tag: a record of a change that has not happened is recognised, a missing one is not.
         self.record(stored.as_ref(), reference, (manifest, name_origin), &temporary, space.history)?;
         // The commit point: before it the model does not exist, after it the model is complete.
         let target = stored.as_ref().unwrap_or(reference);
-        store.names().write_tag(&temporary, target, manifest, space.tag)?;
+        store.names.write_tag(&temporary, target, manifest, space.tag)?;
         self.is_committed = true;
         let is_new = stored.is_none() && self.renamed.is_none() && self.actor.verb != Verb::Undelete;
-        store.liveness().settle_quota(self.staging.transaction(), target, manifest, is_new);
+        store.liveness.settle_quota(self.staging.transaction(), target, manifest, is_new);
         if let Some(renamed) = &self.renamed {
-            store.names().finish_rename(renamed, target, self.actor)?;
+            store.names.finish_rename(renamed, target, self.actor)?;
         }
         // From now on the tag protects the model.
         self.lease.release();
-        store.liveness().forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
+        store.liveness.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
         let new_blob_count = self.new.len() as u64;
         let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
         let name = Some(target.clone());
         Ok(Committed { name, new_bytes, new_blob_count, reused_bytes, displaced, tag_changed })
     }
 
-    /// The account of another user whose name the commit gives to other content, such as a newer version of its source:
-    /// what both versions need is charged to this user then.
+    /// The account of another user whose name gets other content: this user pays for what both versions need then.
     fn replaced_account(
         &self,
         name: NewName<'_>,
         manifest: &Manifest,
     ) -> Result<Option<Account>, StoreError> {
-        let Some(stored) = self.store.names().stored_case(name.first())? else { return Ok(None) };
-        let present =
-            self.store.names().tagged_digest(&stored)?.filter(|digest| *digest != manifest.digest());
-        let account = present.and_then(|digest| self.store.names().account_of(&stored, digest));
+        let Some(stored) = self.store.names.stored_case(name.first())? else { return Ok(None) };
+        let present = self.store.names.tagged_digest(&stored)?.filter(|digest| *digest != manifest.digest());
+        let account = present.and_then(|digest| self.store.names.account_of(&stored, digest));
         Ok(account.filter(|account| account.uid != self.actor.uid))
     }
 
@@ -253,14 +236,13 @@ impl Ingest {
         }
         let digest = manifest.digest();
         match (&self.renamed, origin) {
-            (Some(renamed), _) => self.store.names().name_origin(renamed, digest),
+            (Some(renamed), _) => self.store.names.name_origin(renamed, digest),
             (None, Some(origin)) => NameOrigin { origin: Some(origin.text().to_owned()), source: None },
-            (None, None) => NameOrigin { origin: self.store.names().origin(digest), source: None },
+            (None, None) => NameOrigin { origin: self.store.names.origin(digest), source: None },
         }
     }
 
-    /// The name that the model gets. The caller has locked the tags. `below` is what lower stores have under each
-    /// candidate.
+    /// The name that the model gets. The tags are locked. `below` is what lower stores have under each candidate.
     fn choose<'n>(
         &self,
         name: NewName<'n>,
@@ -285,7 +267,7 @@ impl Ingest {
     /// Whether the name has this model, or the one that this one updates.
     fn is_for(&self, candidate: &Candidate<'_>, manifest: &Manifest) -> bool {
         let is_it = |(tag, present): &(Reference, Digest)| {
-            *present == manifest.digest() || self.store.names().follows(tag, *present, &self.rule)
+            *present == manifest.digest() || self.store.names.follows(tag, *present, &self.rule)
         };
         candidate.present.as_ref().is_some_and(is_it)
     }
@@ -296,10 +278,9 @@ impl Ingest {
         below: Option<(Reference, Digest)>,
     ) -> Result<Candidate<'n>, StoreError> {
         // A tag whose name changes only in upper and lower case is not another model that has the name.
-        let stored = self.store.names().stored_case(name)?.filter(|tag| Some(tag) != self.renamed.as_ref());
-        let own = |tag: &Reference| {
-            Ok::<_, StoreError>(Some((tag.clone(), self.store.names().tagged_digest(tag)?)))
-        };
+        let stored = self.store.names.stored_case(name)?.filter(|tag| Some(tag) != self.renamed.as_ref());
+        let own =
+            |tag: &Reference| Ok::<_, StoreError>(Some((tag.clone(), self.store.names.tagged_digest(tag)?)));
         let own = stored.as_ref().map(own).transpose()?.flatten();
         let present = own.map(|(tag, digest)| digest.map(|digest| (tag, digest)));
         Ok(Candidate { name, stored, present: present.unwrap_or(below) })
@@ -316,32 +297,34 @@ impl Ingest {
     ) -> Result<(), StoreError> {
         let renames_case = self.renamed.as_ref().is_some_and(|renamed| renamed.same_model(reference));
         let previous = stored.or(self.renamed.as_ref().filter(|_| renames_case));
+        let names = self.store.names();
+        let present = previous.map(|tag| names.tagged_digest(tag)).transpose()?.flatten();
+        let is_update = stored.zip(present.filter(|digest| *digest != manifest.digest()));
         let change = NameChange {
             actor: self.actor,
             reference: stored,
             digest: manifest.digest(),
-            previous: previous.map(|tag| self.store.names().tagged_digest(tag)).transpose()?.flatten(),
+            previous: present,
+            is_update: is_update.is_some_and(|(tag, present)| names.follows(tag, present, &self.rule)),
             renamed: self.renamed.as_ref(),
             origin,
             account: self.account,
         };
-        self.store.names().record_change(reference, &change, temporary, reservation)
+        self.store.names.record_change(reference, &change, temporary, reservation)
     }
 
-    /// The tag that is renamed must not have changed since the model was read. With the same content, another user may
-    /// have added it since.
+    /// Whether the tag that is renamed has changed since the model was read: another user may have it now.
     fn check_renamed(&self, manifest: &Manifest) -> Result<(), StoreError> {
         match &self.renamed {
-            Some(tag) if self.store.names().raw_manifest(tag)? != manifest.raw() => {
+            Some(tag) if self.store.names.raw_manifest(tag)? != manifest.raw() => {
                 Err(StoreError::NoSuchModel { name: tag.short(), similar: Vec::new() })
             }
-            Some(tag) => self.store.names().check_change(tag, self.rule.user()),
+            Some(tag) => self.store.names.check_change(tag, self.rule.user()),
             None => Ok(()),
         }
     }
 
-    /// The model that loses its tag to `manifest`, if it is another one. The caller has locked the tags, so the pin
-    /// cannot change before the tag does.
+    /// The model that loses its tag to `manifest`. The tags are locked, so the pin cannot change before the tag does.
     fn displaced(
         &self,
         stored: Option<&Reference>,
@@ -353,13 +336,13 @@ impl Ingest {
         };
         let Some(stored) = stored else {
             // The model of a lower store stays there; its name means another model from now on.
-            return self.store.names().check_name(&tag, digest, &self.rule).map(|()| None);
+            return self.store.names.check_name(&tag, digest, &self.rule).map(|()| None);
         };
-        let raw_manifest = self.store.names().raw_manifest(stored)?;
+        let raw_manifest = self.store.names.raw_manifest(stored)?;
         let displaced = Displaced { reference: stored.clone(), raw_manifest, kept_until: None };
         // Replacing a damaged manifest loses nothing, and repairs the name.
-        if self.store.names().is_pinned(stored) || displaced.manifest().is_some() {
-            self.store.names().check_name(&tag, digest, &self.rule)?;
+        if self.store.names.is_pinned(stored) || displaced.manifest().is_some() {
+            self.store.names.check_name(&tag, digest, &self.rule)?;
         }
         Ok(Some(displaced))
     }
@@ -367,8 +350,8 @@ impl Ingest {
     fn check_complete(&self, manifest: &Manifest, borrowed: &Borrowed) -> Result<(), StoreError> {
         let mut checked = BTreeSet::new();
         for file in manifest.files().filter(|file| checked.insert(file.digest)) {
-            self.store.content().drop_useless_recipe(file, borrowed)?;
-            if let Some(error) = self.store.content().check_own_file(file, borrowed)? {
+            self.store.content.drop_useless_recipe(file, borrowed)?;
+            if let Some(error) = self.store.content.check_own_file(file, borrowed)? {
                 return Err(error);
             }
         }

@@ -1,5 +1,5 @@
-//! Counts files: the space reserved for one, and manifests, origins, histories and trash records as they are written and
-//! removed.
+//! Counts files: the space reserved for one, and manifests, origins, histories and trash records as they are written
+//! and removed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,8 +12,7 @@ use crate::ledger::Ledger;
 use crate::node::Node;
 
 impl Ledger {
-    /// Writes a manifest, origin, history or trash record and counts its bytes, from `reservation` if there is one.
-    /// The caller makes the name durable.
+    /// Writes a record and counts its bytes, from `reservation` if there is one. The caller makes the name durable.
     pub(crate) fn write_record(
         &self,
         temporary: &Path,
@@ -22,7 +21,7 @@ impl Ledger {
         reservation: Option<Reservation>,
     ) -> Result<(), StoreError> {
         let replaced = self.content.file_bytes(target)?.unwrap_or_default();
-        self.content.disk().replace_file(temporary, target, content, 0o644)?;
+        self.content.disk.replace_file(temporary, target, content, 0o644)?;
         self.content.space.freed(replaced);
         let bytes = self.content.file_bytes(target)?.unwrap_or_default();
         match reservation {
@@ -32,30 +31,28 @@ impl Ledger {
         Ok(())
     }
 
-    /// The same outside of a transaction, without reserving space.
+    /// Writes a record outside of a transaction, without reserving space.
     pub(crate) fn write_lone_record(&self, target: &Path, content: &[u8]) -> Result<(), StoreError> {
         self.content.create_directories(Path::new(layout::STAGING))?;
         let name = self.content.new_staging_name();
         let temporary = Path::new(layout::STAGING).join(&name);
         let written = self.write_record(&temporary, target, content, None).inspect_err(|_| {
             // If this fails, `gc` or the next start removes it.
-            let _ = self.content.disk().remove_file(&temporary);
+            let _ = self.content.disk.remove_file(&temporary);
         });
         self.content.release_staging_name(&name);
         written
     }
 
-    /// Removes a file that [`Self::write_record`] wrote; returns the bytes freed, or `None` if it did not
-    /// exist.
+    /// Removes a record; returns the bytes freed, or `None` if it did not exist.
     pub(crate) fn remove_record(&self, path: &Path) -> Result<Option<u64>, StoreError> {
         let bytes = self.content.file_bytes(path)?;
-        let removed = self.content.disk().remove_file(path)?.and(bytes);
+        let removed = self.content.disk.remove_file(path)?.and(bytes);
         self.content.space.freed(removed.unwrap_or_default());
         Ok(removed)
     }
 
-    /// Counts a blob or recipe that was just published and has replaced one of `replaced` bytes on disk, and
-    /// notes it in the index.
+    /// Counts a published blob or recipe that has replaced one of `replaced` bytes on disk, and notes it in the index.
     pub(crate) fn note_added(
         &self,
         node: Node,
@@ -72,7 +69,7 @@ impl Ledger {
         let directory = layout::partial(file);
         let bytes = self.content.partial_bytes(&directory)?;
         if self.content.root.status(&directory)?.is_some() {
-            self.content.disk().remove_tree(&directory)?;
+            self.content.disk.remove_tree(&directory)?;
             self.space().recount_partial();
             self.note_partial_removed(file, bytes);
         }
@@ -94,14 +91,13 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// For a file in `staging/`, which the ledger has counted, and the quota of the transaction's user, if there is
-    /// one.
-    pub(crate) fn of_staged(ledger: &Arc<Ledger>, bytes: u64, transaction: Option<Arc<str>>) -> Self {
+    /// For a file in `staging/`, which the ledger and the quota of the transaction's user have counted.
+    pub(crate) fn for_staged(ledger: &Arc<Ledger>, bytes: u64, transaction: Option<Arc<str>>) -> Self {
         Self { ledger: Arc::clone(ledger), bytes, written: 0, is_partial: false, transaction }
     }
 
     /// For a file in `partial/`.
-    pub(crate) fn of_partial(ledger: &Arc<Ledger>, bytes: u64, transaction: Arc<str>) -> Self {
+    pub(crate) fn for_partial(ledger: &Arc<Ledger>, bytes: u64, transaction: Arc<str>) -> Self {
         let (ledger, transaction) = (Arc::clone(ledger), Some(transaction));
         Self { ledger, bytes, written: 0, is_partial: true, transaction }
     }
@@ -134,9 +130,7 @@ impl Reservation {
             self.ledger.space().stored(reserved, bytes);
         }
     }
-}
 
-impl Reservation {
     fn give_back(&self, bytes: u64) {
         if let Some(transaction) = self.transaction.as_ref().filter(|_| bytes > 0) {
             self.ledger.give_back_of_quota(transaction, bytes);

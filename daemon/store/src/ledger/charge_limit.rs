@@ -1,10 +1,10 @@
 //! Limits of the bytes that are charged to one user, or to the members of a group together.
 
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
 
 use crate::ledger::Ledger;
 use crate::lock;
@@ -27,22 +27,18 @@ pub struct Pool {
     pub soft_bytes: Option<u64>,
     /// Nothing that a member adds may exceed it.
     pub hard_bytes: Option<u64>,
-    /// The members.
     pub members: Arc<dyn Members>,
 }
 
 /// Whose charges a limit counts.
 #[derive(Clone, Debug)]
 pub enum Payer {
-    /// One user.
     User(u32),
-    /// All members of a group.
     Pool(Pool),
 }
 
 impl Payer {
     /// Whether what this user pays for counts.
-    #[must_use]
     pub fn includes(&self, uid: u32) -> bool {
         match self {
             Self::User(user) => *user == uid,
@@ -58,7 +54,6 @@ impl Payer {
     }
 
     /// The name of the group; `None` for a user.
-    #[must_use]
     pub fn group(&self) -> Option<&str> {
         self.pool().map(|pool| pool.name.as_str())
     }
@@ -67,16 +62,13 @@ impl Payer {
 /// The most bytes that may be charged.
 #[derive(Clone, Debug)]
 pub struct ChargeLimit {
-    /// To whom.
     pub payer: Payer,
     /// The bytes on disk.
     pub bytes: u64,
 }
 
 impl ChargeLimit {
-    /// The limit of one user.
-    #[must_use]
-    pub const fn of_user(uid: u32, bytes: u64) -> Self {
+    pub const fn for_user(uid: u32, bytes: u64) -> Self {
         Self { payer: Payer::User(uid), bytes }
     }
 }
@@ -87,14 +79,10 @@ impl Ledger {
         *lock(&self.pools) = pools.into();
     }
 
-    /// All pools.
-    #[must_use]
     pub fn pools(&self) -> Arc<[Pool]> {
         Arc::clone(&lock(&self.pools))
     }
 
-    /// The limits of the pools that this user is a member of.
-    #[must_use]
     pub fn pool_limits_of(&self, uid: u32) -> Vec<ChargeLimit> {
         let pools = self.pools();
         pools.iter().for_each(|pool| pool.members.prepare(&[uid]));
@@ -105,16 +93,25 @@ impl Ledger {
     }
 }
 
-/// Whom a name is charged to. A renamed or restored model stays with the user who added it.
+/// Who is charged for a name. A renamed or restored model stays with the user who added it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
     /// Since when, in nanoseconds since 1970.
     pub since: u64,
-    /// The user.
     pub uid: u32,
+    /// The user who added the name, if it is charged to another one, who has updated it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub added_by: Option<u32>,
 }
 
-/// Nanoseconds since 1970.
+impl Account {
+    /// The user who may change the name.
+    #[must_use]
+    pub fn adder(&self) -> u32 {
+        self.added_by.unwrap_or(self.uid)
+    }
+}
+
 pub(crate) fn unix_nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

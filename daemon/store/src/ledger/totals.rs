@@ -1,8 +1,8 @@
 //! What is charged to each user, in memory.
 //!
 //! A new name adds what it is the first to keep, in time proportional to its own blobs. What removes or replaces
-//! something, such as `rm`, only invalidates the sums: they are counted again, over the catalog, when a transaction
-//! of a user with a quota is admitted next. A removal reads every manifest itself, so that count adds little to it.
+//! something, such as `rm`, only invalidates the sums: they are counted again, over the catalog, when a transaction of
+//! a user with a quota is admitted next. A removal reads every manifest itself, so that count adds little to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +76,7 @@ impl Ledger {
         is_current.then(|| read(counted))
     }
 
-    /// Whom names are charged to has changed in a way that only a new count can follow.
+    /// The charges have changed in a way that needs a new count.
     pub(crate) fn note_charges_changed(&self) {
         lock(&self.totals.state).changes += 1;
     }

@@ -23,7 +23,12 @@ use crate::{ChargeLimit, Payer, StoreError};
 
 /// Why a transaction may not take more.
 enum Refused {
-    Exceeded(Exceeded),
+    /// It would exceed the limit of `payer` by `excess_bytes`.
+    Exceeded {
+        payer: Payer,
+        excess_bytes: u64,
+        error: Box<StoreError>,
+    },
     Failed(StoreError),
 }
 
@@ -36,39 +41,22 @@ impl From<StoreError> for Refused {
 impl From<Refused> for StoreError {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Exceeded(exceeded) => exceeded.into(),
+            Refused::Exceeded { error, .. } => *error,
             Refused::Failed(error) => error,
         }
     }
 }
 
-/// A limit that a transaction would exceed.
-struct Exceeded {
-    limit: ChargeLimit,
-    uid: Option<u32>,
-    needed_bytes: u64,
-    used_bytes: u64,
-}
-
-impl Exceeded {
-    fn check(limit: &ChargeLimit, uid: Option<u32>, held: Held, used_bytes: u64) -> Result<(), Refused> {
-        let needed_bytes = held.bytes();
-        match needed_bytes > limit.bytes.saturating_sub(used_bytes) {
-            true => Err(Refused::Exceeded(Self { limit: limit.clone(), uid, needed_bytes, used_bytes })),
-            false => Ok(()),
+impl Refused {
+    fn check(limit: &ChargeLimit, uid: Option<u32>, held: Held, used_bytes: u64) -> Result<(), Self> {
+        let (needed_bytes, limit_bytes, payer) = (held.bytes(), limit.bytes, limit.payer.clone());
+        if needed_bytes <= limit_bytes.saturating_sub(used_bytes) {
+            return Ok(());
         }
-    }
-
-    const fn excess_bytes(&self) -> u64 {
-        self.needed_bytes.saturating_add(self.used_bytes).saturating_sub(self.limit.bytes)
-    }
-}
-
-impl From<Exceeded> for StoreError {
-    fn from(exceeded: Exceeded) -> Self {
-        let Exceeded { limit, uid, needed_bytes, used_bytes } = exceeded;
-        let (uid, group) = (uid.unwrap_or_default(), limit.payer.group().map(str::to_owned));
-        Self::OverQuota { uid, group, needed_bytes, used_bytes, limit_bytes: limit.bytes }
+        let excess_bytes = needed_bytes.saturating_add(used_bytes).saturating_sub(limit_bytes);
+        let (uid, group) = (uid.unwrap_or_default(), payer.group().map(str::to_owned));
+        let error = StoreError::OverQuota { uid, group, needed_bytes, used_bytes, limit_bytes };
+        Err(Self::Exceeded { payer, excess_bytes, error: Box::new(error) })
     }
 }
 
@@ -78,23 +66,16 @@ fn bytes_in_progress<'t>(payer: &Payer, transactions: impl Iterator<Item = &'t T
     counted.map(|state| state.held.bytes()).fold(0, u64::saturating_add)
 }
 
-/// How often a check is repeated because the sums have changed meanwhile. The last one uses sums that may be out of
-/// date by a few milliseconds.
+/// Checks are repeated when the sums have changed. The last one may use sums that are milliseconds out of date.
 const MAX_TRIES: usize = 3;
 
 impl Liveness {
-    /// Counts `bytes` more as taken by a transaction.
-    ///
-    /// # Errors
-    /// [`StoreError::OverQuota`]; then nothing is counted. Those of [`Self::charged_bytes`].
+    /// Counts `bytes` more as taken by a transaction. Counts nothing if that exceeds a limit.
     pub(crate) fn take_of_quota(&self, transaction: &str, bytes: u64) -> Result<(), StoreError> {
         self.within_quota(transaction, |held| held.taken = held.taken.saturating_add(bytes))
     }
 
     /// Reserves `bytes` for a transaction, beside what it has taken.
-    ///
-    /// # Errors
-    /// As for [`Self::take_of_quota`].
     pub(crate) fn reserve_of_quota(&self, transaction: &str, bytes: u64) -> Result<(), StoreError> {
         // Of a file that has nothing new the recipe is stored too.
         if bytes == 0 {
@@ -104,9 +85,6 @@ impl Liveness {
     }
 
     /// Like [`Self::reserve_of_quota`], but deletes nothing to make that possible: the caller can do with less.
-    ///
-    /// # Errors
-    /// As for [`Self::take_of_quota`].
     pub(crate) fn reserve_free_quota(&self, transaction: &str, bytes: u64) -> Result<(), StoreError> {
         match bytes {
             0 => Ok(()),
@@ -114,24 +92,21 @@ impl Liveness {
         }
     }
 
-    /// Applies `change` if that is within all limits. If it is not, deletes models from the trash that count against the
-    /// limit and whose names other models have taken: they must not keep anything out. Nothing is deleted if that cannot
-    /// suffice.
+    /// Applies `change` if that is within all limits. If not, deletes displaced models that count against the limit
+    /// from the trash and tries again, unless that cannot suffice.
     fn within_quota(&self, transaction: &str, change: impl Fn(&mut Held)) -> Result<(), StoreError> {
         loop {
-            let exceeded = match self.within_free_quota(transaction, &change) {
-                Err(Refused::Exceeded(exceeded)) => exceeded,
+            let (payer, excess_bytes, error) = match self.within_free_quota(transaction, &change) {
+                Err(Refused::Exceeded { payer, excess_bytes, error }) => (payer, excess_bytes, *error),
                 admitted => return Ok(admitted?),
             };
-            let payer = &exceeded.limit.payer;
-            let excess_bytes = exceeded.excess_bytes();
-            if displaced_bytes(self, Some(payer))? < excess_bytes {
-                return Err(exceeded.into());
+            if displaced_bytes(self, Some(&payer))? < excess_bytes {
+                return Err(error);
             }
-            let used_before = self.charged_bytes_of(payer)?;
-            let is_enough = || Ok(used_before.saturating_sub(self.charged_bytes_of(payer)?) >= excess_bytes);
-            if drop_displaced(self, Some(payer), &is_enough)?.0.is_empty() {
-                return Err(exceeded.into());
+            let used_before = self.charged_bytes_of(&payer)?;
+            let is_enough = || Ok(used_before.saturating_sub(self.charged_bytes_of(&payer)?) >= excess_bytes);
+            if drop_displaced(self, Some(&payer), &is_enough)?.0.is_empty() {
+                return Err(error);
             }
         }
     }
@@ -154,7 +129,7 @@ impl Liveness {
                 for (limit, charged_bytes) in limits.iter().zip(charged) {
                     let others = transactions.iter().filter(|(name, _)| *name != transaction);
                     let in_progress = bytes_in_progress(&limit.payer, others.map(|(_, state)| state));
-                    Exceeded::check(limit, state.uid, held, charged_bytes.saturating_add(in_progress))?;
+                    Refused::check(limit, state.uid, held, charged_bytes.saturating_add(in_progress))?;
                 }
             }
             if let Some(state) = transactions.get_mut(transaction) {
@@ -180,8 +155,7 @@ impl Liveness {
         Ok(())
     }
 
-    /// A transaction continues the download of a file, and has taken what the file has on disk already. That of
-    /// another user must be within the quota.
+    /// A transaction continues a download and has taken what is on disk; another user's must be within the quota.
     pub(crate) fn adopt_download(&self, transaction: &str, file: Digest) -> Result<(), StoreError> {
         let bytes = self.bytes_of_download(file)?;
         let adopt = |held: &mut Held| {
@@ -227,11 +201,8 @@ impl Liveness {
         }
     }
 
-    /// Counts what these files keep as taken by a transaction, as far as it is stored and no name pays for it. The name
-    /// with the account `replaced` is about to pay for nothing any more.
-    ///
-    /// # Errors
-    /// As for [`Self::take_of_quota`].
+    /// Counts as taken what these files keep that is stored and no name pays for. The name with the account `replaced`
+    /// is about to pay for nothing any more.
     pub(crate) fn claim_of_quota(
         &self,
         transaction: &str,
@@ -242,7 +213,7 @@ impl Liveness {
         let Some(uid) = self.ledger.transactions.lock().get(transaction).and_then(limited) else {
             return Ok(());
         };
-        let files = files.iter().flat_map(|file| [Node::Blob(*file), Node::Recipe(*file)]).collect();
+        let files = files.iter().copied().flat_map(Node::both).collect();
         let unpaid_bytes = self.unpaid_bytes(uid, files, replaced)?;
         self.within_quota(transaction, |held| held.claimed = held.claimed.max(unpaid_bytes))
     }
@@ -258,8 +229,7 @@ impl Liveness {
         Ok(limits.iter().zip(charged).map(left).collect())
     }
 
-    /// A transaction has set a name: what it has taken is charged to the name from now on. `is_new` says whether the
-    /// name is new and kept nothing before.
+    /// A transaction has set a name: what it has taken is charged to the name. `is_new`: the name kept nothing before.
     pub(crate) fn settle_quota(
         &self,
         transaction: &str,
@@ -275,7 +245,7 @@ impl Liveness {
                 let files: Vec<Digest> = manifest.digests().into_iter().collect();
                 let time = std::time::UNIX_EPOCH;
                 self.ledger
-                    .note_claim(&Claim::of_files(ClaimKind::Tag, Some(account), time, &files), record_bytes);
+                    .note_claim(&Claim::for_files(ClaimKind::Tag, Some(account), time, &files), record_bytes);
             }
             None => self.ledger.note_charges_changed(),
         }

@@ -1,24 +1,25 @@
-//! Whom the store's bytes on disk are charged to.
+//! Charges each byte of the store on disk to one user, or to none.
 //!
-//! There is no ledger on disk: charges are computed from what keeps data ([`crate::liveness::gc::walk`]) and from the histories
-//! of names, which say who added each name. A blob is charged to the user whose name keeps it and is the oldest.
-//! When that name goes, the next one pays. What only a model in the trash, an unfinished download or a transaction
-//! keeps is charged to its user. The manifest and the history of a name are charged to the user who added the name.
-//! Everything else is charged to no user: other records, directories, the index, what nothing needs, and names of earlier
-//! versions, which did not record who set them.
+//! There is no ledger on disk: charges are computed from what keeps data ([`crate::liveness::gc::walk`]) and from the
+//! histories of names, which say who added each name. A blob is charged to the user whose name keeps it and is the
+//! oldest. When that name goes, the next one pays. What only a model in the trash, an unfinished download or a
+//! transaction keeps is charged to its user. The manifest and the history of a name are charged to the user who added
+//! the name. Everything else is charged to no user: other records, directories, the index, what nothing needs, and
+//! names of earlier versions, which did not record who set them.
 //!
-//! [`crate::ledger::totals`] has the sums in memory, `claims` lists what keeps data with its users, and `admission` compares
-//! what a user's transactions will take with the user's quota.
+//! [`crate::ledger::totals`] has the sums in memory, `claims` lists what keeps data with its users, and `admission`
+//! compares what a user's transactions will take with the user's quota.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use crate::index::{Claim, ClaimKind, Payers, user_shares};
 use crate::ledger::charge_limit::{Account, Payer};
 use crate::ledger::totals::Counted;
 use crate::liveness::Liveness;
-use crate::liveness::claims::Scope;
+use crate::liveness::claims::{Scope, add_to_user};
 use crate::node::Node;
-use crate::{ChargeLimit, OtherFiles, StoreError, lock};
+use crate::{ChargeLimit, OtherFiles, StoreError, TagSummary, lock};
 
 impl Liveness {
     /// Bytes on disk that are charged to a user, without transactions in progress.
@@ -26,12 +27,12 @@ impl Liveness {
         self.charged_bytes_of(&Payer::User(uid))
     }
 
-    /// The same of a user or of all members of a group.
+    /// Like [`Self::charged_bytes`], for a user or all members of a group.
     pub fn charged_bytes_of(&self, payer: &Payer) -> Result<u64, StoreError> {
         self.read_charges(|counted| counted.charged_to_payer(payer))
     }
 
-    /// The same; `None` while the index is built: nobody waits for that.
+    /// Like [`Self::charged_bytes_of`]; `None` while the index is built: nobody waits for that.
     pub fn charged_bytes_unless_building(&self, payer: &Payer) -> Result<Option<u64>, StoreError> {
         let read = |counted: &Counted| counted.charged_to_payer(payer);
         if let Some(bytes) = self.ledger.read_charges_now(read) {
@@ -42,7 +43,6 @@ impl Liveness {
         is_complete.then(|| self.read_charges(read)).transpose()
     }
 
-    /// The users whom something is charged to.
     pub(crate) fn charged_users(&self) -> Result<BTreeSet<u32>, StoreError> {
         self.read_charges(Counted::users)
     }
@@ -60,7 +60,7 @@ impl Liveness {
         let published = self.ledger.published_in_transactions().into_iter().filter(|(user, _)| *user == uid);
         let own: HashSet<Node> = published.flat_map(|(_, nodes)| nodes).collect();
         let claim = Claim { kind: ClaimKind::Ingest, since: 0, uid: Some(uid), roots };
-        // In the order in which `charged_bytes_now` locks them. The index was complete for the count above.
+        // Locked in this order everywhere. The index was complete for the count above.
         let state = lock(&self.ledger.totals.state);
         let counted = state.counted.as_ref().zip(self.content.index().catalog_now());
         let replaced = replaced.map(|account| (account.uid, account.since));
@@ -79,7 +79,8 @@ impl Liveness {
         }
         // What changes from now on may be missing in the count, so it makes the count invalid.
         let changes = lock(&self.ledger.totals.state).changes;
-        let (claims, others) = (self.claims(Scope::AtRest)?, self.other_charges_at_rest()?);
+        let tags = self.names.summaries()?;
+        let (claims, others) = (self.claims(Scope::AtRest, &tags), self.other_charges_at_rest(&tags)?);
         let payers = Payers::count(&*self.content.index().catalog()?, &claims);
         let counted = Counted { changes, payers, others };
         let value = read(&counted);
@@ -87,14 +88,9 @@ impl Liveness {
         Ok(value)
     }
 
-    fn other_charges_at_rest(&self) -> Result<BTreeMap<u32, u64>, StoreError> {
+    fn other_charges_at_rest(&self, tags: &[Arc<TagSummary>]) -> Result<BTreeMap<u32, u64>, StoreError> {
         let mut others = BTreeMap::new();
-        let mut add = |uid: Option<u32>, bytes: u64| {
-            if let Some(uid) = uid {
-                let sum: &mut u64 = others.entry(uid).or_default();
-                *sum = sum.saturating_add(bytes);
-            }
-        };
+        let mut add = |uid, bytes| add_to_user(&mut others, uid, bytes);
         for partial in
             self.content.partials()?.into_iter().filter(|partial| !self.ledger.is_downloading(partial.file))
         {
@@ -103,25 +99,20 @@ impl Liveness {
         for (record, uid) in self.users_of_trash() {
             add(uid, self.names.trashed_bytes(record)?);
         }
-        for tag in self.names.summaries()? {
+        for tag in tags {
             add(tag.account.map(|account| account.uid), tag.record_bytes);
         }
         Ok(others)
     }
 
-    /// The same; counts the sums if necessary.
     pub(crate) fn charged_to(&self, limits: &[ChargeLimit]) -> Result<Vec<u64>, StoreError> {
         self.read_charges(|counted| counted.charged_to_each(limits))
     }
 }
 
-#[cfg(test)]
-mod tests;
-
 /// What is charged to one user, or to none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UserCharge {
-    /// The user; `None` for what is charged to no user.
     pub uid: Option<u32>,
     /// Bytes on disk that this user pays for. The sum over all users and none is what the store takes on disk.
     pub charged_bytes: u64,
@@ -129,30 +120,15 @@ pub struct UserCharge {
     pub unique_bytes: u64,
     /// Bytes of blobs and recipes that other users' models and downloads keep too, whoever pays for them.
     pub shared_bytes: u64,
-    /// The number of this user's tags.
     pub models: u64,
 }
 
 impl Liveness {
-    /// What is charged to whom, in the order of the users, no user first. `others` are the files that the catalog does
-    /// not count, counted just before.
-    pub fn charges(&self, others: &OtherFiles) -> Result<Vec<UserCharge>, StoreError> {
-        self.charges_with_shares(others, None)
-    }
-
-    /// The same with [`UserCharge::unique_bytes`] and [`UserCharge::shared_bytes`] of one user only, which takes less
-    /// time.
-    pub fn charges_for(&self, others: &OtherFiles, uid: u32) -> Result<Vec<UserCharge>, StoreError> {
-        self.charges_with_shares(others, Some(uid))
-    }
-
-    fn charges_with_shares(
-        &self,
-        others: &OtherFiles,
-        only: Option<u32>,
-    ) -> Result<Vec<UserCharge>, StoreError> {
-        let claims = self.claims(Scope::All)?;
-        let of_others = self.users_of(others)?;
+    /// The charges by user id, no user first. `others` are the files that the catalog does not count, counted just
+    /// before. With `only`, unique and shared bytes are those of this user only, which takes less time.
+    pub fn charges(&self, others: &OtherFiles, only: Option<u32>) -> Result<Vec<UserCharge>, StoreError> {
+        let tags = self.names.summaries()?;
+        let (claims, of_others) = (self.claims(Scope::All, &tags), self.users_of(others, &tags));
         let mut models: BTreeMap<Option<u32>, u64> = BTreeMap::new();
         claims.iter().filter(|claim| claim.is_tag()).for_each(|claim| {
             *models.entry(claim.uid).or_default() += 1;
@@ -183,3 +159,6 @@ impl Liveness {
         Ok(users.into_iter().map(charge).collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

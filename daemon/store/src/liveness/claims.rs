@@ -1,6 +1,7 @@
 //! Lists what keeps data, with the users that it is charged to.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
@@ -9,15 +10,20 @@ use crate::index::{Claim, ClaimKind};
 use crate::ledger::charge_limit::{Account, unix_nanos};
 use crate::liveness::Liveness;
 use crate::liveness::gc::{Node, Owner, walk_beside_tags};
-use crate::{OtherFiles, StoreError};
+use crate::{OtherFiles, TagSummary};
 
-/// Which claims to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// All.
     All,
     /// Those that no transaction in progress accounts for.
     AtRest,
+}
+
+pub(crate) fn add_to_user(sums: &mut BTreeMap<u32, u64>, uid: Option<u32>, bytes: u64) {
+    if let Some(uid) = uid {
+        let sum = sums.entry(uid).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
 }
 
 impl Claim {
@@ -26,22 +32,31 @@ impl Claim {
     }
 
     /// The claim of a model's files. Without a recorded account, the time says which claim is older.
-    pub(crate) fn of_files<'f>(
+    pub(crate) fn for_files<'f>(
         kind: ClaimKind,
         account: Option<Account>,
         time: SystemTime,
         files: impl IntoIterator<Item = &'f Digest>,
     ) -> Self {
         let since = account.map_or_else(|| unix_nanos(time), |account| account.since);
-        let roots = files.into_iter().flat_map(|file| [Node::Blob(*file), Node::Recipe(*file)]).collect();
+        let roots = files.into_iter().copied().flat_map(Node::both).collect();
         Self { kind, since, uid: account.map(|account| account.uid), roots }
     }
 }
 
+fn claims_of_tags(tags: &[Arc<TagSummary>]) -> Vec<Claim> {
+    // What a damaged manifest needs is unknown.
+    let claim = |tag: &Arc<TagSummary>| {
+        let files = &tag.manifest.as_ref().ok()?.files;
+        Some(Claim::for_files(ClaimKind::Tag, tag.account, tag.modified, &**files))
+    };
+    tags.iter().filter_map(claim).collect()
+}
+
 impl Liveness {
     /// Everything that keeps data, except sessions: what only they keep is charged to no user.
-    pub(crate) fn claims(&self, scope: Scope) -> Result<Vec<Claim>, StoreError> {
-        let mut claims = self.claims_of_tags()?;
+    pub(crate) fn claims(&self, scope: Scope, tags: &[Arc<TagSummary>]) -> Vec<Claim> {
+        let mut claims = claims_of_tags(tags);
         let walked = walk_beside_tags(self, SystemTime::now(), &mut |owned| {
             match owned.owner {
                 Owner::Trash(_) => {
@@ -64,17 +79,7 @@ impl Liveness {
         if scope == Scope::All {
             claims.extend(self.claims_of_transactions());
         }
-        Ok(claims)
-    }
-
-    fn claims_of_tags(&self) -> Result<Vec<Claim>, StoreError> {
-        let mut claims = Vec::new();
-        for tag in self.names.summaries()? {
-            // What a damaged manifest needs is unknown.
-            let Ok(manifest) = &tag.manifest else { continue };
-            claims.push(Claim::of_files(ClaimKind::Tag, tag.account, tag.modified, &*manifest.files));
-        }
-        Ok(claims)
+        claims
     }
 
     fn claim_of_download(&self, file: Digest, roots: Vec<Node>) -> Claim {
@@ -90,14 +95,9 @@ impl Liveness {
     }
 
     /// The bytes of each user among the files that the catalog does not count.
-    pub(crate) fn users_of(&self, others: &OtherFiles) -> Result<BTreeMap<u32, u64>, StoreError> {
+    pub(crate) fn users_of(&self, others: &OtherFiles, tags: &[Arc<TagSummary>]) -> BTreeMap<u32, u64> {
         let mut users = BTreeMap::new();
-        let mut add = |uid: Option<u32>, bytes: u64| {
-            if let Some(uid) = uid {
-                let sum: &mut u64 = users.entry(uid).or_default();
-                *sum = sum.saturating_add(bytes);
-            }
-        };
+        let mut add = |uid, bytes| add_to_user(&mut users, uid, bytes);
         for (file, bytes) in &others.downloads {
             add(self.content.download_about(*file).map(|about| about.uid), *bytes);
         }
@@ -107,10 +107,10 @@ impl Liveness {
         for (record, uid) in self.users_of_trash() {
             add(uid, others.trash.get(&record).copied().unwrap_or_default());
         }
-        for tag in self.names.summaries()? {
+        for tag in tags {
             add(tag.account.map(|account| account.uid), tag.record_bytes);
         }
-        Ok(users)
+        users
     }
 
     /// The records in the trash that have not expired, with their users.

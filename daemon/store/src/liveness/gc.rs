@@ -1,9 +1,8 @@
 //! Garbage collection: deletes what no tag needs and no lease protects.
 //!
-//! The order of steps makes it safe: list the leased digests, read the manifests, make the plan, then delete one
-//! digest at a time under the lock that leasing takes, and skip those that were leased since the start
-//! ([`crate::leases`]). The manifests are read from disk each time. If one manifest or recipe cannot be
-//! read, nothing is deleted.
+//! The order of steps makes it safe: list the leased digests, read the manifests, make the plan, then delete one digest
+//! at a time under the lock that leasing takes, and skip those that were leased since the start ([`crate::leases`]).
+//! The manifests are read from disk each time. If one manifest or recipe cannot be read, nothing is deleted.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -25,7 +24,7 @@ mod walk;
 
 pub use displaced::{displaced_bytes, drop_displaced};
 pub use evict::{EvictionPlan, Victim, evict, evictable_bytes, plan_eviction};
-pub use lost::{Account, LostModel, Untagged};
+pub use lost::{LossReport, LostModel, Untagged};
 pub use mark::needs;
 pub use plan::{Beyond, GcPlan, KeptBytes, Litter, UNKNOWN_HOLDER};
 pub use walk::{Owned, Owner, Snapshot, Visit, check_models, walk, walk_beside_tags};
@@ -39,8 +38,7 @@ use plan::Extent;
 /// Plans a collection of the whole store.
 ///
 /// # Errors
-/// A manifest or recipe is missing or unreadable, or there is a foreign file under `manifests/` or in the
-/// trash.
+/// A manifest or recipe is missing or unreadable, or there is a foreign file under `manifests/` or in the trash.
 pub fn plan(store: &Liveness) -> Result<GcPlan, StoreError> {
     // A collection at the same time would make files disappear, which would look like damage.
     let _guard = store.lock_collections();
@@ -56,8 +54,8 @@ pub fn plan_unless_collecting(store: &Liveness) -> Result<Option<GcPlan>, StoreE
 fn plan_locked(store: &Liveness, extent: Extent) -> Result<(GcPlan, Snapshot), StoreError> {
     let now = SystemTime::now();
     let leased = store.leases().leased();
-    let mut candidates: Vec<Node> = store.content().recipes()?.into_iter().map(Node::Recipe).collect();
-    store.content().each_blob(|digest| candidates.push(Node::Blob(digest)))?;
+    let mut candidates: Vec<Node> = store.content.recipes()?.into_iter().map(Node::Recipe).collect();
+    store.content.each_blob(|digest| candidates.push(Node::Blob(digest)))?;
     let snapshot = Snapshot::take(store, now)?;
     let marks = mark(store, candidates, &snapshot)?;
     let plan = GcPlan::up_to(store, marks.unreached(), &leased, extent)?;
@@ -67,8 +65,8 @@ fn plan_locked(store: &Liveness, extent: Extent) -> Result<(GcPlan, Snapshot), S
 /// Collects the whole store; returns how many bytes were freed.
 ///
 /// # Errors
-/// As for [`plan`]; then nothing was deleted. [`StoreError::Io`] when a file cannot be removed; what was
-/// removed before stays removed.
+/// As for [`plan`]; then nothing was deleted. [`StoreError::Io`] when a file cannot be removed; what was removed before
+/// stays removed.
 pub fn collect(store: &Liveness) -> Result<u64, StoreError> {
     let mut freed_bytes = 0_u64;
     loop {
@@ -80,11 +78,7 @@ pub fn collect(store: &Liveness) -> Result<u64, StoreError> {
     }
 }
 
-/// Collects a part of the store, so that a million unneeded blobs take no more memory than some; returns what was deleted.
-/// Calls `inspect` with the plan before anything is deleted.
-///
-/// # Errors
-/// As for [`collect`].
+/// Collects a part of the store, so that much garbage takes little memory. `inspect` gets the plan before.
 pub fn collect_batch(store: &Liveness, inspect: &mut dyn FnMut(&GcPlan)) -> Result<GcPlan, StoreError> {
     collect_up_to(store, Extent::BATCH, inspect)
 }
@@ -98,14 +92,13 @@ fn collect_up_to(
     let collection = store.leases().begin_collection();
     let (plan, snapshot) = plan_locked(store, extent)?;
     inspect(&plan);
-    let _barred = store.content().block_internal_reads(plan.blobs());
+    let _barred = store.content.block_internal_reads(plan.blobs());
     let deleted = execute(store, &plan, &collection)?;
     remove_unreferenced_origins(store, &snapshot, &collection)?;
     Ok(GcPlan { beyond: plan.beyond, ..deleted })
 }
 
-/// Collects condemned digests that are no longer needed or held. Cheap when there are none. After an error
-/// they stay condemned.
+/// Collects condemned digests that nothing needs or holds any more. After an error they stay condemned.
 pub fn collect_condemned(store: &Liveness) -> Result<GcPlan, StoreError> {
     collect_condemned_in_snapshot(store).map(|(deleted, _snapshot)| deleted)
 }
@@ -115,25 +108,22 @@ fn collect_condemned_in_snapshot(store: &Liveness) -> Result<(GcPlan, Option<Sna
     collect_in_snapshot(store, condemned.clone()).inspect_err(|_| store.condemn(condemned))
 }
 
-/// Collects what only `models`, which have lost their tags, needed, and finds out where their bytes are. If the collection
-/// is refused, the candidates stay condemned.
-pub fn free(store: &Liveness, models: &[Untagged]) -> (Account, Result<GcPlan, StoreError>) {
+/// Collects what only `models`, which have lost their tags, needed, and reports where their bytes are.
+pub fn free(store: &Liveness, models: &[Untagged]) -> (LossReport, Result<GcPlan, StoreError>) {
     let candidates: BTreeSet<Digest> =
         models.iter().flat_map(|model| &model.nodes).map(|node| node.digest()).collect();
     match collect_in_snapshot(store, candidates.clone()) {
         Ok((deleted, snapshot)) => {
-            (Account::in_snapshot(store, models, &deleted.deletions, snapshot), Ok(deleted))
+            (LossReport::in_snapshot(store, models, &deleted.deletions, snapshot), Ok(deleted))
         }
         Err(refusal) => {
             store.condemn(candidates);
-            (Account::unknown(store, models, &refusal), Err(refusal))
+            (LossReport::unknown(store, models, &refusal), Err(refusal))
         }
     }
 }
 
-/// Deletes the candidates that are not needed. Those that a lease protects, or that a program has open or
-/// mapped, are condemned; if all are, this is cheap. After an error, the candidates are left to the next
-/// `gc`.
+/// Deletes the candidates that are not needed. Those that are leased, open or mapped are condemned.
 pub fn collect_from(store: &Liveness, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
     collect_in_snapshot(store, candidates).map(|(deleted, _snapshot)| deleted)
 }
@@ -150,13 +140,13 @@ fn collect_in_snapshot(
     let (held, free): (BTreeSet<_>, BTreeSet<_>) =
         free.into_iter().partition(|digest| is_held_by_a_program(store, *digest));
     store.condemn(leased.into_iter().chain(held.iter().copied()));
-    let measure = |node: Node| Ok((node, store.content().bytes_on_disk(node)?.unwrap_or_default()));
+    let measure = |node: Node| Ok((node, store.content.bytes_on_disk(node)?.unwrap_or_default()));
     let held = held.into_iter().map(Node::Blob).map(measure).collect::<Result<Vec<_>, StoreError>>()?;
     if free.is_empty() {
         return Ok((GcPlan { held, ..GcPlan::default() }, None));
     }
     // Keeps the scrubber from opening these blobs until they are deleted or known to be needed.
-    let _barred = store.content().block_internal_reads(free.clone());
+    let _barred = store.content.block_internal_reads(free.clone());
     let nodes = free.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]).collect();
     let _guard = store.lock_collections();
     let collection = store.leases().begin_collection();
@@ -175,97 +165,14 @@ fn collect_in_snapshot(
 pub fn empty_trash(store: &Liveness) -> Result<GcPlan, StoreError> {
     let now = SystemTime::now();
     let expired: Vec<_> =
-        store.names().trash()?.into_iter().filter(|trashed| trashed.is_expired(now)).collect();
+        store.names.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)).collect();
     for trashed in &expired {
         let needed = needs(store, &trashed.manifest)?;
-        store.names().remove_from_trash(trashed.record)?;
+        store.names.remove_from_trash(trashed.record)?;
         store.condemn(needed.into_iter().map(Node::digest));
     }
     if expired.is_empty() { Ok(GcPlan::default()) } else { collect_condemned(store) }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use blobd_store_format::descriptor::{Descriptor, MediaType};
-    use blobd_store_format::layout;
-    use blobd_store_format::manifest::Manifest;
-    use blobd_store_format::reference::Reference;
-
-    use super::*;
-    use crate::root::OPENED;
-    use crate::{Actor, Verb};
-
-    #[test]
-    fn much_garbage_is_planned_as_a_number_and_deleted_in_batches() {
-        let (_folder, store) = crate::testing::new_store();
-        for number in 0..10_u8 {
-            let path = store.path(blobd_store_format::layout::blob(Digest::of(&[number])));
-            std::fs::write(path, [number]).unwrap();
-        }
-        let plan = plan_locked(store.liveness(), Extent { deletions: 4, measures_all: true }).unwrap().0;
-        assert_eq!((plan.deletions.len(), plan.beyond.files), (4, 6));
-        assert_eq!(plan.freed_bytes(), plan_locked(store.liveness(), Extent::SHOWN).unwrap().0.freed_bytes());
-        assert!(plan.beyond.bytes > 0);
-        let extent = Extent { deletions: 4, measures_all: false };
-        let batch = || {
-            collect_up_to(store.liveness(), extent, &mut |plan| assert!(plan.deletions.len() <= 4)).unwrap()
-        };
-        let batches: Vec<_> = std::iter::repeat_with(batch).take(4).collect();
-        assert_eq!(batches.iter().map(|batch| batch.deletions.len()).collect::<Vec<_>>(), [4, 4, 2, 0]);
-        assert_eq!(batches.iter().map(GcPlan::is_last_batch).collect::<Vec<_>>(), [false, false, true, true]);
-        let freed = batches.iter().map(GcPlan::freed_bytes).sum::<u64>();
-        assert_eq!(freed, plan.freed_bytes());
-        assert_eq!(collect(store.liveness()).unwrap(), 0);
-    }
-
-    /// Names of manifests that are opened, and how often.
-    fn manifests_read(work: impl FnOnce()) -> BTreeMap<String, usize> {
-        OPENED.take();
-        work();
-        let mut read = BTreeMap::new();
-        for path in OPENED.take().iter().filter(|path| path.starts_with(layout::MANIFESTS)) {
-            let model = path.iter().nth_back(1).unwrap_or_default().to_string_lossy().into_owned();
-            *read.entry(model).or_default() += 1;
-        }
-        read
-    }
-
-    #[test]
-    fn collection_and_removal_read_each_manifest_once() {
-        let (_folder, store) = crate::testing::new_store();
-        for name in ["a", "b", "c"] {
-            let mut ingest = crate::testing::begin(&store);
-            let (media_type, size) = (MediaType::new(MediaType::OLLAMA_MODEL), 1);
-            let file = Descriptor { media_type, digest: ingest.add_bytes(name.as_bytes()).unwrap(), size };
-            let manifest = Manifest::compose(file.clone(), vec![file]).unwrap();
-            ingest.commit(&name.parse().unwrap(), &manifest, None).unwrap();
-        }
-        let each_once = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 1)).collect();
-        let collected = manifests_read(|| assert_eq!(collect(store.liveness()).unwrap(), 0));
-        assert_eq!(collected, each_once(&["a", "b", "c"]));
-        let removed: Reference = "a".parse().unwrap();
-        let raw = store.names().raw_manifest(&removed).unwrap();
-        let untagged = Untagged::of(store.liveness(), removed.clone(), raw);
-        store.names().remove_tag(&removed, Actor::daemon(Verb::Rm)).unwrap();
-        let freed = manifests_read(|| {
-            let (account, deleted) = free(store.liveness(), &[untagged]);
-            assert_eq!(deleted.unwrap().deletions.len(), 1);
-            assert!(account.kept.is_empty() && account.models[0].freed_bytes > 0, "{account:?}");
-        });
-        assert_eq!(freed, each_once(&["b", "c"]));
-    }
-
-    #[test]
-    fn blob_stays_condemned_while_collections_are_refused() {
-        let (_folder, store, blob) = crate::testing::store_with(b"of a model that was evicted");
-        let foreign = store.path("manifests/notes.txt");
-        std::fs::write(&foreign, "of the administrator").unwrap();
-        store.liveness().condemn([blob]);
-        assert!(matches!(collect_condemned(store.liveness()), Err(StoreError::ForeignFile { .. })));
-        std::fs::remove_file(foreign).unwrap();
-        assert_eq!(collect_condemned(store.liveness()).unwrap().deletions.len(), 1);
-        assert!(!store.liveness().has_condemned());
-    }
-}
+mod tests;

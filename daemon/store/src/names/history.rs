@@ -19,14 +19,11 @@ use crate::StoreError;
 use crate::ledger::accounting::Reservation;
 use crate::ledger::charge_limit::Account;
 
-/// The history of one name.
 #[derive(Clone, Debug)]
 pub struct NameHistory {
-    /// The name.
     pub reference: Reference,
     /// The newest change first.
     pub rows: Vec<HistoryRow>,
-    /// The number of older entries that were dropped.
     pub dropped: u64,
 }
 
@@ -42,15 +39,15 @@ pub(crate) struct NameChange<'c> {
     pub(crate) renamed: Option<&'c Reference>,
     /// Where the model came from, and what updates the name.
     pub(crate) origin: NameOrigin,
-    /// Whom the name is charged to, if not to the actor.
+    /// Who is charged for the name, if not the actor.
     pub(crate) account: Option<Account>,
+    /// Whether the name follows a source and gets its newest version.
+    pub(crate) is_update: bool,
 }
 
 impl Names {
-    /// The history of a name, which may have been removed. A name without records has what it means now.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchModel`] with similar names if the name was never recorded and no model has it.
+    /// The history of a name, which may have been removed. A name without records has what it means now. The error for
+    /// a name that never existed suggests others.
     pub fn history(&self, reference: &Reference) -> Result<NameHistory, StoreError> {
         let stored = match self.stored_case(reference)? {
             Some(stored) => Some(stored),
@@ -75,7 +72,6 @@ impl Names {
         Ok(NameHistory { reference, rows, dropped })
     }
 
-    /// The digest of what a tag's file has; `None` if there is no such file.
     pub(crate) fn tagged_digest(&self, reference: &Reference) -> Result<Option<Digest>, StoreError> {
         match self.raw_manifest(reference) {
             Ok(raw) => Ok(Some(Digest::of(&raw))),
@@ -106,7 +102,7 @@ impl Names {
         temporary: &Path,
         reservation: Option<Reservation>,
     ) -> Result<(), StoreError> {
-        if change.previous == Some(change.digest) && !self.follows_anew(reference, change) {
+        if change.previous == Some(change.digest) && !self.starts_to_follow(reference, change) {
             return Ok(());
         }
         let source = change.origin.source.clone().filter(|source| source.len() <= Record::MAX_SOURCE);
@@ -116,20 +112,23 @@ impl Names {
             account: self.kept_account(change),
             ..Entry::new(change.actor, Some(change.digest), change.previous)
         };
+        let entry = match change.is_update {
+            true => Entry { account: self.updated_account(reference, change, entry.account()), ..entry },
+            false => entry,
+        };
         let json = self.history_with(reference, entry)?;
         self.content.create_directories(Path::new(layout::HISTORY))?;
         self.ledger.write_record(temporary, &layout::history(reference), &json, reservation)?;
-        self.content.disk().sync_dir(Path::new(layout::HISTORY))
+        self.content.disk.sync_dir(Path::new(layout::HISTORY))
     }
 
     /// Whether a pull of what the name means already makes it follow a source, and it followed none before.
-    fn follows_anew(&self, reference: &Reference, change: &NameChange<'_>) -> bool {
+    fn starts_to_follow(&self, reference: &Reference, change: &NameChange<'_>) -> bool {
         let is_pull = change.actor.verb == Verb::Pull && change.origin.source.is_some();
         is_pull && self.name_origin(reference, change.digest).source.is_none()
     }
 
-    /// Records, durably, that a name is about to be removed. On a full disk it is removed without a record: removing
-    /// must be possible then.
+    /// Records, durably, that a name is about to be removed. On a full disk, it may be removed without a record.
     pub(crate) fn record_removal(&self, reference: &Reference, actor: Actor) -> Result<(), StoreError> {
         let raw = self.raw_manifest(reference);
         if matches!(raw, Err(StoreError::NoSuchModel { .. })) {
@@ -149,7 +148,7 @@ impl Names {
     fn write_removal(&self, reference: &Reference, json: &[u8]) -> Result<(), StoreError> {
         self.content.create_directories(Path::new(layout::HISTORY))?;
         self.ledger.write_lone_record(&layout::history(reference), json)?;
-        self.content.disk().sync_dir(Path::new(layout::HISTORY))
+        self.content.disk.sync_dir(Path::new(layout::HISTORY))
     }
 
     /// Deletes the oldest histories of names other than `kept`, if there are too many.
@@ -170,17 +169,29 @@ impl Names {
         removed.iter().take(excess).try_for_each(|(_, path)| self.ledger.remove_record(path).map(drop))
     }
 
-    /// A model that is renamed, restored or pulled again unchanged stays charged to the same user; `None` for any other
-    /// change.
+    /// A model that is renamed, restored or pulled again unchanged stays charged to the same user.
     fn kept_account(&self, change: &NameChange<'_>) -> Option<Charged> {
         let of_kept = |name| self.account_of(name, change.digest);
         let is_same = change.previous == Some(change.digest);
         let kept = change.renamed.or(change.reference.filter(|_| is_same));
-        let Account { since, uid } = change.account.or_else(|| kept.and_then(of_kept))?;
-        Some(Charged { uid, since })
+        let Account { since, uid, added_by } = change.account.or_else(|| kept.and_then(of_kept))?;
+        Some(Charged { uid, since, added_by })
     }
 
-    /// The content of the record with one more entry.
+    /// An update takes a name from nobody: it is charged to the user who updates it, and stays the name of the user who
+    /// added it. One without a record of that, which belongs to administrators, stays root's.
+    fn updated_account(
+        &self,
+        reference: &Reference,
+        change: &NameChange<'_>,
+        Account { since, uid, added_by }: Account,
+    ) -> Option<Charged> {
+        const ROOT: u32 = 0;
+        let account = |previous| self.account_of(change.reference.unwrap_or(reference), previous);
+        let adder = change.previous.and_then(account).map_or(ROOT, |account| account.adder());
+        Some(Charged { uid, since, added_by: added_by.or(Some(adder).filter(|adder| *adder != uid)) })
+    }
+
     fn history_with(&self, reference: &Reference, entry: Entry) -> Result<Vec<u8>, StoreError> {
         let mut record =
             read_history(&self.content.root, reference).unwrap_or_else(|| Record::new(reference.clone()));
@@ -188,8 +199,7 @@ impl Names {
         record.reference = reference.clone();
         let mut record = record.without_interrupted(entry.previous);
         record.add(entry);
-        let json = serde_json::to_vec(&record);
-        json.map_err(|error| StoreError::io("encode", layout::HISTORY)(error.into()))
+        StoreError::encode(&record, layout::HISTORY)
     }
 
     /// Adds names that only have a history to those that the error suggests.
@@ -216,8 +226,7 @@ impl Names {
         Some(serde_json::from_slice::<Record>(&json).ok()?.reference)
     }
 
-    /// Removes a tag for `actor`, durably. Only after this may blobs that it needed be deleted. The caller has
-    /// locked the tags.
+    /// Removes a tag, durably. Its blobs may be deleted only after this. The caller has locked the tags.
     pub fn remove_tag(&self, reference: &Reference, actor: Actor) -> Result<(), StoreError> {
         self.record_removal(reference, actor)?;
         self.remove_tag_file(reference)

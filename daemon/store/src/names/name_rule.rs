@@ -14,17 +14,15 @@ use crate::{StoreError, TrashedModel};
 /// A user who changes names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameUser {
-    /// The user.
     pub uid: u32,
-    /// Whether the user may change names that others have added or pinned, and those without a record of who added
-    /// them.
+    /// Whether the user may change names that others have added or pinned, and those without a record of that.
     pub is_administrator: bool,
 }
 
 impl NameUser {
     /// A name without a record of who added it, such as that of a lower store, belongs to administrators.
     fn check_adder(self, name: &Reference, account: Option<Account>) -> Result<(), StoreError> {
-        let adder = account.map(|account| account.uid);
+        let adder = account.map(|account| account.adder());
         if self.is_administrator || adder == Some(self.uid) {
             return Ok(());
         }
@@ -34,9 +32,6 @@ impl NameUser {
 
 impl TrashedModel {
     /// Checks whether a user may restore the model: the name is still the user's who had added it.
-    ///
-    /// # Errors
-    /// [`StoreError::NameOfAnother`].
     pub fn check_own(&self, user: NameUser) -> Result<(), StoreError> {
         user.check_adder(&self.reference, self.account)
     }
@@ -45,25 +40,21 @@ impl TrashedModel {
 /// Which names that have other content a commit may take. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameRule {
-    /// The user who takes the name.
     pub uid: u32,
     /// Any name that is not pinned and that this user has added: the user has asked to replace it.
     pub replace: bool,
     /// With `replace`, also names that are pinned. The pin stays with the name.
     pub replace_pinned: bool,
-    /// With `replace`, also names that other users have added. A commit that renames a model may then take its name from
-    /// another user.
+    /// With `replace`, also names that other users have added.
     pub replace_of_others: bool,
     /// A name that follows this source: the commit has the source's newest version.
-    pub update_from: Option<PullSource>,
+    pub update_from: Option<PulledSource>,
     /// With `update_from`, whether the name is the source's own: then other users' names are updated too, and names
     /// whose content came from there but is fixed to a digest.
     pub is_own_name: bool,
 }
 
 impl NameRule {
-    /// The rule for a commit that may replace any name.
-    #[must_use]
     pub fn replacing_any() -> Self {
         Self { replace: true, replace_pinned: true, replace_of_others: true, ..Self::default() }
     }
@@ -78,14 +69,15 @@ impl NameRule {
 
     fn updates(&self, followed: Option<&str>) -> bool {
         let followed = followed.and_then(|source| source.parse::<PulledSource>().ok());
-        let is_followed =
-            |(new, followed): (&PullSource, PulledSource)| is_same_source(new, &followed.source);
+        let is_followed = |(new, followed): (&PulledSource, PulledSource)| {
+            new.components.is_same_part(&followed.components) && is_same_source(&new.source, &followed.source)
+        };
         self.update_from.as_ref().zip(followed).is_some_and(is_followed)
     }
 }
 
-/// Whether a name that follows `followed`, or whose fixed content came from there, is updated by a pull from `new`. At a
-/// registry, names that differ in upper and lower case may be different models.
+/// Whether a name that follows `followed`, or whose fixed content came from there, is updated by a pull from `new`. At
+/// a registry, names that differ in upper and lower case may be different models.
 fn is_same_source(new: &PullSource, followed: &PullSource) -> bool {
     let Some(new) = new.followed() else { return false };
     match (&new, followed) {
@@ -104,9 +96,6 @@ impl Names {
     }
 
     /// Checks whether a commit may give the tag `stored`, which has the manifest `present`, to another one.
-    ///
-    /// # Errors
-    /// [`StoreError::Pinned`], [`StoreError::NameOfAnother`], [`StoreError::NameTaken`].
     pub fn check_name(&self, stored: &Reference, present: Digest, rule: &NameRule) -> Result<(), StoreError> {
         let name = stored.short();
         let kept = self.name_origin(stored, present);
@@ -126,9 +115,6 @@ impl Names {
     /// Checks whether a user may remove, rename, unpin or repair the name `stored`: only the user who added it and
     /// administrators may, and only administrators while one of them has pinned it. The caller has locked the tags, or
     /// checks again when they are locked.
-    ///
-    /// # Errors
-    /// [`StoreError::NameOfAnother`], [`StoreError::PinOfAnother`], [`StoreError::NoSuchModel`].
     pub fn check_change(&self, stored: &Reference, user: NameUser) -> Result<(), StoreError> {
         self.check_own(stored, user)?;
         match self.pinner_of(stored) {
@@ -140,9 +126,6 @@ impl Names {
     }
 
     /// The same without the pin: for a user who pins the name, or adds to what it needs.
-    ///
-    /// # Errors
-    /// [`StoreError::NameOfAnother`], [`StoreError::NoSuchModel`].
     pub fn check_own(&self, stored: &Reference, user: NameUser) -> Result<(), StoreError> {
         match self.tagged_digest(stored)? {
             Some(present) => self.check_adder(stored, present, user),

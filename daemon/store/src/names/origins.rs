@@ -1,8 +1,6 @@
 //! Records of where models came from, of the versions of files that have no digest at their server, and of what each
 //! model is, so that a list of models needs no headers.
 
-use crate::Account;
-use crate::names::records::account_in;
 use std::path::Path;
 
 use blobd_model::kind::ModelKind;
@@ -11,22 +9,19 @@ use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
-use crate::StoreError;
 use crate::ledger::accounting::Reservation;
 use crate::names::Names;
-use crate::names::records::{NameOrigin, recorded_origin_in};
+use crate::names::records::{NameOrigin, account_in, recorded_origin_in};
 use crate::root::Root;
+use crate::{Account, StoreError};
 
 /// A file at a URL, and what its server said to identify its version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileVersion {
-    /// The URL.
     pub url: String,
     /// The `ETag`, with its quotes, or the `Last-Modified`.
     pub validator: String,
-    /// The length in bytes.
     pub size: u64,
-    /// The SHA-256 of what was received.
     pub digest: Digest,
 }
 
@@ -52,7 +47,7 @@ pub(crate) struct OriginRecord {
 }
 
 impl OriginRecord {
-    /// `reserve` reserves disk space for a record of so many bytes.
+    /// `reserve` reserves disk space for a record of the given length.
     pub(crate) fn new(
         origin: &str,
         files: Vec<FileVersion>,
@@ -75,15 +70,12 @@ impl Origin {
 
     /// Without the versions if it would be too long with them.
     fn encode(&self) -> Result<Vec<u8>, StoreError> {
-        let encode = |origin: &Self| {
-            let json = serde_json::to_vec(origin);
-            json.map_err(|error| StoreError::io("encode", layout::ORIGINS)(error.into()))
-        };
-        let json = encode(self)?;
+        let json = StoreError::encode(self, layout::ORIGINS)?;
         if json.len() as u64 <= Self::MAX_BYTES {
             return Ok(json);
         }
-        encode(&Self { origin: self.origin.clone(), files: Vec::new(), kind: self.kind })
+        let without = Self { origin: self.origin.clone(), files: Vec::new(), kind: self.kind };
+        StoreError::encode(&without, layout::ORIGINS)
     }
 
     /// This record with newer versions of files, and with the kind if it has none.
@@ -97,7 +89,6 @@ impl Origin {
 
 impl Names {
     /// Where the content of a name came from, and what updates the name.
-    #[must_use]
     pub fn name_origin(&self, reference: &Reference, manifest: Digest) -> NameOrigin {
         let origin = |root: &Root| {
             let found = name_origin_in(root, reference, manifest);
@@ -108,52 +99,35 @@ impl Names {
             .unwrap_or_default()
     }
 
-    /// The origin of the model with this manifest, if recorded.
-    #[must_use]
     pub fn origin(&self, manifest: Digest) -> Option<String> {
         let of_lower = || self.content.lower.find(|root| Ok(origin_in(root, manifest)));
         self.own_origin(manifest).or_else(of_lower)
     }
 
-    /// What the model with this manifest is, if recorded.
-    #[must_use]
     pub fn kind(&self, manifest: Digest) -> Option<ModelKind> {
         let of_lower = || self.content.lower.find(|root| Ok(kind_in(root, manifest)));
         kind_in(&self.content.root, manifest).or_else(of_lower)
     }
 
-    /// The same without the lower stores.
     pub(crate) fn own_origin(&self, manifest: Digest) -> Option<String> {
         origin_in(&self.content.root, manifest)
     }
 
-    /// The same, but a record that cannot be read is an error, and not taken for an absent one: for decisions that must
-    /// not depend on a failure.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Like [`Self::origin`], but an unreadable record is an error: for decisions that must not depend on a failure.
     pub fn recorded_origin(&self, manifest: Digest) -> Result<Option<String>, StoreError> {
         let origin = |root: &Root| Ok(try_record_in(root, manifest)?.map(|record| record.origin));
-        match origin(&self.content.root)? {
-            None => Ok(self.content.lower.find(origin)),
-            found => Ok(found),
-        }
+        Ok(origin(&self.content.root)?.or_else(|| self.content.lower.find(origin)))
     }
 
-    /// The versions of the files at these URLs that models were made of. What is stored of them may be
-    /// incomplete.
+    /// The versions of the files at these URLs that models were made of. Not all of it may still be stored.
     pub fn file_versions(&self, urls: &[String]) -> Result<Vec<FileVersion>, StoreError> {
-        let recorded = self.origins()?.into_iter().filter_map(|manifest| self.read_origin(manifest));
+        let recorded =
+            self.origins()?.into_iter().filter_map(|manifest| record_in(&self.content.root, manifest));
         let files = recorded.flat_map(|origin| origin.files);
         Ok(files.filter(|file| urls.contains(&file.url)).collect())
     }
 
-    fn read_origin(&self, manifest: Digest) -> Option<Origin> {
-        record_in(&self.content.root, manifest)
-    }
-
-    /// Records the origin of a manifest, durably, unless one is recorded already. Versions of files are
-    /// added to that.
+    /// Records the origin of a manifest, durably, unless it has one. Versions of files are added to that.
     pub(crate) fn write_origin(
         &self,
         temporary: &Path,
@@ -165,22 +139,21 @@ impl Names {
         // Synced even if the file exists: the process that wrote it may have been killed before its sync.
         if self.content.root.status(&target)?.is_none() {
             self.ledger.write_record(temporary, &target, &origin.encode()?, Some(reservation))?;
-        } else if let Some(stored) = self.read_origin(manifest) {
+        } else if let Some(stored) = record_in(&self.content.root, manifest) {
             let before = stored.encode()?;
             let merged = stored.with(origin.files, origin.kind).encode()?;
             if merged != before {
                 self.ledger.write_record(temporary, &target, &merged, Some(reservation))?;
             }
         }
-        self.content.disk().sync_dir(directory)
+        self.content.disk.sync_dir(directory)
     }
 
     pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
         self.ledger.remove_record(&layout::origin(manifest)).map(drop)
     }
 
-    /// Whom a name with this manifest is charged to, or was until it was removed. `None` without a record, as in a
-    /// store of an earlier version.
+    /// Who is charged for a name with this manifest, or was until it was removed, if that is recorded.
     pub fn account_of(&self, reference: &Reference, manifest: Digest) -> Option<Account> {
         account_in(&self.content.root, reference, manifest)
     }
@@ -190,8 +163,8 @@ impl Names {
     }
 }
 
-/// Where the content of a name came from, in one of several stores: as the history of the name says, or, if that does
-/// not know, as was recorded for the manifest. Earlier versions recorded only the latter, and updated the name from it.
+/// Where the content of a name came from, by the history of the name, or as recorded for the manifest. Earlier versions
+/// recorded only the latter, and updated the name from it.
 pub(crate) fn name_origin_in(root: &Root, reference: &Reference, manifest: Digest) -> NameOrigin {
     match recorded_origin_in(root, reference, manifest) {
         Some(NameOrigin { origin: None, source }) => NameOrigin { origin: origin_in(root, manifest), source },
@@ -200,12 +173,10 @@ pub(crate) fn name_origin_in(root: &Root, reference: &Reference, manifest: Diges
     }
 }
 
-/// The recorded origin of a manifest in the store at `root`.
 pub(crate) fn origin_in(root: &Root, manifest: Digest) -> Option<String> {
     Some(record_in(root, manifest)?.origin)
 }
 
-/// What the model with this manifest is, if that is recorded in the store at `root`.
 pub(crate) fn kind_in(root: &Root, manifest: Digest) -> Option<ModelKind> {
     record_in(root, manifest)?.kind
 }

@@ -12,7 +12,6 @@ use crate::StoreError;
 use crate::names::Names;
 use crate::names::records::Actor;
 
-/// Who has set a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pinner {
     /// An administrator: only administrators end it.
@@ -21,34 +20,30 @@ pub enum Pinner {
     User(u32),
 }
 
-/// The content of the pin of a user who is no administrator.
+/// The content of an ordinary user's pin.
 #[derive(Serialize, Deserialize)]
 struct Record {
     uid: u32,
 }
 
 impl Record {
-    /// Longer files are none that blobd has written.
+    /// blobd writes no longer files.
     const MAX_BYTES: u64 = 64;
 }
 
 impl Names {
     /// Whether a model is pinned; true if that cannot be read. `reference` must be a stored tag.
-    #[must_use]
     pub fn is_pinned(&self, reference: &Reference) -> bool {
         self.content.root.status(&layout::pin(reference)).map_or(true, |status| status.is_some())
     }
 
     /// Whether any model may be pinned; true if that cannot be read.
-    #[must_use]
     pub fn has_pins(&self) -> bool {
         let pins = self.content.root.find_directory(Path::new(layout::PINS));
         pins.map_or(true, |pins| pins.is_some_and(|pins| !pins.is_empty()))
     }
 
-    /// Who has pinned a model; `None` if it is not pinned. A pin that cannot be read counts as an administrator's:
-    /// nobody else ends it.
-    #[must_use]
+    /// Who has pinned a model. A pin that cannot be read counts as an administrator's: nobody else ends it.
     pub fn pinner_of(&self, reference: &Reference) -> Option<Pinner> {
         if !self.is_pinned(reference) {
             return None;
@@ -58,30 +53,27 @@ impl Names {
         Some(record.map_or(Pinner::Administrator, |record| Pinner::User(record.uid)))
     }
 
-    /// Pins a model, durably. An administrator's pin takes the place of another one; that of any other user leaves an
-    /// existing pin as it is.
+    /// Pins a model, durably. Only an administrator's pin takes the place of another one.
     pub fn pin(&self, reference: &Reference, pinner: Pinner) -> Result<(), StoreError> {
         let path = layout::pin(reference);
         let Some(directory) = path.parent() else { return Ok(()) };
         self.content.create_directories(directory)?;
         match (self.pinner_of(reference), pinner) {
             (None, Pinner::User(uid)) => {
-                let json = serde_json::to_vec(&Record { uid });
-                let json = json.map_err(|error| StoreError::io("encode", layout::PINS)(error.into()))?;
+                let json = StoreError::encode(&Record { uid }, layout::PINS)?;
                 self.ledger.write_lone_record(&path, &json)?;
             }
             (Some(Pinner::User(_)), Pinner::Administrator) => self.ledger.write_lone_record(&path, b"")?,
             // Takes no space, so that it is possible on a full disk.
             _ => {
-                let file = self.content.disk().open_or_create(&path, 0o644)?;
-                self.content.disk().sync_file(&path, &file)?;
+                let file = self.content.disk.open_or_create(&path, 0o644)?;
+                self.content.disk.sync_file(&path, &file)?;
             }
         }
-        self.content.disk().sync_dir(directory)
+        self.content.disk.sync_dir(directory)
     }
 
-    /// Moves the pin from one tag of a model to its new one, and removes the old tag. The new tag is durable, so a
-    /// crash leaves at worst both.
+    /// Moves the pin from a tag to its new name, which is durable, and removes the old tag. A crash may leave both.
     pub(crate) fn finish_rename(
         &self,
         old: &Reference,
@@ -92,7 +84,7 @@ impl Names {
             self.pin(new, pinner)?;
             self.unpin(old)?;
         }
-        // Names that differ only in upper and lower case have one history, in which nothing has changed.
+        // Names that differ only in case have one history, which stays as it is.
         if old.same_model(new) { self.remove_tag_file(old) } else { self.remove_tag(old, actor) }
     }
 
@@ -107,5 +99,52 @@ impl Names {
             self.sync_and_prune(&path)?;
         }
         Ok(was_pinned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{name, new_store};
+
+    #[test]
+    fn only_an_administrator_takes_the_place_of_another_pinner() {
+        let (_folder, store) = new_store();
+        let tag = name("m");
+        let pinner = || store.names.pinner_of(&tag);
+        assert!(!store.names.has_pins() && !store.names.is_pinned(&tag) && pinner().is_none());
+        for (by, expected) in [
+            (Pinner::User(7), Pinner::User(7)),
+            (Pinner::User(8), Pinner::User(7)),
+            (Pinner::Administrator, Pinner::Administrator),
+            (Pinner::User(7), Pinner::Administrator),
+        ] {
+            store.names.pin(&tag, by).unwrap();
+            assert_eq!(pinner(), Some(expected), "{by:?}");
+            assert!(store.names.has_pins() && store.names.is_pinned(&tag));
+            assert!(!store.names.is_pinned(&name("other")));
+        }
+        assert!(store.names.unpin(&tag).unwrap() && !store.names.unpin(&tag).unwrap());
+        assert!(!store.names.has_pins() && pinner().is_none());
+        store.names.pin(&tag, Pinner::Administrator).unwrap();
+        assert_eq!(pinner(), Some(Pinner::Administrator));
+    }
+
+    #[test]
+    fn pin_that_cannot_be_read_is_an_administrators() {
+        let (_folder, store) = new_store();
+        let tag = name("m");
+        store.names.pin(&tag, Pinner::User(7)).unwrap();
+        let path = store.path(layout::pin(&tag));
+        for content in ["{", &format!("{{\"uid\":7{}}}", " ".repeat(64))] {
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(store.names.pinner_of(&tag), Some(Pinner::Administrator), "{content}");
+        }
+        std::fs::remove_dir_all(store.path(layout::PINS)).unwrap();
+        std::fs::write(store.path(layout::PINS), "").unwrap();
+        assert!(
+            store.names.has_pins() && store.names.is_pinned(&tag),
+            "a file in the place of the directory"
+        );
     }
 }

@@ -9,29 +9,23 @@ use blobd_store_format::source::PulledSource;
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::charge_limit::{Account, unix_nanos};
+use crate::owner::StoreOwner;
 use crate::root::Root;
 
 /// The verbs that give a name to a model or take it away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
-    /// A file of this machine became a model.
     Import,
-    /// A model was downloaded.
     Pull,
-    /// A model was made from another with other metadata.
     Edit,
     /// A model of a lower store was copied.
     Promote,
-    /// A model got a further name.
     Tag,
     /// A model got another name in place of its own; also the removal of that.
     Rename,
-    /// A model was restored from the trash.
     Undelete,
-    /// The name was removed.
     Rm,
-    /// The name was removed to free space.
     Evict,
     /// A verb of a later version.
     #[serde(other)]
@@ -39,8 +33,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// The name of the verb, as on the command line.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Import => "import",
@@ -57,46 +49,33 @@ impl Verb {
     }
 }
 
-/// Who changes a name, and by which verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Actor {
-    /// The user.
     pub uid: u32,
-    /// The verb.
     pub verb: Verb,
 }
 
 impl Actor {
     /// The daemon itself, or the command that has the store open.
-    #[must_use]
     pub fn daemon(verb: Verb) -> Self {
-        Self { uid: own_uid(), verb }
+        Self { uid: StoreOwner::for_process().uid, verb }
     }
 }
 
-fn own_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
-}
-
-/// One change of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryEntry {
-    /// When it happened.
     pub time: SystemTime,
-    /// Who did it.
     pub actor: Actor,
     /// The manifest that the name got; `None` if the name was removed.
     pub digest: Option<Digest>,
-    /// Where the model came from, if that was recorded.
     pub origin: Option<String>,
 }
 
 /// A line of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistoryRow {
-    /// A change that was recorded.
     Recorded(HistoryEntry),
-    /// The name had this manifest, or none, and there is no record of who set that.
+    /// The name had this manifest, or none, and it is not recorded who set that.
     Unrecorded(Option<Digest>),
 }
 
@@ -115,7 +94,7 @@ pub struct NameOrigin {
 impl NameOrigin {
     /// The origin of a copy under another name, which no pull changes: it is often made to keep a version.
     #[must_use]
-    pub fn of_copy(self) -> Self {
+    pub fn for_copy(self) -> Self {
         Self { source: None, ..self }
     }
 
@@ -139,11 +118,10 @@ pub(super) struct Entry {
     pub(super) previous: Option<Digest>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) origin: Option<String>,
-    /// The source that the name follows; empty if it follows none. Earlier versions did not record it: then the verb
-    /// says whether the name follows its origin.
+    /// The source that the name follows; empty if none. Earlier versions recorded none: then the verb decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) source: Option<String>,
-    /// Whom the name is charged to, if not to `uid` since `time`.
+    /// Who is charged for the name, if not `uid` since `time`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) account: Option<Charged>,
 }
@@ -152,12 +130,16 @@ pub(super) struct Entry {
 pub(super) struct Charged {
     pub(super) uid: u32,
     pub(super) since: u64,
+    /// Who added the name, if that is another user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) added_by: Option<u32>,
 }
 
 impl Entry {
     pub(super) fn account(&self) -> Account {
-        let charged = self.account.unwrap_or(Charged { uid: self.uid, since: self.time });
-        Account { since: charged.since, uid: charged.uid }
+        let own = Charged { uid: self.uid, since: self.time, added_by: None };
+        let Charged { uid, since, added_by } = self.account.unwrap_or(own);
+        Account { since, uid, added_by }
     }
 
     pub(super) fn origin(&self) -> NameOrigin {
@@ -208,7 +190,7 @@ impl Record {
         Self { reference, dropped: 0, entries: Vec::new() }
     }
 
-    /// Without a last entry of a change that has not happened: the name still means what it meant before it.
+    /// Drops a last entry whose change never happened: the name still means what it meant before.
     pub(super) fn without_interrupted(mut self, present: Option<Digest>) -> Self {
         let is_interrupted =
             |last: &Entry| last.digest != present && last.previous == present && last.digest != last.previous;
@@ -225,8 +207,7 @@ impl Record {
         self.dropped = self.dropped.saturating_add(excess as u64);
     }
 
-    /// The rows, the newest first. Where an entry does not begin with what the one before it has set, the name was
-    /// changed without a record.
+    /// The rows, newest first. Where an entry does not begin with what the one before has set, a change is unrecorded.
     pub(super) fn rows(self, present: Option<Digest>) -> Vec<HistoryRow> {
         let (mut rows, mut expected) = (Vec::new(), Some(present));
         for entry in self.entries.into_iter().rev() {
@@ -281,4 +262,158 @@ pub(super) fn read_history(root: &Root, reference: &Reference) -> Option<Record>
     let json = json.map_err(|error| unreadable(error.to_string())).ok()??;
     let record: Result<Record, _> = serde_json::from_slice(&json);
     record.map_err(|error| unreadable(error.to_string())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{name, new_store};
+
+    const DAY: u64 = 86_400_000_000_000;
+
+    fn digest(number: u8) -> Digest {
+        Digest::of(&[number])
+    }
+
+    fn entry(time: u64, digest: Option<Digest>, previous: Option<Digest>) -> Entry {
+        let actor = Actor { uid: 7, verb: Verb::Tag };
+        Entry { time, ..Entry::new(actor, digest, previous) }
+    }
+
+    #[test]
+    fn origin_is_shortened_only_if_it_is_longer_than_the_limit() {
+        for (length, expected) in [(0, 0), (511, 511), (512, 512), (513, 512), (5000, 512)] {
+            let origin = "é".repeat(length);
+            let short = shortened(&origin);
+            assert_eq!(short.chars().count(), expected, "{length}");
+            assert_eq!((short == origin, short.ends_with('…')), (length <= 512, length > 512), "{length}");
+        }
+    }
+
+    #[test]
+    fn name_is_charged_to_who_has_set_it_unless_another_account_is_recorded() {
+        let own = entry(5, None, None);
+        assert_eq!(own.account(), Account { since: 5, uid: 7, added_by: None });
+        let charged = Charged { uid: 8, since: 3, added_by: Some(9) };
+        let other = Entry { account: Some(charged), ..own };
+        assert_eq!(other.account(), Account { since: 3, uid: 8, added_by: Some(9) });
+        assert_eq!((other.account().adder(), Account { added_by: None, ..other.account() }.adder()), (9, 8));
+    }
+
+    #[test]
+    fn source_that_is_not_recorded_depends_on_the_verb() {
+        let url = "https://example.org/m.gguf".to_owned();
+        let of = |verb, source: Option<&str>| {
+            let (origin, source) = (Some(url.clone()), source.map(str::to_owned));
+            Entry { verb, origin, source, ..entry(1, None, None) }.origin()
+        };
+        let following = NameOrigin::following(Some(url.clone()));
+        let fixed = NameOrigin { origin: Some(url.clone()), source: None };
+        for verb in [Verb::Pull, Verb::Rename, Verb::Undelete] {
+            assert_eq!(of(verb, None), following, "{verb:?}");
+        }
+        for verb in [Verb::Import, Verb::Edit, Verb::Promote, Verb::Tag, Verb::Rm, Verb::Evict, Verb::Unknown]
+        {
+            assert_eq!(of(verb, None), fixed, "{verb:?}");
+        }
+        assert_eq!(of(Verb::Pull, Some("")), fixed);
+        let given = NameOrigin { source: Some("a source".to_owned()), ..fixed };
+        assert_eq!(of(Verb::Tag, Some("a source")), given);
+    }
+
+    #[test]
+    fn change_that_has_not_happened_is_recognised_by_what_the_name_means() {
+        let [a, b] = [Some(digest(1)), Some(digest(2))];
+        let kept = |last: (Option<Digest>, Option<Digest>), present| {
+            let mut record = Record::new(name("m"));
+            record.add(entry(1, a, None));
+            record.add(entry(2, last.0, last.1));
+            record.without_interrupted(present).entries.len()
+        };
+        assert_eq!(kept((b, a), a), 1, "the name still means what it meant");
+        assert_eq!(kept((b, a), b), 2, "it has happened");
+        assert_eq!(kept((b, a), None), 2, "something else has happened");
+        assert_eq!(kept((a, a), a), 2, "a change of the source alone");
+        assert_eq!(kept((None, a), a), 1);
+        assert_eq!(kept((None, a), None), 2);
+        assert!(Record::new(name("m")).without_interrupted(a).entries.is_empty());
+    }
+
+    #[test]
+    fn unrecorded_changes_are_rows_between_the_recorded_ones() {
+        let [a, b, c] = [1, 2, 3].map(|number| Some(digest(number)));
+        let rows = |entries: &[(Option<Digest>, Option<Digest>)], present| {
+            let mut record = Record::new(name("m"));
+            entries.iter().for_each(|(digest, previous)| record.add(entry(DAY, *digest, *previous)));
+            let rows = record.rows(present).into_iter();
+            rows.map(|row| match row {
+                HistoryRow::Recorded(row) => {
+                    assert_eq!((row.time, row.actor.uid), (UNIX_EPOCH + Duration::from_nanos(DAY), 7));
+                    (true, row.digest)
+                }
+                HistoryRow::Unrecorded(digest) => (false, digest),
+            })
+            .collect::<Vec<_>>()
+        };
+        assert_eq!(rows(&[(a, None)], a), [(true, a)]);
+        assert_eq!(rows(&[(a, None), (b, a)], b), [(true, b), (true, a)]);
+        assert_eq!(rows(&[(b, a)], b), [(true, b), (false, a)]);
+        assert_eq!(rows(&[(a, None), (c, b)], c), [(true, c), (false, b), (true, a)]);
+        assert_eq!(rows(&[(a, None)], b), [(false, b), (true, a)]);
+        assert_eq!(rows(&[(a, None)], None), [(false, None), (true, a)]);
+        assert_eq!(rows(&[], a), [(false, a)]);
+        assert_eq!(rows(&[], None), []);
+    }
+
+    #[test]
+    fn record_of_a_name_is_read_back_and_one_that_is_too_long_is_ignored() {
+        let (_folder, store) = new_store();
+        let root = &store.content.root;
+        std::fs::create_dir_all(store.path(layout::HISTORY)).unwrap();
+        let tag = name("m");
+        assert_eq!(read_history(root, &tag), None);
+        let mut record = Record::new(tag.clone());
+        record.add(entry(1, Some(digest(1)), None));
+        record.add(Entry {
+            uid: 8,
+            origin: Some("import x".to_owned()),
+            ..entry(2, Some(digest(2)), Some(digest(1)))
+        });
+        record.add(Entry { uid: 9, ..entry(3, Some(digest(1)), Some(digest(2))) });
+        let mut json = serde_json::to_vec(&record).unwrap();
+        std::fs::write(store.path(layout::history(&tag)), &json).unwrap();
+        assert_eq!(read_history(root, &tag), Some(record));
+        let account =
+            |number| account_in(root, &tag, digest(number)).map(|account| (account.uid, account.since));
+        assert_eq!(
+            [account(1), account(2), account(3)],
+            [Some((9, 3)), Some((8, 2)), None],
+            "the latest counts"
+        );
+        let origin = |number| recorded_origin_in(root, &tag, digest(number));
+        assert_eq!(origin(2), Some(NameOrigin { origin: Some("import x".to_owned()), source: None }));
+        assert_eq!((origin(1), origin(3)), (Some(NameOrigin::default()), None));
+        json.resize(usize::try_from(Record::MAX_BYTES).unwrap(), b' ');
+        std::fs::write(store.path(layout::history(&tag)), &json).unwrap();
+        assert!(read_history(root, &tag).is_some());
+    }
+
+    #[test]
+    fn verbs_have_their_names_in_records() {
+        for verb in [
+            Verb::Import,
+            Verb::Pull,
+            Verb::Edit,
+            Verb::Promote,
+            Verb::Tag,
+            Verb::Rename,
+            Verb::Undelete,
+            Verb::Rm,
+            Verb::Evict,
+        ] {
+            let json = serde_json::to_string(&verb).unwrap();
+            assert_eq!(json, format!("\"{}\"", verb.name()));
+        }
+        assert_eq!(serde_json::from_str::<Verb>("\"of a later version\"").unwrap().name(), "unknown");
+    }
 }

@@ -9,36 +9,39 @@ use blobd_store_format::similar_names::{few, similar};
 use crate::StoreError;
 use crate::names::Names;
 
-/// The purpose of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Read,
-    Change,
+    Change {
+        /// Whether an error has similar names, which takes much longer to find than the name.
+        is_advised: bool,
+    },
 }
 
 impl Names {
-    /// The stored tag that a reader means: the one of this name, ignoring case; if the tag was left out, the only
-    /// one that the model has; or the model whose ID, the digest of its manifest, begins with these digits.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchModel`] or [`StoreError::MayBeHidden`] with similar names, or [`StoreError::AmbiguousId`].
+    /// The stored tag that a reader means: the one of this name, ignoring case; if the tag was left out, the only one
+    /// that the model has; or the model whose ID, the digest of its manifest, begins with these digits.
     pub fn resolve(&self, reference: &Reference) -> Result<Reference, StoreError> {
         self.resolve_for(reference, Purpose::Read)
     }
 
-    /// The same for a command that removes or changes a name: no tag may be left out, and an ID must belong to
-    /// one name.
+    /// Like [`Self::resolve`] for a change: no tag may be left out, and an ID must belong to one name.
+    pub fn resolve_for_change(&self, reference: &Reference) -> Result<Reference, StoreError> {
+        self.resolve_for(reference, Purpose::Change { is_advised: true })
+    }
+
+    /// The same for one of many names: an error has no similar names.
     ///
     /// # Errors
     /// As [`Self::resolve`].
-    pub fn resolve_for_change(&self, reference: &Reference) -> Result<Reference, StoreError> {
-        self.resolve_for(reference, Purpose::Change)
+    pub fn resolve_for_change_without_advice(&self, reference: &Reference) -> Result<Reference, StoreError> {
+        self.resolve_for(reference, Purpose::Change { is_advised: false })
     }
 
     fn resolve_for(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
         let found = self.resolve_anywhere(reference, purpose).map_err(|error| self.or_hidden(error))?;
         match self.lower_place_of(&found)? {
-            Some(store) if purpose == Purpose::Change => {
+            Some(store) if purpose != Purpose::Read => {
                 Err(StoreError::InLowerStore { name: found.short(), store })
             }
             _ => Ok(found),
@@ -71,8 +74,8 @@ impl Names {
 
     /// The model meant by a reference that is not the name of one.
     fn infer(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
-        let tags = self.all_tags()?;
         if purpose == Purpose::Read && reference.omits_tag() && reference.digest().is_none() {
+            let tags = self.all_tags()?;
             let mut siblings = tags.iter().filter(|tag| reference.is_sibling_of(tag));
             if let (Some(only), None) = (siblings.next(), siblings.next()) {
                 return Ok(only.clone());
@@ -83,7 +86,11 @@ impl Names {
         {
             return Ok(found);
         }
-        Err(StoreError::NoSuchModel { name: reference.short(), similar: similar(reference, &tags) })
+        let similar = match purpose {
+            Purpose::Change { is_advised: false } => Vec::new(),
+            _ => similar(reference, &self.all_tags()?),
+        };
+        Err(StoreError::NoSuchModel { name: reference.short(), similar })
     }
 
     fn model_with_id(&self, id: &str, purpose: Purpose) -> Result<Option<Reference>, StoreError> {
@@ -114,38 +121,24 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use blobd_store_format::descriptor::{Descriptor, MediaType};
-    use blobd_store_format::manifest::Manifest;
-
     use super::*;
     use crate::Store;
-    use crate::testing::{begin, new_store};
+    use crate::testing::{begin, manifest, name, new_store};
 
-    /// A model of one file.
-    fn manifest(content: &str) -> Manifest {
-        let (digest, size) = (Digest::of(content.as_bytes()), content.len() as u64);
-        let file = Descriptor { media_type: MediaType::new("text/plain"), digest, size };
-        Manifest::compose(file.clone(), vec![file]).unwrap()
-    }
-
-    fn add(store: &Arc<Store>, name: &str, content: &str) -> String {
+    fn add(store: &Arc<Store>, reference: &str, content: &str) -> String {
         let mut ingest = begin(store);
         ingest.add_bytes(content.as_bytes()).unwrap();
-        let manifest = manifest(content);
-        ingest.commit(&reference(name), &manifest, None).unwrap();
+        let manifest = manifest(&[content.as_bytes()]);
+        ingest.commit(&name(reference), &manifest, None).unwrap();
         manifest.digest().to_hex()
     }
 
-    fn reference(text: &str) -> Reference {
-        text.parse().unwrap()
-    }
-
     fn found(store: &Store, text: &str) -> String {
-        store.names().resolve(&reference(text)).unwrap().short()
+        store.names.resolve(&name(text)).unwrap().short()
     }
 
     fn similar_to(store: &Store, text: &str) -> Vec<String> {
-        match store.names().resolve(&reference(text)) {
+        match store.names.resolve(&name(text)) {
             Err(StoreError::NoSuchModel { similar, .. }) => similar,
             other => panic!("{text}: {other:?}"),
         }
@@ -157,9 +150,9 @@ mod tests {
         add(&store, "minilm:q4", "a");
         assert_eq!(found(&store, "minilm"), "minilm:q4");
         assert_eq!(found(&store, "MiniLM"), "minilm:q4");
-        assert!(store.names().resolve(&reference("minilm:latest")).is_err(), "a tag that is given is meant");
-        assert!(store.names().resolve(&reference("me/minilm")).is_err());
-        let refused = store.names().resolve_for_change(&reference("minilm"));
+        assert!(store.names.resolve(&name("minilm:latest")).is_err(), "a tag that is given is meant");
+        assert!(store.names.resolve(&name("me/minilm")).is_err());
+        let refused = store.names.resolve_for_change(&name("minilm"));
         assert!(matches!(refused, Err(StoreError::NoSuchModel { similar, .. }) if similar == ["minilm:q4"]));
         add(&store, "minilm:q8", "b");
         assert_eq!(similar_to(&store, "minilm"), ["minilm:q4", "minilm:q8"]);
@@ -173,10 +166,10 @@ mod tests {
         let id = add(&store, "a:b", "a");
         for text in [&id[..12], &id[..6], &id, &format!("sha256:{id}"), &id[..8].to_ascii_uppercase()] {
             assert_eq!(found(&store, text), "a:b", "{text}");
-            assert_eq!(store.names().resolve_for_change(&reference(text)).unwrap().short(), "a:b");
+            assert_eq!(store.names.resolve_for_change(&name(text)).unwrap().short(), "a:b");
         }
-        assert!(store.names().resolve(&reference(&id[..3])).is_err(), "three digits are too few");
-        assert!(store.names().resolve(&reference(&format!("{}:latest", &id[..12]))).is_err());
+        assert!(store.names.resolve(&name(&id[..3])).is_err(), "three digits are too few");
+        assert!(store.names.resolve(&name(&format!("{}:latest", &id[..12]))).is_err());
         add(&store, &id[..8], "other");
         assert_eq!(found(&store, &id[..8]), format!("{}:latest", &id[..8]));
     }
@@ -187,7 +180,7 @@ mod tests {
         let id = add(&store, "a", "same");
         add(&store, "b", "same");
         assert_eq!(found(&store, &id[..12]), "a:latest");
-        match store.names().resolve_for_change(&reference(&id[..12])) {
+        match store.names.resolve_for_change(&name(&id[..12])) {
             Err(StoreError::AmbiguousId { names, .. }) => assert_eq!(names.len(), 2),
             other => panic!("{other:?}"),
         }
@@ -198,7 +191,7 @@ mod tests {
         let (_folder, store) = new_store();
         let mut beginnings = BTreeMap::new();
         let twice = (0..).map(|number| number.to_string()).find_map(|content| {
-            let start = manifest(&content).digest().to_hex()[..4].to_owned();
+            let start = manifest(&[content.as_bytes()]).digest().to_hex()[..4].to_owned();
             let other = beginnings.insert(start.clone(), content.clone())?;
             Some((start, other, content))
         });
@@ -206,6 +199,6 @@ mod tests {
         add(&store, "first", &first);
         assert_eq!(found(&store, &start), "first:latest");
         add(&store, "second", &second);
-        assert!(matches!(store.names().resolve(&reference(&start)), Err(StoreError::AmbiguousId { .. })));
+        assert!(matches!(store.names.resolve(&name(&start)), Err(StoreError::AmbiguousId { .. })));
     }
 }

@@ -1,9 +1,8 @@
-//! A cache of what `ls` and `df` report about each tag, so that they need not read every manifest each
-//! time.
+//! A cache of what `ls` and `df` report about each tag, so that they need not read every manifest each time.
 //!
-//! Each entry is kept with the inode, size and times of its file. Every call lists the directories and
-//! compares these with the current ones, so manual changes are seen. A file that was changed within the last
-//! clock tick is read again, because another change may have happened in the same tick.
+//! Each entry is kept with the inode, size and times of its file. Every call lists the directories and compares these
+//! with the current ones, so manual changes are seen. A file that was changed within the last clock tick is read again,
+//! because another change may have happened in the same tick.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,29 +16,26 @@ use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::Mutex;
 
+use crate::content::name_tree::{Found, NameEntry, NameTree, VisitedFiles};
+use crate::error::Place;
 use crate::ledger::charge_limit::Account;
 use crate::names::Names;
 use crate::names::origins::{kind_in, name_origin_in};
 use crate::names::records::{NameOrigin, account_in};
-use crate::names::tags::{manifest_in, visit_readable_tag_files, visit_tag_files};
-use crate::place::Place;
-use crate::root::{Directory, Entry, FileStatus, Root};
+use crate::names::tags::manifest_in;
+use crate::root::{Root, Stamp};
 use crate::{StoreError, lock};
 
 /// A tag and what it points to.
 #[derive(Clone, Debug)]
 pub struct TagSummary {
-    /// The tag.
     pub reference: Reference,
     /// When it was last set.
     pub modified: SystemTime,
     /// Its manifest, or why that is unusable.
     pub manifest: Result<ManifestSummary, String>,
-    /// Where the name's content came from, and what updates it.
     pub origin: NameOrigin,
-    /// What the model is, if recorded.
     pub kind: Option<ModelKind>,
-    /// Whom the model is charged to, if recorded.
     pub account: Option<Account>,
     /// What its manifest and the history of its name take on disk.
     pub record_bytes: u64,
@@ -52,7 +48,6 @@ pub struct TagSummary {
 /// How long a list of all tags is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListingSize {
-    /// The number of tags.
     pub models: usize,
     /// The length of their texts in bytes: names, origins, damage.
     pub text_bytes: usize,
@@ -61,25 +56,23 @@ pub struct ListingSize {
 /// The part of a manifest that is kept in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestSummary {
-    /// The manifest's own digest.
     pub digest: Digest,
     /// The sum of its files' sizes in bytes.
     pub size: u64,
-    /// Its files, each once.
     pub files: Box<[Digest]>,
 }
 
 impl ListingSize {
-    fn of(tags: &[Arc<TagSummary>]) -> Self {
+    fn for_tags(tags: &[Arc<TagSummary>]) -> Self {
         let text_bytes = tags.iter().map(|tag| tag.text_bytes).fold(0, usize::saturating_add);
         Self { models: tags.len(), text_bytes }
     }
 }
 
-/// The stamps and summaries of tags. The lock is held while tags are read from disk. Only listing all tags
-/// takes it, and a caller that waits for it needs the same data.
+/// The lock is held while tags are read from disk: a caller that waits for it needs the same data.
 #[derive(Debug, Default)]
 pub(crate) struct Summaries {
+    tree: Arc<NameTree>,
     known: Mutex<Known>,
     /// The size of the last list; `None` before the first one.
     size: Mutex<Option<ListingSize>>,
@@ -88,35 +81,34 @@ pub(crate) struct Summaries {
 #[derive(Debug, Default)]
 struct Known {
     tags: BTreeMap<Reference, (Stamp, Arc<TagSummary>)>,
-    /// The stamps of `origins/` and `history/` before the tags were read. While they are the same, no origin has been
-    /// recorded.
+    /// The stamps of `origins/` and `history/` before the tags were read: no origin is new while they are the same.
     records: Option<[Stamp; 2]>,
 }
-
-/// Inode, length, and modification and change time, each in seconds and nanoseconds since 1970.
-type Stamp = (u64, u64, [i64; 4]);
-
-/// No file system has a longer clock tick; some older ones have two seconds.
-const TICK: Duration = Duration::from_secs(2);
 
 impl Names {
     /// Every tag with its manifest's summary, in order. Tags that are removed meanwhile are left out.
     pub fn summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
-        let own = self.summaries.read(&self.content.root, None)?;
+        self.summaries_with_files(&mut VisitedFiles::default())
+    }
+
+    /// Like [`Self::summaries`], and adds what is in `manifests/` to `files`.
+    pub fn summaries_with_files(&self, files: &mut VisitedFiles) -> Result<Vec<Arc<TagSummary>>, StoreError> {
+        let own = self.summaries.read(&self.content.root, None, files)?;
         // Those of lower stores are known only after a list of all.
-        let (mut size, found) = (lock(&self.summaries.size), ListingSize::of(&own));
+        let (mut size, found) = (lock(&self.summaries.size), ListingSize::for_tags(&own));
         *size = size.map(|size| if size.models < found.models { found } else { size });
         drop(size);
         Ok(own)
     }
 
-    /// The same, with the tags of lower stores, except for those of the same name as an earlier one.
+    /// Like [`Self::summaries`], with the tags of lower stores, except for those of the same name as an earlier one.
     pub fn all_summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
         let mut all = self.summaries()?;
         self.content.lower.each(|number, root| {
             let Some(summaries) = self.lower_summaries.get(number) else { return Ok(()) };
             let mut skip = |error| self.content.lower.note_failure(root, &error);
-            let mut below = summaries.read(root, Some(Lower { place: root.place(), skip: &mut skip }))?;
+            let lower = Lower { place: root.place(), skip: &mut skip };
+            let mut below = summaries.read(root, Some(lower), &mut VisitedFiles::default())?;
             // The first store's stays of those that a look-up cannot tell apart.
             let above: BTreeSet<String> = all.iter().map(|tag| tag.reference.canonical()).collect();
             below.retain(|tag| !above.contains(&tag.reference.canonical()));
@@ -124,7 +116,7 @@ impl Names {
             Ok(())
         });
         all.sort_by(|a, b| a.reference.cmp(&b.reference));
-        *lock(&self.summaries.size) = Some(ListingSize::of(&all));
+        *lock(&self.summaries.size) = Some(ListingSize::for_tags(&all));
         Ok(all)
     }
 
@@ -142,36 +134,64 @@ struct Lower<'l> {
 }
 
 impl Summaries {
-    /// Every tag of the store at `root`, which is the lower store `lower` if that is given.
-    fn read(&self, root: &Root, lower: Option<Lower<'_>>) -> Result<Vec<Arc<TagSummary>>, StoreError> {
+    /// No summaries yet, of the tags in this tree.
+    pub(crate) fn new(tree: Arc<NameTree>) -> Self {
+        Self { tree, ..Self::default() }
+    }
+
+    /// Every tag of the store at `root`, which is the lower store `lower` if that is given. Adds what is in `manifests/` to
+    /// `files`.
+    fn read(
+        &self,
+        root: &Root,
+        lower: Option<Lower<'_>>,
+        files: &mut VisitedFiles,
+    ) -> Result<Vec<Arc<TagSummary>>, StoreError> {
         let (mut known, mut found) = (lock(&self.known), Vec::new());
         let mut before = std::mem::take(&mut *known);
         let records = stamps_of_records(root)?;
         let has_new_records = records.is_none() || records != before.records;
         let place = lower.as_ref().map(|lower| lower.place.clone());
-        let mut visit = |directory: &Directory, entry: &Entry, reference: Option<Reference>| {
-            let (Some(reference), Some(status)) = (reference, directory.status(&entry.name)?) else {
-                return Ok(());
-            };
-            let stamp = settled_stamp(&status);
-            let kept = before.tags.remove(&reference).filter(|(before, _)| Some(*before) == stamp);
+        let manifests = root.existing_directory(layout::MANIFESTS)?;
+        let mut visit = |entry: &NameEntry| {
+            let Some(status) = manifests.status(&entry.path)? else { return Ok(()) };
+            files.add(entry, status);
+            let Some(reference) = &entry.reference else { return Ok(()) };
+            let stamp = status.settled_stamp();
+            let kept = before.tags.remove(reference).filter(|(before, _)| Some(*before) == stamp);
             let summary = match kept {
                 // An origin may have been recorded since. One that is recorded changes only with the tag's file.
                 Some((_, summary)) if !has_new_records || !summary.has_new_origin(root) => summary,
-                _ => match summary(root, &reference, status.modified())? {
+                _ => match summary(root, reference, status.modified())? {
                     None => return Ok(()),
                     Some(summary) => Arc::new(TagSummary { lower: place.clone(), ..summary }),
                 },
             };
-            known.tags.extend(stamp.map(|stamp| (reference, (stamp, Arc::clone(&summary)))));
+            known.tags.extend(stamp.map(|stamp| (reference.clone(), (stamp, Arc::clone(&summary)))));
             found.push(summary);
             Ok(())
         };
-        match lower {
-            None => visit_tag_files(root, &mut visit)?,
-            Some(lower) => visit_readable_tag_files(root, &mut visit, lower.skip)?,
-        }
+        let mut skip = lower.map(|lower| lower.skip);
+        let mut directories = Vec::new();
+        self.tree.visit(&manifests, &mut |found| {
+            let visited = match found {
+                Found::Entry(entry) => visit(entry),
+                Found::Directory(status) => {
+                    directories.push(status);
+                    Ok(())
+                }
+                Found::Unreadable(error) => Err(error),
+            };
+            match &mut skip {
+                Some(skip) => {
+                    visited.unwrap_or_else(skip);
+                    Ok(())
+                }
+                None => visited,
+            }
+        })?;
         known.records = records;
+        files.directories.append(&mut directories);
         found.sort_by(|a, b| a.reference.cmp(&b.reference));
         Ok(found)
     }
@@ -181,13 +201,12 @@ impl Summaries {
 fn stamps_of_records(root: &Root) -> Result<Option<[Stamp; 2]>, StoreError> {
     let stamp = |name: &str| {
         let status = root.status(Path::new(name))?;
-        Ok::<_, StoreError>(status.map_or(Some(Stamp::default()), |status| settled_stamp(&status)))
+        Ok::<_, StoreError>(status.map_or(Some(Stamp::default()), |status| status.settled_stamp()))
     };
     let (origins, histories) = (stamp(layout::ORIGINS)?, stamp(layout::HISTORY)?);
     Ok(origins.zip(histories).map(|(origins, histories)| [origins, histories]))
 }
 
-/// The summary of a tag; `None` if it was removed.
 fn summary(
     root: &Root,
     reference: &Reference,
@@ -227,7 +246,6 @@ fn summary(
     }))
 }
 
-/// What a tag's manifest and the history of its name take on disk.
 pub(crate) fn record_bytes(root: &Root, reference: &Reference) -> Result<u64, StoreError> {
     let (manifest, history) = (layout::manifest(reference), layout::history(reference));
     Ok(root.allocated_bytes(&manifest)?.saturating_add(root.allocated_bytes(&history)?))
@@ -243,23 +261,13 @@ impl TagSummary {
     }
 }
 
-/// The stamp of a file; `None` if it changed so recently that the stamp would not show another change.
-fn settled_stamp(status: &FileStatus) -> Option<Stamp> {
-    let (content, changed) = (status.content_changed(), status.status_changed());
-    let since = Duration::new(u64::try_from(changed.0).ok()?, u32::try_from(changed.1).ok()?);
-    let age = SystemTime::UNIX_EPOCH.elapsed().ok()?.checked_sub(since)?;
-    let ((_device, inode), times) = (status.identity(), [content.0, content.1, changed.0, changed.1]);
-    (age > TICK).then_some((inode, status.len(), times))
-}
-
 /// How long a change that another program makes is not seen.
 const MAX_AGE: Duration = Duration::from_secs(5);
 
 type NamesOfManifests = BTreeMap<Digest, Vec<Reference>>;
 
-/// The names that each manifest has, for the policy, which needs them at every open. The map is read again when this
-/// process has changed a tag since, or when it is older than [`MAX_AGE`]: manual changes and those of lower stores are seen
-/// then.
+/// The names that each manifest has, for the policy. Read again when this process has changed a tag, or after
+/// [`MAX_AGE`], so that manual changes and those of lower stores are seen.
 #[derive(Debug, Default)]
 pub(crate) struct TagNames {
     /// Locked while tags are read: a caller that waits needs the same map.
@@ -274,8 +282,7 @@ struct KnownNames {
 }
 
 impl Names {
-    /// The names that a manifest has in this store and in the lower ones, except for those of lower stores that an
-    /// earlier one has too.
+    /// The names of a manifest. In a lower store, a name that an earlier store has too does not count.
     pub fn names_of(&self, manifest: Digest) -> Result<Vec<Reference>, StoreError> {
         Ok(self.names_by_manifest()?.get(&manifest).cloned().unwrap_or_default())
     }
@@ -298,5 +305,150 @@ impl Names {
         let names = Arc::new(names);
         *known = Some(KnownNames { changes, since, names: Arc::clone(&names) });
         Ok(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Store;
+    use crate::testing::{begin, manifest, name, new_store};
+
+    fn add(store: &Arc<Store>, reference: &str) {
+        let mut ingest = begin(store);
+        ingest.add_bytes(b"model").unwrap();
+        ingest.commit(&name(reference), &manifest(&[b"model"]), None).unwrap();
+    }
+
+    #[test]
+    fn names_of_manifests_are_read_again_after_a_change_only() {
+        let (_folder, store) = new_store();
+        add(&store, "a");
+        let names = || store.names.names_by_manifest().unwrap();
+        let before = names();
+        assert!(Arc::ptr_eq(&before, &names()));
+        add(&store, "b");
+        assert_eq!(names().values().flatten().cloned().collect::<Vec<_>>(), [name("a"), name("b")]);
+    }
+
+    #[test]
+    fn size_of_the_last_list_is_known() {
+        let (_folder, store) = new_store();
+        assert_eq!(store.names.listing_size(), None);
+        add(&store, "a");
+        add(&store, "b");
+        store.names.summaries().unwrap();
+        assert_eq!(store.names.listing_size(), None, "those of lower stores are not known");
+        let tags = store.names.all_summaries().unwrap();
+        let text_bytes = tags.iter().map(|tag| tag.text_bytes).sum();
+        assert!(text_bytes > 0);
+        assert_eq!(store.names.listing_size(), Some(ListingSize { models: 2, text_bytes }));
+    }
+
+    /// Lists all tags, after the times of everything are old enough to tell the next change. Returns the list, and the
+    /// files that were opened for it.
+    fn listed(store: &Store) -> (Vec<Arc<TagSummary>>, Vec<String>) {
+        use crate::root::OPENED;
+        std::thread::sleep(Duration::from_millis(80));
+        OPENED.take();
+        let found = store.names.summaries().unwrap();
+        let mut opened: Vec<String> = OPENED.take().iter().map(|path| path.display().to_string()).collect();
+        opened.sort();
+        opened.dedup();
+        (found, opened)
+    }
+
+    #[test]
+    fn unchanged_tags_are_not_read_again_and_changed_ones_are() {
+        let (_folder, store) = new_store();
+        add(&store, "a");
+        add(&store, "b");
+        let (first, opened) = listed(&store);
+        assert_eq!(opened.iter().filter(|path| path.starts_with("manifests/")).count(), 2, "{opened:?}");
+        let (second, opened) = listed(&store);
+        assert_eq!(opened, [""; 0]);
+        assert!(first.iter().zip(&second).all(|(first, second)| Arc::ptr_eq(first, second)));
+        let path = layout::manifest(&name("b"));
+        std::fs::write(store.path(&path), manifest(&[b"another"]).raw()).unwrap();
+        let (third, opened) = listed(&store);
+        assert!(opened.contains(&path.display().to_string()), "{opened:?}");
+        assert!(!opened.contains(&layout::manifest(&name("a")).display().to_string()), "{opened:?}");
+        assert_eq!(third[1].manifest.as_ref().unwrap().digest, manifest(&[b"another"]).digest());
+        std::fs::remove_file(store.path(&path)).unwrap();
+        assert_eq!(listed(&store).0.len(), 1);
+    }
+
+    #[test]
+    fn origin_that_was_recorded_later_is_seen() {
+        let (_folder, store) = new_store();
+        add(&store, "a");
+        add(&store, "b");
+        let origins = |found: &[Arc<TagSummary>]| -> Vec<Option<String>> {
+            found.iter().map(|tag| tag.origin.origin.clone()).collect()
+        };
+        let (first, _) = listed(&store);
+        assert_eq!(origins(&first), [None, None]);
+        // Of another manifest: both are looked up again, and kept.
+        let record = r#"{"origin":"https://example.org/m.gguf"}"#;
+        std::fs::write(store.path(layout::origin(Digest::of(b"other"))), record).unwrap();
+        let (second, opened) = listed(&store);
+        assert!(!opened.is_empty() && Arc::ptr_eq(&first[0], &second[0]), "{opened:?}");
+        let digest = manifest(&[b"model"]).digest();
+        std::fs::write(store.path(layout::origin(digest)), record).unwrap();
+        let (third, _) = listed(&store);
+        let recorded = Some("https://example.org/m.gguf".to_owned());
+        assert_eq!(origins(&third), [recorded.clone(), recorded]);
+        let (fourth, opened) = listed(&store);
+        assert_eq!(opened, [""; 0]);
+        assert!(Arc::ptr_eq(&third[0], &fourth[0]));
+    }
+
+    #[test]
+    fn summary_has_what_is_recorded_of_a_tag() {
+        let (_folder, store) = new_store();
+        let mut ingest = begin(&store).on_behalf_of(crate::Actor { uid: 7, verb: crate::Verb::Pull });
+        ingest.add_bytes(b"config").unwrap();
+        ingest.add_bytes(b"weights").unwrap();
+        ingest.note_kind(ModelKind::Embedding);
+        let (model, origin) = (manifest(&[b"config", b"weights"]), "https://example.org/m.gguf");
+        ingest.commit(&name("m"), &model, Some(origin)).unwrap();
+        std::fs::create_dir_all(store.path(layout::manifest(&name("damaged"))).parent().unwrap()).unwrap();
+        std::fs::write(store.path(layout::manifest(&name("damaged"))), "{").unwrap();
+        let found = store.names.summaries().unwrap();
+        let [damaged, tag] = found.as_slice() else { panic!("{found:?}") };
+        let error = damaged.manifest.as_ref().unwrap_err();
+        assert!(error.contains("damaged"), "{error}");
+        assert_eq!(
+            (damaged.kind, damaged.account, damaged.origin.clone()),
+            (None, None, NameOrigin::default())
+        );
+        assert_eq!(damaged.text_bytes, name("damaged").canonical().len() + error.len());
+        let files = model.digests().into_iter().collect();
+        let expected = ManifestSummary { digest: model.digest(), size: 13, files };
+        assert_eq!(tag.manifest.as_ref().unwrap(), &expected);
+        assert_eq!((tag.kind, tag.lower.is_none()), (Some(ModelKind::Embedding), true));
+        assert_eq!(tag.origin.origin.as_deref(), Some(origin));
+        let source = tag.origin.source.as_deref().map_or(0, str::len);
+        assert_eq!(tag.text_bytes, name("m").canonical().len() + origin.len() + source);
+        assert_eq!(tag.account.map(|account| account.uid), Some(7));
+        let records = [layout::manifest(&name("m")), layout::history(&name("m"))];
+        let bytes = records.map(|path| store.content.root.allocated_bytes(&path).unwrap());
+        assert_eq!(tag.record_bytes, bytes[0] + bytes[1]);
+        assert_eq!(tag.modified, store.names.modified(&name("m")).unwrap());
+    }
+
+    #[test]
+    fn size_of_the_last_list_follows_additions() {
+        let (_folder, store) = new_store();
+        add(&store, "a");
+        store.names.all_summaries().unwrap();
+        add(&store, "b");
+        store.names.summaries().unwrap();
+        assert_eq!(store.names.listing_size().unwrap().models, 2);
+        store.names.remove_tag(&name("a"), crate::Actor { uid: 0, verb: crate::Verb::Rm }).unwrap();
+        store.names.summaries().unwrap();
+        assert_eq!(store.names.listing_size().unwrap().models, 2, "those of lower stores may make it up");
+        store.names.all_summaries().unwrap();
+        assert_eq!(store.names.listing_size().unwrap().models, 1);
     }
 }

@@ -1,13 +1,12 @@
-//! The trash: models removed by `rm --keep`, and models whose names other models have taken. A record contains the manifest, byte for byte, and protects
-//! the files of the model from collection until it expires.
+//! The trash: models removed by `rm --keep`, and models whose names other models have taken. A record contains the
+//! manifest, byte for byte, and protects the files of the model from collection until it expires.
 //!
-//! A record is named by the digest of its own content, so that damage is detected. Like a manifest, a
-//! record that cannot be read stops collections.
+//! A record is named by the digest of its own content, so that damage is detected. Like a manifest, a record that
+//! cannot be read stops collections.
 //!
-//! A record with a removal time in the future was written with a wrong clock. Its time is counted from
-//! when it is first seen, so that it expires neither years later nor too early.
+//! A record with a removal time in the future was written with a wrong clock. Its time is counted from when it is first
+//! seen, so that it expires neither years later nor too early.
 
-use crate::ledger::charge_limit::unix_nanos;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,26 +18,21 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 use tracing_mutex::stdsync::Mutex;
 
-use crate::ledger::charge_limit::Account;
+use crate::ledger::charge_limit::{Account, unix_nanos};
 use crate::names::Names;
 use crate::names::records::NameOrigin;
 use crate::root::Root;
 use crate::{StoreError, lock};
 
-/// A model in the trash.
 #[derive(Clone, Debug)]
 pub struct TrashedModel {
     /// The record's name.
     pub record: Digest,
-    /// The tag that it had.
     pub reference: Reference,
-    /// The tag's manifest.
     pub manifest: Manifest,
-    /// When it was removed.
     pub removed: SystemTime,
     /// When it may be collected.
     pub expires: SystemTime,
-    /// Whom the tag was charged to, if that is known.
     pub account: Option<Account>,
     /// Where the tag's content came from, and what updated it.
     pub origin: NameOrigin,
@@ -55,7 +49,6 @@ impl TrashedModel {
 /// A model whose tag now points to another manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Displaced {
-    /// The tag.
     pub reference: Reference,
     /// The content of the manifest that the tag pointed to, which may be damaged.
     pub raw_manifest: Vec<u8>,
@@ -64,20 +57,16 @@ pub struct Displaced {
 }
 
 impl Displaced {
-    /// The manifest; `None` if it is damaged.
-    #[must_use]
     pub fn manifest(&self) -> Option<Manifest> {
         Manifest::parse(self.raw_manifest.clone()).ok()
     }
 }
 
-/// When records with a removal time in the future were first seen. A restart forgets that, so they are
-/// kept longer.
+/// When records with a removal time in the future were first seen. Forgotten, and so kept longer, at a restart.
 #[derive(Debug, Default)]
 pub(crate) struct FutureRecords(Mutex<BTreeMap<Digest, SystemTime>>);
 
 impl FutureRecords {
-    /// When a record with these times may be collected.
     fn expiry(
         &self,
         record: Digest,
@@ -110,7 +99,6 @@ struct Record {
     /// Absent in records of earlier versions. The history of the name may forget it, or have it for another model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     account: Option<Account>,
-    /// Absent in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     name_origin: Option<NameOrigin>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -128,8 +116,8 @@ impl Names {
         self.add_record(reference, manifest, keep, false)
     }
 
-    /// Adds a model whose tag is about to get another manifest, for as long as the policy says. The space for the
-    /// record is not reserved: if there is none, space is needed, and the model is not kept.
+    /// Adds a model that loses its tag, for as long as the policy says. If there is no space for the record, space is
+    /// needed, and the model is not kept.
     pub(crate) fn keep_displaced(&self, displaced: &mut Displaced) -> Result<(), StoreError> {
         let keep = self.ledger.space_policy().keep_displaced;
         let Some(manifest) = displaced.manifest().filter(|_| !keep.is_zero()) else { return Ok(()) };
@@ -166,20 +154,15 @@ impl Names {
             displaced,
         };
         let directory = Path::new(layout::TRASH);
-        let encode = |error: serde_json::Error| StoreError::io("encode", directory)(error.into());
-        let json = serde_json::to_vec(&record).map_err(encode)?;
+        let json = StoreError::encode(&record, directory)?;
         self.content.create_directories(directory)?;
         self.ledger.write_lone_record(&layout::trashed(Digest::of(&json)), &json)?;
         self.ledger.note_charges_changed();
-        self.content.disk().sync_dir(directory)?;
+        self.content.disk.sync_dir(directory)?;
         Ok(expires)
     }
 
-    /// The models in the trash, expired ones included, ordered by name.
-    ///
-    /// # Errors
-    /// [`StoreError::Trash`] for a damaged record, [`StoreError::ForeignFile`] for another file,
-    /// [`StoreError::Io`].
+    /// The models in the trash, expired ones included, ordered by name. A damaged record and any other file are errors.
     pub fn trash(&self) -> Result<Vec<TrashedModel>, StoreError> {
         let Some(directory) = self.content.root.find_directory(Path::new(layout::TRASH))? else {
             return Ok(Vec::new());
@@ -189,19 +172,18 @@ impl Names {
             let name = entry?.name;
             match name.to_str().and_then(layout::parse_recipe_name) {
                 Some(record) => models.extend(self.trashed(record)?),
-                None => return Err(StoreError::ForeignFile { path: directory.place().join(name) }),
+                None => return Err(StoreError::ForeignFile { path: directory.place.join(name) }),
             }
         }
         models.sort_by(|a, b| (&a.reference, a.removed).cmp(&(&b.reference, b.removed)));
         Ok(models)
     }
 
-    /// Removes a record, durably; returns the bytes freed. Only after this may blobs that it needed be
-    /// deleted.
+    /// Removes a record, durably; returns the bytes freed. Blobs that it needed may be deleted only after this.
     pub fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
         let freed = self.ledger.remove_record(&layout::trashed(record))?;
         self.ledger.note_charges_changed();
-        self.content.disk().sync_dir(Path::new(layout::TRASH))?;
+        self.content.disk.sync_dir(Path::new(layout::TRASH))?;
         self.future_records.forget(record);
         Ok(freed)
     }
@@ -231,7 +213,7 @@ impl Names {
     }
 }
 
-/// The manifest is a JSON string, in which each byte becomes at most six.
+/// In a JSON string, each byte of the manifest takes at most six.
 const MAX_BYTES: u64 = Manifest::MAX_BYTES * 6 + 4096;
 
 /// The names of the models in the trash, in order, as far as they can be read.

@@ -5,12 +5,11 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, chown};
 use std::sync::Arc;
 
-use blobd_store_format::descriptor::{Descriptor, MediaType};
-use blobd_store_format::manifest::Manifest;
 use tempfile::TempDir;
 
 use super::*;
 use crate::root::Root;
+use crate::testing::manifest;
 use crate::{Ingest, Store, StoreError};
 
 const OWNER: StoreOwner = StoreOwner { uid: 65534, gid: 65533 };
@@ -42,35 +41,31 @@ fn owners(root: &Path) -> BTreeMap<std::path::PathBuf, StoreOwner> {
 }
 
 fn import(store: &Arc<Store>, name: &str) -> Result<(), StoreError> {
-    let mut ingest = Ingest::begin(store, store.liveness().leases().grant("a test"))?;
-    let mut stage = |bytes: &[u8], media_type| {
-        let (digest, size) = (ingest.add_bytes(bytes)?, bytes.len() as u64);
-        Ok::<_, StoreError>(Descriptor { media_type: MediaType::new(media_type), digest, size })
-    };
-    let config = stage(b"{}", MediaType::DOCKER_CONFIG)?;
-    let weights = stage(name.as_bytes(), MediaType::OLLAMA_MODEL)?;
-    ingest.commit(&name.parse().unwrap(), &Manifest::compose(config, vec![weights]).unwrap(), None)?;
-    Ok(())
+    let mut ingest = Ingest::begin(store, store.liveness.leases().grant("a test"))?;
+    for bytes in [&b"{}"[..], name.as_bytes()] {
+        ingest.add_bytes(bytes)?;
+    }
+    ingest.commit(&name.parse().unwrap(), &manifest(&[b"{}", name.as_bytes()]), None).map(drop)
 }
 
 #[test]
 fn everything_that_root_creates_in_a_store_belongs_to_its_owner() {
     let Some(folder) = folder_of(OWNER) else { return };
     let store = Arc::new(Store::open(folder.path()).unwrap());
-    assert_eq!(store.content().owner(), OWNER);
+    assert_eq!(store.content.owner(), OWNER);
     import(&store, "m").unwrap();
     import(&store, "n").unwrap();
-    store.ledger().make_reserve();
-    store.content().start_index();
-    store.content().audit_directory().unwrap();
-    drop(store.content().index().catalog().unwrap());
-    store.content().stop_index();
+    store.ledger.make_reserve();
+    store.content.start_index();
+    store.content.audit_directory().unwrap();
+    drop(store.content.index().catalog().unwrap());
+    store.content.stop_index();
     drop(store);
     let found = owners(folder.path());
     assert!(found.keys().any(|path| path.ends_with("sled/db")), "the index's own files: {found:?}");
     assert!(found.len() > 20, "{found:?}");
     assert!(found.values().all(|owner| *owner == OWNER), "{found:?}");
-    let found = Store::open(folder.path()).unwrap().content().ownership().unwrap();
+    let found = Store::open(folder.path()).unwrap().content.ownership().unwrap();
     assert_eq!(found.foreign, 0, "{found:?}");
 }
 
@@ -78,7 +73,7 @@ fn everything_that_root_creates_in_a_store_belongs_to_its_owner() {
 fn new_store_in_a_directory_of_another_user_belongs_to_that_user() {
     let Some(folder) = folder_of(OWNER) else { return };
     let path = folder.path().join("share/store");
-    assert_eq!(Store::open(&path).unwrap().content().owner(), OWNER);
+    assert_eq!(Store::open(&path).unwrap().content.owner(), OWNER);
     assert!(owners(folder.path()).values().all(|owner| *owner == OWNER), "{:?}", owners(folder.path()));
 }
 
@@ -102,7 +97,7 @@ fn directory_of_another_user_is_reported_unless_the_owner_can_create_files_in_it
     chown(folder.path(), Some(0), Some(OWNER.gid)).unwrap();
     for (mode, foreign) in [(0o755, 1), (0o775, 0), (0o777, 0), (0o700, 1)] {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
-        assert_eq!(store.content().ownership().unwrap().foreign, foreign, "{mode:o}");
+        assert_eq!(store.content.ownership().unwrap().foreign, foreign, "{mode:o}");
     }
 }
 
@@ -115,7 +110,7 @@ fn files_of_other_users_are_found_at_every_depth_and_are_not_written_to() {
     for path in &all {
         let before = path.symlink_metadata().unwrap();
         chown(path, Some(STRANGER), None).unwrap();
-        let found = store.content().ownership().unwrap();
+        let found = store.content.ownership().unwrap();
         let expected = path.strip_prefix(folder.path()).unwrap();
         assert_eq!((found.foreign, found.files), (1, all.len() as u64 + 1));
         assert_eq!((found.examples[0].path.as_path(), found.examples[0].uid), (expected, STRANGER));
@@ -136,10 +131,10 @@ fn store_with_a_lock_file_of_another_user_is_read_only_and_says_whose_it_is() {
     drop(store);
     chown(folder.path().join("lock"), Some(0), Some(0)).unwrap();
     let store = Arc::new(Store::open(folder.path()).unwrap());
-    let reason = store.content().read_only_reason().unwrap().into_owned();
+    let reason = store.content.read_only_reason().unwrap().into_owned();
     assert!(reason.starts_with("its lock file belongs to uid 0, and the store to uid 65534;"), "{reason}");
     assert!(matches!(import(&store, "n"), Err(StoreError::ReadOnly { .. })));
-    assert_eq!(store.names().tags().unwrap().references.len(), 1, "it can be read");
+    assert_eq!(store.names.tags().unwrap().references.len(), 1, "it can be read");
 }
 
 #[test]
@@ -152,4 +147,54 @@ fn file_of_another_user_is_not_opened_for_changes() {
     let error = KernelDisk.open_file(&root, Path::new("f"), Change::Content).unwrap_err();
     let error = root.failure("open", Path::new("f"))(error);
     assert!(matches!(error, StoreError::WrongOwner { uid: 0, owner: OWNER, .. }), "{error}");
+}
+
+#[test]
+fn user_outside_of_the_namespace_is_not_mapped() {
+    const MAP: &str = "         0       1000          1\n      1000     100000      65536\n";
+    for (uid, expected) in
+        [(0, true), (1, false), (999, false), (1000, true), (66_535, true), (66_536, false)]
+    {
+        assert_eq!(maps(MAP, uid), expected, "{uid}");
+    }
+    for (map, expected) in [("", false), ("garbage", false), ("0 0 4294967295", true), ("5 0 0", false)] {
+        assert_eq!(maps(map, 5), expected, "{map}");
+    }
+    assert!(StoreOwner::for_process().is_mapped());
+    assert!(!StoreOwner { uid: u32::MAX, gid: 0 }.is_mapped(), "no user has this number");
+}
+
+#[test]
+fn refusal_says_whose_the_store_is_and_how_to_run_as_that_user() {
+    let own = StoreOwner::for_process();
+    assert!(own.is_own() && own.act().unwrap().is_none());
+    let other = StoreOwner { uid: own.uid + 1, gid: own.gid };
+    assert!(!other.is_own());
+    assert_eq!(own.description(), format!("uid {}", own.uid));
+    assert_eq!(other.command("blobd ls"), format!("sudo -u '#{}' blobd ls", other.uid));
+    if other.is_mapped() {
+        let expected = format!(
+            "it belongs to uid {}, and this process runs as uid {}, which cannot act as that user; run the command as \
+             its owner: sudo -u '#{}' blobd …",
+            other.uid, own.uid, other.uid
+        );
+        assert_eq!(other.refusal(), expected);
+    }
+}
+
+#[test]
+fn only_the_first_foreign_files_and_the_wrong_groups_are_examples() {
+    let Some(folder) = folder_of(OWNER) else { return };
+    let store = Store::open(folder.path()).unwrap();
+    for name in ["a", "b", "c", "d", "e"] {
+        fs::write(folder.path().join("blobs").join(name), "").unwrap();
+    }
+    let found = store.content.ownership().unwrap();
+    assert_eq!((found.foreign, found.examples.len()), (5, 3));
+    for name in ["a", "b", "c", "d", "e"] {
+        chown(folder.path().join("blobs").join(name), Some(OWNER.uid), Some(STRANGER)).unwrap();
+    }
+    let found = store.content.ownership().unwrap();
+    assert_eq!((found.foreign, found.wrong_groups.files), (0, 5));
+    assert_eq!(found.wrong_groups.example.unwrap().gid, STRANGER);
 }

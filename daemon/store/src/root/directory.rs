@@ -7,20 +7,20 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RawDir, SeekFrom, openat, seek, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, RawDir, SeekFrom, openat, seek, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::FileStatus;
 use crate::StoreError;
-use crate::place::Place;
+use crate::error::Place;
 
 /// The store's own directories are not nested this deep; files in deeper ones are not counted.
 const MAX_LEVELS: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Directory {
-    file: File,
-    place: Place,
+    pub(crate) file: File,
+    pub(crate) place: Place,
 }
 
 #[derive(Debug)]
@@ -42,45 +42,41 @@ impl Directory {
         Self { file, place }
     }
 
-    pub(crate) const fn place(&self) -> &Place {
-        &self.place
-    }
-
-    pub(crate) const fn file(&self) -> &File {
-        &self.file
-    }
-
     pub(crate) fn own_status(&self) -> Result<FileStatus, StoreError> {
-        FileStatus::of(&self.file).map_err(StoreError::io("inspect", self.place.clone()))
+        FileStatus::from_file(&self.file).map_err(StoreError::io("inspect", self.place.clone()))
     }
 
     /// The status of an entry; `None` if it does not exist. A symbolic link is not followed.
     pub(crate) fn status(&self, name: impl AsRef<Path>) -> Result<Option<FileStatus>, StoreError> {
         let name = name.as_ref();
-        match statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Some(stat.into())),
-            Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(StoreError::errno("inspect", self.place.join(name))(errno)),
-        }
+        let stat = statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW);
+        Ok(self.optional(stat, "inspect", name)?.map(FileStatus::from))
     }
 
-    /// Opens a subdirectory; `None` if it does not exist.
     pub(crate) fn find_directory(&self, name: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
-        let place = self.place.join(name.as_ref());
-        match openat(&self.file, name.as_ref(), OFlags::RDONLY | super::DIRECTORY, Mode::empty()) {
-            Ok(opened) => Ok(Some(Self { file: File::from(opened), place })),
-            Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(StoreError::errno("open directory", place)(errno)),
-        }
+        let name = name.as_ref();
+        let opened = openat(&self.file, name, super::DIRECTORY, Mode::empty());
+        let opened = self.optional(opened, super::OPEN_DIRECTORY, name)?;
+        Ok(opened.map(|opened| Self { file: File::from(opened), place: self.place.join(name) }))
     }
 
-    /// Opens a file or directory in it for reading; `None` if it does not exist.
     pub(crate) fn find_entry(&self, name: impl AsRef<Path>) -> Result<Option<File>, StoreError> {
         let name = name.as_ref();
-        match openat(&self.file, name, OFlags::RDONLY | super::FILE, Mode::empty()) {
-            Ok(opened) => Ok(Some(File::from(opened))),
+        let opened = openat(&self.file, name, super::FILE, Mode::empty());
+        Ok(self.optional(opened, "open", name)?.map(File::from))
+    }
+
+    /// Turns a not-found error into `Ok(None)`.
+    fn optional<T>(
+        &self,
+        found: rustix::io::Result<T>,
+        action: &'static str,
+        name: &Path,
+    ) -> Result<Option<T>, StoreError> {
+        match found {
+            Ok(found) => Ok(Some(found)),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(StoreError::errno("open", self.place.join(name))(errno)),
+            Err(errno) => Err(StoreError::errno(action, self.place.join(name))(errno)),
         }
     }
 
@@ -91,7 +87,6 @@ impl Directory {
         removed.map_err(StoreError::errno("remove", self.place.join(name)))
     }
 
-    /// Whether it could be listed and has no entries.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries().is_ok_and(|mut entries| entries.next().is_none())
     }
@@ -140,8 +135,8 @@ impl Directory {
         }))
     }
 
-    /// Calls `visit` with its entries, unordered. Like [`Self::entries`] in half as many calls of the kernel, because the
-    /// listing has no descriptor of its own: no other one of this directory may be in progress.
+    /// Like [`Self::entries`] in half as many system calls: the listing has no descriptor of its own, so no other one
+    /// of this directory may be in progress.
     pub(crate) fn each_entry(
         &self,
         mut visit: impl FnMut(Entry) -> Result<(), StoreError>,

@@ -31,7 +31,7 @@ impl Place {
         let (place, directory) = (place.clone(), directory.try_clone().unwrap());
         Self {
             folder,
-            root: Root(Arc::new(Inner { place, directory, owner: StoreOwner::of_process(), resolver })),
+            root: Root(Arc::new(Inner { place, directory, owner: StoreOwner::for_process(), resolver })),
         }
     }
 
@@ -215,4 +215,160 @@ fn directory_that_is_removed_while_it_is_listed_has_no_more_entries() {
         fs::remove_dir_all(place.full("d/e")).unwrap();
         assert!(names(&listed).is_empty());
     });
+}
+
+#[test]
+fn entries_of_an_open_directory_are_found_and_their_links_not_followed() {
+    each(|place| {
+        symlink(place.outside("secret"), place.full("d/link")).unwrap();
+        symlink(place.outside(""), place.full("d/dir")).unwrap();
+        fs::write(place.full("d/f"), vec![7; 5000]).unwrap();
+        let directory = place.root.find_directory(Path::new("d")).unwrap().unwrap();
+        assert_eq!(directory.own_status().unwrap().kind(), FileType::Directory);
+        assert_eq!(directory.status("f").unwrap().unwrap().len(), 5000);
+        assert_eq!(directory.status("link").unwrap().unwrap().kind(), FileType::Symlink);
+        assert!(directory.status("absent").unwrap().is_none());
+        assert_eq!(directory.find_entry("f").unwrap().unwrap().metadata().unwrap().len(), 5000);
+        assert!(directory.find_entry("absent").unwrap().is_none());
+        assert!(directory.find_entry("link").is_err() && directory.find_directory("dir").is_err());
+        let below = directory.find_directory("e").unwrap().unwrap();
+        assert_eq!(below.place, place.root.full("d/e"));
+        assert!(directory.find_directory("absent").unwrap().is_none());
+        let Err(StoreError::Io { action, path, .. }) = directory.find_directory("f").map(drop) else {
+            panic!()
+        };
+        assert_eq!((action, path), (OPEN_DIRECTORY, place.root.full("d/f")));
+        let mut names = directory.parsed_names(|name| (name != "f").then(|| name.to_owned())).unwrap();
+        names.sort();
+        assert_eq!(names, ["dir", "e", "link"]);
+        assert!(!directory.is_empty());
+        directory.remove_file("link").unwrap();
+        assert!(fs::symlink_metadata(place.full("d/link")).is_err() && place.outside("secret").exists());
+        assert!(directory.remove_file("link").is_err());
+        below.remove_file("f").unwrap();
+        assert!(below.is_empty());
+    });
+}
+
+#[test]
+fn bytes_of_a_tree_are_those_of_its_files_and_links_down_to_a_limit() {
+    use std::os::unix::fs::MetadataExt as _;
+    let bytes = |path: &Path| fs::symlink_metadata(path).unwrap().blocks() * 512;
+    each(|place| {
+        let tree = |path: &str| place.root.tree_bytes(Path::new(path));
+        fs::write(place.full("d/f"), vec![7; 9000]).unwrap();
+        symlink("f".repeat(200), place.full("d/e/link")).unwrap();
+        let files = ["d/f", "d/e/f", "d/e/link"].map(|path| bytes(&place.full(path)));
+        assert_eq!(tree("d"), files.iter().sum::<u64>());
+        assert_eq!((tree("absent"), tree("d/f")), (0, 0));
+        let allocated = |path: &str| place.root.allocated_bytes(Path::new(path)).unwrap();
+        assert_eq!((allocated("d/f"), allocated("absent")), (files[0], 0));
+        let deep = |levels: usize| place.full("t").join("d/".repeat(levels));
+        fs::create_dir_all(deep(40)).unwrap();
+        let empty = tree("t");
+        fs::write(deep(32).join("f"), vec![7; 9000]).unwrap();
+        assert_eq!(tree("t") - empty, bytes(&deep(32).join("f")));
+        fs::write(deep(33).join("f"), vec![7; 9000]).unwrap();
+        assert_eq!(tree("t") - empty, bytes(&deep(32).join("f")), "it is nested too deep");
+    });
+}
+
+#[test]
+fn errors_name_the_path_and_what_is_wrong_with_it() {
+    each(|place| {
+        let root = &place.root;
+        let expected = |error: StoreError| match error {
+            StoreError::UnexpectedFile { path, found, expected } => (path, found, expected),
+            other => panic!("{other}"),
+        };
+        // The first component of the wrong type is named.
+        let below = expected(root.open_file(Path::new("d/e/f/g/h")).unwrap_err());
+        assert_eq!(below, (root.full("d/e/f"), "regular file".to_owned(), "directory"));
+        let directory = expected(root.find_directory(Path::new("d/e/f")).unwrap_err());
+        assert_eq!(directory, (root.full("d/e/f"), "regular file".to_owned(), "directory"));
+        let file = expected(root.open_file(Path::new("d/e")).unwrap_err());
+        assert_eq!(file, (root.full("d/e"), "directory".to_owned(), "regular file"));
+        let unexpected = expected(root.unexpected_file("d", FileType::Fifo));
+        assert_eq!(unexpected, (root.full("d"), "FIFO".to_owned(), "regular file"));
+        let missing = root.existing_directory("d/x").unwrap_err();
+        assert!(
+            matches!(&missing, StoreError::MissingDirectory { path } if *path == root.full("d/x")),
+            "{missing}"
+        );
+        let absent = root.open_file(Path::new("d/x")).unwrap_err();
+        let StoreError::Io { action: "open", path, source } = absent else { panic!("{absent}") };
+        assert_eq!((path, source.kind()), (root.full("d/x"), io::ErrorKind::NotFound));
+        let failure = |errno: Errno| root.failure("write", Path::new("d/e/f"))(errno.into());
+        assert!(matches!(failure(Errno::NOSPC), StoreError::Io { action: "write", .. }), "there are inodes");
+        assert!(
+            matches!(failure(Errno::LOOP), StoreError::Io { action: "write", .. }),
+            "every component is right"
+        );
+        assert_eq!(root.full(""), root.place());
+        assert_eq!(root.full("d").path(), root.place().path().join("d"));
+    });
+}
+
+#[test]
+fn record_is_too_long_from_one_byte_more_than_the_limit() {
+    each(|place| {
+        let path = Path::new("d/e/f");
+        let file = place.root.open_file(path).unwrap();
+        assert_eq!(Root::excessive_length(&file, 6), None);
+        assert_eq!(Root::excessive_length(&file, 5), Some(6));
+        for (limit, read) in [(6, &b"inside"[..]), (5, b"inside"), (4, b"insid"), (0, b"i")] {
+            assert_eq!(place.root.read_opened(&file, path, limit).unwrap(), read, "{limit}");
+            assert_eq!(place.root.read_limited(path, limit).unwrap().unwrap(), read, "{limit}");
+        }
+        assert_eq!(place.root.read_limited(Path::new("d/x"), 6).unwrap(), None);
+        let parsed = place.root.parsed_names("d", |name| Some(name.len())).unwrap();
+        assert_eq!((parsed, place.root.parsed_names("x", |_| Some(1)).unwrap()), (vec![1], vec![]));
+    });
+}
+
+#[test]
+fn space_is_that_of_the_file_system() {
+    each(|place| {
+        let stat = rustix::fs::statvfs(place.full("")).unwrap();
+        assert_eq!(place.root.block_bytes().unwrap(), stat.f_frsize);
+        assert_eq!(place.root.capacity_bytes().unwrap(), stat.f_blocks * stat.f_frsize);
+        let free = place.root.free_bytes().unwrap();
+        assert!((1 << 20..=stat.f_blocks * stat.f_frsize).contains(&free), "{free}");
+        assert!(!place.root.has_no_inodes());
+    });
+}
+
+#[test]
+fn mode_of_a_directory_is_set_and_not_that_of_a_file_or_a_link() {
+    each(|place| {
+        symlink(place.outside(""), place.full("dir")).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let before = mode(&place.outside(""));
+        place.root.set_directory_mode(Path::new("d/e"), 0o700).unwrap();
+        assert_eq!(mode(&place.full("d/e")), 0o700);
+        for path in ["d/e/f", "dir", "absent"] {
+            assert!(place.root.set_directory_mode(Path::new(path), 0o777).is_err(), "{path}");
+        }
+        assert_eq!(mode(&place.outside("")), before);
+    });
+}
+
+#[test]
+fn root_must_be_a_directory_and_has_the_owner_of_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("f"), "").unwrap();
+    for path in ["f", "absent"] {
+        let error = Root::open(folder.path().join(path)).unwrap_err();
+        assert!(matches!(error, StoreError::Io { action: OPEN_DIRECTORY, .. }), "{error}");
+    }
+    symlink(folder.path(), folder.path().join("link")).unwrap();
+    let root = Root::open(folder.path().join("link")).unwrap();
+    assert_eq!(root.owner(), StoreOwner::for_process());
+}
+
+#[test]
+fn only_a_file_system_that_limits_its_inodes_runs_out_of_them() {
+    for (inodes, available, expected) in [(0, 0, false), (100, 0, true), (100, 1, false), (1, 0, true)] {
+        assert_eq!(are_exhausted(inodes, available), expected, "{available} of {inodes}");
+    }
 }

@@ -1,58 +1,46 @@
 //! Verifies one blob, and moves it to quarantine if it was read wrong twice.
 
 use std::fs::File;
-use std::io;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use blobd_store_format::digest::{Digest, Hasher};
 
-use super::fault::Fault;
-use super::read::{DiskReader, Ended, Gate, Step};
-use crate::{FileStatus, Store, StoreError};
+use super::read::{DiskReader, Ended, Fault, Gate, Step};
+use crate::{FileStatus, Store, StoreError, lock};
 
-/// The mode of every blob.
 const MODE: u32 = 0o444;
 
-/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The bytes and mode are right.
     Good,
     /// There is no blob, or its last name was removed while it was read.
     Gone,
     /// It is not in this store, and a lower store that may have it cannot be used.
     Hidden {
-        /// Why.
         problem: String,
     },
     /// The gate stopped the check.
     Unfinished,
     /// It was read wrong and then right: it stays. The machine is unreliable.
     Unreliable {
-        /// The fault of the first read.
         reason: String,
     },
     /// Its bytes are right, but its mode is not 0444: it stays.
     Writable {
-        /// Its mode.
         mode: u32,
     },
     /// It cannot be read, for a reason that says nothing about its bytes: it stays.
     Unreadable {
-        /// Why.
         reason: String,
     },
     /// It is in a lower store, and was read wrong twice there.
     BadBelow {
-        /// The fault.
         reason: String,
-        /// The directory of the lower store.
         store: String,
     },
     /// It was read wrong twice.
     Bad {
-        /// The fault.
         reason: String,
         /// Whether it was moved to quarantine, or why not.
         quarantined: Result<(), String>,
@@ -61,7 +49,6 @@ pub enum Verdict {
 
 impl Verdict {
     /// The fault of a blob that was read wrong, and whether the blob was moved to quarantine.
-    #[must_use]
     pub fn damage(&self) -> Option<(&str, bool)> {
         match self {
             Self::Unreliable { reason } | Self::BadBelow { reason, .. } => Some((reason, false)),
@@ -81,17 +68,16 @@ enum Reading {
     Yielded,
 }
 
-/// How often a read gives way to a collection before it ignores collections. Otherwise removing and
-/// importing the same model all the time would keep it from being verified.
+/// How often a read gives way to a collection. Without a limit, some blobs would never be verified.
 const MAX_YIELDS: u32 = 3;
 
 impl DiskReader {
-    /// Reads a blob from the disk, a second time if the first read was wrong, and moves it to quarantine if
-    /// both were. Holds no lock while it reads.
+    /// Reads a blob from the disk, a second time if the first read was wrong, and moves it to quarantine if both were.
+    /// Holds no lock while it reads.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when this process cannot read any blob, for example because it has too many open
-    /// files. Everything else is a verdict, so that the caller goes on to the next blob.
+    /// [`StoreError::Io`] when this process cannot read any blob, for example because it has too many open files.
+    /// Everything else is a verdict, so that the caller goes on to the next blob.
     pub fn check(
         &mut self,
         store: &Store,
@@ -99,8 +85,7 @@ impl DiskReader {
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
         // Twice, as with the content.
-        let seen = match store.content().blob_status(digest).or_else(|_| store.content().blob_status(digest))
-        {
+        let seen = match store.content.blob_status(digest).or_else(|_| store.content.blob_status(digest)) {
             Ok(Some(seen)) => seen,
             Ok(None) => return self.check_lower(store, digest, gate),
             Err(error) => return verdict_on_status_error(digest, error),
@@ -133,16 +118,15 @@ impl DiskReader {
         }
     }
 
-    /// Reads a blob once. It gives way to a collection of the blob. If the blob still exists afterwards,
-    /// something else holds or needs it, and it is read.
+    /// Reads a blob once. Gives way to a collection of it; a blob that still exists afterwards is needed, and read.
     fn reading(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
         for yields in 0..=MAX_YIELDS {
             // A program may hold a condemned blob for days, so this counts only once.
             let yields_to_condemned = yields == 0;
             let must_yield = || {
                 yields < MAX_YIELDS
-                    && (store.content().is_internal_read_blocked(digest)
-                        || yields_to_condemned && store.liveness().is_condemned(digest))
+                    && (store.content.is_internal_read_blocked(digest)
+                        || yields_to_condemned && store.liveness.is_condemned(digest))
             };
             match self.attempt(store, digest, &must_yield, gate)? {
                 Reading::Yielded if wait_for_collection(store, digest, gate) == Step::Stop => break,
@@ -160,12 +144,12 @@ impl DiskReader {
         must_yield: &dyn Fn() -> bool,
         gate: &mut Gate<'_>,
     ) -> Result<Reading, StoreError> {
-        let _reading = match store.content().begin_internal_read_unless_blocked(digest) {
+        let _reading = match store.content.begin_internal_read_unless_blocked(digest) {
             Some(reading) => reading,
             None if must_yield() => return Ok(Reading::Yielded),
-            None => store.content().begin_internal_read(digest),
+            None => store.content.begin_internal_read(digest),
         };
-        let file = match store.content().open_own_blob(digest, 0) {
+        let file = match store.content.open_own_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
             Err(StoreError::Io { source, .. }) => return classify_error("open", digest, source),
             Err(error @ StoreError::UnexpectedFile { .. }) => {
@@ -180,7 +164,7 @@ impl DiskReader {
         };
         let hashed = self.digest_of(&file, &mut gate);
         if let Ok(Some((_, bytes))) = &hashed {
-            store.content().counts.checked_bytes.add(*bytes);
+            lock(&store.content.counts).checked_bytes += *bytes;
         }
         match hashed {
             Ok(Some((found, _))) if found == digest => Ok(Reading::Right),
@@ -194,7 +178,6 @@ impl DiskReader {
         }
     }
 
-    /// The digest and the length of a file; `None` if it was not read to its end.
     pub(super) fn digest_of(
         &mut self,
         file: &File,
@@ -209,18 +192,17 @@ impl DiskReader {
     }
 }
 
-/// Waits until the collection that may delete the blob is over. If the blob is only condemned, waits long
-/// enough for one to begin.
+/// Waits until the collection is over. If the blob is only condemned, waits long enough for one to begin.
 fn wait_for_collection(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
     /// Longer than the interval at which the daemon collects condemned blobs.
     const MAX_CONDEMNED_WAIT: Duration = Duration::from_millis(2500);
     const POLL_INTERVAL: Duration = Duration::from_millis(50);
     let since = Instant::now();
     let must_yield = || {
-        let is_condemned = store.liveness().is_condemned(digest) && since.elapsed() < MAX_CONDEMNED_WAIT;
-        is_condemned || store.content().is_internal_read_blocked(digest)
+        let is_condemned = store.liveness.is_condemned(digest) && since.elapsed() < MAX_CONDEMNED_WAIT;
+        is_condemned || store.content.is_internal_read_blocked(digest)
     };
-    while must_yield() && matches!(store.content().blob_status(digest), Ok(Some(_))) {
+    while must_yield() && matches!(store.content.blob_status(digest), Ok(Some(_))) {
         if gate(0) == Step::Stop {
             return Step::Stop;
         }
@@ -230,7 +212,7 @@ fn wait_for_collection(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> St
 }
 
 fn classify_error(action: &'static str, digest: Digest, error: io::Error) -> Result<Reading, StoreError> {
-    match Fault::of(&error) {
+    match Fault::from_error(&error) {
         Fault::Damage => Ok(Reading::Wrong(format!("the disk cannot read it ({error})"))),
         Fault::Refusal => Ok(Reading::Unreadable(error.to_string())),
         Fault::Shortage => Err(StoreError::io(action, &digest.to_string())(error)),
@@ -240,7 +222,7 @@ fn classify_error(action: &'static str, digest: Digest, error: io::Error) -> Res
 /// The blob is not moved: without its inode it is unknown which file would be moved.
 fn verdict_on_status_error(digest: Digest, error: StoreError) -> Result<Verdict, StoreError> {
     let StoreError::Io { source, .. } = &error else { return Err(error) };
-    match Fault::of(source) {
+    match Fault::from_error(source) {
         Fault::Damage => {
             tracing::error!("blob {digest}: damaged: {error}; not moved to quarantine");
             let quarantined = Err("its inode cannot be read".to_owned());
@@ -269,7 +251,7 @@ pub(super) fn verdict_on_mode(seen: &FileStatus) -> Verdict {
 }
 
 fn bad(store: &Store, digest: Digest, seen: &FileStatus, reason: String) -> Verdict {
-    let quarantined = match store.content().quarantine(digest, seen) {
+    let quarantined = match store.content.quarantine(digest, seen) {
         Ok(Some(place)) => {
             tracing::error!("blob {digest}: damaged: {reason}; moved to {}", place.display());
             Ok(())
@@ -283,46 +265,34 @@ fn bad(store: &Store, digest: Digest, seen: &FileStatus, reason: String) -> Verd
     Verdict::Bad { reason, quarantined }
 }
 
-/// The result of one read of a blob that only a lower store has.
-enum LowerRead {
-    Right,
-    Wrong(String),
-    /// The store's own collection has deleted it meanwhile.
-    Gone,
-    Unfinished,
-}
-
 impl DiskReader {
-    /// Reads a blob that only a lower store has, a second time if the first read was wrong. A damaged one is reported and
-    /// never moved.
+    /// Reads a blob that only a lower store has, twice if wrong. A damaged one is reported and never moved.
     fn check_lower(
         &mut self,
         store: &Store,
         digest: Digest,
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
-        let Some((file, place)) = store.content().open_lower_blob(digest) else {
-            return Ok(store
-                .content()
-                .lower_problem()
-                .map_or(Verdict::Gone, |problem| Verdict::Hidden { problem }));
+        let Some((file, place)) = store.content.open_lower_blob(digest) else {
+            let problem = store.content.lower_problem();
+            return Ok(problem.map_or(Verdict::Gone, |problem| Verdict::Hidden { problem }));
         };
         let outcome = match self.read_lower(&file, digest, gate) {
-            Ok(LowerRead::Wrong(first)) => {
+            Ok(Reading::Wrong(first)) => {
                 self.read_lower(&file, digest, gate).map(|second| (second, Some(first)))
             }
             read => read.map(|read| (read, None)),
         };
         match outcome {
-            Ok((LowerRead::Unfinished, _)) => Ok(Verdict::Unfinished),
-            Ok((LowerRead::Gone, _)) => Ok(Verdict::Gone),
-            Ok((LowerRead::Right, None)) => Ok(Verdict::Good),
-            Ok((LowerRead::Right, Some(reason))) => Ok(Verdict::Unreliable { reason }),
-            Ok((LowerRead::Wrong(reason), _)) => {
+            Ok((Reading::Gone, _)) => Ok(Verdict::Gone),
+            Ok((Reading::Unfinished | Reading::Yielded, _)) => Ok(Verdict::Unfinished),
+            Ok((Reading::Right, None)) => Ok(Verdict::Good),
+            Ok((Reading::Right, Some(reason))) => Ok(Verdict::Unreliable { reason }),
+            Ok((Reading::Wrong(reason) | Reading::Unreadable(reason), _)) => {
                 tracing::error!("blob {digest} in the lower store {}: {reason}", place.display());
                 Ok(Verdict::BadBelow { reason, store: place.display().to_string() })
             }
-            Err(error) if Fault::of(&error) == Fault::Shortage => {
+            Err(error) if Fault::from_error(&error) == Fault::Shortage => {
                 Err(StoreError::io("read", &digest.to_string())(error))
             }
             Err(error) => {
@@ -332,207 +302,15 @@ impl DiskReader {
         }
     }
 
-    fn read_lower(&mut self, file: &File, digest: Digest, gate: &mut Gate<'_>) -> io::Result<LowerRead> {
+    fn read_lower(&mut self, file: &File, digest: Digest, gate: &mut Gate<'_>) -> io::Result<Reading> {
         Ok(match self.digest_of(file, gate)? {
-            Some((found, _)) if found == digest => LowerRead::Right,
-            Some((found, bytes)) => LowerRead::Wrong(format!("its {bytes} bytes have the digest {found}")),
-            None if is_unlinked(file) => LowerRead::Gone,
-            None => LowerRead::Unfinished,
+            Some((found, _)) if found == digest => Reading::Right,
+            Some((found, bytes)) => Reading::Wrong(format!("its {bytes} bytes have the digest {found}")),
+            None if is_unlinked(file) => Reading::Gone,
+            None => Reading::Unfinished,
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::sync::Arc;
-
-    use rustix::io::Errno;
-
-    use super::*;
-    use crate::testing::{overwrite_blob, store_with};
-
-    fn check(store: &Store, digest: Digest) -> Verdict {
-        DiskReader::default().check(store, digest, &mut |_| Step::Go).unwrap()
-    }
-
-    #[test]
-    fn good_blob_stays() {
-        let (_folder, store, digest) = store_with(b"weights");
-        assert_eq!(check(&store, digest), Verdict::Good);
-        assert!(store.content().damaged().is_empty());
-    }
-
-    #[test]
-    fn blob_with_wrong_bytes_or_length_is_moved_to_quarantine() {
-        for (bytes, what) in
-            [(&b"veights"[..], "its 7 bytes"), (b"weigh", "its 5 bytes"), (b"", "its 0 bytes")]
-        {
-            let (folder, store, digest) = store_with(b"weights");
-            overwrite_blob(&folder, digest, bytes);
-            let Verdict::Bad { reason, quarantined } = check(&store, digest) else { panic!("{what}") };
-            assert!(reason.starts_with(what), "{reason}");
-            assert_eq!(quarantined, Ok(()));
-            assert_eq!(store.content().damaged(), [digest].into());
-            assert_eq!(check(&store, digest), Verdict::Gone);
-        }
-    }
-
-    #[test]
-    fn blob_that_reads_wrong_and_then_right_stays() {
-        let (folder, store, digest) = store_with(b"weights");
-        overwrite_blob(&folder, digest, b"veights");
-        let mut calls = 0;
-        let mut gate = |_| {
-            calls += 1;
-            // After the first read.
-            if calls == 3 {
-                overwrite_blob(&folder, digest, b"weights");
-            }
-            Step::Go
-        };
-        let verdict = DiskReader::default().check(&store, digest, &mut gate).unwrap();
-        assert!(matches!(verdict, Verdict::Unreliable { .. }), "{verdict:?}");
-        assert!(store.content().damaged().is_empty());
-    }
-
-    #[test]
-    fn blob_that_is_not_a_file_is_moved_to_quarantine() {
-        let (_folder, store, digest) = store_with(b"weights");
-        let path = store.path(blobd_store_format::layout::blob(digest));
-        fs::remove_file(&path).unwrap();
-        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
-        assert!(matches!(check(&store, digest), Verdict::Bad { .. }));
-        assert!(fs::symlink_metadata(&path).is_err());
-    }
-
-    #[test]
-    fn writable_blob_of_the_right_bytes_stays() {
-        let (_folder, store, digest) = store_with(b"weights");
-        let path = store.path(blobd_store_format::layout::blob(digest));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(check(&store, digest), Verdict::Writable { mode: 0o644 });
-        assert!(path.exists());
-    }
-
-    #[test]
-    fn blob_that_is_collected_while_it_is_read_is_gone() {
-        let (_folder, store, digest) = store_with(b"weights");
-        let path = store.path(blobd_store_format::layout::blob(digest));
-        let mut gate = |_| {
-            let _ = fs::remove_file(&path);
-            Step::Wait
-        };
-        assert_eq!(DiskReader::default().check(&store, digest, &mut gate).unwrap(), Verdict::Gone);
-    }
-
-    #[test]
-    fn unreadable_blob_is_a_verdict_and_not_an_error() {
-        let digest = Digest::of(b"x");
-        let of = |errno: Errno| classify_error("read", digest, errno.into());
-        assert!(matches!(of(Errno::REMOTEIO), Ok(Reading::Wrong(_))));
-        assert!(matches!(of(Errno::ACCESS), Ok(Reading::Unreadable(_))));
-        assert!(of(Errno::MFILE).is_err());
-        let on_status =
-            |errno: Errno| verdict_on_status_error(digest, StoreError::errno("inspect", "/b")(errno));
-        assert!(matches!(on_status(Errno::IO), Ok(Verdict::Bad { quarantined: Err(_), .. })));
-        assert!(matches!(on_status(Errno::PERM), Ok(Verdict::Unreadable { .. })));
-        assert!(on_status(Errno::NOMEM).is_err());
-    }
-
-    #[test]
-    fn blob_that_may_not_be_read_stays() {
-        let (_folder, store, digest) = store_with(b"weights");
-        let path = store.path(blobd_store_format::layout::blob(digest));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
-        // Root may read everything, so only the mode differs.
-        let expected = match File::open(&path) {
-            Ok(_) => Verdict::Writable { mode: 0 },
-            Err(error) => Verdict::Unreadable { reason: error.to_string() },
-        };
-        assert_eq!(check(&store, digest), expected);
-        assert!(path.exists() && store.content().damaged().is_empty());
-    }
-
-    #[test]
-    fn condemned_blob_is_released_so_that_it_can_be_collected() {
-        let (_folder, store, digest) = store_with(b"weights");
-        let mut gate = |_| {
-            let is_read = store.content().is_reading(digest);
-            store.liveness().condemn([digest]);
-            assert_eq!(
-                crate::liveness::gc::collect_condemned(store.liveness()).unwrap().freed_bytes() > 0,
-                !is_read
-            );
-            Step::Go
-        };
-        assert_eq!(DiskReader::default().check(&store, digest, &mut gate).unwrap(), Verdict::Gone);
-    }
-
-    #[test]
-    fn condemned_blob_that_stays_is_verified() {
-        let (_folder, store, digest) = store_with(b"weights");
-        store.liveness().condemn([digest]);
-        assert_eq!(check(&store, digest), Verdict::Good);
-        let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
-        assert_eq!(verdict, Verdict::Unfinished);
-    }
-
-    #[test]
-    fn reader_releases_a_blob_that_a_collection_deletes() {
-        let (_folder, store, digest) = store_with(b"weights");
-        let (reading, read_started) = std::sync::mpsc::channel();
-        let of_reader = Arc::clone(&store);
-        let reader = thread::spawn(move || {
-            let mut gate = |_| {
-                let _ = reading.send(());
-                thread::sleep(Duration::from_millis(10));
-                Step::Wait
-            };
-            DiskReader::default().check(&of_reader, digest, &mut gate).unwrap()
-        });
-        read_started.recv().unwrap();
-        let done = crate::liveness::gc::collect_from(store.liveness(), [digest].into()).unwrap();
-        assert!(done.freed_bytes() > 0 && done.held.is_empty(), "{done:?}");
-        assert_eq!(reader.join().unwrap(), Verdict::Gone);
-    }
-
-    #[test]
-    fn reader_does_not_start_on_a_blob_that_is_being_collected() {
-        let (_folder, store, digest) = store_with(b"weights");
-        let barred = store.content().block_internal_reads([digest].into());
-        let of_reader = Arc::clone(&store);
-        let reader = thread::spawn(move || check(&of_reader, digest));
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(200) {
-            assert!(!store.content().is_reading(digest));
-            thread::sleep(Duration::from_millis(1));
-        }
-        drop(barred);
-        assert_eq!(reader.join().unwrap(), Verdict::Good);
-    }
-
-    #[test]
-    fn endless_collections_do_not_prevent_a_check() {
-        let (folder, store, digest) = store_with(b"weights");
-        overwrite_blob(&folder, digest, b"veights");
-        let mut barred = None;
-        let verdict = DiskReader::default().check(&store, digest, &mut |_| {
-            // Another collection begins each time the reader waits for one to end.
-            barred = (!store.content().is_reading(digest))
-                .then(|| store.content().block_internal_reads([digest].into()));
-            Step::Go
-        });
-        assert!(matches!(verdict.unwrap(), Verdict::Bad { .. }));
-    }
-
-    #[test]
-    fn stopped_check_gives_no_verdict() {
-        let (folder, store, digest) = store_with(b"weights");
-        overwrite_blob(&folder, digest, b"veights");
-        let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
-        assert_eq!(verdict, Verdict::Unfinished);
-        assert!(store.content().damaged().is_empty());
-    }
-}
+mod tests;

@@ -19,9 +19,7 @@ pub struct Cursor {
     /// The last blob up to which all were read; `None` at the start and after the end of a pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Digest>,
-    /// The number of blobs read.
     pub blobs: u64,
-    /// The number of bytes read.
     pub bytes: u64,
     /// When the last complete pass ended, in Unix seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,9 +31,8 @@ const LAST_SECOND: u64 = 253_402_300_799;
 
 impl Cursor {
     /// The saved cursor; one at the start if there is none or it is damaged.
-    #[must_use]
     pub fn load(store: &Store) -> Self {
-        let json = store.content().scrub_record().unwrap_or_else(|error| {
+        let json = store.content.scrub_record().unwrap_or_else(|error| {
             tracing::warn!("{error}; the scrub starts from the beginning");
             None
         });
@@ -55,13 +52,10 @@ impl Cursor {
 
     /// Saves the cursor in the store.
     pub fn save(&self, store: &Store) -> Result<(), StoreError> {
-        let encode = |error: serde_json::Error| StoreError::io("encode", layout::SCRUB_FILE)(error.into());
-        store.content().set_scrub_record(&serde_json::to_vec(self).map_err(encode)?)
+        store.content.set_scrub_record(&StoreError::encode(self, layout::SCRUB_FILE)?)
     }
 
-    /// How long to wait at `now` before a pass begins or continues. `period` is the time between the starts
-    /// of two passes.
-    #[must_use]
+    /// How long to wait at `now` before a pass begins or continues.
     pub(crate) fn due_in(&self, now: u64, period: Duration) -> Duration {
         // If it began in the future, the clock was wrong then or is wrong now.
         if self.running || self.began > now {
@@ -89,14 +83,12 @@ impl Cursor {
     }
 
     /// When the last complete pass ended; `None` if that is after `now`, because then the clock was wrong.
-    #[must_use]
     pub fn ended_by(&self, now: u64) -> Option<u64> {
         self.ended.filter(|ended| *ended <= now)
     }
 }
 
 /// The current time in seconds since 1970, by the machine's clock.
-#[must_use]
 pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -196,5 +188,21 @@ mod tests {
             Cursor { began: 5, running: true, last: Some(last), blobs: 3, ..Cursor::default() },
             "earlier versions did not write `running`"
         );
+    }
+
+    #[test]
+    fn last_possible_time_is_accepted() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        for cursor in [
+            Cursor { began: LAST_SECOND, ..Cursor::default() },
+            Cursor { ended: Some(LAST_SECOND), blobs: 3, ..Cursor::default() },
+        ] {
+            cursor.save(&store).unwrap();
+            assert_eq!(Cursor::load(&store), cursor);
+        }
+        let waiting = Cursor { began: 100, ..Cursor::default() };
+        assert_eq!(waiting.due_in(100, DAY), DAY);
+        assert!(unix_seconds() > 1_700_000_000);
     }
 }

@@ -10,19 +10,16 @@ use super::check::verdict_on_mode;
 use super::read::{Buffer, DiskFile, Next};
 use super::{DiskReader, Ended, Gate, Step, Verdict};
 use crate::content::internal_reads::InternalRead;
-use crate::{FileStatus, Store, StoreError};
+use crate::{FileStatus, Store, StoreError, lock};
 
 /// Receives the result of each check; an error ends the checks.
 pub type VerdictSink<'v> = dyn FnMut(Digest, Result<Verdict, StoreError>) -> Result<(), StoreError> + 'v;
 
-/// Checks the blobs that `next` returns, until it returns `None` or `gate` stops it, and passes the results
-/// to `sink`, not always in the same order.
+/// Checks the blobs that `next` returns, until it returns `None` or `gate` stops it, and passes the results to `sink`,
+/// not always in the same order.
 ///
-/// Nearly all blobs are right, and are read in pairs. Those that are not are checked again one by one at
-/// the end ([`DiskReader::check`]).
-///
-/// # Errors
-/// Those of `sink`.
+/// Nearly all blobs are right, and are read in pairs. Those that are not are checked again one by one at the end
+/// ([`DiskReader::check`]).
 pub fn check_in_pairs(
     store: &Store,
     next: &mut dyn FnMut() -> Option<Digest>,
@@ -73,9 +70,9 @@ enum Outcome {
 impl<'s> Lane<'s> {
     /// `None` if the blob needs a separate check.
     fn open(store: &'s Store, digest: Digest) -> Option<Self> {
-        let seen = store.content().blob_status(digest).ok().flatten().filter(FileStatus::is_file)?;
-        let reading = store.content().begin_internal_read_unless_blocked(digest)?;
-        let file = DiskFile::open(store.content().open_own_blob(digest, 0).ok()?);
+        let seen = store.content.blob_status(digest).ok().flatten().filter(FileStatus::is_file)?;
+        let reading = store.content.begin_internal_read_unless_blocked(digest)?;
+        let file = DiskFile::open(store.content.open_own_blob(digest, 0).ok()?);
         Some(Self { digest, seen, file, hash: Sha256::new(), _reading: reading })
     }
 
@@ -117,12 +114,10 @@ impl<'s> Lanes<'s> {
         self.lanes.iter().any(Option::is_some)
     }
 
-    /// Reads and hashes a chunk in each lane; returns the blobs that have ended. Gives way to a collection
-    /// of either blob, also while `gate` makes it wait.
+    /// Reads and hashes a chunk in each lane; returns the blobs that have ended. Gives way to collections.
     fn step(&mut self, store: &Store, gate: &mut Gate<'_>) -> Vec<(Digest, Outcome)> {
-        let is_in_the_way = |digest| {
-            store.content().is_internal_read_blocked(digest) || store.liveness().is_condemned(digest)
-        };
+        let is_in_the_way =
+            |digest| store.content.is_internal_read_blocked(digest) || store.liveness.is_condemned(digest);
         let mut ended = Vec::new();
         for lane in &mut self.lanes {
             let yielding = lane.take_if(|lane| is_in_the_way(lane.digest));
@@ -138,7 +133,7 @@ impl<'s> Lanes<'s> {
         for ((lane, buffer), read) in self.lanes.iter_mut().zip(&mut self.buffers).zip(&mut read) {
             match lane.as_mut().map(|lane| lane.next(buffer, &mut gate)) {
                 Some(Ok(bytes)) => {
-                    store.content().counts.checked_bytes.add(bytes.len() as u64);
+                    lock(&store.content.counts).checked_bytes += bytes.len() as u64;
                     *read = Some(bytes);
                 }
                 Some(Err(Outcome::Stopped)) if interrupted.get() => {}
@@ -161,11 +156,10 @@ impl<'s> Lanes<'s> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::fs;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
     use std::time::Duration;
+    use std::{fs, thread};
 
     use super::*;
     use crate::testing::{add_blobs, new_store};
@@ -231,12 +225,12 @@ mod tests {
             };
             let verdicts = thread::scope(|scope| {
                 scope.spawn(|| {
-                    while !store.content().is_reading(wanted) {
+                    while !store.content.is_reading(wanted) {
                         thread::yield_now();
                     }
-                    let blocked = store.content().block_internal_reads([wanted].into());
+                    let blocked = store.content.block_internal_reads([wanted].into());
                     // Here the collection would delete the blob.
-                    let is_closed = !store.content().is_reading(wanted);
+                    let is_closed = !store.content.is_reading(wanted);
                     drop(blocked);
                     is_collected.store(true, Ordering::Relaxed);
                     assert!(is_closed);
@@ -250,7 +244,7 @@ mod tests {
     #[test]
     fn condemned_blob_is_verified() {
         let (_folder, store, digests) = store_of_blobs();
-        store.liveness().condemn([digests[2]]);
+        store.liveness.condemn([digests[2]]);
         assert_eq!(check_all(&store, &digests[2..3], &mut |_| Step::Go)[&digests[2]], Verdict::Good);
     }
 }

@@ -1,9 +1,8 @@
 //! Reads files from the disk, bypassing the page cache.
 //!
-//! The page cache may hold right bytes while the disk has wrong ones, so a verification that reads through
-//! it verifies memory. The reader therefore uses `O_DIRECT`. Where the file system refuses that, it asks
-//! the kernel to drop the file's cached pages before and after, which works for pages that no process has
-//! mapped.
+//! The page cache may hold right bytes while the disk has wrong ones, so a verification that reads through it verifies
+//! memory. The reader therefore uses `O_DIRECT`. Where the file system refuses that, it asks the kernel to drop the
+//! file's cached pages before and after, which works for pages that no process has mapped.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -15,7 +14,7 @@ use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 
 use crate::bounded_read::read_uninterrupted;
-use crate::direct::{set_direct, unset_direct};
+use crate::filesystem::{set_direct, unset_direct};
 
 /// Bytes per read: large enough that the number of requests does not slow the disk.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -23,27 +22,21 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// What a reader does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Read the chunk.
     Go,
     /// Ask again: some time has passed.
     Wait,
-    /// Stop reading.
     Stop,
 }
 
-/// Decides before each chunk whether it may be read now. Called with the chunk's size in bytes, which is 0
-/// at the end of the file; may sleep before it returns.
+/// Decides whether a chunk of this many bytes, 0 at the end of the file, may be read now; may sleep before.
 pub type Gate<'g> = dyn FnMut(u64) -> Step + 'g;
 
 /// How a read ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The file was read to its end.
     Complete,
-    /// The gate stopped it.
     Stopped,
-    /// The last name of the file was removed meanwhile. Keeping the file open would keep its space
-    /// allocated.
+    /// The last name of the file was removed meanwhile. Keeping it open would keep its space.
     Unlinked,
 }
 
@@ -54,11 +47,7 @@ pub struct DiskReader {
 }
 
 impl DiskReader {
-    /// Passes all bytes of `file` to `sink` in order. The descriptor must not be used for reading
-    /// elsewhere.
-    ///
-    /// # Errors
-    /// Errors from the disk.
+    /// Passes all bytes of `file` to `sink` in order. The descriptor must not be used for reading elsewhere.
     pub fn read(
         &mut self,
         file: &File,
@@ -95,8 +84,7 @@ impl Buffer {
 pub(super) struct DiskFile<F: Borrow<File>> {
     file: F,
     offset: u64,
-    /// The alignment of offsets, lengths and memory in bytes; `None` if the file is read through the page
-    /// cache.
+    /// The alignment in bytes; `None` if the file is read through the page cache.
     direct_alignment: Option<usize>,
 }
 
@@ -178,6 +166,44 @@ fn drop_cached(file: &File) {
     let _ = fadvise(file, 0, TO_THE_END, Advice::DontNeed);
 }
 
+/// Why a file could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The disk has lost data, or a checksum of the file system is wrong.
+    Damage,
+    /// This process lacks a resource that reading any file needs; waiting may help.
+    Shortage,
+    /// Anything else, such as a missing permission: it says nothing about the bytes.
+    Refusal,
+}
+
+impl Fault {
+    /// The errors that disks, cables, file servers and file systems report for lost data.
+    const DAMAGE: [Errno; 8] = [
+        Errno::IO,
+        Errno::REMOTEIO,
+        Errno::TIMEDOUT,
+        Errno::NOLINK,
+        Errno::UCLEAN,
+        Errno::BADMSG,
+        Errno::NODATA,
+        Errno::ILSEQ,
+    ];
+    const SHORTAGE: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+
+    /// Classifies the error of a call.
+    pub fn from_error(error: &io::Error) -> Self {
+        let is_one_of = |errnos: &[Errno]| Errno::from_io_error(error).is_some_and(|no| errnos.contains(&no));
+        if is_one_of(&Self::DAMAGE) || error.kind() == io::ErrorKind::UnexpectedEof {
+            Self::Damage
+        } else if is_one_of(&Self::SHORTAGE) {
+            Self::Shortage
+        } else {
+            Self::Refusal
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -195,6 +221,19 @@ mod tests {
             DiskReader::default().read(&file, &mut go, &mut |chunk| bytes.extend_from_slice(chunk)).unwrap();
         assert_eq!(ended, Ended::Complete);
         bytes
+    }
+
+    #[test]
+    fn refusal_of_direct_reads_shows_at_the_first_one() {
+        for (offset, direct_alignment, errno, is_refused) in [
+            (0, Some(4096), Errno::INVAL, true),
+            (4096, Some(4096), Errno::INVAL, false),
+            (0, None, Errno::INVAL, false),
+            (0, Some(4096), Errno::IO, false),
+        ] {
+            let file = DiskFile { file: tempfile::tempfile().unwrap(), offset, direct_alignment };
+            assert_eq!(file.is_refused(&errno.into()), is_refused, "{offset} {direct_alignment:?} {errno}");
+        }
     }
 
     fn pattern(length: usize) -> Vec<u8> {
@@ -252,5 +291,19 @@ mod tests {
         assert_eq!(whole_units(5000, 4096, 5000), 5000);
         assert_eq!(whole_units(100, 4096, 5000), 0);
         assert_eq!(whole_units(5000, 1, 100_000), 5000);
+    }
+
+    #[test]
+    fn errors_are_classified_as_damage_shortage_or_refusal() {
+        for errno in Fault::DAMAGE {
+            assert_eq!(Fault::from_error(&errno.into()), Fault::Damage, "{errno}");
+        }
+        assert_eq!(Fault::from_error(&io::ErrorKind::UnexpectedEof.into()), Fault::Damage);
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert_eq!(Fault::from_error(&errno.into()), Fault::Shortage, "{errno}");
+        }
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::LOOP, Errno::STALE, Errno::INVAL] {
+            assert_eq!(Fault::from_error(&errno.into()), Fault::Refusal, "{errno}");
+        }
     }
 }

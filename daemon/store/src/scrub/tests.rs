@@ -44,7 +44,7 @@ fn pass_finds_damaged_blobs_and_ends() {
     let cursor = Cursor::load(&store);
     assert_eq!((cursor.blobs, cursor.last), (20, None));
     assert!(cursor.bytes >= 18 * 5000);
-    assert_eq!(store.content().damaged(), [digests[3], digests[17]].into());
+    assert_eq!(store.content.damaged(), [digests[3], digests[17]].into());
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn restart_continues_after_the_last_blob() {
     cursor.save(&store).unwrap();
     let _scrubber = Scrubber::start(Arc::clone(&store), FAST, || false, |_, _| ()).unwrap();
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
-    assert_eq!(store.content().damaged(), [digests[17]].into());
+    assert_eq!(store.content.damaged(), [digests[17]].into());
     assert_eq!(Cursor::load(&store).blobs, 11);
 }
 
@@ -91,9 +91,9 @@ fn nothing_is_read_while_the_daemon_is_busy() {
     };
     let scrubber = Scrubber::start(Arc::clone(&store), FAST, is_busy, |_, _| ());
     eventually("the scrubber asks", || asked.load(Ordering::Relaxed));
-    assert!(store.content().damaged().is_empty());
+    assert!(store.content.damaged().is_empty());
     busy.store(false, Ordering::Relaxed);
-    eventually("the damage is found", || store.content().damaged() == [digests[0]].into());
+    eventually("the damage is found", || store.content.damaged() == [digests[0]].into());
     drop(scrubber);
 }
 
@@ -120,7 +120,7 @@ fn blobs_that_disappear_are_skipped() {
     let scrubber = Scrubber::start(Arc::clone(&store), FAST, is_busy, |_, _| ());
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
     drop(scrubber);
-    assert!(store.content().damaged().is_empty());
+    assert!(store.content.damaged().is_empty());
 }
 
 #[test]
@@ -135,4 +135,31 @@ fn blob_that_always_fails_is_skipped_after_some_tries() {
     assert!(matches!(retries.accept(one, shortage()), Ok(Verdict::Unreadable { .. })));
     assert!(retries.accept(one, shortage()).is_err(), "of the next pass");
     assert!(retries.accept(one, Ok(Verdict::Good)).is_ok());
+}
+
+#[test]
+fn position_is_saved_after_many_bytes_or_some_time() {
+    let mut unsaved = Unsaved::none();
+    assert!(!unsaved.add(Unsaved::MAX_BYTES - 1));
+    assert!(unsaved.add(1));
+    assert!(!unsaved.add(1), "counted from the start again");
+    let since = Instant::now().checked_sub(Unsaved::MAX_AGE).unwrap();
+    assert!(Unsaved { bytes: 0, since }.add(0));
+}
+
+#[test]
+fn damaged_and_unread_blobs_are_counted() {
+    let mut found = Found::default();
+    let reason = || "a test".to_owned();
+    for verdict in [
+        Verdict::Good,
+        Verdict::Gone,
+        Verdict::Writable { mode: 0o644 },
+        Verdict::Unreadable { reason: reason() },
+        Verdict::Unreadable { reason: reason() },
+        Verdict::Unreliable { reason: reason() },
+    ] {
+        found.add(Digest::of(b"x"), &verdict);
+    }
+    assert_eq!((found.damaged, found.unread), (1, 2));
 }

@@ -41,6 +41,7 @@ pub struct Throttle {
     ready_at: Duration,
     is_busy: Box<dyn Fn() -> bool + Send>,
     max_pressure_percent: u8,
+    read_pressure: fn() -> f64,
     /// When the pressure was last read, and whether it was too high.
     pressure: Option<(Instant, bool)>,
 }
@@ -50,7 +51,6 @@ impl Throttle {
     const PAUSE: Duration = Duration::from_secs(1);
 
     /// A throttle that has allowed no chunk yet.
-    #[must_use]
     pub fn new(stop: Arc<StopSignal>, policy: ScrubPolicy, is_busy: Box<dyn Fn() -> bool + Send>) -> Self {
         Self {
             stop,
@@ -59,18 +59,17 @@ impl Throttle {
             ready_at: Duration::ZERO,
             is_busy,
             max_pressure_percent: policy.max_pressure_percent,
+            read_pressure: io_pressure,
             pressure: None,
         }
     }
 
     /// The stop signal.
-    #[must_use]
     pub fn stop(&self) -> &StopSignal {
         &self.stop
     }
 
-    /// Whether a chunk of `bytes` may be read now. Sleeps for at most a second before it returns
-    /// [`Step::Wait`].
+    /// Whether `bytes` may be read now. Sleeps for at most a second before [`Step::Wait`].
     pub fn step(&mut self, bytes: u64) -> Step {
         let now = self.started.elapsed();
         let wait = if (self.is_busy)() || self.is_under_pressure() {
@@ -92,7 +91,7 @@ impl Throttle {
         match self.pressure {
             Some((read_at, high)) if read_at.elapsed() < Self::PAUSE => high,
             _ => {
-                let high = io_pressure() > f64::from(self.max_pressure_percent);
+                let high = (self.read_pressure)() > f64::from(self.max_pressure_percent);
                 self.pressure = Some((Instant::now(), high));
                 high
             }
@@ -106,8 +105,7 @@ impl fmt::Debug for Throttle {
     }
 }
 
-/// In what percentage of the last ten seconds some task waited for a disk, as the kernel reports; 0 where
-/// it does not.
+/// For what percentage of the last ten seconds some task waited for a disk; 0 if the kernel does not say.
 #[expect(clippy::disallowed_methods, reason = "a file of the kernel")]
 fn io_pressure() -> f64 {
     std::fs::read_to_string("/proc/pressure/io").map_or(0.0, |text| parse_pressure(&text))
@@ -130,5 +128,29 @@ mod tests {
         for text in ["", "full avg10=3.00", "some avg10=x", "some"] {
             assert!(parse_pressure(text).abs() < f64::EPSILON, "{text}");
         }
+    }
+
+    #[test]
+    fn pressure_above_the_limit_pauses_for_as_long_as_its_value_is_used() {
+        for (read_pressure, is_high) in
+            [(|| 49.9) as fn() -> f64, || 50.0, || 50.1].into_iter().zip([false, false, true])
+        {
+            let policy = ScrubPolicy {
+                bytes_per_second: u64::MAX,
+                period: Duration::from_secs(1),
+                max_pressure_percent: 50,
+            };
+            let throttle = Throttle::new(Arc::default(), policy, Box::new(|| false));
+            let mut throttle = Throttle { read_pressure, ..throttle };
+            assert_eq!(throttle.is_under_pressure(), is_high);
+            throttle.read_pressure = || panic!("it was just read");
+            assert_eq!(throttle.is_under_pressure(), is_high);
+            throttle.read_pressure = || 100.0;
+            throttle.pressure = Instant::now().checked_sub(Throttle::PAUSE).map(|before| (before, false));
+            assert!(throttle.is_under_pressure());
+            throttle.stop.set();
+            assert_eq!(throttle.step(1), Step::Stop);
+        }
+        assert!((0.0..=100.0).contains(&io_pressure()));
     }
 }

@@ -1,5 +1,5 @@
-//! In every mode and for every source: no file is published before its content is durable, and an error
-//! of each write would have been reported.
+//! In every mode and for every source: no file is published before its content is durable, and an error of each write
+//! would have been reported.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +10,7 @@ use blobd_store_format::layout;
 use blobd_store_format::split::SplitPlan;
 
 use super::*;
-use crate::disk::{Change, Disk, KernelDisk, Root};
+use crate::disk::{Disk, KernelDisk, Root};
 use crate::testing::{begin, new_store_with};
 use crate::{Assembler, Ingest, PartialFile, Store, StoreOptions};
 
@@ -22,8 +22,8 @@ struct Watched(Mutex<Records>);
 
 #[derive(Debug, Default)]
 struct Records {
-    /// For each file, the descriptors through which it was written and not yet synced. The set is empty
-    /// if a process wrote it that was killed.
+    /// For each file, the descriptors through which it was written and not yet synced. The set is empty if a process
+    /// wrote it that was killed.
     unsynced: BTreeMap<PathBuf, BTreeSet<i32>>,
     published: usize,
     file_syncs: usize,
@@ -53,18 +53,9 @@ impl Watched {
 }
 
 impl Disk for Watched {
-    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
-        KernelDisk.create_dir(root, path)
-    }
     fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
         lock(&self.0).unsynced.remove(path);
         KernelDisk.create_file(root, path, mode)
-    }
-    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
-        KernelDisk.open_file(root, path, change)
-    }
-    fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
-        KernelDisk.reserve(path, file, size)
     }
     fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.changed(path, file);
@@ -86,17 +77,11 @@ impl Disk for Watched {
         }
         KernelDisk.sync_file(path, file)
     }
-    fn sync_dir(&self, path: &Path, directory: &File) -> io::Result<()> {
-        KernelDisk.sync_dir(path, directory)
-    }
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {
         let mut records = lock(&self.0);
         records.file_system_syncs += 1;
         records.unsynced.clear();
         KernelDisk.sync_file_system(directory)
-    }
-    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
-        KernelDisk.rename(root, from, to)
     }
     fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         let mut records = lock(&self.0);
@@ -110,9 +95,6 @@ impl Disk for Watched {
     fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
         lock(&self.0).unsynced.remove(path);
         KernelDisk.remove_file(root, path)
-    }
-    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
-        KernelDisk.remove_dir(root, path)
     }
 }
 
@@ -211,8 +193,7 @@ fn file_of_a_killed_process_is_durable_before_it_is_published() {
     }
 }
 
-/// `syncfs` reports every write error since the transaction began; an `fsync` through a new descriptor may
-/// not.
+/// `syncfs` reports every write error since the transaction began; an `fsync` through a new descriptor may not.
 #[test]
 fn few_blobs_whose_descriptors_were_closed_are_synced_with_the_file_system() {
     let rig = Rig::new(Durability::Auto);
@@ -250,11 +231,41 @@ fn restarted_file_is_not_written_through_the_old_descriptor() {
         let (ingest, content) = (rig.begin(), [7; 3000]);
         let partial = rig.session(&ingest, &content);
         partial.write(0, &[1; 3000]).unwrap();
-        rig.store.ledger().remove_partial(Digest::of(&content)).unwrap();
+        rig.store.ledger.remove_partial(Digest::of(&content)).unwrap();
         let partial = rig.session(&ingest, &content);
         partial.write(0, &content).unwrap();
         finish(&partial, ingest);
         let blob = rig.store.path(layout::blob(Digest::of(&content)));
         assert_eq!(std::fs::read(blob).unwrap(), content);
     }
+}
+
+#[test]
+fn many_blobs_are_synced_with_the_file_system_and_few_one_by_one() {
+    for (count, file_syncs, file_system_syncs) in [(7, 7, 0), (8, 0, 1)] {
+        let rig = Rig::new(Durability::Auto);
+        let mut ingest = rig.begin();
+        let before = rig.count(|records| records.file_syncs);
+        rig.add_interleaved(&mut ingest, count);
+        ingest.commit_blobs().unwrap();
+        let synced = rig.count(|records| records.file_syncs) - before;
+        let syncs = (synced, rig.count(|records| records.file_system_syncs));
+        assert_eq!(syncs, (file_syncs, file_system_syncs), "{count}");
+        assert_eq!(rig.disk.published(), count as usize);
+    }
+}
+
+#[test]
+fn least_recently_used_file_is_closed_when_too_many_are_open() {
+    let mut files = Files::default();
+    for name in ["a", "b", "c"] {
+        files.insert(Path::new(name), tempfile::tempfile().unwrap());
+    }
+    assert!(files.take_least_recently_used(4).is_none());
+    files.used(Path::new("a")).unwrap();
+    let mut closed = |limit| files.take_least_recently_used(limit).map(|(path, _)| path);
+    assert_eq!(closed(3), Some("b".into()));
+    assert_eq!(closed(3), None);
+    assert_eq!([closed(1), closed(1), closed(1)], [Some("c".into()), Some("a".into()), None]);
+    assert!(files.used(Path::new("a")).is_none());
 }

@@ -17,7 +17,7 @@ use crate::content::downloads::journal::{Record, Session};
 use crate::{Staging, StoreError, lock};
 
 impl Session {
-    pub(super) fn by(plan: &SplitPlan) -> Self {
+    pub(super) fn for_plan(plan: &SplitPlan) -> Self {
         Self { boot: boot_id(), plan: fingerprint(plan) }
     }
 }
@@ -44,7 +44,7 @@ struct FirstClaims {
 }
 
 impl Claims {
-    pub(super) fn of(records: &[Record], now: &Session) -> Self {
+    pub(super) fn from_records(records: &[Record], now: &Session) -> Self {
         let mut claims = Self::default();
         let (mut is_same_plan, mut is_same_boot) = (false, false);
         for record in records {
@@ -67,7 +67,7 @@ impl Claims {
                 Record::Stored { blob, digest } if is_same_plan => {
                     claims.stored.insert(usize::try_from(blob).unwrap_or(usize::MAX), digest);
                 }
-                Record::SecondCopy { first } if is_same_plan => claims = claims.of_first_copy(first),
+                Record::SecondCopy { first } if is_same_plan => claims = claims.into_first_copy(first),
                 Record::Differs { offset, length, bytes } if is_same_plan => {
                     if let Some(first) = &mut claims.first {
                         let range = offset..offset.saturating_add(u64::from(length));
@@ -83,9 +83,8 @@ impl Claims {
         claims
     }
 
-    /// The same as claims of a first copy with this digest, which a second one is to replace. Blobs of the store may
-    /// be what is wrong, and are downloaded too.
-    pub(super) fn of_first_copy(self, digest: Digest) -> Self {
+    /// Turns these into claims of a first copy. Blobs of the store may be wrong too, so they are downloaded again.
+    pub(super) fn into_first_copy(self, digest: Digest) -> Self {
         let Self { trusted, unverified, .. } = self;
         let first = FirstClaims { digest, trusted, unverified, differences: Differences::default() };
         Self { first: Some(first), ..Self::default() }
@@ -125,7 +124,7 @@ impl Assembler {
                 held.remove(range);
             }
             if let Some(digest) = claims.stored.get(&blob)
-                && partial.download.store.content().blob_size(*digest)? == Some(planned.size)
+                && partial.download.store.content.blob_size(*digest)? == Some(planned.size)
             {
                 stored.insert(blob, *digest);
                 partial.ranges(self.plan(), blob).for_each(|range| arrived.insert(range));
@@ -142,7 +141,6 @@ impl Assembler {
         Ok(())
     }
 
-    /// The ranges that are on disk: all trusted ones, and the others whose content is as recorded.
     fn confirmed(&self, trusted: &[Range<u64>], unverified: &[(Range<u64>, u32)]) -> Extents {
         let mut confirmed = Extents::default();
         trusted.iter().for_each(|range| confirmed.insert(range.clone()));
@@ -168,8 +166,8 @@ impl Assembler {
 }
 
 impl PartialDirectory {
-    /// Removes ranges beyond the ends of the files. The journal may claim more than there is if the disk
-    /// lost its power, or was unplugged, while the machine kept running.
+    /// Removes ranges beyond the ends of the files. The journal may claim more than there is if the disk lost its
+    /// power, or was unplugged, while the machine kept running.
     fn remove_truncated(
         &self,
         plan: &SplitPlan,
@@ -177,7 +175,7 @@ impl PartialDirectory {
         arrived: &mut Extents,
     ) -> Result<(), StoreError> {
         let length = |path: &Path| {
-            let status = self.download.store.content().root.status(path)?;
+            let status = self.download.store.content.root.status(path)?;
             Ok::<_, StoreError>(status.map_or(0, |status| status.len()))
         };
         let literals = length(&self.literals_path())?;
@@ -211,12 +209,11 @@ impl PartialDirectory {
     fn reopen(&self, blob: usize, staging: &Staging) -> Result<bool, StoreError> {
         let (store, path) = (&self.download.store, self.path_of(blob));
         // A file that was about to be published is read-only, but may still be incomplete.
-        match store.content().disk().set_mode_of(&path, 0o600) {
+        match store.content.disk.set_mode_of(&path, 0o600) {
             Ok(_file) => {}
-            // After a power cut, btrfs may have a file under both its old name and the one that it was
-            // renamed to. Then it is a blob of the store and must not be written to.
+            // After a power cut, btrfs may have a published blob under its old name too. It must not be written to.
             Err(StoreError::UnexpectedFile { .. }) if self.has_other_links(&path)? => {
-                store.content().disk().remove_file(&path)?;
+                store.content.disk.remove_file(&path)?;
                 return Ok(false);
             }
             Err(error) => return Err(error),
@@ -226,29 +223,22 @@ impl PartialDirectory {
     }
 
     fn has_other_links(&self, path: &Path) -> Result<bool, StoreError> {
-        Ok(self
-            .download
-            .store
-            .content()
-            .root
-            .status(path)?
-            .is_some_and(|status| status.is_file() && status.links() > 1))
+        let status = self.download.store.content.root.status(path)?;
+        Ok(status.is_some_and(|status| status.is_file() && status.links() > 1))
     }
 }
 
 /// The most bytes in one record: the size of one write.
 const MAX_RECORD_BYTES: usize = 16 << 20;
 
-/// Drops cached pages, so that what is read and hashed from now on is what the disk has. A write-back of an
-/// earlier session may have failed; the kernel then keeps the page as if it were on disk. Pages that are
-/// not on disk yet stay. If writing them fails, the error is reported to this descriptor or to the one for
-/// `syncfs`, which are both older.
+/// Drops cached pages, so that what is read and hashed from now on is what the disk has. A write-back of an earlier
+/// session may have failed; the kernel then keeps the page as if it were on disk. Pages that are not on disk yet stay.
+/// If writing them fails, the error is reported to this descriptor or to the one for `syncfs`, which are both older.
 fn drop_cached(file: &File) {
     // If it fails, the next scrub finds the damage.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 
-/// Identifies this boot of the machine.
 #[expect(clippy::disallowed_methods, reason = "a file of the kernel, not of the store")]
 pub(super) fn boot_id() -> [u8; 16] {
     let id = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
@@ -274,4 +264,102 @@ fn fingerprint(plan: &SplitPlan) -> [u8; 16] {
 
 fn half(digest: Digest) -> [u8; 16] {
     digest.as_bytes().first_chunk().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: [u8; 16] = [1; 16];
+    const OTHER_PLAN: [u8; 16] = [2; 16];
+    const THIS_BOOT: [u8; 16] = [7; 16];
+    const EARLIER_BOOT: [u8; 16] = [6; 16];
+
+    fn session(boot: [u8; 16], plan: [u8; 16]) -> Record {
+        Record::Session(Session { boot, plan })
+    }
+
+    fn arrived(offset: u64) -> Record {
+        Record::Arrived { offset, length: 5, crc: 9 }
+    }
+
+    fn claims(records: &[Record]) -> Claims {
+        Claims::from_records(records, &Session { boot: THIS_BOOT, plan: PLAN })
+    }
+
+    /// The starts of trusted ranges, those of unverified ones, and stored blobs.
+    fn parts(claims: &Claims) -> (Vec<u64>, Vec<u64>, Vec<usize>) {
+        let lengths = claims.trusted.iter().chain(claims.unverified.iter().map(|(range, _)| range));
+        assert!(lengths.into_iter().all(|range| range.end - range.start == 5));
+        assert!(claims.unverified.iter().all(|(_, crc)| *crc == 9));
+        let unverified = claims.unverified.iter().map(|(range, _)| range.start);
+        let trusted = claims.trusted.iter().map(|range| range.start);
+        (trusted.collect(), unverified.collect(), claims.stored.keys().copied().collect())
+    }
+
+    #[test]
+    fn bytes_of_this_boot_are_trusted_and_those_of_another_plan_are_dropped() {
+        let stored = Record::Stored { blob: 3, digest: Digest::of(b"stored") };
+        for (records, expected) in [
+            (vec![], (vec![], vec![], vec![])),
+            (vec![session(THIS_BOOT, PLAN)], (vec![], vec![], vec![])),
+            (vec![arrived(0), stored], (vec![], vec![], vec![])),
+            (vec![session(THIS_BOOT, OTHER_PLAN), arrived(0), stored], (vec![], vec![], vec![])),
+            (vec![session(THIS_BOOT, PLAN), arrived(0)], (vec![0], vec![], vec![])),
+            (vec![session(EARLIER_BOOT, PLAN), arrived(0)], (vec![], vec![0], vec![])),
+            (vec![session(THIS_BOOT, PLAN), stored], (vec![], vec![], vec![3])),
+            (
+                vec![session(EARLIER_BOOT, PLAN), arrived(0), session(THIS_BOOT, PLAN), arrived(10), stored],
+                (vec![10], vec![0], vec![3]),
+            ),
+            (
+                vec![session(THIS_BOOT, PLAN), arrived(0), session(THIS_BOOT, OTHER_PLAN), arrived(20)],
+                (vec![], vec![], vec![]),
+            ),
+        ] {
+            let found = claims(&records);
+            assert_eq!(found.is_empty(), expected == (vec![], vec![], vec![]), "{records:?}");
+            assert_eq!(parts(&found), expected, "{records:?}");
+            assert!(!found.is_of_second_copy());
+        }
+    }
+
+    #[test]
+    fn what_arrived_before_a_second_copy_began_is_its_first_copy() {
+        let first = Digest::of(b"first");
+        let differs = Record::Differs { offset: 40, length: 4, bytes: 2 };
+        let records = [
+            session(EARLIER_BOOT, PLAN),
+            arrived(0),
+            session(THIS_BOOT, PLAN),
+            differs,
+            arrived(10),
+            Record::Stored { blob: 3, digest: Digest::of(b"stored") },
+            Record::SecondCopy { first },
+            differs,
+            arrived(20),
+        ];
+        let found = claims(&records);
+        assert!(found.is_of_second_copy() && !found.is_empty());
+        assert_eq!(parts(&found), (vec![20], vec![], vec![]), "a stored blob may be wrong too");
+        let FirstClaims { digest, trusted, unverified, differences } = found.first.unwrap();
+        let expected = [Difference { range: 40..44, bytes: 2 }];
+        assert_eq!((digest, trusted.len(), unverified.len()), (first, 1, 1));
+        assert_eq!((trusted[0].start, &unverified[0].0, differences.ranges()), (10, &(0..5), &expected[..]));
+        assert!(!claims(&records[..6]).is_of_second_copy());
+        assert!(
+            !claims(&[session(THIS_BOOT, OTHER_PLAN), Record::SecondCopy { first }, differs])
+                .is_of_second_copy()
+        );
+        assert!(!claims(&[session(THIS_BOOT, PLAN), Record::SecondCopy { first }]).is_empty());
+    }
+
+    #[test]
+    fn only_the_same_division_of_a_file_has_its_fingerprint() {
+        let whole = |size| fingerprint(&SplitPlan::whole(size));
+        assert_eq!(whole(10), whole(10));
+        assert_ne!(whole(10), whole(11));
+        assert_ne!(boot_id(), [0; 16]);
+        assert_eq!(boot_id(), boot_id());
+    }
 }

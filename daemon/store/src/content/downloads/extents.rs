@@ -31,13 +31,11 @@ impl Extents {
         self.ranges.remove(range);
     }
 
-    /// The end of the run of present bytes that begins at `offset`; `offset` itself if the byte there is
-    /// missing.
+    /// The end of the run of present bytes that begins at `offset`.
     pub(crate) fn end_of_run(&self, offset: u64) -> u64 {
         self.ranges.get(&offset).map_or(offset, |run| run.end)
     }
 
-    /// The parts of `range` that are missing, in order.
     pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
         if range.is_empty() { Vec::new() } else { self.ranges.gaps(&range).collect() }
     }

@@ -1,8 +1,8 @@
 //! The journal of a download: records which bytes have arrived.
 //!
-//! A head names the file; records of equal length follow, each with its own checksum. The journal is only
-//! appended to, and never synced: a torn or wrong record ends it, and after a reboot its claims are
-//! compared with the data (`docs/STORE-FORMAT.md`).
+//! A head names the file; records of equal length follow, each with its own checksum. The journal is only appended to,
+//! and never synced: a torn or wrong record ends it, and after a reboot its claims are compared with the data
+//! (`docs/STORE-FORMAT.md`).
 
 use blobd_store_format::digest::Digest;
 
@@ -20,10 +20,10 @@ pub(crate) enum Record {
     Arrived { offset: u64, length: u32, crc: u32 },
     /// A planned blob is in the store under this digest.
     Stored { blob: u32, digest: Digest },
-    /// What has arrived before is a complete copy of the file with this digest, which is wrong. The following
-    /// records are of a second copy, which replaces it.
+    /// What has arrived before is a complete copy of the file with this digest, which is wrong. The following records
+    /// are of a second copy, which replaces it.
     SecondCopy { first: Digest },
-    /// In a range of this length, the second copy differs from the first in so many bytes.
+    /// `bytes` of a range of this length differ between the two copies.
     Differs { offset: u64, length: u32, bytes: u32 },
 }
 
@@ -97,7 +97,6 @@ impl Record {
     }
 }
 
-/// A number followed by zeros.
 fn padded(number: u32) -> [u8; 32] {
     let mut content = [0; 32];
     let (first, _) = content.split_at_mut(size_of::<u32>());

@@ -7,10 +7,9 @@ use proptest::prelude::*;
 
 use crate::disk::Root;
 use crate::index::UsageCounter;
-use crate::index::catalog::Catalog;
+use crate::index::catalog::{BlobFacts, Catalog, RecipeFacts};
 use crate::index::database::Database;
 use crate::index::encoding::{Decoder, Edit, chunk_key, next_edits};
-use crate::index::facts::{BlobFacts, RecipeFacts};
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -244,4 +243,42 @@ fn usage_counts_each_blob_once_for_each_model() {
     assert_eq!(shares, [(1, 10), (0, 110)]);
     assert_eq!((usage.needed_bytes, usage.trash_bytes), (111, 1000));
     assert_eq!(usage.unneeded_blobs, [blob(6)]);
+}
+
+#[test]
+fn catalog_is_unwritten_until_each_of_its_parts_was_taken() {
+    let mut catalog = Catalog::default();
+    assert!(!catalog.has_unwritten());
+    catalog.set_blob(blob(1), Some(BlobFacts { length: 1, bytes_on_disk: 512 }));
+    assert!(catalog.has_unwritten());
+    catalog.take_unwritten(10);
+    assert!(!catalog.has_unwritten());
+    catalog.set_recipe(file(1), Some(RecipeFacts { bytes_on_disk: 512, needs: None }));
+    catalog.take_unwritten(10);
+    assert!(!catalog.has_unwritten());
+    catalog.set_recipe(file(2), Some(RecipeFacts { bytes_on_disk: 512, needs: None }));
+    assert!(catalog.has_unwritten());
+}
+
+#[test]
+fn most_blobs_of_a_recipe_are_known() {
+    let mut catalog = Catalog::default();
+    assert_eq!(catalog.most_needs(), 0);
+    for (number, needs) in [(1, vec![1, 2]), (2, vec![1, 2, 3]), (3, vec![])] {
+        let mut needs: Vec<Digest> = needs.into_iter().map(blob).collect();
+        needs.sort_unstable();
+        catalog.set_recipe(file(number), Some(RecipeFacts { bytes_on_disk: 512, needs: Some(needs) }));
+    }
+    assert_eq!(catalog.most_needs(), 3);
+}
+
+#[test]
+fn copy_with_a_blob_twice_is_refused() {
+    let row = |state: u8, digest: u8| [&[state][..], &[digest; 32], &[1; 16]].concat();
+    let is_read = |rows: &[(u8, u8)]| {
+        let page: Vec<u8> = rows.iter().flat_map(|(state, digest)| row(*state, *digest)).collect();
+        Decoder::default().add_page(&[0; 4], &page).is_some()
+    };
+    assert!(is_read(&[(2, 1), (2, 2), (1, 3), (0, 0), (0, 0)]));
+    assert!(!is_read(&[(2, 1), (2, 1)]) && !is_read(&[(1, 1), (2, 1)]) && !is_read(&[(3, 1)]));
 }

@@ -2,26 +2,20 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::reference::Reference;
 
 use crate::liveness::gc::{self, Node, Owner, walk};
-use crate::testing::{begin, new_store};
-use crate::{Actor, Ingest, NameRule, OtherFiles, SpacePolicy, Store, StoreError, Verb};
+use crate::testing::{self, begin, name, new_store};
+use crate::{Actor, Ingest, NameRule, OtherFiles, Payer, SpacePolicy, Store, StoreError, Verb, VisitedFiles};
 
+mod downloads;
 mod pools;
-mod unpaid;
 
 const ANN: u32 = 1001;
 const BOB: u32 = 1002;
 const CAROL: u32 = 1003;
 const KIB: usize = 1 << 10;
-
-fn name(text: &str) -> Reference {
-    text.parse().unwrap()
-}
 
 /// A file of `size` bytes that depends on `seed` only.
 fn content(seed: u8, size: usize) -> Vec<u8> {
@@ -46,30 +40,26 @@ fn add_with(mut ingest: Ingest, reference: &str, files: &[Vec<u8>]) -> Result<()
 }
 
 fn manifest(files: &[Vec<u8>]) -> Manifest {
-    let file = |bytes: &Vec<u8>| Descriptor {
-        media_type: MediaType::new("text/plain"),
-        digest: blobd_store_format::digest::Digest::of(bytes),
-        size: bytes.len() as u64,
-    };
-    let layers = files.get(1..).filter(|layers| !layers.is_empty()).unwrap_or(files);
-    Manifest::compose(file(&files[0]), layers.iter().map(file).collect()).unwrap()
+    testing::manifest(&files.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
 fn remove(store: &Store, reference: &str) {
     {
-        let _tags = store.names().lock_tags();
-        store.names().remove_tag(&name(reference), Actor { uid: 0, verb: Verb::Rm }).unwrap();
+        let _tags = store.names.lock_tags();
+        store.names.remove_tag(&name(reference), Actor { uid: 0, verb: Verb::Rm }).unwrap();
     }
-    gc::collect(store.liveness()).unwrap();
+    gc::collect(&store.liveness).unwrap();
 }
 
 fn others(store: &Store) -> OtherFiles {
-    store.content().other_files(store.content().index().recheck_sizes().unwrap()).unwrap()
+    let mut manifests = VisitedFiles::default();
+    store.names.summaries_with_files(&mut manifests).unwrap();
+    store.content.other_files(store.content.index().recheck_sizes().unwrap(), &manifests).unwrap()
 }
 
 /// What is charged to each user, and to none.
 fn charged(store: &Store) -> BTreeMap<Option<u32>, u64> {
-    let charges = store.liveness().charges(&others(store)).unwrap();
+    let charges = store.liveness.charges(&others(store), None).unwrap();
     charges.into_iter().map(|charge| (charge.uid, charge.charged_bytes)).collect()
 }
 
@@ -79,7 +69,7 @@ fn of(store: &Store, uid: u32) -> u64 {
 
 /// Rounded up to whole blocks, as on disk.
 fn on_disk(store: &Store, sizes: &[usize]) -> u64 {
-    sizes.iter().map(|size| store.ledger().size_on_disk(*size as u64)).sum()
+    sizes.iter().map(|size| store.ledger.size_on_disk(*size as u64)).sum()
 }
 
 /// What the manifest and the history of a name take.
@@ -91,21 +81,21 @@ fn records(store: &Store) -> u64 {
 fn expected(store: &Store) -> BTreeMap<Option<u32>, u64> {
     let (mut sums, mut seen): (BTreeMap<Option<u32>, u64>, BTreeSet<Node>) = Default::default();
     let mut claims = Vec::new();
-    walk(store.liveness(), SystemTime::now(), &mut |owned| {
+    walk(&store.liveness, SystemTime::now(), &mut |owned| {
         let reference = match &owned.owner {
             Owner::Tag(reference) => Some((0, reference.clone())),
             Owner::Trash(reference) => Some((1, reference.clone())),
             _ => None,
         };
         if let (Some((kind, reference)), Some(manifest)) = (reference, owned.manifest) {
-            let account = owned.account.or_else(|| store.names().account_of(&reference, manifest)).unwrap();
+            let account = owned.account.or_else(|| store.names.account_of(&reference, manifest)).unwrap();
             if kind == 0 {
                 for record in [layout::manifest(&reference), layout::history(&reference)] {
                     *sums.entry(Some(account.uid)).or_default() +=
-                        store.content().root.allocated_bytes(&record)?;
+                        store.content.root.allocated_bytes(&record)?;
                 }
             }
-            claims.push((kind, account.since, account.uid, owned.nodes(store.liveness())?));
+            claims.push((kind, account.since, account.uid, owned.nodes(&store.liveness)?));
         }
         Ok(())
     })
@@ -114,12 +104,12 @@ fn expected(store: &Store) -> BTreeMap<Option<u32>, u64> {
     for (_, _, uid, nodes) in claims {
         for node in nodes.into_iter().filter(|node| seen.insert(*node)) {
             *sums.entry(Some(uid)).or_default() +=
-                store.content().bytes_on_disk(node).unwrap().unwrap_or_default();
+                store.content.bytes_on_disk(node).unwrap().unwrap_or_default();
         }
     }
-    for trashed in store.names().trash().unwrap() {
+    for trashed in store.names.trash().unwrap() {
         *sums.entry(Some(trashed.account.unwrap().uid)).or_default() +=
-            store.names().trashed_bytes(trashed.record).unwrap();
+            store.names.trashed_bytes(trashed.record).unwrap();
     }
     sums.retain(|_, bytes| *bytes > 0);
     sums
@@ -149,7 +139,7 @@ fn check(store: &Store) {
     of_users.retain(|uid, bytes| uid.is_some() && *bytes > 0);
     assert_eq!(of_users, expected(store));
     for uid in [ANN, BOB, CAROL] {
-        let in_memory = store.liveness().charged_bytes(uid).unwrap();
+        let in_memory = store.liveness.charged_bytes(uid).unwrap();
         assert_eq!(in_memory, found.get(&Some(uid)).copied().unwrap_or_default(), "uid {uid}");
     }
     assert_eq!(found.values().sum::<u64>(), du(store));
@@ -176,7 +166,7 @@ fn shares_say_what_only_one_user_keeps() {
     add(&store, ANN, "m:ann", &[content(1, 5 * KIB), content(2, 20 * KIB)]).unwrap();
     add(&store, ANN, "m:ann2", &[content(4, KIB), content(1, 5 * KIB)]).unwrap();
     add(&store, BOB, "m:bob", &[content(3, 9 * KIB), content(2, 20 * KIB)]).unwrap();
-    let charges = store.liveness().charges(&others(&store)).unwrap();
+    let charges = store.liveness.charges(&others(&store), None).unwrap();
     let of = |uid| charges.iter().find(|charge| charge.uid == Some(uid)).unwrap();
     assert_eq!(of(ANN).unique_bytes, on_disk(&store, &[5 * KIB, KIB]));
     assert_eq!(of(BOB).unique_bytes, on_disk(&store, &[9 * KIB]));
@@ -189,12 +179,12 @@ fn shares_say_what_only_one_user_keeps() {
 
 #[test]
 fn names_without_a_record_and_what_nothing_needs_are_charged_to_no_user() {
-    let (folder, store) = new_store();
+    let (_folder, store) = new_store();
     add(&store, ANN, "m:ann", &[content(1, 5 * KIB)]).unwrap();
-    crate::testing::add_blobs(&store, [content(9, 30 * KIB)]);
-    std::fs::remove_file(folder.path().join("store").join(layout::history(&name("m:ann")))).unwrap();
+    testing::add_blobs(&store, [content(9, 30 * KIB)]);
+    std::fs::remove_file(store.path(layout::history(&name("m:ann")))).unwrap();
     // Read again, as after a restart.
-    store.ledger().note_charges_changed();
+    store.ledger.note_charges_changed();
     let charges = charged(&store);
     assert_eq!(charges.get(&Some(ANN)).copied().unwrap_or_default(), 0);
     assert_eq!(charges.values().sum::<u64>(), du(&store));
@@ -209,7 +199,7 @@ fn published_blobs_of_a_transaction_are_charged_to_its_user() {
     assert!(of(&store, BOB) >= on_disk(&store, &[50 * KIB]));
     assert_eq!(charged(&store).values().sum::<u64>(), du(&store));
     drop(ingest);
-    gc::collect(store.liveness()).unwrap();
+    gc::collect(&store.liveness).unwrap();
     assert_eq!(of(&store, BOB), 0);
 }
 
@@ -270,17 +260,17 @@ fn bytes_that_move_to_a_user_may_exceed_the_limit_and_stop_only_growth() {
 fn what_a_user_replaces_stays_charged_to_the_user_until_it_is_deleted() {
     let (_folder, store) = new_store();
     store
-        .ledger()
+        .ledger
         .set_space_policy(SpacePolicy { keep_displaced: Duration::ZERO, ..SpacePolicy::default() })
         .unwrap();
     add(&store, ANN, "m:a", &[content(1, 50 * KIB)]).unwrap();
-    let before = store.names().manifest(&name("m:a")).unwrap();
+    let before = store.names.manifest(&name("m:a")).unwrap();
     add(&store, ANN, "m:a", &[content(2, 20 * KIB)]).unwrap();
     let own = on_disk(&store, &[20 * KIB]) + records(&store);
     assert_eq!(of(&store, ANN), own, "without a quota it is left to the next collection");
-    store.liveness().charge_displaced(ANN, before.digests().into_iter().map(Node::Blob));
+    store.liveness.charge_displaced(ANN, before.digests().into_iter().map(Node::Blob));
     assert_eq!(of(&store, ANN), own + on_disk(&store, &[50 * KIB]));
-    assert_eq!(store.liveness().charged_bytes(ANN).unwrap(), of(&store, ANN));
+    assert_eq!(store.liveness.charged_bytes(ANN).unwrap(), of(&store, ANN));
     // Another name that needs it pays for it.
     add(&store, BOB, "m:b", &[content(1, 50 * KIB)]).unwrap();
     assert_eq!(of(&store, ANN), own);
@@ -311,28 +301,132 @@ fn charges_follow_every_change() {
         let (_folder, store) = new_store();
         for (action, user, tag, first, second) in steps {
             let (uid, reference) = (users[user], format!("m:{tag}"));
-            let is_there = store.names().manifest(&name(&reference)).is_ok();
+            let is_there = store.names.manifest(&name(&reference)).is_ok();
             match action {
                 0..=2 => {
                     let files = [content(first, 3 * KIB * (1 + usize::from(first))), content(second + 10, 7 * KIB)];
                     add(&store, uid, &reference, &files).unwrap();
                 }
                 3 if is_there => remove(&store, &reference),
-                4 if is_there => {
-                    let manifest = store.names().manifest(&name(&reference)).unwrap();
-                    store.names().add_to_trash(&name(&reference), &manifest, Duration::from_secs(3600)).unwrap();
-                    remove(&store, &reference);
-                }
+                4 if is_there => trash(&store, &reference),
                 5 if is_there => {
                     let to = format!("m:{}", (tag + 1) % 4);
-                    let manifest = store.names().manifest(&name(&reference)).unwrap();
+                    let manifest = store.names.manifest(&name(&reference)).unwrap();
                     let renaming = ingest(&store, uid, Verb::Rename).renaming(name(&reference));
                     renaming.commit(&name(&to), &manifest, None).unwrap();
-                    gc::collect(store.liveness()).unwrap();
+                    gc::collect(&store.liveness).unwrap();
                 }
                 _ => {}
             }
             check(&store);
         }
     });
+}
+
+/// Moves a model to the trash.
+fn trash(store: &Store, reference: &str) {
+    let manifest = store.names.manifest(&name(reference)).unwrap();
+    store.names.add_to_trash(&name(reference), &manifest, Duration::from_secs(3600)).unwrap();
+    remove(store, reference);
+}
+
+fn over_quota(result: Result<(), StoreError>) -> [u64; 3] {
+    match result {
+        Err(StoreError::OverQuota { uid: ANN, group: None, needed_bytes, used_bytes, limit_bytes }) => {
+            [needed_bytes, used_bytes, limit_bytes]
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn model_that_only_the_trash_of_another_user_keeps_counts_against_the_quota() {
+    let (_folder, store) = new_store();
+    let files = [content(1, 5 * KIB), content(2, 50 * KIB)];
+    add(&store, BOB, "m:bob", &files).unwrap();
+    trash(&store, "m:bob");
+    let all = on_disk(&store, &[5 * KIB, 50 * KIB]);
+    assert!(of(&store, BOB) >= all, "the trash is bob's");
+    let limited = |bytes| ingest(&store, ANN, Verb::Pull).within_quota(Some(bytes));
+    let [needed, used, limit] = over_quota(add_with(limited(all / 2), "m:ann", &files));
+    assert!(needed >= all && (used, limit) == (0, all / 2), "{needed} needed, {used} used");
+    assert_eq!(of(&store, ANN), 0);
+    add_with(limited(2 * all), "m:ann", &files).unwrap();
+    assert_eq!(of(&store, ANN), all + records(&store));
+    check(&store);
+}
+
+#[test]
+fn error_has_the_whole_transaction_as_needed_and_everything_else_as_used() {
+    let (_folder, store) = new_store();
+    let limit = on_disk(&store, &[130 * KIB]);
+    let limited = || ingest(&store, ANN, Verb::Pull).within_quota(Some(limit));
+    add_with(limited(), "m:a", &[content(1, 40 * KIB)]).unwrap();
+    let other = limited();
+    other.reserve_quota(on_disk(&store, &[20 * KIB])).unwrap();
+    let transaction = limited();
+    transaction.reserve_quota(on_disk(&store, &[30 * KIB])).unwrap();
+    let refused = over_quota(transaction.reserve_quota(on_disk(&store, &[50 * KIB])));
+    let used = on_disk(&store, &[40 * KIB, 20 * KIB]) + 2 * records(&store);
+    assert_eq!(refused, [on_disk(&store, &[50 * KIB]) + records(&store), used, limit]);
+}
+
+#[test]
+fn trash_stays_with_its_user_when_another_reuses_the_name() {
+    let (_folder, store) = new_store();
+    add(&store, ANN, "m:x", &[content(1, 20 * KIB)]).unwrap();
+    trash(&store, "m:x");
+    let of_ann = of(&store, ANN);
+    assert!(of_ann >= on_disk(&store, &[20 * KIB]));
+    add(&store, BOB, "m:x", &[content(2, 9 * KIB)]).unwrap();
+    assert_eq!((of(&store, ANN), of(&store, BOB)), (of_ann, on_disk(&store, &[9 * KIB]) + records(&store)));
+    assert_eq!(store.liveness.charged_bytes(ANN).unwrap(), of_ann);
+    assert_eq!(charged(&store).values().sum::<u64>(), du(&store));
+}
+
+/// A response that is ready must not wait for the index.
+#[test]
+fn use_is_unknown_and_not_waited_for_while_the_index_is_built() {
+    let (_folder, store) = new_store();
+    add(&store, ANN, "m:a", &[content(1, 20 * KIB)]).unwrap();
+    // Builds the index.
+    assert!(of(&store, ANN) > 0);
+    store.ledger.note_charges_changed();
+    store.content.index().set_building(true);
+    let begun = std::time::Instant::now();
+    assert_eq!(store.liveness.charged_bytes_unless_building(&Payer::User(ANN)).unwrap(), None);
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    store.content.index().set_building(false);
+    assert_eq!(
+        store.liveness.charged_bytes_unless_building(&Payer::User(ANN)).unwrap(),
+        Some(on_disk(&store, &[20 * KIB]) + records(&store))
+    );
+}
+
+#[test]
+fn users_with_charges_are_known() {
+    let (_folder, store) = new_store();
+    assert!(store.liveness.charged_users().unwrap().is_empty());
+    add(&store, ANN, "a", &[content(1, KIB)]).unwrap();
+    add(&store, BOB, "b", &[content(2, KIB)]).unwrap();
+    assert_eq!(store.liveness.charged_users().unwrap(), [ANN, BOB].into());
+}
+
+#[test]
+fn new_name_is_added_to_the_sums_without_a_new_count() {
+    let (_folder, store) = new_store();
+    let now = |uid| store.ledger.read_charges_now(|counted| counted.charged_to(uid));
+    assert_eq!(now(ANN), None, "not counted yet");
+    add(&store, ANN, "m:a", &[content(1, 20 * KIB)]).unwrap();
+    let first = store.liveness.charged_bytes(ANN).unwrap();
+    assert_eq!(now(ANN), Some(first));
+    add(&store, BOB, "m:b", &[content(1, 20 * KIB), content(2, 9 * KIB)]).unwrap();
+    let second = on_disk(&store, &[9 * KIB]) + records(&store);
+    assert_eq!((now(ANN), now(BOB), now(CAROL)), (Some(first), Some(second), Some(0)));
+    let limits = [(ANN, 1), (BOB, 1)].map(|(uid, bytes)| crate::ChargeLimit::for_user(uid, bytes));
+    assert_eq!(store.ledger.charged_to_now(&limits), Some(vec![first, second]));
+    assert_eq!(store.liveness.charged_to(&limits).unwrap(), [first, second]);
+    store.ledger.note_charges_changed();
+    assert_eq!((now(ANN), store.ledger.charged_to_now(&limits)), (None, None));
+    check(&store);
 }

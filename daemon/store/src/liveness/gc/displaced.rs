@@ -13,22 +13,19 @@ use crate::{Payer, StoreError, TrashedModel};
 
 impl Liveness {
     /// Whether the trash has models whose names other models have taken.
-    ///
-    /// # Errors
-    /// As for [`Names::trash`](crate::Names::trash).
     pub fn has_displaced(&self) -> Result<bool, StoreError> {
         Ok(self.names.trash()?.iter().any(|trashed| trashed.displaced))
     }
 }
 
-/// Removes models whose names other models have taken from the trash, until `is_enough` returns true or none is left; at
-/// least one, if there is any. The oldest goes first, but those whose blobs all have another owner go last: only their
-/// records take space. With `only_of`, only those that are charged to this user or group. Returns those that were removed, and
-/// the bytes freed.
+/// Removes models whose names other models have taken from the trash, until `is_enough` returns true or none is left;
+/// at least one, if there is any. The oldest goes first, but those whose blobs all have another owner go last: only
+/// their records take space. With `only_of`, only those that are charged to this user or group. Returns those that were
+/// removed, and the bytes freed.
 ///
 /// # Errors
-/// As for [`super::collect`]; then no model was removed from the trash, or the bytes of those that were are freed by the
-/// next collection.
+/// As for [`super::collect`]; then no model was removed from the trash, or the bytes of those that were are freed by
+/// the next collection.
 pub fn drop_displaced(
     store: &Liveness,
     only_of: Option<&Payer>,
@@ -50,17 +47,13 @@ pub fn drop_displaced(
     Ok((dropped, freed))
 }
 
-/// The bytes on disk of models in the trash whose names other models have taken, and of what only they need; with `only_of`, only those
-/// that are charged to this user or group.
-///
-/// # Errors
-/// As for [`super::plan`].
+/// The bytes on disk of displaced models in the trash and of what only they need; with `only_of`, of this payer's.
 pub fn displaced_bytes(store: &Liveness, only_of: Option<&Payer>) -> Result<u64, StoreError> {
     let displaced = displaced(store, only_of)?;
     let only_theirs = needed_only_by(store, &displaced)?;
-    let records = displaced.iter().map(|trashed| store.names().trashed_bytes(trashed.record));
+    let records = displaced.iter().map(|trashed| store.names.trashed_bytes(trashed.record));
     let blobs =
-        only_theirs.into_iter().map(|node| Ok(store.content().bytes_on_disk(node)?.unwrap_or_default()));
+        only_theirs.into_iter().map(|node| Ok(store.content.bytes_on_disk(node)?.unwrap_or_default()));
     records.chain(blobs).try_fold(0, |sum: u64, size| Ok(sum.saturating_add(size?)))
 }
 
@@ -98,7 +91,7 @@ fn displaced(store: &Liveness, only_of: Option<&Payer>) -> Result<Vec<TrashedMod
         only_of.is_none_or(|payer| trashed.account.is_some_and(|account| payer.includes(account.uid)))
     };
     let mut displaced: Vec<_> =
-        store.names().trash()?.into_iter().filter(|trashed| trashed.displaced && is_of(trashed)).collect();
+        store.names.trash()?.into_iter().filter(|trashed| trashed.displaced && is_of(trashed)).collect();
     displaced.sort_by_key(|trashed| trashed.removed);
     Ok(displaced)
 }
@@ -116,7 +109,7 @@ fn drop_one(store: &Liveness, trashed: &TrashedModel) -> Result<u64, StoreError>
         // What is open stays until it is closed, and its user pays for it.
         store.charge_displaced(account.uid, nodes);
     }
-    let record_bytes = store.names().remove_from_trash(trashed.record)?.unwrap_or_default();
+    let record_bytes = store.names.remove_from_trash(trashed.record)?.unwrap_or_default();
     store.condemn(needed);
     let name = trashed.reference.short();
     tracing::info!(

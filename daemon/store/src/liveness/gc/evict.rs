@@ -1,8 +1,8 @@
 //! Eviction: removes whole models, the least recently used first, until enough space is free.
 //!
-//! A model that is pinned, open or mapped is never evicted. One that cannot be pulled again is evicted only
-//! if the policy allows it. If all candidates together would not free enough, or if a collection after the
-//! eviction would be refused, nothing is evicted.
+//! A model that is pinned, open or mapped is never evicted. One that cannot be pulled again is evicted only if the
+//! policy allows it. If all candidates together would not free enough, or if a collection after the eviction would be
+//! refused, nothing is evicted.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::SystemTime;
@@ -13,31 +13,26 @@ use blobd_store_format::source::PulledSource;
 
 use super::displaced::check_collectable;
 use super::held::is_held_by_a_program;
-use super::{Account, LostModel, Node, Owned, Owner, Untagged, collect_condemned_in_snapshot, needs, walk};
+use super::{
+    LossReport, LostModel, Node, Owned, Owner, Untagged, collect_condemned_in_snapshot, needs, walk,
+};
 use crate::liveness::Liveness;
 use crate::names::records::{Actor, Verb};
 use crate::sys::give_back_memory;
-use crate::{Eviction, StoreError};
+use crate::{Eviction, StoreError, lock};
 
-/// An eviction before it is executed.
 #[derive(Clone, Debug, Default)]
 pub struct EvictionPlan {
-    /// The models to evict, in this order.
     pub victims: Vec<Victim>,
     /// The models that cannot be evicted, and why.
     pub spared: Vec<(Reference, &'static str)>,
-    /// Bytes on disk that the plan frees.
     pub freed_bytes: u64,
 }
 
-/// A model to evict.
 #[derive(Clone, Debug)]
 pub struct Victim {
-    /// The model's tag.
     pub reference: Reference,
-    /// The digest of the manifest that the tag points to.
     pub manifest: Digest,
-    /// When it was last used.
     pub last_used: SystemTime,
     /// Bytes on disk that this eviction and those before it free.
     pub freed_bytes: u64,
@@ -50,11 +45,9 @@ struct Candidate {
     needs: Box<[usize]>,
 }
 
-/// A blob or recipe, and the number of its users.
 type Counted = (Node, u32);
 
-/// Counts the users of each node. Nodes are numbered, so that ten thousand models that need hundreds of
-/// blobs each take only megabytes.
+/// Counts the users of each node. Nodes are numbered, which bounds the memory for ten thousand models.
 #[derive(Default)]
 struct Users {
     numbers: HashMap<Node, usize>,
@@ -77,12 +70,8 @@ impl Users {
     }
 }
 
-/// Plans to free as many bytes as the first of `goals` that can be reached; plans nothing if none can.
-/// Unneeded data is not counted: the caller has collected it before. `last_used` returns when the model
-/// with a name and a manifest was last opened.
-///
-/// # Errors
-/// As for [`super::plan`].
+/// Plans to free as many bytes as the first of `goals` that can be reached, or nothing. The caller has collected
+/// unneeded data before. `last_used` returns when a name and manifest were last opened.
 pub fn plan_eviction(
     store: &Liveness,
     goals: &[u64],
@@ -94,7 +83,8 @@ pub fn plan_eviction(
     let mut candidates = candidates(store, &mut users, last_used)?;
     let leased = store.leases().leased();
     let Users { counted, .. } = users;
-    candidates.sort_by(|a, b| a.victim.order().cmp(&b.victim.order()));
+    let order = |candidate: &Candidate| (candidate.victim.last_used, candidate.victim.reference.clone());
+    candidates.sort_by_cached_key(order);
     let (mut evictable, mut plan) = (Vec::new(), EvictionPlan::default());
     for candidate in candidates {
         match reason_to_keep(store, &candidate, &counted, &leased) {
@@ -114,9 +104,6 @@ pub fn plan_eviction(
 }
 
 /// The bytes that would be free if all models were evicted that may be.
-///
-/// # Errors
-/// As for [`super::plan`].
 pub fn evictable_bytes(store: &Liveness) -> Result<u64, StoreError> {
     let _guard = store.lock_collections();
     let mut users = Users::default();
@@ -132,12 +119,12 @@ pub fn evictable_bytes(store: &Liveness) -> Result<u64, StoreError> {
     Ok(freed)
 }
 
-/// Evicts the models of the plan that have not come into use since, and calls `report` with each; returns the
-/// bytes freed.
+/// Evicts the models of the plan that have not come into use since, and calls `report` with each; returns the bytes
+/// freed.
 ///
 /// # Errors
-/// As for [`super::plan`]; then no model was removed. [`StoreError::Io`] when one cannot be removed; those
-/// before it are evicted and reported.
+/// As for [`super::plan`]; then no model was removed. [`StoreError::Io`] when one cannot be removed; those before it
+/// are evicted and reported.
 pub fn evict(store: &Liveness, plan: &EvictionPlan, report: &dyn Fn(&LostModel)) -> Result<u64, StoreError> {
     if plan.victims.is_empty() {
         return Ok(0);
@@ -148,31 +135,31 @@ pub fn evict(store: &Liveness, plan: &EvictionPlan, report: &dyn Fn(&LostModel))
         evicted.extend(evict_one(store, victim)?);
         Ok(())
     });
-    let (account, collected) = match collect_condemned_in_snapshot(store) {
+    let (losses, collected) = match collect_condemned_in_snapshot(store) {
         Ok((deleted, snapshot)) => {
-            (Account::in_snapshot(store, &evicted, &deleted.deletions, snapshot), Ok(deleted))
+            (LossReport::in_snapshot(store, &evicted, &deleted.deletions, snapshot), Ok(deleted))
         }
-        Err(refusal) => (Account::unknown(store, &evicted, &refusal), Err(refusal)),
+        Err(refusal) => (LossReport::unknown(store, &evicted, &refusal), Err(refusal)),
     };
-    let freed = account.models.iter().map(|model| model.freed_bytes).fold(0, u64::saturating_add);
-    store.content().counts.evicted_models.add(account.models.len() as u64);
-    store.content().counts.evicted_bytes.add(freed);
-    account.models.iter().for_each(report);
+    let freed = losses.models.iter().map(|model| model.freed_bytes).fold(0, u64::saturating_add);
+    lock(&store.content.counts).evicted_models += losses.models.len() as u64;
+    lock(&store.content.counts).evicted_bytes += freed;
+    losses.models.iter().for_each(report);
     removed.and(collected).map(|deleted| deleted.freed_bytes())
 }
 
 /// Removes the tag; `None` if the model is in use or another one by now.
 fn evict_one(store: &Liveness, victim: &Victim) -> Result<Option<Untagged>, StoreError> {
-    let _tags = store.names().lock_tags();
+    let _tags = store.names.lock_tags();
     let unchanged =
-        store.names().own_manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
+        store.names.own_manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
     let Some(manifest) = unchanged else { return Ok(None) };
     let leased = store.leases().leased().contains(&victim.manifest);
-    if leased || store.names().is_pinned(&victim.reference) {
+    if leased || store.names.is_pinned(&victim.reference) {
         return Ok(None);
     }
     let (reference, size, nodes) = (victim.reference.clone(), manifest.size(), needs(store, &manifest)?);
-    let removed = store.names().remove_tag(&reference, Actor::daemon(Verb::Evict));
+    let removed = store.names.remove_tag(&reference, Actor::daemon(Verb::Evict));
     // Even if removing failed: after it, nothing else records what this tag needed.
     store.condemn(nodes.iter().map(|node| node.digest()));
     removed.map(|()| Some(Untagged { reference, manifest: victim.manifest, size, nodes }))
@@ -190,13 +177,13 @@ fn candidates(
             users.add(owned.nodes(store)?);
             return Ok(());
         };
-        let modified = match store.names().modified(&reference) {
+        let modified = match store.names.modified(&reference) {
             Err(StoreError::NoSuchModel { .. }) => return Ok(()),
             modified => modified?,
         };
         let needs = users.add(owned.nodes(store)?);
         let opened = last_used(&reference, manifest)
-            .or_else(|| store.content().index().last_use(manifest).map(|last| last.at));
+            .or_else(|| store.content.index().last_use(manifest).map(|last| last.at));
         let last_used = opened.map_or(modified, |opened| opened.max(modified));
         candidates
             .push(Candidate { victim: Victim { reference, manifest, last_used, freed_bytes: 0 }, needs });
@@ -205,46 +192,35 @@ fn candidates(
     Ok(candidates)
 }
 
-impl Victim {
-    /// Least recently used first.
-    const fn order(&self) -> (SystemTime, &Reference) {
-        (self.last_used, &self.reference)
-    }
-}
-
 fn reason_to_keep(
     store: &Liveness,
     Candidate { victim, needs }: &Candidate,
     counted: &[Counted],
     leased: &BTreeSet<Digest>,
 ) -> Option<&'static str> {
-    let policy = store.ledger().space_policy().eviction;
-    if store.names().is_pinned(&victim.reference) {
+    let policy = store.ledger.space_policy().eviction;
+    if store.names.is_pinned(&victim.reference) {
         return Some("pinned");
     }
     if leased.contains(&victim.manifest) {
         return Some("open");
     }
     let origins = [
-        store.names().name_origin(&victim.reference, victim.manifest).origin,
-        store.names().own_origin(victim.manifest),
+        store.names.name_origin(&victim.reference, victim.manifest).origin,
+        store.names.own_origin(victim.manifest),
     ];
     let can_be_pulled = origins.into_iter().flatten().any(|origin| is_pullable(&origin));
     if policy != Eviction::All && !can_be_pulled {
         return Some("cannot be pulled again");
     }
-    // A blob that is leased belongs to an open model that shares it, and stays without this one. This
-    // process's own verification releases a blob that is to be evicted.
+    // A blob that is leased belongs to an open model that shares it, and stays without this one. This process's own
+    // verification releases a blob that is to be evicted.
     let nodes = needs.iter().filter_map(|number| counted.get(*number));
-    let mut unleased = nodes.filter_map(|(node, _)| match node {
-        Node::Blob(digest) if !leased.contains(digest) => Some(*digest),
-        _ => None,
-    });
+    let mut unleased = nodes.filter_map(|(node, _)| node.blob()).filter(|digest| !leased.contains(digest));
     unleased.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
 }
 
-/// The origin of an imported model is `import` and a file name, that of an edited one `edit` and a model, which are
-/// no sources.
+/// Origins such as `import FILE` and `edit MODEL` are no sources.
 pub(crate) fn is_pullable(origin: &str) -> bool {
     origin.parse::<PulledSource>().is_ok()
 }
@@ -280,14 +256,13 @@ fn release(store: &Liveness, candidate: &Candidate, counted: &mut [Counted]) -> 
         let Some((node, count)) = counted.get_mut(*number) else { continue };
         *count = count.saturating_sub(1);
         if *count == 0 {
-            freed = freed.saturating_add(store.content().bytes_on_disk(*node)?.unwrap_or_default());
+            freed = freed.saturating_add(store.content.bytes_on_disk(*node)?.unwrap_or_default());
         }
     }
     Ok(freed)
 }
 
-/// Drops models without which the goal is reached too, the most recently used first: one that shares all
-/// its bytes frees nothing.
+/// Drops victims that the goal does not need, the most recently used first: one may share all its bytes.
 fn drop_unneeded_victims(
     store: &Liveness,
     chosen: &mut Vec<Candidate>,
@@ -300,7 +275,7 @@ fn drop_unneeded_victims(
         let mut own = 0u64;
         for (node, count) in candidate.needs.iter().filter_map(|number| counted.get(*number)) {
             if *count == 0 {
-                own = own.saturating_add(store.content().bytes_on_disk(*node)?.unwrap_or_default());
+                own = own.saturating_add(store.content.bytes_on_disk(*node)?.unwrap_or_default());
             }
         }
         if freed.saturating_sub(own) < needed_bytes {
@@ -319,3 +294,6 @@ fn drop_unneeded_victims(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,26 +14,24 @@ use tracing_mutex::stdsync::{Condvar, Mutex};
 use crate::StoreError;
 use crate::liveness::Liveness;
 
-/// Whether any process, this one included, has the blob open or mapped. In doubt the result is true: a blob
-/// that was kept can still be collected later.
+/// Whether any process, this one included, has the blob open or mapped; in doubt true: it can be collected later.
 pub(super) fn is_held(store: &Liveness, digest: Digest) -> bool {
-    // If it were unlinked while this process reads it, its space would only be freed when the reader closes
-    // it.
-    store.content().is_reading(digest) || is_in_use(store, digest)
+    // Unlinking it while this process reads it would free nothing yet.
+    store.content.is_reading(digest) || is_in_use(store, digest)
 }
 
 /// Like `is_held`, without this process's own verification, which releases a blob that is to be deleted.
 pub(super) fn is_held_by_a_program(store: &Liveness, digest: Digest) -> bool {
     // The second `is_reading` catches a read that began between the first and the kernel's response.
-    !store.content().is_reading(digest) && is_in_use(store, digest) && !store.content().is_reading(digest)
+    !store.content.is_reading(digest) && is_in_use(store, digest) && !store.content.is_reading(digest)
 }
 
 fn is_in_use(store: &Liveness, digest: Digest) -> bool {
     let _check = Check::begin(digest);
-    let check = || match store.content().open_own_blob(digest, 0) {
+    let check = || match store.content.open_own_blob(digest, 0) {
         Ok(file) => crate::sys::is_in_use(&file).unwrap_or_else(|error| !is_permanent(&error)),
         Err(StoreError::Io { source, .. }) => !is_permanent(&source),
-        // There is no blob, or something else has its name.
+        // There is nothing, or something else has its name.
         Err(_) => false,
     };
     // A program that this process is starting has a copy of the last check's descriptor for a moment.
@@ -43,8 +41,7 @@ fn is_in_use(store: &Liveness, digest: Digest) -> bool {
     }
 }
 
-/// A check of one blob; another check of the same blob waits until it is dropped. To check, a process opens
-/// the blob, so two checks at the same time would detect each other.
+/// A check of one blob opens it, so two at the same time would detect each other: the second waits.
 struct Check(Digest);
 
 static CHECKED: Mutex<BTreeSet<Digest>> = Mutex::new(BTreeSet::new());
@@ -66,9 +63,8 @@ impl Drop for Check {
     }
 }
 
-/// Whether the kernel can never say who holds the blob: it is gone or another user's, or the file system
-/// has no leases. Then only the sessions' own leases protect it. Other failures, such as too many open
-/// files, are temporary.
+/// Whether the kernel can never tell: the blob is gone or another user's, or the file system has no leases. Then only
+/// our own leases protect it. Other failures, such as too many open files, are temporary.
 fn is_permanent(error: &io::Error) -> bool {
     let never = [Errno::NOENT, Errno::ACCESS, Errno::INVAL, Errno::OPNOTSUPP];
     Errno::from_io_error(error).is_some_and(|errno| never.contains(&errno))
@@ -76,16 +72,15 @@ fn is_permanent(error: &io::Error) -> bool {
 
 const OWN_VERIFICATION: &str = "blobd's own verification";
 
-/// For each of `digests`, describes the processes that have the blob open or mapped. Only root sees the
-/// processes of other users, so some may be missing.
+/// Describes the processes that have these blobs open or mapped. Only root sees those of other users.
 #[expect(clippy::disallowed_methods, reason = "processes, not the store")]
 pub fn holders(store: &Liveness, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>> {
     let mut found: BTreeMap<Digest, BTreeSet<String>> = BTreeMap::new();
     if digests.is_empty() {
         return found;
     }
-    let Some(blobs) = store.content().blobs_location() else { return found };
-    for digest in digests.iter().filter(|digest| store.content().is_reading(**digest)) {
+    let Some(blobs) = store.content.blobs_location() else { return found };
+    for digest in digests.iter().filter(|digest| store.content.is_reading(**digest)) {
         found.entry(*digest).or_default().insert(OWN_VERIFICATION.to_owned());
     }
     let own = std::process::id();
@@ -136,6 +131,17 @@ mod tests {
     }
 
     #[test]
+    fn own_verification_holds_a_blob_but_is_no_program() {
+        let (_folder, store, digest) = crate::testing::store_with(b"x");
+        let (store, content) = (&store.liveness, &store.content);
+        assert!(!is_held(store, digest) && !is_held_by_a_program(store, digest));
+        let _open = content.open_own_blob(digest, 0).unwrap();
+        assert!(is_held(store, digest) && is_held_by_a_program(store, digest));
+        let _read = content.begin_internal_read(digest);
+        assert!(is_held(store, digest) && !is_held_by_a_program(store, digest));
+    }
+
+    #[test]
     fn only_files_among_the_blobs_count() {
         let digest = Digest::of(b"x");
         let name = layout::blob_name(digest);
@@ -150,5 +156,40 @@ mod tests {
         ] {
             assert_eq!(digest_of(&path, blobs), None, "{path}");
         }
+    }
+
+    #[test]
+    fn program_that_has_a_blob_open_is_described() {
+        let (_folder, store, digest) = crate::testing::store_with(b"x");
+        let blob = store.content.open_blob(digest, 0).unwrap();
+        let other = Digest::of(b"other");
+        let found = || holders(&store.liveness, &[digest, other].into());
+        assert!(found().is_empty(), "this process is not one");
+        let mut child = std::process::Command::new("sleep").arg("60").stdin(blob).spawn().unwrap();
+        let described = format!("process {} (sleep), which has it open or mapped", child.id());
+        let expected = BTreeMap::from([(digest, BTreeSet::from([described]))]);
+        // Its name is that of this process until it has started.
+        let begun = std::time::Instant::now();
+        while found() != expected && begun.elapsed() < Duration::from_secs(10) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let result = (found(), is_held(&store.liveness, digest));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(result, (expected, true));
+        assert!(!is_held(&store.liveness, digest) && found().is_empty());
+        let _read = store.content.begin_internal_read(digest);
+        assert_eq!(found(), BTreeMap::from([(digest, BTreeSet::from([OWN_VERIFICATION.to_owned()]))]));
+        assert!(holders(&store.liveness, &BTreeSet::new()).is_empty());
+    }
+
+    #[test]
+    fn blob_that_is_not_there_is_not_held() {
+        let (_folder, store, digest) = crate::testing::store_with(b"x");
+        assert!(!is_held(&store.liveness, Digest::of(b"absent")));
+        let path = store.path(layout::blob(digest));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(!is_held(&store.liveness, digest), "something else has its name");
     }
 }

@@ -1,5 +1,5 @@
-//! Accounts for the bytes of models that lose their tags, because they are removed or evicted or because the
-//! tag is given to another model.
+//! Accounts for the bytes of models that lose their tags, because they are removed or evicted or because the tag is
+//! given to another model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
@@ -16,9 +16,7 @@ use crate::{Displaced, StoreError};
 /// A model without its tag, and what it needs.
 #[derive(Clone, Debug)]
 pub struct Untagged {
-    /// The tag that it had.
     pub reference: Reference,
-    /// The digest of its manifest.
     pub manifest: Digest,
     /// The sum of its files' sizes; 0 if the manifest is damaged.
     pub size: u64,
@@ -29,11 +27,8 @@ pub struct Untagged {
 /// A model that has lost its tag, and where its bytes on disk are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostModel {
-    /// The tag that it had.
     pub reference: Reference,
-    /// The digest of its manifest.
     pub manifest: Digest,
-    /// The sum of its files' sizes.
     pub size: u64,
     /// Bytes on disk that were freed. Of several models, the last one that needs a blob counts it.
     pub freed_bytes: u64,
@@ -44,17 +39,13 @@ pub struct LostModel {
 }
 
 impl Displaced {
-    /// The model without its tag. Reads its recipes.
-    #[must_use]
     pub fn untagged(self, store: &Liveness) -> Untagged {
-        Untagged::of(store, self.reference, self.raw_manifest)
+        Untagged::new(store, self.reference, self.raw_manifest)
     }
 }
 
 impl Untagged {
-    /// A model by the content of its manifest.
-    #[must_use]
-    pub fn of(store: &Liveness, reference: Reference, raw_manifest: Vec<u8>) -> Self {
+    pub fn new(store: &Liveness, reference: Reference, raw_manifest: Vec<u8>) -> Self {
         let digest = Digest::of(&raw_manifest);
         let manifest = Manifest::parse(raw_manifest).ok();
         let size = manifest.as_ref().map_or(0, Manifest::size);
@@ -62,7 +53,6 @@ impl Untagged {
         Self { reference, manifest: digest, size, nodes }
     }
 
-    /// Without an account of its bytes.
     fn lost(&self) -> LostModel {
         let Self { reference, manifest, size, nodes: _ } = self.clone();
         LostModel { reference, manifest, size, freed_bytes: 0, reclaimable_bytes: 0, kept: Vec::new() }
@@ -71,23 +61,20 @@ impl Untagged {
 
 /// Where the bytes of models are that have lost their tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Account {
-    /// The models one by one.
+pub struct LossReport {
     pub models: Vec<LostModel>,
-    /// What stays on disk of all of them together, and what needs it. Bytes that nothing needs any more have no
-    /// holder.
+    /// What stays on disk of all of them together, by holder; bytes that nothing needs have none.
     pub kept: Vec<KeptBytes>,
 }
 
-impl Account {
-    /// Finds out where the bytes of `models` are. `deletions` is what was deleted after they had lost their tags.
-    /// Never fails: if the store cannot tell what needs the rest, the reason is given as its holder.
-    #[must_use]
-    pub fn of(store: &Liveness, models: &[Untagged], deletions: &[(Node, u64)]) -> Self {
+impl LossReport {
+    /// `deletions` is what was deleted after the models had lost their tags. Never fails: if the store cannot tell what
+    /// needs the rest, the reason is given as its holder.
+    pub fn new(store: &Liveness, models: &[Untagged], deletions: &[(Node, u64)]) -> Self {
         Self::in_snapshot(store, models, deletions, None)
     }
 
-    /// The same, with a snapshot that was taken after the models had lost their tags, if there is one.
+    /// Like [`Self::new`], with a snapshot that was taken after the models had lost their tags, if there is one.
     pub(super) fn in_snapshot(
         store: &Liveness,
         models: &[Untagged],
@@ -100,13 +87,12 @@ impl Account {
         // In a dry run they still have their tags. The tag of a displaced model has another manifest.
         let without = models.iter().map(|model| (&model.reference, model.manifest)).collect();
         match Keepers::find(store, &rest, &without, snapshot) {
-            Ok(keepers) => Self::new(store, models, &deleted, &keepers.or_programs(store, &rest)),
+            Ok(keepers) => Self::with_keepers(store, models, &deleted, &keepers.or_programs(store, &rest)),
             Err(error) => Self::unknown(store, models, &error),
         }
     }
 
     /// Of models whose bytes all stay, since collections are refused.
-    #[must_use]
     pub fn unknown(store: &Liveness, models: &[Untagged], refusal: &StoreError) -> Self {
         let kept = |nodes: &BTreeSet<Node>| {
             let kept = KeptBytes { bytes: size(store, nodes), by: vec![refusal.to_string()] };
@@ -117,7 +103,12 @@ impl Account {
         Self { models: models.collect(), kept: kept(&nodes) }
     }
 
-    fn new(store: &Liveness, models: &[Untagged], deleted: &BTreeMap<Node, u64>, keepers: &Keepers) -> Self {
+    fn with_keepers(
+        store: &Liveness,
+        models: &[Untagged],
+        deleted: &BTreeMap<Node, u64>,
+        keepers: &Keepers,
+    ) -> Self {
         let (mut counted, mut rest) = (BTreeSet::new(), BTreeSet::new());
         let mut lost = Vec::new();
         for model in models.iter().rev() {
@@ -147,8 +138,7 @@ impl Account {
 struct Keepers(BTreeMap<Node, BTreeSet<String>>);
 
 impl Keepers {
-    /// Finds the models, except those in `without`, models in the trash, unfinished downloads and sessions that
-    /// need any of `nodes`.
+    /// Finds what needs any of `nodes`, except the models in `without`.
     fn find(
         store: &Liveness,
         nodes: &BTreeSet<Node>,
@@ -184,11 +174,10 @@ impl Keepers {
     /// Adds the programs that have blobs open or mapped which nothing else needs.
     fn or_programs(mut self, store: &Liveness, nodes: &BTreeSet<Node>) -> Self {
         let unneeded = nodes.iter().filter(|node| !self.0.contains_key(node));
-        let blobs = unneeded.filter_map(|node| match node {
-            Node::Blob(digest) => Some(*digest),
-            Node::Recipe(_) => None,
-        });
-        let held: BTreeSet<Digest> = blobs.filter(|digest| is_held_by_a_program(store, *digest)).collect();
+        let held: BTreeSet<Digest> = unneeded
+            .filter_map(|node| node.blob())
+            .filter(|digest| is_held_by_a_program(store, *digest))
+            .collect();
         let programs = holders(store, &held);
         for digest in &held {
             let unknown = || BTreeSet::from([UNKNOWN_HOLDER.to_owned()]);
@@ -217,6 +206,9 @@ impl Keepers {
 /// The size on disk. What cannot be read counts as 0: a report must not fail after the work is done.
 fn size<'n>(store: &Liveness, nodes: impl IntoIterator<Item = &'n Node>) -> u64 {
     let sizes =
-        nodes.into_iter().map(|node| store.content().bytes_on_disk(*node).ok().flatten().unwrap_or_default());
+        nodes.into_iter().map(|node| store.content.bytes_on_disk(*node).ok().flatten().unwrap_or_default());
     sizes.fold(0, u64::saturating_add)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! The mark phase: finds what is needed, from the manifests and recipes on disk. It does not use the index.
 //!
-//! For a million blobs it takes seconds and some 40 MiB: the candidates are one sorted list, and of each
-//! recipe only the digests are read.
+//! For a million blobs it takes seconds and some 40 MiB: the candidates are one sorted list, and of each recipe only
+//! the digests are read.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -9,8 +9,8 @@ use std::thread;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::outline::RecipeOutline;
 use blobd_store_format::reach::{Marks, mark_listed, reachable};
+use blobd_store_format::recipe::RecipeOutline;
 
 use super::Node;
 use super::walk::{Snapshot, references, roots_of};
@@ -18,8 +18,7 @@ use crate::StoreError;
 use crate::liveness::Liveness;
 use crate::sys::give_back_memory;
 
-/// Marks which of `candidates` are needed by a tag, by a model in the trash, or by an unfinished download. Fails on the
-/// first recipe that is unreadable.
+/// Marks which of `candidates` are needed by tags, the trash or downloads. Fails on the first unreadable recipe.
 pub(super) fn mark(
     store: &Liveness,
     candidates: Vec<Node>,
@@ -33,7 +32,7 @@ pub(super) fn mark(
     marks
 }
 
-/// The recipes among the roots in the order in which the mark phase reads them: from the last to the first.
+/// The recipes among the roots, last first, as the mark phase reads them.
 fn recipes_in_order(roots: &[Node]) -> Vec<Digest> {
     let mut seen = HashSet::new();
     let recipe = |node: &Node| match node {
@@ -45,10 +44,9 @@ fn recipes_in_order(roots: &[Node]) -> Vec<Digest> {
 
 /// All blobs and recipes that a manifest needs. Fails if a recipe cannot be read.
 pub fn needs(store: &Liveness, manifest: &Manifest) -> Result<BTreeSet<Node>, StoreError> {
-    reachable(roots_of(manifest), |node| references(node, |file| store.content().recipe_outline(file)))
+    reachable(roots_of(manifest), |node| references(node, |file| store.content.recipe_outline(file)))
 }
 
-/// The outline of a recipe, if the file has one.
 type ReadResult = Result<Option<RecipeOutline>, StoreError>;
 
 pub(super) struct ReadAhead<'a> {
@@ -78,7 +76,7 @@ pub(super) fn with_read_ahead<T>(
             let read = move || {
                 for file in files.iter().skip(first).step_by(count) {
                     // The receiver is gone if an error has ended the mark phase.
-                    if sender.send(store.content().recipe_outline(*file)).is_err() {
+                    if sender.send(store.content.recipe_outline(*file)).is_err() {
                         break;
                     }
                 }
@@ -99,12 +97,12 @@ impl ReadAhead<'_> {
     /// The recipe of `file`; reads it now if it is not the next in order.
     pub(super) fn outline(&mut self, file: Digest) -> ReadResult {
         if self.readers.is_empty() || self.files.get(self.next) != Some(&file) {
-            return self.store.content().recipe_outline(file);
+            return self.store.content.recipe_outline(file);
         }
         let reader = self.readers.get(self.next % self.readers.len());
         self.next += 1;
         let read = reader.and_then(|reader| reader.recv().ok());
-        read.unwrap_or_else(|| self.store.content().recipe_outline(file))
+        read.unwrap_or_else(|| self.store.content.recipe_outline(file))
     }
 }
 
@@ -142,10 +140,10 @@ mod tests {
             files.iter().flat_map(|file| [*file, absent, *file]).collect(),
             files[..3].to_vec(),
         ] {
-            with_read_ahead(store.liveness(), &files, |ahead| {
+            with_read_ahead(&store.liveness, &files, |ahead| {
                 for file in requested {
                     let outline = ahead.outline(file).unwrap();
-                    assert_eq!(outline, store.content().recipe_outline(file).unwrap());
+                    assert_eq!(outline, store.content.recipe_outline(file).unwrap());
                 }
             });
         }
@@ -155,10 +153,34 @@ mod tests {
     fn damaged_recipe_is_an_error_when_it_is_requested() {
         let (_folder, store, files) = store_with_recipes(50);
         std::fs::write(store.path(layout::recipe(files[40])), "damaged").unwrap();
-        with_read_ahead(store.liveness(), &files, |ahead| {
+        with_read_ahead(&store.liveness, &files, |ahead| {
             for (number, file) in files.iter().enumerate() {
                 assert_eq!(ahead.outline(*file).is_ok(), number != 40);
             }
+        });
+    }
+
+    #[test]
+    fn recipes_of_the_roots_are_read_last_first_and_each_once() {
+        let [a, b] = [b"a", b"b"].map(|bytes| Digest::of(bytes));
+        let roots = [Node::Recipe(a), Node::Blob(b), Node::Recipe(b), Node::Recipe(a)];
+        assert_eq!(recipes_in_order(&roots), [a, b]);
+    }
+
+    #[test]
+    fn recipes_in_order_come_from_the_readers() {
+        let (_folder, store, files) = store_with_recipes(64);
+        let expected: Vec<_> =
+            files.iter().map(|file| store.content.recipe_outline(*file).unwrap()).collect();
+        with_read_ahead(&store.liveness, &files, |ahead| {
+            assert!(!ahead.readers.is_empty());
+            crate::root::OPENED.take();
+            let found: Vec<_> = files.iter().map(|file| ahead.outline(*file).unwrap()).collect();
+            assert_eq!(found, expected);
+            assert!(crate::root::OPENED.take().is_empty(), "this thread reads none of them");
+        });
+        with_read_ahead(&store.liveness, &files[..FILES_PER_READER - 1], |ahead| {
+            assert!(ahead.readers.is_empty());
         });
     }
 }

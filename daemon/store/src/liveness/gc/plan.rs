@@ -18,26 +18,11 @@ pub const UNKNOWN_HOLDER: &str = "a program that has it open or mapped";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Litter {
     /// The record of an expired model in the trash.
-    Trash {
-        /// Its name.
-        record: Digest,
-        /// Its size on disk.
-        bytes: u64,
-    },
+    Trash { record: Digest, bytes: u64 },
     /// Files that a transaction left in `staging/` when its process died.
-    Staging {
-        /// Its file name in `staging/`.
-        name: OsString,
-        /// Its size on disk.
-        bytes: u64,
-    },
+    Staging { name: OsString, bytes: u64 },
     /// An unfinished download that was not continued for a week.
-    Partial {
-        /// The file.
-        file: Digest,
-        /// Its size on disk.
-        bytes: u64,
-    },
+    Partial { file: Digest, bytes: u64 },
 }
 
 impl Beyond {
@@ -48,7 +33,7 @@ impl Beyond {
 }
 
 impl Litter {
-    const fn bytes(&self) -> u64 {
+    pub(super) const fn bytes(&self) -> u64 {
         match self {
             Self::Trash { bytes, .. } | Self::Staging { bytes, .. } | Self::Partial { bytes, .. } => *bytes,
         }
@@ -58,9 +43,7 @@ impl Litter {
 /// Unneeded bytes that stay because a process holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptBytes {
-    /// Its size on disk.
     pub bytes: u64,
-    /// Descriptions of the processes.
     pub by: Vec<String>,
 }
 
@@ -73,7 +56,6 @@ pub struct GcPlan {
     pub held: Vec<(Node, u64)>,
     /// Unneeded, but leased: kept until the lease ends.
     pub leased: Vec<Digest>,
-    /// Other things that are deleted.
     pub litter: Vec<Litter>,
     /// What is unneeded too, and not listed because there is so much of it.
     pub beyond: Beyond,
@@ -93,7 +75,6 @@ pub struct Beyond {
 pub(super) struct Extent {
     /// The most deletions. They are kept in memory several times, with some 200 bytes in all for each.
     pub(super) deletions: usize,
-    /// Whether those beyond are measured.
     pub(super) measures_all: bool,
 }
 
@@ -135,7 +116,7 @@ impl GcPlan {
                 plan.leased.push(node.digest());
                 continue;
             }
-            let Some(bytes) = store.content().bytes_on_disk(node)? else { continue };
+            let Some(bytes) = store.content.bytes_on_disk(node)? else { continue };
             match node {
                 Node::Blob(digest) if is_held_by_a_program(store, digest) => plan.held.push((node, bytes)),
                 _ if is_full => plan.beyond.add(bytes),
@@ -147,15 +128,15 @@ impl GcPlan {
 
     /// Adds abandoned staging files, abandoned downloads and expired models in the trash.
     pub fn with_litter(mut self, store: &Liveness, now: SystemTime) -> Result<Self, StoreError> {
-        for trashed in store.names().trash()?.into_iter().filter(|trashed| trashed.is_expired(now)) {
-            let bytes = store.names().trashed_bytes(trashed.record)?;
+        for trashed in store.names.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)) {
+            let bytes = store.names.trashed_bytes(trashed.record)?;
             self.litter.push(Litter::Trash { record: trashed.record, bytes });
         }
-        for (name, bytes) in store.content().abandoned_staging()? {
+        for (name, bytes) in store.content.abandoned_staging()? {
             self.litter.push(Litter::Staging { name, bytes });
         }
         let leased = store.leases().leased();
-        for partial in store.content().partials()?.into_iter().filter(|partial| partial.is_abandoned(now)) {
+        for partial in store.content.partials()?.into_iter().filter(|partial| partial.is_abandoned(now)) {
             if !leased.contains(&partial.file) {
                 self.litter.push(Litter::Partial { file: partial.file, bytes: partial.bytes });
             }
@@ -165,33 +146,24 @@ impl GcPlan {
 
     /// The blobs to delete, and those that are kept only because a program holds them.
     pub(super) fn blobs(&self) -> BTreeSet<Digest> {
-        let nodes = self.deletions.iter().chain(&self.held);
-        let blob = |(node, _): &(Node, u64)| matches!(node, Node::Blob(_)).then(|| node.digest());
-        nodes.filter_map(blob).collect()
+        self.deletions.iter().chain(&self.held).filter_map(|(node, _)| node.blob()).collect()
     }
 
-    /// Bytes on disk that the plan frees, or that were freed.
-    #[must_use]
     pub fn freed_bytes(&self) -> u64 {
         let deletions = self.deletions.iter().map(|(_, bytes)| *bytes);
         deletions.chain(self.litter.iter().map(Litter::bytes)).fold(self.beyond.bytes, u64::saturating_add)
     }
 
-    /// Whether nothing is left to delete of what this plan belongs to. One that could delete nothing is the last, so
-    /// that a collection ends.
-    #[must_use]
+    /// Whether nothing is left to delete. A plan that could delete nothing is the last, so that a collection ends.
     pub fn is_last_batch(&self) -> bool {
         self.beyond.files == 0 || self.deletions.is_empty()
     }
 
-    /// Bytes on disk that are unneeded and kept.
-    #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
     }
 
     /// Bytes that are kept, grouped by their holders.
-    #[must_use]
     pub fn kept(&self, store: &Liveness) -> Vec<KeptBytes> {
         let holders = holders(store, &self.held.iter().map(|(node, _)| node.digest()).collect());
         let mut groups: BTreeMap<Vec<String>, u64> = BTreeMap::new();

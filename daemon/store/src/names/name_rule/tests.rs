@@ -1,26 +1,20 @@
 //! Names keep their content, and what a commit displaces stays in the trash until space is needed.
 
-use crate::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_store_format::derived_name::DerivedName;
-use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{begin, new_store, new_store_with};
-use crate::{Actor, Committed, Ingest, NameOrigin, NewName, SpacePolicy, StoreOptions, Verb, gc};
+use crate::testing::{self, begin, name, new_store, new_store_with};
+use crate::{Actor, Committed, Ingest, NameOrigin, NewName, SpacePolicy, Store, StoreOptions, Verb, gc};
 
 const ANN: u32 = 1001;
 const BOB: u32 = 1002;
-
-fn name(text: &str) -> Reference {
-    text.parse().unwrap()
-}
 
 /// A source as the store records it.
 fn full(source: &str) -> String {
@@ -28,9 +22,7 @@ fn full(source: &str) -> String {
 }
 
 fn manifest(content: &[u8]) -> Manifest {
-    let digest = Digest::of(content);
-    let file = Descriptor { media_type: MediaType::new("text/plain"), digest, size: content.len() as u64 };
-    Manifest::compose(file.clone(), vec![file]).unwrap()
+    testing::manifest(&[content])
 }
 
 fn rule(uid: u32) -> NameRule {
@@ -77,11 +69,11 @@ fn pull(
 }
 
 fn content_of(store: &Store, reference: &str) -> Option<Digest> {
-    store.names().manifest(&name(reference)).ok().map(|manifest| manifest.digest())
+    store.names.manifest(&name(reference)).ok().map(|manifest| manifest.digest())
 }
 
 fn trash(store: &Store) -> Vec<(String, Digest)> {
-    let trash = store.names().trash().unwrap().into_iter();
+    let trash = store.names.trash().unwrap().into_iter();
     trash.map(|trashed| (trashed.reference.short(), trashed.manifest.digest())).collect()
 }
 
@@ -102,6 +94,8 @@ fn name_follows_a_source_in_whatever_form_it_is_given() {
         ("hf.co/me/x/x.gguf", "https://huggingface.co/me/x/blob/main/x.gguf"),
         (branch, branch),
         ("https://a.example/m.gguf", "https://a.example/m.gguf"),
+        ("hf.co/me/x:latest --no-projector", "hf.co/me/x:latest"),
+        ("hf.co/me/x:latest --revision v1", "hf.co/me/x:latest --revision v1"),
     ] {
         assert!(updates(new, followed), "{new} {followed}");
     }
@@ -118,6 +112,9 @@ fn name_follows_a_source_in_whatever_form_it_is_given() {
         ("hf.co/me/x/y.gguf", commit),
         ("https://a.example/m.gguf", "https://b.example/m.gguf"),
         ("llama3:8b", "import llama3"),
+        ("hf.co/me/x:latest --revision v1", "hf.co/me/x:latest --revision v2"),
+        ("hf.co/me/x:latest --include a", "hf.co/me/x:latest"),
+        ("hf.co/me/x:latest", "hf.co/me/x:latest --exclude a"),
     ] {
         assert!(!updates(new, followed), "{new} {followed}");
     }
@@ -140,14 +137,14 @@ fn name_with_other_content_is_taken_only_if_that_is_asked_for() {
     }
     let error = give(&store, forced(BOB), "m", b"two").unwrap_err();
     assert!(matches!(error, StoreError::NameOfAnother { adder: Some(ANN), by: BOB, .. }), "{error}");
-    store.names().pin(&name("m"), Pinner::Administrator).unwrap();
+    store.names.pin(&name("m"), Pinner::Administrator).unwrap();
     let error = give(&store, forced(ANN), "m", b"two").unwrap_err();
     assert!(matches!(error, StoreError::Pinned { .. }), "{error}");
     assert_eq!(content_of(&store, "m"), Some(manifest(b"one").digest()));
     assert_eq!(trash(&store), []);
     give(&store, NameRule { replace_pinned: true, ..forced(ANN) }, "m", b"two").unwrap();
     assert_eq!(trash(&store), [("m:latest".to_owned(), manifest(b"one").digest())]);
-    assert!(store.names().is_pinned(&name("m")), "the pin stays with the name");
+    assert!(store.names.is_pinned(&name("m")), "the pin stays with the name");
 }
 
 fn user(uid: u32) -> NameUser {
@@ -166,14 +163,14 @@ fn only_the_user_who_added_a_name_and_administrators_change_it() {
     give(&store, rule(ANN), "m", b"one").unwrap();
     ingest(&store, rule(BOB), Verb::Tag).commit(&name("tag"), &manifest(b"one"), None).unwrap();
     for (reference, adder, other) in [("m", ANN, BOB), ("tag", BOB, ANN)] {
-        store.names().check_change(&name(reference), user(adder)).unwrap();
-        store.names().check_change(&name(reference), ADMINISTRATOR).unwrap();
+        store.names.check_change(&name(reference), user(adder)).unwrap();
+        store.names.check_change(&name(reference), ADMINISTRATOR).unwrap();
         assert!(
-            is_of_another(&store.names().check_change(&name(reference), user(other)), Some(adder)),
+            is_of_another(&store.names.check_change(&name(reference), user(other)), Some(adder)),
             "{reference}"
         );
     }
-    let error = store.names().check_change(&name("none"), user(ANN)).unwrap_err();
+    let error = store.names.check_change(&name("none"), user(ANN)).unwrap_err();
     assert!(error.is_no_such_model(), "{error}");
     let renamed = |uid, to: &str| {
         let renaming = ingest(&store, rule(uid), Verb::Rename).renaming(name("m"));
@@ -182,14 +179,15 @@ fn only_the_user_who_added_a_name_and_administrators_change_it() {
     let error = renamed(BOB, "bob").unwrap_err();
     assert!(is_of_another(&Err(error), Some(ANN)));
     renamed(ANN, "ann").unwrap();
-    store.names().check_change(&name("ann"), user(ANN)).unwrap();
-    // Who pulls what a name means already does not become its owner, but who updates it does.
+    store.names.check_change(&name("ann"), user(ANN)).unwrap();
+    // A pull leaves a name to the user who added it, whether there is a new version or not.
     pull(&store, pulling(ANN, "x:8b"), "x:8b", b"two").unwrap();
-    pull(&store, NameRule { is_own_name: true, ..pulling(BOB, "x:8b") }, "x:8b", b"two").unwrap();
-    assert!(is_of_another(&store.names().check_change(&name("x:8b"), user(BOB)), Some(ANN)));
-    pull(&store, NameRule { is_own_name: true, ..pulling(BOB, "x:8b") }, "x:8b", b"three").unwrap();
-    assert!(is_of_another(&store.names().check_change(&name("x:8b"), user(ANN)), Some(BOB)));
-    let trashed = store.names().trash().unwrap().remove(0);
+    for content in [b"two".as_slice(), b"three"] {
+        pull(&store, NameRule { is_own_name: true, ..pulling(BOB, "x:8b") }, "x:8b", content).unwrap();
+        store.names.check_change(&name("x:8b"), user(ANN)).unwrap();
+        assert!(is_of_another(&store.names.check_change(&name("x:8b"), user(BOB)), Some(ANN)));
+    }
+    let trashed = store.names.trash().unwrap().remove(0);
     trashed.check_own(user(ANN)).unwrap();
     assert!(is_of_another(&trashed.check_own(user(BOB)), Some(ANN)));
 }
@@ -204,48 +202,44 @@ fn name_without_a_record_of_who_added_it_belongs_to_administrators() {
             None => std::fs::remove_file(&history).unwrap(),
             Some(content) => std::fs::write(&history, content).unwrap(),
         }
-        assert!(is_of_another(&store.names().check_change(&name("m"), user(ANN)), None));
+        assert!(is_of_another(&store.names.check_change(&name("m"), user(ANN)), None));
         assert!(is_of_another(&give(&store, forced(ANN), "m", b"two").map(drop), None));
-        store.names().check_change(&name("m"), ADMINISTRATOR).unwrap();
+        store.names.check_change(&name("m"), ADMINISTRATOR).unwrap();
     }
     give(&store, NameRule { replace_of_others: true, ..forced(BOB) }, "m", b"two").unwrap();
-    store.names().check_change(&name("m"), user(BOB)).unwrap();
+    store.names.check_change(&name("m"), user(BOB)).unwrap();
 }
 
 #[test]
 fn pin_is_ended_by_the_user_who_set_it_and_by_administrators() {
     let (_folder, store) = new_store();
     give(&store, rule(ANN), "m", b"one").unwrap();
-    store.names().pin(&name("m"), Pinner::User(ANN)).unwrap();
-    assert_eq!(store.names().pinner_of(&name("m")), Some(Pinner::User(ANN)));
-    store.names().check_change(&name("m"), user(ANN)).unwrap();
+    store.names.pin(&name("m"), Pinner::User(ANN)).unwrap();
+    assert_eq!(store.names.pinner_of(&name("m")), Some(Pinner::User(ANN)));
+    store.names.check_change(&name("m"), user(ANN)).unwrap();
     let renaming = |from: &str, to: &str| {
         let renaming = ingest(&store, rule(ANN), Verb::Rename).renaming(name(from));
         renaming.commit(&name(to), &manifest(b"one"), None)
     };
     renaming("m", "n").unwrap();
     assert_eq!(
-        (store.names().pinner_of(&name("m")), store.names().pinner_of(&name("n"))),
+        (store.names.pinner_of(&name("m")), store.names.pinner_of(&name("n"))),
         (None, Some(Pinner::User(ANN)))
     );
-    store.names().pin(&name("n"), Pinner::Administrator).unwrap();
-    store.names().pin(&name("n"), Pinner::User(ANN)).unwrap();
-    assert_eq!(
-        store.names().pinner_of(&name("n")),
-        Some(Pinner::Administrator),
-        "it stays an administrator's"
-    );
+    store.names.pin(&name("n"), Pinner::Administrator).unwrap();
+    store.names.pin(&name("n"), Pinner::User(ANN)).unwrap();
+    assert_eq!(store.names.pinner_of(&name("n")), Some(Pinner::Administrator), "it stays an administrator's");
     let refused = |checked| matches!(checked, Err(StoreError::PinOfAnother { .. }));
-    assert!(refused(store.names().check_change(&name("n"), user(ANN))));
+    assert!(refused(store.names.check_change(&name("n"), user(ANN))));
     assert!(refused(renaming("n", "o").map(drop)), "its name is what is pinned");
-    store.names().check_own(&name("n"), user(ANN)).unwrap();
-    store.names().check_change(&name("n"), ADMINISTRATOR).unwrap();
-    assert!(store.names().unpin(&name("n")).unwrap());
-    store.names().check_change(&name("n"), user(ANN)).unwrap();
+    store.names.check_own(&name("n"), user(ANN)).unwrap();
+    store.names.check_change(&name("n"), ADMINISTRATOR).unwrap();
+    assert!(store.names.unpin(&name("n")).unwrap());
+    store.names.check_change(&name("n"), user(ANN)).unwrap();
     // An unreadable one protects.
-    store.names().pin(&name("n"), Pinner::User(ANN)).unwrap();
+    store.names.pin(&name("n"), Pinner::User(ANN)).unwrap();
     std::fs::write(store.path(blobd_store_format::layout::pin(&name("n"))), "x").unwrap();
-    assert!(refused(store.names().check_change(&name("n"), user(ANN))));
+    assert!(refused(store.names.check_change(&name("n"), user(ANN))));
 }
 
 #[test]
@@ -255,7 +249,7 @@ fn pull_updates_only_names_that_follow_its_source() {
     pull(&store, pulling(ANN, "x:latest"), "x:latest", b"one").unwrap();
     pull(&store, pulling(ANN, "x:8b"), "mine", b"one").unwrap();
     for (reference, source) in [("x:8b", "x:8b"), ("x:latest", "x:latest"), ("mine", "x:8b")] {
-        let origin = store.names().name_origin(&name(reference), manifest(b"one").digest());
+        let origin = store.names.name_origin(&name(reference), manifest(b"one").digest());
         assert_eq!(origin.source, Some(full(source)), "{reference}");
     }
     pull(&store, pulling(ANN, "x:latest"), "x:latest", b"two").unwrap();
@@ -292,7 +286,7 @@ fn name_that_is_pulled_unchanged_follows_the_source_from_then_on() {
     let (_folder, store) = new_store();
     give(&store, rule(ANN), "x:8b", b"one").unwrap();
     pull(&store, pulling(BOB, "x:8b"), "x:8b", b"one").unwrap();
-    let account = store.names().account_of(&name("x:8b"), manifest(b"one").digest()).unwrap();
+    let account = store.names.account_of(&name("x:8b"), manifest(b"one").digest()).unwrap();
     assert_eq!(account.uid, ANN, "nobody else pays for it");
     pull(&store, pulling(ANN, "x:8b"), "x:8b", b"two").unwrap();
 }
@@ -304,20 +298,20 @@ fn renamed_and_restored_models_follow_what_they_followed() {
     let one = manifest(b"one");
     let renaming = ingest(&store, rule(ANN), Verb::Rename).renaming(name("x:8b"));
     renaming.commit(&name("y"), &one, None).unwrap();
-    assert_eq!(store.names().name_origin(&name("y"), one.digest()).source, Some(full("x:8b")));
+    assert_eq!(store.names.name_origin(&name("y"), one.digest()).source, Some(full("x:8b")));
     give(&store, forced(ANN), "y", b"two").unwrap();
-    let trashed = store.names().trash().unwrap().remove(0);
+    let trashed = store.names.trash().unwrap().remove(0);
     assert!(trashed.displaced);
     let restoring = ingest(&store, forced(ANN), Verb::Undelete).with_name_origin(trashed.origin.clone());
     restoring.restore(&trashed.reference, &trashed.manifest).unwrap();
-    assert_eq!(store.names().name_origin(&name("y"), one.digest()).source, Some(full("x:8b")));
+    assert_eq!(store.names.name_origin(&name("y"), one.digest()).source, Some(full("x:8b")));
 }
 
 #[test]
 fn derived_name_is_the_one_that_has_the_model_or_a_free_one() {
     let (_folder, store) = new_store();
     let derived = |path: &str, content: &[u8]| {
-        let names = DerivedName::of_file(path).unwrap().with_id(manifest(content).digest(), false);
+        let names = DerivedName::from_path(path).unwrap().with_id(manifest(content).digest(), false);
         let mut ingest = ingest(&store, rule(ANN), Verb::Import);
         ingest.add_bytes(content).unwrap();
         let committed = ingest.commit_as(NewName::Derived(&names), &manifest(content), None).unwrap();
@@ -337,7 +331,7 @@ fn derived_name_is_the_one_that_has_the_model_or_a_free_one() {
         }
     }
     // A name that became free changes nothing for the models that have other names.
-    store.names().remove_tag(&name("model"), Actor { uid: ANN, verb: Verb::Rm }).unwrap();
+    store.names.remove_tag(&name("model"), Actor { uid: ANN, verb: Verb::Rm }).unwrap();
     assert_eq!(derived("/b/model.gguf", b"two"), "b-model:latest");
 }
 
@@ -349,29 +343,23 @@ fn displaced_models_are_the_first_to_go_when_space_is_needed() {
     give(&store, forced(ANN), "m", &content(2)).unwrap();
     give(&store, rule(ANN), "kept", &content(3)).unwrap();
     give(&store, forced(ANN), "kept", &content(4)).unwrap();
-    let lease = store.liveness().leases().grant("a test");
-    drop(lease);
     assert_eq!(trash(&store).len(), 2);
-    let quota_bytes = Some(store.ledger().used_bytes() + (150 << 10));
+    let quota_bytes = Some(store.ledger.used_bytes() + (150 << 10));
     store
-        .ledger()
-        .set_space_policy(SpacePolicy {
-            quota_bytes,
-            min_free_bytes: Some(0),
-            ..store.ledger().space_policy()
-        })
+        .ledger
+        .set_space_policy(SpacePolicy { quota_bytes, min_free_bytes: Some(0), ..store.ledger.space_policy() })
         .unwrap();
     // Fits beside one of them: the older one goes.
     give(&store, rule(ANN), "new", &[9; 200 << 10]).unwrap();
     assert_eq!(trash(&store), [("kept:latest".to_owned(), manifest(&content(3)).digest())]);
-    assert!(store.liveness().has_displaced().unwrap());
+    assert!(store.liveness.has_displaced().unwrap());
     let error = give(&store, rule(ANN), "large", &[8; 400 << 10]).unwrap_err();
     assert!(error.is_no_space(), "{error}");
     assert_eq!(trash(&store).len(), 1, "nothing is deleted in vain");
     give(&store, rule(ANN), "small", &[7; 60 << 10]).unwrap();
     assert_eq!(trash(&store), []);
     assert_eq!(content_of(&store, "m"), Some(manifest(&content(2)).digest()));
-    assert_eq!(gc::collect(store.liveness()).unwrap(), 0, "their bytes are free");
+    assert_eq!(gc::collect(&store.liveness).unwrap(), 0, "their bytes are free");
 }
 
 #[test]
@@ -382,7 +370,7 @@ fn displaced_models_of_a_user_make_room_within_the_users_quota() {
     give(&store, forced(BOB), "bob", &content(6)).unwrap();
     give(&store, rule(ANN), "m", &content(1)).unwrap();
     give(&store, forced(ANN), "m", &content(2)).unwrap();
-    let limit = store.liveness().charged_bytes(ANN).unwrap() + (40 << 10);
+    let limit = store.liveness.charged_bytes(ANN).unwrap() + (40 << 10);
     let within = |bytes: &[u8], reference: &str| {
         let mut ingest = ingest(&store, rule(ANN), Verb::Import).within_quota(Some(limit));
         ingest.admit(std::iter::once(bytes.len() as u64))?;
@@ -439,15 +427,15 @@ proptest! {
                 1 => {
                     *versions.entry(second).or_default() += seed % 2;
                     let source = format!("m:{second}");
-                    let follows = before[&first].and_then(|digest| store.names().name_origin(&name(&one), digest).source);
+                    let follows = before[&first].and_then(|digest| store.names.name_origin(&name(&one), digest).source);
                     updated = follows.is_some_and(|follows| follows == full(&source));
                     let content = [100 + 10 * second + versions[&second]; 8];
                     drop(pull(&store, NameRule { replace: force, ..pulling(ANN, &source) }, &one, &content));
                 }
                 2 | 3 => {
-                    if let Ok(model) = store.names().manifest(&name(&one)) {
+                    if let Ok(model) = store.names.manifest(&name(&one)) {
                         let changing = ingest(&store, may, if step == 2 { Verb::Tag } else { Verb::Rename });
-                        let origin = NameOrigin { source: None, ..store.names().name_origin(&name(&one), model.digest()) };
+                        let origin = NameOrigin { source: None, ..store.names.name_origin(&name(&one), model.digest()) };
                         let changing = match step {
                             2 => changing.with_name_origin(origin),
                             _ => changing.renaming(name(&one)),
@@ -458,16 +446,16 @@ proptest! {
                     }
                 }
                 4 => {
-                    if let Some(trashed) = store.names().trash().unwrap().into_iter().next() {
+                    if let Some(trashed) = store.names.trash().unwrap().into_iter().next() {
                         let restoring = ingest(&store, may, Verb::Undelete).with_name_origin(trashed.origin);
                         if restoring.restore(&trashed.reference, &trashed.manifest).is_ok() {
-                            store.names().remove_from_trash(trashed.record).unwrap();
+                            store.names.remove_from_trash(trashed.record).unwrap();
                         }
                     }
                 }
-                5 => assert!(gc::collect(store.liveness()).is_ok()),
+                5 => assert!(gc::collect(&store.liveness).is_ok()),
                 _ => {
-                    let names = DerivedName::of_file(&format!("/f{second}/m.{first}.gguf")).unwrap();
+                    let names = DerivedName::from_path(&format!("/f{second}/m.{first}.gguf")).unwrap();
                     let content = [200 + seed; 8];
                     let mut deriving = ingest(&store, rule(ANN), Verb::Import);
                     deriving.add_bytes(&content).unwrap();
@@ -487,9 +475,9 @@ proptest! {
             }
             let may_shrink = step == 4;
             prop_assert!(may_shrink || trash(&store).len() >= trash_before);
-            for trashed in store.names().trash().unwrap() {
+            for trashed in store.names.trash().unwrap() {
                 for file in trashed.manifest.files() {
-                    prop_assert!(store.content().has_file(file).unwrap());
+                    prop_assert!(store.content.has_file(file).unwrap());
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Quotas that the members of a group share.
 
 use super::*;
-use crate::{ChargeLimit, Members, Payer, Pool};
+use crate::{ChargeLimit, Members, Pool};
 
 /// All users whose numbers are in the list.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ fn pooled(store: &Arc<Store>, uid: u32, verb: Verb) -> Ingest {
 }
 
 fn used(store: &Store, pool: &Pool) -> u64 {
-    store.liveness().charged_bytes_of(&Payer::Pool(pool.clone())).unwrap()
+    store.liveness.charged_bytes_of(&Payer::Pool(pool.clone())).unwrap()
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn members_share_a_limit_and_the_error_names_the_group() {
     let (_folder, store) = new_store();
     let limit = on_disk(&store, &[100 * KIB]) + 2 * records(&store);
     let lab = pool("lab", limit, &[ANN, BOB]);
-    store.ledger().set_pools(vec![lab.clone()]);
+    store.ledger.set_pools(vec![lab.clone()]);
     add_with(pooled(&store, ANN, Verb::Pull), "m:a", &[content(1, 60 * KIB)]).unwrap();
     let error = add_with(pooled(&store, BOB, Verb::Pull), "m:b", &[content(2, 60 * KIB)]).unwrap_err();
     let StoreError::OverQuota { uid: BOB, group: Some(group), .. } = &error else { panic!("{error}") };
@@ -57,9 +57,7 @@ fn members_share_a_limit_and_the_error_names_the_group() {
 fn own_quota_and_every_pool_of_the_user_are_checked() {
     let (_folder, store) = new_store();
     let bytes = |kib| on_disk(&store, &[kib * KIB]) + records(&store);
-    store
-        .ledger()
-        .set_pools(vec![pool("large", bytes(500), &[ANN]), pool("small", bytes(50), &[ANN, CAROL])]);
+    store.ledger.set_pools(vec![pool("large", bytes(500), &[ANN]), pool("small", bytes(50), &[ANN, CAROL])]);
     let refused = |ingest| match add_with(ingest, "m:x", &[content(7, 100 * KIB)]) {
         Err(StoreError::OverQuota { group, .. }) => group,
         other => panic!("{other:?}"),
@@ -78,14 +76,14 @@ fn transactions_of_all_members_are_counted_together() {
     let (_folder, store) = new_store();
     let limit = on_disk(&store, &[100 * KIB]);
     let lab = pool("lab", limit, &[ANN, BOB]);
-    store.ledger().set_pools(vec![lab.clone()]);
+    store.ledger.set_pools(vec![lab.clone()]);
     let first = pooled(&store, ANN, Verb::Pull);
     first.reserve_quota(on_disk(&store, &[60 * KIB])).unwrap();
     let second = pooled(&store, BOB, Verb::Pull);
     let refused = second.reserve_quota(on_disk(&store, &[60 * KIB]));
     assert!(matches!(refused, Err(StoreError::OverQuota { group: Some(_), .. })), "{refused:?}");
     let limits = [ChargeLimit { payer: Payer::Pool(lab), bytes: limit }];
-    assert!(store.liveness().quotas_left(&limits).unwrap()[0] <= limit - on_disk(&store, &[60 * KIB]));
+    assert!(store.liveness.quotas_left(&limits).unwrap()[0] <= limit - on_disk(&store, &[60 * KIB]));
     drop(first);
     second.reserve_quota(on_disk(&store, &[60 * KIB])).unwrap();
 }
@@ -94,12 +92,12 @@ fn transactions_of_all_members_are_counted_together() {
 fn what_members_have_replaced_keeps_nothing_of_other_members_out() {
     let (_folder, store) = new_store();
     let limit = on_disk(&store, &[100 * KIB]) + 4 * records(&store);
-    store.ledger().set_pools(vec![pool("lab", limit, &[ANN, BOB])]);
+    store.ledger.set_pools(vec![pool("lab", limit, &[ANN, BOB])]);
     add_with(pooled(&store, ANN, Verb::Import), "m:a", &[content(1, 60 * KIB)]).unwrap();
     add_with(pooled(&store, ANN, Verb::Import), "m:a", &[content(2, 20 * KIB)]).unwrap();
-    assert_eq!(store.names().trash().unwrap().len(), 1);
+    assert_eq!(store.names.trash().unwrap().len(), 1);
     add_with(pooled(&store, BOB, Verb::Import), "m:b", &[content(3, 60 * KIB)]).unwrap();
-    assert_eq!(store.names().trash().unwrap().len(), 0);
+    assert_eq!(store.names.trash().unwrap().len(), 0);
     check(&store);
 }
 
@@ -108,7 +106,7 @@ fn what_members_have_replaced_keeps_nothing_of_other_members_out() {
 fn update_of_the_name_of_another_user_counts_what_both_versions_share() {
     let (_folder, store) = new_store();
     let limit = on_disk(&store, &[50 * KIB]);
-    store.ledger().set_pools(vec![pool("lab", limit, &[ANN])]);
+    store.ledger.set_pools(vec![pool("lab", limit, &[ANN])]);
     let (shared, old, new) = (content(1, 80 * KIB), content(2, KIB), content(3, KIB));
     add(&store, BOB, "m:latest", &[old, shared.clone()]).unwrap();
     let refused = add_with(pooled(&store, ANN, Verb::Pull), "m:latest", &[new.clone(), shared.clone()]);
@@ -130,11 +128,11 @@ fn no_sequence_of_changes_adds_beyond_a_quota_or_a_pool() {
         let lab = pool("lab", 90 << 10, &[ANN, BOB]);
         let all = pool("all", 140 << 10, &users);
         let pools = [lab, all];
-        store.ledger().set_pools(pools.to_vec());
+        store.ledger.set_pools(pools.to_vec());
         let own_limit = 70 << 10;
         for (action, user, tag, first, second) in steps {
             let (uid, reference) = (users[user], format!("m:{tag}"));
-            let is_there = store.names().manifest(&name(&reference)).is_ok();
+            let is_there = store.names.manifest(&name(&reference)).is_ok();
             // Each replaces only names of its own.
             let may = NameRule { uid, replace: true, ..NameRule::default() };
             let limited = |verb| pooled(&store, uid, verb).may_take(may.clone()).within_quota(Some(own_limit));
@@ -145,7 +143,7 @@ fn no_sequence_of_changes_adds_beyond_a_quota_or_a_pool() {
                 }
                 // A tag of what another user pays for, and its removal.
                 3 | 4 if is_there => {
-                    let manifest = store.names().manifest(&name(&reference)).unwrap();
+                    let manifest = store.names.manifest(&name(&reference)).unwrap();
                     let tagged = format!("t:{uid}-{tag}");
                     limited(Verb::Tag).commit(&name(&tagged), &manifest, None).map(drop)
                 }
@@ -154,16 +152,14 @@ fn no_sequence_of_changes_adds_beyond_a_quota_or_a_pool() {
                     continue;
                 }
                 6 if is_there => {
-                    let manifest = store.names().manifest(&name(&reference)).unwrap();
-                    store.names().add_to_trash(&name(&reference), &manifest, Duration::from_secs(3600)).unwrap();
-                    remove(&store, &reference);
+                    trash(&store, &reference);
                     continue;
                 }
                 _ => continue,
             };
             // Data of the trash that the addition used, or was about to use, was not deleted to make space for it: its
             // user pays for it until the next collection, which the daemon repeats.
-            gc::collect_condemned(store.liveness()).unwrap();
+            gc::collect_condemned(&store.liveness).unwrap();
             check(&store);
             let charged: BTreeMap<u32, u64> = users.iter().map(|uid| (*uid, of(&store, *uid))).collect();
             for pool in &pools {
@@ -179,4 +175,38 @@ fn no_sequence_of_changes_adds_beyond_a_quota_or_a_pool() {
             proptest::prop_assert!(added.as_ref().err().is_none_or(expected), "{:?}", added);
         }
     });
+}
+
+/// Says who is a member only of users that it was asked to find out about.
+#[derive(Debug, Default)]
+struct Looked(std::sync::Mutex<BTreeSet<u32>>);
+
+impl Members for Looked {
+    fn contains(&self, uid: u32) -> bool {
+        self.0.lock().unwrap().contains(&uid)
+    }
+    fn prepare(&self, uids: &[u32]) {
+        self.0.lock().unwrap().extend(uids);
+    }
+}
+
+#[test]
+fn membership_of_every_user_with_charges_is_found_out_before_they_are_counted() {
+    let (_folder, store) = new_store();
+    add(&store, ANN, "m:a", &[content(1, 60 * KIB)]).unwrap();
+    let carol = ingest(&store, CAROL, Verb::Pull);
+    let members = Arc::new(Looked::default());
+    let hard_bytes = Some(on_disk(&store, &[100 * KIB]));
+    store.ledger.set_pools(vec![Pool {
+        name: "lab".to_owned(),
+        soft_bytes: None,
+        hard_bytes,
+        members: members.clone(),
+    }]);
+    let limited = pooled(&store, BOB, Verb::Pull);
+    assert!(!members.contains(ANN));
+    let refused = limited.reserve_quota(on_disk(&store, &[60 * KIB]));
+    assert!(matches!(refused, Err(StoreError::OverQuota { uid: BOB, group: Some(_), .. })), "{refused:?}");
+    assert!([ANN, BOB, CAROL].iter().all(|uid| members.contains(*uid)), "of transactions too");
+    drop(carol);
 }
