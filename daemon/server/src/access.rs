@@ -10,10 +10,8 @@ use crate::peer_process::Namespaces;
 use crate::principal::Principal;
 use crate::user_set::UserSet;
 
-/// The rights of one user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rights {
-    /// The one that includes all others.
     highest: Option<Right>,
 }
 
@@ -48,7 +46,6 @@ pub(crate) struct Access {
     pub(crate) pull: UserSet,
     pub(crate) administer: UserSet,
     pub(crate) root: RootRights,
-    /// The names of users.
     pub(crate) names: Names,
     /// The configuration file, for errors.
     pub(crate) file: Option<PathBuf>,
@@ -64,9 +61,9 @@ impl Access {
         Rights { highest: Right::ALL.into_iter().rev().find(|right| has(*right)) }
     }
 
-    /// Whether this is the daemon's own user, or root as far as the configuration lets it. These have all rights: they
-    /// own the files and could change the store without the daemon. Root of a container cannot, if it has nothing but
-    /// the socket. The only place that treats root in a special way.
+    /// Whether this is the daemon's own user, or root as far as the configuration lets it. They have all rights,
+    /// because they own the files and could change the store without the daemon. Root of a container cannot if it has
+    /// nothing but the socket. The only place that treats root in a special way.
     pub(crate) fn owns_store(&self, principal: &Principal) -> bool {
         match (principal.uid, self.root) {
             (0, RootRights::Administer) => true,
@@ -85,7 +82,7 @@ impl Access {
         }
     }
 
-    /// The error of a request that needs a right that its user does not have. `what` is its command.
+    /// The error of a request whose user lacks a right. `what` is its command.
     pub(crate) fn refusal(&self, principal: &Principal, right: Right, what: &str) -> ErrorBody {
         let (who, right) = (self.names.describe(principal.uid), right.name());
         let found = self.rights_of(principal).highest;
@@ -96,21 +93,30 @@ impl Access {
             .file
             .as_ref()
             .map_or_else(|| "the daemon's configuration".to_owned(), |file| file.display().to_string());
-        let owners = match self.root {
-            RootRights::Administer => "root and the daemon's own user",
-            RootRights::Host => "the daemon's own user and root outside of containers",
-            RootRights::User => "the daemon's own user",
-        };
         let hint =
-            format!("access.{right} in {file} says who has it besides {owners}; SIGHUP applies a change");
+            format!("access.{right} in {file} says who has it{}; SIGHUP applies a change", self.besides());
         ErrorBody::new(ErrorCode::Denied, message).with_hint(hint)
+    }
+}
+
+impl Access {
+    /// Who has all rights without being listed, as the end of a phrase. A daemon of root's has no other own user.
+    fn besides(&self) -> &'static str {
+        match (self.root, rustix::process::geteuid().is_root()) {
+            (RootRights::Administer, _) => " besides root and the daemon's own user",
+            (RootRights::Host, true) => " besides root outside of containers",
+            (RootRights::Host, false) => " besides the daemon's own user and root outside of containers",
+            (RootRights::User, true) => "",
+            (RootRights::User, false) => " besides the daemon's own user",
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::user_set::tests::{name, names, principal};
+    use crate::principal::tests::principal;
+    use crate::user_set::tests::{name, names};
     use crate::user_set::{Member, NameOrNumber};
 
     #[test]
@@ -156,5 +162,10 @@ mod tests {
         assert!(error.hint.unwrap().contains("access.admin in /etc/blobd/config.toml"));
         let error = access.refusal(&principal(7, 1, None), Right::Read, "df");
         assert!(error.message.starts_with("df: not permitted for uid 7: expected"), "{error}");
+        // Root of a container, or root altogether: the daemon's own user is no other.
+        let access = Access { root: RootRights::User, ..access };
+        let hint = access.refusal(&principal(0, 1, None), Right::Read, "df").hint.unwrap();
+        let owner = " besides the daemon's own user; SIGHUP";
+        assert_eq!(hint.contains(owner), !rustix::process::geteuid().is_root(), "{hint}");
     }
 }

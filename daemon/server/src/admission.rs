@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
+
+use crate::locks::lock;
 
 /// Connections of all users. Each costs a few kilobytes and a descriptor.
 const MAX_CONNECTIONS: usize = 8192;
@@ -14,7 +16,7 @@ const MAX_CONNECTIONS_PER_UID: usize = 1024;
 /// Connections reserved for root and the daemon's own user, so that they can always administer the daemon.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// Connection limits, derived from the number of files that this process may have open.
+/// Derived from the number of files that this process may have open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionLimits {
     pub(crate) total: usize,
@@ -29,7 +31,7 @@ pub(crate) struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    pub(crate) fn of_process() -> Self {
+    pub(crate) fn for_process() -> Self {
         let files = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
         Self::for_files(files.unwrap_or(usize::MAX))
     }
@@ -44,7 +46,6 @@ impl ConnectionLimits {
     }
 }
 
-/// Counts connections by user.
 #[derive(Clone, Debug)]
 pub(crate) struct Connections(Arc<Shared>);
 
@@ -59,12 +60,12 @@ impl Connections {
         Self(Arc::new(Shared { limits, counts: Mutex::default() }))
     }
 
-    /// Counts one more connection, unless the user or all users together have too many. `is_owner` opens those that are
-    /// reserved.
+    /// Counts one more connection, unless the user or all users together have too many. Owners also get the reserved
+    /// ones.
     pub(crate) fn admit(&self, uid: u32, is_owner: bool) -> Option<ConnectionPermit> {
         let ConnectionLimits { total, reserved, per_uid, .. } = self.0.limits;
         let limit = if is_owner { total } else { total - reserved };
-        let mut counts = self.counts();
+        let mut counts = lock(&self.0.counts);
         let all: usize = counts.values().sum();
         let own = counts.get(&uid).copied().unwrap_or_default();
         if all >= limit || own >= per_uid {
@@ -72,11 +73,6 @@ impl Connections {
         }
         counts.insert(uid, own + 1);
         Some(ConnectionPermit { connections: self.clone(), uid })
-    }
-
-    fn counts(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
-        // Each change of the table is complete before anything can panic.
-        self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -89,7 +85,7 @@ pub(crate) struct ConnectionPermit {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut counts = self.connections.counts();
+        let mut counts = lock(&self.connections.0.counts);
         if let Some(count) = counts.get_mut(&self.uid) {
             *count = count.saturating_sub(1);
         }
@@ -97,7 +93,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// What waits to be begun, in the order of each user, and one user after the other.
+/// Connections that wait for their turn: one user after the other, each user's own in their order.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     waiting: BTreeMap<u32, VecDeque<T>>,
@@ -120,7 +116,6 @@ impl<T> Turns<T> {
         self.waiting.entry(uid).or_default().push_back(one);
     }
 
-    /// The next one of the next user.
     pub(crate) fn next(&mut self) -> Option<T> {
         let after = self.waiting.range((Bound::Excluded(self.last), Bound::Unbounded)).next();
         let uid = *after.or_else(|| self.waiting.first_key_value())?.0;

@@ -32,19 +32,17 @@ mod changes;
 mod details;
 mod dispatch;
 mod events;
-mod heads;
 mod log;
 mod observe;
 mod open;
 mod read_model;
 mod show;
-mod upgrade;
 
 pub(crate) use crate::request_record::verbs as verb_names;
-use answer::{Memory, Turns};
+use answer::{Memory, TurnPool};
 pub(crate) use body::{HttpResponse, reports_progress};
 use body::{Params, Reply, error_response, read_body};
-use upgrade::Upgrade;
+use open::Upgrade;
 
 fn unknown(method: &Method, path: &str) -> ErrorBody {
     let message = format!("{method} {path}: no such request");
@@ -63,7 +61,7 @@ pub(crate) async fn respond(
     let responding = async {
         let responded = match route {
             Some(route) => {
-                let rights = daemon.access().rights_of(&peer);
+                let rights = daemon.access.get().rights_of(&peer);
                 let record = Arc::clone(&record);
                 let (turns, memory) = (dispatch::turns(route), dispatch::memory(route));
                 Caller { daemon, route, turns, memory, peer, rights, socket, record }
@@ -98,7 +96,7 @@ fn requested_id(request: &Request<Incoming>) -> Option<RequestId> {
 struct Caller {
     daemon: Arc<Daemon>,
     route: Route,
-    turns: Turns,
+    turns: TurnPool,
     memory: Memory,
     peer: Principal,
     rights: Rights,
@@ -106,7 +104,6 @@ struct Caller {
     record: Arc<RequestRecord>,
 }
 
-/// A change of the store that a request asks for.
 struct Change<'c, P> {
     daemon: &'c Daemon,
     store: &'c Arc<Store>,
@@ -121,10 +118,15 @@ impl Caller {
             self.note_refused(request).await;
             return Err(self.refusal(right, None));
         }
+        if self.route.is_audited() && self.daemon.audit.is_required() {
+            let check = |daemon: &Daemon| Ok(daemon.audit.check_required());
+            let checked = self.daemon.disk_work(self.peer.uid, check).await;
+            checked.map_err(|error| error.body())??;
+        }
         dispatch::dispatch(&self, request).await
     }
 
-    /// Notes what a refused request names. A malformed one names nothing.
+    /// A malformed request names nothing.
     async fn note_refused(&self, request: Request<Incoming>) {
         let noted = self.received(request, |received| self.route.subject(received)).await;
         if let Ok((subject, _memory)) = noted {
@@ -132,7 +134,6 @@ impl Caller {
         }
     }
 
-    /// Does a request with the parameters that its client has sent.
     async fn run<R: route::Request>(
         &self,
         request: Request<Incoming>,
@@ -142,7 +143,7 @@ impl Caller {
         Ok(work(self, params).await?.into_response())
     }
 
-    /// Does a request that upgrades its connection.
+    /// Executes a request that upgrades its connection.
     async fn upgrade<R: route::Request>(
         &self,
         mut request: Request<Incoming>,
@@ -153,7 +154,7 @@ impl Caller {
         Ok(work(self, params, upgrade).await?.into_response())
     }
 
-    /// Does a request that only reads, on a thread that may block.
+    /// Executes a request that only reads, on a thread that may block.
     async fn read<R: route::Request<Answer = Document<T>>, T: serde::Serialize + Send + 'static>(
         &self,
         request: Request<Incoming>,
@@ -166,7 +167,7 @@ impl Caller {
         Ok(self.respond(move |daemon| work(daemon, &params)).await?.into_response())
     }
 
-    /// Does a request that changes the store, on a thread that may block, and logs its result.
+    /// Executes a request that changes the store, on a thread that may block, and logs its result.
     async fn change<
         R: route::Request<Answer = Document<T>>,
         T: serde::Serialize + Finished + Send + 'static,
@@ -188,7 +189,6 @@ impl Caller {
         Ok(self.respond(work).await?.into_response())
     }
 
-    /// The parameters of a request.
     async fn params<R: route::Request>(
         &self,
         request: Request<Incoming>,
@@ -198,7 +198,7 @@ impl Caller {
         Ok(Params::new(params, memory))
     }
 
-    /// Receives the parameters of a request and reads them with `read`. Returns what counts their memory too.
+    /// Receives the parameters of a request and reads them with `read`. Returns the permit for their memory too.
     async fn received<T>(
         &self,
         request: Request<Incoming>,
@@ -217,7 +217,7 @@ impl Caller {
         self.daemon.requester_with(&self.peer, self.rights)
     }
 
-    /// As it is now: a request uses one policy from its start to its end.
+    /// A request uses one policy from its start to its end.
     fn policy(&self) -> CallerPolicy {
         self.daemon.policy_for(&self.peer)
     }
@@ -230,7 +230,7 @@ impl Caller {
     fn refusal(&self, right: Right, option: Option<&str>) -> ErrorBody {
         let verb = self.record.verb();
         let what = option.map_or_else(|| verb.to_owned(), |option| format!("{verb} {option}"));
-        self.daemon.access().refusal(&self.peer, right, &what)
+        self.daemon.access.get().refusal(&self.peer, right, &what)
     }
 
     fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {
@@ -238,7 +238,6 @@ impl Caller {
     }
 }
 
-/// A part of a path without percent-encoding.
 fn decoded(part: &str) -> Result<String, ErrorBody> {
     let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{part:?}: malformed escape"));
     let decoded = percent_decode_str(part).decode_utf8().map_err(|_not_utf8| malformed())?;
@@ -256,8 +255,7 @@ mod tests {
     use super::*;
     use crate::admission::{ConnectionLimits, Connections};
     use crate::metrics::Metrics;
-    use crate::peer_process::Namespaces;
-    use crate::principal::Groups;
+    use crate::principal::tests::principal;
 
     #[test]
     fn name_in_a_path_may_have_slashes_and_escapes() {
@@ -277,14 +275,9 @@ mod tests {
         let store = Store::open(folder.path().join("store")).unwrap();
         let daemon =
             Arc::new(Daemon::new(store, &RegistryPolicy::default(), Metrics::new([]).unwrap()).unwrap());
-        let peer = Principal {
-            pid: 1,
-            uid: 1,
-            groups: Groups { primary: 1, supplementary: None },
-            namespaces: Namespaces::default(),
-        };
-        let rights = daemon.access().rights_of(&peer);
-        let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid, false).unwrap();
+        let peer = principal(1, 1, None);
+        let rights = daemon.access.get().rights_of(&peer);
+        let permit = Connections::new(ConnectionLimits::for_process()).admit(peer.uid, false).unwrap();
         let (stream, _client) = tokio::net::UnixStream::pair().unwrap();
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), &daemon.closer);
         let route = Route::Doctor;

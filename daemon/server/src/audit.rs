@@ -21,14 +21,15 @@ mod writer;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use blobd_client::protocol::audit::AuditRecord;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
 
 pub(crate) use self::class::{ByClass, Class};
 pub(crate) use self::directory::LogDirectory;
@@ -37,16 +38,17 @@ use self::forward::Forwarder;
 pub(crate) use self::lifecycle::{LIFECYCLE_VERBS, reload_record, start_record, stop_record, switch};
 use self::rate::{ChangeBudget, Omission, RateLimit};
 pub(crate) use self::reader::{BATCH_MEMORY, Batch, Latest, LogReader};
+use self::rotation::Contents;
 pub(crate) use self::rotation::Rotation;
-use self::rotation::{Contents, REMOVED};
 use self::writer::Writer;
+use crate::locks::lock;
 use crate::names::Names;
 
 /// Records that may wait for the disk; with the longest lines they take 16 MiB.
 const MAX_WAITING: usize = 1024;
 
-/// Those of them that are of one class. Users can cause so many opens and attempts that the disk cannot follow; half of
-/// the queue is for changes alone.
+/// The share of one class. Users can cause opens and attempts faster than the disk can write them; half of the queue is
+/// for changes alone.
 const fn max_waiting(class: Class) -> usize {
     match class {
         Class::Change => MAX_WAITING,
@@ -58,6 +60,9 @@ const fn max_waiting(class: Class) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct AuditLog {
     running: OnceLock<Running>,
+    /// Where the configuration names its directory, in a command without a daemon. A daemon with such a configuration does
+    /// not start unless the log can be written.
+    required_at: OnceLock<String>,
 }
 
 #[derive(Debug)]
@@ -69,49 +74,41 @@ struct Running {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A record in the queue.
 #[derive(Debug)]
 struct Waiting {
     line: Vec<u8>,
     class: Class,
 }
 
-/// What the writer and the senders share.
 #[derive(Debug, Default)]
 struct Shared {
     classes: ByClass<ClassState>,
-    /// The number of the last record that was written.
     written: watch::Sender<u64>,
     changes: ChangeBudget,
-    /// Records that could not be forwarded since the start.
     not_forwarded: AtomicU64,
     names: Names,
 }
 
-/// The state of one class.
 #[derive(Debug, Default)]
 struct ClassState {
-    /// Records that could not be written since the start.
     dropped: AtomicU64,
-    /// Records that were left out since the start, because their users caused too many.
+    /// Records that were left out because their users caused too many.
     omitted: AtomicU64,
-    /// Records in the queue.
     waiting: AtomicUsize,
     limit: RateLimit,
-    /// The error of the last write, if it failed.
     failure: Mutex<Option<String>>,
 }
 
 impl Shared {
     fn new() -> Self {
         let names = Names::system();
-        // What the daemon does without a request.
+        // The daemon's own user, for records without a request.
         names.name_of(rustix::process::geteuid().as_raw());
         Self { names, ..Self::default() }
     }
 
     fn add_dropped(&self, class: Class, records: usize) {
-        let dropped = &self.classes.of(class).dropped;
+        let dropped = &self.classes.get(class).dropped;
         dropped.fetch_add(u64::try_from(records).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
@@ -120,10 +117,10 @@ impl Shared {
         AuditRecord { time: now(), user: self.names.known_name_of(record.uid), ..record }.line()
     }
 
-    /// The records that say what was left out in intervals that have ended, or until now.
+    /// Records of what was left out in intervals that have ended, or until now.
     fn omissions(&self, until_now: bool) -> Vec<Waiting> {
         let of_class = |class: Class| {
-            let omissions = self.classes.of(class).limit.take_omissions(until_now);
+            let omissions = self.classes.get(class).limit.take_omissions(until_now);
             omissions.into_iter().map(move |omission| (class, omission))
         };
         let line = |(class, omission)| Waiting { line: self.line(omission_record(class, omission)), class };
@@ -135,7 +132,6 @@ impl Shared {
     }
 }
 
-/// Where the audit log is, and its limits.
 #[derive(Debug)]
 pub(crate) struct LogSettings {
     pub(crate) directory: LogDirectory,
@@ -144,23 +140,19 @@ pub(crate) struct LogSettings {
     pub(crate) is_forwarded: bool,
 }
 
-/// The state of the audit log, for `doctor` and the metrics.
+/// The state of the audit log, for `doctor` and the metrics. Counts are since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditStatus {
     /// Its directory; `None` if it is off.
     pub directory: Option<String>,
     /// Why records cannot be written now.
     pub failure: Option<String>,
-    /// The number of records that were dropped since the start.
     pub(crate) dropped: ByClass<u64>,
-    /// The number of records that were left out since the start, because their users caused too many.
     pub(crate) omitted: ByClass<u64>,
-    /// The number of records that could not be sent to the journal since the start.
     pub(crate) not_forwarded: u64,
 }
 
 impl AuditStatus {
-    /// The number of records of all classes that were dropped.
     pub(crate) fn all_dropped(&self) -> u64 {
         self.dropped.iter().map(|(_, dropped)| *dropped).fold(0, u64::saturating_add)
     }
@@ -168,9 +160,6 @@ impl AuditStatus {
 
 impl AuditLog {
     /// Starts the thread that writes. The files are opened with the first record.
-    ///
-    /// # Errors
-    /// If the thread cannot be started.
     pub(crate) fn start(&self, settings: LogSettings) -> io::Result<()> {
         let LogSettings { directory, rotation, is_forwarded } = settings;
         let (directory, shared) = (Arc::new(directory), Arc::new(Shared::new()));
@@ -185,15 +174,28 @@ impl AuditLog {
         Ok(())
     }
 
-    /// Opens the current file of changes, to find out whether it can be written. Blocks.
-    pub(crate) fn check(&self) -> io::Result<()> {
+    /// Whether the current file of changes can be written, for an administrator who has named its directory. `place` is
+    /// where in the configuration. Blocks.
+    pub(crate) fn check(&self, place: &str) -> Result<(), ErrorBody> {
         let Some(Running { directory, .. }) = self.running.get() else { return Ok(()) };
-        let failed = |error| io::Error::other(format!("{}: {error}", directory.path()));
-        let last = directory.numbers(Class::Change).map_err(failed)?.last().copied().unwrap_or(1);
-        directory.append(Class::Change, last).map(drop).map_err(failed)
+        directory.check().map_err(|error| unusable(place, directory, &error))
     }
 
-    /// Writes what is waiting, makes it durable, and ends. Blocks.
+    /// From now on, what has to be recorded is refused while the log cannot be written.
+    pub(crate) fn require(&self, place: String) {
+        let _ = self.required_at.set(place);
+    }
+
+    /// Whether a request that has to be recorded may be done. Blocks.
+    pub(crate) fn check_required(&self) -> Result<(), ErrorBody> {
+        self.required_at.get().map_or(Ok(()), |place| self.check(place))
+    }
+
+    pub(crate) fn is_required(&self) -> bool {
+        self.required_at.get().is_some()
+    }
+
+    /// Writes the waiting records, makes them durable, and ends. Blocks.
     pub(crate) fn stop(&self) {
         let Some(running) = self.running.get() else { return };
         drop(lock(&running.queue).take());
@@ -202,20 +204,20 @@ impl AuditLog {
         }
     }
 
-    /// Adds the record of what the daemon does by itself. Never blocks.
+    /// Adds a record of the daemon's own work. Never blocks.
     pub(crate) fn record(&self, record: AuditRecord) {
         let Some(running) = self.running.get() else { return };
         running.send(Waiting { line: running.shared.line(record), class: Class::Change });
     }
 
-    /// Adds a record. Of those that its user may cause as often as it likes, too many are left out and counted. All
-    /// changes are recorded, but those of a user who makes very many are in the files of attempts, where they do not
-    /// displace the changes of others. Never blocks.
+    /// Adds a record of a request. Records that a user can cause at will are left out and counted if there are too
+    /// many. All changes are recorded, but those of a user with very many changes go to the files of attempts, where
+    /// they do not displace the changes of others. Never blocks.
     pub(crate) fn record_as(&self, class: Class, record: AuditRecord) {
         let Some(running) = self.running.get() else { return };
         let (uid, kind) = (record.uid, kind(class, &record));
         let line = running.shared.line(record);
-        let state = running.shared.classes.of(class);
+        let state = running.shared.classes.get(class);
         match class {
             Class::Change if running.shared.changes.admit(uid, line.len()) => {
                 running.send(Waiting { line, class });
@@ -228,7 +230,7 @@ impl AuditLog {
         }
     }
 
-    /// What the log consists of; `None` if it is off.
+    /// The files of the log; `None` if it is off.
     pub(crate) fn directory(&self) -> Option<Arc<LogDirectory>> {
         self.running.get().map(|running| Arc::clone(&running.directory))
     }
@@ -238,12 +240,20 @@ impl AuditLog {
         self.running.get().map(|running| running.shared.written.subscribe())
     }
 
+    /// The state, for `doctor`: a log to which nothing was written yet is tried. Blocks.
+    pub(crate) fn checked_status(&self) -> AuditStatus {
+        let status = self.status();
+        let tried = || self.running.get()?.directory.check_present().err().map(|error| error.to_string());
+        let failure = status.failure.clone().or_else(tried);
+        AuditStatus { failure, ..status }
+    }
+
     pub(crate) fn status(&self) -> AuditStatus {
         let Some(Running { directory, shared, .. }) = self.running.get() else {
             return AuditStatus::default();
         };
         let count = |counter: fn(&ClassState) -> &AtomicU64| {
-            ByClass::new(|class| counter(shared.classes.of(class)).load(Ordering::Relaxed))
+            ByClass::new(|class| counter(shared.classes.get(class)).load(Ordering::Relaxed))
         };
         AuditStatus {
             directory: Some(directory.path().to_owned()),
@@ -260,7 +270,7 @@ impl Running {
         let class = record.class;
         // Counted within the lock, so that it is never more than the queue has.
         let queue = lock(&self.queue);
-        let waiting = &self.shared.classes.of(class).waiting;
+        let waiting = &self.shared.classes.get(class).waiting;
         let has_room = waiting.load(Ordering::Relaxed) < max_waiting(class);
         if has_room {
             waiting.fetch_add(1, Ordering::Relaxed);
@@ -275,6 +285,17 @@ impl Running {
     }
 }
 
+/// A directory of the log that cannot be used, and which the configuration names at `place`.
+fn unusable(place: &str, directory: &LogDirectory, error: &io::Error) -> ErrorBody {
+    let code = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorCode::Denied,
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ErrorCode::InvalidRequest,
+        _ => ErrorCode::Internal,
+    };
+    ErrorBody::new(code, format!("{place}: {}: {error}", directory.path()))
+        .with_hint("create it for the daemon's user alone, or set audit.enabled = false")
+}
+
 /// The kind under which an omitted record is counted: the model that was opened, or the verb and its result. Names in
 /// failed requests do not make a kind, because clients choose them.
 fn kind(class: Class, record: &AuditRecord) -> String {
@@ -284,9 +305,36 @@ fn kind(class: Class, record: &AuditRecord) -> String {
     }
 }
 
-/// Says how many records of a user were left out, and what they were about.
+/// What a record of the verb `audit` says about the log itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogEvent {
+    On,
+    Off,
+    /// Records could not be written.
+    Dropped,
+    /// Records were left out because a user caused too many.
+    Omitted,
+    /// A file was removed because the log would have become too large.
+    Removed,
+}
+
+impl LogEvent {
+    pub(crate) const ALL: [Self; 5] = [Self::On, Self::Off, Self::Dropped, Self::Omitted, Self::Removed];
+
+    /// The result of the record.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Dropped => "dropped",
+            Self::Omitted => "omitted",
+            Self::Removed => "removed",
+        }
+    }
+}
+
+/// Says how many records of a user were left out, and about what.
 fn omission_record(class: Class, omission: Omission) -> AuditRecord {
-    /// The most entries of the list.
     const MAX_LISTED: usize = 50;
     let Omission { uid, records, kinds } = omission;
     let list = if class == Class::Open { "models" } else { "requests" };
@@ -297,7 +345,7 @@ fn omission_record(class: Class, omission: Omission) -> AuditRecord {
         ("class", json!(class.name())),
         (list, Value::Object(listed.collect())),
     ];
-    notice(uid, "omitted", details.into_iter().chain(whose))
+    notice(uid, LogEvent::Omitted, details.into_iter().chain(whose))
 }
 
 /// Says what was in a file that was removed because the log would have become too large.
@@ -311,32 +359,26 @@ fn removal_record(class: Class, contents: Contents) -> AuditRecord {
         ("last", json!(last)),
         ("users", Value::Object(users.collect())),
     ];
-    notice(None, REMOVED, details)
+    notice(None, LogEvent::Removed, details)
 }
 
 /// A record about the log itself.
 fn notice(
     uid: Option<u32>,
-    result: &str,
+    event: LogEvent,
     details: impl IntoIterator<Item = (&'static str, Value)>,
 ) -> AuditRecord {
     AuditRecord {
         uid: uid.unwrap_or_else(|| rustix::process::geteuid().as_raw()),
         verb: "audit".to_owned(),
-        result: result.to_owned(),
+        result: event.name().to_owned(),
         details: details.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         ..AuditRecord::default()
     }
 }
 
-/// RFC 3339 with milliseconds.
 fn now() -> String {
     humantime::format_rfc3339_millis(SystemTime::now()).to_string()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is complete before anything can panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

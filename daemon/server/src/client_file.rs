@@ -1,10 +1,10 @@
 //! Reads files that clients have opened in separate processes.
 //!
-//! A client's file may be on an unreachable network, or on a file system that its user wrote to do harm:
-//! inspecting, reading and even closing it may block for ever, and some of these calls cannot be
-//! interrupted even by killing the process. So the daemon never has such a descriptor. A process of the
-//! same program takes the client's connection, receives the descriptor, and reads the file into memory that
-//! it shares with the daemon. If it blocks, the daemon abandons it; it holds no resources of the daemon.
+//! A client's file may be on an unreachable network, or on a file system that its user wrote to do harm: inspecting,
+//! reading and even closing it may block for ever, and some of these calls cannot be interrupted even by killing the
+//! process. So the daemon never has such a descriptor: a process of the same program receives it on the client's
+//! connection, and reads the file into memory that it shares with the daemon. If that process blocks, the daemon
+//! abandons it; it holds no resources of the daemon.
 //!
 //! A socket pair carries requests to the process and notes from it. The memory has slots; a slot belongs
 //! to the process from a request to read into it until its note, and to the daemon otherwise. Pipes and
@@ -17,29 +17,29 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use blobd_client::protocol::MAX_WANTED_FILES;
 use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE};
 use bytes::Bytes;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::ingest::{FileSource, UnreadableFile};
 use crate::ops::{FileFacts, ImportSource, client_has_gone};
 use crate::permits::Permit;
 use crate::sys::{map_shared, shared_memory};
 
-mod note;
+mod channel;
 mod process;
-mod slot;
 
-pub(crate) use note::Refusal;
-use note::{Note, RECORD_BYTES, Request};
-pub(crate) use process::CLIENT_TIMEOUT;
+pub(crate) use channel::Refusal;
+use channel::{EmptySlot, FilledSlot, Note, RECORD_BYTES, Request};
+use process::CLIENT_TIMEOUT;
 pub use process::run;
-use slot::{EmptySlot, FilledSlot};
 
 /// The first argument of the process that reads a file, which then calls [`run`].
 pub const COMMAND: &str = "client-file";
@@ -47,26 +47,43 @@ pub const COMMAND: &str = "client-file";
 /// The running program, even if its file was replaced since.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
+/// Additional time for the start of the process on a loaded machine.
+const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// How often a wait checks whether the client has disconnected.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A file that a separate process reads. On drop the process is killed; if it is blocked, it is abandoned.
+/// The files of a client that a separate process reads. On drop the process is killed; if it is blocked, it is abandoned.
 #[derive(Debug)]
 pub(crate) struct ClientFile {
     notes: UnixStream,
     empty: Receiver<EmptySlot>,
     to_empty: Sender<EmptySlot>,
-    /// The slots that the process fills, in this order.
+    /// The slots that the process fills, in order.
     lent: VecDeque<EmptySlot>,
-    /// The file that is read, of those that the client has sent.
+    /// The numbers of the files whose descriptors the process has.
+    received: Range<usize>,
+    /// Among these.
     selected: u8,
+    /// How the further files of a list are requested.
+    list: Option<FileList>,
     cancelled: Arc<AtomicBool>,
     _process: Process,
 }
 
+/// The files that the client has listed, and whose descriptors it sends when they are wanted.
+#[derive(Debug)]
+pub(crate) struct FileList {
+    pub(crate) count: usize,
+    /// Has the client told which files are wanted: the first, and how many.
+    pub(crate) want: UnboundedSender<(u32, u32)>,
+    /// Why the client's connection is to be closed.
+    pub(crate) refusal: Arc<OnceLock<Refusal>>,
+}
+
 impl ClientFile {
     /// Starts a process that receives descriptors from the client on `connection`. Nothing else may
-    /// receive from it until [`Self::receive_files`] returns. When `cancelled` is set, each wait ends soon.
+    /// receive from it until [`Self::receive_files`] returns or, with a list, as long as the process works. When `cancelled` is set, each wait ends soon.
     pub(crate) fn start(connection: OwnedFd, permit: Permit, cancelled: Arc<AtomicBool>) -> io::Result<Self> {
         let (notes, their_notes) = UnixStream::pair()?;
         notes.set_read_timeout(Some(POLL_INTERVAL))?;
@@ -81,17 +98,59 @@ impl ClientFile {
         command.stdin(connection).stdout(memory).stderr(OwnedFd::from(their_notes));
         let child = command.spawn()?;
         let process = Process(Some((child, permit)));
-        Ok(Self { notes, empty, to_empty, lent: VecDeque::new(), selected: 0, cancelled, _process: process })
+        let (lent, received) = (VecDeque::new(), 0..0);
+        Ok(Self {
+            notes,
+            empty,
+            to_empty,
+            lent,
+            received,
+            selected: 0,
+            list: None,
+            cancelled,
+            _process: process,
+        })
     }
 
-    /// Waits until the process has the descriptors of `count` files. After that only the daemon uses the connection.
-    pub(crate) fn receive_files(&mut self, count: usize, limit: Duration) -> io::Result<Result<(), Refusal>> {
-        match self.note(Some(Instant::now() + limit))? {
-            Note::Received(received) if usize::from(received) == count => Ok(Ok(())),
-            Note::Received(_) => Ok(Err(Refusal::Files)),
+    /// Selects from a list of files, and requests their descriptors from the client when they are needed.
+    pub(crate) fn with_list(self, list: FileList) -> Self {
+        Self { list: Some(list), ..self }
+    }
+
+    /// Waits until the process has the descriptors of `count` files, which are all. After that only the daemon uses the
+    /// connection.
+    pub(crate) fn receive_files(&mut self, count: usize) -> io::Result<Result<(), Refusal>> {
+        self.receive_range(0..count, true)
+    }
+
+    fn receive_range(&mut self, files: Range<usize>, is_last: bool) -> io::Result<Result<(), Refusal>> {
+        let first = u32::try_from(files.start).map_err(io::Error::other)?;
+        let count = u8::try_from(files.len()).map_err(io::Error::other)?;
+        self.send(Request::Receive { first, count, is_last })?;
+        match self.note(Some(Instant::now() + CLIENT_TIMEOUT + PROCESS_START_TIMEOUT))? {
+            Note::Received => {
+                self.received = files;
+                Ok(Ok(()))
+            }
             Note::Refused(refusal) => Ok(Err(refusal)),
             note => Err(unexpected(note)),
         }
+    }
+
+    /// Has the client send the next files of its list.
+    fn receive_next(&mut self) -> io::Result<()> {
+        let Some(list) = &self.list else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let start = self.received.end;
+        let next = start..list.count.min(start.saturating_add(MAX_WANTED_FILES));
+        let (first, count) = (u32::try_from(next.start), u32::try_from(next.len()));
+        let wanted = (first.map_err(io::Error::other)?, count.map_err(io::Error::other)?);
+        list.want.send(wanted).map_err(|_closed| client_has_gone())?;
+        let (is_last, refusal) = (next.end == list.count, Arc::clone(&list.refusal));
+        self.receive_range(next, is_last)?.map_err(|found| {
+            // There is only one.
+            let _ = refusal.set(found);
+            client_has_gone()
+        })
     }
 
     fn note(&mut self, until: Option<Instant>) -> io::Result<Note> {
@@ -102,11 +161,11 @@ impl ClientFile {
                 read => filled += read,
             }
         }
-        note::decode(&record).ok_or_else(|| io::Error::other("the process that reads the file has failed"))
+        channel::decode(&record).ok_or_else(|| io::Error::other("the process that reads the file has failed"))
     }
 
     fn send(&mut self, request: Request) -> io::Result<()> {
-        self.notes.write_all(&note::encode(&request)?)
+        self.notes.write_all(&channel::encode(&request)?)
     }
 
     /// Retries until data arrives, the client disconnects, or the time is over.
@@ -154,7 +213,11 @@ impl FileSource for ClientFile {
 
 impl ImportSource for ClientFile {
     fn select(&mut self, number: usize) -> io::Result<()> {
-        self.selected = u8::try_from(number).map_err(io::Error::other)?;
+        if number == self.received.end && self.list.is_some() {
+            self.receive_next()?;
+        }
+        let place = number.checked_sub(self.received.start).filter(|_| number < self.received.end);
+        self.selected = u8::try_from(place.ok_or(io::ErrorKind::InvalidInput)?).map_err(io::Error::other)?;
         Ok(())
     }
 
@@ -187,7 +250,7 @@ impl Drop for Process {
     }
 }
 
-/// Waits without a thread: it may take as long as the file system does not respond.
+/// Waits without a thread: it takes until the file system responds.
 async fn reap(mut child: Child, permit: Permit) {
     const LONGEST: Duration = Duration::from_secs(1);
     let mut pause = Duration::from_millis(1);

@@ -22,14 +22,13 @@ use crate::server::Server;
 use crate::socket::CommandSocket;
 use crate::state::Daemon;
 
-/// How long the command waits at its end for requests of other commands that it has begun. They are short, but a
+/// How long the command waits at its end for the requests of other commands that have begun. They are short, but a
 /// removal of many blobs takes some time on a slow disk.
 const REQUESTS_LIMIT: Duration = Duration::from_secs(30);
-/// How long it waits for work that it has stopped, such as a pull of another command, which resumes it. What does
-/// not stop in time ends with the process, as after a kill.
+/// How long it waits for work that it has stopped, such as a pull, which its command resumes. Work that does not stop
+/// in time ends with the process, as after a kill.
 const WORK_LIMIT: Duration = Duration::from_secs(1);
 
-/// Why the parts of a daemon cannot be set up.
 pub(crate) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
     const HINT: &str =
         "name PEM files with certificates that the daemon's user can read, or leave out ca_files";
@@ -45,11 +44,14 @@ pub(crate) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
     }
 }
 
-/// The clients of registries that a daemon with this configuration has.
+/// The policy of a daemon's client of registries.
 pub(crate) fn registry_policy(config: &Config) -> RegistryPolicy {
     let policy = config.registry_policy();
     if config.is_single_user() { policy } else { policy.for_many_users() }
 }
+
+/// The key of the directory of the audit log.
+pub(crate) const AUDIT_DIRECTORY: &str = "audit.directory";
 
 /// Starts the audit log, unless it is off or the store is read-only. A log that is not continued says so.
 pub(crate) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorBody> {
@@ -67,9 +69,7 @@ pub(crate) fn start_audit(daemon: &Daemon, config: &Config) -> Result<(), ErrorB
 pub(crate) struct EmbeddedServer {
     server: Server,
     daemon: Arc<Daemon>,
-    /// Accepts connections of other commands, if there is a socket.
     listening: Option<JoinHandle<()>>,
-    /// `None` only while this value is dropped.
     runtime: Option<Runtime>,
 }
 
@@ -81,10 +81,13 @@ impl EmbeddedServer {
         let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
         start_audit(&daemon, config)?;
+        if config.audit.directory.is_some() {
+            daemon.audit.require(config.place_of(AUDIT_DIRECTORY));
+        }
         // Only root and the user of this process can connect, who have all rights. So `[access]` has no effect, and of
         // the quotas those that name these users.
         daemon.set_quotas(config.quotas());
-        daemon.set_policy(config.policy());
+        daemon.policy.set(config.policy());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let server = Server::private(Arc::clone(&daemon));
@@ -107,12 +110,11 @@ impl EmbeddedServer {
             tracing::debug!("{}: cannot listen for other commands: {error}", root.display());
         }
         let announced = socket.as_ref().ok().map(CommandSocket::announced);
-        store.content().announce_command(announced, CommandState::Working);
+        store.content().announce(announced, Some(CommandState::Working));
         let (socket, server) = (socket.ok()?, self.server.clone());
         Some(runtime.spawn(async move { server.serve(socket.listener()).await }))
     }
 
-    /// A connection within this process.
     pub(crate) fn connect(&self) -> io::Result<UnixStream> {
         let runtime = self.runtime.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let (ours, theirs) = UnixStream::pair()?;
@@ -125,7 +127,7 @@ impl EmbeddedServer {
     /// Completes the requests that have begun, and accepts no others. Returns whether all work has ended.
     async fn end(&mut self) -> bool {
         if let Some(listening) = self.listening.take() {
-            self.daemon.store.content().announce_command(None, CommandState::Ending);
+            self.daemon.store.content().announce(None, Some(CommandState::Ending));
             // Removes the socket. Connections that were not accepted are reset, so their requests are repeated.
             listening.abort();
             let _ = listening.await;

@@ -11,12 +11,12 @@ use blobd_store::give_back_memory;
 use crate::ops::{self, OpError};
 use crate::state::{Daemon, Turn, evictions_to};
 
-/// The delay between the end of the last use of removed data and its deletion.
+/// The delay from the last use of removed data to its deletion.
 const TICK: Duration = Duration::from_secs(1);
-/// How many ticks there are between two checks of the trash and the quota.
+/// Ticks from one check of the trash and the quota to the next.
 const TICKS_PER_ROUND: u64 = 60;
 
-/// Runs until the daemon ends. Failures are logged, and the work is repeated in the next round.
+/// Runs until the daemon ends. After a failure, which is logged, the work is repeated in the next round.
 pub(crate) async fn run(daemon: Arc<Daemon>) {
     // The first tick is a wait: nothing is deleted at the moment the daemon starts.
     let mut was_refused = false;
@@ -28,26 +28,26 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
                 give_back_memory();
                 Ok(0)
             };
-            report("memory", daemon.blocking(Turn::of_daemon(), trim).await);
+            report("memory", daemon.blocking(Turn::for_daemon(), trim).await);
         }
         let is_round = tick % TICKS_PER_ROUND == 0;
         // The reason for a refused collection rarely disappears within a second, and finding it reads a
         // lot.
         if daemon.store.liveness().has_condemned() && (is_round || !was_refused) {
             let collect = |daemon: &Daemon| Ok(gc::collect_condemned(daemon.store.liveness())?.freed_bytes());
-            let collected = daemon.blocking(Turn::of_daemon(), collect).await;
+            let collected = daemon.blocking(Turn::for_daemon(), collect).await;
             was_refused = collected.is_err();
             report("removed", collected);
         }
         if is_round {
             let empty = |daemon: &Daemon| Ok(gc::empty_trash(daemon.store.liveness())?.freed_bytes());
-            report("trash", daemon.blocking(Turn::of_daemon(), empty).await);
-            report("sessions", daemon.blocking(Turn::of_daemon(), forget_removed_models).await);
+            report("trash", daemon.blocking(Turn::for_daemon(), empty).await);
+            report("sessions", daemon.blocking(Turn::for_daemon(), forget_removed_models).await);
             let evict = |daemon: &Daemon| {
                 let report = evictions_to(&daemon.audit);
                 Ok(ops::evict_excess(&daemon.store, &*daemon.last_opened, &*report)?)
             };
-            report("eviction", daemon.blocking(Turn::of_daemon(), evict).await);
+            report("eviction", daemon.blocking(Turn::for_daemon(), evict).await);
         }
     }
 }

@@ -9,17 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blobd_model::facts::ModelFacts;
-use blobd_store_format::digest::Digest;
+use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, StoreError};
+use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::{FileOrigin, FormatError, HeaderReader, ModelHeader, Progress};
 use blobd_store_format::recipe::RecipeError;
-use blobd_store_format::split::SplitPlan;
+use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
 use bytes::Bytes;
-
-use blobd_store::{Assembler, Ingest, RangeSource, StoreError};
-
-mod stored_parts;
-
-use stored_parts::find_stored;
 
 /// A file to be ingested. Ranges are requested ahead, at most [`blobd_store::CHUNKS_IN_USE`] of at most
 /// [`blobd_store::CHUNK_BYTES`], and received in that order.
@@ -41,7 +36,7 @@ impl UnreadableFile {
         Self(io::Error::from_raw_os_error(errno))
     }
 
-    fn of(error: &io::Error) -> Option<&Self> {
+    fn find_in(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 
@@ -66,13 +61,14 @@ impl From<UnreadableFile> for io::Error {
 
 /// A file whose blobs and recipe have been added to an ingest.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub struct IngestedFile {
-    /// The SHA-256 of the whole file.
     pub digest: Digest,
-    /// Its length in bytes.
     pub size: u64,
-    /// The facts from its header.
+    /// From its header; the defaults if it is stored whole.
     pub facts: ModelFacts,
+    /// The content of a small file that is stored whole.
+    pub small: Option<Bytes>,
 }
 
 /// Reads a model file of `size` bytes and adds its blobs and its recipe to the ingest. `progress` receives the number
@@ -89,41 +85,57 @@ pub fn ingest_file(
     size: u64,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<IngestedFile, IngestError> {
-    begin_file(source, size, progress)?.ingest(ingest)
+    begin_file(source, (size, Accepted::KnownFormats), progress)?.ingest(ingest)
 }
 
-/// Reads the header of a model file of `size` bytes, as [`ingest_file`] does before the rest.
-///
-/// # Errors
-/// [`IngestError`]
+/// Which files are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepted {
+    /// Those whose format is known, which are split.
+    KnownFormats,
+    /// Any file. One whose format is not known is stored whole.
+    Any,
+}
+
+/// Reads the header of a model file of this size, as [`ingest_file`] does before the rest.
 pub(crate) fn begin_file<'f>(
     source: &'f mut dyn FileSource,
-    size: u64,
+    (size, accepted): (u64, Accepted),
     progress: &'f mut dyn FnMut(u64, u64),
 ) -> Result<BegunFile<'f>, IngestError> {
     let mut content = Content::new(source, size, progress);
-    let header = Arc::from(read_header(&mut content)?);
-    content.header = Some(Arc::clone(&header));
-    Ok(BegunFile { content, header })
+    let begun = read_header(&mut content).and_then(|header| {
+        let plan = SplitPlan::new(header.file_layout(size)?);
+        Ok((Some(Arc::from(header)), plan))
+    });
+    let (header, plan) = match begun {
+        Err(IngestError::Format(_)) if accepted == Accepted::Any => (None, SplitPlan::whole(size)),
+        begun => begun?,
+    };
+    content.checked = header.clone();
+    content.is_begun = true;
+    Ok(BegunFile { content, header, plan })
 }
 
-/// A file of which the header was read.
 pub(crate) struct BegunFile<'f> {
     content: Content<'f>,
-    header: Arc<dyn ModelHeader>,
+    header: Option<Arc<dyn ModelHeader>>,
+    plan: SplitPlan,
 }
 
 impl BegunFile<'_> {
-    pub(crate) fn header(&self) -> &dyn ModelHeader {
-        &*self.header
+    /// The header; `None` if the file is stored whole.
+    pub(crate) fn header(&self) -> Option<&dyn ModelHeader> {
+        self.header.as_deref()
     }
 
-    /// Reads the rest, see [`ingest_file`].
     pub(crate) fn ingest(self, ingest: &mut Ingest) -> Result<IngestedFile, IngestError> {
-        let Self { mut content, header } = self;
+        let Self { mut content, header, plan } = self;
         let size = content.size;
-        let plan = SplitPlan::new(header.file_layout(size)?);
-        let facts = ModelFacts::from_header(&*header);
+        if plan.is_whole() && size <= SMALL_BYTES {
+            return ingest_small(ingest, content);
+        }
+        let facts = header.map_or_else(ModelFacts::default, |header| ModelFacts::from_header(&*header));
         let stored = admit(ingest, &plan, &mut content)?;
         let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
         ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));
@@ -133,12 +145,30 @@ impl BegunFile<'_> {
         let file = file.map_err(|error| difference(ingest, error))?;
         let digest = file.digest;
         assembler.recipe(file, &[])?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
-        Ok(IngestedFile { digest, size, facts })
+        Ok(IngestedFile { digest, size, facts, small: None })
     }
 }
 
-/// Has space promised for the file. If it does not fit as a whole, finds the parts that are stored and has space promised
-/// for the others; returns the digests of the stored ones.
+/// Files up to this size that are stored whole are read into memory: most of a folder's are, and the store has many of them
+/// already.
+const SMALL_BYTES: u64 = 256 << 10;
+
+fn ingest_small(ingest: &mut Ingest, mut content: Content<'_>) -> Result<IngestedFile, IngestError> {
+    let size = content.size;
+    let mut bytes = Bytes::new();
+    if size > 0 {
+        content.request(0..size)?;
+        // A copy, so that its slot of the memory that is shared with the process that reads is free.
+        bytes = Bytes::copy_from_slice(&content.receive()?);
+    }
+    ingest.staging().expect_instead(size, []);
+    ingest.admit(std::iter::once(size))?;
+    let digest = ingest.add_bytes(&bytes)?;
+    Ok(IngestedFile { digest, size, facts: ModelFacts::default(), small: Some(bytes) })
+}
+
+/// Reserves space for the file. If it does not fit as a whole, finds the parts that are stored and reserves space for the
+/// others only; returns the digests of the stored parts.
 fn admit(
     ingest: &Ingest,
     plan: &SplitPlan,
@@ -159,7 +189,71 @@ fn admit(
     Ok(stored)
 }
 
-/// A part of the file differs from the stored blob whose digest it had: one of them has changed.
+/// Hashes those planned blobs whose length a stored blob has, and leases those that are stored. Reads nothing of a file
+/// that shares no length with the store.
+fn find_stored(
+    ingest: &Ingest,
+    plan: &SplitPlan,
+    content: &mut Content<'_>,
+) -> Result<BTreeMap<usize, Digest>, IngestError> {
+    let store = ingest.store();
+    let mut possible = Vec::new();
+    for (blob, planned) in plan.blobs().iter().enumerate() {
+        if store.content().may_have_blob_of(planned.size)? {
+            possible.push((blob, planned.size));
+        }
+    }
+    content.is_comparing = true;
+    content.to_compare = possible.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
+    let (places, mut stored) = (BlobPlaces::new(plan), BTreeMap::new());
+    for (blob, size) in possible {
+        let digest = hash(&ranges(plan, &places, blob), content)?;
+        // Before the check, or a collection could delete it in between.
+        ingest.lease().protect(digest);
+        if store.content().blob_size(digest)? == Some(size) {
+            stored.insert(blob, digest);
+        }
+    }
+    content.is_comparing = false;
+    Ok(stored)
+}
+
+/// Lists the ranges of the file that make up a blob, in the blob's order.
+fn ranges(plan: &SplitPlan, places: &BlobPlaces, blob: usize) -> Vec<Range<u64>> {
+    let mut segments: Vec<_> = places.segments(plan, blob).collect();
+    segments.sort_by_key(|segment| match segment.target {
+        Target::Blob { offset_in_blob, .. } => offset_in_blob,
+        Target::Literal { .. } => 0,
+    });
+    let mut ranges = Vec::new();
+    for segment in segments {
+        let mut start = segment.offset_in_file;
+        let end = start.saturating_add(segment.length);
+        while start < end {
+            let next = end.min(start.saturating_add(CHUNK_BYTES as u64));
+            ranges.push(start..next);
+            start = next;
+        }
+    }
+    ranges
+}
+
+/// Reads one range while another is hashed.
+fn hash(ranges: &[Range<u64>], content: &mut Content<'_>) -> Result<Digest, IngestError> {
+    let mut hash = Hasher::new();
+    let mut ahead = ranges.iter().cloned();
+    if let Some(first) = ahead.next() {
+        content.request(first)?;
+    }
+    for _range in ranges {
+        if let Some(next) = ahead.next() {
+            content.request(next)?;
+        }
+        hash.update(&content.receive()?);
+    }
+    Ok(hash.finish())
+}
+/// Explains why a part of the file differs from the stored blob whose digest it had: one of the two has changed.
 fn difference(ingest: &Ingest, error: IngestError) -> IngestError {
     let IngestError::Store(StoreError::BlobDiffers { digest }) = error else { return error };
     match ingest.store().content().quarantine_if_damaged(digest) {
@@ -175,9 +269,8 @@ pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan, blobs: impl Iterator<I
     ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe_bytes(plan)]));
 }
 
-/// An estimate of the length of the recipe.
 pub(crate) fn recipe_bytes(plan: &SplitPlan) -> u64 {
-    /// A generous estimate, with the tensor's pieces.
+    /// Generous, and with the tensor's pieces.
     const RECIPE_BYTES_PER_TENSOR: u64 = 512;
     RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64)
 }
@@ -199,9 +292,11 @@ pub enum IngestError {
     /// As `Format`, for a file that is downloaded.
     #[error("{0}")]
     DownloadedFormat(FormatError),
-    #[error("part of a model: expected a whole GGUF file, found one of {count} shards")]
-    Shard { count: u64 },
-    /// No valid recipe can be made for it.
+    /// Only for a file whose digest is known before it is read.
+    #[error("wrong digest: expected {expected}, found {found}; the store that it comes from is damaged")]
+    WrongDigest { expected: Digest, found: Digest },
+    #[error("part of a model: expected all {count} shards, found {found}")]
+    Shard { count: u64, found: usize },
     #[error("{0}")]
     Recipe(#[from] RecipeError),
     #[error("{0}")]
@@ -209,24 +304,24 @@ pub enum IngestError {
 }
 
 impl IngestError {
-    /// Whether the file itself cannot be read.
     pub(crate) fn is_unreadable_file(&self) -> bool {
-        matches!(self, Self::Source(error) if UnreadableFile::of(error).is_some())
+        matches!(self, Self::Source(error) if UnreadableFile::find_in(error).is_some())
     }
 
-    /// What the user can do about the file.
     pub(crate) fn advice(&self) -> Option<&'static str> {
         match self {
             Self::Format(error) => Some(error.advice(FileOrigin::Disk)),
             Self::DownloadedFormat(error) => Some(error.advice(FileOrigin::Download)),
             Self::Shard { .. } => Some(
-                "join them with `llama-gguf-split --merge` and import the result; published shards can be pulled as they \
-                 are",
+                "import all shards together: `blobd import` finds the others in the folder of the one that it is given",
             ),
             Self::Truncated { .. } => {
                 Some("a program has shortened it: import it again when no program writes to it")
             }
-            Self::Source(error) => UnreadableFile::of(error).map(UnreadableFile::advice),
+            Self::WrongDigest { .. } => {
+                Some("pull the model again, here or with the program that the store belongs to")
+            }
+            Self::Source(error) => UnreadableFile::find_in(error).map(UnreadableFile::advice),
             Self::Changed | Self::Recipe(_) | Self::Store(_) => None,
         }
     }
@@ -248,33 +343,27 @@ fn read_header(file: &mut Content<'_>) -> Result<Box<dyn ModelHeader>, IngestErr
     }
 }
 
-/// A file of a known size, whose first bytes must remain the header once that was read.
+/// A file of a known size. Once its header was read, its first bytes must stay the same.
 struct Content<'c> {
     source: &'c mut dyn FileSource,
     size: u64,
     requested: VecDeque<Range<u64>>,
-    header: Option<Arc<dyn ModelHeader>>,
-    /// Receives the bytes read and how many will be read.
+    /// Whether the header was read.
+    is_begun: bool,
+    /// The header that the first bytes must still have.
+    checked: Option<Arc<dyn ModelHeader>>,
     progress: &'c mut dyn FnMut(u64, u64),
+    /// Whether bytes are read only to be compared with the store.
     is_comparing: bool,
-    /// The bytes that are read to be compared with the store.
     compared: u64,
     to_compare: u64,
 }
 
 impl<'c> Content<'c> {
     fn new(source: &'c mut dyn FileSource, size: u64, progress: &'c mut dyn FnMut(u64, u64)) -> Self {
-        let (requested, header) = (VecDeque::new(), None);
-        Self { source, size, requested, header, progress, is_comparing: false, compared: 0, to_compare: 0 }
-    }
-
-    /// What is read from now on is only compared with the store.
-    fn begin_comparison(&mut self, bytes: u64) {
-        (self.is_comparing, self.to_compare) = (true, bytes);
-    }
-
-    fn end_comparison(&mut self) {
-        self.is_comparing = false;
+        let (requested, is_begun, checked) = (VecDeque::new(), false, None);
+        let (is_comparing, compared, to_compare) = (false, 0, 0);
+        Self { source, size, requested, is_begun, checked, progress, is_comparing, compared, to_compare }
     }
 
     fn report(&mut self, range: &Range<u64>) {
@@ -302,11 +391,13 @@ impl RangeSource for Content<'_> {
         if found != range.end {
             return Err(IngestError::Truncated { found, expected: self.size });
         }
-        if let Some(header) = &self.header {
+        if let Some(header) = &self.checked {
             let known = usize::try_from(range.start).ok().and_then(|start| header.bytes().get(start..));
             if known.unwrap_or_default().iter().zip(&bytes).any(|(before, now)| before != now) {
                 return Err(IngestError::Changed);
             }
+        }
+        if self.is_begun {
             self.report(&range);
         }
         Ok(bytes)

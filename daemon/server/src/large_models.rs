@@ -17,7 +17,6 @@ pub(crate) struct LargeModels(Mutex<BTreeMap<Digest, Weak<Counted>>>);
 #[derive(Debug)]
 struct Counted {
     _memory: Permit,
-    /// Whether there is a response that is counted with the model.
     has_response: AtomicBool,
     /// Held while one request reads the model and builds its tables.
     turn: tokio::sync::Mutex<()>,
@@ -27,7 +26,6 @@ struct Counted {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadPermit(Option<Arc<Counted>>);
 
-/// A response that is counted with its model.
 #[derive(Debug)]
 pub(crate) struct CountedResponse(Arc<Counted>);
 
@@ -37,7 +35,7 @@ impl Drop for CountedResponse {
     }
 }
 
-/// What counts the memory of a response.
+/// The count of the memory of a response: its own, or as part of its model.
 #[derive(Debug)]
 pub(crate) enum ResponseMemory {
     Own { _permit: Permit },
@@ -45,8 +43,8 @@ pub(crate) enum ResponseMemory {
 }
 
 impl ReadPermit {
-    /// Counts one response with the model, until the result is dropped; `None` if there is one already, or if the model is
-    /// not counted.
+    /// Counts one response with the model until the result is dropped; `None` if there is one already, or if the model is not
+    /// counted.
     pub(crate) fn claim_response(&self) -> Option<CountedResponse> {
         let counted = self.0.as_ref()?;
         let is_first = !counted.has_response.swap(true, Ordering::AcqRel);

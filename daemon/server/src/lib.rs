@@ -38,6 +38,7 @@ pub mod ingest;
 mod large_models;
 mod limits;
 pub mod local;
+mod locks;
 mod log_limit;
 mod long_work;
 mod memory_gauge;

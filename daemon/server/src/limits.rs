@@ -15,12 +15,11 @@ use crate::admission::ConnectionLimits;
 use crate::log_limit::LogLimit;
 use crate::permits::{Limits, Permit, PermitPool};
 
-/// Requests that read or write the disk or build a response, each on its own thread. A higher number makes
-/// no request faster, and waiting requests need no thread.
+/// Requests that read or write the disk or build a response, each on its own thread. More threads make no request
+/// faster, and waiting requests need none.
 const DISK_WORK: Limits = Limits { per_principal: 6, total: 16 };
 
-/// Checks of health, which have a pool of their own: other work of the user must not look like a disk that does not
-/// respond.
+/// Health checks have a pool of their own: other work of the user must not look like a disk that does not respond.
 const HEALTH_CHECKS: Limits = Limits { per_principal: 2, total: 16 };
 
 /// Memory in KiB for models, and for responses that clients have not received yet. The largest model, with
@@ -32,7 +31,7 @@ const MEMORY_KIB: Limits = Limits { per_principal: 48 << 10, total: 48 << 10 };
 /// the other pool do not delay the short requests of everybody else.
 const SMALL_MEMORY_KIB: Limits = Limits { per_principal: 2 << 10, total: 16 << 10 };
 
-/// The largest amount of memory that is taken from the pool for small ones.
+/// The most memory that is taken from the pool for small requests.
 const SMALL_BYTES: usize = 256 << 10;
 
 /// Connections of users that carry HTTP: each has buffers of about 20 KiB, which an open model no longer needs. The
@@ -59,8 +58,8 @@ const DESCRIPTORS_IN_FLIGHT_TO_OTHERS: Limits = Limits { per_principal: 512, tot
 /// With a lower limit of open files, the kernel could refuse descriptors that the daemon itself sends.
 const FILES_TO_SERVE_OTHERS: u64 = 4096;
 
-/// Descriptors that an open holds in the daemon until its client has received them: the batch in flight and
-/// the next one.
+/// Descriptors that an open holds in the daemon until its client has received them: the batch in flight and the next
+/// one.
 pub(crate) const DESCRIPTORS_PER_OPEN: u32 = 128;
 const _: () = assert!(DESCRIPTORS_PER_OPEN as usize == 2 * MAX_FDS_PER_BATCH);
 
@@ -79,13 +78,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about too many connections of one user.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The pools that requests take their permits from.
 #[derive(Debug)]
 pub(crate) struct RequestLimits {
     pub(crate) connections: ConnectionLimits,
-    /// Connections of ordinary users that carry HTTP.
     pub(crate) requesting: PermitPool,
-    /// Long-lived connections: open models, imports, pulls, verifications.
     pub(crate) lasting: PermitPool,
     pub(crate) disk: PermitPool,
     pub(crate) health: HealthChecks,
@@ -93,24 +89,20 @@ pub(crate) struct RequestLimits {
     pub(crate) log_followers: PermitPool,
     /// Memory in KiB.
     pub(crate) memory: PermitPool,
-    /// Memory in KiB for small responses.
     pub(crate) small_memory: PermitPool,
     pub(crate) opening: PermitPool,
     /// Descriptors that were sent and not yet acknowledged.
     pub(crate) in_flight: PermitPool,
     /// Whether the heap may have grown since the last [`Self::has_become_idle`].
     has_grown: AtomicBool,
-    /// Log lines about what clients do.
     pub(crate) log: LogLimit,
-    /// Log lines about errors of the daemon itself.
     pub(crate) error_log: LogLimit,
-    /// Log lines about refused connections.
     pub(crate) refusal_log: LogLimit,
 }
 
 impl RequestLimits {
-    pub(crate) fn of_process() -> Self {
-        let connections = ConnectionLimits::of_process();
+    pub(crate) fn for_process() -> Self {
+        let connections = ConnectionLimits::for_process();
         let units = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let lasting = Limits {
             per_principal: units(connections.lasting_per_uid),
@@ -144,8 +136,7 @@ impl RequestLimits {
         }
     }
 
-    /// Memory for `bytes` on behalf of the user `uid`; `None` for small sizes. Fails with
-    /// [`ErrorCode::Busy`] after a time limit.
+    /// Memory for a user; `None` for small sizes. Fails with [`ErrorCode::Busy`] after a time limit.
     pub(crate) async fn memory_for(&self, uid: u32, bytes: usize) -> Result<Option<Permit>, ErrorBody> {
         if bytes <= UNCOUNTED_BYTES {
             return Ok(None);
@@ -167,19 +158,18 @@ impl RequestLimits {
         timeout(ACQUIRE_TIMEOUT, memory).await.map(Some).map_err(|_elapsed| too_many_unread(uid))
     }
 
-    /// Whether much memory was used since the last call and has been released.
+    /// Whether much memory has been used and released since the last call.
     pub(crate) fn has_become_idle(&self) -> bool {
         let is_idle = self.memory.in_use() == 0 && self.lasting.in_use() < GROWING_CONNECTIONS;
         is_idle && self.has_grown.swap(false, Ordering::Relaxed)
     }
 
-    /// Descriptors for one more open. Fails with [`ErrorCode::Busy`] after a time limit.
+    /// Fails with [`ErrorCode::Busy`] after a time limit.
     pub(crate) async fn opening_for(&self, uid: u32) -> Result<Permit, ErrorBody> {
         let permit = self.opening.acquire_many(uid, DESCRIPTORS_PER_OPEN);
         timeout(ACQUIRE_TIMEOUT, permit).await.map_err(|_elapsed| too_many_opens(uid))
     }
 
-    /// One more long-lived connection of the user, or [`ErrorCode::Busy`].
     pub(crate) fn lasting_for(&self, uid: u32) -> Result<Arc<Permit>, ErrorBody> {
         if self.lasting.in_use() >= GROWING_CONNECTIONS {
             self.has_grown.store(true, Ordering::Relaxed);
@@ -191,7 +181,6 @@ impl RequestLimits {
         })
     }
 
-    /// One more request of the user that follows the audit log, or [`ErrorCode::Busy`].
     pub(crate) fn log_follower_for(&self, uid: u32) -> Result<Arc<Permit>, ErrorBody> {
         self.log_followers.try_acquire(uid).map(Arc::new).map_err(|_exhausted| {
             let (own, all) = (LOG_FOLLOWERS.per_principal, LOG_FOLLOWERS.total);
@@ -201,15 +190,12 @@ impl RequestLimits {
     }
 }
 
-/// The checks of health in progress.
 #[derive(Debug)]
 pub(crate) struct HealthChecks {
-    turns: PermitPool,
-    /// Those that use the disk now.
+    pub(crate) turns: PermitPool,
     working: AtomicUsize,
 }
 
-/// A check that uses the disk.
 #[derive(Debug)]
 pub(crate) struct WorkingCheck<'c>(&'c AtomicUsize);
 
@@ -217,10 +203,6 @@ impl HealthChecks {
     fn new() -> Self {
         // A few users cannot keep the checks of the others waiting.
         Self { turns: PermitPool::with_first_for_each(HEALTH_CHECKS), working: AtomicUsize::new(0) }
-    }
-
-    pub(crate) const fn turns(&self) -> &PermitPool {
-        &self.turns
     }
 
     pub(crate) fn is_any_working(&self) -> bool {
@@ -239,7 +221,7 @@ impl Drop for WorkingCheck<'_> {
     }
 }
 
-/// The units of a permit for memory.
+/// KiB, the unit of permits for memory.
 pub(crate) fn kib(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
 }
@@ -281,7 +263,7 @@ mod tests {
 
     #[tokio::test]
     async fn small_responses_are_not_counted_and_large_ones_are() {
-        let limits = RequestLimits::of_process();
+        let limits = RequestLimits::for_process();
         assert!(limits.memory_for(1, UNCOUNTED_BYTES).await.unwrap().is_none());
         let permit = limits.memory_for(1, 10 << 20).await.unwrap().expect("counted");
         assert_eq!((permit.units(), limits.memory.in_use()), (10 << 10, 10 << 10));
@@ -293,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn users_that_hold_all_memory_leave_some_for_small_responses_of_others() {
-        let limits = RequestLimits::of_process();
+        let limits = RequestLimits::for_process();
         let held = (0..8).map(|uid| limits.memory.try_acquire_many(uid, MEMORY_KIB.total / 8).unwrap());
         let held: Vec<_> = held.collect();
         assert!(limits.memory.try_acquire(9).is_err(), "all is in use");

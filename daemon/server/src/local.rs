@@ -1,4 +1,4 @@
-//! What a process does on this machine without a daemon: it reads the configuration file and looks into the store's
+//! What a process does on this machine without a daemon: it reads the configuration file, looks into the store's
 //! directory, or opens the store and serves it to itself.
 
 use std::io;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use blobd_client::client::Client;
 use blobd_client::paths::GivenPaths;
-use blobd_client::protocol::configuration::Configuration;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::upkeep::Configuration;
 use blobd_registry::Proxies;
 use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
-use blobd_store::{Glance, StoreError};
+use blobd_store::{StoreError, StoreListing};
 use blobd_store_format::reference::Reference;
 
 use crate::config::Config;
@@ -129,9 +129,9 @@ pub fn proxies() -> (&'static [&'static str], Option<String>) {
 /// If nothing is there.
 pub fn find_store(root: &Path) -> Result<(), ErrorBody> {
     const HINT: &str = "check the path; `blobd pull` and `blobd import` create a store";
-    let found = match Glance::at(root) {
+    let found = match StoreListing::open(root) {
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => "no such directory",
-        Ok(glance) if glance.is_empty() => "the directory is empty",
+        Ok(listing) if listing.is_empty() => "the directory is empty",
         // Opening it reports what else is wrong with it.
         _ => return Ok(()),
     };
@@ -142,19 +142,19 @@ pub fn find_store(root: &Path) -> Result<(), ErrorBody> {
 /// The models in the directory of a store, which is not opened.
 #[must_use]
 pub fn stored_models(root: &Path) -> Vec<String> {
-    Glance::at(root).map(|store| short(&store.models())).unwrap_or_default()
+    StoreListing::open(root).map(|store| short(&store.models())).unwrap_or_default()
 }
 
-/// As [`stored_models`], for the models in the trash.
+/// The models in the trash, like [`stored_models`].
 #[must_use]
 pub fn trashed_models(root: &Path) -> Vec<String> {
-    Glance::at(root).map(|store| short(&store.trash())).unwrap_or_default()
+    StoreListing::open(root).map(|store| short(&store.trash())).unwrap_or_default()
 }
 
-/// As [`stored_models`], for what the unfinished downloads are of.
+/// The models of unfinished downloads, like [`stored_models`].
 #[must_use]
 pub fn unfinished_downloads(root: &Path) -> Vec<String> {
-    Glance::at(root).map(|store| store.downloads()).unwrap_or_default()
+    StoreListing::open(root).map(|store| store.downloads()).unwrap_or_default()
 }
 
 fn short(names: &[Reference]) -> Vec<String> {
@@ -164,7 +164,7 @@ fn short(names: &[Reference]) -> Vec<String> {
 /// A client of the process that has a store open, if its lock file names one.
 #[must_use]
 pub fn client_of_holder(root: &Path) -> Option<Client> {
-    let (root, socket) = (root.to_owned(), Glance::at(root).ok()?.holder()?.socket?);
+    let (root, socket) = (root.to_owned(), StoreListing::open(root).ok()?.holder()?.socket?);
     Some(Client::with_connector(std::sync::Arc::new(move || connect_announced(&root, &socket))))
 }
 

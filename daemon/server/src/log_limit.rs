@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use tracing_mutex::stdsync::Mutex;
+
+use crate::locks::lock;
 
 /// Admits one line per user and interval, and counts the others.
 #[derive(Debug)]
@@ -20,7 +21,6 @@ struct User {
     omitted: u64,
 }
 
-/// How many lines were omitted since the last one; appended to the next line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Omitted(u64);
 
@@ -34,8 +34,7 @@ impl LogLimit {
 
     /// `Some` if a line that the user `uid` has caused may be written now.
     pub(crate) fn admit(&self, uid: u32) -> Option<Omitted> {
-        // Each change is complete before anything can panic.
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = lock(&self.users);
         let now = Instant::now();
         if let Some(user) = users.get_mut(&uid) {
             if now.duration_since(user.last_line) < self.interval {

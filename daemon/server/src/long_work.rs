@@ -5,19 +5,20 @@
 //! its own instead of one of the runtime.
 
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
+use tracing_mutex::stdsync::{Condvar, Mutex};
 
-/// How much lower the priority is (`nice`): where all processors are busy, such a thread gets a third of the time that others
-/// get.
+use crate::locks::lock;
+
+/// How much lower the priority is (`nice`): if all processors are busy, such a thread gets a third of the time of the
+/// others.
 const NICENESS: i32 = 5;
 
-/// Starts these threads and counts them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LongWork(Arc<Running>);
 
@@ -28,10 +29,7 @@ struct Running {
 }
 
 impl LongWork {
-    /// Does the work on a thread within the context of the runtime. The work goes on if the future is dropped.
-    ///
-    /// # Errors
-    /// When the thread cannot be started, or panics.
+    /// Does the work on a thread within the context of the runtime, even if the future is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -41,7 +39,7 @@ impl LongWork {
         let run = move || {
             let _until_it_ends = thread;
             let _context = runtime.enter();
-            // At the normal priority, the work takes processors from others, but it is done.
+            // If this fails, the work takes processors from others, but it is done.
             let _ = rustix::process::nice(NICENESS);
             // The client may have gone.
             let _ = sender.send(work());
@@ -52,32 +50,24 @@ impl LongWork {
 
     /// Waits until all threads have ended, but no longer than `limit`.
     pub(crate) fn wait(&self, limit: Duration) {
-        let threads = self.0.lock();
+        let threads = lock(&self.0.threads);
         let waited = self.0.all_ended.wait_timeout_while(threads, limit, |threads| *threads > 0);
         drop(waited);
     }
 }
 
-impl Running {
-    fn lock(&self) -> MutexGuard<'_, usize> {
-        // A number is valid whatever has panicked.
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Counted until it is dropped.
 struct RunningThread(Arc<Running>);
 
 impl RunningThread {
     fn new(running: &Arc<Running>) -> Self {
-        *running.lock() += 1;
+        *lock(&running.threads) += 1;
         Self(Arc::clone(running))
     }
 }
 
 impl Drop for RunningThread {
     fn drop(&mut self) {
-        let mut threads = self.0.lock();
+        let mut threads = lock(&self.0.threads);
         *threads = threads.saturating_sub(1);
         if *threads == 0 {
             self.0.all_ended.notify_all();
@@ -120,16 +110,16 @@ mod tests {
         work.wait(Duration::from_secs(60));
         let running = work.clone();
         let task = tokio::spawn(async move { running.run(move || ended.recv()).await });
-        while *work.0.lock() == 0 {
+        while *lock(&work.0.threads) == 0 {
             tokio::task::yield_now().await;
         }
         let start = Instant::now();
         work.wait(Duration::from_millis(10));
         assert!(start.elapsed() >= Duration::from_millis(10));
-        assert_eq!(*work.0.lock(), 1);
+        assert_eq!(*lock(&work.0.threads), 1);
         end.send(()).unwrap();
         work.wait(Duration::from_secs(60));
-        assert_eq!(*work.0.lock(), 0);
+        assert_eq!(*lock(&work.0.threads), 0);
         task.await.unwrap().unwrap().unwrap();
     }
 }

@@ -1,9 +1,9 @@
 //! Memory that grows while something of unknown size arrives, such as a header from a registry.
 //!
-//! Two requests that hold some and wait for more could wait for each other for ever. So a request that describes models waits
-//! no longer than a client may leave a response unread. A pull, which must not fail only because others use the memory, holds
-//! nothing while it waits: it discards what has arrived of a header, waits for enough for the longest one, and requests
-//! the header again.
+//! Two requests that hold some memory and wait for more could wait for each other for ever. So a request that describes
+//! models waits no longer than a client may leave a response unread. A pull, which must not fail only because others
+//! use the memory, holds none while it waits: it discards what has arrived of a header, waits for enough for the
+//! longest one, and requests the header again.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -13,41 +13,39 @@ use tokio::time::timeout;
 use tracing_mutex::stdsync::Mutex;
 
 use crate::limits::{ACQUIRE_TIMEOUT, kib};
+use crate::locks::lock;
 use crate::permits::{Permit, PermitPool};
 
-/// What is not counted: most headers of small models are shorter.
+/// Not counted: most headers of small models are shorter.
 const UNCOUNTED_BYTES: usize = 256 << 10;
 
-/// How much is counted at a time, at least.
+/// The least amount that is counted at a time.
 const STEP_KIB: u32 = 1 << 10;
 
-/// How long a pull may hold memory that others wait for, the first time. Each time that it has to start again, it may
-/// hold it twice as long, so that a slow download ends as well.
+/// How long a pull may hold memory that others wait for, the first time. Each restart doubles it, so that a slow
+/// download ends as well.
 const FIRST_TURN: Duration = Duration::from_secs(30);
 
 /// The most times that the turn is doubled: it then lasts an hour.
 const MAX_DOUBLINGS: u32 = 7;
 
-/// Counts for one request what has arrived so far.
+/// Counts the memory of one request.
 #[derive(Debug)]
 pub struct MemoryGauge<'m> {
     pool: &'m PermitPool,
     uid: u32,
     waits: Waits,
-    /// What stays in memory of earlier headers.
+    /// Bytes of earlier headers that stay in memory.
     kept: AtomicUsize,
     held: Mutex<Option<Held>>,
 }
 
 #[derive(Debug)]
 enum Waits {
-    /// For a limited time, also with some memory.
+    /// For a limited time, even while it holds some memory.
     Briefly,
-    /// As long as necessary, with none.
-    EmptyHanded {
-        /// How often it has started again.
-        restarts: AtomicU32,
-    },
+    /// As long as necessary, without any memory.
+    EmptyHanded { restarts: AtomicU32 },
 }
 
 #[derive(Debug)]
@@ -56,7 +54,6 @@ struct Held {
     since: Instant,
 }
 
-/// Whether more memory is counted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Covered {
     Yes,
@@ -67,30 +64,28 @@ pub(crate) enum Covered {
 }
 
 impl<'m> MemoryGauge<'m> {
-    /// For a request that waits for a limited time.
     pub(crate) fn new(pool: &'m PermitPool, uid: u32) -> Self {
         Self { pool, uid, waits: Waits::Briefly, kept: AtomicUsize::new(0), held: Mutex::default() }
     }
 
-    /// For a pull.
     pub(crate) fn for_pull(pool: &'m PermitPool, uid: u32) -> Self {
         Self { waits: Waits::EmptyHanded { restarts: AtomicU32::new(0) }, ..Self::new(pool, uid) }
     }
 
-    /// Has later calls of [`Self::cover`] count these bytes too.
+    /// Includes these bytes in later calls of [`Self::cover`].
     pub(crate) fn keep(&self, bytes: usize) {
         self.kept.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts `bytes` and those that are kept. What takes more than the user's share counts as the whole share: it is
-    /// then the only one of the user.
+    /// Counts `bytes` and those that are kept. A request that needs more than its user's share gets the whole share: it
+    /// is then the only one of the user.
     pub(crate) async fn cover(&self, bytes: usize) -> Covered {
         let bytes = bytes.saturating_add(self.kept.load(Ordering::Relaxed));
         if bytes <= UNCOUNTED_BYTES {
             return Covered::Yes;
         }
         let share = u32::try_from(self.pool.share()).unwrap_or(u32::MAX);
-        let held = self.lock().as_ref().map_or(0, |held| held.permit.units());
+        let held = lock(&self.held).as_ref().map_or(0, |held| held.permit.units());
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         let missing = kib(bytes).min(share).saturating_sub(held);
         if missing == 0 {
@@ -115,38 +110,32 @@ impl<'m> MemoryGauge<'m> {
     pub(crate) fn is_overdue(&self) -> bool {
         let Waits::EmptyHanded { restarts } = &self.waits else { return false };
         let turn = FIRST_TURN.saturating_mul(1 << restarts.load(Ordering::Relaxed).min(MAX_DOUBLINGS));
-        self.pool.waiting() > 0 && self.lock().as_ref().is_some_and(|held| held.since.elapsed() >= turn)
+        self.pool.waiting() > 0 && lock(&self.held).as_ref().is_some_and(|held| held.since.elapsed() >= turn)
     }
 
-    /// Returns everything, then waits for enough for `bytes`. The caller has discarded what was counted.
+    /// Returns all memory, then waits for `bytes`. The caller has discarded what was counted.
     pub(crate) async fn start_again(&self, bytes: usize) {
-        drop(self.lock().take());
+        drop(lock(&self.held).take());
         if let Waits::EmptyHanded { restarts } = &self.waits {
             restarts.fetch_add(1, Ordering::Relaxed);
         }
         self.add(self.pool.acquire_many(self.uid, kib(bytes)).await);
     }
 
-    /// Returns everything. The caller has discarded what was counted.
+    /// Returns all memory. The caller has discarded what was counted.
     pub(crate) fn release(&self) {
-        drop(self.lock().take());
+        drop(lock(&self.held).take());
     }
 
-    /// What is counted.
     pub(crate) fn into_permit(self) -> Option<Permit> {
         self.held.into_inner().unwrap_or_else(PoisonError::into_inner).map(|held| held.permit)
     }
 
     fn add(&self, more: Permit) {
-        match &mut *self.lock() {
+        match &mut *lock(&self.held) {
             Some(held) => held.permit.merge(more),
             none => *none = Some(Held { permit: more, since: Instant::now() }),
         }
-    }
-
-    fn lock(&self) -> tracing_mutex::stdsync::MutexGuard<'_, Option<Held>> {
-        // Each change is complete before anything can panic.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -225,7 +214,7 @@ mod tests {
         let pool = pool();
         let gauge = MemoryGauge::for_pull(&pool, 1);
         let hold_for = |turns: u32| {
-            if let Some(held) = &mut *gauge.lock() {
+            if let Some(held) = &mut *lock(&gauge.held) {
                 held.since = Instant::now() - FIRST_TURN * turns;
             }
         };

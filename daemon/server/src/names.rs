@@ -5,17 +5,16 @@
 //! the last known one is used, and without one of those a user is shown as its number.
 
 mod lookups;
-mod source;
 
 use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use blobd_client::name_service;
 use blobd_client::protocol::space::UserId;
 
-use self::lookups::{Answer, Key, Lookups};
-use self::source::{Source, System};
+use self::lookups::{Answer, Key, Lookups, Source};
 
 /// How long a report waits for a name that is not known yet.
 const WAIT_TO_SHOW: Duration = Duration::from_millis(500);
@@ -23,21 +22,18 @@ const WAIT_TO_SHOW: Duration = Duration::from_millis(500);
 /// a second; its client library tries the next one after some seconds.
 const WAIT_TO_DECIDE: Duration = Duration::from_secs(10);
 
-/// Users and groups by name and by number.
 #[derive(Clone)]
 pub(crate) struct Names(Arc<Lookups>);
 
 /// Why a name has no number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NameError {
-    /// There is no user or group of this name.
     Unknown,
-    /// The name service did not answer, for this reason.
+    /// Why the name service did not answer.
     Unavailable(String),
 }
 
 impl Names {
-    /// Those of this system. Every call returns the same.
     pub(crate) fn system() -> Self {
         static SYSTEM: OnceLock<Names> = OnceLock::new();
         SYSTEM.get_or_init(|| Self::from_source(Box::new(System))).clone()
@@ -52,7 +48,7 @@ impl Names {
         user_name(self.0.ask(&Key::Uid(uid), WAIT_TO_SHOW))
     }
 
-    /// The name of a user if it is known; never waits. An answer that is missing or old is asked for in the background.
+    /// Never waits. A missing or old answer is requested in the background.
     pub(crate) fn known_name_of(&self, uid: u32) -> Option<String> {
         user_name(self.0.ask(&Key::Uid(uid), Duration::ZERO))
     }
@@ -74,7 +70,6 @@ impl Names {
         }
     }
 
-    /// The number of a user. Waits for some seconds at most.
     pub(crate) fn uid_of(&self, name: &str) -> Result<u32, NameError> {
         match self.0.ask(&Key::UserName(name.to_owned()), WAIT_TO_DECIDE) {
             Answer::User(user) => Ok(user.uid),
@@ -82,7 +77,6 @@ impl Names {
         }
     }
 
-    /// As [`Self::uid_of`].
     pub(crate) fn gid_of(&self, name: &str) -> Result<u32, NameError> {
         match self.0.ask(&Key::GroupName(name.to_owned()), WAIT_TO_DECIDE) {
             Answer::Group(group) => Ok(group.gid),
@@ -90,7 +84,7 @@ impl Names {
         }
     }
 
-    /// The groups of a user who has no connection, whose groups the kernel would report. Waits as [`Self::name_of`].
+    /// The groups of a user without a connection, for which the kernel would report them. Waits as [`Self::name_of`].
     pub(crate) fn groups_of(&self, uid: u32) -> Option<Arc<[u32]>> {
         match self.0.ask(&Key::GroupsOf(uid), WAIT_TO_SHOW) {
             Answer::Groups(groups) => Some(groups),
@@ -98,19 +92,39 @@ impl Names {
         }
     }
 
-    /// The names of users to suggest for a mistyped one: only those in the system's own file.
+    /// Names to suggest for a mistyped one: only those in the system's own file.
     pub(crate) fn local_users(&self) -> Vec<String> {
-        self.0.source().local_users()
+        self.0.source.local_users()
     }
 
-    /// As [`Self::local_users`].
     pub(crate) fn local_groups(&self) -> Vec<String> {
-        self.0.source().local_groups()
+        self.0.source.local_groups()
     }
 
-    /// Asks again for everything before it is next used. Old answers are kept for the time until then.
+    /// Requests every answer again before it is next used. Old answers stay until then.
     pub(crate) fn refresh(&self) {
         self.0.expire();
+    }
+}
+
+struct System;
+
+impl Source for System {
+    fn find(&self, key: &Key) -> io::Result<Option<Answer>> {
+        Ok(match key {
+            Key::Uid(uid) => name_service::user_by_id(*uid)?.map(Answer::User),
+            Key::UserName(name) => name_service::user_by_name(name)?.map(Answer::User),
+            Key::GroupName(name) => name_service::group_by_name(name)?.map(Answer::Group),
+            Key::GroupsOf(uid) => name_service::groups_of(*uid)?.map(|groups| Answer::Groups(groups.into())),
+        })
+    }
+
+    fn local_users(&self) -> Vec<String> {
+        name_service::local_names("/etc/passwd")
+    }
+
+    fn local_groups(&self) -> Vec<String> {
+        name_service::local_names("/etc/group")
     }
 }
 
@@ -142,7 +156,7 @@ impl Default for Names {
     }
 }
 
-/// What is remembered makes no difference.
+/// The cached answers make no difference.
 impl PartialEq for Names {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -151,7 +165,7 @@ impl PartialEq for Names {
 
 impl Eq for Names {}
 
-/// Whether the name service answers, and within which limit: for `doctor`.
+/// Whether the name service answers in time, for `doctor`.
 pub(crate) fn check_service() -> io::Result<()> {
     let names = Names::system();
     let own = rustix::process::geteuid().as_raw();
@@ -165,8 +179,64 @@ pub(crate) fn check_service() -> io::Result<()> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::source::Files;
+    use blobd_client::name_service::{Group, User};
+
     use super::*;
+
+    /// The content of files like `/etc/passwd` and `/etc/group`.
+    struct Files {
+        users: Vec<User>,
+        groups: Vec<(Group, Vec<String>)>,
+    }
+
+    impl Files {
+        fn parse(passwd: &str, group: &str) -> Self {
+            let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
+            let user = |line: &str| {
+                let fields = fields(line);
+                let (uid, primary_group) = (fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?);
+                Some(User { uid, name: fields.first()?.clone(), primary_group })
+            };
+            let group_and_members = |line: &str| {
+                let fields = fields(line);
+                let group = Group { gid: fields.get(2)?.parse().ok()?, name: fields.first()?.clone() };
+                Some((group, fields.get(3)?.split(',').map(str::to_owned).collect()))
+            };
+            Self {
+                users: passwd.lines().filter_map(user).collect(),
+                groups: group.lines().filter_map(group_and_members).collect(),
+            }
+        }
+
+        fn groups_of(&self, uid: u32) -> Option<Answer> {
+            let user = self.users.iter().find(|user| user.uid == uid)?;
+            let has_user = |(_, members): &&(Group, Vec<String>)| members.contains(&user.name);
+            let listed = self.groups.iter().filter(has_user).map(|(group, _)| group.gid);
+            Some(Answer::Groups(std::iter::once(user.primary_group).chain(listed).collect()))
+        }
+    }
+
+    impl Source for Files {
+        fn find(&self, key: &Key) -> io::Result<Option<Answer>> {
+            let user =
+                |is_it: &dyn Fn(&&User) -> bool| self.users.iter().find(is_it).cloned().map(Answer::User);
+            let mut groups = self.groups.iter().map(|(group, _)| group);
+            Ok(match key {
+                Key::Uid(uid) => user(&|user| user.uid == *uid),
+                Key::UserName(name) => user(&|user| user.name == *name),
+                Key::GroupName(name) => groups.find(|group| group.name == *name).cloned().map(Answer::Group),
+                Key::GroupsOf(uid) => self.groups_of(*uid),
+            })
+        }
+
+        fn local_users(&self) -> Vec<String> {
+            self.users.iter().map(|user| user.name.clone()).collect()
+        }
+
+        fn local_groups(&self) -> Vec<String> {
+            self.groups.iter().map(|(group, _)| group.name.clone()).collect()
+        }
+    }
 
     impl Names {
         /// The users and groups of files in the form of `/etc/passwd` and `/etc/group`.

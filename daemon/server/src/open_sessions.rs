@@ -1,16 +1,17 @@
 //! The table of open sessions: which process has which model open.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use blobd_client::protocol::response::{Engine, SessionList, SessionSummary};
+use blobd_client::protocol::response::{SessionList, SessionSummary};
 use blobd_store::index::ModelUse;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use tokio::sync::{Notify, watch};
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
 
+use crate::locks::lock;
 use crate::names::Names;
 use crate::ops::rfc3339;
 use crate::peer_process;
@@ -25,24 +26,17 @@ pub(crate) struct Sessions(Arc<Mutex<Table>>);
 struct Table {
     next_id: u64,
     open: BTreeMap<u64, OpenSession>,
-    /// With the manifest that the name had: another model may have the name since.
+    /// With the manifest that the name had: it may belong to another model since.
     last_opened: BTreeMap<Reference, (Digest, ModelUse)>,
 }
 
 #[derive(Clone, Debug)]
 struct OpenSession {
-    peer: Principal,
-    command: Option<String>,
-    engine: Option<Engine>,
-    container: Option<String>,
+    /// The names of the user and the model, which may change, are set later.
+    summary: SessionSummary,
     model: Reference,
-    /// The digest of its manifest.
     manifest: Digest,
-    since: SystemTime,
-    bytes: u64,
-    /// Notified to end the session.
     stop: Arc<Notify>,
-    /// Closed when the session has ended.
     ended: watch::Receiver<()>,
 }
 
@@ -55,7 +49,6 @@ pub(crate) enum SessionSelector {
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
     pub(crate) sessions: Vec<SessionSummary>,
-    /// How many matching sessions the caller may not end.
     pub(crate) denied: usize,
     ended: Vec<watch::Receiver<()>>,
 }
@@ -78,66 +71,65 @@ impl Sessions {
         manifest: Digest,
         bytes: u64,
     ) -> SessionGuard {
-        let (since, command) = (SystemTime::now(), peer.command());
-        let (engine, container) = (peer_process::engine(peer.pid), peer_process::place(peer.pid));
-        let mut table = self.lock();
+        let since = SystemTime::now();
+        let summary = SessionSummary {
+            pid: peer.pid,
+            uid: peer.uid,
+            user: None,
+            command: peer.command(),
+            engine: peer_process::engine(peer.pid),
+            container: peer_process::place(peer.pid),
+            model: String::new(),
+            since: rfc3339(since),
+            bytes_mapped: bytes,
+            model_bytes: None,
+            resident_bytes: None,
+        };
+        let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
+        let mut table = lock(&self.0);
         let id = table.next_id;
         table.next_id += 1;
         table.note_opened(model.clone(), manifest, ModelUse { at: since, uid: Some(peer.uid) });
-        let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
-        let (peer, of_session) = (peer.clone(), Arc::clone(&stop));
-        let session = OpenSession {
-            peer,
-            command,
-            engine,
-            container,
-            model,
-            manifest,
-            since,
-            bytes,
-            stop: of_session,
-            ended,
-        };
+        let session = OpenSession { summary, model, manifest, stop: Arc::clone(&stop), ended };
         table.open.insert(id, session);
         SessionGuard { sessions: self.clone(), id, stop, _ending: ending }
     }
 
-    /// Asks sessions to end: those of the caller's own user, or all if the caller is an administrator.
-    /// Asks for the names of users.
+    /// Requests that sessions end: those of the caller's own user, or all if the caller is an administrator. Uses the
+    /// name service.
     pub(crate) fn end(&self, which: &SessionSelector, caller: Requester) -> Ending {
         let matching: Vec<OpenSession> =
-            self.lock().open.values().filter(|session| session.matches(which)).cloned().collect();
-        let may_end = |session: &OpenSession| session.peer.uid == caller.uid() || caller.may_administer();
+            lock(&self.0).open.values().filter(|session| session.matches(which)).cloned().collect();
+        let may_end = |session: &OpenSession| session.summary.uid == caller.uid() || caller.may_administer();
         let (matching, denied): (Vec<_>, Vec<_>) = matching.into_iter().partition(may_end);
         matching.iter().for_each(|session| session.stop.notify_one());
         let ended = matching.iter().map(|session| session.ended.clone()).collect();
         Ending { sessions: summaries(&matching), denied: denied.len(), ended }
     }
 
-    /// The open sessions. Asks for the names of users.
+    /// Uses the name service.
     pub(crate) fn list(&self) -> SessionList {
         // The table is not locked while the summaries are made: finding the names of users takes time.
-        let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
+        let open: Vec<OpenSession> = lock(&self.0).open.values().cloned().collect();
         SessionList { sessions: summaries(&open) }
     }
 
-    /// The same, each with the name and the manifest of its model.
+    /// As [`Self::list`], each with the name and the manifest of its model.
     pub(crate) fn models(&self) -> Vec<(Reference, Digest, SessionSummary)> {
-        let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
+        let open: Vec<OpenSession> = lock(&self.0).open.values().cloned().collect();
         let summaries = summaries(&open);
         let models = open.into_iter().map(|session| (session.model, session.manifest));
         models.zip(summaries).map(|((model, manifest), summary)| (model, manifest, summary)).collect()
     }
 
-    /// Forgets the times of models that no longer exist.
     pub(crate) fn keep_opened(&self, exists: impl Fn(&Reference) -> bool) {
-        self.lock().last_opened.retain(|model, _| exists(model));
+        lock(&self.0).last_opened.retain(|model, _| exists(model));
     }
 
-    /// Updates the open sessions and the time of last use of a model that was renamed.
-    /// Sessions of a model that had the name before keep it.
+    /// Renames a model in its open sessions and in the times of last use. Sessions of another model that had the name
+    /// before keep it.
     pub(crate) fn rename(&self, old: &Reference, new: &Reference, manifest: Digest) {
-        let mut table = self.lock();
+        let mut table = lock(&self.0);
         let is_it =
             |session: &&mut OpenSession| session.model.same_model(old) && session.manifest == manifest;
         table.open.values_mut().filter(is_it).for_each(|session| session.model = new.clone());
@@ -149,24 +141,18 @@ impl Sessions {
 
     /// When a model was last opened by this name since the daemon started, and by whom.
     pub(crate) fn last_opened(&self, model: &Reference, manifest: Digest) -> Option<ModelUse> {
-        let opened = self.lock().last_opened.get(model).copied();
+        let opened = lock(&self.0).last_opened.get(model).copied();
         opened.filter(|(of, _)| *of == manifest).map(|(_, opened)| opened)
     }
 
-    /// How many models are open.
     pub(crate) fn count(&self) -> usize {
-        self.lock().open.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each change of the table is complete before anything can panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).open.len()
     }
 }
 
 impl Table {
-    /// More models than one machine uses at a time. For forgotten models, the index has the time of the
-    /// last use with an accuracy of an hour.
+    /// More models than one machine uses at a time. For forgotten models, the index has the time of the last use to the
+    /// hour.
     const MAX_OPENED: usize = 4096;
 
     fn note_opened(&mut self, model: Reference, manifest: Digest, opened: ModelUse) {
@@ -189,30 +175,19 @@ impl OpenSession {
     fn matches(&self, which: &SessionSelector) -> bool {
         match which {
             SessionSelector::Process(pid) => {
-                self.peer.pid == *pid || self.engine.as_ref().is_some_and(|engine| engine.pid == *pid)
+                let SessionSummary { pid: own, engine, .. } = &self.summary;
+                own == pid || engine.as_ref().is_some_and(|engine| engine.pid == *pid)
             }
             SessionSelector::Model(model) => self.model.same_model(model),
         }
     }
 
     fn summary(&self, users: &Names) -> SessionSummary {
-        SessionSummary {
-            pid: self.peer.pid,
-            uid: self.peer.uid,
-            user: users.name_of(self.peer.uid),
-            command: self.command.clone(),
-            engine: self.engine.clone(),
-            container: self.container.clone(),
-            model: self.model.short(),
-            since: rfc3339(self.since),
-            bytes_mapped: self.bytes,
-            model_bytes: None,
-            resident_bytes: None,
-        }
+        let user = users.name_of(self.summary.uid);
+        SessionSummary { user, model: self.model.short(), ..self.summary.clone() }
     }
 }
 
-/// Removes the session from the list when it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct SessionGuard {
@@ -231,7 +206,7 @@ impl SessionGuard {
 
 impl Drop for SessionGuard {
     fn drop(&mut self) {
-        self.sessions.lock().open.remove(&self.id);
+        lock(&self.sessions.0).open.remove(&self.id);
     }
 }
 
@@ -241,21 +216,15 @@ mod tests {
 
     use super::*;
     use crate::access::Access;
-    use crate::peer_process::Namespaces;
-    use crate::principal::Groups;
+    use crate::principal::tests::principal;
 
     fn peer(pid: i32, uid: u32) -> Principal {
-        Principal {
-            pid,
-            uid,
-            groups: Groups { primary: 1, supplementary: None },
-            namespaces: Namespaces::default(),
-        }
+        Principal { pid, ..principal(uid, 1, None) }
     }
 
     fn caller(uid: u32) -> Requester {
         let caller = peer(1, uid);
-        Requester::of(&caller, Access::default().rights_of(&caller))
+        Requester::new(&caller, Access::default().rights_of(&caller))
     }
 
     #[tokio::test]
@@ -301,12 +270,12 @@ mod tests {
         let digest = Digest::of(b"m");
         for number in 0..=Table::MAX_OPENED {
             let when = SystemTime::UNIX_EPOCH + Duration::from_secs(1 + number as u64);
-            sessions.lock().note_opened(model(number), digest, ModelUse { at: when, uid: Some(7) });
+            lock(&sessions.0).note_opened(model(number), digest, ModelUse { at: when, uid: Some(7) });
         }
-        assert_eq!(sessions.lock().last_opened.len(), Table::MAX_OPENED);
+        assert_eq!(lock(&sessions.0).last_opened.len(), Table::MAX_OPENED);
         assert!(sessions.last_opened(&model(0), digest).is_none(), "the oldest");
         sessions.keep_opened(|kept| *kept == model(7));
         assert!(sessions.last_opened(&model(7), digest).is_some());
-        assert_eq!(sessions.lock().last_opened.len(), 1);
+        assert_eq!(lock(&sessions.0).last_opened.len(), 1);
     }
 }

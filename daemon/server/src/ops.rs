@@ -1,119 +1,89 @@
-//! One file per verb, and the steps that several verbs share: `measure`, `pull_source`, `stored_header`,
-//! `survey` and others. Verbs orchestrate; the store, [`crate::ingest`], [`crate::transfer`] and the
-//! registry do the work. A verb does not use another verb.
+//! The verbs, and the steps that several of them share. Verbs orchestrate; the store, [`crate::ingest`],
+//! [`crate::transfer`] and the registry do the work. A verb does not use another verb.
+//!
+//! - A model by its name: `open`, `describe` (`show`, `heads`, `fit`), `list` (`ls`, `history`).
+//! - New models: `pull`, `import`, `edit`; each fills a `new_model` and gives it a name.
+//! - Names: `name_change` (`tag`, `rename`, `pin`, `undelete`, `promote`).
+//! - Disk space: `space` (`df`, `rm`, `gc`, `evict`, `partial`, quotas).
+//! - Whether all is well: `verify`, `doctor`, `health` (`reindex`).
+//! - What verbs share: `error`, `policy` (what a user may not have), `damage`.
 //!
 //! All functions block on the disk; the server calls them on blocking threads.
 
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::mpsc::Sender;
+
 mod damage;
-mod disk_rows;
+mod describe;
 mod doctor;
 mod edit;
-mod empty_quarantine;
 mod error;
-mod evict;
-mod fit;
-mod garbage;
-mod gc;
-mod heads;
 mod health;
-mod history;
 mod import;
-mod import_source;
-mod inspect;
-mod layer_info;
 mod list;
-mod lost_models;
-mod measure;
 mod name_change;
 mod new_model;
 mod open;
-mod open_cache;
-mod partial;
-mod pin;
-mod plan_pull;
 mod policy;
-mod progress;
-mod promote;
 mod pull;
-mod pull_source;
-mod pulls;
-mod reindex;
-mod relief;
-mod remote_heads;
-mod remote_policy;
-mod remove;
-mod rename;
-mod repair;
-mod residency;
-mod resolve;
-mod reusable;
-mod select;
-mod sharing;
-mod show;
-mod sidecars;
-mod soft_quota;
-mod stored_header;
-mod stored_subject;
-mod survey;
-mod tag;
-mod texts;
-mod time;
-mod undelete;
-mod usage;
-mod usage_detail;
-mod user_usage;
+mod space;
 mod verify;
 
+pub use describe::show;
+pub(crate) use describe::{HeadContent, HeadsOutline, Shown, fit, header_bytes, heads, outline};
 pub use doctor::{DoctorContext, doctor};
-pub use edit::{EditReport, edit};
+pub use edit::edit;
 pub use error::OpError;
-pub use evict::{EvictionReport, Evictor, LastOpened, evict_excess, eviction_plan};
-pub(crate) use fit::fit;
-pub use gc::gc;
-pub use heads::{HeadContent, HeadsOutline, heads};
-pub use health::health;
-pub use history::history;
+pub(crate) use health::{health, reindex};
 pub(crate) use import::client_has_gone;
-pub use import::import;
-#[cfg(test)]
-pub use import_source::FileAccess;
-pub use import_source::{FileFacts, ImportSource};
-pub use inspect::inspect;
+pub use import::{FileAccess, FileFacts, ImportSource, import};
+pub(crate) use list::history;
 pub use list::list;
+pub use name_change::{pin, promote, rename, tag, trash, undelete};
 pub(crate) use open::open_blobs;
-pub use open::{Located, open};
-pub use open_cache::{OpenCache, OpenResponse};
-pub use partial::{partials, remove_partials};
-pub use pin::pin;
-pub use plan_pull::plan_pull;
+pub use open::{Located, OpenCache, OpenResponse, open};
 pub use policy::CallerPolicy;
 pub(crate) use policy::TermsCache;
-pub use promote::promote;
-pub use pull::pull;
-pub(crate) use pull_source::pulled_name;
-pub use pull_source::{FetchLimit, Pull};
-pub(crate) use pulls::pulls;
-pub use reindex::reindex;
-pub use remove::remove;
-pub use rename::rename;
-pub use residency::residency;
-pub use resolve::resolve;
-pub use sharing::sharing;
-pub use show::{Shown, outline, show};
-pub(crate) use stored_header::header_bytes;
+pub use pull::{FetchLimit, Pull, pull};
+pub(crate) use pull::{inspect, plan_pull, pulled_name, pulls, resolve};
+pub use space::{EvictionReport, Evictor, LastOpened, evict_excess, eviction_plan, gc, remove, usage};
+pub(crate) use space::{
+    detail_bytes, partials, remove_partials, residency, sharing, usage_in_detail, user_usage,
+};
 #[cfg(test)]
-pub(crate) use survey::recipe_fault;
-pub use tag::tag;
-pub(crate) use time::rfc3339;
-pub use undelete::{trash, undelete};
-pub use usage::{usage, usage_in_detail};
-pub(crate) use usage_detail::detail_bytes;
-pub(crate) use user_usage::user_usage;
+pub(crate) use verify::recipe_fault;
 pub use verify::verify;
 
 pub use crate::memory_gauge::MemoryGauge;
 pub use crate::requester::Requester;
 pub use crate::running_pulls::PullWatch;
+
+/// Formats a time as the protocol does. Times outside the years 1970 to 9999, which a file can have, become the nearest
+/// time inside.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    const END_OF_9999: u64 = 253_402_300_799;
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().min(END_OF_9999));
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
+}
+
+/// Sends progress to the client. If the client does not keep up, it is dropped: the next event replaces it.
+fn send_progress<P>(events: &Sender<P>, progress: P) {
+    let _ = events.try_send(progress);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_outside_1970_to_9999_are_clamped() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(rfc3339(UNIX_EPOCH + day), "1970-01-02T00:00:00Z");
+        assert_eq!(rfc3339(UNIX_EPOCH - day), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(UNIX_EPOCH + 4_000_000 * day), "9999-12-31T23:59:59Z");
+    }
+}

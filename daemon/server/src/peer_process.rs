@@ -23,17 +23,17 @@ pub(crate) enum Namespaces {
     Other,
 }
 
-/// Where a process is whose container has no name.
+/// The place of a process whose container has no name.
 const ELSEWHERE: &str = "another PID namespace";
 
-/// The name of a process's program; `None` after it has ended.
+/// `None` after the process has ended.
 pub(crate) fn command(pid: i32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
     let name = String::from_utf8_lossy(&name);
     Some(name.trim_end().chars().filter(|c| !c.is_control()).collect())
 }
 
-/// The program that `blobd exec` runs, if this process is one: its first child.
+/// The program that `blobd exec` runs, if this process is that command: its first child.
 pub(crate) fn engine(pid: i32) -> Option<Engine> {
     if command(pid)? != "blobd" {
         return None;
@@ -48,7 +48,6 @@ pub(crate) fn engine(pid: i32) -> Option<Engine> {
     Some(Engine { pid: child, command: command(child)? })
 }
 
-/// The engine and the container of a process, by name, for records.
 pub(crate) fn facts(pid: i32) -> BTreeMap<String, Value> {
     let engine = engine(pid).map(|engine| ("engine".to_owned(), json!(engine)));
     let container = place(pid).map(|place| ("container".to_owned(), json!(place)));
@@ -64,16 +63,16 @@ pub(crate) fn container(pid: i32) -> Option<String> {
     found.or_else(|| nested(&status).then(|| last_part(&groups).unwrap_or_else(|| ELSEWHERE.to_owned())))
 }
 
-/// Where a peer is, if that is another PID namespace or a container. The kernel gives the number 0 to those whose
-/// namespace is not below the daemon's.
+/// The place of a peer that is in another PID namespace or a container. The kernel gives the number 0 to processes
+/// whose namespace is not below the daemon's.
 pub(crate) fn place(pid: i32) -> Option<String> {
     if pid > 0 { container(pid) } else { Some(ELSEWHERE.to_owned()) }
 }
 
 impl Namespaces {
-    /// Those of the process `pid` at the other end of a socket. The kernel vouches for the number only together with a
-    /// descriptor of the process (`SO_PEERPIDFD`, Linux 6.5): the number may be another process's since.
-    pub(crate) fn of_peer(socket: impl AsFd, pid: i32) -> Self {
+    /// Compares the process `pid` at the other end of a socket with the daemon. The kernel vouches for the number only
+    /// together with a descriptor of the process (`SO_PEERPIDFD`, Linux 6.5): it may be another process's since.
+    pub(crate) fn from_peer(socket: impl AsFd, pid: i32) -> Self {
         let Ok(process) = peer_pidfd(socket) else { return Self::Other };
         let is_own = pid > 0
             && has_own_proc()
@@ -89,7 +88,7 @@ fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// Whether `/proc` is that of the daemon's PID namespace, by whose numbers the kernel names peers.
+/// Whether `/proc` is that of the daemon's PID namespace, whose numbers the kernel gives to peers.
 fn has_own_proc() -> bool {
     fs::read_link("/proc/self").is_ok_and(|own| own == Path::new(&own_pid().to_string()))
 }
@@ -112,7 +111,7 @@ fn nested(status: &str) -> bool {
     numbers.is_none_or(|numbers| numbers.split_whitespace().count() != 1)
 }
 
-/// Whether the user and group numbers of a process mean what they mean to the daemon.
+/// Whether user and group numbers mean the same to a process and to the daemon.
 fn has_same_ids(pid: i32) -> bool {
     ["uid_map", "gid_map"].iter().all(|map| {
         let read = |process: &str| fs::read_to_string(format!("/proc/{process}/{map}")).ok();
@@ -130,7 +129,7 @@ fn is_process(pidfd: i32, pid: i32) -> bool {
 
 /// The container's ID in the paths of `/proc/PID/cgroup`, as Docker, Podman, containerd, CRI-O and LXC name groups.
 fn container_of(groups: &str) -> Option<String> {
-    /// As many digits as `docker ps` shows.
+    /// As many as `docker ps` shows.
     const SHOWN: usize = 12;
     let paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let mut parts = paths.flat_map(|path| path.rsplit('/'));
@@ -195,9 +194,9 @@ mod tests {
             println!("skipped: the kernel has no SO_PEERPIDFD (Linux 6.5)");
             return;
         }
-        assert_eq!(Namespaces::of_peer(&ours, own_pid()), Namespaces::Own);
+        assert_eq!(Namespaces::from_peer(&ours, own_pid()), Namespaces::Own);
         // The number of another process than the descriptor's.
-        assert_eq!(Namespaces::of_peer(&ours, 1), Namespaces::Other);
-        assert_eq!(Namespaces::of_peer(&ours, 0), Namespaces::Other);
+        assert_eq!(Namespaces::from_peer(&ours, 1), Namespaces::Other);
+        assert_eq!(Namespaces::from_peer(&ours, 0), Namespaces::Other);
     }
 }

@@ -14,10 +14,12 @@
 //! work: the first unit of each principal does not depend on the total.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
+
+use crate::locks::lock;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -25,7 +27,6 @@ pub(crate) struct Limits {
     pub(crate) total: u32,
 }
 
-/// Issues permits within [`Limits`]. A principal is identified by its uid.
 #[derive(Debug)]
 pub(crate) struct PermitPool(Arc<Shared>);
 
@@ -39,7 +40,6 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// Who gets units that are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// The principal that holds the fewest, and shares shrink.
@@ -50,20 +50,17 @@ enum Order {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Units of the total in use.
     used: u32,
     /// Units in use that do not depend on the total.
     used_firsts: u32,
     /// The number of requests so far, which gives each its place in the order.
     requests: u64,
-    /// The principals that hold units or wait for some.
-    principals: BTreeMap<u32, Principal>,
+    principals: BTreeMap<u32, Share>,
 }
 
 #[derive(Debug, Default)]
-struct Principal {
+struct Share {
     held: u32,
-    /// Its waiting requests, in order.
     waiting: VecDeque<Request>,
 }
 
@@ -75,17 +72,16 @@ struct Request {
     reply: oneshot::Sender<Permit>,
 }
 
-/// The place of a request in the queue.
-struct Place<'p> {
+struct QueuePlace<'p> {
     pool: &'p Arc<Shared>,
     reply: oneshot::Receiver<Permit>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     /// Smaller requests may have waited behind this one.
     fn drop(&mut self) {
         self.reply.close();
-        self.pool.grant(&mut self.pool.lock());
+        self.pool.grant(&mut lock(&self.pool.state));
     }
 }
 
@@ -110,7 +106,6 @@ impl Permit {
         self.pool.is_for_long_work
     }
 
-    /// Returns the units above `units`.
     pub(crate) fn shrink(&mut self, units: usize) {
         let kept = u32::try_from(units).unwrap_or(u32::MAX).min(self.units);
         // A first unit is single and stays.
@@ -121,7 +116,6 @@ impl Permit {
         }
     }
 
-    /// Adds a permit of the same pool and principal.
     pub(crate) fn merge(&mut self, mut other: Self) {
         self.units += other.units;
         other.units = 0;
@@ -140,46 +134,44 @@ pub(crate) struct Exhausted;
 
 impl PermitPool {
     pub(crate) fn new(limits: Limits) -> Self {
-        Self::with(limits, 0, Order::FewestFirst)
+        Self::with(limits, 0, Order::FewestFirst, false)
     }
 
-    /// The same, but shares do not shrink, and units are given in the order of the requests: for work that takes more and
-    /// more units. If all that hold some had to wait until others end, none would.
+    /// Shares do not shrink, and units are given in the order of the requests: for work that needs more and more units.
+    /// If all that hold some had to wait until others end, none would.
     pub(crate) fn in_order_of_requests(limits: Limits) -> Self {
-        Self::with(limits, 0, Order::OfRequests)
+        Self::with(limits, 0, Order::OfRequests, false)
     }
 
-    /// The same, but a principal without units gets its first unit even when the total is used up. The
-    /// number of such units is also limited to the total.
+    /// A principal without units gets its first unit even if the total is used up. The number of such units is also
+    /// limited to the total.
     pub(crate) fn with_first_for_each(limits: Limits) -> Self {
-        Self::with(limits, limits.total, Order::FewestFirst)
+        Self::with(limits, limits.total, Order::FewestFirst, false)
     }
 
-    /// A pool like [`Self::with_first_for_each`] for work that can keep a processor busy for seconds, see
+    /// As [`Self::with_first_for_each`], for work that can keep a processor busy for seconds, see
     /// [`Permit::is_for_long_work`].
     pub(crate) fn for_long_work(limits: Limits) -> Self {
         let Limits { total: firsts, .. } = limits;
-        let (order, state) = (Order::FewestFirst, Mutex::default());
-        Self(Arc::new(Shared { limits, firsts, order, is_for_long_work: true, state }))
+        Self::with(limits, firsts, Order::FewestFirst, true)
     }
 
-    fn with(limits: Limits, firsts: u32, order: Order) -> Self {
-        Self(Arc::new(Shared { limits, firsts, order, is_for_long_work: false, state: Mutex::default() }))
+    fn with(limits: Limits, firsts: u32, order: Order, is_for_long_work: bool) -> Self {
+        Self(Arc::new(Shared { limits, firsts, order, is_for_long_work, state: Mutex::default() }))
     }
 
-    /// Waits for one unit for `uid`. Dropping the future leaves the queue.
+    /// Dropping the future leaves the queue.
     pub(crate) async fn acquire(&self, uid: u32) -> Permit {
         self.acquire_many(uid, 1).await
     }
 
-    /// The same for several units. A number above the principal's limit is reduced to that, so that one
-    /// large request runs alone instead of never.
+    /// A number above the principal's limit is reduced to that, so that one large request runs alone instead of never.
     pub(crate) async fn acquire_many(&self, uid: u32, units: u32) -> Permit {
         let units = self.clamp(units);
         loop {
             let mut place = match self.0.request(uid, units) {
                 Ok(permit) => return permit,
-                Err(reply) => Place { pool: &self.0, reply },
+                Err(reply) => QueuePlace { pool: &self.0, reply },
             };
             // The pool keeps a request until its receiver is closed, so this succeeds at the first try.
             if let Ok(permit) = (&mut place.reply).await {
@@ -193,17 +185,16 @@ impl PermitPool {
     }
 
     pub(crate) fn try_acquire_many(&self, uid: u32, units: u32) -> Result<Permit, Exhausted> {
-        self.0.take_now(&mut self.0.lock(), uid, self.clamp(units)).ok_or(Exhausted)
+        self.0.take_now(&mut lock(&self.0.state), uid, self.clamp(units)).ok_or(Exhausted)
     }
 
-    /// Waits for one unit, and takes with it up to `most` in total, but at most one in `part` of the units
-    /// that the principal has left. So many requests that hold their units for long still leave some for
-    /// the next one.
+    /// Waits for one unit, and takes up to `most` in total, but at most one in `part` of the units that the principal
+    /// has left. So even many requests that hold their units for long leave some for the next one.
     pub(crate) async fn acquire_part(&self, uid: u32, most: u32, part: usize) -> Permit {
         let mut permit = self.acquire(uid).await;
         let more = u32::try_from(self.left(uid) / part.max(1)).unwrap_or(u32::MAX);
         let more = more.min(most.saturating_sub(1));
-        // A first unit stays single: it is of no share of the total.
+        // A first unit stays single: it is no share of the total.
         if more > 0
             && !permit.is_first
             && let Ok(grown) = self.try_acquire_many(uid, more)
@@ -213,32 +204,29 @@ impl PermitPool {
         permit
     }
 
-    /// The units that the principal may still take now.
     fn left(&self, uid: u32) -> usize {
-        let state = self.0.lock();
+        let state = lock(&self.0.state);
         let of_share = self.0.limits.per_principal.saturating_sub(state.held(uid));
         let left = self.0.limits.total.saturating_sub(state.used);
         of_share.min(left) as usize
     }
 
-    /// The number of requests that wait for their share or for the total.
     pub(crate) fn waiting(&self) -> usize {
-        let state = self.0.lock();
+        let state = lock(&self.0.state);
         let waiting = state.principals.values().flat_map(|principal| &principal.waiting);
         waiting.filter(|request| !request.reply.is_closed()).count()
     }
 
     pub(crate) fn in_use(&self) -> usize {
-        let state = self.0.lock();
+        let state = lock(&self.0.state);
         state.used as usize + state.used_firsts as usize
     }
 
-    /// The most units that all principals together may hold, without the first ones that do not depend on the others.
+    /// The limit of all principals, without the first units that do not depend on it.
     pub(crate) fn total(&self) -> usize {
         self.0.limits.total as usize
     }
 
-    /// The most units that one principal may hold.
     pub(crate) fn share(&self) -> usize {
         self.clamp(u32::MAX) as usize
     }
@@ -249,14 +237,8 @@ impl PermitPool {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change of the state is complete before anything can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes units, or waits in the queue for them.
     fn request(self: &Arc<Self>, uid: u32, units: u32) -> Result<Permit, oneshot::Receiver<Permit>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if let Some(permit) = self.take_now(&mut state, uid, units) {
             return Ok(permit);
         }
@@ -272,7 +254,7 @@ impl Shared {
     /// Takes units unless an earlier request has to come first.
     fn take_now(self: &Arc<Self>, state: &mut State, uid: u32, units: u32) -> Option<Permit> {
         // All that can be granted has been: who still waits within its share waits for the total.
-        let has_earlier = state.principals.get(&uid).is_some_and(Principal::is_waiting);
+        let has_earlier = state.principals.get(&uid).is_some_and(Share::is_waiting);
         let is_first = self.next(state).is_some() || !state.fits(&self.limits, units);
         let allowed = !has_earlier && self.is_within_share(state, uid, units);
         (allowed && (!is_first || self.has_first(state, uid, units)))
@@ -313,7 +295,7 @@ impl Shared {
 
     fn give_back(self: &Arc<Self>, uid: u32, units: u32, is_first: bool) {
         if units > 0 {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.give_back(uid, units, is_first);
             self.grant(&mut state);
         }
@@ -322,12 +304,14 @@ impl Shared {
     /// Gives units to those that wait, as long as they are enough for the next one.
     fn grant(self: &Arc<Self>, state: &mut State) {
         while let Some(uid) = self.next(state) {
-            let Some(units) = state.first_waiting(uid) else { return };
+            let first = state.principals.get(&uid).and_then(|share| share.waiting.front());
+            let Some(units) = first.map(|request| request.units) else { return };
             let is_first = !state.fits(&self.limits, units);
             if is_first && !self.has_first(state, uid, units) {
                 return;
             }
-            let Some(request) = state.pop_waiting(uid) else { return };
+            let waiting = state.principals.get_mut(&uid).and_then(|share| share.waiting.pop_front());
+            let Some(request) = waiting else { return };
             let permit = self.permit(state, uid, units, is_first);
             if let Err(mut unwanted) = request.reply.send(permit) {
                 // Not by its drop, which would lock the state again.
@@ -347,14 +331,6 @@ impl State {
         units <= limits.total.saturating_sub(self.used)
     }
 
-    fn first_waiting(&self, uid: u32) -> Option<u32> {
-        Some(self.principals.get(&uid)?.waiting.front()?.units)
-    }
-
-    fn pop_waiting(&mut self, uid: u32) -> Option<Request> {
-        self.principals.get_mut(&uid)?.waiting.pop_front()
-    }
-
     fn give_back(&mut self, uid: u32, units: u32, is_first: bool) {
         *(if is_first { &mut self.used_firsts } else { &mut self.used }) -= units;
         if let Some(principal) = self.principals.get_mut(&uid) {
@@ -363,7 +339,7 @@ impl State {
     }
 }
 
-impl Principal {
+impl Share {
     /// Removes requests that no longer wait from the front of the queue. Returns whether anything is left.
     fn forget_gone(&mut self) -> bool {
         while self.waiting.pop_front_if(|request| request.reply.is_closed()).is_some() {}
@@ -577,6 +553,6 @@ mod tests {
             drop(pool.acquire(uid).await);
         }
         let _held = pool.acquire(7).await;
-        assert_eq!(pool.0.lock().principals.len(), 1);
+        assert_eq!(lock(&pool.0.state).principals.len(), 1);
     }
 }

@@ -1,23 +1,17 @@
 //! The policy: rules that allow and deny models by registry, name, license, format and user.
 //!
-//! [`Policy::decide`] is a pure function of the user and of what is known of a model. `ops::policy` finds that out, and
-//! applies the decision.
-//!
-//! A model can have several names, licenses and formats. A rule that denies applies if any of them matches, and a rule
-//! that allows only if all do: neither another name nor another file lifts a rule.
+//! [`Policy::decide`] is a pure function of the user and of the known facts about a model. `ops::policy` collects
+//! these, and applies the decision.
 
-mod found;
-mod license;
 mod pattern;
 mod subject;
 mod terms;
 
 use std::path::PathBuf;
 
-use blobd_client::protocol::policy::PolicyDecision;
+use blobd_client::protocol::access::PolicyDecision;
 
-use self::license::OTHER;
-pub(crate) use self::pattern::{NamePattern, Pattern, PatternError};
+pub(crate) use self::pattern::{NamePattern, Pattern};
 pub(crate) use self::subject::{FORMATS, Subject, Terms};
 use self::subject::{Host, Known, ModelName};
 pub(crate) use self::terms::TermsBuilder;
@@ -51,12 +45,10 @@ pub(crate) struct Rule {
     pub(crate) names: Vec<NamePattern>,
     pub(crate) licenses: Vec<Pattern>,
     pub(crate) formats: Vec<Pattern>,
-    /// For whom the rule is.
     pub(crate) users: UserSet,
-    /// For whom it is not, although `users` contains them.
+    /// Users that the rule is not for, although `users` contains them.
     pub(crate) except: UserSet,
     pub(crate) reason: Option<String>,
-    /// The line of the rule in the configuration file.
     pub(crate) line: Option<usize>,
 }
 
@@ -65,20 +57,16 @@ pub(crate) struct Rule {
 pub(crate) struct Policy {
     pub(crate) rules: Vec<Rule>,
     pub(crate) default: Action,
-    /// The configuration file, for errors.
     pub(crate) file: Option<PathBuf>,
-    /// The names of users, for errors.
     pub(crate) names: Names,
 }
 
-/// Why a model is denied, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) message: String,
     pub(crate) hint: String,
 }
 
-/// What the policy says about a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision<'p> {
     /// By a rule with its number from 1, or by default.
@@ -89,7 +77,6 @@ pub(crate) enum Decision<'p> {
 }
 
 impl Policy {
-    /// Whether everything is allowed to this user.
     pub(crate) fn allows_all_to(&self, principal: &Principal) -> bool {
         self.default == Action::Allow
             && !self.rules.iter().any(|rule| rule.action == Action::Deny && rule.is_for(principal))
@@ -100,7 +87,6 @@ impl Policy {
         self.rules.iter().any(|rule| !rule.names.is_empty() && rule.is_for(principal))
     }
 
-    /// The decision of the first rule that applies.
     pub(crate) fn decide(&self, principal: &Principal, subject: &Subject) -> Decision<'_> {
         let mut may_apply = Vec::new();
         let rules = self.rules.iter().enumerate().filter(|(_, rule)| rule.is_for(principal));
@@ -125,7 +111,7 @@ impl Policy {
         }
     }
 
-    /// The decision about a model as the protocol describes it; `None` if it is not made yet.
+    /// `None` if it is not made yet.
     pub(crate) fn described(
         &self,
         principal: &Principal,
@@ -147,21 +133,28 @@ impl Policy {
         })
     }
 
-    /// What a denial depends on: what the rule matches, or what no rule allows.
+    /// The facts that a denial depends on: what the rule matches, or what no rule allows.
     fn found(
         &self,
         principal: &Principal,
         subject: &Subject,
         rule: Option<(usize, &Rule)>,
     ) -> Option<String> {
-        let of_user = || self.rules.iter().filter(|rule| rule.is_for(principal)).collect::<Vec<_>>();
-        match rule {
-            Some((_, rule)) => rule.found(subject),
-            None => found::compared(&of_user(), subject),
+        if let Some((_, rule)) = rule {
+            return rule.matched(subject);
         }
+        let rules = || self.rules.iter().filter(|rule| rule.is_for(principal));
+        let has = |has_condition: fn(&Rule) -> bool| rules().any(has_condition);
+        listed(
+            subject,
+            |_host| has(|rule| !rule.registries.is_empty()),
+            |_name| has(|rule| !rule.names.is_empty()),
+            |_license| has(|rule| !rule.licenses.is_empty()),
+            |_format| has(|rule| !rule.formats.is_empty()),
+        )
     }
 
-    /// The error of a request for a model that is denied. `what` names the model or the file.
+    /// `what` names the model or the file.
     pub(crate) fn refusal(
         &self,
         principal: &Principal,
@@ -204,7 +197,7 @@ impl Rule {
         self.users.contains(principal) && !self.except.contains(principal)
     }
 
-    /// Whether the rule applies to a model; `None` if that depends on what is not known yet.
+    /// `None` if it depends on facts that are not known yet.
     fn applies(&self, subject: &Subject) -> Option<bool> {
         let of_terms = |patterns: &[Pattern], values: &Known| match values {
             _ if patterns.is_empty() => Some(true),
@@ -244,6 +237,18 @@ impl Rule {
         }
     }
 
+    /// The values of a model that the conditions of a rule which denies match; `None` for a rule without conditions.
+    fn matched(&self, subject: &Subject) -> Option<String> {
+        let any = |patterns: &[Pattern], value: &str| patterns.iter().any(|pattern| pattern.matches(value));
+        listed(
+            subject,
+            |host| self.registries.iter().any(|pattern| pattern.matches_host(host)),
+            |name| self.names.iter().any(|pattern| pattern.matches(name, self.action)),
+            |license| any(&self.licenses, license),
+            |format| any(&self.formats, format),
+        )
+    }
+
     /// Any value for a rule that denies, all for one that allows. No value matches nothing.
     fn combined<T>(&self, mut values: impl Iterator<Item = T>, matches: impl Fn(T) -> bool) -> bool {
         match self.action {
@@ -257,6 +262,56 @@ impl Rule {
             }
         }
     }
+}
+
+/// The most values of one kind that are listed.
+const MAX_LISTED: usize = 3;
+
+/// Facts about a model that a decision depends on, for errors: `license unknown, format gguf`.
+fn listed(
+    Subject { registries, source_names, names, terms }: &Subject,
+    is_host: impl Fn(&Host) -> bool,
+    is_name: impl Fn(&ModelName) -> bool,
+    is_license: impl Fn(&str) -> bool,
+    is_format: impl Fn(&str) -> bool,
+) -> Option<String> {
+    joined([
+        ("registry", registries.iter().filter(|value| is_host(value)).map(host).collect()),
+        ("name", source_names.union(names).filter(|value| is_name(value)).map(name).collect()),
+        ("license", known(&terms.licenses, is_license)),
+        ("format", known(&terms.formats, is_format)),
+    ])
+}
+
+fn host(Host { name, port }: &Host) -> String {
+    match port {
+        Some(port) if ![80, 443].contains(port) => format!("{name}:{port}"),
+        _ => name.clone(),
+    }
+}
+
+fn name(ModelName { repository, tag }: &ModelName) -> String {
+    tag.as_ref().map_or_else(|| repository.clone(), |tag| format!("{repository}:{tag}"))
+}
+
+fn known(values: &Known, is_listed: impl Fn(&str) -> bool) -> Vec<String> {
+    match values {
+        Known::NotYet => Vec::new(),
+        Known::Are(values) => values.iter().filter(|value| is_listed(value)).cloned().collect(),
+    }
+}
+
+fn joined(kinds: [(&str, Vec<String>); 4]) -> Option<String> {
+    let listed = |(kind, values): (&str, Vec<String>)| {
+        let listed = values.get(..MAX_LISTED).unwrap_or(&values);
+        let more = match values.len().saturating_sub(listed.len()) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        (!values.is_empty()).then(|| format!("{kind} {}{more}", listed.join(" and ")))
+    };
+    let listed: Vec<String> = kinds.into_iter().filter_map(listed).collect();
+    (!listed.is_empty()).then(|| listed.join(", "))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::names::Names;
 use crate::peer_process::{self, Namespaces};
 use crate::sys::peer_groups;
 
-/// Who has sent a request. Rights depend on the user and its groups only, not on how they were found out.
+/// Who has sent a request. Rights depend on the user and its groups only, not on how they were found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Principal {
     /// 0 where the kernel does not report it.
@@ -30,7 +30,6 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Sorted and without duplicates.
     pub(crate) fn all(&self) -> BTreeSet<u32> {
         let supplementary = self.supplementary.iter().flat_map(|gids| gids.iter().copied());
         supplementary.chain([self.primary]).collect()
@@ -42,18 +41,18 @@ impl Groups {
 }
 
 impl Principal {
-    /// The process that has connected, as the kernel reports it.
-    pub(crate) fn of(stream: &tokio::net::UnixStream) -> io::Result<Self> {
+    /// Reads the credentials of the peer from the kernel.
+    pub(crate) fn from_stream(stream: &tokio::net::UnixStream) -> io::Result<Self> {
         let credentials = stream.peer_cred()?;
         let groups =
             Groups { primary: credentials.gid(), supplementary: peer_groups(stream).ok().map(Arc::from) };
         let (pid, uid) = (credentials.pid().unwrap_or_default(), credentials.uid());
-        let namespaces = if uid == 0 { Namespaces::of_peer(stream, pid) } else { Namespaces::Other };
+        let namespaces = if uid == 0 { Namespaces::from_peer(stream, pid) } else { Namespaces::Other };
         Ok(Self { pid, uid, groups, namespaces })
     }
 
-    /// The same after the name service was asked for what a request may need: its name, and its groups if the kernel has
-    /// not reported them. Waits a moment if it does not answer.
+    /// Finds the name of the user, and the groups if the kernel has not reported them, with the name service. Waits a
+    /// moment.
     pub(crate) fn named(mut self, names: &Names) -> Self {
         names.name_of(self.uid);
         if self.groups.supplementary.is_none() {
@@ -62,12 +61,12 @@ impl Principal {
         self
     }
 
-    /// Whether [`Self::named`] would ask.
+    /// Whether [`Self::named`] would not wait.
     pub(crate) fn is_named(&self, names: &Names) -> bool {
         names.knows(self.uid) && self.groups.supplementary.is_some()
     }
 
-    /// The name of its command, as `ps` shows it; `None` after it has ended.
+    /// `None` after it has ended.
     pub(crate) fn command(&self) -> Option<String> {
         peer_process::command(self.pid)
     }
@@ -88,29 +87,29 @@ impl Principal {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A user without processes that matter, with these groups besides the primary one.
+    pub(crate) fn principal(uid: u32, primary: u32, supplementary: Option<&[u32]>) -> Principal {
+        let groups = Groups { primary, supplementary: supplementary.map(Arc::from) };
+        Principal { pid: 1, uid, groups, namespaces: Namespaces::default() }
+    }
 
     #[test]
     fn groups_that_the_kernel_does_not_report_are_those_of_the_name_service() {
         let names = Names::from_files("ann:x:7:70::/:\n", "staff:x:80:ann\n");
-        let peer = |uid, supplementary| Principal {
-            pid: 1,
-            uid,
-            groups: Groups { primary: 5, supplementary },
-            namespaces: Namespaces::default(),
-        };
-        let named = peer(7, None).named(&names);
+        let named = principal(7, 5, None).named(&names);
         assert_eq!(named.groups.all(), [5, 70, 80].into());
         assert!(named.is_named(&names));
-        let reported = peer(7, Some([6].into())).named(&names);
+        let reported = principal(7, 5, Some(&[6])).named(&names);
         assert_eq!(reported.groups.all(), [5, 6].into());
     }
 
     #[tokio::test]
     async fn own_process_is_at_the_other_end_of_a_socket_pair() {
         let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
-        let found = Principal::of(&ours).unwrap();
+        let found = Principal::from_stream(&ours).unwrap();
         assert_eq!(found.uid, rustix::process::geteuid().as_raw());
         assert_eq!(found.groups.primary, rustix::process::getegid().as_raw());
         assert!(found.groups.contains(found.groups.primary));

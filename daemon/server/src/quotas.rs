@@ -1,13 +1,14 @@
 //! How much of the disk may be charged to each user, and to the members of groups together.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use blobd_client::protocol::accounts::{QuotaState, UserLimits};
+use blobd_client::protocol::space::{QuotaState, UserLimits};
 
 use blobd_store::{Members, Pool};
-use tracing_mutex::stdsync::{RwLock, RwLockReadGuard};
+use tracing_mutex::stdsync::RwLock;
 
+use crate::locks::{read, write};
 use crate::names::Names;
 use crate::peer_process::Namespaces;
 use crate::principal::{Groups, Principal};
@@ -46,14 +47,12 @@ impl UserQuota {
     }
 }
 
-/// What the configuration says about a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GroupQuota {
     pub(crate) name: String,
     pub(crate) members: UserSet,
     /// Of each member; `None` if the entry says nothing about that.
     pub(crate) each: Option<UserQuota>,
-    /// Of all members together.
     pub(crate) together: UserQuota,
 }
 
@@ -61,17 +60,15 @@ pub(crate) struct GroupQuota {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Quotas {
     pub(crate) default: UserQuota,
-    /// By uid.
     pub(crate) users: BTreeMap<u32, UserQuota>,
     pub(crate) groups: Vec<GroupQuota>,
-    /// For the groups of users without a connection.
     pub(crate) names: Names,
 }
 
 impl Quotas {
     /// The user's own entry; else the largest of those of its groups; else the default. Administrators have a quota only
     /// by an entry of their own.
-    pub(crate) fn of(&self, principal: &Principal, may_administer: bool) -> UserQuota {
+    pub(crate) fn quota_of(&self, principal: &Principal, may_administer: bool) -> UserQuota {
         if let Some(own) = self.users.get(&principal.uid) {
             return *own;
         }
@@ -83,8 +80,7 @@ impl Quotas {
         of_members.max_by_key(|quota| quota.order()).unwrap_or(self.default)
     }
 
-    /// A user without a connection, with the groups that the name service knows. Waits a moment if that does not
-    /// answer.
+    /// A user without a connection, with the groups that the name service knows. Waits a moment.
     pub(crate) fn absent(&self, uid: u32) -> Principal {
         absent(&self.names, uid)
     }
@@ -115,7 +111,6 @@ fn absent(names: &Names, uid: u32) -> Principal {
     }
 }
 
-/// The quota that the members of a group share.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupPool {
     name: String,
@@ -124,17 +119,13 @@ pub(crate) struct GroupPool {
 }
 
 impl GroupPool {
-    /// The same for the store.
-    pub(crate) fn of_store(&self) -> Pool {
-        Pool {
-            name: self.name.clone(),
-            soft_bytes: self.quota.soft,
-            hard_bytes: self.quota.hard,
-            members: Arc::<PoolMembers>::clone(&self.members),
-        }
+    pub(crate) fn store_pool(&self) -> Pool {
+        let UserQuota { soft: soft_bytes, hard: hard_bytes } = self.quota;
+        let members = Arc::<PoolMembers>::clone(&self.members);
+        Pool { name: self.name.clone(), soft_bytes, hard_bytes, members }
     }
 
-    /// Counts the user as a member from now on, if its process has the group: the system may not list all groups that
+    /// Counts the user as a member from now on if its process has the group: the system may not list all groups that
     /// processes have.
     pub(crate) fn note(&self, principal: &Principal) {
         self.members.note(principal);
@@ -147,9 +138,8 @@ impl GroupPool {
 struct PoolMembers {
     set: UserSet,
     names: Names,
-    /// Whether the system lists a user, as it was last asked.
+    /// The system's last answer, whether it lists a user.
     listed: RwLock<BTreeMap<u32, bool>>,
-    /// Members by their processes.
     seen: RwLock<BTreeSet<u32>>,
 }
 
@@ -157,12 +147,12 @@ impl PoolMembers {
     /// The most members by their processes; more are not recorded.
     const MAX_SEEN: usize = 65_536;
 
-    /// Asks no other service: requests are counted here before their turn.
+    /// Does not use the name service: requests are counted here before their turn.
     fn note(&self, principal: &Principal) {
         if !self.set.contains(principal) || read(&self.seen).contains(&principal.uid) {
             return;
         }
-        let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = write(&self.seen);
         if seen.len() < Self::MAX_SEEN {
             seen.insert(principal.uid);
         }
@@ -183,7 +173,7 @@ impl Members for PoolMembers {
 
     fn prepare(&self, uids: &[u32]) {
         let asked: Vec<_> = uids.iter().map(|uid| absent(&self.names, *uid)).collect();
-        let mut listed = self.listed.write().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = write(&self.listed);
         for user in asked {
             // While the name service does not answer, what it said before counts.
             if user.groups.supplementary.is_some() || !listed.contains_key(&user.uid) {
@@ -193,14 +183,10 @@ impl Members for PoolMembers {
     }
 }
 
-fn read<T>(value: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    // Each change is complete before anything can panic.
-    value.read().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::principal::tests::principal;
     use crate::user_set::{Member, NameOrNumber};
 
     fn names() -> Names {
@@ -227,10 +213,7 @@ mod tests {
     #[test]
     fn own_entry_counts_before_groups_and_groups_before_the_default() {
         let quotas = quotas();
-        let of = |uid, gids: &[u32]| {
-            let groups = Groups { primary: 1, supplementary: Some(gids.into()) };
-            quotas.of(&Principal { pid: 1, uid, groups, namespaces: Namespaces::default() }, false).hard
-        };
+        let of = |uid, gids: &[u32]| quotas.quota_of(&principal(uid, 1, Some(gids)), false).hard;
         assert_eq!(of(5, &[]), Some(1));
         assert_eq!(of(5, &[80001]), Some(20));
         assert_eq!(of(5, &[80003, 80001]), Some(30), "the largest");
@@ -241,14 +224,14 @@ mod tests {
     #[test]
     fn administrators_have_a_quota_only_by_their_own_entry() {
         let quotas = quotas();
-        let of = |uid| quotas.of(&quotas.absent(uid), true).hard;
+        let of = |uid| quotas.quota_of(&quotas.absent(uid), true).hard;
         assert_eq!((of(0), of(5), of(70001)), (Some(9), None, None));
     }
 
     #[test]
     fn groups_of_absent_users_are_those_of_the_name_service() {
         let quotas = quotas();
-        let of = |uid| quotas.of(&quotas.absent(uid), false).hard;
+        let of = |uid| quotas.quota_of(&quotas.absent(uid), false).hard;
         assert_eq!((of(70001), of(70002), of(70003)), (Some(30), Some(20), Some(1)));
     }
 
@@ -259,17 +242,17 @@ mod tests {
     }
 
     fn members(pool: &GroupPool, uids: &[u32]) -> Vec<u32> {
-        let pool = pool.of_store();
+        let pool = pool.store_pool();
         uids.iter().copied().filter(|uid| pool.members.contains(*uid)).collect()
     }
 
     #[test]
     fn entry_about_a_whole_group_leaves_the_quota_of_each_member_to_other_entries() {
         let quotas = Quotas { groups: vec![pooled(80003, None, 50)], ..quotas() };
-        assert_eq!(quotas.of(&quotas.absent(70001), false).hard, Some(1), "the default");
+        assert_eq!(quotas.quota_of(&quotas.absent(70001), false).hard, Some(1), "the default");
         let pools = quotas.pools(&[]);
         let shared: Vec<_> =
-            pools.iter().map(|pool| (pool.of_store().name, pool.of_store().hard_bytes)).collect();
+            pools.iter().map(|pool| (pool.store_pool().name, pool.store_pool().hard_bytes)).collect();
         assert_eq!(shared, [("g80003".to_owned(), Some(50))]);
     }
 
@@ -279,10 +262,7 @@ mod tests {
         let pools = quotas.pools(&[]);
         let uids = [70001, 70002, 70003];
         assert_eq!((members(&pools[0], &uids), members(&pools[1], &uids)), (vec![70002], vec![70001]));
-        let process = |uid, gids: &[u32]| {
-            let groups = Groups { primary: 1, supplementary: Some(gids.into()) };
-            Principal { pid: 1, uid, groups, namespaces: Namespaces::default() }
-        };
+        let process = |uid, gids: &[u32]| principal(uid, 1, Some(gids));
         pools.iter().for_each(|pool| pool.note(&process(70003, &[80001])));
         assert_eq!(members(&pools[0], &uids), [70002, 70003]);
         // Without the group, its process would store outside of the pool.

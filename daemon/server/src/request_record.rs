@@ -1,8 +1,7 @@
-//! What is known of a request, from its start to its end: the one place that the log, the audit log and the metrics
-//! learn about requests from.
+//! A request from its start to its end: the log, the audit log and the metrics learn about requests only here.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::audit::AuditRecord;
@@ -12,9 +11,10 @@ use blobd_client::protocol::request_id::RequestId;
 use blobd_client::protocol::route::Route;
 use serde_json::{Value, json};
 use tracing::Span;
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
 
 use crate::audit::Class;
+use crate::locks::lock;
 use crate::metrics::RequestEnd;
 use crate::peer_process;
 use crate::principal::Principal;
@@ -24,9 +24,14 @@ use crate::verb_log::{self, Finished, Outcome};
 /// The verb of a request that this version does not know.
 const UNKNOWN: &str = "unknown";
 
-/// The verbs of all requests.
 pub(crate) fn verbs() -> impl Iterator<Item = &'static str> {
     Route::verbs().chain([UNKNOWN])
+}
+
+/// The results of all requests.
+pub(crate) fn results() -> impl Iterator<Item = &'static str> {
+    let others = [RequestResult::Done, RequestResult::Cancelled, RequestResult::Unacknowledged];
+    ErrorCode::ALL.into_iter().map(ErrorCode::name).chain(others.map(RequestResult::name))
 }
 
 /// A request in progress. It ends when its result is known, which may be long after the head of the response was
@@ -37,57 +42,44 @@ pub(crate) struct RequestRecord {
     peer: Principal,
     /// The name of the client's program. Read at the start, because the program may have ended before its request.
     command: Option<String>,
-    /// Its engine and its container, if there are such.
     about_peer: BTreeMap<String, Value>,
     start: Instant,
     span: Span,
-    /// `None` for a request that this version does not know.
     route: Option<Route>,
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     subject: Subject,
     outcome: Option<Outcome>,
     /// Whether the client has descriptors, and has not acknowledged all of them yet.
     is_unacknowledged: bool,
-    /// Whether the request ends later than its response begins.
     is_deferred: bool,
     is_ended: bool,
 }
 
 /// A request that has ended.
-#[derive(Debug)]
-pub(crate) struct EndedRequest<'r> {
-    pub(crate) id: &'r RequestId,
-    pub(crate) route: Option<Route>,
-    /// The command that sends it; one of a fixed list.
-    pub(crate) verb: &'static str,
-    pub(crate) peer: &'r Principal,
-    pub(crate) command: Option<&'r str>,
-    /// Its engine and its container, if there are such.
-    pub(crate) about_peer: &'r BTreeMap<String, Value>,
-    /// What the client named.
-    pub(crate) subject: &'r Subject,
-    /// What was done, if anything.
-    pub(crate) outcome: Option<&'r Outcome>,
-    pub(crate) result: RequestResult<'r>,
-    pub(crate) duration: Duration,
+struct EndedRequest<'r> {
+    record: &'r RequestRecord,
+    state: &'r State,
+    result: RequestResult<'r>,
+    duration: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum RequestResult<'r> {
+enum RequestResult<'r> {
     Done,
     Failed(&'r ErrorBody),
     /// The client disconnected first, or the daemon stopped.
     Cancelled,
-    /// The same, but the client has received descriptors, which it can keep.
+    /// Cancelled, but the client has received descriptors, which it can keep.
     Unacknowledged,
 }
 
 impl RequestResult<'_> {
     /// `ok`, `cancelled`, `unacknowledged`, or the error's code.
-    pub(crate) const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Done => "ok",
             Self::Failed(error) => error.code.name(),
@@ -96,12 +88,11 @@ impl RequestResult<'_> {
         }
     }
 
-    /// The metrics tell only who has ended the request.
+    /// Metrics do not distinguish unacknowledged opens.
     const fn metric(self) -> &'static str {
         if matches!(self, Self::Unacknowledged) { Self::Cancelled.name() } else { self.name() }
     }
 
-    /// Whether the user was not allowed to do this.
     const fn is_refusal(self) -> bool {
         matches!(self, Self::Failed(error) if matches!(error.code, ErrorCode::Denied | ErrorCode::DeniedByPolicy))
     }
@@ -114,66 +105,56 @@ impl RequestRecord {
         route: Option<Route>,
         id: RequestId,
     ) -> Arc<Self> {
-        // At the highest level, so that it is in every line of the log, however little is logged.
+        // At the highest level, so that every line of the log has it, however little is logged.
         let span = tracing::error_span!("request", %id);
         let is_audited = route.is_some_and(Route::is_audited);
         let command = if is_audited { peer.command() } else { None };
         let about_peer = if is_audited { peer_process::facts(peer.pid) } else { BTreeMap::new() };
-        let state = State {
-            subject: Subject::default(),
-            outcome: None,
-            is_unacknowledged: false,
-            is_deferred: false,
-            is_ended: false,
-        };
         let (daemon, peer, start) = (Arc::clone(daemon), peer.clone(), Instant::now());
-        Arc::new(Self { daemon, id, peer, command, about_peer, start, span, route, state: Mutex::new(state) })
+        Arc::new(Self { daemon, id, peer, command, about_peer, start, span, route, state: Mutex::default() })
     }
 
     pub(crate) const fn id(&self) -> &RequestId {
         &self.id
     }
 
-    /// The command that sends such requests.
     pub(crate) fn verb(&self) -> &'static str {
-        verb(self.route, &self.state().subject)
+        lock(&self.state).verb(self.route)
     }
 
-    /// Contains all lines of the log that the request causes.
+    /// The log's lines that the request causes are in it.
     pub(crate) const fn span(&self) -> &Span {
         &self.span
     }
 
-    /// Notes what the client has named.
     pub(crate) fn note_subject(&self, subject: Subject) {
-        self.state().subject = subject;
+        lock(&self.state).subject = subject;
     }
 
     /// Logs what was done, and keeps it for the end of the request.
     pub(crate) fn finished(&self, done: &impl Finished) {
-        verb_log::finished(&self.daemon.limits.log, self.daemon.requester(&self.peer), done);
-        self.note_outcome(Outcome { has_changed: done.has_changed(), ..done.outcome() });
+        let requester = self.daemon.requester(&self.peer);
+        let outcome = verb_log::finished(&self.daemon.limits.log, requester, self.verb(), done);
+        self.note_outcome(outcome);
     }
 
-    /// Keeps what was done for the end of the request.
     pub(crate) fn note_outcome(&self, outcome: Outcome) {
-        self.state().outcome = Some(outcome);
+        lock(&self.state).outcome = Some(outcome);
     }
 
-    /// Keeps what the client can use from now on, even if it disconnects without an acknowledgement.
+    /// The client can use these descriptors from now on, even if it disconnects without an acknowledgement.
     pub(crate) fn descriptors_sent(&self, outcome: Outcome) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         (state.outcome, state.is_unacknowledged) = (Some(outcome), true);
     }
 
-    /// The request does not end when its response begins.
     pub(crate) fn defer(&self) {
-        self.state().is_deferred = true;
+        lock(&self.state).is_deferred = true;
     }
 
     /// Ends the request, unless its work goes on. Called when the response begins.
     pub(crate) fn responded(&self) {
-        let is_deferred = self.state().is_deferred;
+        let is_deferred = lock(&self.state).is_deferred;
         if !is_deferred {
             self.succeeded();
         }
@@ -200,34 +181,18 @@ impl RequestRecord {
 
     /// Ends a request whose client has disconnected. Its work may be complete all the same.
     pub(crate) fn cancelled(&self) {
-        let result = self.state().result_without_client();
+        let result = lock(&self.state).result_without_client();
         self.end(result);
     }
 
     /// Only the first call has an effect.
     fn end(&self, result: RequestResult<'_>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if std::mem::replace(&mut state.is_ended, true) {
             return;
         }
-        let ended = EndedRequest {
-            id: &self.id,
-            route: self.route,
-            verb: verb(self.route, &state.subject),
-            peer: &self.peer,
-            command: self.command.as_deref(),
-            about_peer: &self.about_peer,
-            subject: &state.subject,
-            outcome: state.outcome.as_ref(),
-            result,
-            duration: self.start.elapsed(),
-        };
-        self.span.in_scope(|| observe(&self.daemon, &ended));
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is complete before anything can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let ended = EndedRequest { record: self, state: &state, result, duration: self.start.elapsed() };
+        self.span.in_scope(|| ended.observe());
     }
 }
 
@@ -238,6 +203,10 @@ impl Drop for RequestRecord {
 }
 
 impl State {
+    fn verb(&self, route: Option<Route>) -> &'static str {
+        self.subject.verb.unwrap_or_else(|| route.map_or(UNKNOWN, Route::verb))
+    }
+
     fn result_without_client(&self) -> RequestResult<'static> {
         match self.outcome {
             None => RequestResult::Cancelled,
@@ -247,90 +216,93 @@ impl State {
     }
 }
 
-fn verb(route: Option<Route>, subject: &Subject) -> &'static str {
-    subject.verb.unwrap_or_else(|| route.map_or(UNKNOWN, Route::verb))
-}
-
 impl EndedRequest<'_> {
     fn is_audited(&self) -> bool {
-        self.route.is_some_and(Route::is_audited)
+        self.record.route.is_some_and(Route::is_audited)
     }
 
     fn gives_content(&self) -> bool {
-        self.route.is_some_and(Route::gives_content)
+        self.record.route.is_some_and(Route::gives_content)
+    }
+
+    fn verb(&self) -> &'static str {
+        self.state.verb(self.record.route)
     }
 
     /// The name in the store, or else the one that the client has given.
     fn model(&self) -> Option<&str> {
-        self.outcome.and_then(|outcome| outcome.model.as_deref()).or(self.subject.model.as_deref())
+        let State { outcome, subject, .. } = self.state;
+        outcome.as_ref().and_then(|outcome| outcome.model.as_deref()).or(subject.model.as_deref())
     }
-}
 
-/// What the metrics count of a request. Of a dry run only that it was made.
-fn request_end(ended: &EndedRequest<'_>) -> RequestEnd {
-    let done = ended.outcome.filter(|outcome| !outcome.is_dry_run);
-    let detail = |name| done.and_then(|done| done.details.get(name)?.as_u64()).unwrap_or_default();
-    RequestEnd {
-        verb: ended.verb,
-        is_open: ended.gives_content(),
-        result: ended.result.metric(),
-        duration: ended.duration,
-        bytes: done.and_then(|done| done.bytes).unwrap_or_default(),
-        reused_bytes: detail("reused_bytes"),
-        repaired_blobs: detail("repaired"),
+    /// Every request is observed here once, when its result is known. Must not block: it also runs on the runtime's threads.
+    fn observe(&self) {
+        let RequestRecord { daemon, peer, command, .. } = self.record;
+        daemon.metrics.events.request_ended(&self.request_end());
+        if self.is_audited() || self.result.is_refusal() {
+            daemon.audit.record_as(self.class(), self.audit_record());
+        }
+        let (verb, model, result, ms) =
+            (self.verb(), self.model(), self.result.name(), self.duration.as_millis());
+        tracing::debug!(uid = peer.uid, pid = peer.pid, command, verb, model, result, ms, "ended");
     }
-}
 
-/// Every request is observed here once, when its result is known. Must not block: it also runs on the runtime's
-/// threads.
-fn observe(daemon: &Daemon, ended: &EndedRequest<'_>) {
-    daemon.metrics.events.request_ended(&request_end(ended));
-    if ended.is_audited() || ended.result.is_refusal() {
-        daemon.audit.record_as(class(ended), audit_record(ended));
+    /// What the metrics count. Dry runs count as requests only.
+    fn request_end(&self) -> RequestEnd {
+        let done = self.state.outcome.as_ref().filter(|outcome| !outcome.is_dry_run);
+        let detail = |name| done.and_then(|done| done.details.get(name)?.as_u64()).unwrap_or_default();
+        RequestEnd {
+            verb: self.verb(),
+            is_open: self.gives_content(),
+            result: self.result.metric(),
+            duration: self.duration,
+            bytes: done.and_then(|done| done.bytes).unwrap_or_default(),
+            reused_bytes: detail("reused_bytes"),
+            repaired_blobs: detail("repaired"),
+        }
     }
-    let EndedRequest { verb, peer, command, result, duration, .. } = ended;
-    let (uid, pid, model, result) = (peer.uid, peer.pid, ended.model(), result.name());
-    tracing::debug!(uid, pid, command, verb, model, result, ms = duration.as_millis(), "ended");
-}
 
-fn class(ended: &EndedRequest<'_>) -> Class {
-    if ended.outcome.is_some_and(|done| done.has_changed) {
-        return Class::Change;
+    fn class(&self) -> Class {
+        let outcome = &self.state.outcome;
+        if outcome.as_ref().is_some_and(|done| done.has_changed) {
+            return Class::Change;
+        }
+        // An open that fails may have given out descriptors before.
+        let has_given = outcome.is_some() || matches!(self.result, RequestResult::Done);
+        if self.gives_content() && has_given { Class::Open } else { Class::Attempt }
     }
-    // An open that fails may have given out descriptors before.
-    let has_given = ended.outcome.is_some() || matches!(ended.result, RequestResult::Done);
-    if ended.gives_content() && has_given { Class::Open } else { Class::Attempt }
-}
 
-/// The audit log adds the time and the name of the user.
-fn audit_record(ended: &EndedRequest<'_>) -> AuditRecord {
-    let EndedRequest { id, verb, peer, command, about_peer, subject, outcome, result, duration, .. } = ended;
-    let message = match result {
-        RequestResult::Failed(error) => Some(error.message.clone()),
-        _ => None,
-    };
-    let details = outcome.iter().flat_map(|outcome| &outcome.details);
-    let details = details.map(|(name, value)| ((*name).to_owned(), value.clone()));
-    let from = subject.source.as_ref().map(|source| ("from".to_owned(), json!(source)));
-    AuditRecord {
-        seq: None,
-        time: String::new(),
-        request: Some(id.to_string()),
-        uid: peer.uid,
-        user: None,
-        pid: (peer.pid > 0).then_some(peer.pid),
-        // Requests that only read have records only if they are refused.
-        command: command.map(str::to_owned).or_else(|| peer.command().filter(|_| !ended.is_audited())),
-        verb: (*verb).to_owned(),
-        model: ended.model().map(str::to_owned),
-        digest: outcome.and_then(|outcome| outcome.digest),
-        bytes: outcome.and_then(|outcome| outcome.bytes),
-        result: result.name().to_owned(),
-        message,
-        duration_ms: Some(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
-        dry_run: outcome.is_some_and(|outcome| outcome.is_dry_run),
-        // What was done is more certain than what was asked for.
-        details: (*about_peer).clone().into_iter().chain(from).chain(details).collect(),
+    /// The audit log adds the time and the name of the user.
+    fn audit_record(&self) -> AuditRecord {
+        let RequestRecord { id, peer, command, about_peer, .. } = self.record;
+        let State { subject, outcome, .. } = self.state;
+        let message = match self.result {
+            RequestResult::Failed(error) => Some(error.message.clone()),
+            _ => None,
+        };
+        let details = outcome.iter().flat_map(|outcome| &outcome.details);
+        let details = details.map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let from = subject.source.as_ref().map(|source| ("from".to_owned(), json!(source)));
+        AuditRecord {
+            seq: None,
+            time: String::new(),
+            request: Some(id.to_string()),
+            uid: peer.uid,
+            user: None,
+            pid: (peer.pid > 0).then_some(peer.pid),
+            // Requests that only read have records only if they are refused.
+            command: command.clone().or_else(|| peer.command().filter(|_| !self.is_audited())),
+            verb: self.verb().to_owned(),
+            model: self.model().map(str::to_owned),
+            digest: outcome.as_ref().and_then(|outcome| outcome.digest),
+            bytes: outcome.as_ref().and_then(|outcome| outcome.bytes),
+            result: self.result.name().to_owned(),
+            message,
+            duration_ms: Some(u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX)),
+            dry_run: outcome.as_ref().is_some_and(|outcome| outcome.is_dry_run),
+            // What was done is more certain than what was requested.
+            details: about_peer.clone().into_iter().chain(from).chain(details).collect(),
+        }
     }
 }
 
@@ -340,10 +312,11 @@ mod tests {
     use blobd_store::Store;
 
     use super::*;
+    use blobd_store::StoreOwner;
+
     use crate::audit::{LogDirectory, LogSettings, Rotation};
     use crate::metrics::Metrics;
-    use crate::peer_process::Namespaces;
-    use crate::principal::Groups;
+    use crate::principal::tests::principal;
 
     /// The class and the result in the audit log.
     fn recorded(route: Route, request: impl FnOnce(&RequestRecord)) -> Option<String> {
@@ -353,10 +326,13 @@ mod tests {
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default(), metrics).unwrap());
         let log = folder.path().join("log");
         let rotation = Rotation { max_bytes: 1 << 20, keep: 2 };
-        let settings = LogSettings { directory: LogDirectory::at(&log), rotation, is_forwarded: false };
+        let settings = LogSettings {
+            directory: LogDirectory::at(&log, StoreOwner::for_process()),
+            rotation,
+            is_forwarded: false,
+        };
         daemon.audit.start(settings).unwrap();
-        let groups = Groups { primary: 1, supplementary: None };
-        let peer = Principal { pid: 0, uid: 1, groups, namespaces: Namespaces::default() };
+        let peer = principal(1, 1, None);
         let record = RequestRecord::start(&daemon, &peer, Some(route), daemon.request_ids.next_id());
         request(&record);
         drop(record);
@@ -370,7 +346,7 @@ mod tests {
     #[test]
     fn request_of_a_client_that_has_gone_ends_as_its_work_did() {
         let result = |request: fn(&RequestRecord)| recorded(Route::Open, request).unwrap();
-        let outcome = || Outcome::of("m", None);
+        let outcome = || Outcome::new("m", None);
         assert_eq!(result(|_| {}), "attempts cancelled");
         assert_eq!(result(RequestRecord::cancelled), "attempts cancelled");
         let complete = |record: &RequestRecord| {

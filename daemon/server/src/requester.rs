@@ -7,7 +7,7 @@ use crate::access::Rights;
 use crate::principal::Principal;
 use crate::quotas::UserQuota;
 
-/// The user on whose behalf a verb runs: for the log, and for what only administrators may do.
+/// The user on whose behalf a verb runs, for the log and for what only administrators may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requester {
     uid: u32,
@@ -28,12 +28,11 @@ impl Requester {
         }
     }
 
-    pub(crate) fn of(peer: &Principal, rights: Rights) -> Self {
+    pub(crate) fn new(peer: &Principal, rights: Rights) -> Self {
         let may_administer = rights.include(Right::Administer);
         Self { uid: peer.uid, pid: peer.pid, may_administer, quota: UserQuota::default() }
     }
 
-    /// The same with a quota.
     pub(crate) const fn within(self, quota: UserQuota) -> Self {
         Self { quota, ..self }
     }
@@ -42,7 +41,7 @@ impl Requester {
         self.quota
     }
 
-    /// A transaction by which the requester changes a name, within the quotas of the requester and of its groups.
+    /// Makes the requester the one who changes a name by this transaction, within its quotas and those of its groups.
     pub(crate) fn acting(self, ingest: Ingest, verb: Verb) -> Ingest {
         let ingest = ingest.on_behalf_of(self.doing(verb)).within_quota(self.quota.hard);
         if self.may_administer { ingest } else { ingest.within_pools() }
@@ -50,7 +49,7 @@ impl Requester {
 
     /// The hard limits of what may be charged to the requester and to its groups.
     pub(crate) fn limits(self, store: &Store) -> Vec<ChargeLimit> {
-        let own = self.quota.hard.map(|bytes| ChargeLimit::of_user(self.uid, bytes));
+        let own = self.quota.hard.map(|bytes| ChargeLimit::for_user(self.uid, bytes));
         let of_groups = (!self.may_administer).then(|| store.ledger().pool_limits_of(self.uid));
         own.into_iter().chain(of_groups.into_iter().flatten()).collect()
     }
@@ -59,7 +58,6 @@ impl Requester {
         self.uid
     }
 
-    /// The requester as the one who changes names by this verb.
     pub(crate) const fn doing(self, verb: Verb) -> Actor {
         Actor { uid: self.uid, verb }
     }
@@ -68,17 +66,14 @@ impl Requester {
         self.pid
     }
 
-    /// The requester as a user who changes names.
     pub(crate) const fn name_user(self) -> NameUser {
         NameUser { uid: self.uid, is_administrator: self.may_administer }
     }
 
-    /// The requester as one who pins models.
     pub(crate) const fn pinner(self) -> Pinner {
         if self.may_administer { Pinner::Administrator } else { Pinner::User(self.uid) }
     }
 
-    /// Whether the requester may change what others have added and pinned.
     pub(crate) const fn may_administer(self) -> bool {
         self.may_administer
     }

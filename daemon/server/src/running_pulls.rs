@@ -1,17 +1,17 @@
 //! The pulls in progress, with how much has arrived and how fast.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use blobd_client::protocol::event::{Phase, State};
-use blobd_client::protocol::response::PullProgress;
+use blobd_client::protocol::pull::PullProgress;
 use blobd_store_format::digest::Digest;
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
 
+use crate::locks::lock;
 use crate::requester::Requester;
 
-/// The pulls of one daemon.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunningPulls(Arc<Mutex<Table>>);
 
@@ -21,7 +21,6 @@ struct Table {
     running: BTreeMap<u64, PullState>,
 }
 
-/// What is known about a pull in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct PullState {
     pub(crate) model: String,
@@ -31,7 +30,6 @@ pub(crate) struct PullState {
     pub(crate) status: String,
     pub(crate) state: State,
     pub(crate) phase: Option<Phase>,
-    /// The size of all files, once it is known.
     pub(crate) total_bytes: Option<u64>,
     files: BTreeMap<Digest, FileState>,
     speed: Speed,
@@ -39,7 +37,7 @@ pub(crate) struct PullState {
 
 #[derive(Clone, Copy, Debug)]
 struct FileState {
-    /// What was there when it was first reported: received earlier, or stored already.
+    /// The bytes that were there when it was first reported: received earlier, or stored already.
     first: u64,
     completed: u64,
 }
@@ -65,31 +63,23 @@ impl RunningPulls {
             files: BTreeMap::new(),
             speed: Speed::default(),
         };
-        let mut table = self.lock();
+        let mut table = lock(&self.0);
         let id = table.next_id;
         table.next_id += 1;
         table.running.insert(id, pull);
         PullWatch { pulls: self.clone(), id }
     }
 
-    /// The pulls in progress, the oldest first.
     pub(crate) fn list(&self) -> Vec<PullState> {
-        self.lock().running.values().cloned().collect()
+        lock(&self.0).running.values().cloned().collect()
     }
 
-    /// How many pulls are in progress.
     pub(crate) fn count(&self) -> usize {
-        self.lock().running.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each change of the table is complete before anything can panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).running.len()
     }
 }
 
 impl PullWatch {
-    /// Records what the pull does now.
     pub(crate) fn set_step(&self, progress: &PullProgress) {
         self.change(|pull| {
             progress.status.clone_into(&mut pull.status);
@@ -97,12 +87,10 @@ impl PullWatch {
         });
     }
 
-    /// Records the size of all files.
     pub(crate) fn expect(&self, total_bytes: u64) {
         self.change(|pull| pull.total_bytes = Some(total_bytes));
     }
 
-    /// Records how much of a file is there.
     pub(crate) fn note(&self, file: Digest, completed: u64) {
         self.change(|pull| {
             let state = pull.files.entry(file).or_insert(FileState { first: completed, completed });
@@ -113,13 +101,13 @@ impl PullWatch {
     }
 
     fn change(&self, change: impl FnOnce(&mut PullState)) {
-        self.pulls.lock().running.get_mut(&self.id).map(change).unwrap_or_default();
+        lock(&self.pulls.0).running.get_mut(&self.id).map(change).unwrap_or_default();
     }
 }
 
 impl Drop for PullWatch {
     fn drop(&mut self) {
-        self.pulls.lock().running.remove(&self.id);
+        lock(&self.pulls.0).running.remove(&self.id);
     }
 }
 
@@ -139,10 +127,9 @@ impl PullState {
     }
 }
 
-/// How fast bytes have arrived lately.
 #[derive(Clone, Debug, Default)]
 struct Speed {
-    /// When how many bytes had arrived, the oldest first.
+    /// How many bytes had arrived at a time, the oldest sample first.
     samples: VecDeque<(Instant, u64)>,
 }
 

@@ -1,12 +1,10 @@
 //! The daemon: how it starts, runs and stops.
 
-mod effective;
 mod endpoint;
 mod reload;
 mod start_failure;
 
-use std::io::ErrorKind;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::paths::GivenPaths;
@@ -16,14 +14,15 @@ use blobd_store::Store;
 use tokio::signal::unix::SignalKind;
 use tracing_mutex::stdsync::Mutex;
 
-pub(crate) use self::effective::settings_of_daemon;
 use self::endpoint::Endpoint;
 use self::reload::Reloader;
+pub(crate) use self::reload::settings_of_daemon;
 use crate::api;
 use crate::audit::{start_record, stop_record};
 use crate::config::{Config, ConfigError};
-use crate::embedded::{registry_policy, start_audit, start_error};
+use crate::embedded::{AUDIT_DIRECTORY, registry_policy, start_audit, start_error};
 use crate::housekeeping;
+use crate::locks::lock;
 use crate::metrics::Metrics;
 use crate::monitoring::MetricsServer;
 use crate::names::Names;
@@ -56,13 +55,12 @@ pub fn run(paths: &GivenPaths) -> Result<(), ErrorBody> {
     started
 }
 
-/// The exit code of a daemon that has ended with this error: as of every command, unless a service manager waits for it.
+/// The same as for every command, unless a service manager waits for the daemon.
 #[must_use]
 pub fn exit_code(error: &ErrorBody) -> u8 {
     start_failure::exit_code(error, Notifier::is_requested())
 }
 
-/// Starts the daemon, and returns when it has stopped.
 fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBody> {
     let notifier = Notifier::from_environment();
     raise_descriptor_limit();
@@ -73,7 +71,7 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
     let daemon = {
         let _time = notifier.starting(&format!("opening the store {}", root.display()));
         let store = open_for_daemon(&root, &config)?;
-        // What else may fail is tried by the first change.
+        // Other operations are first tried by the first change.
         let _ = store.content().try_renames();
         if let Some(reason) = store.content().read_only_reason() {
             tracing::warn!("store {}: is read-only: {reason}", root.display());
@@ -96,7 +94,8 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
     daemon.store.ledger().make_reserve();
     start_audit(&daemon, &config)?;
     if config.audit.directory.is_some() {
-        daemon.audit.check().map_err(|error| audit_error(&error))?;
+        // A daemon whose administrator has named a directory does not run without its audit log.
+        daemon.audit.check(&config.place_of(AUDIT_DIRECTORY))?;
     }
     let audit = Arc::clone(&daemon.audit);
     let reloader = Arc::new(Mutex::new(Reloader::start(paths, &daemon, config.clone())?));
@@ -109,7 +108,7 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
         let metrics = listen_for_metrics(&config).await?;
         Ok(serve(daemon, socket, metrics, &notifier, signals).await)
     });
-    reloader.lock().unwrap_or_else(PoisonError::into_inner).stop();
+    lock(&reloader).stop();
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_timeout(RECORDS_LIMIT);
     long_work.wait(RECORDS_LIMIT);
@@ -121,11 +120,11 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
     served.map(drop)
 }
 
-/// How long a stop waits for requests that it has aborted: they have records too, such as an open whose client has
-/// descriptors and has not acknowledged them.
+/// How long a stop waits for the records of requests that it has aborted, such as an open whose client has descriptors
+/// and has not acknowledged them.
 const RECORDS_LIMIT: Duration = Duration::from_millis(500);
 
-/// Loads a configuration whose users and groups are known. While a machine starts, its name service may not answer yet.
+/// Waits for users and groups: while a machine starts, its name service may not answer yet.
 fn load_config_with_names(paths: &GivenPaths) -> Result<Config, ErrorBody> {
     /// The service manager starts the daemon again afterwards.
     const ATTEMPTS: u32 = 5;
@@ -140,17 +139,6 @@ fn load_config_with_names(paths: &GivenPaths) -> Result<Config, ErrorBody> {
     Config::load_for(paths)?.with_known_names()
 }
 
-/// A daemon whose administrator has named a directory does not run without its audit log.
-fn audit_error(error: &std::io::Error) -> ErrorBody {
-    let code = match error.kind() {
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => ErrorCode::Denied,
-        ErrorKind::NotFound | ErrorKind::NotADirectory => ErrorCode::InvalidRequest,
-        _ => ErrorCode::Internal,
-    };
-    ErrorBody::new(code, format!("audit.directory: {error}"))
-        .with_hint("create it for the daemon's user alone, or set audit.enabled = false")
-}
-
 fn new_daemon(store: Store, config: &Config) -> Result<Daemon, ErrorBody> {
     let policy = registry_policy(config);
     let metrics =
@@ -160,7 +148,6 @@ fn new_daemon(store: Store, config: &Config) -> Result<Daemon, ErrorBody> {
     Ok(if config.is_single_user() { daemon } else { daemon.for_many_users() })
 }
 
-/// `None` unless the configuration has an address.
 async fn listen_for_metrics(config: &Config) -> Result<Option<MetricsServer>, ErrorBody> {
     let Some(address) = config.metrics.listen else { return Ok(None) };
     let server = MetricsServer::bind(address).await?;
@@ -185,7 +172,7 @@ async fn serve(
 ) -> Option<&'static str> {
     let place = daemon.store.content().place().display().to_string();
     daemon.audit.record(start_record(&socket.path().display().to_string(), &place));
-    daemon.store.content().announce(Some(socket.path()));
+    daemon.store.content().announce(Some(socket.path()), None);
     let serving = format!("serving {place} on {}", socket.path().display());
     tracing::info!("{serving}");
     let server = Server::new(Arc::clone(&daemon));
@@ -259,7 +246,7 @@ async fn handle_other_signals(signals: Option<Signals>, reloader: Arc<Mutex<Relo
         match first_of(&mut signals).await {
             kind if kind == SignalKind::hangup() => {
                 let reloader = Arc::clone(&reloader);
-                let reload = move || reloader.lock().unwrap_or_else(PoisonError::into_inner).reload();
+                let reload = move || lock(&reloader).reload();
                 let reloaded = tokio::task::spawn_blocking(reload).await;
                 if let Err(panic) = reloaded {
                     tracing::error!("SIGHUP: the configuration was not reloaded: {panic}");

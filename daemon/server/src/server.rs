@@ -28,22 +28,18 @@ use crate::state::Daemon;
 
 pub(crate) use crate::socket::Socket;
 
-/// How long a client may take to send the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests of clients are far shorter. Each connection may take this much memory.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// How many connections are accepted before one of them is begun.
 const ACCEPTED_AT_ONCE: usize = 64;
 
-/// A connection that has been counted.
 struct Connection {
     peer: Principal,
     socket: ClientSocket,
     requesting: Option<Permit>,
 }
 
-/// Serves a daemon on connections from any source.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     daemon: Arc<Daemon>,
@@ -65,15 +61,15 @@ impl Server {
         Self { is_private: true, ..Self::new(daemon) }
     }
 
-    /// Ends all connections that use HTTP. Requests that have been read are completed, except for pulls and other
-    /// work that reports progress, which is stopped: it may take hours. Requests that have not been read are
-    /// not executed. Returns false if requests are not completed within `limit`.
+    /// Ends all connections that use HTTP. Requests that have been read are completed, except for those that report
+    /// progress, which may take hours. Requests that have not been read are not executed. Returns false if requests are
+    /// not completed within `limit`.
     pub(crate) async fn end(&self, limit: Duration) -> bool {
         self.ending.send_replace(true);
         tokio::time::timeout(limit, self.ending.closed()).await.is_ok()
     }
 
-    /// Serves connections until it is dropped. When very many arrive at once, those of each user are begun in turn.
+    /// Runs until it is dropped. When very many connections arrive at once, those of each user are begun in turn.
     pub(crate) async fn serve(&self, listener: &UnixListener) {
         let mut arrived = Turns::default();
         loop {
@@ -114,7 +110,6 @@ impl Server {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 
-    /// Serves one connection in its own task, or refuses it if its user has too many.
     pub(crate) fn start(&self, stream: UnixStream) {
         if let Some(connection) = self.admitted(stream) {
             self.begin(connection);
@@ -123,8 +118,8 @@ impl Server {
 
     /// A connection that is to be served. Others are closed, with a response if their user has too many.
     fn admitted(&self, stream: UnixStream) -> Option<Connection> {
-        let peer = Principal::of(&stream).ok()?;
-        let is_owner = self.daemon.access().owns_store(&peer);
+        let peer = Principal::from_stream(&stream).ok()?;
+        let is_owner = self.daemon.access.get().owns_store(&peer);
         if self.is_private && !is_owner {
             return None;
         }
@@ -152,7 +147,7 @@ impl Server {
         });
     }
 
-    /// Counts a connection. Those of the store's owner and of root have buffers too, but are not limited by those of others.
+    /// Connections of owners need buffers too, but are not limited by those of others.
     fn admit(&self, uid: u32, is_owner: bool) -> Option<(ConnectionPermit, Option<Permit>)> {
         if self.daemon.closer.is_stuck(uid) {
             return None;
@@ -181,8 +176,7 @@ impl Server {
     }
 }
 
-/// Asks for the name of a peer before its first request, so that errors and records have it. `None` if the process
-/// ends.
+/// Finds the name of a peer before its first request, so that errors and records have it. `None` if the process ends.
 async fn named(daemon: &Arc<Daemon>, peer: Principal) -> Option<Principal> {
     let names = Names::system();
     if peer.is_named(&names) {
@@ -208,7 +202,7 @@ async fn serve_connection(
         received.store(true, Ordering::Relaxed);
         let response = api::respond(Arc::clone(&daemon), peer.clone(), socket.clone(), request);
         let reports = Arc::clone(&reports);
-        // Each connection has space for this future, also while it has no request.
+        // Boxed: each connection has space for this future, even while it has no request.
         Box::pin(async move {
             let response = response.await;
             reports.store(api::reports_progress(&response), Ordering::Relaxed);

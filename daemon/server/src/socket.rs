@@ -29,7 +29,7 @@ pub(crate) use command::{CommandSocket, connect_announced};
 pub(crate) use http_io::{HttpIo, MIN_BYTES_PER_SECOND};
 pub(crate) use listener::Socket;
 
-/// The kernel's limit for one message: all are received, so that the kernel itself closes none.
+/// The kernel's limit for one message: all are received, so that the kernel closes none.
 pub(crate) const MAX_FDS_PER_MESSAGE: usize = 253;
 
 /// The connection to one client, counted until it is closed.
@@ -40,14 +40,13 @@ pub(crate) struct ClientSocket(Arc<Inner>);
 struct Inner {
     stream: Option<UnixStream>,
     uid: u32,
-    /// Whether the receive queue may hold descriptors.
     may_hold_descriptors: AtomicBool,
     closer: Arc<Closer>,
     permit: Option<ConnectionPermit>,
 }
 
 impl ClientSocket {
-    /// Takes a connection that uses HTTP, where descriptors are not allowed.
+    /// For a connection that uses HTTP, where descriptors are not allowed.
     pub(crate) fn new(
         stream: UnixStream,
         uid: u32,
@@ -76,19 +75,16 @@ impl ClientSocket {
         self.0.stream.as_ref().expect("open until the last clone is dropped")
     }
 
-    /// Receives available data, with its descriptors.
     pub(crate) fn try_receive(&self, buffer: &mut [u8], fds: &mut VecDeque<OwnedFd>) -> io::Result<usize> {
         receive_message(self.stream(), buffer, fds, MAX_FDS_PER_MESSAGE)
     }
 
-    /// Closes received descriptors on a thread that may block.
     pub(crate) fn close(&self, fds: VecDeque<OwnedFd>) {
         if !fds.is_empty() {
             self.0.closer.close(self.0.uid, fds);
         }
     }
 
-    /// Whether the closing of this user's descriptors is blocked.
     pub(crate) fn is_stuck(&self) -> bool {
         self.0.closer.is_stuck(self.0.uid)
     }

@@ -1,17 +1,17 @@
-//! The state of the daemon: the store, and what it keeps in memory.
+//! The daemon: its store, and what it keeps in memory.
 
 // A request takes a thread only with its user's turn, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use blobd_client::protocol::configuration::Configuration;
+use blobd_client::protocol::pull::PullProgress;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::request_id::RequestIds;
-use blobd_client::protocol::response::PullProgress;
+use blobd_client::protocol::upkeep::Configuration;
 use blobd_registry::{RegistryClient, RegistryError, RegistryPolicy};
 use blobd_store::Store;
 use blobd_store_format::reference::Reference;
@@ -25,6 +25,7 @@ use crate::access::{Access, Rights};
 use crate::audit::AuditLog;
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
+use crate::locks::{lock, read, write};
 use crate::long_work::LongWork;
 use crate::metrics::Metrics;
 use crate::open_sessions::Sessions;
@@ -46,45 +47,47 @@ use crate::verb_log;
 pub(crate) struct Daemon {
     pub store: Arc<Store>,
     pub(crate) metrics: Metrics,
-    /// Replaced when the configuration is read again; a request uses one client from its start to its end.
     registry: RwLock<RegistryClient>,
-    /// Who has which rights. Replaced when the configuration is read again, for requests that start from then on.
-    access: RwLock<Arc<Access>>,
-    /// How much may be charged to each user. Replaced likewise.
-    quotas: RwLock<Arc<Quotas>>,
+    pub(crate) access: FromConfig<Access>,
+    pub(crate) quotas: FromConfig<Quotas>,
     /// How much may be charged to the members of each group together. The store has the same pools.
     pools: RwLock<Vec<GroupPool>>,
-    /// Which models are allowed to whom. Replaced like the rights.
-    policy: RwLock<Arc<Policy>>,
-    /// What the policy needs to know of stored models.
+    pub(crate) policy: FromConfig<Policy>,
     terms: Arc<TermsCache>,
-    /// The settings that are in use.
-    configuration: RwLock<Configuration>,
+    pub(crate) configuration: FromConfig<Configuration>,
     pub transfers: Transfers,
     pub sessions: Sessions,
     pub(crate) running_pulls: RunningPulls,
-    /// Off unless it was started.
     pub(crate) audit: Arc<AuditLog>,
-    /// Permits for short requests.
     pub(crate) limits: RequestLimits,
-    /// Closes descriptors of clients, which can block.
     pub(crate) closer: Arc<Closer>,
-    /// Models so large that one request reads them for all.
+    /// Models that are so large that one request reads them for all.
     pub(crate) large_models: LargeModels,
-    /// The responses to the latest opens.
     pub open_cache: OpenCache,
     pub(crate) work: WorkLimits,
-    /// Threads of work that can take long.
     pub(crate) long_work: LongWork,
-    /// For requests whose clients give them none.
+    /// For requests that have none from their clients.
     pub(crate) request_ids: RequestIds,
-    /// How much imports and pulls have read recently.
     pub(crate) activity: Activity,
-    /// When a model was last opened; eviction takes the oldest first.
+    /// Eviction removes the model that was opened the longest time ago.
     pub last_opened: Arc<LastOpened>,
-    /// Whether clients are expected to be of the daemon's own user.
     is_single_user: bool,
     has_met_owner: AtomicBool,
+}
+
+/// A value from the configuration, which is replaced when that is read again. A request uses one value from its start
+/// to its end.
+#[derive(Default)]
+pub(crate) struct FromConfig<T>(RwLock<Arc<T>>);
+
+impl<T> FromConfig<T> {
+    pub(crate) fn get(&self) -> Arc<T> {
+        Arc::clone(&read(&self.0))
+    }
+
+    pub(crate) fn set(&self, value: T) {
+        *write(&self.0) = Arc::new(value);
+    }
 }
 
 impl fmt::Debug for Daemon {
@@ -93,9 +96,9 @@ impl fmt::Debug for Daemon {
     }
 }
 
-/// Limits of concurrent work, by each user and in total. Work that can last without limit (a transfer with
-/// a rate limit, a registry or file that does not respond) uses pools in which the first unit of a user
-/// does not depend on the others ([`PermitPool::with_first_for_each`]).
+/// Limits of concurrent work. Work that can last without limit (a transfer with a rate limit, a registry or file that
+/// does not respond) uses pools in which the first unit of a user does not depend on the others
+/// ([`PermitPool::with_first_for_each`]).
 pub(crate) struct WorkLimits {
     /// Imports that read and hash. Each takes about 20 MiB and two threads, and two keep disk and
     /// processors busy.
@@ -124,15 +127,14 @@ pub(crate) struct WorkLimits {
     pub(crate) surveys: PermitPool,
     /// Verifications, each of which reads at the speed of the disk.
     pub(crate) verifications: PermitPool,
-    /// Texts of all metrics that are being made.
     pub(crate) scrapes: PermitPool,
     /// Readings of the disk for the metrics, which go on when it does not respond: one of each kind at a time.
     pub(crate) sizes: PermitPool,
     pub(crate) condition: PermitPool,
 }
 
-/// The right of a request to have a thread that may block, until it is dropped. Only a permit gives it, so that no
-/// request takes a thread without its user's turn.
+/// The right of a request to use a thread that may block, until it is dropped. Only a permit gives it, so that every
+/// request waits for its user's turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     permit: Option<Arc<Permit>>,
@@ -149,8 +151,8 @@ impl Turn {
         self.permit.as_ref().is_some_and(|permit| permit.is_for_long_work())
     }
 
-    /// The turn of the daemon itself, which does one thing after the other.
-    pub(crate) const fn of_daemon() -> Self {
+    /// The daemon does one thing after the other.
+    pub(crate) const fn for_daemon() -> Self {
         Self { permit: None }
     }
 }
@@ -184,9 +186,7 @@ impl WorkLimits {
             condition: PermitPool::new(limits(1, 1)),
         }
     }
-}
 
-impl WorkLimits {
     /// Whether any work runs that changes the store, or waits for a registry.
     pub(crate) fn is_any_running(&self) -> bool {
         let Self { imports, edits, pulls, plans, inspections, surveys, verifications, .. } = self;
@@ -217,9 +217,9 @@ impl Activity {
         self.imported.load(Ordering::Relaxed)
     }
 
-    /// Whether much has moved since the last check. `moved` is the total since the start.
+    /// `moved` is the total since the start.
     fn is_active(&self, moved: u64, now: Instant) -> bool {
-        let mut last_check = self.last_check.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_check = lock(&self.last_check);
         match *last_check {
             Some((at, _, was_active)) if now.saturating_duration_since(at) < Self::INTERVAL => was_active,
             last => {
@@ -233,7 +233,7 @@ impl Activity {
 }
 
 impl Daemon {
-    /// Reads certificate files, so it blocks for some milliseconds. Fails when the policy is not usable.
+    /// Reads certificate files, so it blocks for some milliseconds. Fails if the policy is not usable.
     pub(crate) fn new(
         store: Store,
         policy: &RegistryPolicy,
@@ -250,17 +250,17 @@ impl Daemon {
             store,
             metrics,
             registry: RwLock::new(RegistryClient::new(policy)?),
-            access: RwLock::default(),
-            quotas: RwLock::default(),
+            access: FromConfig::default(),
+            quotas: FromConfig::default(),
             pools: RwLock::default(),
-            policy: RwLock::default(),
+            policy: FromConfig::default(),
             terms: Arc::default(),
-            configuration: RwLock::default(),
+            configuration: FromConfig::default(),
             transfers: Transfers::default(),
             sessions,
             running_pulls: RunningPulls::default(),
             audit,
-            limits: RequestLimits::of_process(),
+            limits: RequestLimits::for_process(),
             closer: Arc::default(),
             large_models: LargeModels::default(),
             open_cache: OpenCache::default(),
@@ -281,8 +281,8 @@ impl Daemon {
         self.activity.is_active(moved, Instant::now()) || self.work.verifications.in_use() > 0
     }
 
-    /// The same for a daemon whose clients are other users. A client that runs as the daemon's own user is
-    /// then a danger to the others, because the owner of a blob may change it.
+    /// For a daemon whose clients are other users. A client that runs as the daemon's own user is then a danger to the
+    /// others, because the owner of a blob may change it.
     pub(crate) fn for_many_users(mut self) -> Self {
         self.is_single_user = false;
         self.limits.for_many_users();
@@ -295,66 +295,38 @@ impl Daemon {
     }
 
     pub(crate) fn registry(&self) -> RegistryClient {
-        self.registry.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.registry).clone()
     }
 
-    /// Replaces the client of registries for the requests that start from now on.
     pub(crate) fn set_registry(&self, registry: RegistryClient) {
-        let mut current = self.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = write(&self.registry);
         *current = registry.continuing(&current);
     }
 
-    pub(crate) fn access(&self) -> Arc<Access> {
-        Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(crate) fn set_access(&self, access: Access) {
-        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
-    }
-
-    /// The policy for the user of a request.
     pub(crate) fn policy_for(&self, peer: &Principal) -> CallerPolicy {
-        let policy = Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner));
-        CallerPolicy::new(policy, peer, &self.terms)
-    }
-
-    pub(crate) fn set_policy(&self, policy: Policy) {
-        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
+        CallerPolicy::new(self.policy.get(), peer, &self.terms)
     }
 
     /// The user of a request that is served after its connection was upgraded.
     pub(crate) fn requester(&self, peer: &Principal) -> Requester {
-        self.requester_with(peer, self.access().rights_of(peer))
+        self.requester_with(peer, self.access.get().rights_of(peer))
     }
 
-    /// A user with these rights, and with its quota.
     pub(crate) fn requester_with(&self, peer: &Principal, rights: Rights) -> Requester {
-        let requester = Requester::of(peer, rights);
-        self.pools.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|pool| pool.note(peer));
-        requester.within(self.quotas().of(peer, requester.may_administer()))
-    }
-
-    pub(crate) fn quotas(&self) -> Arc<Quotas> {
-        Arc::clone(&self.quotas.read().unwrap_or_else(PoisonError::into_inner))
+        let requester = Requester::new(peer, rights);
+        read(&self.pools).iter().for_each(|pool| pool.note(peer));
+        requester.within(self.quotas.get().quota_of(peer, requester.may_administer()))
     }
 
     pub(crate) fn set_quotas(&self, quotas: Quotas) {
-        let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = write(&self.pools);
         *pools = quotas.pools(&pools);
-        self.store.ledger().set_pools(pools.iter().map(GroupPool::of_store).collect());
+        self.store.ledger().set_pools(pools.iter().map(GroupPool::store_pool).collect());
         drop(pools);
-        *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(quotas);
+        self.quotas.set(quotas);
     }
 
-    pub(crate) fn configuration(&self) -> Configuration {
-        self.configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn set_configuration(&self, configuration: Configuration) {
-        *self.configuration.write().unwrap_or_else(PoisonError::into_inner) = configuration;
-    }
-
-    /// Warns once when a client that opens a model owns the blobs. Commands that open none are those of an administrator,
+    /// Warns once if a client that opens a model owns the blobs. Commands that open none are those of an administrator,
     /// such as the probes of a container.
     pub(crate) fn note_reader(&self, peer: &Principal) {
         let own = rustix::process::geteuid();
@@ -371,16 +343,14 @@ impl Daemon {
         }
     }
 
-    /// Facts for `doctor` besides the store.
     pub(crate) fn doctor_context(&self) -> DoctorContext {
         DoctorContext {
-            audit: self.audit.status(),
+            audit: self.audit.checked_status(),
             is_single_user: self.is_single_user,
             has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
         }
     }
 
-    /// A pull, or its plan.
     pub(crate) const fn pull<'p>(
         &'p self,
         registry: &'p RegistryClient,
@@ -395,8 +365,8 @@ impl Daemon {
         Pull { store, registry, transfers, fetches, handle, requester, policy, params, events, watch, gauge }
     }
 
-    /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;
-    /// the others wait without a thread, and dropping the future leaves the queue.
+    /// Runs blocking work when it is the user's turn. Few run at a time; the others wait without a thread, and dropping
+    /// the future leaves the queue.
     pub(crate) async fn disk_work<T: Send + 'static>(
         self: &Arc<Self>,
         uid: u32,
@@ -422,7 +392,7 @@ impl Daemon {
         done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
     }
 
-    /// Like [`Self::blocking`], at a lower priority whatever the turn is.
+    /// As [`Self::blocking`], at a lower priority whatever the turn is.
     pub(crate) async fn long_work<T: Send + 'static>(
         self: &Arc<Self>,
         turn: Turn,

@@ -6,8 +6,8 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,21 +15,19 @@ use blobd_client::client::Client;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets;
 use blobd_store::{CommandState, LockHolder, Store, StoreError};
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
 
 use crate::config::Config;
 use crate::embedded::EmbeddedServer;
+use crate::locks::lock;
 use crate::ops::OpError;
 use crate::socket::connect_announced;
 
-/// Where the store is served.
 #[derive(Debug)]
-enum Place {
-    /// In this process.
+enum ServedBy {
     Here(EmbeddedServer),
-    /// By a command, at a socket that its lock file names.
+    /// At a socket that the command's lock file names.
     Command(PathBuf),
-    /// By a daemon.
     Daemon(PathBuf),
 }
 
@@ -47,25 +45,22 @@ pub enum Opened {
 pub struct StoreAccess {
     root: PathBuf,
     config: Config,
-    /// `None` at the end.
-    place: Mutex<Option<Place>>,
-    /// Whether another process has ever served it.
+    served_by: Mutex<Option<ServedBy>>,
     was_elsewhere: AtomicBool,
 }
 
 impl StoreAccess {
-    /// Opens a store in this process, or finds the process that has it open.
     pub(crate) fn open(root: &Path, config: &Config) -> Result<Opened, ErrorBody> {
         Ok(match find(root, config)? {
-            Place::Daemon(socket) => Opened::ByDaemon(root.join(socket)),
+            ServedBy::Daemon(socket) => Opened::ByDaemon(root.join(socket)),
             place => Opened::ByCommand(Self::new(root, config, place)),
         })
     }
 
-    fn new(root: &Path, config: &Config, place: Place) -> Arc<Self> {
-        let was_elsewhere = AtomicBool::new(!matches!(place, Place::Here(_)));
+    fn new(root: &Path, config: &Config, served_by: ServedBy) -> Arc<Self> {
+        let was_elsewhere = AtomicBool::new(!matches!(served_by, ServedBy::Here(_)));
         let (root, config) = (root.to_path_buf(), config.clone());
-        Arc::new(Self { root, config, place: Mutex::new(Some(place)), was_elsewhere })
+        Arc::new(Self { root, config, served_by: Mutex::new(Some(served_by)), was_elsewhere })
     }
 
     /// A client of the process that serves the store, whichever that is at the time of a request.
@@ -79,23 +74,23 @@ impl StoreAccess {
     /// Whether this process serves it.
     #[must_use]
     pub fn is_here(&self) -> bool {
-        matches!(*self.place(), Some(Place::Here(_)))
+        matches!(*lock(&self.served_by), Some(ServedBy::Here(_)))
     }
 
     /// Ends the server in this process. Other commands then open the store.
     pub fn close(&self) {
-        let place = self.place().take();
+        let place = lock(&self.served_by).take();
         drop(place);
     }
 
-    /// Connects to the server; if it has ended, finds the process that has the store now, or opens it.
+    /// If the server has ended, finds the process that has the store now, or opens it.
     fn connect(&self) -> io::Result<UnixStream> {
-        let mut place = self.place();
+        let mut place = lock(&self.served_by);
         loop {
             let socket = match &*place {
                 None => return Err(io::ErrorKind::NotConnected.into()),
-                Some(Place::Here(server)) => return server.connect(),
-                Some(Place::Command(socket) | Place::Daemon(socket)) => socket,
+                Some(ServedBy::Here(server)) => return server.connect(),
+                Some(ServedBy::Command(socket) | ServedBy::Daemon(socket)) => socket,
             };
             if let Ok(stream) = connect_announced(&self.root, socket) {
                 return Ok(stream);
@@ -103,31 +98,25 @@ impl StoreAccess {
             *place = Some(find(&self.root, &self.config).map_err(io::Error::other)?);
         }
     }
-
-    fn place(&self) -> MutexGuard<'_, Option<Place>> {
-        // Each change is complete before anything can panic.
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Opens the store, or finds the process that has it open and serves it.
-fn find(root: &Path, config: &Config) -> Result<Place, ErrorBody> {
+fn find(root: &Path, config: &Config) -> Result<ServedBy, ErrorBody> {
     let mut wait = Wait::new();
     loop {
         let holder = match Store::open_with(root, config.store_options()) {
             Ok(store) => {
                 tracing::debug!("{}: opened in this process", root.display());
-                return EmbeddedServer::start(store, root, config).map(Place::Here);
+                return EmbeddedServer::start(store, root, config).map(ServedBy::Here);
             }
             Err(StoreError::Locked { holder, .. }) => holder,
-            Err(error) => return Err(OpError::from(error).body()),
+            Err(error) => return Err(OpError::from(error).into()),
         };
         tracing::debug!("{}: held by {holder}", root.display());
         let failure = match &holder.socket {
             None => None,
             Some(socket) => match connect_announced(root, socket) {
-                Ok(_served) if holder.command.is_some() => return Ok(Place::Command(socket.clone())),
-                Ok(_served) => return Ok(Place::Daemon(socket.clone())),
+                Ok(_served) if holder.command.is_some() => return Ok(ServedBy::Command(socket.clone())),
+                Ok(_served) => return Ok(ServedBy::Daemon(socket.clone())),
                 Err(error) => Some(error),
             },
         };
@@ -146,7 +135,7 @@ pub(crate) fn open_for_daemon(root: &Path, config: &Config) -> Result<Store, Err
         let holder = match Store::open_with(root, config.store_options()) {
             Ok(store) => return Ok(store),
             Err(StoreError::Locked { holder, .. }) => holder,
-            Err(error) => return Err(OpError::from(error).body()),
+            Err(error) => return Err(OpError::from(error).into()),
         };
         if !wait.goes_on_for(&holder) {
             if holder.command.is_none() {
@@ -184,7 +173,6 @@ fn locked(root: &Path, holder: &LockHolder, failure: Option<&io::Error>) -> Erro
     }
 }
 
-/// A wait for the process that has the store open.
 struct Wait {
     pid: u32,
     since: Instant,
@@ -195,7 +183,7 @@ impl Wait {
     /// How long to wait for one process that does not serve others: commands open the store before they listen,
     /// and a killed process has the lock until the kernel has ended it.
     const LIMIT: Duration = Duration::from_secs(5);
-    /// The same for a command that has said that it is about to end.
+    /// For a command that has said that it is about to end.
     const ENDING_LIMIT: Duration = Duration::from_secs(60);
     const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 

@@ -1,9 +1,8 @@
 //! Transfers a file from a registry into blobs, in ranges that are downloaded concurrently.
 //!
-//! The file's head determines how it is split; each byte is then written directly into the file that
-//! becomes its blob ([`blobd_store::Assembler`]), and the whole file is hashed from the front while the
-//! rest arrives. It becomes part of the store only if its digest is the one that the registry named. If a
-//! transfer ends early, the next one continues with what has arrived.
+//! The file's head determines how it is split; each byte is then written directly into the file that becomes its blob
+//! ([`blobd_store::Assembler`]), and the whole file is hashed from the front while the rest arrives. It becomes part of the
+//! store only if its digest is the one that the registry named. If a transfer ends early, the next one continues it.
 //!
 //! Each file is transferred once at a time: concurrent requests for it wait and see its progress.
 
@@ -14,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use blobd_client::protocol::corrected::CorrectedFile;
+use blobd_client::protocol::pull::CorrectedFile;
 use blobd_model::facts::ModelFacts;
 use blobd_registry::RemoteFile;
 use blobd_store::leases::Lease;
@@ -33,7 +32,6 @@ mod download;
 mod error;
 mod fetch;
 mod file_transfer;
-mod flag;
 mod growth;
 mod head;
 mod head_reuse;
@@ -43,7 +41,6 @@ mod policy;
 mod rate_limit;
 mod schedule;
 mod second_attempt;
-mod senders;
 mod shared_assembler;
 mod silence;
 mod single_flight;
@@ -51,13 +48,11 @@ mod speed;
 mod start;
 mod tensor_reuse;
 mod two_copies;
-mod way;
 
 pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};
-pub(crate) use flag::Flag;
 use head::Head;
-pub(crate) use job::{HEADER_COPIES, Job};
+pub(crate) use job::{Flag, HEADER_COPIES, Job};
 pub(crate) use policy::TransferPolicy;
 pub(crate) use rate_limit::RateLimit;
 use second_attempt::FirstCopy;
@@ -82,17 +77,17 @@ pub struct Transfers {
 }
 
 /// The result of a transfer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Received {
     /// The file, which is now part of the ingest.
     pub(crate) file: Descriptor,
-    /// The facts in its header, if the format is known; of an archive, those of each file.
+    /// From its header, if the format is known; of an archive, from the header of each file.
     pub(crate) facts: Vec<ModelFacts>,
-    /// Bytes downloaded by this transfer.
+    /// By this transfer.
     pub(crate) downloaded_bytes: u64,
-    /// Bytes received by earlier transfers.
+    /// Received by earlier transfers.
     pub(crate) resumed_bytes: u64,
-    /// Bytes reused from the store.
+    /// Taken from the store.
     pub(crate) reused_bytes: u64,
     /// Set if the first download had a wrong digest.
     pub(crate) corrected: Option<CorrectedFile>,
@@ -120,20 +115,19 @@ fn needed_bytes(store: &Store, plan: &SplitPlan, partial: &PartialFile, reused: 
 
 impl TransferPlan {
     /// For an archive that is received as one stream.
-    const fn of_stream(size: u64) -> Self {
+    const fn for_stream(size: u64) -> Self {
         Self { resumed_bytes: 0, similar_bytes: 0, needed_bytes: size }
     }
 }
 
 impl Transfers {
-    /// Without transfers yet.
     pub(crate) fn new(policy: TransferPolicy) -> Self {
         let limit = RateLimit::new(policy.bytes_per_second);
         Self { policy: Arc::new(RwLock::new(policy)), limit, ..Self::default() }
     }
 
-    /// Changes the policy of transfers that start from now on. Running ones keep theirs, and their connections are not
-    /// counted with those of later ones. The rate limit stays as it is.
+    /// Changes the policy of transfers that start from now on. Running ones keep theirs, and their connections are counted
+    /// apart from those of later ones. The rate limit stays.
     pub(crate) fn set_policy(&self, policy: TransferPolicy) {
         *self.policy.write().unwrap_or_else(PoisonError::into_inner) = policy;
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -143,9 +137,7 @@ impl Transfers {
         *self.policy.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the right to transfer a file, and calls `report` with the progress of the transfer that
-    /// has it. The wait ends when `report` returns false. The highest rate limit of all waiting requests
-    /// applies to the running transfer.
+    /// Waits for the right to transfer a file, see [`SingleFlight::acquire`].
     pub(crate) fn acquire(
         &self,
         file: Digest,
@@ -160,12 +152,11 @@ impl Transfers {
         self.single_flight.try_acquire(file)
     }
 
-    /// Whether a file is being transferred.
     pub(crate) fn is_running(&self, file: Digest) -> bool {
         self.single_flight.is_running(file)
     }
 
-    /// What to tell the user if no `what` has come from a host for a while.
+    /// The status to show if no `what` has come from a host for a while.
     pub(crate) fn waiting_status(&self, host: &str, what: &str, silence: Duration) -> Option<String> {
         let is_long = silence >= self.policy().silence_reported;
         is_long.then(|| format!("waiting for {host}: no {what} for {} s", silence.as_secs()))
@@ -176,8 +167,8 @@ impl Transfers {
         vec![self.limit.clone(), own.clone()]
     }
 
-    /// Transfers a file into the ingest, durably: it need not be downloaded again even if the ingest is
-    /// never committed. Received data is kept unless it proved to be wrong.
+    /// Transfers a file into the ingest, durably: it need not be downloaded again even if the ingest is never committed.
+    /// Received data is kept unless it proved to be wrong.
     pub(crate) fn receive(
         &self,
         guard: &TransferGuard,
@@ -206,7 +197,7 @@ impl Transfers {
         }
     }
 
-    /// Determines how much of a file need not be downloaded. Keeps nothing of what it fetches.
+    /// Determines how much of a file need not be downloaded. Keeps none of the bytes that it fetches.
     pub(crate) fn plan(
         &self,
         store: &Arc<Store>,
@@ -214,7 +205,7 @@ impl Transfers {
         job: &Job<'_>,
     ) -> Result<TransferPlan, TransferError> {
         if compression_of(job.file).is_some() {
-            return Ok(TransferPlan::of_stream(job.file.size()));
+            return Ok(TransferPlan::for_stream(job.file.size()));
         }
         let partial = PartialFile::open(store, job.file.identity(), job.file.size())?;
         let partial = if job.is_continued() { partial } else { partial.discarded() };
@@ -222,9 +213,9 @@ impl Transfers {
         let similar_files = tensor_reuse::similar_files(store, job)?;
         let near = similar_files.first().map(|similar| &*similar.recipe);
         let tensors = |start: &Start| start.head.plan.tensors().len();
-        let (start, _tables) = match job.counting_tables(tensors, || Start::of(job, store, &partial, near)) {
+        let (start, _tables) = match job.counting_tables(tensors, || Start::new(job, store, &partial, near)) {
             // All of the archive is downloaded.
-            Err(TransferError::NoRanges) => return Ok(TransferPlan::of_stream(job.file.size())),
+            Err(TransferError::NoRanges) => return Ok(TransferPlan::for_stream(job.file.size())),
             start => start?,
         };
         let Head { plan, whole, .. } = start.head;
@@ -234,7 +225,7 @@ impl Transfers {
         } else {
             let mut candidates = tensor_reuse::candidates(store, lease, &similar_files, &plan)?;
             candidates.retain(|candidate| !partial.has_begun(candidate.blob));
-            ReusedTensors::of(job, store, &plan, candidates)?
+            ReusedTensors::new(job, store, &plan, candidates)?
         };
         let needed_bytes = needed_bytes(store, &plan, &partial, &reused);
         Ok(TransferPlan { resumed_bytes, similar_bytes: reused.bytes(), needed_bytes })
@@ -249,7 +240,7 @@ impl Transfers {
         let (identity, size) = (job.file.identity(), job.file.size());
         let begun = PartialFile::open(ingest.store(), identity, size)?.first_copy();
         if let (Some(expected), Some(wrong)) = (job.file.digest(), begun) {
-            let first = FirstCopy::of_earlier_pull(wrong);
+            let first = FirstCopy::from_earlier_pull(wrong);
             return self.receive_again(guard, ingest, job, expected, &first);
         }
         let mut reuse = Reuse::All;
@@ -294,7 +285,7 @@ impl Transfers {
         let tensors = |start: &Start| start.head.plan.tensors().len();
         let (start, tables) = job.counting_tables(tensors, || match reuse {
             Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial),
-            Reuse::All | Reuse::NoHead => Start::of(job, ingest.store(), &partial, near_recipe),
+            Reuse::All | Reuse::NoHead => Start::new(job, ingest.store(), &partial, near_recipe),
         })?;
         let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = start;
         let partial = match reuse {
@@ -318,12 +309,12 @@ impl Transfers {
         let head_of = near.filter(|_| has_reused_head).map(|similar| similar.model);
         assembler.note_models(reused.models().chain(head_of).collect())?;
         admit(ingest, &assembler)?;
-        start::write_head(&assembler, &parts)?;
+        parts.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
         let (downloaded_bytes, reused_bytes, corrected) = (fetched, 0, None);
         let received = Received { file, facts, downloaded_bytes, resumed_bytes, reused_bytes, corrected };
-        // Only the start of a file is read from such a stream.
+        // From a stream of the whole file, only the start has been read.
         let read = parts.first().map_or(0, |(_, bytes)| bytes.len() as u64);
         let whole = whole.map(|stream| (stream, read));
         let shared = SharedAssembler::new(
@@ -356,12 +347,11 @@ impl Transfers {
         assembler: &Assembler,
     ) -> Result<ReusedTensors, TransferError> {
         let store = ingest.store();
-        // Candidates that do not agree are released immediately: eviction may need their space for this
-        // file.
+        // Candidates that do not agree are released at once: eviction may need their space for this file.
         let lease = store.liveness().leases().grant(format!("comparison with {}", job.file.label()));
         let mut candidates = tensor_reuse::candidates(store, &lease, similar_files, assembler.plan())?;
         candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
-        let reused = ReusedTensors::of(job, store, assembler.plan(), candidates)?;
+        let reused = ReusedTensors::new(job, store, assembler.plan(), candidates)?;
         for candidate in reused.candidates() {
             ingest.lease().protect(candidate.digest);
             assembler.take_stored(candidate.blob, candidate.digest);
@@ -369,8 +359,7 @@ impl Transfers {
         Ok(reused)
     }
 
-    /// The permits for connections to a host: one user may have all of them, and each other user gets one
-    /// more.
+    /// The permits for connections to a host: one user may have all of them, and each other user gets one more.
     fn connections(&self, host: &str) -> Arc<PermitPool> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         // A host without connections or waiting requests is forgotten: all its permits are free.
@@ -382,7 +371,7 @@ impl Transfers {
     }
 }
 
-/// What a transfer may take from elsewhere instead of downloading it.
+/// The data that a transfer may reuse instead of downloading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reuse {
     All,
@@ -414,8 +403,7 @@ fn keep_published(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Reserves space for the blobs that are neither reused nor begun; those that are begun have reserved
-/// theirs.
+/// Reserves space for the blobs that are neither reused nor begun; those that are begun have theirs already.
 fn admit(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreError> {
     let blobs = assembler.plan().blobs().iter().enumerate();
     let new = blobs.filter(|(blob, _)| assembler.is_untouched(*blob)).map(|(_, planned)| planned.size);

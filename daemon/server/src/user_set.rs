@@ -6,7 +6,7 @@ use std::fmt;
 use crate::names::{NameError, Names};
 use crate::principal::Principal;
 
-/// A member of a list of users in the configuration.
+/// An entry of a list of users in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Member {
     /// All who can connect.
@@ -51,7 +51,6 @@ impl fmt::Display for NameOrNumber {
     }
 }
 
-/// A set of users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UserSet {
     has_everyone: bool,
@@ -84,18 +83,7 @@ impl UserSet {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::peer_process::Namespaces;
-    use crate::principal::Groups;
-
-    pub(crate) fn principal(uid: u32, primary: u32, supplementary: Option<&[u32]>) -> Principal {
-        let supplementary = supplementary.map(std::sync::Arc::from);
-        Principal {
-            pid: 1,
-            uid,
-            groups: Groups { primary, supplementary },
-            namespaces: Namespaces::default(),
-        }
-    }
+    use crate::principal::tests::principal;
 
     pub(crate) fn names() -> Names {
         let users = "ann:x:70001:70001::/:\nbob:x:70002:70002::/:\n";

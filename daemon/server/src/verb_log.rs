@@ -6,16 +6,14 @@
 use std::collections::BTreeMap;
 
 use blobd_client::protocol::audit::AuditRecord;
-use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
-use blobd_client::protocol::edit::Edited;
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::lost_model::{LostModel, NameEffects};
-use blobd_client::protocol::promote::Promoted;
-use blobd_client::protocol::response::{
-    GcItem, GcReport, Imported, PullDone, QuarantinedItem, Released, Removed, Renamed, SessionSummary, Tagged,
+use blobd_client::protocol::naming::{
+    Edited, LostModel, NameEffects, Pinned, Promoted, Removed, Renamed, Tagged, Undeleted,
 };
+use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone};
+use blobd_client::protocol::response::{Released, SessionSummary};
 use blobd_client::protocol::space::DroppedDownloads;
-use blobd_client::protocol::upkeep::{Pinned, PullLimit, Reindexed, Undeleted, Verified};
+use blobd_client::protocol::upkeep::{GcItem, GcReport, PullLimit, QuarantinedItem, Reindexed, Verified};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::text::one_line;
 use serde_json::{Value, json};
@@ -28,35 +26,39 @@ const LIST_WIDTH: usize = 200;
 
 /// The result of a verb that may have changed the store.
 pub(crate) trait Finished {
-    /// Whether something was changed. Logged, and recorded in the audit log, at a limited rate otherwise: a user may
-    /// repeat it as often as it likes.
-    fn has_changed(&self) -> bool;
-
-    /// Writes the lines.
-    fn write(&self, requester: Requester);
-
-    /// The same for the audit log and the metrics.
+    /// What was done, without the [`effects`](Self::effects).
     fn outcome(&self) -> Outcome;
+
+    /// Other models that were displaced or evicted.
+    fn effects(&self) -> Option<&NameEffects> {
+        None
+    }
+
+    /// Writes the lines, except after a dry run.
+    fn write(&self, requester: Requester);
 }
 
-/// What a verb has done.
+/// Writes a line with the user and these fields.
+macro_rules! log {
+    ($requester:expr, $($fields_and_verb:tt)*) => {
+        tracing::info!(uid = $requester.uid(), pid = $requester.pid(), $($fields_and_verb)*)
+    };
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
-    /// The model's name in the store.
     pub(crate) model: Option<String>,
-    /// Its manifest's digest.
     pub(crate) digest: Option<Digest>,
     /// The bytes that the verb moved: downloaded, written, freed, verified, or opened.
     pub(crate) bytes: Option<u64>,
-    /// More facts, by name.
     pub(crate) details: BTreeMap<&'static str, Value>,
-    /// Whether nothing was changed because the client has asked for a dry run.
+    /// Whether the client has requested a dry run, which changes nothing.
     pub(crate) is_dry_run: bool,
-    /// Whether the store or the daemon is no longer as it was before.
+    /// Whether the store or the daemon is no longer as it was before. Users may repeat what changes nothing as often as they
+    /// like, so that is logged and recorded at a limited rate.
     pub(crate) has_changed: bool,
 }
 
-/// A new limit of the rate of all pulls.
 #[derive(Debug)]
 pub(crate) struct NewPullLimit {
     pub(crate) limit: PullLimit,
@@ -64,7 +66,7 @@ pub(crate) struct NewPullLimit {
 }
 
 impl Outcome {
-    pub(crate) fn of(model: &str, digest: impl Into<Option<Digest>>) -> Self {
+    pub(crate) fn new(model: &str, digest: impl Into<Option<Digest>>) -> Self {
         Self { model: Some(model.to_owned()), digest: digest.into(), ..Self::default() }
     }
 
@@ -77,8 +79,19 @@ impl Outcome {
         self
     }
 
+    fn with_some(self, name: &'static str, value: Option<impl Into<Value>>) -> Self {
+        match value {
+            Some(value) => self.with(name, value),
+            None => self,
+        }
+    }
+
     fn dry_run_if(self, is_dry_run: bool) -> Self {
         Self { is_dry_run, ..self }
+    }
+
+    fn changed_if(self, has_changed: bool) -> Self {
+        Self { has_changed: has_changed && !self.is_dry_run, ..self }
     }
 
     fn with_effects(self, effects: &NameEffects) -> Self {
@@ -101,19 +114,23 @@ fn lost_models(models: &[LostModel]) -> Vec<Value> {
     models.iter().take(MAX_LISTED).map(entry).chain(more).collect()
 }
 
-/// Logs a finished verb.
-pub(crate) fn finished(limit: &LogLimit, requester: Requester, done: &impl Finished) {
-    if done.has_changed() || limit.admit(requester.uid()).is_some() {
+/// Logs a finished verb, and returns what was done.
+pub(crate) fn finished(limit: &LogLimit, requester: Requester, verb: &str, done: &impl Finished) -> Outcome {
+    let outcome = done.effects().into_iter().fold(done.outcome(), Outcome::with_effects);
+    let is_logged = outcome.has_changed || limit.admit(requester.uid()).is_some();
+    if is_logged && !outcome.is_dry_run {
         done.write(requester);
+        let displaced = done.effects().into_iter().flat_map(|effects| &effects.displaced);
+        displaced.for_each(|model| lost(requester, "displace", verb, model));
     }
+    outcome
 }
 
-/// A model that was evicted because `cause` needed space.
+/// Logs an eviction because `cause` needed space.
 pub(crate) fn evicted(requester: Requester, cause: &str, model: &LostModel) {
     lost(requester, "evict", cause, model);
 }
 
-/// The record of an eviction, for the audit log.
 pub(crate) fn eviction_record(cause: &str, model: &LostModel) -> AuditRecord {
     AuditRecord {
         uid: Requester::own().uid(),
@@ -127,7 +144,7 @@ pub(crate) fn eviction_record(cause: &str, model: &LostModel) -> AuditRecord {
     }
 }
 
-/// The record of a blob that the background verification has read wrong, for the audit log.
+/// A blob that the background verification has found damaged.
 pub(crate) fn scrub_record(blob: Digest, reason: &str, is_quarantined: bool) -> AuditRecord {
     AuditRecord {
         uid: Requester::own().uid(),
@@ -140,24 +157,18 @@ pub(crate) fn scrub_record(blob: Digest, reason: &str, is_quarantined: bool) -> 
     }
 }
 
-fn displaced(requester: Requester, cause: &str, models: &[LostModel]) {
-    models.iter().for_each(|model| lost(requester, "displace", cause, model));
-}
-
 fn lost(requester: Requester, event: &str, cause: &str, model: &LostModel) {
-    let (uid, pid) = (requester.uid(), requester.pid());
     let LostModel { name, digest, size, freed_bytes, reclaimable_bytes, .. } = model;
     let (kept_bytes, kept_by) = (model.kept_bytes(), one_line(&model.keepers(), LIST_WIDTH));
     let kept_until = model.kept_until.as_deref();
-    tracing::info!(
-        uid, pid, model = %name, %digest, size, freed_bytes, reclaimable_bytes, kept_bytes, kept_by, cause, kept_until,
+    log!(
+        requester, model = %name, %digest, size, freed_bytes, reclaimable_bytes, kept_bytes, kept_by, cause, kept_until,
         "{event}"
     );
 }
 
 /// A file that was downloaded twice because its digest was wrong.
 fn corrected(requester: Requester, model: &str, file: &CorrectedFile) {
-    let (uid, pid) = (requester.uid(), requester.pid());
     let CorrectedFile { digest, differing_bytes, ranges, .. } = file;
     let senders = |from: fn(&DifferingRange) -> Option<&str>| {
         let mut senders: Vec<&str> = ranges.iter().filter_map(from).collect();
@@ -167,191 +178,151 @@ fn corrected(requester: Requester, model: &str, file: &CorrectedFile) {
     };
     let places: Vec<String> =
         ranges.iter().map(|range| format!("{}+{}", range.offset, range.length)).collect();
-    let places = one_line(&places.iter().map(String::as_str).collect::<Vec<_>>(), LIST_WIDTH);
+    let places = one_line(&places, LIST_WIDTH);
     let wrong_from = senders(|range| range.first_from.as_deref());
     let right_from = senders(|range| range.second_from.as_deref());
-    tracing::info!(
-        uid, pid, model, file = %digest, differing_bytes, ranges = places, wrong_from, right_from, "correct"
+    log!(
+        requester, model, file = %digest, differing_bytes, ranges = places, wrong_from, right_from, "correct"
     );
 }
 
 impl Finished for PullDone {
-    fn has_changed(&self) -> bool {
-        !self.unchanged
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest)
+            .with_bytes(self.downloaded_bytes)
+            .with("reused_bytes", self.reused_bytes)
+            .changed_if(!self.unchanged)
+    }
+
+    fn effects(&self) -> Option<&NameEffects> {
+        Some(&self.effects)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
         let Self { name, digest, downloaded_bytes, reused_bytes, .. } = self;
-        tracing::info!(uid, pid, model = %name, %digest, downloaded_bytes, reused_bytes, "pull");
+        log!(requester, model = %name, %digest, downloaded_bytes, reused_bytes, "pull");
         self.corrected.iter().for_each(|file| corrected(requester, name, file));
-        displaced(requester, "pull", &self.effects.displaced);
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest)
-            .with_bytes(self.downloaded_bytes)
-            .with("reused_bytes", self.reused_bytes)
-            .with_effects(&self.effects)
     }
 }
 
 impl Finished for Imported {
-    fn has_changed(&self) -> bool {
-        !self.unchanged
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest)
+            .with_bytes(self.new_bytes)
+            .with("reused_bytes", self.reused_bytes)
+            .changed_if(!self.unchanged)
+    }
+
+    fn effects(&self) -> Option<&NameEffects> {
+        Some(&self.effects)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
         let Self { name, digest, size, new_bytes, reused_bytes, .. } = self;
-        tracing::info!(uid, pid, model = %name, %digest, size, new_bytes, reused_bytes, "import");
-        displaced(requester, "import", &self.effects.displaced);
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest)
-            .with_bytes(self.new_bytes)
-            .with("reused_bytes", self.reused_bytes)
-            .with_effects(&self.effects)
+        log!(requester, model = %name, %digest, size, new_bytes, reused_bytes, "import");
     }
 }
 
 impl Finished for Edited {
-    fn has_changed(&self) -> bool {
-        !self.dry_run && !self.unchanged
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest)
+            .with_bytes(self.new_bytes)
+            .dry_run_if(self.dry_run)
+            .changed_if(!self.unchanged)
+    }
+
+    fn effects(&self) -> Option<&NameEffects> {
+        Some(&self.effects)
     }
 
     fn write(&self, requester: Requester) {
-        // A dry run has no digest, and changes nothing.
-        let Some(digest) = self.digest else { return };
-        let (uid, pid) = (requester.uid(), requester.pid());
-        let Self { name, new_bytes, .. } = self;
-        tracing::info!(uid, pid, model = %name, %digest, new_bytes, "edit");
-        displaced(requester, "edit", &self.effects.displaced);
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest)
-            .with_bytes(self.new_bytes)
-            .dry_run_if(self.dry_run)
-            .with_effects(&self.effects)
+        let digest = self.digest.map(tracing::field::display);
+        log!(requester, model = %self.name, digest, new_bytes = self.new_bytes, "edit");
     }
 }
 
 impl Finished for Promoted {
-    fn has_changed(&self) -> bool {
-        !self.dry_run && (self.from.is_some() || self.copied_blobs > 0)
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest)
+            .with_bytes(self.copied_bytes)
+            .with_effects(&self.effects)
+            .dry_run_if(self.dry_run)
+            .changed_if(self.from.is_some() || self.copied_blobs > 0)
     }
 
     fn write(&self, requester: Requester) {
-        if self.dry_run {
-            return;
-        }
-        let (uid, pid) = (requester.uid(), requester.pid());
         let Self { name, digest, copied_bytes, .. } = self;
-        tracing::info!(uid, pid, model = %name, %digest, copied_bytes, "promote");
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest)
-            .with_bytes(self.copied_bytes)
-            .dry_run_if(self.dry_run)
-            .with_effects(&self.effects)
+        log!(requester, model = %name, %digest, copied_bytes, "promote");
     }
 }
 
 impl Finished for Tagged {
-    fn has_changed(&self) -> bool {
-        !self.unchanged
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest).changed_if(!self.unchanged)
+    }
+
+    fn effects(&self) -> Option<&NameEffects> {
+        Some(&self.effects)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
-        tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "tag");
-        displaced(requester, "tag", &self.effects.displaced);
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest).with_effects(&self.effects)
+        log!(requester, model = %self.name, digest = %self.digest, "tag");
     }
 }
 
 impl Finished for Renamed {
-    fn has_changed(&self) -> bool {
-        self.from != self.name
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest).with("from", &*self.from).changed_if(self.from != self.name)
+    }
+
+    fn effects(&self) -> Option<&NameEffects> {
+        Some(&self.effects)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
-        tracing::info!(uid, pid, model = %self.name, from = %self.from, digest = %self.digest, "rename");
-        displaced(requester, "rename", &self.effects.displaced);
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest).with("from", self.from.as_str()).with_effects(&self.effects)
+        log!(requester, model = %self.name, from = %self.from, digest = %self.digest, "rename");
     }
 }
 
 impl Finished for Undeleted {
-    /// It is no longer in the trash.
-    fn has_changed(&self) -> bool {
-        true
+    /// The model is no longer in the trash.
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest).changed_if(true)
+    }
+
+    fn effects(&self) -> Option<&NameEffects> {
+        Some(&self.effects)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
-        tracing::info!(uid, pid, model = %self.name, digest = %self.digest, "undelete");
-        displaced(requester, "undelete", &self.effects.displaced);
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::of(&self.name, self.digest).with_effects(&self.effects)
+        log!(requester, model = %self.name, digest = %self.digest, "undelete");
     }
 }
 
 impl Finished for Removed {
-    fn has_changed(&self) -> bool {
-        !self.dry_run && !self.models.is_empty()
+    fn outcome(&self) -> Outcome {
+        // One model is the record's own; several are in its details.
+        let outcome = match self.models.as_slice() {
+            [only] => Outcome::new(&only.name, only.digest),
+            several => Outcome::default().with("removed", lost_models(several)),
+        };
+        outcome
+            .with_some("trashed_until", self.trashed_until.as_deref())
+            .with_bytes(self.freed_bytes)
+            .dry_run_if(self.dry_run)
+            .changed_if(!self.models.is_empty())
     }
 
     fn write(&self, requester: Requester) {
-        if self.dry_run {
-            return;
-        }
         let cause = match &self.trashed_until {
             Some(until) => format!("rm --keep, in the trash until {until}"),
             None => "rm".to_owned(),
         };
         self.models.iter().for_each(|model| lost(requester, "rm", &cause, model));
     }
-
-    fn outcome(&self) -> Outcome {
-        // One model is the record's own; several are in its details.
-        let outcome = match self.models.as_slice() {
-            [only] => Outcome::of(&only.name, only.digest),
-            several => Outcome::default().with("removed", lost_models(several)),
-        };
-        let outcome = outcome.with_bytes(self.freed_bytes).dry_run_if(self.dry_run);
-        match &self.trashed_until {
-            Some(until) => outcome.with("trashed_until", until.as_str()),
-            None => outcome,
-        }
-    }
 }
 
 impl Finished for DroppedDownloads {
-    fn has_changed(&self) -> bool {
-        !self.removed.is_empty()
-    }
-
-    fn write(&self, requester: Requester) {
-        let (uid, pid, freed_bytes) = (requester.uid(), requester.pid(), self.freed_bytes);
-        let names = self.removed.iter().map(|one| one.name.clone().unwrap_or_else(|| one.digest.short()));
-        let names: Vec<String> = names.collect();
-        let models = one_line(&names, LIST_WIDTH);
-        tracing::info!(uid, pid, downloads = names.len(), models, freed_bytes, "partial rm");
-    }
-
     fn outcome(&self) -> Outcome {
         let names = self.removed.iter().map(|one| one.name.clone().unwrap_or_else(|| one.digest.to_string()));
         let names: Vec<String> = names.take(MAX_LISTED).collect();
@@ -359,66 +330,51 @@ impl Finished for DroppedDownloads {
             .with_bytes(self.freed_bytes)
             .with("downloads", self.removed.len())
             .with("names", names)
+            .changed_if(!self.removed.is_empty())
+    }
+
+    fn write(&self, requester: Requester) {
+        let names = self.removed.iter().map(|one| one.name.clone().unwrap_or_else(|| one.digest.short()));
+        let names: Vec<String> = names.collect();
+        let models = one_line(&names, LIST_WIDTH);
+        log!(requester, downloads = names.len(), models, freed_bytes = self.freed_bytes, "partial rm");
     }
 }
 
 impl Finished for Pinned {
-    fn has_changed(&self) -> bool {
-        !self.unchanged
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, None).changed_if(!self.unchanged)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid, verb) = (requester.uid(), requester.pid(), if self.pinned { "pin" } else { "unpin" });
-        tracing::info!(uid, pid, model = %self.name, "{verb}");
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome { model: Some(self.name.clone()), ..Outcome::default() }
+        let verb = if self.pinned { "pin" } else { "unpin" };
+        log!(requester, model = %self.name, "{verb}");
     }
 }
 
 impl Finished for GcReport {
-    fn has_changed(&self) -> bool {
-        !self.dry_run && !self.deleted.is_empty()
-    }
-
-    fn write(&self, requester: Requester) {
-        if self.dry_run {
-            return;
-        }
-        let (uid, pid) = (requester.uid(), requester.pid());
-        for (blob, item) in quarantined(self) {
-            let (digest, since, models) = (blob.digest, &item.since, item.models.join(", "));
-            tracing::info!(
-                uid,
-                pid,
-                digest = digest.map(tracing::field::display),
-                since,
-                models,
-                "gc: damaged blob deleted"
-            );
-        }
-        let kept_bytes = self.kept.iter().map(|kept| kept.bytes).fold(0, u64::saturating_add);
-        tracing::info!(
-            uid,
-            pid,
-            deleted = self.deleted.len(),
-            freed_bytes = self.freed_bytes,
-            kept_bytes,
-            "gc"
-        );
-    }
-
     fn outcome(&self) -> Outcome {
-        let outcome = Outcome::default()
-            .with_bytes(self.freed_bytes)
-            .with("deleted", self.deleted.len())
-            .dry_run_if(self.dry_run);
         let quarantined: Vec<Value> = quarantined(self)
             .take(MAX_LISTED)
             .map(|(blob, item)| json!({ "digest": blob.digest, "bytes": blob.size, "since": item.since, "models": item.models }))
             .collect();
-        if quarantined.is_empty() { outcome } else { outcome.with("quarantine", quarantined) }
+        Outcome::default()
+            .with_some("quarantine", (!quarantined.is_empty()).then_some(quarantined))
+            .with_bytes(self.freed_bytes)
+            .with("deleted", self.deleted.len())
+            .dry_run_if(self.dry_run)
+            .changed_if(!self.deleted.is_empty())
+    }
+
+    fn write(&self, requester: Requester) {
+        for (blob, item) in quarantined(self) {
+            let digest = blob.digest.map(tracing::field::display);
+            let models = item.models.join(", ");
+            log!(requester, digest, since = &item.since, models, "gc: damaged blob deleted");
+        }
+        let kept_bytes = self.kept.iter().map(|kept| kept.bytes).fold(0, u64::saturating_add);
+        let (deleted, freed_bytes) = (self.deleted.len(), self.freed_bytes);
+        log!(requester, deleted, freed_bytes, kept_bytes, "gc");
     }
 }
 
@@ -428,8 +384,18 @@ fn quarantined(report: &GcReport) -> impl Iterator<Item = (&GcItem, &Quarantined
 }
 
 impl Finished for Verified {
-    fn has_changed(&self) -> bool {
-        self.corrupt.iter().any(|blob| blob.repaired)
+    fn outcome(&self) -> Outcome {
+        let outcome = Outcome::default().with_bytes(self.checked_bytes).with("blobs", self.checked_blobs);
+        if self.corrupt.is_empty() {
+            return outcome;
+        }
+        let damaged = self.corrupt.iter().take(MAX_LISTED).map(|blob| blob.digest.to_string());
+        let repaired = self.corrupt.iter().filter(|blob| blob.repaired).count();
+        outcome
+            .with("damaged", self.corrupt.len())
+            .with("repaired", repaired)
+            .with("damaged_blobs", damaged.collect::<Vec<_>>())
+            .changed_if(repaired > 0)
     }
 
     /// Only if there is damage.
@@ -441,50 +407,21 @@ impl Finished for Verified {
             tracing::warn!(uid, pid, digest = %blob.digest, models, repaired, reason, "verify");
         }
     }
-
-    fn outcome(&self) -> Outcome {
-        let damaged = self.corrupt.iter().take(MAX_LISTED).map(|blob| blob.digest.to_string());
-        let outcome = Outcome::default().with_bytes(self.checked_bytes).with("blobs", self.checked_blobs);
-        if self.corrupt.is_empty() {
-            return outcome;
-        }
-        let repaired = self.corrupt.iter().filter(|blob| blob.repaired).count();
-        outcome
-            .with("damaged", self.corrupt.len())
-            .with("repaired", repaired)
-            .with("damaged_blobs", damaged.collect::<Vec<_>>())
-    }
 }
 
 impl Finished for NewPullLimit {
-    fn has_changed(&self) -> bool {
-        self.limit != self.before
+    fn outcome(&self) -> Outcome {
+        let outcome = Outcome::default().with("bytes_per_second", self.limit.bytes_per_second);
+        outcome.changed_if(self.limit != self.before)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
-        tracing::info!(uid, pid, bytes_per_second = self.limit.bytes_per_second, "limit");
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::default().with("bytes_per_second", self.limit.bytes_per_second)
+        log!(requester, bytes_per_second = self.limit.bytes_per_second, "limit");
     }
 }
 
-/// Leases that were ended.
 impl Finished for Released {
-    /// Any user may end its own leases, as often as it opens models.
-    fn has_changed(&self) -> bool {
-        false
-    }
-
-    fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
-        let models: Vec<_> = self.released.iter().map(|session| session.model.as_str()).collect();
-        let (leases, models) = (models.len(), one_line(&models, LIST_WIDTH));
-        tracing::info!(uid, pid, leases, models, "release");
-    }
-
+    /// Not a change: any user may end its own leases, as often as it opens models.
     fn outcome(&self) -> Outcome {
         let ended = self.released.iter().take(MAX_LISTED).map(|session| {
             let SessionSummary { pid, uid, model, .. } = session;
@@ -492,20 +429,20 @@ impl Finished for Released {
         });
         Outcome::default().with("leases", self.released.len()).with("released", ended.collect::<Vec<_>>())
     }
+
+    fn write(&self, requester: Requester) {
+        let models: Vec<_> = self.released.iter().map(|session| session.model.as_str()).collect();
+        log!(requester, leases = models.len(), models = one_line(&models, LIST_WIDTH), "release");
+    }
 }
 
 impl Finished for Reindexed {
-    fn has_changed(&self) -> bool {
-        self.differences > 0
+    fn outcome(&self) -> Outcome {
+        Outcome::default().with("differences", self.differences).changed_if(self.differences > 0)
     }
 
     fn write(&self, requester: Requester) {
-        let (uid, pid) = (requester.uid(), requester.pid());
-        tracing::info!(uid, pid, differences = self.differences, "reindex");
-    }
-
-    fn outcome(&self) -> Outcome {
-        Outcome::default().with("differences", self.differences)
+        log!(requester, differences = self.differences, "reindex");
     }
 }
 
@@ -516,34 +453,26 @@ mod tests {
     use super::*;
 
     fn promoted(dry_run: bool, copied_blobs: u64) -> Promoted {
-        let (name, digest, from) = ("m".to_owned(), Digest::of(b"m"), None);
-        Promoted {
-            name,
-            digest,
-            from,
-            copied_bytes: 7,
-            copied_blobs,
-            dry_run,
-            effects: NameEffects::default(),
-        }
+        let (name, digest, effects) = ("m".to_owned(), Digest::of(b"m"), NameEffects::default());
+        Promoted { name, digest, from: None, copied_bytes: 7, copied_blobs, dry_run, effects }
     }
 
     #[test]
     fn dry_run_of_a_promotion_is_recorded_as_one() {
         let plan = promoted(true, 1);
-        assert!(plan.outcome().is_dry_run && !plan.has_changed());
+        assert!(plan.outcome().is_dry_run && !plan.outcome().has_changed);
         assert!(!promoted(false, 1).outcome().is_dry_run);
-        assert!(promoted(false, 1).has_changed() && !promoted(false, 0).has_changed());
+        assert!(promoted(false, 1).outcome().has_changed && !promoted(false, 0).outcome().has_changed);
     }
 
     #[test]
     fn what_changes_nothing_is_no_change() {
-        assert!(!DroppedDownloads::default().has_changed());
-        assert!(!Reindexed::default().has_changed());
-        assert!(!GcReport::default().has_changed());
+        assert!(!DroppedDownloads::default().outcome().has_changed);
+        assert!(!Reindexed::default().outcome().has_changed);
+        assert!(!GcReport::default().outcome().has_changed);
         let limit = |rate| PullLimit { bytes_per_second: rate };
-        assert!(!NewPullLimit { limit: limit(Some(1)), before: limit(Some(1)) }.has_changed());
-        assert!(NewPullLimit { limit: limit(None), before: limit(Some(1)) }.has_changed());
+        assert!(!NewPullLimit { limit: limit(Some(1)), before: limit(Some(1)) }.outcome().has_changed);
+        assert!(NewPullLimit { limit: limit(None), before: limit(Some(1)) }.outcome().has_changed);
     }
 
     #[test]
@@ -556,7 +485,7 @@ mod tests {
             fetched_bytes: None,
         };
         let verified = |corrupt| Verified { corrupt, ..Verified::default() };
-        assert!(!verified(vec![blob(false)]).has_changed());
-        assert!(verified(vec![blob(false), blob(true)]).has_changed());
+        assert!(!verified(vec![blob(false)]).outcome().has_changed);
+        assert!(verified(vec![blob(false), blob(true)]).outcome().has_changed);
     }
 }

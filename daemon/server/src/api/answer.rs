@@ -1,4 +1,4 @@
-//! Makes responses. The memory of a response is counted before its work begins, then the work takes its user's turn, and the
+//! Makes responses: their memory is counted before the work begins, then the work waits for its user's turn, and the
 //! response is counted until its last byte is written.
 
 use std::io;
@@ -15,23 +15,23 @@ use crate::ops::OpError;
 use crate::permits::{Permit, PermitPool};
 use crate::state::{Daemon, Turn};
 
-/// Where the user of a request takes a turn before it uses a thread that may block.
-pub(super) type Turns = fn(&Daemon) -> &PermitPool;
+/// The pool in which a request waits for its user's turn before it uses a thread that may block.
+pub(super) type TurnPool = fn(&Daemon) -> &PermitPool;
 
 /// The memory of a response and of the work for it. It is counted before the work begins, and reduced to the length of the
 /// response when that is known.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Memory {
-    /// Short, or counted by the request itself. If it is not short because of what the client has asked for, it is counted
-    /// when its length is known, and made after that.
+    /// Short, or counted by the request itself. A response that is long because of what the client has requested is
+    /// counted as soon as its length is known, before it is made.
     Short,
-    /// At most this many bytes, by what the daemon does now.
+    /// An upper bound from the state of the daemon.
     Daemon(fn(&Daemon) -> usize),
-    /// At most this many bytes, by what the store has.
+    /// An upper bound from the size of the store.
     Store(fn(&StoreSize) -> usize),
 }
 
-/// What responses about the whole store grow with.
+/// The sizes that responses about the whole store grow with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreSize {
     pub(super) listing: ListingSize,
@@ -45,33 +45,37 @@ impl StoreSize {
         models.saturating_mul(bytes).saturating_add(text_bytes.saturating_mul(3))
     }
 
-    /// The same, and `per_blob` for each blob.
+    /// Also `per_blob` for each blob.
     pub(super) const fn models_and_blobs(&self, bytes: usize, per_blob: usize) -> usize {
         self.models(bytes).saturating_add(self.blobs.saturating_mul(per_blob))
     }
 }
 
-/// A value that was made, and its JSON if that is short or was counted before.
+/// A result, as JSON if that is short or was counted before.
 enum Made<T> {
     Json(Vec<u8>),
-    /// With the length of its JSON.
+    /// The value, and the length of its JSON.
     Uncounted(T, usize),
 }
 
+impl From<OpError> for ErrorBody {
+    fn from(error: OpError) -> Self {
+        error.body()
+    }
+}
+
 impl Caller {
-    /// Responds with a value that the daemon has in memory.
     pub(super) async fn answer<T: Serialize + Sync>(&self, value: &T) -> Answer<T> {
-        let failed = |error: OpError| error.body();
-        match small_json(value).map_err(failed)? {
+        match small_json(value)? {
             Ok(json) => Ok(document(json, None)),
             Err(length) => {
                 let memory = self.memory(length).await?;
-                Ok(document(json_of(value, length).map_err(failed)?, memory))
+                Ok(document(json_of(value, length)?, memory))
             }
         }
     }
 
-    /// Does the work of the request when it is its user's turn, and responds with its result.
+    /// Does the work of the request at its user's turn, and responds with its result.
     pub(super) async fn respond<T: Serialize + Send + 'static>(
         &self,
         work: impl FnOnce(&Daemon) -> Result<T, OpError> + Send + 'static,
@@ -80,7 +84,7 @@ impl Caller {
         self.respond_within(memory, (self.turns)(&self.daemon), work).await
     }
 
-    /// Like the function above, for a request that needs more memory or another turn than its route says.
+    /// For a request that needs more memory or another turn than its route says.
     pub(super) async fn respond_within<T: Serialize + Send + 'static>(
         &self,
         memory: Option<Permit>,
@@ -97,24 +101,23 @@ impl Caller {
             })
         };
         let turn: Turn = turns.acquire(self.peer.uid).await.into();
-        match self.daemon.blocking(turn.clone(), make).await.map_err(|error| error.body())? {
+        match self.daemon.blocking(turn.clone(), make).await? {
             Made::Json(json) => {
                 let memory = reduced(memory, json.len());
                 Ok(document(json, memory))
             }
             Made::Uncounted(value, length) => {
-                // Returned before more is requested: a request that holds some must not wait for others.
+                // Returned first: a request that holds some must not wait for more.
                 drop(memory);
-                // Still its turn: so a user has few values that wait.
+                // Keeps the turn, so that a user has few values that wait.
                 let memory = self.memory(length).await?;
                 let make = move |_: &Daemon| json_of(&value, length);
-                let json = self.daemon.blocking(turn, make).await.map_err(|error| error.body())?;
+                let json = self.daemon.blocking(turn, make).await?;
                 Ok(document(json, memory))
             }
         }
     }
 
-    /// Waits for the turn of the request's user.
     pub(super) async fn turn(&self) -> Turn {
         (self.turns)(&self.daemon).acquire(self.peer.uid).await.into()
     }
@@ -148,12 +151,11 @@ impl Caller {
     }
 }
 
-/// The response with the JSON of a value.
 fn document<T>(json: Vec<u8>, memory: Option<Permit>) -> Reply<Document<T>> {
-    Reply::of(raw_response(json, memory))
+    Reply::new(raw_response(json, memory))
 }
 
-/// What is left to count when a response of `bytes` is made.
+/// Reduces the counted memory to that of a response of `bytes`.
 pub(super) fn reduced(mut memory: Option<Permit>, bytes: usize) -> Option<Permit> {
     memory.iter_mut().for_each(|memory| memory.shrink(usize::try_from(kib(bytes)).unwrap_or(usize::MAX)));
     memory.filter(|_| bytes > UNCOUNTED_BYTES)
@@ -166,19 +168,18 @@ fn small_json(value: &impl Serialize) -> Result<Result<Vec<u8>, usize>, OpError>
     Ok(if start.length <= UNCOUNTED_BYTES { Ok(start.bytes) } else { Err(start.length) })
 }
 
-/// The length of a value's JSON.
 pub(super) fn json_length(value: &impl Serialize) -> Result<usize, OpError> {
     small_json(value).map(|json| json.map_or_else(|length| length, |json| json.len()))
 }
 
-/// The JSON of a value. Its length is known, so that it takes no more memory than that.
+/// The JSON of a value whose length is known, so that it needs no more memory than that.
 pub(super) fn json_of(value: &impl Serialize, length: usize) -> Result<Vec<u8>, OpError> {
     let mut json = Vec::with_capacity(length);
     serde_json::to_writer(&mut json, value).map_err(|error| OpError::Internal(error.to_string()))?;
     Ok(json)
 }
 
-/// The length of what is written, and all of it if that is short.
+/// Counts what is written, and keeps it if it is short.
 #[derive(Debug, Default)]
 struct Start {
     bytes: Vec<u8>,

@@ -26,15 +26,14 @@ use crate::permits::Permit;
 
 pub(crate) type HttpResponse = Response<ResponseBody>;
 
-/// A response to a request whose answer has this form and these types.
+/// A response whose answer has this form and these types.
 pub(super) struct Reply<A>(HttpResponse, PhantomData<fn() -> A>);
 
-/// A response of one JSON document, or why there is none.
 pub(super) type Answer<T> = Result<Reply<Document<T>>, ErrorBody>;
 
 impl<A> Reply<A> {
-    /// For a response that is made part by part, or is not JSON: that it is of this type is for the caller to know.
-    pub(super) const fn of(response: HttpResponse) -> Self {
+    /// The caller knows that the bytes of the response are of this type.
+    pub(super) const fn new(response: HttpResponse) -> Self {
         Self(response, PhantomData)
     }
 
@@ -43,31 +42,28 @@ impl<A> Reply<A> {
     }
 }
 
-/// The body of a response, with permits that it holds until all of it is taken. What counts the memory of a part belongs
-/// to the part ([`counted`]): hyper takes parts long before their client receives them, and then drops the body.
+/// The body of a response, with the permits that it holds until hyper has taken all of it. The permit for a part's
+/// memory belongs to the part ([`counted`]): hyper takes parts long before their client receives them, and then drops
+/// the body.
 pub(crate) struct ResponseBody {
     content: Content,
     permits: Vec<Arc<Permit>>,
 }
 
 enum Content {
-    /// The whole body, until it is taken.
     Whole(Option<Bytes>),
-    /// A body that is made part by part as it is written.
     Parts(Box<NextPart>),
 }
 
-/// Returns the next part of a body, if any. An error ends the connection, so that no client takes the part before for the
-/// end.
+/// Returns the next part of a body. An error ends the connection, so that no client takes the last part for the end.
 type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>>> + Send;
 
-/// A response that cannot be completed.
 #[derive(Debug, thiserror::Error)]
 #[error("the response cannot be completed")]
 pub(crate) struct CutOff;
 
-/// A part of a response, and what counts its memory until its last byte is written or its client has gone: a [`Permit`], or
-/// the model that it describes.
+/// A part of a response with what counts its memory, a [`Permit`] or the model that it describes, until its last byte
+/// is written or its client has gone.
 struct Counted<M> {
     bytes: Vec<u8>,
     _memory: Arc<M>,
@@ -79,7 +75,6 @@ impl<M> AsRef<[u8]> for Counted<M> {
     }
 }
 
-/// The bytes with what counts them, if anything does.
 pub(super) fn counted<M: Send + Sync + 'static>(bytes: Vec<u8>, memory: Option<Arc<M>>) -> Bytes {
     match memory {
         Some(memory) => Bytes::from_owner(Counted { bytes, _memory: memory }),
@@ -93,8 +88,8 @@ const MAX_REQUEST_BYTES: usize = 1 << 20;
 /// How long a client may take to send a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Memory that a request takes for each byte of its body: the text, and the parsed values. A list of short
-/// names needs the most.
+/// Memory that a request needs for each byte of its body: the text and the parsed values. A list of short names needs
+/// the most.
 const BYTES_PER_BODY_BYTE: usize = 16;
 
 /// The parameters of a request, with the permit that counts their memory as long as they exist.
@@ -124,7 +119,6 @@ impl<P> Params<P> {
     }
 }
 
-/// Receives a request's body, with what counts its memory.
 pub(super) async fn read_body(
     request: Request<Incoming>,
     limits: &RequestLimits,
@@ -147,8 +141,8 @@ async fn receive_body(
             return Err(invalid("length limit exceeded"));
         }
         if permit.is_none() && bytes.len() + data.len() > UNCOUNTED_BODY_BYTES {
-            // For the announced size, or the maximum: requests that wait for more while they hold some
-            // could block each other for ever.
+            // For the announced size, or the maximum: requests that wait for more while they hold some could block each
+            // other for ever.
             let announced = body.size_hint().upper().and_then(|more| usize::try_from(more).ok());
             let most = announced.map_or(MAX_REQUEST_BYTES, |more| bytes.len() + data.len() + more);
             let most = most.min(MAX_REQUEST_BYTES).saturating_mul(BYTES_PER_BODY_BYTE);
@@ -166,20 +160,18 @@ fn invalid(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorCode::InvalidRequest, format!("request body: {what}"))
 }
 
-/// A document that is already serialised, and what counts it.
 pub(super) fn raw_response<M: Send + Sync + 'static>(bytes: Vec<u8>, memory: Option<M>) -> HttpResponse {
     response(StatusCode::OK, Content::Whole(Some(counted(bytes, memory.map(Arc::new)))))
 }
 
-/// A text that is not JSON.
 pub(super) fn text_response(text: String, media_type: &'static str, memory: Option<Permit>) -> HttpResponse {
     let mut response = raw_response(text.into_bytes(), memory);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
 }
 
-/// The longest message of an error, in bytes. An error can quote what the client has sent, such as a name of a megabyte,
-/// and is not counted.
+/// The longest message of an error, which can quote what the client has sent, such as a name of a megabyte, and is not
+/// counted.
 const MAX_MESSAGE_BYTES: usize = 4 << 10;
 
 pub(super) fn error_response(error: ErrorBody) -> HttpResponse {
@@ -198,7 +190,6 @@ fn shortened(mut error: ErrorBody) -> ErrorBody {
     error
 }
 
-/// A line of a response, with what counts its memory.
 pub(super) struct Line<E> {
     pub(super) event: E,
     pub(super) memory: Option<Arc<Permit>>,
@@ -231,16 +222,15 @@ pub(super) fn lines_response<P: Serialize + Send + 'static, D: Serialize + Send 
         let Some(receiver) = &mut last else { return Poll::Ready(None) };
         let line = ready!(Pin::new(receiver).poll(context));
         last = None;
-        // Without a last line if the work has ended without one.
+        // There is no last line if the work has ended without one.
         Poll::Ready(line.ok().map(|line| Ok(line.bytes())))
     };
     let mut response = response(StatusCode::OK, Content::Parts(Box::new(next)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
     response.body_mut().permits = permits;
-    Reply::of(response)
+    Reply::new(response)
 }
 
-/// The media type of a response with a line for each event.
 const LINES: &str = "application/x-ndjson";
 
 /// Whether the response consists of the events of work in progress.

@@ -1,12 +1,14 @@
 //! Requests that change the store or the daemon: leases, names, unfinished downloads, and the limit of pulls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::protocol::access::Right;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::naming::{Removed, Renamed};
 use blobd_client::protocol::params::NoParams;
 use blobd_client::protocol::request::{LimitParams, ReleaseParams, RemoveParams, RenameParams};
-use blobd_client::protocol::response::{Released, Removed, Renamed};
+use blobd_client::protocol::response::Released;
 use blobd_client::protocol::space::{DroppedDownloads, RemovePartialsParams};
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store::Store;
@@ -19,8 +21,20 @@ use crate::ops::{self, OpError};
 use crate::state::Daemon;
 use crate::verb_log::NewPullLimit;
 
-pub(super) fn remove(change: &Change<'_, RemoveParams>) -> Result<Removed, OpError> {
-    ops::remove(change.store, &*change.daemon.last_opened, change.requester, change.params)
+/// More than a removed model or a refused name takes in the answer, as a value and as JSON, without its name.
+const REMOVED_BYTES: usize = 2 << 10;
+
+pub(super) async fn remove(caller: &Caller, params: Params<RemoveParams>) -> Answer<Removed> {
+    let is_selection = params.unused || params.older_than_seconds.is_some() || !params.patterns.is_empty();
+    let selected = if is_selection { caller.store_size().await.models(REMOVED_BYTES) } else { 0 };
+    let given = (params.references.len() + params.patterns.len()).saturating_mul(REMOVED_BYTES);
+    let memory = caller.reserve(selected.saturating_add(given)).await?;
+    let (requester, record) = (caller.requester(), Arc::clone(&caller.record));
+    let remove = move |daemon: &Daemon| {
+        let removed = ops::remove(&daemon.store, &*daemon.last_opened, requester, &params);
+        removed.inspect(|removed| record.finished(removed))
+    };
+    caller.respond_within(memory, (caller.turns)(&caller.daemon), remove).await
 }
 
 pub(super) fn rename(change: &Change<'_, RenameParams>) -> Result<Renamed, OpError> {
@@ -39,7 +53,6 @@ pub(super) fn remove_partials(
     ops::remove_partials(change.store, &change.daemon.transfers, change.params, uid, may_drop_all)
 }
 
-/// The limit of all pulls together.
 pub(super) async fn limit(caller: &Caller, _: Params<NoParams>) -> Answer<PullLimit> {
     caller.answer(&pull_limit(&caller.daemon)).await
 }
@@ -56,16 +69,14 @@ fn pull_limit(daemon: &Daemon) -> PullLimit {
     PullLimit { bytes_per_second: daemon.transfers.limit.get() }
 }
 
-/// How long the response waits for the leases to end. They end in any case, and the response does not wait
-/// until the space of removed models is freed.
+/// How long a response waits for the leases to end. It does not wait for the space of removed models to be freed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) async fn release(caller: &Caller, params: Params<ReleaseParams>) -> Answer<Released> {
     let (selector, subject) = selector(&params)?;
     let requester = caller.requester();
     let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&stored(&daemon.store, selector), requester));
-    let ending = caller.daemon.blocking(caller.turn().await, end).await;
-    let mut ending = ending.map_err(|error: OpError| error.body())?;
+    let mut ending = caller.daemon.blocking(caller.turn().await, end).await?;
     if ending.sessions.is_empty() {
         return Err(nothing_ended(caller, &subject, ending.denied));
     }
@@ -76,7 +87,7 @@ pub(super) async fn release(caller: &Caller, params: Params<ReleaseParams>) -> A
     caller.answer(&released).await
 }
 
-/// The same with the stored name of the model; a model that was removed may still be in use under its old one.
+/// Uses the stored name of the model. A model that was removed may still be in use under its old one.
 fn stored(store: &Store, selector: SessionSelector) -> SessionSelector {
     match selector {
         SessionSelector::Model(model) => {
@@ -86,7 +97,6 @@ fn stored(store: &Store, selector: SessionSelector) -> SessionSelector {
     }
 }
 
-/// Which sessions to end, and their description for messages.
 fn selector(params: &ReleaseParams) -> Result<(SessionSelector, String), ErrorBody> {
     match (params.pid, params.reference.clone()) {
         (Some(pid), None) if pid > 0 => Ok((SessionSelector::Process(pid), format!("process {pid}"))),
@@ -107,5 +117,5 @@ fn nothing_ended(caller: &Caller, subject: &str, denied: usize) -> ErrorBody {
         return ErrorBody::new(ErrorCode::NotFound, message).with_hint("`blobd ps` lists them");
     }
     let request = format!("{subject}, {denied} leases of other users");
-    caller.daemon.access().refusal(&caller.peer, Right::Administer, &request)
+    caller.daemon.access.get().refusal(&caller.peer, Right::Administer, &request)
 }

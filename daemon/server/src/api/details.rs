@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use blobd_client::protocol::model_tensor::ModelTensor;
-use blobd_client::protocol::response::ModelDetails;
+use blobd_client::protocol::response::{ModelDetails, ModelTensor};
 use blobd_store_format::recipe::Recipe;
 
 use crate::large_models::ReadPermit;
@@ -12,17 +11,15 @@ use crate::ops::Shown;
 /// Models with at most this many tensors are sent in one part.
 const MAX_TENSORS_WHOLE: usize = 2048;
 
-/// The length of a part: short enough for the maximum number of connections, and long enough that few
-/// system calls are needed.
+/// Long enough that few system calls are needed, and short enough for the maximum number of connections.
 const PART_BYTES: usize = 32 << 10;
 
-/// Memory of a response that is being written: one part, and its copies in hyper and the kernel.
+/// Memory of a response while it is written: one part, and its copies in hyper and the kernel.
 pub(super) const STREAM_BYTES: usize = 4 * PART_BYTES;
 
-/// The JSON of one model, part by part.
 #[derive(Debug)]
 pub(crate) struct DetailsStream {
-    /// The JSON before the tensors of the recipes; taken first.
+    /// The JSON before the tensors of the recipes, until it is taken.
     head: Option<Vec<u8>>,
     recipes: Vec<Arc<Recipe>>,
     /// The index of the next recipe, and of the next tensor in it.
@@ -34,7 +31,6 @@ pub(crate) struct DetailsStream {
     _permit: ReadPermit,
 }
 
-/// The JSON after the tensors.
 const TAIL: &[u8] = b"]}";
 
 impl DetailsStream {
@@ -51,7 +47,6 @@ impl DetailsStream {
         }
     }
 
-    /// Keeps what counts the recipes.
     pub(super) fn within(self, permit: ReadPermit) -> Self {
         Self { _permit: permit, ..self }
     }
@@ -103,7 +98,8 @@ impl DetailsStream {
     }
 }
 
-/// The JSON up to the first tensor of the recipes: `tensors` is the last key, and has only those of other layers here.
+/// The JSON up to the first tensor of the recipes: `tensors` is the last key, and only contains the tensors of other
+/// layers here.
 fn head(details: &ModelDetails) -> Vec<u8> {
     let mut json = serde_json::to_vec(details).unwrap_or_default();
     if json.ends_with(TAIL) {
@@ -117,7 +113,7 @@ mod tests {
     use blobd_store_format::digest::Digest;
     use blobd_store_format::testing;
 
-    use blobd_client::protocol::model_tensor::TensorFormat;
+    use blobd_store_format::tensor::TensorFormat;
 
     use super::*;
 

@@ -1,14 +1,13 @@
-//! What the daemon does for each request: which function, which turn, which memory. Without an answer for each [`Route`],
-//! this does not compile.
+//! The function, the turn and the memory of each request. A [`Route`] without a function does not compile.
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::route::{Route, markers as m};
 use hyper::Request;
 use hyper::body::Incoming;
 
-use super::answer::{Memory, Turns};
+use super::answer::{Memory, TurnPool};
 use super::body::HttpResponse;
-use super::{Caller, changes, events, heads, log, observe, open, show};
+use super::{Caller, changes, events, log, observe, open, show};
 use crate::ops;
 
 pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
@@ -20,7 +19,7 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
         Route::Models => c.read::<m::Models, _>(r, |daemon, _| ops::list(&daemon.store)).await,
         Route::Model => c.run::<m::Model>(r, show::show).await,
         Route::Manifest => c.run::<m::Manifest>(r, show::manifest).await,
-        Route::Heads => c.run::<m::Heads>(r, heads::heads).await,
+        Route::Heads => c.run::<m::Heads>(r, show::heads).await,
         Route::Fit => c.run::<m::Fit>(r, show::fit).await,
         Route::History => c.read::<m::History, _>(r, |daemon, name| ops::history(&daemon.store, name)).await,
         Route::Sharing => c.read::<m::Sharing, _>(r, |daemon, name| ops::sharing(&daemon.store, name)).await,
@@ -53,7 +52,7 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
         Route::Import => c.upgrade::<m::Import>(r, open::import).await,
         Route::Edit => c.run::<m::Edit>(r, events::edit).await,
         Route::Promote => c.run::<m::Promote>(r, events::promote).await,
-        Route::Remove => c.change::<m::Remove, _>(r, changes::remove).await,
+        Route::Remove => c.run::<m::Remove>(r, changes::remove).await,
         Route::Undelete => {
             c.change::<m::Undelete, _>(r, |c| ops::undelete(c.store, c.requester, c.policy, c.params)).await
         }
@@ -67,15 +66,14 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
     }
 }
 
-/// More than an open model takes in the list of all of them, as a value and as JSON.
+/// More than an open model needs in the list of sessions, as a value and as JSON.
 const SESSION_BYTES: usize = 1 << 10;
 /// More than the text of all metrics.
 const METRICS_BYTES: usize = 128 << 10;
 
-/// Where the user of a request takes a turn before it uses a thread that may block.
-pub(super) const fn turns(route: Route) -> Turns {
+pub(super) const fn turns(route: Route) -> TurnPool {
     match route {
-        Route::Health => |daemon| daemon.limits.health.turns(),
+        Route::Health => |daemon| &daemon.limits.health.turns,
         // Reads the whole store: few run at a time.
         Route::Sharing
         | Route::Usage
@@ -98,33 +96,11 @@ pub(super) const fn turns(route: Route) -> Turns {
         // Reads, hashes and writes a header, after waiting for the memory for it.
         Route::Edit => |daemon| &daemon.work.edits,
         // Work with the disk that takes a moment.
-        Route::Version
-        | Route::Access
-        | Route::Models
-        | Route::Model
-        | Route::Manifest
-        | Route::Heads
-        | Route::Fit
-        | Route::History
-        | Route::Sessions
-        | Route::RunningPulls
-        | Route::Trash
-        | Route::Limit
-        | Route::Configuration
-        | Route::Open
-        | Route::Release
-        | Route::RemovePartials
-        | Route::Remove
-        | Route::Undelete
-        | Route::Pin
-        | Route::Tag
-        | Route::Rename
-        | Route::SetLimit
-        | Route::Reindex => |daemon| &daemon.limits.disk,
+        _ => |daemon| &daemon.limits.disk,
     }
 }
 
-/// What is counted before the response to a request is made.
+/// The memory that is counted before the response is made.
 pub(super) const fn memory(route: Route) -> Memory {
     match route {
         Route::Models | Route::Trash => Memory::Store(|size| size.models(1 << 10)),
@@ -138,34 +114,6 @@ pub(super) const fn memory(route: Route) -> Memory {
         Route::GcPlan | Route::Gc => Memory::Store(|size| size.models_and_blobs(128, 128)),
         Route::Sessions => Memory::Daemon(|daemon| daemon.sessions.count() * SESSION_BYTES),
         Route::Metrics => Memory::Daemon(|_| METRICS_BYTES),
-        Route::Version
-        | Route::Access
-        | Route::Health
-        | Route::Model
-        | Route::Manifest
-        | Route::Heads
-        | Route::Fit
-        | Route::RunningPulls
-        | Route::Limit
-        | Route::Configuration
-        | Route::Open
-        | Route::Release
-        | Route::Verify
-        | Route::Log
-        | Route::Pull
-        | Route::PullPlan
-        | Route::Resolve
-        | Route::Inspect
-        | Route::Import
-        | Route::Edit
-        | Route::Promote
-        | Route::RemovePartials
-        | Route::Remove
-        | Route::Undelete
-        | Route::Pin
-        | Route::Tag
-        | Route::Rename
-        | Route::SetLimit
-        | Route::Reindex => Memory::Short,
+        _ => Memory::Short,
     }
 }

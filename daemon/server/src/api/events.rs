@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::access::Right;
-use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
 use blobd_client::protocol::event::{Event, Phase, Progress, WorkProgress};
-use blobd_client::protocol::promote::{PromoteParams, Promoted};
+use blobd_client::protocol::naming::{EditParams, Edited, PromoteParams, Promoted};
+use blobd_client::protocol::pull::{PullDone, PullProgress};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
-use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_client::protocol::route::Events;
 use blobd_client::protocol::upkeep::{Verified, VerifyProgress};
 use serde::Serialize;
@@ -18,7 +17,7 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use super::Caller;
-use super::answer::{Turns, json_length};
+use super::answer::{TurnPool, json_length};
 use super::body::{Line, Params, Reply, lines_response};
 use crate::memory_gauge::MemoryGauge;
 use crate::ops::{self, OpError};
@@ -27,7 +26,7 @@ use crate::request_record::RequestRecord;
 use crate::state::{Daemon, Turn};
 use crate::verb_log::Finished;
 
-/// Events that may wait for a client. Further progress is dropped, but never the last event.
+/// Events that may wait for a client. Further progress is dropped; the last event never is.
 const EVENTS_WAITING: usize = 64;
 
 type Reporting<P, D> = Result<Reply<Events<P, D>>, ErrorBody>;
@@ -60,7 +59,6 @@ pub(super) async fn verify(
     })
 }
 
-/// What an edit or a promotion waits for.
 const OTHER_IMPORTS: &str = "waiting for other imports and edits to end";
 
 pub(super) async fn edit(caller: &Caller, params: Params<EditParams>) -> Reporting<WorkProgress, Edited> {
@@ -104,17 +102,14 @@ fn reporter(events: &Sender<WorkProgress>, status: &str, phase: Phase) -> impl F
 
 type HeaderBytes = dyn FnOnce(&Daemon) -> Result<u64, OpError> + Send;
 
-/// Memory for each byte of a header that is edited: the header and the new one, each as bytes and as the table of its
-/// tensors.
+/// Memory for each byte of a header that is edited: the old and the new one, each as bytes and as a table of tensors.
 const EDITED_COPIES: u64 = 4;
 
-/// Work that reports its progress.
 struct Work {
-    /// For the log.
     name: String,
-    /// Finds out how long the header is that the work has in memory, several times.
+    /// Finds the length of the header that the work has in memory, several times.
     header: Option<Box<HeaderBytes>>,
-    /// What it waits for if it has to wait for its turn.
+    /// Sent to the client while it waits for its turn.
     waiting: &'static str,
 }
 
@@ -123,8 +118,8 @@ impl Work {
         Self { name, header: None, waiting }
     }
 
-    /// Starts `run`, whose result is the last event. It stops when the client closes the connection, which drops
-    /// the receiver of the events.
+    /// Starts `run`, whose result is the last event. It stops when the client closes the connection, which drops the
+    /// receiver of the events.
     fn start<P, D>(
         self,
         caller: &Caller,
@@ -157,17 +152,16 @@ impl Work {
     }
 }
 
-/// Work whose turn has come or is waited for.
 struct Running<P> {
     daemon: Arc<Daemon>,
-    turns: Turns,
+    turns: TurnPool,
     uid: u32,
     record: Arc<RequestRecord>,
     events: Sender<P>,
 }
 
 impl<P: Progress + Serialize + Send + Sync + 'static> Running<P> {
-    /// Does the work, and returns the last line unless the client has gone before its turn.
+    /// Returns the last line, unless the client has gone before its turn.
     async fn run<D: Finished + Serialize + Send + Sync + 'static>(
         self,
         work: Work,
@@ -183,7 +177,7 @@ impl<P: Progress + Serialize + Send + Sync + 'static> Running<P> {
         let done = async {
             let _memory = match header {
                 Some(header) => {
-                    let bytes = daemon.blocking(turn.clone(), header).await.map_err(|error| error.body())?;
+                    let bytes = daemon.blocking(turn.clone(), header).await?;
                     let bytes = usize::try_from(bytes.saturating_mul(EDITED_COPIES)).unwrap_or(usize::MAX);
                     daemon.limits.memory_for(uid, bytes).await?
                 }
@@ -203,7 +197,7 @@ impl<P: Progress + Serialize + Send + Sync + 'static> Running<P> {
             Event::Failed(ErrorResponse { error: record.failed(error) })
         });
         record.succeeded();
-        // Still its turn until the line is counted: a report of damage can be long.
+        // Keeps the turn until the line is counted: a report of damage can be long.
         let counted = counted_line(&daemon, uid, last);
         tokio::select! {
             line = counted => Some(line),
@@ -212,7 +206,7 @@ impl<P: Progress + Serialize + Send + Sync + 'static> Running<P> {
     }
 }
 
-/// The last line, when there is memory for it.
+/// Waits until there is memory for the last line.
 async fn counted_line<E: Serialize>(daemon: &Daemon, uid: u32, event: E) -> Line<E> {
     // A value that cannot be serialised makes an empty line.
     let length = json_length(&event).unwrap_or_default();
@@ -223,10 +217,10 @@ async fn counted_line<E: Serialize>(daemon: &Daemon, uid: u32, event: E) -> Line
     }
 }
 
-/// The event, and its line while it is escaped.
+/// Memory of the last line: the event, its line, and that line escaped.
 const COPIES: usize = 3;
 
-/// Waits for a permit, after saying what it waits for if none is free; `None` when the client disconnects.
+/// Waits for a permit. Sends `waiting` to the client if none is free; `None` when it disconnects.
 async fn permit_for<P: Progress>(
     pool: &PermitPool,
     uid: u32,

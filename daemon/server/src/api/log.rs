@@ -16,32 +16,25 @@ use tracing::Instrument as _;
 
 use super::Caller;
 use super::body::{Line, Params, Reply, lines_response};
-use crate::audit::{BATCH_MEMORY, Batch, Filter, LIFECYCLE_VERBS, Latest, LogDirectory, LogReader};
+use crate::audit::{BATCH_MEMORY, Batch, Filter, LIFECYCLE_VERBS, Latest, LogDirectory, LogEvent, LogReader};
 use crate::ops::OpError;
 use crate::principal::Principal;
 use crate::request_record;
 use crate::state::Daemon;
 
-/// Records without a limit in the request.
 const DEFAULT_LIMIT: u64 = 1000;
 /// Records that may wait for a client. Their batch is counted until the last of them is sent.
 const RECORDS_WAITING: usize = 8;
 /// The shortest time between two reads of a follower: many records within it are one batch.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A user that does not administer the store gets its own records.
+/// Users who do not administer the store get their own records.
 pub(super) async fn log(
     caller: &Caller,
     params: Params<LogParams>,
 ) -> Result<Reply<Events<Box<AuditRecord>, LogEnd>>, ErrorBody> {
     let own_uid = (!caller.rights.include(Right::Administer)).then_some(caller.peer.uid);
-    let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
-    params.verbs.iter().try_for_each(|verb| check("verb", verb, "pull, rm or evict", recorded_verbs()))?;
-    params
-        .results
-        .iter()
-        .try_for_each(|result| check("result", result, "ok or denied", recorded_results()))?;
-    let filter = filter(caller, &params, own_uid).await?.map_err(invalid)?;
+    let filter = filter(caller, &params, own_uid).await??;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let (Some(directory), Some(written)) = (daemon.audit.directory(), daemon.audit.written()) else {
         return Err(is_off());
@@ -71,7 +64,6 @@ pub(super) async fn log(
     Ok(lines_response(waiting, None, [Some(lasting), follower].into_iter().flatten().collect()))
 }
 
-/// The verbs of records about what the daemon does by itself.
 const OF_DAEMON: [&str; 3] = ["evict", "scrub", "audit"];
 
 /// The verbs that a record of the audit log can have.
@@ -79,36 +71,51 @@ fn recorded_verbs() -> impl Iterator<Item = &'static str> {
     request_record::verbs().chain(OF_DAEMON).chain(LIFECYCLE_VERBS)
 }
 
-/// The results that a record of the audit log can have.
 fn recorded_results() -> impl Iterator<Item = &'static str> {
-    let others = ["ok", "cancelled", "unacknowledged", "dropped", "omitted", "on", "off"];
-    ErrorCode::ALL.into_iter().map(ErrorCode::name).chain(others)
+    request_record::results().chain(LogEvent::ALL.map(LogEvent::name))
 }
 
-/// The name of a user may be asked for at a directory server.
+/// On a thread that may block, in the user's turn: the name of a user may be asked for at a directory server, and looking
+/// for what a wrong verb may have meant takes time.
 async fn filter(
     caller: &Caller,
     params: &LogParams,
     own_uid: Option<u32>,
-) -> Result<Result<Filter, String>, ErrorBody> {
+) -> Result<Result<Filter, ErrorBody>, ErrorBody> {
     let params = params.clone();
-    let parse = move |_: &Daemon| Ok(Filter::new(&params, own_uid));
+    let parse = move |_: &Daemon| Ok(checked_filter(&params, own_uid));
     caller.daemon.blocking(caller.turn().await, parse).await.map_err(|error| error.body())
 }
 
+fn checked_filter(params: &LogParams, own_uid: Option<u32>) -> Result<Filter, ErrorBody> {
+    for verb in &params.verbs {
+        check("verb", verb, "pull, rm or evict", recorded_verbs)?;
+    }
+    for result in &params.results {
+        check("result", result, "ok or denied", recorded_results)?;
+    }
+    let invalid = |refusal| ErrorBody::new(ErrorCode::InvalidRequest, format!("log: {refusal}"));
+    Filter::new(params, own_uid).map_err(invalid)
+}
+
 /// Refuses a verb or a result that no record can have.
-fn check(
+fn check<K: Iterator<Item = &'static str>>(
     key: &str,
     given: &str,
     examples: &str,
-    known: impl Iterator<Item = &'static str>,
+    known: fn() -> K,
 ) -> Result<(), ErrorBody> {
-    let distance = |known: &&str| strsim::osa_distance(given, known);
-    let Some(near) = known.min_by_key(distance).filter(|near| *near != given) else { return Ok(()) };
+    /// No verb or result is nearly as long, and comparing takes as long as the text is.
+    const MAX_COMPARED_BYTES: usize = 64;
+    if known().any(|known| known == given) {
+        return Ok(());
+    }
     let message = format!("log: {key}: expected one such as {examples}, found {given:?}");
-    let hint = match distance(&near) <= 1 + given.len() / 4 {
-        true => format!("did you mean {near}?"),
-        false => format!("docs/USERS.md lists each {key} that is recorded"),
+    let distance = |known: &&str| strsim::osa_distance(given, known);
+    let near = if given.len() <= MAX_COMPARED_BYTES { known().min_by_key(distance) } else { None };
+    let hint = match near.filter(|near| distance(near) <= 1 + given.len() / 4) {
+        Some(near) => format!("did you mean {near}?"),
+        None => format!("docs/USERS.md lists each {key} that is recorded"),
     };
     Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint))
 }
@@ -118,20 +125,19 @@ fn is_off() -> ErrorBody {
         .with_hint("audit.enabled in the configuration turns it on")
 }
 
-/// Which of the latest records are looked for.
 struct Search {
     directory: Arc<LogDirectory>,
     filter: Filter,
     latest: Latest,
 }
 
-/// Which records are sent next.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Those that were found.
     Found,
     /// Those that were written since, up to a number.
-    Written { up_to: u64 },
+    Written {
+        up_to: u64,
+    },
 }
 
 impl Step {
@@ -151,7 +157,6 @@ fn last_written(written: &watch::Receiver<u64>) -> u64 {
     }
 }
 
-/// Why a response ends early.
 enum Stop {
     ClientHasGone,
     Failed(ErrorBody),
@@ -198,7 +203,6 @@ impl LogStream {
         self.daemon.blocking(turn.into(), find).await?.ok_or(Stop::ClientHasGone)
     }
 
-    /// Sends what is written until the client disconnects.
     async fn follow(
         &mut self,
         mut reader: LogReader,
@@ -213,7 +217,6 @@ impl LogStream {
         }
     }
 
-    /// Sends batches until there are no more.
     async fn send_all(&mut self, mut reader: LogReader, step: Step) -> Result<LogReader, Stop> {
         loop {
             let (returned, may_have_more) = self.send_batch(reader, step).await?;
@@ -244,7 +247,7 @@ impl LogStream {
 
     /// The rights may have changed since the request was made.
     fn check_rights(&mut self, reader: &mut LogReader) -> Result<(), ErrorBody> {
-        let access = self.daemon.access();
+        let access = self.daemon.access.get();
         let rights = access.rights_of(&self.peer);
         if !rights.include(Right::Read) {
             return Err(access.refusal(&self.peer, Right::Read, Route::Log.verb()));
@@ -266,4 +269,35 @@ impl LogStream {
 
 fn failed(error: &io::Error) -> OpError {
     OpError::Internal(format!("the audit log cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_client::protocol::lists::MAX_LOG_CHOICES;
+
+    use super::*;
+
+    #[test]
+    fn each_verb_and_result_that_a_record_can_have_may_be_asked_for() {
+        let documented = include_str!("../../../../docs/USERS.md");
+        let results = ["ok", "cancelled", "unacknowledged", "on", "off", "dropped", "omitted", "removed"];
+        for result in results {
+            assert!(documented.contains(&format!("`{result}`")), "{result}");
+            assert!(recorded_results().any(|known| known == result), "{result}");
+        }
+        let params =
+            |verbs: Vec<String>, results: Vec<String>| LogParams { verbs, results, ..LogParams::default() };
+        let verbs: Vec<_> = recorded_verbs().map(str::to_owned).collect();
+        let results: Vec<_> = recorded_results().map(str::to_owned).collect();
+        assert!(verbs.len() <= MAX_LOG_CHOICES && results.len() <= MAX_LOG_CHOICES);
+        checked_filter(&params(verbs, results), None).unwrap();
+    }
+
+    #[test]
+    fn wrong_result_is_refused_with_the_nearest_one_however_long_it_is() {
+        let refusal = |result: &str| check("result", result, "ok or denied", recorded_results).unwrap_err();
+        assert_eq!(refusal("remved").hint.as_deref(), Some("did you mean removed?"));
+        let long = refusal(&"removed".repeat(100_000));
+        assert_eq!(long.hint.as_deref(), Some("docs/USERS.md lists each result that is recorded"));
+    }
 }

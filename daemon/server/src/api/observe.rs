@@ -1,19 +1,17 @@
-//! Requests that show what the daemon, the store and its clients do, and what a registry has. If its client disconnects,
-//! a request to a registry ends soon.
+//! Requests that show the state of the daemon, the store and its clients, and what a registry has. A request to a
+//! registry ends soon after its client has disconnected.
 
 use std::collections::BTreeMap;
 
 use blobd_client::protocol::access::{OwnAccess, Right};
-use blobd_client::protocol::accounts::UserUsage;
-use blobd_client::protocol::configuration::Configuration;
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::heads::ModelHeads;
-use blobd_client::protocol::health::Health;
 use blobd_client::protocol::params::{EvictionParams, NoParams, SessionParams, UsageParams};
+use blobd_client::protocol::pull::{PullPlan, Resolved};
 use blobd_client::protocol::request::{GcParams, PullParams};
-use blobd_client::protocol::response::{DiskUsage, GcReport, PullPlan, Resolved, SessionList, Version};
+use blobd_client::protocol::response::{ModelHeads, SessionList, Version};
 use blobd_client::protocol::route::Bytes;
-use blobd_client::protocol::upkeep::EvictionPlan;
+use blobd_client::protocol::space::{DiskUsage, UserUsage};
+use blobd_client::protocol::upkeep::{Configuration, EvictionPlan, GcReport, Health};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -39,7 +37,7 @@ pub(super) async fn version(caller: &Caller, _: Params<NoParams>) -> Answer<Vers
 }
 
 pub(super) async fn access(caller: &Caller, _: Params<NoParams>) -> Answer<OwnAccess> {
-    caller.answer(&caller.daemon.access().own_access(&caller.peer)).await
+    caller.answer(&caller.daemon.access.get().own_access(&caller.peer)).await
 }
 
 pub(super) async fn health(caller: &Caller, _: Params<NoParams>) -> Answer<Health> {
@@ -47,7 +45,7 @@ pub(super) async fn health(caller: &Caller, _: Params<NoParams>) -> Answer<Healt
 }
 
 pub(super) async fn configuration(caller: &Caller, _: Params<NoParams>) -> Answer<Configuration> {
-    caller.answer(&caller.daemon.configuration()).await
+    caller.answer(&*caller.daemon.configuration.get()).await
 }
 
 pub(super) fn eviction(daemon: &Daemon, params: &EvictionParams) -> Result<EvictionPlan, OpError> {
@@ -72,17 +70,18 @@ pub(super) async fn usage(caller: &Caller, params: Params<UsageParams>) -> Answe
 pub(super) async fn user_usage(caller: &Caller, _: Params<NoParams>) -> Answer<UserUsage> {
     let (requester, peer) = (caller.requester(), caller.peer.clone());
     let usage = move |daemon: &Daemon| {
-        let (access, quotas) = (daemon.access(), daemon.quotas());
+        let (access, quotas) = (daemon.access.get(), daemon.quotas.get());
         let quota_of = |uid| quota_of(uid, &peer, &access, &quotas);
         ops::user_usage(&daemon.store, &quota_of, requester)
     };
     caller.respond(usage).await
 }
 
-/// The caller has the groups of its process, by which requests are admitted; others those that the name service knows.
+/// The caller has the groups of its process, by which its requests are admitted; other users those that the name
+/// service knows.
 fn quota_of(uid: u32, caller: &Principal, access: &Access, quotas: &Quotas) -> UserQuota {
     let user = if uid == caller.uid { caller.clone() } else { quotas.absent(uid) };
-    quotas.of(&user, access.rights_of(&user).include(Right::Administer))
+    quotas.quota_of(&user, access.rights_of(&user).include(Right::Administer))
 }
 
 pub(super) async fn sessions(caller: &Caller, params: Params<SessionParams>) -> Answer<SessionList> {
@@ -98,8 +97,8 @@ pub(super) async fn sessions(caller: &Caller, params: Params<SessionParams>) -> 
 /// The most models whose residency one request determines: a large one takes some hundred milliseconds.
 const MAX_RESIDENCIES: usize = 64;
 
-/// By manifest, because the name may be another model's since it was opened. A model that no name has any more, or that
-/// is damaged, has no residency.
+/// By manifest, because the name may belong to another model since it was opened. A model without a name, or a damaged
+/// one, has no residency.
 fn with_residency(daemon: &Daemon) -> SessionList {
     let mut models = BTreeMap::new();
     let sessions = daemon.sessions.models().into_iter().map(|(model, manifest, mut session)| {
@@ -121,10 +120,9 @@ pub(super) async fn metrics(caller: &Caller, _: Params<NoParams>) -> Result<Repl
     let turn = caller.turn().await;
     let text = monitoring::scrape(&caller.daemon, turn).await?;
     let memory = reduced(memory, text.len());
-    Ok(Reply::of(text_response(text, monitoring::TEXT_FORMAT, memory)))
+    Ok(Reply::new(text_response(text, monitoring::TEXT_FORMAT, memory)))
 }
 
-/// Plans a pull.
 pub(super) async fn plan_pull(caller: &Caller, params: Params<PullParams>) -> Answer<PullPlan> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let (events, _unless_dropped) = mpsc::channel(1);
@@ -136,7 +134,6 @@ pub(super) async fn plan_pull(caller: &Caller, params: Params<PullParams>) -> An
     caller.respond(plan).await
 }
 
-/// Finds out which model a source names now.
 pub(super) async fn resolve(caller: &Caller, params: Params<PullParams>) -> Answer<Resolved> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let (events, _unless_dropped) = mpsc::channel(1);
@@ -146,7 +143,7 @@ pub(super) async fn resolve(caller: &Caller, params: Params<PullParams>) -> Answ
     caller.respond(resolve).await
 }
 
-/// Describes a model. Its headers are counted while they arrive, and their base64 with them.
+/// The headers are counted while they arrive, and their base64 with them.
 pub(super) async fn inspect(caller: &Caller, params: Params<PullParams>) -> Answer<ModelHeads> {
     let (requester, policy, handle) = (caller.requester(), caller.policy(), Handle::current());
     let (events, _unless_dropped) = mpsc::channel(1);
@@ -160,22 +157,20 @@ pub(super) async fn inspect(caller: &Caller, params: Params<PullParams>) -> Answ
         Ok((json, gauge.into_permit()))
     };
     let turn = caller.turn().await;
-    let made = caller.daemon.blocking(turn.clone(), inspect).await;
-    let (json, memory) = made.map_err(|error| error.body())?;
+    let (json, memory) = caller.daemon.blocking(turn.clone(), inspect).await?;
     let memory = match reduced(memory, json.len()) {
         None => caller.memory(json.len()).await?,
         counted => counted,
     };
     drop(turn);
-    Ok(Reply::of(raw_response(json, memory)))
+    Ok(Reply::new(raw_response(json, memory)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::names::Names;
-    use crate::peer_process::Namespaces;
-    use crate::principal::Groups;
+    use crate::principal::tests::principal;
     use crate::quotas::GroupQuota;
     use crate::user_set::{Member, NameOrNumber, UserSet};
 
@@ -191,8 +186,7 @@ mod tests {
             together: UserQuota::default(),
         };
         let quotas = Quotas { default: hard(1), groups: vec![entry], ..Quotas::default() };
-        let groups = Groups { primary: 70001, supplementary: Some([80001].into()) };
-        let caller = Principal { pid: 1, uid: 70001, groups, namespaces: Namespaces::default() };
+        let caller = principal(70001, 70001, Some(&[80001]));
         let of = |uid, access: &Access| quota_of(uid, &caller, access, &quotas);
         assert_eq!(of(70001, &Access::default()), hard(20));
         assert_eq!(of(70002, &Access::default()), hard(1));

@@ -21,7 +21,6 @@ const LARGE_FROM_BYTES: u64 = 1 << 20;
 /// How long a request waits for memory before it checks whether another has read the model meanwhile.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long it waits in total.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The parts of a model that a request reads, and what it makes of them.
@@ -37,7 +36,7 @@ pub(super) enum Reads {
 }
 
 impl Reads {
-    /// Memory that a model takes for each byte that is read: the text, what it is parsed into, and what is made of it.
+    /// Memory for each byte that is read: the text, the parsed values, and the result.
     const fn bytes_per_byte(self) -> u64 {
         match self {
             Self::RecipesForResponse => 3,
@@ -48,8 +47,8 @@ impl Reads {
     }
 }
 
-/// Does `work`, which reads the model `reference`, for the user of the request. The permit is held for as long as the
-/// result is used. `count` counts the result before the next request may read: so few results wait for memory.
+/// Does `work`, which reads the model, for the user of the request. The permit is held for as long as the result is
+/// used. `count` counts the result before the next request may read, so that few results wait for memory.
 pub(super) async fn read_model<T: Send + 'static, M>(
     caller: &Caller,
     reference: &Reference,
@@ -64,7 +63,7 @@ pub(super) async fn read_model<T: Send + 'static, M>(
         if bytes < LARGE_FROM_BYTES { read(daemon).map(Some) } else { Ok(None) }
     };
     let (daemon, turn) = (&caller.daemon, caller.turn().await);
-    if let Some(done) = daemon.blocking(turn.clone(), read_if_small).await.map_err(|error| error.body())? {
+    if let Some(done) = daemon.blocking(turn.clone(), read_if_small).await? {
         let permit = ReadPermit::default();
         let memory = count(&done, &permit).await?;
         return Ok((done, permit, memory));
@@ -72,7 +71,7 @@ pub(super) async fn read_model<T: Send + 'static, M>(
     drop(turn);
     let permit = read_permit(caller, reference, reads).await?;
     let reading = permit.turn().await;
-    let done = daemon.long_work(caller.turn().await, work).await.map_err(|error| error.body())?;
+    let done = daemon.long_work(caller.turn().await, work).await?;
     let memory = count(&done, &permit).await?;
     drop(reading);
     Ok((done, permit, memory))
@@ -93,8 +92,7 @@ async fn read_permit(caller: &Caller, reference: &Reference, reads: Reads) -> Re
     loop {
         let named = reference.clone();
         let weigh = move |daemon: &Daemon| weight(daemon, &named, reads);
-        let (manifest, bytes) =
-            daemon.blocking(caller.turn().await, weigh).await.map_err(|error| error.body())?;
+        let (manifest, bytes) = daemon.blocking(caller.turn().await, weigh).await?;
         if bytes < LARGE_FROM_BYTES {
             return Ok(ReadPermit::default());
         }

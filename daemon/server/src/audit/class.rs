@@ -1,7 +1,6 @@
 //! The classes of records. Each has files, a part of the queue and limits of its own, so that records of one class do
 //! not displace those of another. The shares of all classes add up to the log.
 
-/// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     /// The store or the daemon has changed.
@@ -16,7 +15,7 @@ pub(crate) enum Class {
 impl Class {
     pub(crate) const ALL: [Self; 3] = [Self::Change, Self::Open, Self::Attempt];
 
-    /// In metrics, and in records about other records.
+    /// For metrics, and for records about other records.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Change => "changes",
@@ -25,8 +24,7 @@ impl Class {
         }
     }
 
-    /// How the names of its files begin. Files of earlier versions have records of all classes, and the name of those of
-    /// changes.
+    /// Files of earlier versions contain records of all classes, and are named like those of changes.
     pub(super) const fn file_prefix(self) -> &'static str {
         match self {
             Self::Change => "audit-",
@@ -44,7 +42,6 @@ impl Class {
     }
 }
 
-/// One value for each class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ByClass<T>([T; 3]);
 
@@ -53,7 +50,7 @@ impl<T> ByClass<T> {
         Self(Class::ALL.map(make))
     }
 
-    pub(crate) const fn of(&self, class: Class) -> &T {
+    pub(crate) const fn get(&self, class: Class) -> &T {
         let [change, open, attempt] = &self.0;
         match class {
             Class::Change => change,
@@ -62,7 +59,7 @@ impl<T> ByClass<T> {
         }
     }
 
-    pub(super) const fn of_mut(&mut self, class: Class) -> &mut T {
+    pub(super) const fn get_mut(&mut self, class: Class) -> &mut T {
         let [change, open, attempt] = &mut self.0;
         match class {
             Class::Change => change,
@@ -87,6 +84,6 @@ mod tests {
         let prefixes = Class::ALL.map(Class::file_prefix);
         assert!(prefixes.iter().all(|prefix| prefixes.iter().filter(|other| *other == prefix).count() == 1));
         let values = ByClass::new(Class::name);
-        assert!(values.iter().all(|(class, name)| class.name() == *name && values.of(class) == name));
+        assert!(values.iter().all(|(class, name)| class.name() == *name && values.get(class) == name));
     }
 }

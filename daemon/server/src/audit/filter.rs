@@ -1,4 +1,4 @@
-//! Which records a request asks for.
+//! Which records a request selects.
 
 use std::time::SystemTime;
 
@@ -9,12 +9,11 @@ use serde_json::Value;
 
 use crate::names::Names;
 
-/// The parameters of a request, checked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filter {
     /// The only user whose records the client may read.
     own_uid: Option<u32>,
-    /// The uid, and the name if that was given: it may be of a user that no longer exists.
+    /// The uid, if there is one, and the text: it may be the name of a user that no longer exists.
     user: Option<(Option<u32>, String)>,
     model: Option<Model>,
     verbs: Vec<String>,
@@ -27,7 +26,6 @@ pub(crate) struct Filter {
 #[derive(Clone, Debug)]
 struct Model {
     text: String,
-    /// The name or pattern of names, if it is one.
     name: Option<ModelName>,
     /// The first digits of a digest, in lower case, if it can be that.
     digits: Option<String>,
@@ -41,9 +39,6 @@ enum ModelName {
 
 impl Filter {
     /// `own_uid` is the only user whose records the client may read, unless it administers the store.
-    ///
-    /// # Errors
-    /// What is wrong with the parameters.
     pub(crate) fn new(params: &LogParams, own_uid: Option<u32>) -> Result<Self, String> {
         let user = params.user.as_ref().map(|user| (user_id(user), user.clone()));
         Ok(Self {
@@ -58,7 +53,7 @@ impl Filter {
         })
     }
 
-    /// From now on only the records of this user, which administers the store no longer.
+    /// Restricts the filter to a user who no longer administers the store.
     pub(super) const fn restrict_to(&mut self, uid: u32) {
         self.own_uid = Some(uid);
     }
@@ -81,7 +76,7 @@ impl Filter {
     }
 }
 
-/// Whether it failed or was refused. Switching the log on is not a failure.
+/// Switching the log on is not a failure.
 fn is_failure(record: &AuditRecord) -> bool {
     !matches!(record.result.as_str(), "ok" | "on")
 }
@@ -94,12 +89,12 @@ fn requested_time(name: &str, text: Option<&str>) -> Result<Option<SystemTime>, 
     text.map(time).transpose()
 }
 
-/// Asks the name service, which may take seconds.
+/// Uses the name service, which may take seconds.
 fn user_id(user: &str) -> Option<u32> {
     user.parse().ok().or_else(|| Names::system().uid_of(user).ok())
 }
 
-/// When it was written; `None` if that is no time.
+/// `None` if the record has no valid time.
 pub(super) fn time(record: &AuditRecord) -> Option<SystemTime> {
     humantime::parse_rfc3339(&record.time).ok()
 }
@@ -117,7 +112,7 @@ impl Model {
         Self { text: text.to_owned(), name, digits: is_hex.then(|| digits.to_ascii_lowercase()) }
     }
 
-    /// Whether it is the record's model, its source, or one that the request has removed or replaced.
+    /// Whether this is the record's model, its source, or a model that the request has removed or replaced.
     fn is_in(&self, record: &AuditRecord) -> bool {
         let has_digits = |digest: &str| {
             let hex = digest.strip_prefix("sha256:").unwrap_or(digest);
@@ -168,6 +163,12 @@ mod tests {
         Filter::new(params, None).unwrap().matches(&record())
     }
 
+    /// Whether a filter for this model matches.
+    fn is_in(model: &str, record: &AuditRecord) -> bool {
+        let params = LogParams { model: Some(model.to_owned()), ..LogParams::default() };
+        Filter::new(&params, None).unwrap().matches(record)
+    }
+
     #[test]
     fn all_that_is_given_must_apply() {
         let text = |text: &str| Some(text.to_owned());
@@ -189,8 +190,7 @@ mod tests {
 
     #[test]
     fn model_is_found_by_its_name_in_any_form_and_by_its_digest() {
-        let model =
-            |model: &str| matches(&LogParams { model: Some(model.to_owned()), ..LogParams::default() });
+        let model = |model: &str| is_in(model, &record());
         let digest = record().digest.unwrap();
         for name in [
             "llama3:8b",
@@ -209,11 +209,7 @@ mod tests {
     fn model_is_found_among_those_that_were_removed() {
         let details = [("removed".to_owned(), json!([{ "model": "a:b" }, { "more": 1 }]))].into();
         let record = AuditRecord { model: None, details, ..record() };
-        let filter = |name: &str| {
-            let params = LogParams { model: Some(name.to_owned()), ..LogParams::default() };
-            Filter::new(&params, None).unwrap().matches(&record)
-        };
-        assert!(filter("a:b") && !filter("a:c"));
+        assert!(is_in("a:b", &record) && !is_in("a:c", &record));
     }
 
     #[test]
@@ -226,10 +222,6 @@ mod tests {
         };
         let list = details("names", json!(["a:b", digest, "abcdef"]));
         let source = details("from", json!("registry.ollama.ai/library/a:b"));
-        let is_in = |name: &str, record: &AuditRecord| {
-            let params = LogParams { model: Some(name.to_owned()), ..LogParams::default() };
-            Filter::new(&params, None).unwrap().matches(record)
-        };
         assert!(is_in("a:b", &list) && is_in(&digest[..20], &list) && is_in("a:b", &source));
         assert!(!is_in("a:c", &list) && !is_in("a:c", &source));
         assert!(!is_in("abcd", &list), "the beginning of a name is not that of a digest");

@@ -1,4 +1,4 @@
-//! Sends each record to systemd's journal as well, from where other programs ship it to another machine.
+//! Also sends each record to systemd's journal, from where other programs ship it to another machine.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -72,7 +72,7 @@ fn message(record: &AuditRecord) -> String {
     format!("{who} {verb}{model}: {result}{message}")
 }
 
-/// As syslog numbers them: a warning for a refusal and for what is missing, a notice for another failure.
+/// Syslog's numbers: a warning for a refusal and for lost records, a notice for another failure.
 fn priority(record: &AuditRecord) -> &'static str {
     match record.result.as_str() {
         "ok" | "on" | "unacknowledged" => "6",

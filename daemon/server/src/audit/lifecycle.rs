@@ -1,38 +1,37 @@
-//! Records of what happens to the daemon and to the log itself: starts, stops, reloads, and when the log is switched on
-//! or off.
+//! Records of the daemon's starts, stops and reloads, and of the log being switched on or off.
 
 use std::io;
 
 use blobd_client::protocol::audit::AuditRecord;
-use blobd_client::protocol::configuration::{AppliedBy, Setting};
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::upkeep::{AppliedBy, Setting};
 use serde_json::{Value, json};
 
 use super::class::Class;
 use super::directory::LogDirectory;
 use super::series::last_record;
-use super::{AuditLog, LogSettings, notice};
+use super::{AuditLog, LogEvent, LogSettings, notice};
 
 /// The verbs of these records, besides `audit`.
 pub(crate) const LIFECYCLE_VERBS: [&str; 3] = ["start", "stop", "reload"];
 
 fn own_record<const N: usize>(verb: &str, details: [(&'static str, Value); N]) -> AuditRecord {
     let pid = i32::try_from(std::process::id()).ok();
-    AuditRecord { verb: verb.to_owned(), pid, ..notice(None, "ok", details) }
+    let result = "ok".to_owned();
+    AuditRecord { verb: verb.to_owned(), pid, result, ..notice(None, LogEvent::On, details) }
 }
 
-/// A daemon begins to serve.
 pub(crate) fn start_record(socket: &str, store: &str) -> AuditRecord {
     let version = env!("CARGO_PKG_VERSION");
     own_record("start", [("version", json!(version)), ("socket", json!(socket)), ("store", json!(store))])
 }
 
-/// A daemon ends, because of this signal. There is none if it was killed.
+/// `None` if the daemon ended without a signal.
 pub(crate) fn stop_record(signal: Option<&str>) -> AuditRecord {
     own_record("stop", [("signal", json!(signal))])
 }
 
-/// The configuration was read again: the settings that differ, with their values before, or why it stays as it was.
+/// The settings that differ with their earlier values, or why the configuration stays as it was.
 pub(crate) fn reload_record(result: Result<&[(Setting, Setting)], &ErrorBody>) -> AuditRecord {
     let change = |(old, new): &(Setting, Setting)| {
         let takes_effect = match new.applied_by {
@@ -55,23 +54,20 @@ pub(crate) fn reload_record(result: Result<&[(Setting, Setting)], &ErrorBody>) -
 }
 
 /// Starts the log, or leaves it off. A log that has records already gets one when it is switched off or on.
-///
-/// # Errors
-/// If the log cannot be started.
 pub(crate) fn switch(log: &AuditLog, settings: LogSettings, is_on: bool) -> io::Result<()> {
     let was_off = last_state(&settings.directory);
     match (is_on, was_off) {
         (true, was_off) => {
             log.start(settings)?;
             if was_off == Some(true) {
-                log.record(notice(None, "on", []));
+                log.record(notice(None, LogEvent::On, []));
             }
             Ok(())
         }
         (false, Some(false)) => {
             let last = AuditLog::default();
             last.start(settings)?;
-            last.record(notice(None, "off", []));
+            last.record(notice(None, LogEvent::Off, []));
             last.stop();
             Ok(())
         }
@@ -85,24 +81,30 @@ fn last_state(directory: &LogDirectory) -> Option<bool> {
         return None;
     }
     let last = last_record(directory, Class::Change).ok()??;
-    Some(last.verb == "audit" && last.result == "off")
+    Some(last.verb == "audit" && last.result == LogEvent::Off.name())
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
+    use blobd_store::StoreOwner;
+
     use super::super::{Filter, Latest, LogReader, Rotation};
     use super::*;
 
     fn settings(path: &Path) -> LogSettings {
         let rotation = Rotation { max_bytes: 1 << 20, keep: 2 };
-        LogSettings { directory: LogDirectory::at(path), rotation, is_forwarded: false }
+        LogSettings {
+            directory: LogDirectory::at(path, StoreOwner::for_process()),
+            rotation,
+            is_forwarded: false,
+        }
     }
 
     fn results(path: &Path) -> Vec<String> {
         let latest = Latest { limit: 100, count_earlier: 0, up_to: u64::MAX };
-        let directory = LogDirectory::at(path).into();
+        let directory = LogDirectory::at(path, StoreOwner::for_process()).into();
         let mut reader = LogReader::find(directory, Filter::default(), latest, &|| true).unwrap().unwrap();
         let records = reader.next_found().unwrap().records;
         records.into_iter().map(|record| format!("{} {}", record.verb, record.result)).collect()

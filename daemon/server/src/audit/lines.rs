@@ -1,7 +1,7 @@
-//! The lines of a file of the audit log, from a place to the end or from the end to the beginning.
+//! The lines of a file of the audit log, from any place to the end or from the end to the beginning.
 //!
-//! Neither needs more memory than a block and the longest line of a record, whatever the file contains. A hole, as a
-//! damaged file can have, takes no time: the kernel says where it ends. A line that is too long for a record is read in
+//! Neither direction needs more memory than a block and the longest line of a record, whatever the file contains. A
+//! hole in a damaged file takes no time: the kernel says where it ends. A line that is too long for a record is read in
 //! steps, so that a reader can stop between them.
 
 use std::fs::File;
@@ -19,7 +19,7 @@ const MAX_STEP_BYTES: u64 = 1 << 20;
 /// A line, or a part of one that is too long for a record.
 pub(super) struct Line {
     pub(super) offset: u64,
-    /// With its line break. Not all of them if it is too long for a record.
+    /// With the line break; only a part of a line that is too long for a record.
     bytes: Vec<u8>,
     is_complete: bool,
     /// Whether an earlier part of the same line was returned.
@@ -38,7 +38,6 @@ impl Line {
     }
 }
 
-/// Where the next line begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     pub(super) offset: u64,
@@ -52,7 +51,7 @@ impl From<u64> for Position {
     }
 }
 
-/// The lines from a place on, up to the last line break.
+/// The lines from any place to the last line break.
 pub(super) struct Lines {
     file: BufReader<File>,
     pub(super) next: Position,
@@ -84,7 +83,7 @@ impl Lines {
         Ok(Some(Line { offset, bytes, is_complete, is_rest }))
     }
 
-    /// Skips the rest of a line, or so much of it that a step is complete.
+    /// Skips the rest of a line, up to the length of one step.
     fn skip_part(&mut self) -> io::Result<()> {
         let mut read = 0_u64;
         while read < MAX_STEP_BYTES {
@@ -146,7 +145,6 @@ impl LinesBackward {
         Ok(lines)
     }
 
-    /// Fails as [`Self::new`].
     pub(super) fn next_line(&mut self, is_wanted: &dyn Fn() -> bool) -> io::Result<Option<Line>> {
         if self.start == 0 && self.buffer.is_empty() {
             return Ok(None);
@@ -192,11 +190,11 @@ impl LinesBackward {
         }
     }
 
-    /// Where the hole begins that ends at `start`, if there is one of a block or more.
+    /// The start of the hole that ends at `start`, if there is one of a block or more.
     fn hole_before_start(&self) -> Option<u64> {
         let is_hole_from = |offset: u64| match seek(&self.file, rustix::fs::SeekFrom::Data(offset)) {
             Ok(data) => data >= self.start,
-            // Without data after it. Other errors are of file systems that do not know about holes.
+            // There is no data after it. Other errors mean that the file system does not know about holes.
             Err(errno) => errno == Errno::NXIO,
         };
         let mut begin = self.start.checked_sub(BLOCK_BYTES as u64).filter(|block| is_hole_from(*block))?;
@@ -208,7 +206,6 @@ impl LinesBackward {
         Some(begin)
     }
 
-    /// Reads the block before the buffer.
     fn read_block(&mut self) -> io::Result<()> {
         let length = usize::try_from(self.start).unwrap_or(usize::MAX).min(BLOCK_BYTES);
         let start = self.start.saturating_sub(length as u64);
@@ -234,11 +231,7 @@ mod tests {
         file
     }
 
-    fn forward(content: &[u8]) -> Vec<(u64, bool)> {
-        forward_in(file(content))
-    }
-
-    fn forward_in(file: File) -> Vec<(u64, bool)> {
+    fn forward(file: File) -> Vec<(u64, bool)> {
         let mut lines = Lines::new(file, Position::default()).unwrap();
         std::iter::from_fn(|| lines.next_line().unwrap())
             .filter(|line| !line.is_rest)
@@ -246,11 +239,7 @@ mod tests {
             .collect()
     }
 
-    fn backward(content: &[u8]) -> (Vec<(u64, bool)>, u64) {
-        backward_in(file(content))
-    }
-
-    fn backward_in(file: File) -> (Vec<(u64, bool)>, u64) {
+    fn backward(file: File) -> (Vec<(u64, bool)>, u64) {
         let mut lines = LinesBackward::new(file, &|| true).unwrap();
         let mut found: Vec<_> = std::iter::from_fn(|| lines.next_line(&|| true).unwrap())
             .map(|line| (line.offset, line.is_complete))
@@ -275,10 +264,10 @@ mod tests {
             }
             let end = content.len() as u64;
             content.resize(content.len() + rest, b'y');
-            let (backward, last_break) = backward(&content);
+            let (backward, last_break) = backward(file(&content));
             prop_assert_eq!(last_break, end);
             // Forward, a line without an end is reported if it is too long for a record.
-            let forward: Vec<_> = forward(&content).into_iter().filter(|(offset, _)| *offset < end).collect();
+            let forward: Vec<_> = forward(file(&content)).into_iter().filter(|(offset, _)| *offset < end).collect();
             prop_assert_eq!(backward, forward);
         }
     }
@@ -299,12 +288,12 @@ mod tests {
             let end = before.len() as u64 + HOLE;
             file.set_len(end).unwrap();
             file.write_all_at(after.as_bytes(), end).unwrap();
-            let lines = forward_in(file.try_clone().unwrap());
+            let lines = forward(file.try_clone().unwrap());
             // The line with the hole is one that is not complete, unless it has no end.
             let is_ended = !after.is_empty();
             let long = lines.iter().filter(|(_, is_complete)| !is_complete).count();
             assert!(!lines.is_empty() && long == 1, "{before:?} {after:?}: {lines:?}");
-            let found = backward_in(file).0;
+            let found = backward(file).0;
             let expected = if is_ended { lines } else { lines[..lines.len() - 1].to_vec() };
             assert_eq!(found, expected, "{before:?} {after:?}");
         }

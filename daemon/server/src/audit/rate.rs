@@ -1,12 +1,12 @@
-//! Limits the records that any user can cause as often as it likes, and counts those that are left out: otherwise one
-//! user could replace a whole class of records by its own.
+//! Limits the records that a user can cause at will, and counts those that are left out: otherwise one user could
+//! replace a whole class of records.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tracing_mutex::stdsync::Mutex;
 
-use super::lock;
+use crate::locks::lock;
 
 /// Records of one user in one interval. A long record counts as several.
 const MAX_IN_INTERVAL: usize = 1000;
@@ -14,17 +14,16 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// The longest record that counts as one. Most have 300 to 400 bytes; with long messages they would fill the log
 /// many times faster.
 const BYTES_OF_ONE: usize = 512;
-/// Changes of one user that are recorded with those of the others: so many at once, and one more in each interval.
+/// Changes of one user that are recorded with those of the others: this many at once, and one more in each interval.
 /// With 80 MiB of records of changes, a user needs 8 weeks to displace those of other users.
 const CHANGES_AT_ONCE: u32 = 2000;
 const CHANGE_INTERVAL: Duration = Duration::from_secs(30);
 /// Users that are counted one by one. One person may have 65,536 of them, with a user namespace.
 const MAX_USERS: usize = 1024;
-/// Kinds that are told apart of one user, and of all users.
+/// Kinds that are counted separately, of one user and of all users.
 const MAX_KINDS_OF_USER: usize = 256;
 const MAX_KINDS: usize = 8192;
 
-/// The limit of one class of records.
 #[derive(Debug, Default)]
 pub(super) struct RateLimit {
     state: Mutex<State>,
@@ -46,7 +45,6 @@ struct User {
     kinds: BTreeMap<String, u64>,
 }
 
-/// Records of a user that were left out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Omission {
     /// `None` for users that were not counted one by one.
@@ -59,7 +57,7 @@ pub(super) struct Omission {
 /// Finds users that make very many changes.
 #[derive(Debug, Default)]
 pub(super) struct ChangeBudget {
-    /// `None` as in [`State::users`].
+    /// `None` stands for all users above [`MAX_USERS`].
     users: Mutex<BTreeMap<Option<u32>, Changes>>,
 }
 
@@ -67,12 +65,12 @@ pub(super) struct ChangeBudget {
 #[derive(Debug)]
 struct Changes {
     count: u32,
-    /// Until when changes were forgotten.
+    /// The time of the last reduction of the count.
     until: Instant,
 }
 
 impl ChangeBudget {
-    /// Whether the record of a change belongs with those of other users.
+    /// Whether the record of a change is written to the files of changes.
     pub(super) fn admit(&self, uid: u32, bytes: usize) -> bool {
         self.admit_at(uid, bytes, Instant::now())
     }
@@ -111,7 +109,6 @@ impl RateLimit {
         lock(&self.state).admit(uid, kind, bytes, Instant::now())
     }
 
-    /// Whether nothing is counted.
     pub(super) fn is_idle(&self) -> bool {
         lock(&self.state).users.is_empty()
     }
@@ -165,7 +162,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// How many of so many records are written.
+    /// How many of the records are written.
     fn admitted(state: &mut State, uid: u32, kind: &str, records: usize, now: Instant) -> usize {
         (0..records).filter(|_| state.admit(uid, kind, 300, now)).count()
     }

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use blobd_client::protocol::audit::AuditRecord;
 use serde_json::Value;
 
+use super::LogEvent;
 use super::class::{ByClass, Class};
 use super::directory::{LogDirectory, LogFile};
 use super::lines::{Lines, Position};
 
-/// The limits of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rotation {
     /// A file that would become larger is followed by the next one.
     pub(crate) max_bytes: u64,
-    /// How many files of that size the log takes at most.
+    /// The log is at most as large as this many files of that size.
     pub(crate) keep: usize,
 }
 
@@ -26,13 +26,12 @@ impl Rotation {
         self.max_bytes.saturating_mul(self.keep as u64)
     }
 
-    /// The size of a file, for all classes.
     pub(super) fn file_bytes(self) -> u64 {
         self.max_bytes.min(self.total() / Self::FILES_OF_TOTAL)
     }
 
-    /// The files to remove so that each class can complete its current file, the oldest first. A class uses what
-    /// others leave, until they need their shares: a class that uses more than its share loses files first.
+    /// The files to remove, the oldest first, so that each class can complete its current file. A class uses what
+    /// others leave until they need their shares: a class that uses more than its share loses files first.
     pub(super) fn to_remove(self, files: &[LogFile]) -> Vec<LogFile> {
         let mut usages = ByClass::new(|class| Usage::new(class, files, self.file_bytes()));
         let mut removed = Vec::new();
@@ -41,7 +40,7 @@ impl Rotation {
             let with_files = usages.iter().filter(|(_, usage)| !usage.complete.is_empty());
             let largest = with_files.max_by_key(|(class, usage)| excess(*class, usage));
             let Some(class) = largest.map(|(class, _)| class) else { break };
-            let usage = usages.of_mut(class);
+            let usage = usages.get_mut(class);
             let oldest = usage.complete.remove(0);
             usage.bytes = usage.bytes.saturating_sub(oldest.bytes);
             removed.push(oldest);
@@ -50,7 +49,6 @@ impl Rotation {
     }
 }
 
-/// What one class takes.
 struct Usage {
     /// Its current file counts as if it were complete.
     bytes: u64,
@@ -68,7 +66,6 @@ impl Usage {
     }
 }
 
-/// What a file of the log contained.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) records: u64,
@@ -80,15 +77,14 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Users that are listed.
     const MAX_USERS: usize = 20;
-    /// A user can have so many records in one file that counting all users takes too much memory.
+    /// Counting all users of one file could need too much memory.
     const MAX_COUNTED: usize = 1024;
     /// Records wait while a file is read.
     const MAX_BYTES: u64 = 64 << 20;
 
     /// Reads a file; `None` if it cannot be read or is too large.
-    pub(super) fn of(directory: &LogDirectory, file: LogFile) -> Option<Self> {
+    pub(super) fn read(directory: &LogDirectory, file: LogFile) -> Option<Self> {
         let opened = directory.read(file.class, file.number).ok()??;
         if file.bytes > Self::MAX_BYTES {
             return None;
@@ -121,10 +117,10 @@ impl Contents {
     }
 }
 
-/// The time of a record, and whom it counts for. One about an earlier removal counts for what it says, so that no number
-/// is lost with it.
+/// The time of a record, and the users that it counts for. A record about an earlier removal counts for the users that
+/// it lists, so that no number is lost with it.
 fn counts_of(record: &AuditRecord) -> (String, Vec<(String, u64)>) {
-    if (record.verb.as_str(), record.result.as_str()) == ("audit", REMOVED)
+    if (record.verb.as_str(), record.result.as_str()) == ("audit", LogEvent::Removed.name())
         && let Some(users) = record.details.get("users").and_then(Value::as_object)
     {
         let first = record.details.get("first").and_then(Value::as_str).unwrap_or(&record.time);
@@ -134,9 +130,6 @@ fn counts_of(record: &AuditRecord) -> (String, Vec<(String, u64)>) {
     let user = record.user.clone().unwrap_or_else(|| record.uid.to_string());
     (record.time.clone(), vec![(user, 1)])
 }
-
-/// The result of a record about a removed file.
-pub(super) const REMOVED: &str = "removed";
 
 /// Stands for users that are not listed one by one. No user has this name.
 const OTHERS: &str = "(others)";

@@ -1,4 +1,4 @@
-//! The records of one class, from the end of its files to the beginning, or from a place on.
+//! The records of one class, from the end of its files to the beginning, or forward from any place.
 
 use std::fs::File;
 use std::io;
@@ -12,9 +12,8 @@ use super::filter::{Filter, time};
 use super::lines::{Line, Lines, LinesBackward, Position};
 
 /// A file's number, and where a line begins in it.
-pub(super) type Place = (u64, Position);
+pub(super) type LogPosition = (u64, Position);
 
-/// What is common to the series that are read together.
 pub(super) struct Reading<'r> {
     pub(super) directory: &'r LogDirectory,
     pub(super) filter: &'r Filter,
@@ -41,28 +40,24 @@ pub(super) fn seq(record: &AuditRecord) -> u64 {
     record.seq.unwrap_or_default()
 }
 
-/// A record that was found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) seq: u64,
-    pub(super) place: Place,
+    pub(super) place: LogPosition,
 }
 
-/// The end of a search.
 pub(super) enum SearchError {
-    /// Nobody waits for it any more.
     NotWanted,
     Io(io::Error),
 }
 
 impl From<io::Error> for SearchError {
-    /// The standard library repeats what a signal interrupts, so only a search that nobody wants fails so.
+    /// The standard library repeats calls that a signal interrupts, so only an unwanted search fails in this way.
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::Interrupted { Self::NotWanted } else { Self::Io(error) }
     }
 }
 
-/// Searches one class from its end.
 pub(super) struct Backward {
     class: Class,
     /// The files that were not read yet, the oldest first.
@@ -70,8 +65,8 @@ pub(super) struct Backward {
     file: Option<(u64, LinesBackward)>,
     /// The time of the oldest record that was read in this file.
     oldest: Option<std::time::SystemTime>,
-    /// Where the records end that are searched; `None` until the last file is open.
-    end: Option<Place>,
+    /// The end of the records that are searched; `None` until the last file is open.
+    end: Option<LogPosition>,
     last_number: u64,
 }
 
@@ -82,11 +77,10 @@ impl Backward {
         Ok(Self { class, numbers, file: None, oldest: None, end: None, last_number })
     }
 
-    pub(super) fn end(&self) -> Place {
+    pub(super) fn end(&self) -> LogPosition {
         self.end.unwrap_or((self.last_number, Position::default()))
     }
 
-    /// The latest record that matches, before those that were returned already.
     pub(super) fn next_match(
         &mut self,
         reading: &mut Reading<'_>,
@@ -119,7 +113,6 @@ impl Backward {
         }
     }
 
-    /// Whether there was another file.
     fn open_older(&mut self, directory: &LogDirectory, is_wanted: &dyn Fn() -> bool) -> io::Result<bool> {
         while let Some(number) = self.numbers.pop() {
             if let Some(file) = directory.read(self.class, number)? {
@@ -132,7 +125,7 @@ impl Backward {
         Ok(false)
     }
 
-    /// Leaves out the older files if they end before the first time that is searched.
+    /// Skips the older files if they end before the first time that is searched.
     fn end_file(&mut self, filter: &Filter) {
         self.file = None;
         // The clock may have been changed within a file.
@@ -142,13 +135,11 @@ impl Backward {
     }
 }
 
-/// Reads one class from a place on.
 pub(super) struct Forward {
     class: Class,
-    /// Where the records begin that were not taken yet.
-    pub(super) place: Place,
-    /// Where they end at the latest.
-    end: Option<Place>,
+    /// The first records that were not taken yet.
+    pub(super) place: LogPosition,
+    end: Option<LogPosition>,
     file: Option<OpenFile>,
     head: Option<Head>,
     is_exhausted: bool,
@@ -161,7 +152,6 @@ struct OpenFile {
     following: Option<u64>,
 }
 
-/// The next record.
 pub(super) struct Head {
     pub(super) record: AuditRecord,
     /// The length of its line.
@@ -170,16 +160,15 @@ pub(super) struct Head {
 }
 
 impl Forward {
-    pub(super) const fn new(class: Class, place: Place, end: Option<Place>) -> Self {
+    pub(super) const fn new(class: Class, place: LogPosition, end: Option<LogPosition>) -> Self {
         Self { class, place, end, file: None, head: None, is_exhausted: false }
     }
 
-    /// The number of the next record; `None` if there is none, or if it was not found yet.
+    /// `None` if there is none, or if it was not found yet.
     pub(super) fn next_seq(&self) -> Option<u64> {
         self.head.as_ref().map(|head| seq(&head.record))
     }
 
-    /// Whether it is known what the next record is.
     pub(super) const fn is_ready(&self) -> bool {
         self.head.is_some() || self.is_exhausted
     }
@@ -190,8 +179,8 @@ impl Forward {
         Some(head)
     }
 
-    /// Looks for the next record that matches, and takes the bytes that it reads from `budget`. It is not ready
-    /// afterwards if these are not enough.
+    /// Finds the next record that matches, and takes the bytes that it reads from `budget`. It is not ready afterwards
+    /// if the budget is too small.
     pub(super) fn find_next(&mut self, reading: &mut Reading<'_>, budget: &mut u64) -> io::Result<()> {
         while !self.is_ready() && *budget > 0 {
             if self.end.is_some_and(|end| self.place >= end) {
@@ -262,7 +251,7 @@ pub(super) fn last_record(directory: &LogDirectory, class: Class) -> io::Result<
     Ok(None)
 }
 
-/// The end of a file. It has many records, unless a crash has left other bytes there.
+/// It has many records, unless a crash has left other bytes there.
 fn tail(file: &File) -> io::Result<Vec<u8>> {
     const TAIL_BYTES: u64 = 1 << 20;
     let length = file.metadata()?.len();

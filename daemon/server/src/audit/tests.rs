@@ -3,13 +3,20 @@ use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::audit::LogParams;
 
+use blobd_store::StoreOwner;
+
 use super::*;
 
 const SMALL: Rotation = Rotation { max_bytes: 4096, keep: 3 };
 
 fn start(path: &Path, rotation: Rotation) -> AuditLog {
     let log = AuditLog::default();
-    log.start(LogSettings { directory: LogDirectory::at(path), rotation, is_forwarded: false }).unwrap();
+    log.start(LogSettings {
+        directory: LogDirectory::at(path, StoreOwner::for_process()),
+        rotation,
+        is_forwarded: false,
+    })
+    .unwrap();
     log
 }
 
@@ -27,28 +34,40 @@ fn record(number: u64) -> AuditRecord {
     }
 }
 
+/// Lets `write` add a record, and waits until it is written.
+fn write_and_wait(log: &AuditLog, write: impl FnOnce()) {
+    let mut written = log.written().unwrap();
+    write();
+    let wait = async { tokio::time::timeout(std::time::Duration::from_secs(60), written.changed()).await };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(wait).unwrap().unwrap();
+}
+
+/// Waits until the writer has taken all but `most` records of the queue.
+fn catch_up(log: &AuditLog, class: Class, most: usize) {
+    let waiting = || log.running.get().unwrap().shared.classes.get(class).waiting.load(Ordering::Relaxed);
+    while waiting() > most {
+        std::thread::yield_now();
+    }
+}
+
 /// Writes records with these numbers, each in a batch of its own, and stops.
 fn write(path: &Path, rotation: Rotation, numbers: impl IntoIterator<Item = u64>) {
     let log = start(path, rotation);
-    for number in numbers {
-        let mut written = log.written().unwrap();
-        log.record(record(number));
-        let wait =
-            async { tokio::time::timeout(std::time::Duration::from_secs(60), written.changed()).await };
-        tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .unwrap()
-            .block_on(wait)
-            .unwrap()
-            .unwrap();
-    }
+    numbers.into_iter().for_each(|number| write_and_wait(&log, || log.record(record(number))));
     log.stop();
 }
 
 fn reader(path: &Path, params: &LogParams, limit: u64) -> LogReader {
     let filter = Filter::new(params, None).unwrap();
-    LogReader::find(Arc::new(LogDirectory::at(path)), filter, latest(limit), &|| true).unwrap().unwrap()
+    LogReader::find(
+        Arc::new(LogDirectory::at(path, StoreOwner::for_process())),
+        filter,
+        latest(limit),
+        &|| true,
+    )
+    .unwrap()
+    .unwrap()
 }
 
 fn found(reader: &mut LogReader) -> Vec<u64> {
@@ -59,13 +78,17 @@ fn followed(reader: &mut LogReader) -> Vec<u64> {
     numbers(|| reader.next_written(u64::MAX))
 }
 
-fn numbers(mut next: impl FnMut() -> io::Result<Batch>) -> Vec<u64> {
-    let mut numbers = Vec::new();
+fn numbers(next: impl FnMut() -> io::Result<Batch>) -> Vec<u64> {
+    records(next).iter().filter_map(|record| record.bytes).collect()
+}
+
+fn records(mut next: impl FnMut() -> io::Result<Batch>) -> Vec<AuditRecord> {
+    let mut all = Vec::new();
     loop {
         let Batch { records, may_have_more } = next().unwrap();
-        numbers.extend(records.iter().filter_map(|record| record.bytes));
+        all.extend(records);
         if !may_have_more {
-            return numbers;
+            return all;
         }
     }
 }
@@ -201,7 +224,7 @@ fn files_are_private_and_the_log_ends_with_its_daemon() {
 fn blocked(path: &Path) -> (AuditLog, std::sync::mpsc::Receiver<Waiting>) {
     let (queue, waiting) = std::sync::mpsc::sync_channel(MAX_WAITING);
     let running = Running {
-        directory: Arc::new(LogDirectory::at(path)),
+        directory: Arc::new(LogDirectory::at(path, StoreOwner::for_process())),
         shared: Arc::new(Shared::default()),
         queue: Mutex::new(Some(queue)),
         thread: Mutex::default(),
@@ -215,7 +238,7 @@ fn blocked(path: &Path) -> (AuditLog, std::sync::mpsc::Receiver<Waiting>) {
 fn each_class_has_room_in_the_queue_that_others_cannot_take() {
     let (_folder, path) = folder();
     let (log, waiting) = blocked(&path);
-    let dropped = |class| *log.status().dropped.of(class);
+    let dropped = |class| *log.status().dropped.get(class);
     for class in [Class::Attempt, Class::Open] {
         for uid in 0..max_waiting(class) + 10 {
             log.record_as(class, AuditRecord { uid: uid.try_into().unwrap(), ..record(1) });
@@ -268,26 +291,18 @@ fn refusals_do_not_use_up_the_limit_of_opens_and_rare_records_do_not_hide_among_
     for _ in 0..1500 {
         log.record_as(Class::Attempt, attempt(0));
         // The queue is for a slow disk, and is not tested here.
-        while lock(&log.running.get().unwrap().queue).is_some()
-            && log.running.get().unwrap().shared.classes.of(Class::Attempt).waiting.load(Ordering::Relaxed)
-                > 100
-        {
-            std::thread::yield_now();
-        }
+        catch_up(&log, Class::Attempt, 100);
     }
     log.record_as(Class::Open, open("secret"));
-    let state = &log.running.get().unwrap().shared.classes;
     for _ in 0..1500 {
         log.record_as(Class::Open, open("public"));
-        while state.of(Class::Open).waiting.load(Ordering::Relaxed) > 100 {
-            std::thread::yield_now();
-        }
+        catch_up(&log, Class::Open, 100);
     }
     log.record_as(Class::Open, open("rare"));
     log.stop();
     let of_model = |model: &str| {
         let params = LogParams { model: Some(model.to_owned()), ..LogParams::default() };
-        numbers_of(&mut reader(&path, &params, 10_000))
+        found(&mut reader(&path, &params, 10_000)).len()
     };
     assert_eq!((of_model("secret"), of_model("rare")), (1, 1));
     let omitted = notices(&path, "omitted");
@@ -297,32 +312,25 @@ fn refusals_do_not_use_up_the_limit_of_opens_and_rare_records_do_not_hide_among_
     };
     assert_eq!(count("opens") + of_model("public") as u64, 1500);
     let params = LogParams { results: vec!["denied".to_owned()], ..LogParams::default() };
-    assert_eq!(count("attempts") + numbers_of(&mut reader(&path, &params, 10_000)) as u64, 1500);
+    assert_eq!(count("attempts") + found(&mut reader(&path, &params, 10_000)).len() as u64, 1500);
     assert!(
         omitted.iter().any(|record| record.details["models"]["public"].as_u64() > Some(0)),
         "{omitted:?}"
     );
-    assert_eq!(*log.status().omitted.of(Class::Open), count("opens"));
-}
-
-fn numbers_of(reader: &mut LogReader) -> usize {
-    found(reader).len()
+    assert_eq!(*log.status().omitted.get(Class::Open), count("opens"));
 }
 
 #[test]
 fn opens_and_attempts_do_not_displace_changes_and_the_log_keeps_its_size() {
     let (_folder, path) = folder();
     let log = start(&path, SMALL);
-    let state = &log.running.get().unwrap().shared.classes;
     for number in 0..15 {
         log.record(record(number));
     }
     for number in 0..1000 {
         for (class, record) in [(Class::Attempt, attempt(number)), (Class::Open, open("m"))] {
             log.record_as(class, record);
-            while state.of(class).waiting.load(Ordering::Relaxed) > 0 {
-                std::thread::yield_now();
-            }
+            catch_up(&log, class, 0);
         }
     }
     log.stop();
@@ -374,7 +382,7 @@ fn reader_leaves_records_to_the_next_step_that_were_written_to_some_files_only()
     fs::create_dir(&path).unwrap();
     write_file(&path, "audit-00000001.jsonl", &[(Some(1), "10:00", 1), (Some(4), "10:03", 4)]);
     write_file(&path, "opens-00000001.jsonl", &[(Some(2), "10:01", 2), (Some(3), "10:02", 3)]);
-    let directory = Arc::new(LogDirectory::at(&path));
+    let directory = Arc::new(LogDirectory::at(&path, StoreOwner::for_process()));
     let latest = Latest { up_to: 2, ..latest(100) };
     let mut reader = LogReader::find(directory, Filter::default(), latest, &|| true).unwrap().unwrap();
     assert_eq!(found(&mut reader), [1, 2]);
@@ -401,7 +409,7 @@ fn earlier_records_are_counted_up_to_a_number() {
     write(&path, LARGE, 0..30);
     let earlier = |limit, count_earlier| {
         let latest = Latest { count_earlier, ..latest(limit) };
-        let directory = Arc::new(LogDirectory::at(&path));
+        let directory = Arc::new(LogDirectory::at(&path, StoreOwner::for_process()));
         LogReader::find(directory, Filter::default(), latest, &|| true).unwrap().unwrap().earlier_records
     };
     assert_eq!([earlier(10, 100), earlier(10, 5), earlier(30, 100), earlier(100, 100)], [20, 5, 0, 0]);
@@ -420,7 +428,7 @@ fn latest_records_are_read_from_the_end_and_only_while_somebody_waits() {
             lines_read.set(lines_read.get() + 1);
             lines_read.get() <= most
         };
-        let directory = Arc::new(LogDirectory::at(&path));
+        let directory = Arc::new(LogDirectory::at(&path, StoreOwner::for_process()));
         LogReader::find(directory, Filter::default(), latest(limit), &is_wanted).unwrap()
     };
     assert_eq!(found(&mut find(3, u64::MAX).unwrap()), [4997, 4998, 4999]);
@@ -468,13 +476,8 @@ fn directory_that_was_removed_while_it_was_written_is_created_again() {
 
 /// Adds the record of a change and waits until it is written.
 fn change_and_wait(log: &AuditLog, uid: u32) {
-    let mut written = log.written().unwrap();
-    let long = "m".repeat(1000);
-    let record = AuditRecord { uid, message: Some(long), ..record(1) };
-    log.record_as(Class::Change, record);
-    let wait = async { tokio::time::timeout(std::time::Duration::from_secs(60), written.changed()).await };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(wait).unwrap().unwrap();
+    let record = AuditRecord { uid, message: Some("m".repeat(1000)), ..record(1) };
+    write_and_wait(log, || log.record_as(Class::Change, record));
 }
 
 #[test]
@@ -490,14 +493,7 @@ fn user_with_very_many_changes_displaces_none_of_others_and_what_is_removed_is_c
     log.stop();
     let of = |params: LogParams| {
         let mut reader = reader(&path, &params, u64::MAX);
-        let mut found = Vec::new();
-        loop {
-            let Batch { records, may_have_more } = reader.next_found().unwrap();
-            found.extend(records);
-            if !may_have_more {
-                return found;
-            }
-        }
+        records(|| reader.next_found())
     };
     let user = |uid: u32| LogParams { user: Some(uid.to_string()), ..LogParams::default() };
     assert_eq!(of(user(VICTIM)).len(), 1);

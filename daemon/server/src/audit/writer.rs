@@ -16,14 +16,14 @@ use super::directory::{LogDirectory, LogFile};
 use super::forward::Forwarder;
 use super::rotation::Contents;
 use super::series::last_seq;
-use super::{Rotation, Shared, Waiting, lock, notice, removal_record};
+use super::{LogEvent, Rotation, Shared, Waiting, notice, removal_record};
+use crate::locks::lock;
 
 /// How long a written record may wait until it is durable. A crash of the process loses no written record; a power
 /// cut loses those of this time.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the records of users that have caused too many are looked for.
+/// How often omitted records are reported.
 const OMISSIONS_INTERVAL: Duration = Duration::from_secs(2);
-/// Records that are written by one call.
 const MAX_BATCH_BYTES: usize = 256 << 10;
 
 pub(super) struct Writer {
@@ -35,19 +35,18 @@ pub(super) struct Writer {
     /// The number of the last record; `None` until the files were read.
     last_seq: Option<u64>,
     has_failed_to_remove: bool,
-    /// What the files contained that were removed, for records that were not written yet.
+    /// The contents of removed files, whose records were not written yet.
     removed: Vec<(Class, Contents)>,
-    /// When the oldest record was written that is not durable yet.
+    /// The time of the oldest record that is not durable yet.
     unsynced_since: Option<Instant>,
     omissions_written: Instant,
 }
 
-/// The files of one class.
 #[derive(Default)]
 struct Series {
     /// `None` before the first record, and after an error: then it is opened again.
     current: Option<Current>,
-    /// Dropped records that the log has a record of.
+    /// Dropped records that the log already mentions.
     reported: u64,
 }
 
@@ -106,7 +105,7 @@ impl Writer {
         self.sync();
     }
 
-    /// The time until something must be done although no record arrives.
+    /// The time until there is work although no record arrives.
     fn next_work(&self) -> Option<Duration> {
         let sync = self.unsynced_since.map(|since| SYNC_INTERVAL.saturating_sub(since.elapsed()));
         // A user is counted before its first record is sent, so none is forgotten by a writer that sleeps.
@@ -125,7 +124,7 @@ impl Writer {
         }
     }
 
-    /// In the class of the removed file, so that no class takes space from another.
+    /// The record has the class of the removed file: no class takes space from another.
     fn write_removals(&mut self) {
         let removed = std::mem::take(&mut self.removed);
         let record =
@@ -136,10 +135,9 @@ impl Writer {
         }
     }
 
-    /// The number of dropped records that the log does not mention yet.
     fn missing(&self, class: Class) -> u64 {
-        let dropped = self.shared.classes.of(class).dropped.load(Ordering::Relaxed);
-        dropped.saturating_sub(self.series.of(class).reported)
+        let dropped = self.shared.classes.get(class).dropped.load(Ordering::Relaxed);
+        dropped.saturating_sub(self.series.get(class).reported)
     }
 
     /// Writes records, and before them how many were dropped.
@@ -153,17 +151,17 @@ impl Writer {
         let is_numbered = self.find_last_seq();
         let mut lines = ByClass::<Vec<Vec<u8>>>::default();
         for Waiting { line, class } in all {
-            // In the order of the queue: it is the order in which readers merge the classes.
+            // Lines keep the order of the queue, in which readers merge the classes.
             let line = self.numbered(line);
             self.forward(&line);
-            lines.of_mut(class).push(line);
+            lines.get_mut(class).push(line);
         }
         for (class, lines) in lines.iter().filter(|(_, lines)| !lines.is_empty()) {
             let (written, result) = match &is_numbered {
                 Ok(()) => self.append(class, lines),
                 Err(error) => (0, Err(io::Error::new(error.kind(), error.to_string()))),
             };
-            self.note_written(class, lines.len(), written, *missing.of(class));
+            self.note_written(class, lines.len(), written, *missing.get(class));
             self.note(class, result);
         }
         self.shared.written.send_replace(self.last_seq.unwrap_or_default());
@@ -187,11 +185,11 @@ impl Writer {
         AuditRecord::numbered(&line, *last)
     }
 
-    /// `missing` is the number in the first line, if that is a notice.
+    /// `missing` is the number in the first line if that line is a notice.
     fn note_written(&mut self, class: Class, lines: usize, written: usize, missing: u64) {
         let has_notice = missing > 0;
         if has_notice && written > 0 {
-            let reported = &mut self.series.of_mut(class).reported;
+            let reported = &mut self.series.get_mut(class).reported;
             *reported = reported.saturating_add(missing);
         }
         let notice = usize::from(has_notice);
@@ -199,14 +197,13 @@ impl Writer {
         self.shared.add_dropped(class, records.saturating_sub(written.saturating_sub(notice)));
     }
 
-    /// Before the line is written, so that a full disk does not keep it from the journal.
+    /// Before the line is written: a full disk does not keep it from the journal.
     fn forward(&mut self, line: &[u8]) {
         if self.forwarder.as_mut().is_some_and(|forwarder| !forwarder.send(line)) {
             self.shared.not_forwarded.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Writes lines, and returns how many of them are complete.
     fn append(&mut self, class: Class, lines: &[Vec<u8>]) -> (usize, io::Result<()>) {
         let (mut rest, mut complete) = (lines, 0);
         while let Some(first) = rest.first() {
@@ -224,7 +221,7 @@ impl Writer {
             let (written, result) = current.append_lines(part);
             complete += written;
             if result.is_err() {
-                self.series.of_mut(class).current = None;
+                self.series.get_mut(class).current = None;
                 return (complete, result);
             }
             rest = others;
@@ -232,9 +229,9 @@ impl Writer {
         (complete, Ok(()))
     }
 
-    /// The file for so many more bytes: the next one if this one would become too large, or was removed.
+    /// The file for this many more bytes: the next one if the current one would become too large, or was removed.
     fn current_for(&mut self, class: Class, bytes: u64) -> io::Result<&mut Current> {
-        let current = match self.series.of_mut(class).current.take() {
+        let current = match self.series.get_mut(class).current.take() {
             Some(current) => current,
             None => {
                 let last = Current::last(&self.directory, class)?;
@@ -247,13 +244,13 @@ impl Writer {
         let is_full = current.bytes > 0 && current.bytes.saturating_add(bytes) > self.rotation.file_bytes();
         let is_removed = rustix::fs::fstat(&current.file)?.st_nlink == 0;
         if !is_full && !is_removed {
-            return Ok(self.series.of_mut(class).current.insert(current));
+            return Ok(self.series.get_mut(class).current.insert(current));
         }
         current.file.sync_data()?;
         let next = Current::open(&self.directory, class, current.number.saturating_add(1))?;
         self.directory.sync()?;
         self.remove_old();
-        Ok(self.series.of_mut(class).current.insert(next))
+        Ok(self.series.get_mut(class).current.insert(next))
     }
 
     /// Removes the oldest files. They stay if an administrator has made them append-only.
@@ -262,7 +259,7 @@ impl Writer {
         let remove = |files: Vec<LogFile>| {
             let old = self.rotation.to_remove(&files);
             old.into_iter().try_for_each(|file| {
-                let contents = Contents::of(&self.directory, file);
+                let contents = Contents::read(&self.directory, file);
                 self.directory.remove(file)?;
                 removals.extend(contents.map(|contents| (file.class, contents)));
                 Ok(())
@@ -281,16 +278,15 @@ impl Writer {
     fn sync(&mut self) {
         self.unsynced_since = None;
         for class in Class::ALL {
-            let Some(current) = &self.series.of(class).current else { continue };
+            let Some(current) = &self.series.get(class).current else { continue };
             if let Err(error) = current.file.sync_data() {
                 self.note(class, Err(error));
             }
         }
     }
 
-    /// Logs the first of several failures, and their end.
     fn note(&self, class: Class, result: io::Result<()>) {
-        let state = self.shared.classes.of(class);
+        let state = self.shared.classes.get(class);
         let mut failure = lock(&state.failure);
         let (path, class) = (self.directory.path(), class.name());
         match (result, failure.is_some()) {
@@ -312,7 +308,6 @@ impl Writer {
     }
 }
 
-/// The records that are waiting.
 fn batch(shared: &Shared, first: Waiting, waiting: &Receiver<Waiting>) -> Vec<Waiting> {
     let mut bytes = first.line.len();
     let mut records = vec![first];
@@ -323,13 +318,13 @@ fn batch(shared: &Shared, first: Waiting, waiting: &Receiver<Waiting>) -> Vec<Wa
         records.push(record);
     }
     for record in &records {
-        shared.classes.of(record.class).waiting.fetch_sub(1, Ordering::Relaxed);
+        shared.classes.get(record.class).waiting.fetch_sub(1, Ordering::Relaxed);
     }
     records
 }
 
 fn dropped(class: Class, records: u64) -> AuditRecord {
-    notice(None, "dropped", [("records", json!(records)), ("class", json!(class.name()))])
+    notice(None, LogEvent::Dropped, [("records", json!(records)), ("class", json!(class.name()))])
 }
 
 impl Current {

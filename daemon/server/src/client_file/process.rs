@@ -10,20 +10,21 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::connection::receive_message;
 use blobd_client::protocol::frame::{Frame, FrameDecoder};
-use blobd_client::protocol::request::ImportParams;
 use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE, fill};
 use rustix::io::Errno;
 
-use super::note::{Note, RECORD_BYTES, Refusal, Request, decode, encode};
+use super::channel::{Note, RECORD_BYTES, Refusal, Request, decode, encode};
 use crate::ops::FileFacts;
 use crate::socket::MAX_FDS_PER_MESSAGE;
 use crate::sys::{map_shared, take_standard_descriptors};
 
-/// How long a client may take to send its file.
 pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Receives a descriptor on standard input, then serves the requests on standard error: reads the file
-/// into the shared memory at standard output. Ends when the daemon closes its end.
+/// The frame has two numbers.
+const MAX_FRAME_BYTES: usize = 4 << 10;
+
+/// Serves the requests on standard error: receives descriptors on standard input, and reads the files into the shared
+/// memory at standard output. Ends when the daemon closes its end.
 pub fn run() {
     let [connection, memory, notes] = take_standard_descriptors();
     // An error was reported, or the daemon has closed its end.
@@ -31,31 +32,42 @@ pub fn run() {
 }
 
 fn serve(connection: OwnedFd, memory: &File, mut notes: &UnixStream) -> io::Result<()> {
-    let received = receive(&connection, notes);
-    // An open duplicate would hide from the client that the daemon has closed the connection.
-    drop(connection);
-    let files = match received {
-        Ok(files) => files,
-        Err(refusal) => return notes.write_all(&encode(&Note::Refused(refusal))?),
-    };
-    notes.write_all(&encode(&Note::Received(u8::try_from(files.len()).unwrap_or(u8::MAX)))?)?;
-    notes.set_read_timeout(None)?;
+    let mut connection = Some(connection);
     let mut slots = map_shared(memory, CHUNKS_IN_USE, CHUNK_BYTES)?;
-    let mut record = [0; RECORD_BYTES];
+    let (mut files, mut record) = (Vec::new(), [0; RECORD_BYTES]);
     loop {
         notes.read_exact(&mut record)?;
         let Some(request) = decode(&record) else { return Err(ErrorKind::InvalidData.into()) };
+        // Those before the received ones are closed after the note, because that may block like any use of them.
+        let mut closed = Vec::new();
         let note = match request {
-            Request::Inspect { file } => numbered(&files, file).and_then(FileFacts::of).map(Note::Facts),
+            Request::Receive { first, count, is_last } => {
+                let open = connection.as_ref().ok_or(ErrorKind::NotConnected)?;
+                let received = receive(open, notes, first, count);
+                notes.set_read_timeout(None)?;
+                // An open duplicate would hide from the client that the daemon has closed the connection.
+                connection = connection.filter(|_| !is_last);
+                received.map_or_else(Note::Refused, |received| {
+                    closed = std::mem::replace(&mut files, received);
+                    Note::Received
+                })
+            }
+            Request::Inspect { file } => {
+                noted(numbered(&files, file).and_then(FileFacts::from_file).map(Note::Facts))
+            }
             Request::Read { file, slot, offset, length } => {
                 let slot = slots.get_mut(slot).and_then(|slot| slot.get_mut(..length));
                 let read = |file| read(file, offset, slot.unwrap_or_default());
-                numbered(&files, file).and_then(read).map(Note::Read)
+                noted(numbered(&files, file).and_then(read).map(Note::Read))
             }
         };
-        let note = note.unwrap_or_else(|error| Note::Failed(errno(&error)));
         notes.write_all(&encode(&note)?)?;
+        drop(closed);
     }
+}
+
+fn noted(result: io::Result<Note>) -> Note {
+    result.unwrap_or_else(|error| Note::Failed(errno(&error)))
 }
 
 fn numbered(files: &[File], number: u8) -> io::Result<&File> {
@@ -72,9 +84,9 @@ fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error())
 }
 
-/// The first frame must have as many descriptors attached as it says: that of the file and those of its sidecars.
-fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<Vec<File>, Refusal> {
-    let (mut decoder, mut fds) = (FrameDecoder::new(), VecDeque::new());
+/// Receives the descriptors of `count` files. They are attached to the next frame, which has the same numbers.
+fn receive(connection: &OwnedFd, notes: &UnixStream, first: u32, count: u8) -> Result<Vec<File>, Refusal> {
+    let (mut decoder, mut fds) = (FrameDecoder::with_limit(MAX_FRAME_BYTES), VecDeque::new());
     let started = Instant::now();
     let mut buffer = [0; 1024];
     let frame = loop {
@@ -88,19 +100,15 @@ fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<Vec<File>, Refusa
             break frame;
         }
     };
-    let count = match frame {
-        Frame::Fds { first: 0, count } if !decoder.is_inside_frame() => {
-            usize::try_from(count).unwrap_or(usize::MAX)
+    let count = u32::from(count);
+    match frame {
+        Frame::Fds { first: found, .. } if found != first || decoder.is_inside_frame() => Err(Refusal::Frame),
+        Frame::Fds { .. } if fds.is_empty() => Err(Refusal::NoFile),
+        Frame::Fds { count: found, .. } if found != count || u32::try_from(fds.len()) != Ok(count) => {
+            Err(Refusal::Files)
         }
-        _ => return Err(Refusal::Frame),
-    };
-    if !(1..=ImportParams::MAX_SIDECARS + 1).contains(&count) {
-        return Err(Refusal::Frame);
-    }
-    match fds.len() {
-        0 => Err(Refusal::NoFile),
-        received if received != count => Err(Refusal::Files),
-        _ => Ok(fds.into_iter().map(File::from).collect()),
+        Frame::Fds { .. } => Ok(fds.into_iter().map(File::from).collect()),
+        _ => Err(Refusal::Frame),
     }
 }
 

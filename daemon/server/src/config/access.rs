@@ -22,7 +22,6 @@ pub(crate) struct AccessConfig {
 }
 
 impl AccessConfig {
-    /// `file` is named in errors about missing rights.
     pub(super) fn access(&self, file: Option<&Path>) -> Access {
         let names = Names::system();
         let set = |members: Vec<Member>| UserSet::new(&members, &names);
@@ -36,12 +35,13 @@ impl AccessConfig {
         }
     }
 
-    /// The mode of the socket already decides who can connect.
+    /// Everyone by default: the mode of the socket already decides who can connect.
     fn read_members(&self) -> Vec<Member> {
         self.read.as_ref().map_or_else(|| vec![Member::Everyone], |listed| members(listed))
     }
 
-    /// The right to pull includes that to read: pulls of everyone would cancel a restriction of reads.
+    /// By default whoever may read: the right to pull includes that to read, so pulls of everyone would cancel a
+    /// restriction of reads.
     fn pull_members(&self) -> Vec<Member> {
         self.pull.as_ref().map_or_else(|| self.read_members(), |listed| members(listed))
     }

@@ -11,34 +11,29 @@ use serde::Deserialize;
 use super::registries::is_host;
 use super::{Refusal, values};
 
-/// How credentials of registries are found, and to which hosts they may be sent. `docs/SECURITY.md` describes
-/// the risk of each exception.
+/// How credentials of registries are found, and to which hosts they may be sent. `docs/SECURITY.md` describes the risk
+/// of each exception.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CredentialsConfig {
-    /// blobd's own file; by default `credentials.json` beside the configuration file.
-    #[serde(deserialize_with = "values::path")]
+    #[serde(deserialize_with = "values::optional::<values::AbsolutePath, _>")]
     pub file: Option<PathBuf>,
-    /// Whether to run the credential helpers that Docker's configuration names.
     pub use_docker_helpers: bool,
-    /// Hosts, as `HOST:PORT`, to which credentials are sent over plain HTTP.
     pub insecure_hosts: Vec<String>,
-    /// Hosts in addition to registry.ollama.ai for which Ollama's key is used.
     pub ollama_key_hosts: Vec<String>,
-    /// For a registry's host, the host of its token service if that is another.
     pub token_services: BTreeMap<String, String>,
 }
 
 impl CredentialsConfig {
-    /// blobd's own file. `config` is the path of the configuration file. There is none without a configuration
-    /// file and without a home directory.
+    /// blobd's own file; `config` is the path of the configuration file. `None` without a configuration file and
+    /// without a home directory.
     pub(super) fn file(&self, config: Option<&Path>) -> Option<CredentialFile> {
         let config = config.map(Path::to_path_buf).or_else(default_config);
         let beside = config.map(|config| config.with_file_name("credentials.json"));
         self.file.clone().or(beside).map(CredentialFile::at)
     }
 
-    /// All credentials of this user, from the environment variables and default paths of other programs.
+    /// All credentials of this user, found by the environment variables and default paths of other programs.
     pub(super) fn policy(&self, config: Option<&Path>) -> CredentialPolicy {
         // Without HOME there are none: a path relative to the current directory could be another user's.
         let home = variable("HOME");

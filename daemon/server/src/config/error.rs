@@ -1,7 +1,6 @@
 //! Errors of the configuration file: one line that begins with `file:line:column`, and a hint.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -13,8 +12,8 @@ use toml::de::{DeTable, DeValue};
 use super::keys::{is_section, names};
 use super::registries::without_passwords;
 
-/// Why a configuration file is refused.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{place}: {what}")]
 pub(crate) struct ConfigError {
     /// `FILE` or `FILE:LINE:COLUMN`.
     place: String,
@@ -22,16 +21,16 @@ pub(crate) struct ConfigError {
     hint: Option<String>,
 }
 
-/// A value that does not agree with others.
+/// A value that contradicts others, or a name that does not exist.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// With its section, such as `space.quota`.
     pub(super) key: &'static str,
     pub(super) what: String,
-    /// Where the value is in the file, if it is not the whole value of the key.
+    /// The offset of the value, if it is not the whole value of the key.
     pub(super) start: Option<usize>,
     pub(super) hint: Option<String>,
-    /// Whether the same value may be right later.
+    /// Whether the same value may be valid later.
     pub(super) is_temporary: bool,
 }
 
@@ -40,9 +39,9 @@ impl Refusal {
         Self { key, what, start: None, hint: None, is_temporary: false }
     }
 
-    /// The error of a program that cannot go on with the file. `text` is its content.
+    /// The error of a program that cannot continue without the file.
     pub(super) fn body(&self, path: &Path, text: &str) -> ErrorBody {
-        let body = ConfigError::of_refusal(path, text, self).body();
+        let body = ConfigError::from_refusal(path, text, self).body();
         // A service manager starts the daemon again after this one.
         if self.is_temporary { ErrorBody { code: ErrorCode::Internal, ..body } } else { body }
     }
@@ -61,7 +60,6 @@ impl ConfigError {
         Self { place: path.display().to_string(), what, hint: hint.map(str::to_owned) }
     }
 
-    /// An error at a place `FILE:LINE:COLUMN`.
     pub(super) fn at(place: &str, what: String) -> Self {
         Self { place: place.to_owned(), what, hint: None }
     }
@@ -77,8 +75,7 @@ impl ConfigError {
         }
     }
 
-    /// `text` is the content of the file.
-    pub(super) fn of_toml(path: &Path, text: &str, error: &toml::de::Error) -> Self {
+    pub(super) fn from_toml(path: &Path, text: &str, error: &toml::de::Error) -> Self {
         let message = one_line(error.message());
         let span = error.span().unwrap_or_default();
         if message.starts_with("unknown field") {
@@ -96,7 +93,7 @@ impl ConfigError {
         Self { place: place(path, text, span.start), what, hint: None }
     }
 
-    pub(super) fn of_refusal(path: &Path, text: &str, refusal: &Refusal) -> Self {
+    pub(super) fn from_refusal(path: &Path, text: &str, refusal: &Refusal) -> Self {
         let of_key =
             || entries(text).into_iter().find(|entry| entry.key == refusal.key).map(|entry| entry.start);
         let at = refusal.start.or_else(of_key);
@@ -113,19 +110,12 @@ impl ConfigError {
     }
 }
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.what)
-    }
-}
-
 /// `FILE:LINE:COLUMN`.
 pub(super) fn place(path: &Path, text: &str, offset: usize) -> String {
     let (line, column) = position(text, offset);
     format!("{}:{line}:{column}", path.display())
 }
 
-/// The line and the column, both counted from 1, the column in characters.
 fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
@@ -138,11 +128,12 @@ fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Rewrites serde's messages: `invalid type: integer `-5`, expected u8` → `expected a whole number, found -5`. `value` is
-/// the text of the value in the file.
+/// Rewrites serde's messages: `invalid type: integer `-5`, expected u8` → `expected a whole number, found -5`. `value`
+/// is the value's text in the file.
 fn in_plain_words(message: &str, value: &str) -> String {
+    let value = if value.is_empty() { "nothing" } else { value };
     match message {
-        // Of unquoted words: `yes`, `5 GB`.
+        // Serde's message about unquoted words: `yes`, `5 GB`.
         "string values must be quoted, expected literal string" => {
             return format!("expected a text in quotes, a number, true or false, found {value}");
         }
@@ -176,7 +167,7 @@ fn in_plain_words(message: &str, value: &str) -> String {
     format!("expected {expected}, found {found}")
 }
 
-/// Of what is not TOML: `unclosed array, expected `]`` → `unclosed array: expected "]"`.
+/// Rewrites messages about syntax: `unclosed array, expected `]`` → `unclosed array: expected "]"`.
 fn of_syntax(message: &str) -> String {
     match message.split_once(", expected ") {
         Some((what, expected)) if !message.starts_with("expected ") => {
@@ -196,7 +187,7 @@ fn alternatives(expected: &str) -> String {
     }
 }
 
-/// The keys that serde lists after `expected`: those that are allowed where the unknown one is.
+/// The keys that serde lists after `expected`: those that are allowed in place of the unknown one.
 fn allowed_keys(message: &str) -> Vec<&str> {
     let expected = message.split_once(", expected ").map_or("", |(_, expected)| expected);
     expected.split('`').skip(1).step_by(2).collect()
@@ -208,7 +199,7 @@ fn section_at(text: &str, start: usize) -> String {
     entry.map_or_else(String::new, |entry| entry.section)
 }
 
-/// The place where a key belongs, or the most similar one of the keys that are allowed where it is.
+/// The section that a key belongs to, or the most similar one of the keys that are allowed in its place.
 fn hint_for(key: &str, section: &str, allowed: &[&str]) -> String {
     let known = names();
     if let Some(known) = known.iter().find(|known| name_of(known) == key && !known.starts_with('[')) {
@@ -236,28 +227,25 @@ fn name_of(known: &str) -> &str {
     known.rsplit_once('.').map_or(known, |(_, name)| name).trim_matches(['[', ']'])
 }
 
-/// A key of the file and where it is.
 struct Entry {
     /// With its section.
     key: String,
     /// The section with a dot at its end; empty outside of sections.
     section: String,
     start: usize,
-    /// Of its value.
+    /// Where its value ends.
     end: usize,
 }
 
-/// The lines of all keys, counted from 1.
 pub(super) fn lines(text: &str) -> BTreeMap<String, usize> {
     entries(text).into_iter().map(|entry| (entry.key, position(text, entry.start).0)).collect()
 }
 
-/// The line of an offset, counted from 1.
 pub(super) fn line(text: &str, offset: usize) -> usize {
     position(text, offset).0
 }
 
-/// The innermost key whose value is there; of what is wrong with a key itself, the section that it is in.
+/// The innermost key whose value contains the span; for an error in a key itself, its section.
 fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
     let entries = entries(text).into_iter();
     let around = entries.filter(|entry| entry.start <= span.start && span.end <= entry.end);
@@ -268,7 +256,7 @@ fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
     })
 }
 
-/// The key of the line of an offset, with its section, in a file that is not TOML.
+/// The key on the line of an offset, with its section, in a file that is not TOML.
 fn key_of_line(text: &str, offset: usize) -> Option<String> {
     let before = text.get(..offset)?;
     let line_start = before.rfind('\n').map_or(0, |newline| newline.saturating_add(1));
@@ -321,6 +309,14 @@ mod tests {
     }
 
     #[test]
+    fn value_that_is_missing_is_said_to_be_nothing() {
+        for text in ["root =", "root =\nsocket = \"/s\"", "root = # later"] {
+            let expected = "root: expected a text in quotes, a number, true or false, found nothing";
+            assert!(error(text).0.ends_with(expected), "{}", error(text).0);
+        }
+    }
+
+    #[test]
     fn unknown_key_is_named_with_its_place_and_the_nearest_key() {
         for (text, message, hint) in [
             ("rooot = \"/x\"", "c.toml:1:1: unknown key \"rooot\"", "did you mean root?"),
@@ -345,50 +341,51 @@ mod tests {
 
     #[test]
     fn wrong_value_is_named_with_its_key_and_what_is_expected() {
-        let size = "expected a size such as \"200 GiB\" or a number of bytes, found";
         for (text, message) in [
-            ("[space]\nquota = -5", format!("c.toml:2:9: space.quota: {size} -5")),
-            ("[space]\nquota = true", format!("c.toml:2:9: space.quota: {size} true")),
-            ("[space]\nquota = 1.5", format!("c.toml:2:9: space.quota: {size} 1.5")),
-            ("[space]\nquota = []", format!("c.toml:2:9: space.quota: {size} a list")),
-            ("[space]\nquota = \"much\"", format!("c.toml:2:9: space.quota: {size} \"much\"")),
+            ("[space]\nquota = -5", "c.toml:2:9: space.quota: SIZE, found -5"),
+            ("[space]\nquota = true", "c.toml:2:9: space.quota: SIZE, found true"),
+            ("[space]\nquota = 1.5", "c.toml:2:9: space.quota: SIZE, found 1.5"),
+            ("[space]\nquota = []", "c.toml:2:9: space.quota: SIZE, found a list"),
+            ("[space]\nquota = \"much\"", "c.toml:2:9: space.quota: SIZE, found \"much\""),
             (
                 "[scrub]\nrate_bytes_per_second = \"fast\"",
                 "c.toml:2:25: scrub.rate_bytes_per_second: expected a rate such as \"50 MiB/s\" or a number of \
-                 bytes per second, found \"fast\""
-                    .to_owned(),
+                 bytes per second, found \"fast\"",
             ),
             (
                 "[space]\nhigh_watermark = 300",
-                "c.toml:2:18: space.high_watermark: expected a percentage from 0 to 100, found 300".to_owned(),
+                "c.toml:2:18: space.high_watermark: expected a percentage from 0 to 100, found 300",
             ),
             (
                 "[transfer]\nmax_connections = -1",
-                "c.toml:2:19: transfer.max_connections: expected a whole number that is not negative, found -1".to_owned(),
+                "c.toml:2:19: transfer.max_connections: expected a whole number that is not negative, found -1",
             ),
             (
                 "durability = \"fsynk\"",
-                "c.toml:1:14: durability: expected \"auto\", \"fsync\" or \"syncfs\", found \"fsynk\"".to_owned(),
+                "c.toml:1:14: durability: expected \"auto\", \"fsync\" or \"syncfs\", found \"fsynk\"",
             ),
-            ("single_user = 1", "c.toml:1:15: single_user: expected true or false, found 1".to_owned()),
+            ("single_user = 1", "c.toml:1:15: single_user: expected true or false, found 1"),
             (
                 "root = \"models\"",
-                "c.toml:1:8: root: expected an absolute path such as \"/srv/models\", found \"models\"".to_owned(),
+                "c.toml:1:8: root: expected an absolute path such as \"/srv/models\", found \"models\"",
             ),
             (
                 "ca_files = [\"/a\", \"~/b\"]",
-                "c.toml:1:19: ca_files: expected an absolute path such as \"/srv/models\", found \"~/b\"".to_owned(),
+                "c.toml:1:19: ca_files: expected an absolute path such as \"/srv/models\", found \"~/b\"",
             ),
             (
                 "socket_mode = \"0060\"",
-                "c.toml:1:15: socket_mode: expected an octal mode such as \"0660\", at least \"0600\", found \"0060\""
-                    .to_owned(),
+                "c.toml:1:15: socket_mode: expected an octal mode such as \"0660\", at least \"0600\", found \"0060\"",
             ),
-            ("durability = 5", "c.toml:1:14: durability: expected a text in quotes, found 5".to_owned()),
-            ("single_user = yes", "c.toml:1:15: single_user: expected a text in quotes, a number, true or false, found yes".to_owned()),
-            ("single_user = \"map\"", "c.toml:1:15: single_user: expected true or false, found \"map\"".to_owned()),
-            ("space = 5", "c.toml:1:9: space: expected a section such as [space], found 5".to_owned()),
+            ("durability = 5", "c.toml:1:14: durability: expected a text in quotes, found 5"),
+            (
+                "single_user = yes",
+                "c.toml:1:15: single_user: expected a text in quotes, a number, true or false, found yes",
+            ),
+            ("single_user = \"map\"", "c.toml:1:15: single_user: expected true or false, found \"map\""),
+            ("space = 5", "c.toml:1:9: space: expected a section such as [space], found 5"),
         ] {
+            let message = message.replace("SIZE", "expected a size such as \"200 GiB\" or a number of bytes");
             assert_eq!(error(text).0, message, "{text}");
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! `config show`, the hints of errors, `docs/CONFIGURATION.md` and the manual page all use this table.
 
-use blobd_client::protocol::configuration::AppliedBy;
+use blobd_client::protocol::upkeep::AppliedBy;
 
 /// A key of the configuration file.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Whether a change takes effect only when the daemon is restarted.
+    /// Whether a change takes effect only after a restart of the daemon.
     #[must_use]
     pub fn needs_restart(self) -> bool {
         self.applied_by == AppliedBy::Restart
@@ -29,8 +29,8 @@ const fn key(name: &'static str, default: &'static str, meaning: &'static str) -
     Key { name, default, meaning, applied_by: AppliedBy::Reload }
 }
 
-/// A key whose changes take effect when the daemon is restarted: it has the store and the socket open, and their
-/// users rely on what it knows of them.
+/// A key whose changes take effect after a restart of the daemon: it has the store and the socket open, and their users
+/// rely on what it knows of them.
 const fn fixed(name: &'static str, default: &'static str, meaning: &'static str) -> Key {
     Key { name, default, meaning, applied_by: AppliedBy::Restart }
 }
@@ -38,216 +38,90 @@ const fn fixed(name: &'static str, default: &'static str, meaning: &'static str)
 /// All keys, in the order in which they are printed.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
-    fixed(
-        "root",
-        "`/var/lib/blobd` for root, else `$XDG_DATA_HOME/blobd` ([where things are](INSTALL.md#where-things-are))",
-        "the store's directory",
-    ),
-    fixed(
-        "lower",
-        "`[]`",
-        "directories of read-only stores, each listed once, searched in this order for what the store lacks ([several stores](OPERATIONS.md#several-stores))",
-    ),
-    fixed(
-        "socket",
-        "`/run/blobd/blobd.sock` for root, else `$XDG_RUNTIME_DIR/blobd/blobd.sock`",
-        "the daemon's socket",
-    ),
-    fixed(
-        "socket_group",
-        "for root the group blobd if there is one, else none",
-        "the group whose members may connect: its name or its number",
-    ),
-    fixed(
-        "socket_mode",
-        r#"`"0660"` with a group, else `"0600"`"#,
-        "the socket's permissions; whoever may write to it may connect",
-    ),
-    key(
-        "mirrors",
-        "none",
-        "a table: a registry's host, and the base URL to use in its place, or a list of them; a URL has no user and no password: `blobd login` saves them",
-    ),
-    key(
-        "insecure_registries",
-        "none",
-        "registries, as `HOST` or `HOST:PORT`, that are contacted over plain HTTP",
-    ),
-    key(
-        "ca_files",
-        "none",
-        "PEM files with certificate authorities to trust in addition to the system's",
-    ),
-    fixed(
-        "durability",
-        r#"`"auto"`"#,
-        r#"how the content of new blobs is made durable: `"auto"`, `"fsync"`, `"syncfs"`"#,
-    ),
-    fixed(
-        "single_user",
-        "`true`, but `false` for root and if `socket_group` or `socket_mode` admit others",
-        "whether clients are expected to run as the daemon's own user",
-    ),
-    key(
-        "access.read",
-        r#"`["*"]`"#,
-        "the users who may list and open models ([who may do what](USERS.md#who-may-do-what))",
-    ),
-    key(
-        "access.pull",
-        "as for reading",
-        "the users who may also add models",
-    ),
-    key(
-        "access.admin",
-        r#"`["@blobd-admin"]`"#,
-        "the users who may do everything",
-    ),
-    key(
-        "access.root",
-        r#"`"administer"`"#,
-        r#"what root may do: everything, `"host"`: only outside of other containers and namespaces, `"user"`: what the lists say ([root of containers](USERS.md#root-of-containers))"#,
-    ),
-    key(
-        "quotas.default",
-        "`{}`",
-        "the limits of each user: `soft` and `hard`, sizes ([quotas of users](USERS.md#quotas-of-users))",
-    ),
-    key(
-        "quotas.users",
-        "none",
-        "a table: a user's name or number, and the limits of that user",
-    ),
-    key(
-        "quotas.groups",
-        "none",
-        "a table: a group's name or number, and the limits: `soft` and `hard` of each of its members, `together` of all members",
-    ),
-    key(
-        "policy.default",
-        r#"`"allow"`"#,
-        "what happens to models that no rule applies to ([which models are allowed](USERS.md#which-models-are-allowed))",
-    ),
-    key(
-        "policy.rules",
-        "none",
-        "rules that allow and deny models",
-    ),
-    key(
-        "space.quota",
-        "none",
-        "the most disk space that the store may use",
-    ),
-    key(
-        "space.min_free",
-        "2 % of the file system, 1 GiB at most",
-        "how much of the file system must stay free for other programs",
-    ),
-    key(
-        "space.evict",
-        r#"`"never"`"#,
-        r#"which models may be evicted to free space: `"never"`, `"pullable"`, `"all"`"#,
-    ),
-    key(
-        "space.high_watermark",
-        "`95`",
-        "eviction starts above this percentage of the quota …",
-    ),
-    key(
-        "space.low_watermark",
-        "`85`",
-        "… and stops below this one",
-    ),
-    key(
-        "trash.displaced",
-        "`7`",
-        "how long the [trash](OPERATIONS.md#the-trash) keeps a model whose name was given to other content; 0 keeps none",
-    ),
-    key(
-        "scrub.rate_bytes_per_second",
-        r#"`"50 MiB"`"#,
-        "how fast the daemon reads to verify what is stored; 0 turns this off",
-    ),
-    key(
-        "scrub.pass_days",
-        "`30`",
-        "days from the start of one complete verification to the start of the next",
-    ),
-    key(
-        "scrub.pause_above_pressure_percent",
-        "`30`",
-        "verification pauses while tasks wait for disks for more than this percentage of the time",
-    ),
-    fixed(
-        "audit.enabled",
-        "`true`",
-        "whether there is an [audit log](USERS.md#the-audit-log)",
-    ),
-    fixed(
-        "audit.directory",
-        "in the store",
-        "where its files are; the parent directory must exist",
-    ),
-    fixed(
-        "audit.max_bytes",
-        r#"`"16 MiB"`"#,
-        "the maximum size of a file, 64 KiB to 1 GiB; an eighth of the whole log if `audit.keep` is less than 8",
-    ),
-    fixed(
-        "audit.keep",
-        "`10`",
-        "the log takes at most so many files of `audit.max_bytes`; at least 2",
-    ),
-    fixed(
-        "audit.journal",
-        "`false`",
-        "whether each record is also sent to systemd's journal, with its keys as fields",
-    ),
-    key(
-        "transfer.limit_rate",
-        "none",
-        "the rate limit per second of all pulls together",
-    ),
-    key(
-        "transfer.max_connections",
-        "`8`",
-        "the most connections to one host, of all pulls together, 1 to 64",
-    ),
-    key(
-        "transfer.stall_timeout_seconds",
-        "`15`",
-        "after how many seconds without a byte a connection for a file is given up, 1 to 600",
-    ),
-    fixed(
-        "metrics.listen",
-        "none",
-        r#"a loopback address, such as `"127.0.0.1:9750"`, on which every user can read metrics and health ([monitoring](OPERATIONS.md#monitoring))"#,
-    ),
-    key(
-        "credentials.file",
-        "credentials.json beside this file",
-        "the file that `blobd login` writes",
-    ),
-    key(
-        "credentials.use_docker_helpers",
-        "`false`",
-        "whether to run the credential helpers that Docker's configuration names",
-    ),
-    key(
-        "credentials.insecure_hosts",
-        "none",
-        "hosts, as `HOST:PORT`, that may get credentials over plain HTTP",
-    ),
-    key(
-        "credentials.ollama_key_hosts",
-        "none",
-        "mirrors of registry.ollama.ai for which Ollama's key may sign",
-    ),
-    key(
-        "credentials.token_services",
-        "none",
-        "a table: a registry's host, and the host of its token service",
-    ),
+    fixed("root", "`/var/lib/blobd` for root, else `$XDG_DATA_HOME/blobd` ([where things are](INSTALL.md#where-things-are))",
+        "the store's directory"),
+    fixed("lower", "`[]`",
+        "directories of read-only stores, each listed once, searched in this order for what the store lacks ([several stores](OPERATIONS.md#several-stores))"),
+    fixed("socket", "`/run/blobd/blobd.sock` for root, else `$XDG_RUNTIME_DIR/blobd/blobd.sock`",
+        "the daemon's socket"),
+    fixed("socket_group", "for root the group blobd if there is one, else none",
+        "the group whose members may connect: its name or its number"),
+    fixed("socket_mode", r#"`"0660"` with a group, else `"0600"`"#,
+        "the socket's permissions; whoever may write to it may connect"),
+    key("mirrors", "none",
+        "a table: a registry's host, and the base URL to use in its place, or a list of them; a URL has no user and no password: `blobd login` saves them"),
+    key("insecure_registries", "none",
+        "registries, as `HOST` or `HOST:PORT`, that are contacted over plain HTTP"),
+    key("ca_files", "none",
+        "PEM files with certificate authorities to trust in addition to the system's"),
+    fixed("durability", r#"`"auto"`"#,
+        r#"how the content of new blobs is made durable: `"auto"`, `"fsync"`, `"syncfs"`"#),
+    fixed("single_user", "`true`, but `false` for root and if `socket_group` or `socket_mode` admit others",
+        "whether clients are expected to run as the daemon's own user"),
+    key("access.read", r#"`["*"]`"#,
+        "the users who may list and open models ([who may do what](USERS.md#who-may-do-what))"),
+    key("access.pull", "as for reading",
+        "the users who may also add models"),
+    key("access.admin", r#"`["@blobd-admin"]`"#,
+        "the users who may do everything"),
+    key("access.root", r#"`"administer"`"#,
+        r#"what root may do: everything, `"host"`: only outside of other containers and namespaces, `"user"`: what the lists say ([root of containers](USERS.md#root-of-containers))"#),
+    key("quotas.default", "`{}`",
+        "the limits of each user: `soft` and `hard`, sizes ([quotas of users](USERS.md#quotas-of-users))"),
+    key("quotas.users", "none",
+        "a table: a user's name or number, and the limits of that user"),
+    key("quotas.groups", "none",
+        "a table: a group's name or number, and the limits: `soft` and `hard` of each of its members, `together` of all members"),
+    key("policy.default", r#"`"allow"`"#,
+        "what happens to models that no rule applies to ([which models are allowed](USERS.md#which-models-are-allowed))"),
+    key("policy.rules", "none",
+        "rules that allow and deny models"),
+    key("space.quota", "none",
+        "the most disk space that the store may use"),
+    key("space.min_free", "2 % of the file system, 1 GiB at most",
+        "how much of the file system must stay free for other programs"),
+    key("space.evict", r#"`"never"`"#,
+        r#"which models may be evicted to free space: `"never"`, `"pullable"`, `"all"`"#),
+    key("space.high_watermark", "`95`",
+        "eviction starts above this percentage of the quota …"),
+    key("space.low_watermark", "`85`",
+        "… and stops below this one"),
+    key("trash.displaced", "`7`",
+        "how long the [trash](OPERATIONS.md#the-trash) keeps a model whose name was given to other content; 0 keeps none"),
+    key("scrub.rate_bytes_per_second", r#"`"50 MiB"`"#,
+        "how fast the daemon reads to verify what is stored; 0 turns this off"),
+    key("scrub.pass_days", "`30`",
+        "days from the start of one complete verification to the start of the next"),
+    key("scrub.pause_above_pressure_percent", "`30`",
+        "verification pauses while tasks wait for disks for more than this percentage of the time"),
+    fixed("audit.enabled", "`true`",
+        "whether there is an [audit log](USERS.md#the-audit-log)"),
+    fixed("audit.directory", "in the store",
+        "where its files are; the parent directory must exist"),
+    fixed("audit.max_bytes", r#"`"16 MiB"`"#,
+        "the maximum size of a file, 64 KiB to 1 GiB; an eighth of the whole log if `audit.keep` is less than 8"),
+    fixed("audit.keep", "`10`",
+        "the maximum size of the log, as a number of files of `audit.max_bytes`; at least 2"),
+    fixed("audit.journal", "`false`",
+        "whether each record is also sent to systemd's journal, with its keys as fields"),
+    key("transfer.limit_rate", "none",
+        "the rate limit per second of all pulls together"),
+    key("transfer.max_connections", "`8`",
+        "the most connections to one host, of all pulls together, 1 to 64"),
+    key("transfer.stall_timeout_seconds", "`15`",
+        "after how many seconds without a byte a connection for a file is given up, 1 to 600"),
+    fixed("metrics.listen", "none",
+        r#"a loopback address, such as `"127.0.0.1:9750"`, on which every user can read metrics and health ([monitoring](OPERATIONS.md#monitoring))"#),
+    key("credentials.file", "credentials.json beside this file",
+        "the file that `blobd login` writes"),
+    key("credentials.use_docker_helpers", "`false`",
+        "whether to run the credential helpers that Docker's configuration names"),
+    key("credentials.insecure_hosts", "none",
+        "hosts, as `HOST:PORT`, that may get credentials over plain HTTP"),
+    key("credentials.ollama_key_hosts", "none",
+        "mirrors of registry.ollama.ai for which Ollama's key may sign"),
+    key("credentials.token_services", "none",
+        "a table: a registry's host, and the host of its token service"),
 ];
 
 /// The keys of a rule in `policy.rules`.

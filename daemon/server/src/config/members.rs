@@ -4,26 +4,25 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use toml::Spanned;
 
-use super::{Refusal, SocketGroup, values};
+use super::{Refusal, values};
 use crate::names::{NameError, Names};
 use crate::user_set::{Member, NameOrNumber};
 
 /// The group whose members administer by default, if there is such a group.
 const ADMIN_GROUP: &str = "blobd-admin";
 
-/// A user or a group, and where the file names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Named {
-    member: Member,
+    pub(super) member: Member,
     /// The offset in the file, in bytes.
-    start: usize,
+    pub(super) start: usize,
 }
 
 impl<'de> Deserialize<'de> for Named {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(transparent)]
-        struct Text(#[serde(deserialize_with = "values::member")] Member);
+        struct Text(#[serde(deserialize_with = "values::required::<Member, _>")] Member);
 
         let text = Spanned::<Text>::deserialize(deserializer)?;
         let start = text.span().start;
@@ -31,25 +30,12 @@ impl<'de> Deserialize<'de> for Named {
     }
 }
 
-impl Named {
-    pub(super) const fn new(member: Member, start: usize) -> Self {
-        Self { member, start }
-    }
-
-    pub(super) const fn member(&self) -> &Member {
-        &self.member
-    }
-
-    pub(super) const fn start(&self) -> usize {
-        self.start
-    }
-}
-
 pub(super) fn admin_group() -> Member {
     Member::Group(NameOrNumber::Name(ADMIN_GROUP.to_owned()))
 }
 
-/// Refuses names that do not exist, and those that the name service does not know at present. `lists` has keys and their members; `names` is called if there are any.
+/// Refuses names that do not exist, and those that the name service does not know at present. `lists` has keys and their
+/// members; `names` is called if there are any.
 pub(super) fn check_names<'n>(
     lists: impl Iterator<Item = (&'static str, &'n Vec<Named>)>,
     names: impl Fn() -> Names,
@@ -72,18 +58,10 @@ pub(super) fn check_names<'n>(
     Ok(())
 }
 
-/// Refuses a group that does not exist.
-pub(super) fn check_socket_group(
-    group: Option<&SocketGroup>,
-    names: impl Fn() -> Names,
-) -> Result<(), Refusal> {
-    group.map_or(Ok(()), |group| socket_gid(group, names).map(drop))
-}
-
-pub(super) fn socket_gid(group: &SocketGroup, names: impl Fn() -> Names) -> Result<u32, Refusal> {
+pub(super) fn socket_gid(group: &NameOrNumber, names: impl Fn() -> Names) -> Result<u32, Refusal> {
     let name = match group {
-        SocketGroup::Number(gid) => return Ok(*gid),
-        SocketGroup::Name(name) => name,
+        NameOrNumber::Number(gid) => return Ok(*gid),
+        NameOrNumber::Name(name) => name,
     };
     names().gid_of(name).map_err(|error| {
         let key = "socket_group";
@@ -124,21 +102,21 @@ fn refusal(key: &'static str, member: &Member, error: &NameError, names: &Names)
     Refusal { hint: Some(hint), ..Refusal::new(key, what) }
 }
 
-/// Without an answer nobody can tell for whom a rule or a right is.
+/// Without an answer it is unknown which user a rule or a right is for.
 fn unavailable(key: &'static str, name: &str, reason: &str) -> Refusal {
     let hint = "wait for the directory service, or give numbers, which need no name service";
     let what = format!("{name:?}: {reason}");
     Refusal { hint: Some(hint.to_owned()), is_temporary: true, ..Refusal::new(key, what) }
 }
 
-/// The most similar local name, of a user or of a group: the @ may have been forgotten.
+/// The most similar local name of a user or a group: the @ may have been forgotten.
 fn nearest(member: &Member, names: &Names) -> Option<String> {
     let written = member.to_string();
     let name = written.trim_start_matches('@');
     let groups = names.local_groups().into_iter().map(|group| (group.clone(), format!("@{group}")));
     let users = names.local_users().into_iter().map(|user| (user.clone(), user));
     let near = users.chain(groups).map(|(known, as_member)| {
-        // Of equally similar names the one of the same kind.
+        // Prefers names of the same kind if they are equally similar.
         let is_other_kind = as_member.starts_with('@') != written.starts_with('@');
         ((strsim::levenshtein(name, &known), is_other_kind), as_member)
     });

@@ -1,25 +1,22 @@
-//! The section `[policy]`: which models are allowed to whom.
+//! The section `[policy]`: the users to whom models are allowed.
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value as Json, json};
 use toml::Spanned;
 
 use super::Refusal;
 use super::members::{Named, check_names, members, value};
+use super::values::{self, OneOrMore, Value};
 use crate::names::Names;
-use crate::policy::{Action, FORMATS, NamePattern, Pattern, PatternError, Policy, Rule};
+use crate::policy::{Action, FORMATS, NamePattern, Pattern, Policy, Rule};
 use crate::user_set::{Member, UserSet};
 
 /// Rules in their order; the first that applies decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PolicyConfig {
-    /// For models that no rule applies to.
     default: Action,
     rules: Vec<Spanned<RuleConfig>>,
     /// The lines of the rules in the file, counted from 1.
@@ -32,22 +29,26 @@ pub(crate) struct PolicyConfig {
 #[serde(deny_unknown_fields, default)]
 struct RuleConfig {
     action: Option<Action>,
-    registry: Patterns<Host>,
-    name: Patterns<NamePattern>,
-    license: Patterns<Pattern>,
-    format: Patterns<Format>,
+    #[serde(deserialize_with = "values::one_or_more::<HostPattern, _>")]
+    registry: OneOrMore<Pattern>,
+    #[serde(deserialize_with = "values::one_or_more::<NamePattern, _>")]
+    name: OneOrMore<NamePattern>,
+    #[serde(deserialize_with = "values::one_or_more::<Pattern, _>")]
+    license: OneOrMore<Pattern>,
+    #[serde(deserialize_with = "values::one_or_more::<FormatPattern, _>")]
+    format: OneOrMore<Pattern>,
     users: Option<Vec<Named>>,
     except: Option<Vec<Named>>,
     reason: Option<String>,
 }
 
 impl PolicyConfig {
-    /// Notes the lines of the rules, for errors. `line_of` gives the line of an offset in the file.
+    /// Stores the lines of the rules, for errors. `line_of` returns the line of an offset in the file.
     pub(super) fn note_lines(&mut self, line_of: impl Fn(usize) -> usize) {
         self.lines = self.rules.iter().map(|rule| line_of(rule.span().start)).collect();
     }
 
-    /// Reads the names of users and groups if there are any rules. `file` is named in errors.
+    /// Uses the name service if there are rules.
     pub(super) fn policy(&self, file: Option<&Path>) -> Policy {
         let file = file.map(Path::to_path_buf);
         if self.rules.is_empty() && self.default == Action::Allow {
@@ -79,7 +80,7 @@ impl PolicyConfig {
         check_names(lists.filter_map(|(key, list)| Some((key, list.as_ref()?))), names)
     }
 
-    pub(super) fn values(&self) -> [(&'static str, Value); 2] {
+    pub(super) fn values(&self) -> [(&'static str, Json); 2] {
         let rules = self.rules.iter().map(|rule| rule.get_ref().value()).collect();
         [("policy.default", json!(self.default.name())), ("policy.rules", rules)]
     }
@@ -90,10 +91,10 @@ impl RuleConfig {
         let except = self.except.as_ref().map(|listed| members(listed)).unwrap_or_default();
         Rule {
             action: self.action.unwrap_or_default(),
-            registries: self.registry.0.iter().map(|host| host.0.clone()).collect(),
-            names: self.name.0.clone(),
-            licenses: self.license.0.clone(),
-            formats: self.format.0.iter().map(|format| format.0.clone()).collect(),
+            registries: self.registry.as_slice().to_vec(),
+            names: self.name.as_slice().to_vec(),
+            licenses: self.license.as_slice().to_vec(),
+            formats: self.format.as_slice().to_vec(),
             users: UserSet::new(&self.user_members(), names),
             except: UserSet::new(&except, names),
             reason: self.reason.clone(),
@@ -105,144 +106,80 @@ impl RuleConfig {
         self.users.as_ref().map_or_else(|| vec![Member::Everyone], |listed| members(listed))
     }
 
-    /// As it is written in the file; what is left out is absent.
-    fn value(&self) -> Value {
-        let list = |listed: &Vec<Named>| -> Value { members(listed).iter().map(value).collect() };
+    /// The rule as the file has it, without the keys that are left out.
+    fn value(&self) -> Json {
+        let list = |listed: &Vec<Named>| -> Json { members(listed).iter().map(value).collect() };
         let keys = [
             ("action", self.action.map(|action| json!(action.name()))),
-            ("registry", self.registry.value()),
-            ("name", self.name.value()),
-            ("license", self.license.value()),
-            ("format", self.format.value()),
+            ("registry", patterns(&self.registry)),
+            ("name", patterns(&self.name)),
+            ("license", patterns(&self.license)),
+            ("format", patterns(&self.format)),
             ("users", self.users.as_ref().map(list)),
             ("except", self.except.as_ref().map(list)),
             ("reason", self.reason.as_ref().map(|reason| json!(reason))),
         ];
         let keys = keys.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
-        Value::Object(keys.collect::<Map<_, _>>())
+        Json::Object(keys.collect::<Map<_, _>>())
     }
 }
 
-/// What a condition of a rule is compared with.
-trait Condition: Sized + fmt::Display {
-    /// Refuses a malformed pattern with what is expected instead.
-    fn parse(text: &str) -> Result<Self, String>;
+fn patterns<T: ToString>(given: &OneOrMore<T>) -> Option<Json> {
+    let given = given.as_slice();
+    (!given.is_empty()).then(|| given.iter().map(|pattern| json!(pattern.to_string())).collect())
 }
 
-/// A pattern of hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Host(Pattern);
+const EXPECTED: &str = "a pattern in quotes";
+const NOUN: &str = "pattern";
 
-/// A pattern of formats.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Format(Pattern);
+impl Value for Pattern {
+    type Output = Self;
 
-impl Condition for Host {
-    fn parse(text: &str) -> Result<Self, String> {
-        Pattern::host(text).map(Self).map_err(|error| error.to_string())
-    }
-}
+    const EXPECTED: &'static str = EXPECTED;
+    const NOUN: &'static str = NOUN;
 
-impl Condition for Format {
-    /// A pattern that no format matches is a mistake.
-    fn parse(text: &str) -> Result<Self, String> {
-        let pattern = Pattern::parse(text).map_err(|error| error.to_string())?;
-        let is_known = FORMATS.iter().any(|format| pattern.matches(format));
-        if is_known { Ok(Self(pattern)) } else { Err(FORMATS.join(", ")) }
-    }
-}
-
-impl Condition for NamePattern {
     fn parse(text: &str) -> Result<Self, String> {
         Self::parse(text).map_err(|error| error.to_string())
     }
 }
 
-impl Condition for Pattern {
+impl Value for NamePattern {
+    type Output = Self;
+
+    const EXPECTED: &'static str = EXPECTED;
+    const NOUN: &'static str = NOUN;
+
     fn parse(text: &str) -> Result<Self, String> {
-        Self::parse(text).map_err(|error: PatternError| error.to_string())
+        Self::parse(text).map_err(|error| error.to_string())
     }
 }
 
-impl fmt::Display for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+struct HostPattern;
+
+impl Value for HostPattern {
+    type Output = Pattern;
+
+    const EXPECTED: &'static str = EXPECTED;
+    const NOUN: &'static str = NOUN;
+
+    fn parse(text: &str) -> Result<Pattern, String> {
+        Pattern::host(text).map_err(|error| error.to_string())
     }
 }
 
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
+struct FormatPattern;
 
-/// One pattern, or a list of patterns. None if the key is left out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Patterns<T>(Vec<T>);
+impl Value for FormatPattern {
+    type Output = Pattern;
 
-impl<T> Default for Patterns<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
+    const EXPECTED: &'static str = EXPECTED;
+    const NOUN: &'static str = NOUN;
 
-impl<T: Condition> Patterns<T> {
-    fn value(&self) -> Option<Value> {
-        (!self.0.is_empty()).then(|| self.0.iter().map(|pattern| json!(pattern.to_string())).collect())
-    }
-}
-
-impl<'de, T: Condition> Deserialize<'de> for Patterns<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PatternsReader(PhantomData))
-    }
-}
-
-struct PatternsReader<T>(PhantomData<T>);
-
-impl<'de, T: Condition> Visitor<'de> for PatternsReader<T> {
-    type Value = Patterns<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a pattern or a list of patterns")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Patterns<T>, E> {
-        PatternReader(PhantomData).visit_str(text).map(|one| Patterns(vec![one]))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Patterns<T>, A::Error> {
-        let mut patterns = Vec::new();
-        while let Some(One(pattern)) = list.next_element()? {
-            patterns.push(pattern);
-        }
-        match patterns.is_empty() {
-            true => Err(A::Error::custom("expected at least one pattern, found an empty list")),
-            false => Ok(Patterns(patterns)),
-        }
-    }
-}
-
-/// A pattern in a list.
-struct One<T>(T);
-
-impl<'de, T: Condition> Deserialize<'de> for One<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PatternReader(PhantomData)).map(Self)
-    }
-}
-
-struct PatternReader<T>(PhantomData<T>);
-
-impl<T: Condition> Visitor<'_> for PatternReader<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a pattern in quotes")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        T::parse(text).map_err(|expected| E::invalid_value(Unexpected::Str(text), &expected.as_str()))
+    /// A pattern that no format matches is a mistake.
+    fn parse(text: &str) -> Result<Pattern, String> {
+        let pattern = Pattern::parse(text).map_err(|error| error.to_string())?;
+        let is_known = FORMATS.iter().any(|format| pattern.matches(format));
+        if is_known { Ok(pattern) } else { Err(FORMATS.join(", ")) }
     }
 }
 

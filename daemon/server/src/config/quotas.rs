@@ -11,19 +11,18 @@ use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::members::{Named, check_names};
-use super::values::{optional_size, size_text};
+use super::values::{Size, Value as _, optional_size, size_text};
 use super::{Refusal, values};
 use crate::names::Names;
 use crate::quotas::{GroupQuota, Quotas, UserQuota};
 use crate::user_set::{Member, NameOrNumber, UserSet};
 
-/// Limits of everyone, of users and of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct QuotasConfig {
-    default: Limits,
+    default: QuotaLimits,
     #[serde(deserialize_with = "of_users")]
-    users: Vec<(Named, Limits)>,
+    users: Vec<(Named, QuotaLimits)>,
     #[serde(deserialize_with = "of_groups")]
     groups: Vec<(Named, GroupLimits)>,
 }
@@ -35,14 +34,14 @@ pub(crate) struct QuotasConfig {
     default,
     expecting = "a table such as { soft = \"80 GiB\", hard = \"100 GiB\" }"
 )]
-struct Limits {
-    #[serde(deserialize_with = "values::size")]
+struct QuotaLimits {
+    #[serde(deserialize_with = "values::optional::<Size, _>")]
     soft: Option<u64>,
-    #[serde(deserialize_with = "values::size")]
+    #[serde(deserialize_with = "values::optional::<Size, _>")]
     hard: Option<u64>,
 }
 
-/// Limits of each member of a group, and of all members together.
+/// QuotaLimits of each member of a group, and of all members together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -50,16 +49,16 @@ struct Limits {
     expecting = "a table such as { hard = \"100 GiB\", together = \"1 TiB\" }"
 )]
 struct GroupLimits {
-    #[serde(deserialize_with = "values::size")]
+    #[serde(deserialize_with = "values::optional::<Size, _>")]
     soft: Option<u64>,
-    #[serde(deserialize_with = "values::size")]
+    #[serde(deserialize_with = "values::optional::<Size, _>")]
     hard: Option<u64>,
     together: Option<Together>,
 }
 
 /// A size, which is the hard limit, or both limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Together(Limits);
+struct Together(QuotaLimits);
 
 impl<'de> Deserialize<'de> for Together {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -72,7 +71,7 @@ struct TogetherVisitor;
 impl TogetherVisitor {
     fn hard<E: Error>(self, found: Unexpected<'_>, bytes: Option<u64>) -> Result<Together, E> {
         match bytes {
-            Some(bytes) => Ok(Together(Limits { soft: None, hard: Some(bytes) })),
+            Some(bytes) => Ok(Together(QuotaLimits { soft: None, hard: Some(bytes) })),
             None => Err(E::invalid_value(found, &self)),
         }
     }
@@ -100,25 +99,25 @@ impl<'de> Visitor<'de> for TogetherVisitor {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Together, M::Error> {
-        Limits::deserialize(MapAccessDeserializer::new(map)).map(Together)
+        QuotaLimits::deserialize(MapAccessDeserializer::new(map)).map(Together)
     }
 }
 
 impl GroupLimits {
-    const fn each(self) -> Limits {
-        Limits { soft: self.soft, hard: self.hard }
+    const fn each(self) -> QuotaLimits {
+        QuotaLimits { soft: self.soft, hard: self.hard }
     }
 
-    fn together(self) -> Limits {
+    fn together(self) -> QuotaLimits {
         self.together.unwrap_or_default().0
     }
 
-    /// An entry that only limits what is stored together leaves the limits of each member to other entries.
+    /// An entry that limits only the members together leaves each member's limits to other entries.
     fn quota(&self, named: &Named, names: &Names) -> GroupQuota {
-        let is_about_each = self.together.is_none() || self.each() != Limits::default();
+        let is_about_each = self.together.is_none() || self.each() != QuotaLimits::default();
         GroupQuota {
             name: shown(named),
-            members: UserSet::new([named.member()], names),
+            members: UserSet::new([&named.member], names),
             each: is_about_each.then(|| self.each().quota()),
             together: self.together().quota(),
         }
@@ -128,7 +127,7 @@ impl GroupLimits {
         let mut value = self.each().value();
         if let (Some(Together(limits)), Some(entry)) = (self.together, value.as_object_mut()) {
             let together = match limits {
-                Limits { soft: None, hard: hard @ Some(_) } => optional_size(hard),
+                QuotaLimits { soft: None, hard: hard @ Some(_) } => optional_size(hard),
                 limits => limits.value(),
             };
             entry.insert("together".to_owned(), together);
@@ -137,12 +136,12 @@ impl GroupLimits {
     }
 }
 
-/// As the table has it.
+/// The name as the file has it.
 fn shown(named: &Named) -> String {
-    named.member().to_string().trim_start_matches('@').to_owned()
+    named.member.to_string().trim_start_matches('@').to_owned()
 }
 
-impl Limits {
+impl QuotaLimits {
     const fn quota(self) -> UserQuota {
         UserQuota { soft: self.soft, hard: self.hard }
     }
@@ -158,21 +157,20 @@ impl Limits {
         if soft <= hard {
             return Ok(());
         }
-        let whose = of.map_or_else(String::new, |named| format!("{}: ", named.member()));
+        let whose = of.map_or_else(String::new, |named| format!("{}: ", &named.member));
         let (soft, hard) = (size_text(soft), size_text(hard));
         let what = format!("{whose}expected soft to be at most hard, found soft {soft} and hard {hard}");
-        Err(Refusal { start: of.map(Named::start), ..Refusal::new(key, what) })
+        Err(Refusal { start: of.map(|named| named.start), ..Refusal::new(key, what) })
     }
 }
 
 impl QuotasConfig {
-    /// Reads the names of users and groups if any quota is set.
     pub(super) fn quotas(&self) -> Quotas {
         if *self == Self::default() {
             return Quotas::default();
         }
         let names = Names::system();
-        let uid = |named: &Named| match named.member() {
+        let uid = |named: &Named| match &named.member {
             Member::User(NameOrNumber::Number(uid)) => Some(*uid),
             Member::User(NameOrNumber::Name(name)) => names.uid_of(name).ok(),
             _ => None,
@@ -182,7 +180,6 @@ impl QuotasConfig {
         Quotas { default: self.default.quota(), users: users.collect(), groups, names }
     }
 
-    /// Refuses names that do not exist, and limits that contradict each other.
     pub(super) fn check(&self, names: impl Fn() -> Names) -> Result<(), Refusal> {
         self.default.check("quotas.default", None)?;
         self.users.iter().try_for_each(|(named, limits)| limits.check("quotas.users", Some(named)))?;
@@ -207,7 +204,7 @@ impl QuotasConfig {
     }
 }
 
-fn of_users<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, Limits)>, D::Error> {
+fn of_users<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, QuotaLimits)>, D::Error> {
     entries(deserializer, "a user or a uid", str::to_owned)
 }
 
@@ -215,7 +212,6 @@ fn of_groups<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Named, G
     entries(deserializer, "a group or a gid", |name| format!("@{}", name.strip_prefix('@').unwrap_or(name)))
 }
 
-/// The entries of a table whose keys name users or groups.
 fn entries<'de, D: Deserializer<'de>, L: Deserialize<'de>>(
     deserializer: D,
     expected: &str,
@@ -224,8 +220,8 @@ fn entries<'de, D: Deserializer<'de>, L: Deserialize<'de>>(
     let table = BTreeMap::<Spanned<String>, L>::deserialize(deserializer)?;
     let entry = |(key, limits): (Spanned<String>, L)| {
         let wrong = || D::Error::invalid_value(Unexpected::Str(key.get_ref()), &expected);
-        let member = values::member_of(&member(key.get_ref())).filter(|member| *member != Member::Everyone);
-        Ok((Named::new(member.ok_or_else(wrong)?, key.span().start), limits))
+        let member = Member::from_text(&member(key.get_ref())).filter(|member| *member != Member::Everyone);
+        Ok((Named { member: member.ok_or_else(wrong)?, start: key.span().start }, limits))
     };
     table.into_iter().map(entry).collect()
 }

@@ -1,43 +1,31 @@
 //! Hosts of registries, and the base URLs of their mirrors.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use blobd_registry::RegistryPolicy;
 use blobd_registry::credentials::RegistryHost;
 use blobd_store_format::source::without_userinfo;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Value as Json, json};
 
-use super::values::{self, Value};
+use super::values::{self, OneOrMore, Value};
 
 /// A registry's host as names of models have it, with at most a port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Host(#[serde(deserialize_with = "host")] String);
+pub(super) struct Host(#[serde(deserialize_with = "values::required::<Host, _>")] pub(super) String);
 
-fn host<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    values::read(deserializer).map(|HostText(text)| text)
-}
+impl Value for Host {
+    type Output = String;
 
-struct HostText(String);
-
-impl Value for HostText {
     const EXPECTED: &'static str = "a host such as \"registry.example.org\" or \"10.0.0.7:5000\"";
 
-    fn of_text(text: &str) -> Option<Self> {
-        is_host(text).then(|| Self(text.to_owned()))
+    fn from_text(text: &str) -> Option<String> {
+        is_host(text).then(|| text.to_owned())
     }
 
     fn shown(text: &str) -> Cow<'_, str> {
         without_userinfo(text)
-    }
-}
-
-impl Host {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -45,16 +33,23 @@ pub(super) fn is_host(text: &str) -> bool {
     !text.contains('/') && text.parse::<RegistryHost>().is_ok()
 }
 
-/// The base URL of a mirror. It names no user: passwords belong into the file of `blobd login`, which others cannot
-/// read.
-struct MirrorUrl(String);
+/// The base URLs of a host's mirrors, in their order; at least one. They name no user: passwords belong into the file of
+/// `blobd login`, which others cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Mirrors(
+    #[serde(deserialize_with = "values::one_or_more::<Mirrors, _>")] pub(super) OneOrMore<String>,
+);
 
-impl Value for MirrorUrl {
+impl Value for Mirrors {
+    type Output = String;
+
     const EXPECTED: &'static str =
         "a URL such as \"https://mirror.example.org\" without a user, a query or a fragment";
+    const NOUN: &'static str = "URL";
 
-    fn of_text(text: &str) -> Option<Self> {
-        RegistryPolicy::is_base_url(text).then(|| Self(text.to_owned()))
+    fn from_text(text: &str) -> Option<String> {
+        RegistryPolicy::is_base_url(text).then(|| text.to_owned())
     }
 
     fn shown(text: &str) -> Cow<'_, str> {
@@ -62,66 +57,13 @@ impl Value for MirrorUrl {
     }
 }
 
-/// The base URLs of a host's mirrors, in their order; at least one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Mirrors {
-    One(String),
-    Many(Vec<String>),
-}
-
 impl Mirrors {
-    pub(super) fn to_vec(&self) -> Vec<String> {
-        match self {
-            Self::One(only) => vec![only.clone()],
-            Self::Many(all) => all.clone(),
-        }
-    }
-
     pub(super) fn value(&self) -> Json {
-        match self {
-            Self::One(only) => json!(only),
-            Self::Many(all) => json!(all),
+        match &self.0 {
+            OneOrMore::One(only) => json!(only),
+            OneOrMore::More(all) => json!(all),
         }
     }
-}
-
-impl<'de> Deserialize<'de> for Mirrors {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(MirrorsReader)
-    }
-}
-
-struct MirrorsReader;
-
-impl<'de> Visitor<'de> for MirrorsReader {
-    type Value = Mirrors;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a URL or a list of URLs")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Mirrors, E> {
-        values::of_text(text).map(|MirrorUrl(url)| Mirrors::One(url))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Mirrors, A::Error> {
-        #[derive(Deserialize)]
-        #[serde(transparent)]
-        struct Listed(#[serde(deserialize_with = "url")] String);
-
-        let mut urls = Vec::new();
-        while let Some(Listed(url)) = list.next_element()? {
-            urls.push(url);
-        }
-        match urls.is_empty() {
-            true => Err(A::Error::custom("expected at least one URL, found an empty list")),
-            false => Ok(Mirrors::Many(urls)),
-        }
-    }
-}
-
-fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    values::read(deserializer).map(|MirrorUrl(url)| url)
 }
 
 /// The text without the users and passwords in its URLs.

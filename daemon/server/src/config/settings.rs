@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use blobd_client::protocol::configuration::{Configuration, Setting, SettingOrigin};
+use blobd_client::protocol::upkeep::{Configuration, Setting, SettingOrigin};
 use blobd_registry::DEFAULT_STALL_TIMEOUT;
 use blobd_registry::credentials::CredentialFile;
 use serde_json::{Value, json};
 
+use super::Config;
 use super::keys::{KEYS, Key};
 use super::values::{optional_size, size_value};
-use super::{Config, SocketGroup};
+use crate::user_set::NameOrNumber;
 
 /// A value that does not come from the configuration file alone.
 #[derive(Clone, Debug)]
@@ -22,50 +23,50 @@ pub(crate) struct Given {
 }
 
 impl Config {
-    /// All settings, in the order of [`KEYS`]. `given` has values that take precedence over the file, and defaults
-    /// that depend on the machine.
+    /// The key with the file and the line where it has its value, for errors that only a use of the value finds.
+    pub(crate) fn place_of(&self, key: &str) -> String {
+        match self.location.as_ref().zip(self.lines.get(key)) {
+            Some((file, line)) => format!("{}:{line}: {key}", file.display()),
+            None => key.to_owned(),
+        }
+    }
+
+    /// In the order of [`KEYS`]. `given` contains values that take precedence over the file, and defaults that depend
+    /// on the machine.
     pub(crate) fn settings(&self, given: &BTreeMap<&'static str, Given>) -> Configuration {
         let values = self.values();
         let file = self.location.as_ref().filter(|_| self.was_read);
-        let settings = KEYS.iter().map(|&Key { name: key, applied_by, .. }| {
-            let key_name = key.to_owned();
-            if let Some(Given { value, origin, place }) = given.get(key) {
-                let (value, place) = (value.clone(), place.map(str::to_owned));
-                return Setting { key: key_name, value, origin: *origin, place, applied_by };
+        let settings = KEYS.iter().map(|&Key { name, applied_by, .. }| {
+            let setting =
+                |value, origin, place| Setting { key: name.to_owned(), value, origin, place, applied_by };
+            if let Some(Given { value, origin, place }) = given.get(name) {
+                return setting(value.clone(), *origin, place.map(str::to_owned));
             }
-            let value = values.get(key).cloned().unwrap_or_default();
-            match file.zip(self.lines.get(key)) {
+            let value = values.get(name).cloned().unwrap_or_default();
+            match file.zip(self.lines.get(name)) {
                 Some((file, line)) => {
-                    let place = Some(format!("{}:{line}", file.display()));
-                    Setting { key: key_name, value, origin: SettingOrigin::File, place, applied_by }
+                    setting(value, SettingOrigin::File, Some(format!("{}:{line}", file.display())))
                 }
-                None => {
-                    let origin = SettingOrigin::Default;
-                    Setting { key: key_name, value, origin, place: None, applied_by }
-                }
+                None => setting(value, SettingOrigin::Default, None),
             }
         });
         Configuration { file: file.map(|file| file.display().to_string()), settings: settings.collect() }
     }
 
-    /// The keys that have a value in the file or by default.
     fn values(&self) -> BTreeMap<&'static str, Value> {
         let Self { space, scrub, audit, credentials, .. } = self;
         let (limits, transfer) = (space.policy(), self.transfer_policy());
         let stall_timeout = self.transfer.stall_timeout().unwrap_or(DEFAULT_STALL_TIMEOUT);
-        let mirrors = self.mirrors.iter().map(|(host, bases)| (host.as_str().to_owned(), bases.value()));
+        let mirrors = self.mirrors.iter().map(|(host, bases)| (host.0.clone(), bases.value()));
         let credential_file = credentials.file(self.location.as_deref());
         let mut values = BTreeMap::from([
             ("root", optional_path(self.root.as_deref())),
             ("lower", self.lower.iter().map(|store| path(store.path())).collect()),
             ("socket", optional_path(self.socket.as_deref())),
-            ("socket_group", self.socket_group.as_ref().map_or(Value::Null, SocketGroup::value)),
+            ("socket_group", self.socket_group.as_ref().map_or(Value::Null, group)),
             ("socket_mode", self.socket_mode.map_or(Value::Null, mode)),
             ("mirrors", mirrors.collect()),
-            (
-                "insecure_registries",
-                self.insecure_registries.iter().map(|host| json!(host.as_str())).collect(),
-            ),
+            ("insecure_registries", self.insecure_registries.iter().map(|host| json!(host.0)).collect()),
             ("ca_files", self.ca_files.iter().map(|file| path(file.path())).collect()),
             ("durability", json!(self.durability.name())),
             ("single_user", json!(self.is_single_user())),
@@ -99,7 +100,7 @@ impl Config {
         values
     }
 
-    /// The same with the values of `running` for all keys that need a restart.
+    /// Keeps the values of `running` for all keys that need a restart.
     pub(crate) fn with_fixed_of(self, running: &Self) -> Self {
         Self {
             root: running.root.clone(),
@@ -117,16 +118,13 @@ impl Config {
     }
 }
 
-impl SocketGroup {
-    fn value(&self) -> Value {
-        match self {
-            Self::Name(name) => json!(name),
-            Self::Number(gid) => json!(gid),
-        }
+fn group(group: &NameOrNumber) -> Value {
+    match group {
+        NameOrNumber::Name(name) => json!(name),
+        NameOrNumber::Number(gid) => json!(gid),
     }
 }
 
-/// In octal, as `chmod` takes it.
 pub(crate) fn mode(mode: u32) -> Value {
     json!(format!("{mode:04o}"))
 }
@@ -145,7 +143,7 @@ fn days(seconds: u64) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use blobd_client::protocol::configuration::differences;
+    use blobd_client::protocol::upkeep::differences;
 
     use super::*;
 
@@ -210,7 +208,7 @@ mod tests {
         let running = Config::parse(Path::new("/c"), "root = \"/a\"\nsocket_mode = \"0600\"").unwrap();
         let new = "root = \"/b\"\nsocket_mode = \"0666\"\nsingle_user = true\n[space]\nquota = 5";
         let new = Config::parse(Path::new("/c"), new).unwrap().with_fixed_of(&running);
-        assert_eq!((new.root.as_deref(), new.space.quota), (Some(Path::new("/a")), Some(5)));
+        assert_eq!((new.root.as_deref(), new.space.policy().quota_bytes), (Some(Path::new("/a")), Some(5)));
         assert_eq!((new.socket_mode, new.single_user), (Some(0o600), None));
         let changed = differences(&settings("root = \"/a\""), &settings("root = \"/b\"")).count();
         assert_eq!(changed, 1);

@@ -1,4 +1,4 @@
-//! Paths of which an error names the place in the file: directories of lower stores, and files with certificates.
+//! Paths whose place in the file errors name: directories of lower stores, and files with certificates.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,6 @@ use toml::Spanned;
 
 use super::{Config, ConfigError, Refusal, values};
 
-/// A path in a list, and where the file has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlacedPath {
     path: PathBuf,
@@ -23,7 +22,9 @@ impl<'de> Deserialize<'de> for PlacedPath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(transparent)]
-        struct AbsolutePath(#[serde(deserialize_with = "values::read")] PathBuf);
+        struct AbsolutePath(
+            #[serde(deserialize_with = "values::required::<values::AbsolutePath, _>")] PathBuf,
+        );
 
         let path = Spanned::<AbsolutePath>::deserialize(deserializer)?;
         let start = path.span().start;
@@ -45,7 +46,7 @@ pub(super) fn paths(placed: &[PlacedPath]) -> Vec<PathBuf> {
     placed.iter().map(|placed| placed.path.clone()).collect()
 }
 
-/// Refuses a directory that is listed twice. Nothing is opened: the server of a network file system may not respond.
+/// Opens nothing: the server of a network file system may not respond.
 pub(super) fn check_lower(lower: &[PlacedPath]) -> Result<(), Refusal> {
     let mut listed = lower.iter().enumerate();
     let repeated =
@@ -60,7 +61,6 @@ pub(super) fn check_lower(lower: &[PlacedPath]) -> Result<(), Refusal> {
 }
 
 impl Config {
-    /// The directories of the lower stores.
     pub(crate) fn lower_paths(&self) -> Vec<PathBuf> {
         paths(&self.lower)
     }
@@ -80,7 +80,7 @@ impl Config {
         })
     }
 
-    /// Where the file lists a file of certificates: `FILE:LINE:COLUMN: ca_files`.
+    /// `FILE:LINE:COLUMN: ca_files` of a file with certificates.
     pub(crate) fn place_of_ca_file(&self, path: &Path) -> Option<String> {
         let file = self.ca_files.iter().find(|file| file.path == path)?;
         Some(format!("{}: ca_files", file.place))

@@ -1,4 +1,4 @@
-//! Reads the values of the configuration file. What is expected is said in the user's terms.
+//! Reads the values of the configuration file. Errors say what is expected in the user's terms.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,123 +8,176 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blobd_store_format::size::{parse_rate, parse_size};
-use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
+use serde_json::{Value as Json, json};
 
-use super::SocketGroup;
 use crate::user_set::{Member, NameOrNumber};
 
-/// A value that is written as text or as a whole number.
-pub(super) trait Value: Sized {
+/// A kind of value that is written as text or as a whole number.
+pub(super) trait Value {
+    type Output;
+
     const EXPECTED: &'static str;
+    /// The word for such a value in errors about lists.
+    const NOUN: &'static str = "value";
 
-    /// The value of this text; `None` if it is not one.
-    fn of_text(text: &str) -> Option<Self>;
-
-    /// The value of this number; `None` if it is not one.
-    fn of_number(_number: u64) -> Option<Self> {
+    fn from_text(_text: &str) -> Option<Self::Output> {
         None
     }
 
-    /// A text that is not one, as an error names it: without passwords.
+    fn from_number(_number: u64) -> Option<Self::Output> {
+        None
+    }
+
+    /// Returns what is expected if the text is wrong.
+    fn parse(text: &str) -> Result<Self::Output, String> {
+        Self::from_text(text).ok_or_else(|| Self::EXPECTED.to_owned())
+    }
+
+    /// A wrong text as an error names it: without passwords.
     fn shown(text: &str) -> Cow<'_, str> {
         Cow::Borrowed(text)
     }
 }
 
-/// Reads a [`Value`].
 struct Reader<T>(PhantomData<T>);
 
 impl<T: Value> Visitor<'_> for Reader<T> {
-    type Value = T;
+    type Value = T::Output;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(T::EXPECTED)
     }
 
-    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
-        let value = u64::try_from(number).ok().and_then(T::of_number);
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T::Output, E> {
+        let value = u64::try_from(number).ok().and_then(T::from_number);
         value.ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
-        T::of_number(number).ok_or_else(|| E::invalid_value(Unexpected::Unsigned(number), &self))
+    fn visit_u64<E: Error>(self, number: u64) -> Result<T::Output, E> {
+        T::from_number(number).ok_or_else(|| E::invalid_value(Unexpected::Unsigned(number), &self))
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        T::of_text(text).ok_or_else(|| E::invalid_value(Unexpected::Str(&T::shown(text)), &self))
+    fn visit_str<E: Error>(self, text: &str) -> Result<T::Output, E> {
+        T::parse(text).map_err(|expected| E::invalid_value(Unexpected::Str(&T::shown(text)), &&*expected))
     }
 }
 
-pub(super) fn read<'de, T: Value, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    deserializer.deserialize_any(Reader(PhantomData))
+pub(super) fn required<'de, T: Value, D: Deserializer<'de>>(deserializer: D) -> Result<T::Output, D::Error> {
+    deserializer.deserialize_any(Reader::<T>(PhantomData))
 }
 
-pub(super) fn of_text<T: Value, E: Error>(text: &str) -> Result<T, E> {
-    Reader(PhantomData).visit_str(text)
+pub(super) fn optional<'de, T: Value, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T::Output>, D::Error> {
+    required::<T, D>(deserializer).map(Some)
 }
 
-struct Size(u64);
+/// One value, or a list of values; an empty list if the key is left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl<T> Default for OneOrMore<T> {
+    fn default() -> Self {
+        Self::More(Vec::new())
+    }
+}
+
+impl<T> OneOrMore<T> {
+    pub(super) fn as_slice(&self) -> &[T] {
+        match self {
+            Self::One(only) => std::slice::from_ref(only),
+            Self::More(all) => all,
+        }
+    }
+}
+
+/// Reads one value, or a list of at least one.
+pub(super) fn one_or_more<'de, T: Value, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<OneOrMore<T::Output>, D::Error> {
+    deserializer.deserialize_any(ListReader::<T>(PhantomData))
+}
+
+struct ListReader<T>(PhantomData<T>);
+
+impl<'de, T: Value> Visitor<'de> for ListReader<T> {
+    type Value = OneOrMore<T::Output>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a {0} or a list of {0}s", T::NOUN)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Reader::<T>(PhantomData).visit_str(text).map(OneOrMore::One)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(transparent, bound = "T: Value")]
+        struct Listed<T: Value>(#[serde(deserialize_with = "required::<T, _>")] T::Output);
+
+        let mut values = Vec::new();
+        while let Some(Listed::<T>(value)) = list.next_element()? {
+            values.push(value);
+        }
+        if values.is_empty() {
+            let what = format!("expected at least one {}, found an empty list", T::NOUN);
+            return Err(A::Error::custom(what));
+        }
+        Ok(OneOrMore::More(values))
+    }
+}
+
+pub(super) struct Size;
 
 impl Value for Size {
+    type Output = u64;
+
     const EXPECTED: &'static str = "a size such as \"200 GiB\" or a number of bytes";
 
-    fn of_text(text: &str) -> Option<Self> {
-        parse_size(text).ok().map(Self)
+    fn from_text(text: &str) -> Option<u64> {
+        parse_size(text).ok()
     }
 
-    fn of_number(number: u64) -> Option<Self> {
-        Some(Self(number))
-    }
-}
-
-pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    read(deserializer).map(|Size(bytes)| Some(bytes))
-}
-
-struct LoopbackAddress(SocketAddr);
-
-impl Value for LoopbackAddress {
-    const EXPECTED: &'static str = "an address of loopback with a port, such as \"127.0.0.1:9750\"";
-
-    fn of_text(text: &str) -> Option<Self> {
-        text.parse().ok().filter(|address: &SocketAddr| address.ip().is_loopback()).map(Self)
+    fn from_number(number: u64) -> Option<u64> {
+        Some(number)
     }
 }
 
-pub(super) fn loopback_address<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<SocketAddr>, D::Error> {
-    read(deserializer).map(|LoopbackAddress(address)| Some(address))
-}
-
-/// A size that is not optional.
-pub(super) fn whole_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    read(deserializer).map(|Size(bytes)| bytes)
-}
-
-struct Rate(u64);
+pub(super) struct Rate;
 
 impl Value for Rate {
+    type Output = u64;
+
     const EXPECTED: &'static str = "a rate such as \"50 MiB/s\" or a number of bytes per second";
 
-    fn of_text(text: &str) -> Option<Self> {
-        parse_rate(text).ok().map(Self)
+    fn from_text(text: &str) -> Option<u64> {
+        parse_rate(text).ok()
     }
 
-    fn of_number(number: u64) -> Option<Self> {
-        Some(Self(number))
+    fn from_number(number: u64) -> Option<u64> {
+        Some(number)
     }
 }
 
-pub(super) fn rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    read(deserializer).map(|Rate(bytes)| bytes)
+pub(super) struct LoopbackAddress;
+
+impl Value for LoopbackAddress {
+    type Output = SocketAddr;
+
+    const EXPECTED: &'static str = "an address of loopback with a port, such as \"127.0.0.1:9750\"";
+
+    fn from_text(text: &str) -> Option<SocketAddr> {
+        text.parse().ok().filter(|address: &SocketAddr| address.ip().is_loopback())
+    }
 }
 
-pub(super) fn optional_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    rate(deserializer).map(Some)
-}
-
-struct Days(Duration);
+pub(super) struct Days;
 
 impl Days {
     /// More would be a mistake.
@@ -132,113 +185,98 @@ impl Days {
 }
 
 impl Value for Days {
+    type Output = Duration;
+
     const EXPECTED: &'static str = "a number of days or a time such as \"2 weeks\"";
 
-    fn of_text(text: &str) -> Option<Self> {
-        let time = humantime::parse_duration(text).ok()?;
-        (time <= Self::MAX).then_some(Self(time))
+    fn from_text(text: &str) -> Option<Duration> {
+        humantime::parse_duration(text).ok().filter(|time| *time <= Self::MAX)
     }
 
-    fn of_number(number: u64) -> Option<Self> {
-        let time = Duration::from_secs(number.checked_mul(86400)?);
-        (time <= Self::MAX).then_some(Self(time))
+    fn from_number(number: u64) -> Option<Duration> {
+        number.checked_mul(86400).map(Duration::from_secs).filter(|time| *time <= Self::MAX)
     }
 }
 
-pub(super) fn days<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    read(deserializer).map(|Days(time)| time)
-}
-
-struct Percent(u8);
+pub(super) struct Percent;
 
 impl Value for Percent {
+    type Output = u8;
+
     const EXPECTED: &'static str = "a percentage from 0 to 100";
 
-    fn of_text(text: &str) -> Option<Self> {
-        text.strip_suffix('%')?.trim().parse().ok().and_then(Self::of_number)
+    fn from_text(text: &str) -> Option<u8> {
+        text.strip_suffix('%')?.trim().parse().ok().and_then(Self::from_number)
     }
 
-    fn of_number(number: u64) -> Option<Self> {
-        u8::try_from(number).ok().filter(|percent| *percent <= 100).map(Self)
+    fn from_number(number: u64) -> Option<u8> {
+        u8::try_from(number).ok().filter(|percent| *percent <= 100)
     }
-}
-
-pub(super) fn percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
-    read(deserializer).map(|Percent(percent)| percent)
-}
-
-pub(super) fn optional_percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
-    percent(deserializer).map(Some)
 }
 
 /// A relative path would mean another file in each directory in which a command is started.
-impl Value for PathBuf {
+pub(super) struct AbsolutePath;
+
+impl Value for AbsolutePath {
+    type Output = PathBuf;
+
     const EXPECTED: &'static str = "an absolute path such as \"/srv/models\"";
 
-    fn of_text(text: &str) -> Option<Self> {
-        Path::new(text).is_absolute().then(|| Self::from(text))
+    fn from_text(text: &str) -> Option<PathBuf> {
+        Path::new(text).is_absolute().then(|| text.into())
     }
 }
 
-pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
-    read(deserializer).map(Some)
-}
-
-struct Mode(u32);
+pub(super) struct Mode;
 
 impl Value for Mode {
+    type Output = u32;
+
     const EXPECTED: &'static str = "an octal mode such as \"0660\", at least \"0600\"";
 
-    fn of_text(text: &str) -> Option<Self> {
-        let is_octal = (3..=5).contains(&text.trim_start_matches("0o").len());
-        let mode = u64::from_str_radix(text.trim_start_matches("0o"), 8).ok()?;
-        if is_octal { Self::of_number(mode) } else { None }
+    fn from_text(text: &str) -> Option<u32> {
+        let digits = text.trim_start_matches("0o");
+        let mode = u64::from_str_radix(digits, 8).ok().filter(|_| (3..=5).contains(&digits.len()))?;
+        Self::from_number(mode)
     }
 
     /// The owner's bits must be there: the owner could not connect. 660 written in decimal has others.
-    fn of_number(number: u64) -> Option<Self> {
+    fn from_number(number: u64) -> Option<u32> {
         let is_mode = number & !0o777 == 0 && number & 0o600 == 0o600;
-        if is_mode { u32::try_from(number).ok().map(Self) } else { None }
+        u32::try_from(number).ok().filter(|_| is_mode)
     }
 }
 
-pub(super) fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    read(deserializer).map(|Mode(mode)| Some(mode))
-}
+pub(super) struct Group;
 
-impl Value for SocketGroup {
+impl Value for Group {
+    type Output = NameOrNumber;
+
     const EXPECTED: &'static str = "the name or the number of a group";
 
-    fn of_text(text: &str) -> Option<Self> {
-        name_or_number(text).map(|group| match group {
-            NameOrNumber::Name(name) => Self::Name(name),
-            NameOrNumber::Number(gid) => Self::Number(gid),
-        })
+    fn from_text(text: &str) -> Option<NameOrNumber> {
+        name_or_number(text)
     }
 
-    fn of_number(number: u64) -> Option<Self> {
-        account_number(number).map(Self::Number)
+    fn from_number(number: u64) -> Option<NameOrNumber> {
+        account_number(number).map(NameOrNumber::Number)
     }
-}
-
-pub(super) fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketGroup>, D::Error> {
-    read(deserializer).map(Some)
 }
 
 impl Value for Member {
+    type Output = Self;
+
     const EXPECTED: &'static str = "a user, a group such as \"@staff\", a number, or \"*\"";
 
-    fn of_text(text: &str) -> Option<Self> {
-        if text == "*" {
-            return Some(Self::Everyone);
-        }
+    fn from_text(text: &str) -> Option<Self> {
         match text.strip_prefix('@') {
+            _ if text == "*" => Some(Self::Everyone),
             Some(group) => name_or_number(group).map(Self::Group),
             None => name_or_number(text).map(Self::User),
         }
     }
 
-    fn of_number(number: u64) -> Option<Self> {
+    fn from_number(number: u64) -> Option<Self> {
         account_number(number).map(NameOrNumber::Number).map(Self::User)
     }
 }
@@ -259,22 +297,13 @@ fn account_number(number: u64) -> Option<u32> {
     u32::try_from(number).ok().filter(|id| *id != u32::MAX)
 }
 
-/// The member that this text names, if it is one.
-pub(super) fn member_of(text: &str) -> Option<Member> {
-    Member::of_text(text)
-}
-
-pub(super) fn member<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Member, D::Error> {
-    read(deserializer)
-}
-
-pub(super) fn optional_size(bytes: Option<u64>) -> serde_json::Value {
-    bytes.map_or(serde_json::Value::Null, size_value)
+pub(super) fn optional_size(bytes: Option<u64>) -> Json {
+    bytes.map_or(Json::Null, size_value)
 }
 
 /// A size as the configuration file has it.
-pub(super) fn size_value(bytes: u64) -> serde_json::Value {
-    in_whole_units(bytes).map_or_else(|| serde_json::json!(bytes), |text| serde_json::json!(text))
+pub(super) fn size_value(bytes: u64) -> Json {
+    in_whole_units(bytes).map_or_else(|| json!(bytes), |text| json!(text))
 }
 
 /// A size as error messages show it.

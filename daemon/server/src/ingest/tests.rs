@@ -7,13 +7,15 @@ use std::sync::Arc;
 use blobd_fixtures::model::ModelFile;
 use blobd_store::testing::{begin, new_store};
 use blobd_store::{CHUNK_BYTES, FileReader, SpacePolicy, Store, StoreOptions};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
 use tempfile::TempDir;
 
 use super::*;
 
-mod second_format;
+mod safetensors;
 
 /// A GGUF file of I8 tensors of these sizes, filled with noise.
 fn gguf(tensors: &[(&str, u64)]) -> Vec<u8> {
@@ -60,21 +62,27 @@ fn ingest_and_commit(
     source: &mut dyn FileSource,
     size: usize,
 ) -> Result<IngestedFile, IngestError> {
-    use blobd_store_format::descriptor::{Descriptor, MediaType};
-    use blobd_store_format::manifest::Manifest;
+    commit_as(store, ("m", "x"), source, size)
+}
+
+fn commit_as(
+    store: &Arc<Store>,
+    (name, media_type): (&str, &str),
+    source: &mut dyn FileSource,
+    size: usize,
+) -> Result<IngestedFile, IngestError> {
     let mut ingest = begin(store);
     let ingested = ingest_file(&mut ingest, source, size as u64, &mut |_, _| ())?;
     let config = Descriptor { media_type: MediaType::new("x"), digest: ingest.add_bytes(b"{}")?, size: 2 };
-    let model = Descriptor { digest: ingested.digest, size: ingested.size, ..config.clone() };
-    let manifest = Manifest::compose(config, vec![model]).unwrap();
-    ingest.commit(&"m".parse().unwrap(), &manifest, None)?;
+    let (media_type, digest) = (MediaType::new(media_type), ingested.digest);
+    let manifest = Manifest::compose(config, vec![Descriptor { media_type, digest, size: ingested.size }]);
+    ingest.commit(&name.parse().unwrap(), &manifest.unwrap(), None)?;
     Ok(ingested)
 }
 
-/// Rebuilds a file from the store.
 fn rebuild(store: &Store, file: Digest) -> Vec<u8> {
     let recipe = store.content().recipe(file).unwrap().unwrap();
-    FileReader::of_recipe(store.content(), &recipe).read_range(0..recipe.size()).unwrap()
+    FileReader::for_recipe(store.content(), &recipe).read_range(0..recipe.size()).unwrap()
 }
 
 fn staging(folder: &TempDir) -> PathBuf {
@@ -198,7 +206,7 @@ fn failure_of_the_store_is_returned_and_not_its_consequence() {
 fn invalid_file_is_refused_with_the_reason() {
     let (folder, store) = new_store();
     for (mut file, reason) in [
-        (b"no model at all, but long enough".to_vec(), "expected a GGUF file, found a text"),
+        (b"no model at all, but long enough".to_vec(), "expected a GGUF or safetensors file, found a text"),
         (gguf(&[("a", 64)]), "end beyond the data section"),
     ] {
         file.pop();

@@ -6,19 +6,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use blobd_client::protocol::error::ErrorCode;
 use prometheus::{Error, Histogram, HistogramVec, IntCounter, IntCounterVec};
 
-use super::register::{OptionalGauge, Register, UintGauge};
+use super::register::{Register, UintGauge, UintGauges, as_float};
 
-/// From a request in memory to one that reads the whole store.
+/// Requests are served from memory, or read the whole store.
 const REQUEST_SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0];
 /// An open takes a millisecond or less, unless its client or the disk is slow.
 const OPEN_SECONDS: [f64; 11] = [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
-/// From a slow line to the fastest disk.
+/// From a slow connection to the fastest disk.
 const BYTES_PER_SECOND: [f64; 9] = [1e5, 1e6, 5e6, 1e7, 5e7, 1e8, 5e8, 1e9, 5e9];
 
-/// How a request can end.
 const RESULTS: [&str; 3] = ["ok", "failed", "cancelled"];
 
-/// What has happened.
 #[derive(Debug)]
 pub(crate) struct Events {
     requests: IntCounterVec,
@@ -35,30 +33,24 @@ pub(crate) struct Events {
     repaired_blobs: IntCounter,
     pub(crate) descriptors_sent: IntCounter,
     pub(crate) connections_refused: IntCounter,
-    configuration_seconds: OptionalGauge,
+    configuration_seconds: UintGauges,
     is_configuration_current: UintGauge,
 }
 
-/// A request that has ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RequestEnd {
-    /// One of a fixed list.
     pub(crate) verb: &'static str,
-    /// Whether it opens a model, for whatever purpose.
     pub(crate) is_open: bool,
     /// `ok`, `cancelled`, or the error's code.
     pub(crate) result: &'static str,
     pub(crate) duration: Duration,
-    /// The bytes that it has moved.
     pub(crate) bytes: u64,
-    /// The bytes that it did not have to move, because the store had them.
+    /// The bytes that it did not move because the store had them.
     pub(crate) reused_bytes: u64,
-    /// The damaged blobs that it has repaired.
     pub(crate) repaired_blobs: u64,
 }
 
 impl Events {
-    /// `verbs` are those that requests may have.
     pub(super) fn new(
         register: &mut Register,
         verbs: impl IntoIterator<Item = &'static str>,
@@ -69,19 +61,18 @@ impl Events {
         Ok(events)
     }
 
-    /// Makes the counters of a verb. They begin at 0 and not at the first event: `increase()` does not see how a counter
-    /// appears.
+    /// The counters of a verb begin at 0 and not at the first event: `increase()` does not see how a counter appears.
     fn start_verb(&self, verb: &str) {
         let verb = &*label(verb);
         RESULTS.iter().for_each(|result| drop(self.requests.with_label_values(&[verb, result])));
     }
 
-    /// Records that the configuration was read, at the start or later, and whether it could be used.
+    /// Records that the configuration was read, at the start or later.
     pub(crate) fn configuration_read(&self, is_usable: bool) {
         self.is_configuration_current.set(is_usable.into());
         if is_usable {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.configuration_seconds.set(Some(now.as_secs()));
+            self.configuration_seconds.with_label_values(&[] as &[&str]).set(now.as_secs());
         }
     }
 
@@ -151,10 +142,13 @@ impl Events {
                 "blobd_connections_refused_total",
                 "Connections that were refused because their user or all users had too many.",
             ))?,
-            configuration_seconds: register.optional_gauge((
-                "blobd_config_reload_success_timestamp_seconds",
-                "When the configuration was last read and used, at the start or since, since unix epoch in seconds.",
-            ))?,
+            configuration_seconds: register.gauges(
+                (
+                    "blobd_config_reload_success_timestamp_seconds",
+                    "When the configuration was last read and used, at the start or since, since unix epoch in seconds.",
+                ),
+                &[],
+            )?,
             is_configuration_current: register.gauge((
                 "blobd_config_reload_successful",
                 "1 if the configuration was used when it was last read, 0 if it has an error and the earlier one stays.",
@@ -162,7 +156,7 @@ impl Events {
         })
     }
 
-    /// Records the end of a request. Takes no lock for long and no time: it runs on the runtime's threads.
+    /// Holds no lock for long and does not block: it runs on the runtime's threads.
     pub(crate) fn request_ended(&self, end: &RequestEnd) {
         let RequestEnd { verb, result: code, duration, .. } = *end;
         let result = match code {
@@ -207,16 +201,9 @@ fn label(verb: &str) -> Cow<'_, str> {
     if verb.contains(' ') { Cow::Owned(verb.replace(' ', "_")) } else { Cow::Borrowed(verb) }
 }
 
-/// Without bytes there is no rate.
 fn observe_rate(histogram: &Histogram, bytes: u64, duration: Duration) {
     let seconds = duration.as_secs_f64();
     if bytes > 0 && seconds > 0.0 {
         histogram.observe(as_float(bytes) / seconds);
     }
-}
-
-/// Exact up to 8 PiB.
-#[expect(clippy::cast_precision_loss, reason = "metrics are floating-point numbers")]
-pub(super) const fn as_float(number: u64) -> f64 {
-    number as f64
 }

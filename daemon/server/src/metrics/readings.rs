@@ -1,11 +1,17 @@
-//! What is read from the daemon's parts when the metrics are read. Takes no time and no disk access.
+//! The tables of metrics that are set when the metrics are read.
 
-use prometheus::{Counter, Error, Gauge, IntCounter, IntCounterVec};
+use std::fs;
 
-use super::process::Process;
-use super::register::{Register, UintGauge, UintGauges};
+use blobd_client::protocol::space::DiskUsage;
+use blobd_registry::Troubles;
+use blobd_store::StoreEvents;
+use prometheus::Error;
+use rustix::param::{clock_ticks_per_second, page_size};
+use rustix::process::{Resource, getrlimit};
 
-/// The state of the daemon, and totals that its parts count themselves.
+use super::register::{Register, Row, Table, as_float, counter, counter_by, gauge, gauge_by, known};
+
+/// The state of the daemon, and totals that its parts count themselves. Read without delay and without disk access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
     pub(crate) sessions: usize,
@@ -14,26 +20,13 @@ pub(crate) struct Reading {
     pub(crate) is_writable: bool,
     pub(crate) is_index_ready: bool,
     pub(crate) downloaded_bytes: u64,
-    pub(crate) retries: u64,
-    pub(crate) stalls: u64,
-    pub(crate) wrong_files: u64,
-    pub(crate) collections: u64,
-    pub(crate) freed_bytes: u64,
-    pub(crate) evicted_models: u64,
-    pub(crate) evicted_bytes: u64,
-    pub(crate) damaged_blobs: u64,
-    pub(crate) checked_bytes: u64,
-    pub(crate) index_rebuilds: u64,
-    pub(crate) audit: AuditReading,
+    pub(crate) registry: Troubles,
+    pub(crate) store: StoreEvents,
+    /// Records of the audit log that were lost and omitted, by class.
+    pub(crate) lost_records: Vec<(&'static str, u64)>,
+    pub(crate) omitted_records: Vec<(&'static str, u64)>,
+    pub(crate) records_not_forwarded: u64,
     pub(crate) unavailable_lower_stores: usize,
-}
-
-/// Records of the audit log, in total and by class.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AuditReading {
-    pub(crate) lost: Vec<(&'static str, u64)>,
-    pub(crate) omitted: Vec<(&'static str, u64)>,
-    pub(crate) not_forwarded: u64,
 }
 
 /// The use of one pool of permits.
@@ -47,27 +40,245 @@ pub(crate) struct Permits {
     pub(crate) total: usize,
 }
 
-#[derive(Debug)]
+impl Reading {
+    fn of_pools(&self, number: fn(&Permits) -> usize) -> Vec<(&str, f64)> {
+        self.permits.iter().map(|permits| (permits.pool, as_float(number(permits) as u64))).collect()
+    }
+}
+
+fn labelled<'v>(values: impl IntoIterator<Item = &'v (&'static str, u64)>) -> Vec<(&'v str, f64)> {
+    values.into_iter().map(|(label, value)| (*label, as_float(*value))).collect()
+}
+
+const READING: &[Row<Reading>] = &[
+    gauge("blobd_sessions", "Models that clients have open.", |reading| known(reading.sessions as u64)),
+    gauge("blobd_pulls_running", "Pulls in progress, waiting ones included.", |reading| {
+        known(reading.running_pulls as u64)
+    }),
+    gauge_by(
+        &["pool"],
+        "blobd_permits_in_use",
+        "Units that requests hold, by pool; see docs/METRICS.md for the pools.",
+        |reading| reading.of_pools(|permits| permits.in_use),
+    ),
+    gauge_by(
+        &["pool"],
+        "blobd_permits_waiting",
+        "Requests that wait for units, of their user's share or of all, by pool.",
+        |reading| reading.of_pools(|permits| permits.waiting),
+    ),
+    gauge_by(
+        &["pool"],
+        "blobd_permits_limit",
+        "Units above which requests wait, unless their user holds none, by pool.",
+        |reading| reading.of_pools(|permits| permits.total),
+    ),
+    gauge("blobd_store_writable", "1 if the store can be changed, 0 if it is read-only.", |reading| {
+        known(u64::from(reading.is_writable))
+    }),
+    gauge("blobd_index_ready", "1 if the index is complete, 0 while it is loaded or rebuilt.", |reading| {
+        known(u64::from(reading.is_index_ready))
+    }),
+    gauge(
+        "blobd_lower_stores_unavailable",
+        "Lower stores that could not be used when they were last searched; their models are hidden.",
+        |reading| known(reading.unavailable_lower_stores as u64),
+    ),
+    counter("blobd_downloaded_bytes_total", "Bytes of model files received from registries.", |reading| {
+        known(reading.downloaded_bytes)
+    }),
+    counter(
+        "blobd_download_retries_total",
+        "Requests to registries that were repeated after a failure.",
+        |reading| known(reading.registry.retries),
+    ),
+    counter(
+        "blobd_download_stalls_total",
+        "Connections to registries that were given up because they delivered nothing or far less than others.",
+        |reading| known(reading.registry.stalls),
+    ),
+    counter(
+        "blobd_download_digest_mismatches_total",
+        "Downloaded files that did not have their digest and were downloaded again.",
+        |reading| known(reading.registry.wrong_files),
+    ),
+    counter(
+        "blobd_gc_runs_total",
+        "Collections: by gc, rm and eviction, and in the background.",
+        |reading| known(reading.store.collections),
+    ),
+    counter("blobd_gc_freed_bytes_total", "Disk space that collections have freed.", |reading| {
+        known(reading.store.freed_bytes)
+    }),
+    counter("blobd_evictions_total", "Models that were evicted.", |reading| {
+        known(reading.store.evicted_models)
+    }),
+    counter("blobd_evicted_bytes_total", "Disk space that evictions have freed.", |reading| {
+        known(reading.store.evicted_bytes)
+    }),
+    counter(
+        "blobd_verify_failures_total",
+        "Blobs that did not have their digest and were moved to quarantine.",
+        |reading| known(reading.store.damaged_blobs),
+    ),
+    counter(
+        "blobd_verified_bytes_total",
+        "Bytes read to compare blobs with their digests, by verify and in the background.",
+        |reading| known(reading.store.checked_bytes),
+    ),
+    counter(
+        "blobd_index_rebuilds_total",
+        "How often the index was built from the files of the store, or compared with all of them.",
+        |reading| known(reading.store.index_rebuilds),
+    ),
+    counter_by(
+        &["class"],
+        "blobd_audit_records_lost_total",
+        "Records that the audit log lacks because its disk was full, failed or was too slow, by class.",
+        |reading| labelled(&reading.lost_records),
+    ),
+    counter_by(
+        &["class"],
+        "blobd_audit_records_omitted_total",
+        "Records that the audit log counts and does not list, because one user caused too many, by class.",
+        |reading| labelled(&reading.omitted_records),
+    ),
+    counter(
+        "blobd_audit_records_not_forwarded_total",
+        "Records that could not be sent to the journal.",
+        |reading| known(reading.records_not_forwarded),
+    ),
+];
+
+/// What alerts need most. It is read without counting over the index, so that it is also right when the store is damaged and
+/// cannot be counted. `None` for what is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ConditionReading {
+    pub(crate) used: Option<u64>,
+    /// 0 without a quota.
+    pub(crate) quota: Option<u64>,
+    pub(crate) free: Option<u64>,
+    pub(crate) min_free: Option<u64>,
+    pub(crate) damaged_blobs: Option<u64>,
+    /// When the last complete pass of the scrubber ended, in Unix seconds.
+    pub(crate) verified: Option<u64>,
+}
+
+const CONDITION: &[Row<ConditionReading>] = &[
+    gauge(
+        "blobd_used_bytes",
+        "Disk space that counts against the quota, work in progress included.",
+        |condition| known(condition.used),
+    ),
+    gauge(
+        "blobd_quota_bytes",
+        "The most disk space that the store may use; 0 without a quota.",
+        |condition| known(condition.quota),
+    ),
+    gauge("blobd_free_bytes", "Free space on the file system of the store.", |condition| {
+        known(condition.free)
+    }),
+    gauge("blobd_min_free_bytes", "Free space that blobd leaves on the file system.", |condition| {
+        known(condition.min_free)
+    }),
+    gauge("blobd_damaged_blobs", "Blobs known to be damaged or missing.", |condition| {
+        known(condition.damaged_blobs)
+    }),
+    gauge(
+        "blobd_scrub_success_timestamp_seconds",
+        "When the last verification of all blobs in the background ended, since unix epoch in seconds.",
+        |condition| known(condition.verified),
+    ),
+];
+
+/// Sizes of the store, which are counted over its index from time to time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SizeReading {
+    /// The parts of the store's directory, by kind; their sum is what it takes on disk.
+    pub(crate) parts: Vec<(&'static str, u64)>,
+    pub(crate) usage: DiskUsage,
+    /// The groups whose members have a quota together.
+    pub(crate) groups: Vec<GroupReading>,
+    /// When they were counted, in Unix seconds.
+    pub(crate) seconds: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupReading {
+    /// As in the configuration.
+    pub(crate) name: String,
+    pub(crate) charged: u64,
+    /// 0 without a hard limit.
+    pub(crate) quota: u64,
+}
+
+impl SizeReading {
+    fn of_groups(&self, bytes: fn(&GroupReading) -> u64) -> Vec<(&str, f64)> {
+        self.groups.iter().map(|group| (&*group.name, as_float(bytes(group)))).collect()
+    }
+}
+
+const SIZES: &[Row<SizeReading>] = &[
+    gauge("blobd_logical_bytes", "Sum of the sizes of all models.", |sizes| known(sizes.usage.logical_bytes)),
+    gauge("blobd_stored_bytes", "Disk space of blobs and recipes.", |sizes| {
+        known(sizes.usage.physical_bytes)
+    }),
+    gauge("blobd_saved_bytes", "Disk space saved because models share blobs.", |sizes| {
+        known(sizes.usage.saved_bytes)
+    }),
+    gauge("blobd_reclaimable_bytes", "Disk space that blobd gc would free.", |sizes| {
+        known(sizes.usage.reclaimable_bytes)
+    }),
+    gauge("blobd_blobs", "Number of blobs.", |sizes| known(sizes.usage.blob_count)),
+    gauge("blobd_models", "Number of names of models.", |sizes| known(sizes.usage.models.len() as u64)),
+    gauge_by(
+        &["kind"],
+        "blobd_disk_bytes",
+        "What the store's directory takes on disk, by kind as in the rows of blobd df.",
+        |sizes| labelled(&sizes.parts),
+    ),
+    gauge_by(
+        &["group"],
+        "blobd_group_charged_bytes",
+        "Disk space that is charged to the members of a group.",
+        |sizes| sizes.of_groups(|group| group.charged),
+    ),
+    gauge_by(
+        &["group"],
+        "blobd_group_quota_bytes",
+        "The most that may be charged to the members of a group together; 0 without a hard limit.",
+        |sizes| sizes.of_groups(|group| group.quota),
+    ),
+    gauge(
+        "blobd_sizes_timestamp_seconds",
+        "When the sizes were counted, since unix epoch in seconds.",
+        |sizes| vec![("", sizes.seconds)],
+    ),
+];
+
+const PROCESS: &[Row<Process>] = &[
+    counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", |process| {
+        vec![("", process.cpu_seconds)]
+    }),
+    gauge("process_resident_memory_bytes", "Resident memory size in bytes.", |process| {
+        known(process.resident_bytes)
+    }),
+    gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", |process| {
+        known(process.virtual_bytes)
+    }),
+    gauge("process_open_fds", "Number of open file descriptors.", |process| known(process.open_files)),
+    gauge("process_max_fds", "Maximum number of open file descriptors.", |process| known(process.max_files)),
+    gauge(
+        "process_start_time_seconds",
+        "Start time of the process since unix epoch in seconds.",
+        |process| vec![("", process.start_seconds)],
+    ),
+];
+
+/// The metrics that are set for every response.
 pub(super) struct Readings {
-    sessions: UintGauge,
-    running_pulls: UintGauge,
-    permits: PermitGauges,
-    process: ProcessGauges,
-    is_writable: UintGauge,
-    is_index_ready: UintGauge,
-    downloaded_bytes: IntCounter,
-    retries: IntCounter,
-    stalls: IntCounter,
-    wrong_files: IntCounter,
-    collections: IntCounter,
-    freed_bytes: IntCounter,
-    evicted_models: IntCounter,
-    evicted_bytes: IntCounter,
-    damaged_blobs: IntCounter,
-    checked_bytes: IntCounter,
-    index_rebuilds: IntCounter,
-    audit: AuditCounters,
-    unavailable_lower_stores: UintGauge,
+    daemon: Table<Reading>,
+    process: Table<Process>,
 }
 
 impl Readings {
@@ -78,200 +289,108 @@ impl Readings {
         )?;
         let protocol = blobd_client::protocol::VERSION.to_string();
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), &protocol]).set(1);
-        Ok(Self {
-            sessions: register.gauge(("blobd_sessions", "Models that clients have open."))?,
-            running_pulls: register.gauge(("blobd_pulls_running", "Pulls in progress, waiting ones included."))?,
-            permits: PermitGauges::new(register)?,
-            process: ProcessGauges::new(register)?,
-            is_writable: register
-                .gauge(("blobd_store_writable", "1 if the store can be changed, 0 if it is read-only."))?,
-            is_index_ready: register
-                .gauge(("blobd_index_ready", "1 if the index is complete, 0 while it is loaded or rebuilt."))?,
-            downloaded_bytes: register
-                .counter(("blobd_downloaded_bytes_total", "Bytes of model files received from registries."))?,
-            retries: register.counter((
-                "blobd_download_retries_total",
-                "Requests to registries that were repeated after a failure.",
-            ))?,
-            stalls: register.counter((
-                "blobd_download_stalls_total",
-                "Connections to registries that were given up because they delivered nothing or far less than others.",
-            ))?,
-            wrong_files: register.counter((
-                "blobd_download_digest_mismatches_total",
-                "Downloaded files that did not have their digest and were downloaded again.",
-            ))?,
-            collections: register
-                .counter(("blobd_gc_runs_total", "Collections: by gc, rm and eviction, and in the background."))?,
-            freed_bytes: register
-                .counter(("blobd_gc_freed_bytes_total", "Disk space that collections have freed."))?,
-            evicted_models: register.counter(("blobd_evictions_total", "Models that were evicted."))?,
-            evicted_bytes: register
-                .counter(("blobd_evicted_bytes_total", "Disk space that evictions have freed."))?,
-            damaged_blobs: register.counter((
-                "blobd_verify_failures_total",
-                "Blobs that did not have their digest and were moved to quarantine.",
-            ))?,
-            checked_bytes: register.counter((
-                "blobd_verified_bytes_total",
-                "Bytes read to compare blobs with their digests, by verify and in the background.",
-            ))?,
-            index_rebuilds: register.counter((
-                "blobd_index_rebuilds_total",
-                "How often the index was built from the files of the store, or compared with all of them.",
-            ))?,
-            audit: AuditCounters::new(register)?,
-            unavailable_lower_stores: register.gauge((
-                "blobd_lower_stores_unavailable",
-                "Lower stores that could not be used when they were last searched; their models are hidden.",
-            ))?,
-        })
+        Ok(Self { daemon: Table::new(register, READING)?, process: Table::new(register, PROCESS)? })
     }
 
     pub(super) fn set(&self, reading: &Reading) {
-        self.sessions.set(reading.sessions as u64);
-        self.running_pulls.set(reading.running_pulls as u64);
-        reading.permits.iter().for_each(|permits| self.permits.set(permits));
-        self.is_writable.set(reading.is_writable.into());
-        self.is_index_ready.set(reading.is_index_ready.into());
-        self.unavailable_lower_stores.set(reading.unavailable_lower_stores as u64);
-        for (counter, total) in [
-            (&self.downloaded_bytes, reading.downloaded_bytes),
-            (&self.retries, reading.retries),
-            (&self.stalls, reading.stalls),
-            (&self.wrong_files, reading.wrong_files),
-            (&self.collections, reading.collections),
-            (&self.freed_bytes, reading.freed_bytes),
-            (&self.evicted_models, reading.evicted_models),
-            (&self.evicted_bytes, reading.evicted_bytes),
-            (&self.damaged_blobs, reading.damaged_blobs),
-            (&self.checked_bytes, reading.checked_bytes),
-            (&self.index_rebuilds, reading.index_rebuilds),
-            (&self.audit.not_forwarded, reading.audit.not_forwarded),
-        ] {
-            // A reading that was taken earlier may come later.
-            counter.inc_by(total.saturating_sub(counter.get()));
-        }
-        self.audit.set_by_class(&reading.audit);
+        self.daemon.set(reading);
         if let Some(process) = Process::read() {
             self.process.set(&process);
         }
     }
 }
 
-#[derive(Debug)]
-struct AuditCounters {
-    lost: IntCounterVec,
-    omitted: IntCounterVec,
-    not_forwarded: IntCounter,
+pub(super) fn condition(register: &mut Register) -> Result<Table<ConditionReading>, Error> {
+    Table::new(register, CONDITION)
 }
 
-impl AuditCounters {
-    fn new(register: &mut Register) -> Result<Self, Error> {
-        Ok(Self {
-            lost: register.counters(
-                (
-                    "blobd_audit_records_lost_total",
-                    "Records that the audit log lacks because its disk was full, failed or was too slow, by class.",
-                ),
-                &["class"],
-            )?,
-            omitted: register.counters(
-                (
-                    "blobd_audit_records_omitted_total",
-                    "Records that the audit log counts and does not list, because one user caused too many, by class.",
-                ),
-                &["class"],
-            )?,
-            not_forwarded: register.counter((
-                "blobd_audit_records_not_forwarded_total",
-                "Records that could not be sent to the journal.",
-            ))?,
+pub(super) fn sizes(register: &mut Register) -> Result<Table<SizeReading>, Error> {
+    Table::new(register, SIZES)
+}
+
+/// This process as the kernel sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Process {
+    cpu_seconds: f64,
+    resident_bytes: u64,
+    virtual_bytes: u64,
+    open_files: u64,
+    max_files: u64,
+    /// Since 1970.
+    start_seconds: f64,
+}
+
+impl Process {
+    /// `None` without `/proc`.
+    fn read() -> Option<Self> {
+        let stat = fs::read_to_string("/proc/self/stat").ok()?;
+        let boot = boot_seconds(&fs::read_to_string("/proc/stat").ok()?)?;
+        let ticks = as_float(clock_ticks_per_second().max(1));
+        let Fields { cpu_ticks, start_ticks, virtual_bytes, resident_pages } = Fields::parse(&stat)?;
+        Some(Self {
+            cpu_seconds: as_float(cpu_ticks) / ticks,
+            resident_bytes: resident_pages.saturating_mul(page_size() as u64),
+            virtual_bytes,
+            // One of them is that of the directory itself.
+            open_files: (fs::read_dir("/proc/self/fd").ok()?.count() as u64).saturating_sub(1),
+            max_files: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
+            start_seconds: as_float(boot) + as_float(start_ticks) / ticks,
         })
     }
-
-    fn set_by_class(&self, reading: &AuditReading) {
-        for (counters, by_class) in [(&self.lost, &reading.lost), (&self.omitted, &reading.omitted)] {
-            for (class, total) in by_class {
-                let counter = counters.with_label_values(&[class]);
-                // A reading that was taken earlier may come later.
-                counter.inc_by(total.saturating_sub(counter.get()));
-            }
-        }
-    }
 }
 
-/// By pool.
-#[derive(Debug)]
-struct PermitGauges {
-    in_use: UintGauges,
-    waiting: UintGauges,
-    limit: UintGauges,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fields {
+    cpu_ticks: u64,
+    start_ticks: u64,
+    virtual_bytes: u64,
+    resident_pages: u64,
 }
 
-impl PermitGauges {
-    fn new(register: &mut Register) -> Result<Self, Error> {
-        let mut gauges = |name, help| register.gauges((name, help), &["pool"]);
-        Ok(Self {
-            in_use: gauges(
-                "blobd_permits_in_use",
-                "Units that requests hold, by pool; see docs/METRICS.md for the pools.",
-            )?,
-            waiting: gauges(
-                "blobd_permits_waiting",
-                "Requests that wait for units, of their user's share or of all, by pool.",
-            )?,
-            limit: gauges(
-                "blobd_permits_limit",
-                "Units above which requests wait, unless their user holds none, by pool.",
-            )?,
+impl Fields {
+    /// Parses `/proc/self/stat`, see proc_pid_stat(5). The second field is the name in parentheses, which may contain
+    /// spaces.
+    fn parse(stat: &str) -> Option<Self> {
+        let (_, rest) = stat.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        // The third field of the file is the first one here.
+        let number = |field: usize| fields.get(field.checked_sub(3)?)?.parse::<u64>().ok();
+        Some(Self {
+            cpu_ticks: number(14)?.saturating_add(number(15)?),
+            start_ticks: number(22)?,
+            virtual_bytes: number(23)?,
+            resident_pages: number(24)?,
         })
     }
-
-    fn set(&self, permits: &Permits) {
-        let Permits { pool, in_use, waiting, total } = *permits;
-        for (gauges, value) in [(&self.in_use, in_use), (&self.waiting, waiting), (&self.limit, total)] {
-            gauges.with_label_values(&[pool]).set(value as u64);
-        }
-    }
 }
 
-#[derive(Debug)]
-struct ProcessGauges {
-    cpu_seconds: Counter,
-    resident_bytes: UintGauge,
-    virtual_bytes: UintGauge,
-    open_files: UintGauge,
-    max_files: UintGauge,
-    start_seconds: Gauge,
+fn boot_seconds(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-impl ProcessGauges {
-    fn new(register: &mut Register) -> Result<Self, Error> {
-        Ok(Self {
-            cpu_seconds: register.seconds_counter((
-                "process_cpu_seconds_total",
-                "Total user and system CPU time spent in seconds.",
-            ))?,
-            resident_bytes: register
-                .gauge(("process_resident_memory_bytes", "Resident memory size in bytes."))?,
-            virtual_bytes: register
-                .gauge(("process_virtual_memory_bytes", "Virtual memory size in bytes."))?,
-            open_files: register.gauge(("process_open_fds", "Number of open file descriptors."))?,
-            max_files: register.gauge(("process_max_fds", "Maximum number of open file descriptors."))?,
-            start_seconds: register.time_gauge((
-                "process_start_time_seconds",
-                "Start time of the process since unix epoch in seconds.",
-            ))?,
-        })
+#[cfg(test)]
+mod tests {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn fields_are_counted_after_a_name_with_spaces_and_parentheses() {
+        let stat =
+            "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 100 20 0 0 20 0 5 0 4242 1000000 300 18446744073709551615";
+        let fields = Fields::parse(stat).unwrap();
+        let expected =
+            Fields { cpu_ticks: 120, start_ticks: 4242, virtual_bytes: 1_000_000, resident_pages: 300 };
+        assert_eq!(fields, expected);
+        assert_eq!(Fields::parse("7 (a) S 1 2"), None);
     }
 
-    fn set(&self, process: &Process) {
-        self.cpu_seconds.inc_by((process.cpu_seconds - self.cpu_seconds.get()).max(0.0));
-        self.resident_bytes.set(process.resident_bytes);
-        self.virtual_bytes.set(process.virtual_bytes);
-        self.open_files.set(process.open_files);
-        self.max_files.set(process.max_files);
-        self.start_seconds.set(process.start_seconds);
+    #[test]
+    fn this_process_runs_has_memory_and_has_started_before_now() {
+        let process = Process::read().unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        assert!(process.start_seconds <= now + 1.0 && process.start_seconds > now - 1e6, "{process:?}");
+        assert!(process.resident_bytes > 1 << 20 && process.virtual_bytes > process.resident_bytes);
+        assert!(process.open_files >= 3 && process.max_files >= process.open_files, "{process:?}");
     }
 }

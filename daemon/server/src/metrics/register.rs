@@ -3,23 +3,106 @@
 use prometheus::core::{AtomicU64, Collector, GenericGauge, GenericGaugeVec};
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    Counter, Error, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
+    CounterVec, Error, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts,
+    Registry,
 };
 
 /// A gauge of whole numbers, such as bytes.
 pub(super) type UintGauge = GenericGauge<AtomicU64>;
-/// The same with labels.
 pub(super) type UintGauges = GenericGaugeVec<AtomicU64>;
 
-/// A gauge of a value that may be unknown. Then it is absent, so that no alert uses an old value.
-#[derive(Debug)]
-pub(super) struct OptionalGauge(UintGauges);
+/// Values, each with its label. What is not known is left out, so that no alert uses an old value.
+type Values<R> = fn(&R) -> Vec<(&str, f64)>;
 
-impl OptionalGauge {
-    pub(super) fn set(&self, value: Option<u64>) {
-        match value {
-            Some(value) => self.0.with_label_values(&[] as &[&str]).set(value),
-            None => self.0.reset(),
+/// A metric whose values are read from an `R`.
+pub(super) struct Row<R: 'static> {
+    named: Named,
+    is_counter: bool,
+    /// None, or one.
+    labels: &'static [&'static str],
+    values: Values<R>,
+}
+
+pub(super) const fn gauge<R>(name: &'static str, help: &'static str, values: Values<R>) -> Row<R> {
+    gauge_by(&[], name, help, values)
+}
+
+pub(super) const fn gauge_by<R>(
+    labels: &'static [&'static str],
+    name: &'static str,
+    help: &'static str,
+    values: Values<R>,
+) -> Row<R> {
+    Row { named: (name, help), is_counter: false, labels, values }
+}
+
+/// A total that a part of the daemon counts itself.
+pub(super) const fn counter<R>(name: &'static str, help: &'static str, values: Values<R>) -> Row<R> {
+    counter_by(&[], name, help, values)
+}
+
+pub(super) const fn counter_by<R>(
+    labels: &'static [&'static str],
+    name: &'static str,
+    help: &'static str,
+    values: Values<R>,
+) -> Row<R> {
+    Row { named: (name, help), is_counter: true, labels, values }
+}
+
+/// The value of a metric without labels, if it is known.
+pub(super) fn known(value: impl Into<Option<u64>>) -> Vec<(&'static str, f64)> {
+    value.into().map(|value| ("", as_float(value))).into_iter().collect()
+}
+
+/// Exact up to 8 PiB.
+#[expect(clippy::cast_precision_loss, reason = "metrics are floating-point numbers")]
+pub(super) const fn as_float(number: u64) -> f64 {
+    number as f64
+}
+
+/// Metrics that are set together.
+pub(super) struct Table<R: 'static>(Vec<(Metric, &'static Row<R>)>);
+
+enum Metric {
+    Gauge(GaugeVec),
+    Counter(CounterVec),
+}
+
+impl<R> Table<R> {
+    pub(super) fn new(register: &mut Register, rows: &'static [Row<R>]) -> Result<Self, Error> {
+        let metric = |row: &'static Row<R>| {
+            let (opts, labels) = (opts(row.named), row.labels);
+            let metric = match row.is_counter {
+                true => {
+                    let counter = CounterVec::new(opts, labels)?;
+                    Metric::Counter(register.add(row.named, "counter", labels, counter)?)
+                }
+                false => {
+                    Metric::Gauge(register.add(row.named, "gauge", labels, GaugeVec::new(opts, labels)?)?)
+                }
+            };
+            Ok((metric, row))
+        };
+        rows.iter().map(metric).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub(super) fn set(&self, reading: &R) {
+        for (metric, row) in &self.0 {
+            if let Metric::Gauge(gauges) = metric {
+                gauges.reset();
+            }
+            for (label, value) in (row.values)(reading) {
+                let labels = &[label][..row.labels.len()];
+                match metric {
+                    Metric::Gauge(gauges) => gauges.with_label_values(labels).set(value),
+                    Metric::Counter(counters) => {
+                        let counter = counters.with_label_values(labels);
+                        // A reading that was taken earlier may come later.
+                        counter.inc_by((value - counter.get()).max(0.0));
+                    }
+                }
+            }
         }
     }
 }
@@ -31,7 +114,7 @@ pub(super) struct Register {
     described: Vec<Described>,
 }
 
-/// What a metric is. `docs/METRICS.md` is compared with it.
+/// A row of the tables in `docs/METRICS.md`, which a test compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Described {
     pub(super) name: &'static str,
@@ -69,11 +152,6 @@ impl Register {
         self.add(named, "counter", &[], IntCounter::with_opts(opts(named))?)
     }
 
-    /// A counter of fractions.
-    pub(super) fn seconds_counter(&mut self, named: Named) -> Result<Counter, Error> {
-        self.add(named, "counter", &[], Counter::with_opts(opts(named))?)
-    }
-
     pub(super) fn counters(
         &mut self,
         named: Named,
@@ -86,22 +164,12 @@ impl Register {
         self.add(named, "gauge", &[], UintGauge::with_opts(opts(named))?)
     }
 
-    /// A gauge of fractions.
-    pub(super) fn time_gauge(&mut self, named: Named) -> Result<Gauge, Error> {
-        self.add(named, "gauge", &[], Gauge::with_opts(opts(named))?)
-    }
-
     pub(super) fn gauges(
         &mut self,
         named: Named,
         labels: &'static [&'static str],
     ) -> Result<UintGauges, Error> {
         self.add(named, "gauge", labels, UintGauges::new(opts(named), labels)?)
-    }
-
-    /// A gauge that is absent until it is set.
-    pub(super) fn optional_gauge(&mut self, named: Named) -> Result<OptionalGauge, Error> {
-        self.gauges(named, &[]).map(OptionalGauge)
     }
 
     pub(super) fn histogram(&mut self, named: Named, buckets: &[f64]) -> Result<Histogram, Error> {

@@ -1,5 +1,7 @@
 use std::collections::BTreeMap;
 
+use blobd_registry::Troubles;
+
 use super::register::Described;
 use super::*;
 
@@ -9,7 +11,7 @@ fn metrics() -> Metrics {
 
 fn described() -> Vec<Described> {
     let metrics = metrics();
-    let current = metrics.current();
+    let current = lock(&metrics.current);
     [current.main.described(), current.sizes.described()].concat()
 }
 
@@ -55,7 +57,9 @@ fn names_follow_the_conventions_of_prometheus() {
 fn counters_never_decrease() {
     let metrics = metrics();
     let value = |stalls| {
-        let text = metrics.text(&Reading { stalls, ..Reading::default() }).unwrap();
+        let text = metrics
+            .text(&Reading { registry: Troubles { stalls, ..Troubles::default() }, ..Reading::default() })
+            .unwrap();
         let line = text.lines().find(|line| line.starts_with("blobd_download_stalls_total ")).unwrap();
         line.rsplit_once(' ').unwrap().1.to_owned()
     };

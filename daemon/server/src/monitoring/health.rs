@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use blobd_client::protocol::health::{Health, HealthCheck, HealthStatus};
+use blobd_client::protocol::upkeep::{Health, HealthCheck, HealthStatus};
 use tokio::time::timeout;
 
 use crate::ops;
@@ -14,8 +14,8 @@ use crate::state::Daemon;
 /// How long a check waits for its turn, and how long the disk may then delay it.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Checks the store, and whether its disk responds. `uid` is the user who asks: each user has a limited number of
-/// checks at a time, and other work of the user delays none.
+/// Checks the store, and whether its disk responds, for a user. The number of checks of a user is limited, but they do
+/// not wait for the user's other work.
 pub(crate) async fn health(daemon: &Arc<Daemon>, uid: u32) -> Health {
     health_within(daemon, uid, CHECK_LIMIT).await
 }
@@ -23,7 +23,7 @@ pub(crate) async fn health(daemon: &Arc<Daemon>, uid: u32) -> Health {
 async fn health_within(daemon: &Arc<Daemon>, uid: u32, limit: Duration) -> Health {
     let waited = format!("{} s", limit.as_secs());
     let checks = &daemon.limits.health;
-    match timeout(limit, checks.turns().acquire(uid)).await {
+    match timeout(limit, checks.turns.acquire(uid)).await {
         Ok(turn) => check(daemon, turn, limit).await,
         Err(_) if checks.is_any_working() => {
             failing(format!("earlier checks have had no response for {waited}"))
@@ -57,7 +57,7 @@ fn failing(detail: String) -> Health {
     vec![HealthCheck::new("disk", HealthStatus::Failing, detail)].into()
 }
 
-/// The daemon has too much other work. That says nothing about the disk.
+/// The daemon is too busy, which says nothing about the disk.
 fn not_checked(waited: &str) -> Health {
     let detail = format!("not checked: the daemon is busy, the check has waited for its turn for {waited}");
     vec![HealthCheck::new("disk", HealthStatus::Degraded, detail)].into()
@@ -95,7 +95,7 @@ mod tests {
     #[tokio::test]
     async fn check_without_a_turn_says_nothing_about_the_disk() {
         let (_folder, daemon) = daemon();
-        let turns = daemon.limits.health.turns();
+        let turns = &daemon.limits.health.turns;
         let held: Vec<_> = repeat_with(|| turns.try_acquire(UID)).map_while(Result::ok).collect();
         let health = health_within(&daemon, UID, SHORT).await;
         assert_eq!(health.status, HealthStatus::Degraded, "{health:?}");

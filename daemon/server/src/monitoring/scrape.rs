@@ -5,23 +5,20 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::space::UsageKind;
-use blobd_registry::Troubles;
 use blobd_store::scrub::Cursor;
-use blobd_store::{Payer, Pool, StoreEvents};
+use blobd_store::{Payer, Pool};
 use tokio::time::timeout;
 
 use crate::audit::{AuditStatus, ByClass};
-use crate::metrics::{AuditReading, ConditionReading, GroupReading, Permits, Reading, SizeReading};
+use crate::metrics::{ConditionReading, GroupReading, Permits, Reading, SizeReading};
 use crate::ops::{self, OpError};
 use crate::permits::PermitPool;
 use crate::state::{Daemon, Turn, WorkLimits};
 
-/// How long a response waits for what is read from the disk, and for sizes that are being counted. After that it has
-/// the earlier values.
+/// How long a response waits for readings of the disk and for the count of sizes. After that it has the earlier values.
 const READ_LIMIT: Duration = Duration::from_millis(500);
 
-/// The text of all metrics, which takes the turn of its user. Counts the sizes again if it is time to; see
-/// [`crate::metrics::Metrics::begin_sizes`].
+/// The text of all metrics. Counts the sizes again if it is time to; see [`crate::metrics::Metrics::begin_sizes`].
 pub(crate) async fn scrape(daemon: &Arc<Daemon>, turn: Turn) -> Result<String, ErrorBody> {
     within_limit(daemon, &daemon.work.sizes, count_sizes).await;
     // After the sizes: they make the used bytes known.
@@ -33,8 +30,8 @@ pub(crate) async fn scrape(daemon: &Arc<Daemon>, turn: Turn) -> Result<String, E
     daemon.blocking(turn, write).await.map_err(|error| error.body())
 }
 
-/// Has `read` go on in the background if it takes longer. Reads nothing while an earlier reading goes on: a disk that does
-/// not respond blocks one thread, and not one for each request.
+/// Lets `read` continue in the background if it takes longer. Reads nothing while an earlier reading continues: a disk
+/// that does not respond blocks one thread, not one for each request.
 async fn within_limit(
     daemon: &Arc<Daemon>,
     readings: &PermitPool,
@@ -48,7 +45,7 @@ async fn within_limit(
     let _earlier_values_if_it_takes_longer = timeout(READ_LIMIT, daemon.blocking(turn.into(), read)).await;
 }
 
-/// Asks the file system, and counts nothing.
+/// Uses the file system's numbers, and counts nothing.
 fn condition(daemon: &Daemon) -> ConditionReading {
     let status = daemon.store.ledger().space_status();
     let status =
@@ -64,43 +61,25 @@ fn condition(daemon: &Daemon) -> ConditionReading {
 }
 
 fn reading(daemon: &Daemon) -> Reading {
-    let StoreEvents {
-        collections,
-        freed_bytes,
-        evicted_models,
-        evicted_bytes,
-        damaged_blobs,
-        checked_bytes,
-        index_rebuilds,
-    } = daemon.store.content().events();
     let registry = daemon.registry();
-    let Troubles { retries, stalls, wrong_files } = registry.troubles();
+    let AuditStatus { dropped, omitted, not_forwarded, .. } = daemon.audit.status();
+    let by_class =
+        |counts: ByClass<u64>| counts.iter().map(|(class, count)| (class.name(), *count)).collect();
+    let content = daemon.store.content();
     Reading {
         sessions: daemon.sessions.count(),
         running_pulls: daemon.running_pulls.count(),
         permits: permits(daemon),
-        is_writable: daemon.store.content().read_only_reason().is_none(),
-        is_index_ready: daemon.store.content().index().catalog_now().is_some(),
+        is_writable: content.read_only_reason().is_none(),
+        is_index_ready: content.index().catalog_now().is_some(),
         downloaded_bytes: registry.received_bytes(),
-        retries,
-        stalls,
-        wrong_files,
-        collections,
-        freed_bytes,
-        evicted_models,
-        evicted_bytes,
-        damaged_blobs,
-        checked_bytes,
-        index_rebuilds,
-        audit: audit(daemon),
-        unavailable_lower_stores: daemon.store.content().unavailable_lower_stores(),
+        registry: registry.troubles(),
+        store: content.events(),
+        lost_records: by_class(dropped),
+        omitted_records: by_class(omitted),
+        records_not_forwarded: not_forwarded,
+        unavailable_lower_stores: content.unavailable_lower_stores(),
     }
-}
-
-fn audit(daemon: &Daemon) -> AuditReading {
-    let AuditStatus { dropped, omitted, not_forwarded, .. } = daemon.audit.status();
-    let named = |counts: ByClass<u64>| counts.iter().map(|(class, count)| (class.name(), *count)).collect();
-    AuditReading { lost: named(dropped), omitted: named(omitted), not_forwarded }
 }
 
 fn permits(daemon: &Daemon) -> Vec<Permits> {
@@ -141,7 +120,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("surveys", surveys),
         ("verifications", verifications),
         ("scrapes", scrapes),
-        ("health_checks", limits.health.turns()),
+        ("health_checks", &limits.health.turns),
         ("log_followers", &limits.log_followers),
     ];
     let permits = |(pool, permits): (&'static str, &PermitPool)| {
@@ -157,14 +136,14 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
     pools.map(permits).into()
 }
 
-/// Reads the disk, and takes time for a store with many models.
+/// Reads the disk; slow for a store with many models.
 fn count_sizes(daemon: &Daemon) {
     let Some(count) = daemon.metrics.begin_sizes(Instant::now()) else { return };
     match sizes(daemon) {
         Ok(sizes) => sizes.iter().for_each(|sizes| count.set(sizes)),
         Err(error) => tracing::debug!("metrics: the sizes are not counted: {error}"),
     }
-    // From now on it is known which damaged blobs a lower store has.
+    // Afterwards it is known which damaged blobs a lower store has.
     let _damaged = daemon.store.content().damaged();
 }
 
@@ -183,17 +162,8 @@ fn sizes(daemon: &Daemon) -> Result<Option<SizeReading>, OpError> {
             *bytes = bytes.saturating_add(row.bytes);
         }
     }
-    Ok(Some(SizeReading {
-        parts,
-        logical: usage.logical_bytes,
-        stored: usage.physical_bytes,
-        saved: usage.saved_bytes,
-        reclaimable: usage.reclaimable_bytes,
-        blobs: usage.blob_count,
-        models: usage.models.len() as u64,
-        groups: groups(daemon)?,
-        seconds: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
-    }))
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    Ok(Some(SizeReading { parts, usage, groups: groups(daemon)?, seconds }))
 }
 
 fn groups(daemon: &Daemon) -> Result<Vec<GroupReading>, OpError> {

@@ -1,7 +1,7 @@
-//! Questions to the name service: each is asked once at a time, by one of a few threads, and its answer is kept.
+//! Requests to the name service: each is made once at a time, by one of a few threads, and its answer is kept.
 //!
-//! A call that hangs keeps its thread; nobody waits for it longer than the given time, and only the first who asks waits
-//! so long. Answers are bounded in number and in age.
+//! A call that hangs keeps its thread, but nobody waits for it longer than a limit, and only the first who requests the
+//! name waits that long. The number and the age of answers are limited.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -9,19 +9,19 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_client::name_service::{Group, User};
-use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
+use tracing_mutex::stdsync::{Condvar, Mutex};
 
-use super::source::Source;
+use crate::locks::lock;
 
 /// Calls at a time. Each that hangs takes a thread until the name service gives up.
 const MAX_THREADS: usize = 8;
 /// Answers that are kept: more users than one machine serves at a time.
 const MAX_ANSWERS: usize = 4096;
-/// How long an answer is used. Names change rarely, and a reload of the configuration asks again at once.
+/// How long an answer is used. Names change rarely, and a reload of the configuration requests them again.
 const KEEP_FOUND: Duration = Duration::from_secs(5 * 60);
 /// A user that was created meanwhile is found after this time.
 const KEEP_ABSENT: Duration = Duration::from_secs(60);
-/// How long nothing is asked again after a failure.
+/// How long a failed request is not repeated.
 const KEEP_FAILED: Duration = Duration::from_secs(10);
 /// How long others wait while a call hangs: the files of the system itself answer within microseconds.
 const WAIT_WHILE_STALLED: Duration = Duration::from_millis(20);
@@ -30,7 +30,6 @@ const STALLED_AFTER: Duration = Duration::from_millis(500);
 
 pub(super) const NO_ANSWER: &str = "the name service of the system does not answer";
 
-/// A question.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Key {
     Uid(u32),
@@ -44,9 +43,7 @@ pub(super) enum Answer {
     User(User),
     Group(Group),
     Groups(Arc<[u32]>),
-    /// There is no such user or group.
     Absent,
-    /// There is no answer, for this reason.
     Unavailable(Arc<str>),
 }
 
@@ -56,10 +53,23 @@ impl Answer {
     }
 }
 
+/// Where names come from: the system, or files in tests. May block.
+pub(super) trait Source: Send + Sync {
+    /// `None` if there is no such user or group.
+    fn find(&self, key: &Key) -> io::Result<Option<Answer>>;
+
+    fn local_users(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn local_groups(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
 pub(super) struct Lookups {
-    source: Box<dyn Source>,
+    pub(super) source: Box<dyn Source>,
     table: Mutex<Table>,
-    /// Notified with each answer.
     answered: Condvar,
 }
 
@@ -67,18 +77,16 @@ pub(super) struct Lookups {
 struct Table {
     slots: BTreeMap<Key, Slot>,
     queue: VecDeque<Key>,
-    /// Calls that run, with their start.
     running: BTreeMap<Key, Instant>,
     threads: usize,
 }
 
 #[derive(Default)]
 struct Slot {
-    /// The last answer, whatever its age.
     answer: Option<Answer>,
-    /// `None`: the answer is to be asked for again.
+    /// `None`: the answer must be requested again.
     fresh_until: Option<Instant>,
-    /// Whether the question waits for a thread or is being asked.
+    /// Whether the request waits for a thread or is being made.
     is_pending: bool,
 }
 
@@ -93,13 +101,9 @@ impl Lookups {
         Arc::new(Self { source, table: Mutex::default(), answered: Condvar::new() })
     }
 
-    pub(super) fn source(&self) -> &dyn Source {
-        &*self.source
-    }
-
-    /// The answer, for which this waits at most `wait`; then the last one that there was.
+    /// Waits at most `wait`, and then returns the last answer.
     pub(super) fn ask(self: &Arc<Self>, key: &Key, wait: Duration) -> Answer {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         if table.slots.get(key).is_some_and(Slot::is_fresh) {
             return table.answer(key);
         }
@@ -117,17 +121,15 @@ impl Lookups {
         table.answer(key)
     }
 
-    /// Whether asking would not wait.
     pub(super) fn is_fresh(&self, key: &Key) -> bool {
-        self.lock().slots.get(key).is_some_and(Slot::is_fresh)
+        lock(&self.table).slots.get(key).is_some_and(Slot::is_fresh)
     }
 
-    /// Every question is asked again when its answer is next needed.
     pub(super) fn expire(&self) {
-        self.lock().slots.values_mut().for_each(|slot| slot.fresh_until = None);
+        lock(&self.table).slots.values_mut().for_each(|slot| slot.fresh_until = None);
     }
 
-    /// Has the question asked, if there is room for its answer.
+    /// Queues the request, if there is room for its answer.
     fn request(self: &Arc<Self>, table: &mut Table, key: &Key) {
         if !table.make_room(key) {
             return;
@@ -153,35 +155,19 @@ impl Lookups {
         }
     }
 
-    /// Asks until no question is left.
+    /// Makes requests until the queue is empty.
     fn work(&self) {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         while let Some(key) = table.queue.pop_front() {
             table.running.insert(key.clone(), Instant::now());
             drop(table);
-            let answer = self.call(&key);
-            table = self.lock();
+            let answer = self.source.find(&key).map(|found| found.unwrap_or(Answer::Absent));
+            table = lock(&self.table);
             table.running.remove(&key);
             table.enter(key, answer);
             self.answered.notify_all();
         }
         table.threads -= 1;
-    }
-
-    fn call(&self, key: &Key) -> io::Result<Answer> {
-        let source = &self.source;
-        let found = match key {
-            Key::Uid(uid) => source.user_by_id(*uid)?.map(Answer::User),
-            Key::UserName(name) => source.user_by_name(name)?.map(Answer::User),
-            Key::GroupName(name) => source.group_by_name(name)?.map(Answer::Group),
-            Key::GroupsOf(uid) => source.groups_of(*uid)?.map(|groups| Answer::Groups(groups.into())),
-        };
-        Ok(found.unwrap_or(Answer::Absent))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each change of the table is complete before anything can panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -191,12 +177,11 @@ impl Table {
         known.unwrap_or_else(|| Answer::Unavailable(NO_ANSWER.into()))
     }
 
-    /// Whether a call hangs.
     fn is_stalled(&self) -> bool {
         self.running.values().any(|start| start.elapsed() > STALLED_AFTER)
     }
 
-    /// Enters an answer. A failure does not replace what was found before.
+    /// A failure does not replace an earlier answer.
     fn enter(&mut self, key: Key, found: io::Result<Answer>) {
         let slot = self.slots.entry(key).or_default();
         slot.is_pending = false;
@@ -212,7 +197,7 @@ impl Table {
         slot.fresh_until = Some(Instant::now() + keep);
     }
 
-    /// Drops the oldest answer if there are too many. False if all are being asked for.
+    /// Drops the oldest answer if there are too many. False if all are still requested.
     fn make_room(&mut self, key: &Key) -> bool {
         if self.slots.len() < MAX_ANSWERS || self.slots.contains_key(key) {
             return true;
@@ -240,33 +225,20 @@ mod tests {
     }
 
     impl Source for Scripted {
-        fn user_by_id(&self, uid: u32) -> io::Result<Option<User>> {
-            self.calls.fetch_add(1, Ordering::SeqCst);
-            match &self.answers {
-                Some(answers) => answers.lock().unwrap().recv().unwrap_or(Ok(None)),
-                None => Ok(Some(user(uid, "ann"))),
+        fn find(&self, key: &Key) -> io::Result<Option<Answer>> {
+            if matches!(key, Key::Uid(_) | Key::UserName(_)) {
+                self.calls.fetch_add(1, Ordering::SeqCst);
             }
-        }
-
-        fn user_by_name(&self, _name: &str) -> io::Result<Option<User>> {
-            self.calls.fetch_add(1, Ordering::SeqCst);
-            Ok(None)
-        }
-
-        fn group_by_name(&self, _name: &str) -> io::Result<Option<Group>> {
-            Err(io::ErrorKind::ConnectionRefused.into())
-        }
-
-        fn groups_of(&self, _uid: u32) -> io::Result<Option<Vec<u32>>> {
-            Ok(Some(vec![1]))
-        }
-
-        fn local_users(&self) -> Vec<String> {
-            Vec::new()
-        }
-
-        fn local_groups(&self) -> Vec<String> {
-            Vec::new()
+            match (key, &self.answers) {
+                (Key::Uid(_), Some(answers)) => {
+                    let answer = answers.lock().unwrap().recv().unwrap_or(Ok(None));
+                    answer.map(|user| user.map(Answer::User))
+                }
+                (Key::Uid(uid), None) => Ok(Some(Answer::User(user(*uid, "ann")))),
+                (Key::UserName(_), _) => Ok(None),
+                (Key::GroupName(_), _) => Err(io::ErrorKind::ConnectionRefused.into()),
+                (Key::GroupsOf(_), _) => Ok(Some(Answer::Groups([1].into()))),
+            }
         }
     }
 
@@ -274,7 +246,7 @@ mod tests {
         User { uid, name: name.to_owned(), primary_group: 1 }
     }
 
-    /// A service that answers with what is sent.
+    /// A service that answers with the values that are sent.
     fn controlled() -> (mpsc::Sender<io::Result<Option<User>>>, Arc<AtomicUsize>, Arc<Lookups>) {
         let (answer, answers) = mpsc::channel();
         let source = Scripted { answers: Some(Mutex::new(answers)), ..Scripted::default() };
@@ -347,11 +319,11 @@ mod tests {
         for uid in 0..u32::try_from(MAX_ANSWERS).unwrap() + 10 {
             lookups.ask(&Key::Uid(uid), LONG);
         }
-        assert_eq!(lookups.lock().slots.len(), MAX_ANSWERS);
+        assert_eq!(lock(&lookups.table).slots.len(), MAX_ANSWERS);
         let (_answer, _calls, lookups) = controlled();
         for uid in 0..100 {
             lookups.ask(&Key::Uid(uid), Duration::ZERO);
         }
-        assert_eq!(lookups.lock().threads, MAX_THREADS);
+        assert_eq!(lock(&lookups.table).threads, MAX_THREADS);
     }
 }

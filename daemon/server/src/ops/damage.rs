@@ -13,12 +13,12 @@ use super::OpError;
 #[derive(Debug, Default)]
 struct DamagedParts {
     tensors: Vec<String>,
-    /// `its template`, `the header of its model`.
+    /// Such as `its template` and `the header of its model`.
     others: BTreeSet<String>,
 }
 
 /// Describes a model's damage for `ls`; `None` if it has none. An unreadable recipe is damage too.
-pub(super) fn of_model(
+pub(super) fn describe(
     store: &Store,
     reference: &Reference,
     manifest: &Manifest,
@@ -88,14 +88,10 @@ impl DamagedParts {
 
     /// For example `3 of its tensors and its template are`.
     fn summary(&self) -> Option<String> {
-        let mut subjects = Vec::new();
-        match self.tensors.len() {
-            0 => {}
-            1 => subjects.push("1 of its tensors".to_owned()),
-            count => subjects.push(format!("{count} of its tensors")),
-        }
-        subjects.extend(self.others.iter().cloned());
-        let is_one = self.tensors.len() + self.others.len() == 1;
+        let count = self.tensors.len();
+        let tensors = (count > 0).then(|| format!("{count} of its tensors"));
+        let mut subjects: Vec<String> = tensors.into_iter().chain(self.others.iter().cloned()).collect();
+        let is_one = count + self.others.len() == 1;
         let last = subjects.pop()?;
         let verb = if is_one { "is" } else { "are" };
         Some(if subjects.is_empty() {
@@ -105,7 +101,6 @@ impl DamagedParts {
         })
     }
 
-    /// The first few by name.
     fn list(&self) -> Option<String> {
         const MAX_NAMED: usize = 3;
         let tensors = self.tensors.iter().map(|name| format!("tensor {name:?}"));

@@ -3,7 +3,7 @@
 //! [`Facts`] are gathered first; each check is a function from facts to a finding, so that it can be tested with facts
 //! that no test machine has. Nothing is changed, except that a file is created, renamed and removed.
 
-use blobd_client::protocol::upkeep::{Check, DoctorReport};
+use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
 use blobd_store::Store;
 
 use super::OpError;
@@ -11,14 +11,12 @@ use super::OpError;
 mod content;
 mod disk;
 mod facts;
-mod finding;
 mod machine;
 mod owners;
 
 pub use facts::DoctorContext;
 use facts::Facts;
 
-/// All checks, in the order of the report.
 const CHECKS: [fn(&Facts) -> Check; 24] = [
     disk::writes,
     disk::file_system,
@@ -46,15 +44,30 @@ const CHECKS: [fn(&Facts) -> Check; 24] = [
     machine::names,
 ];
 
-/// Runs all checks. None changes anything.
+/// Runs all checks.
 pub fn doctor(store: &Store, context: DoctorContext) -> Result<DoctorReport, OpError> {
     let facts = Facts::gather(store, context)?;
     Ok(DoctorReport { checks: CHECKS.iter().map(|check| check(&facts)).collect() })
 }
 
+fn ok(name: &str, detail: impl Into<String>) -> Check {
+    Check::new(name, CheckStatus::Ok, detail)
+}
+
+fn note(name: &str, detail: impl Into<String>) -> Check {
+    Check::new(name, CheckStatus::Note, detail)
+}
+
+fn warning(name: &str, detail: impl Into<String>) -> Check {
+    Check::new(name, CheckStatus::Warning, detail)
+}
+
+fn failure(name: &str, detail: impl Into<String>) -> Check {
+    Check::new(name, CheckStatus::Failure, detail)
+}
+
 #[cfg(test)]
 mod tests {
-    use blobd_client::protocol::upkeep::CheckStatus;
     use blobd_store::testing::new_store;
 
     use super::facts::healthy;

@@ -7,42 +7,33 @@ use blobd_store::{RUN_OUTSIDE, StoreError, StoreOwner};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::model_file::ModelPathError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::reference::ReferenceError;
 use blobd_store_format::similar_names::did_you_mean;
 use blobd_store_format::text::quoted;
 use rustix::io::Errno;
 
-use super::relief::{Leftover, Relief};
 use crate::ingest::IngestError;
 use crate::transfer::{TransferError, TwoCopies};
 
-/// A verb's failure.
+/// Why a verb failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the messages say what the errors and their fields are")]
 pub enum OpError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A file was refused or could not be read.
     #[error("{name}: {source}")]
     Ingest { name: String, source: IngestError },
-    /// The files in an archive cannot be read in place.
     #[error("{name}: {reason}")]
     Archive { name: String, reason: String },
-    /// A registry failed, sent wrong data, or could not be reached.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// No manifest can be composed from the imported files.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// A stored header does not parse.
     #[error("blob {digest}: damaged: {source}; `blobd verify --repair` replaces it")]
-    Damaged {
-        /// The header's blob.
-        digest: Digest,
-        source: FormatError,
-    },
+    Damaged { digest: Digest, source: FormatError },
     #[error("{name}: a new name cannot include a digest; leave out the part from @ on")]
     PinnedTarget { name: String },
     #[error("remove: no model is named; give names, patterns, older_than_seconds or unused")]
@@ -53,7 +44,6 @@ pub enum OpError {
     ChangedMeanwhile { name: String },
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
     NotInTrash { name: String },
-    /// The requested changes are not possible.
     #[error("model {model}: {reason}")]
     Edit { model: String, reason: String },
     #[error("model {model}: {reason}")]
@@ -63,16 +53,23 @@ pub enum OpError {
          `blobd verify --repair {model}` repairs them"
     )]
     DamagedFile { model: String, found: Digest, expected: Digest },
-    /// No valid recipe can be made.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     #[error("{name}: wrong kind of file: expected a regular file, found {found}")]
     NotAFile { name: String, found: &'static str },
     #[error("{name}: wrong kind of descriptor: expected one that is open for reading, found {found}")]
     NotReadable { name: String, found: &'static str },
-    /// The files of a sharded model are not exactly its shards.
-    #[error("model {model}: {what}; only its publisher can correct this")]
-    Shards { model: String, what: String },
+    #[error("model {model}: {what}; {advice}")]
+    Shards { model: String, what: String, advice: &'static str },
+    #[error(transparent)]
+    ModelPath(#[from] ModelPathError),
+    #[error("files: lists the files of the model; expected no sidecars beside them")]
+    FilesAndSidecars,
+    #[error(
+        "files: not those of the manifest: expected {expected} files of the sizes in it, in its order, found {found}{}",
+        if expected == found { " of other sizes" } else { "" }
+    )]
+    NotOfManifest { expected: usize, found: usize },
     #[error("{from}: no model name can be derived from it ({source}); give one with --name")]
     Name { from: String, source: ReferenceError },
     /// A file had a wrong digest, and again when it was downloaded a second time.
@@ -83,12 +80,7 @@ pub enum OpError {
     #[error("model {model}: no {what}")]
     NotInModel { model: String, what: String },
     #[error("model {model}: damaged: {parts}")]
-    DamagedParts {
-        model: String,
-        /// The first few parts.
-        parts: String,
-    },
-    /// More layers were selected than one response can list.
+    DamagedParts { model: String, parts: String },
     #[error(
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
     )]
@@ -96,22 +88,13 @@ pub enum OpError {
     #[error("{name}: {source}")]
     NoMemory { name: String, source: Box<TransferError> },
     #[error("{source}")]
-    NoSpace {
-        source: Box<OpError>,
-        /// What could free some.
-        relief: Relief,
-        leftover: Leftover,
-    },
+    NoSpace { source: Box<OpError>, hint: String },
     #[error("{target}: no unfinished download has this name or ID")]
     NoSuchDownload { target: String },
     #[error("download of {name}: a pull uses it")]
     DownloadInUse { name: String },
     #[error("download of {name}: of {}, only an administrator may drop it", uid.map_or_else(|| "an unknown user".to_owned(), |uid| format!("uid {uid}")))]
-    DownloadOfAnother {
-        name: String,
-        /// The user who pulled it, if recorded.
-        uid: Option<u32>,
-    },
+    DownloadOfAnother { name: String, uid: Option<u32> },
     /// A rule of the policy denies it, before bytes move.
     #[error("{message}")]
     DeniedByPolicy { message: String, hint: String },
@@ -150,6 +133,9 @@ impl OpError {
             | Self::NotReadable { .. }
             | Self::PinnedTarget { .. }
             | Self::NothingToRemove
+            | Self::ModelPath(_)
+            | Self::FilesAndSidecars
+            | Self::NotOfManifest { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
             Self::Damaged { .. } | Self::DamagedParts { .. } | Self::DamagedFile { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } | Self::Interrupted { .. } => ErrorCode::Upstream,
@@ -166,7 +152,7 @@ impl OpError {
         }
     }
 
-    fn is_over_quota(&self) -> bool {
+    pub(super) fn is_over_quota(&self) -> bool {
         match self {
             Self::Store(error) | Self::Ingest { source: IngestError::Store(error), .. } => {
                 matches!(error, StoreError::Quota { .. })
@@ -184,15 +170,8 @@ impl OpError {
         }
         let hint = match (self, self.code()) {
             (Self::Registry(error), _) => return error.hint(),
-            (Self::DeniedByPolicy { hint, .. }, _) => return Some(hint.clone()),
+            (Self::DeniedByPolicy { hint, .. } | Self::NoSpace { hint, .. }, _) => return Some(hint.clone()),
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
-            (Self::NoSpace { relief, leftover, .. }, _) => {
-                let left = match leftover {
-                    Leftover::Nothing => "nothing was stored",
-                    Leftover::Downloads => "received data is kept for the next pull",
-                };
-                return Some(format!("{}; {left}", relief.hint(self.is_over_quota())));
-            }
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
             }
@@ -233,7 +212,7 @@ impl OpError {
     }
 }
 
-/// What to do about an error of the store, if that does not depend on the verb.
+/// The hint for an error of the store, if it does not depend on the verb.
 fn store_hint(error: &StoreError) -> Option<String> {
     let hint = match error {
         StoreError::IndexBuilding { .. } => "try again in a minute; models can be opened meanwhile",
@@ -251,15 +230,12 @@ fn store_hint(error: &StoreError) -> Option<String> {
         StoreError::PinOfAnother { .. } => "ask an administrator to unpin it",
         StoreError::NoSuchModel { similar, .. } => return did_you_mean(similar),
         StoreError::MayBeHidden { similar, store, .. } => {
-            let hidden = format!(
+            let similar = did_you_mean(similar).map_or_else(String::new, |similar| format!("; {similar}"));
+            return Some(format!(
                 "it may be in the lower store {}, which is not available: make it available again, such as by \
-                 mounting its file system",
+                 mounting its file system{similar}",
                 store.display()
-            );
-            return Some(match did_you_mean(similar) {
-                Some(similar) => format!("{hidden}; {similar}"),
-                None => hidden,
-            });
+            ));
         }
         StoreError::Hidden { .. } => {
             "make the lower store available again, such as by mounting its file system; nothing of the model is lost"
@@ -270,7 +246,7 @@ fn store_hint(error: &StoreError) -> Option<String> {
             ));
         }
         StoreError::OfAnother { root, owner } => {
-            let StoreOwner { uid, gid } = StoreOwner::of_process();
+            let StoreOwner { uid, gid } = StoreOwner::for_process();
             if !owner.is_mapped() {
                 return Some(RUN_OUTSIDE.to_owned());
             }
@@ -287,9 +263,8 @@ fn store_hint(error: &StoreError) -> Option<String> {
                 quoted(&root.display().to_string())
             ));
         }
-        StoreError::WrongOwner { .. } => DOCTOR_MENDS_OWNERS,
-        StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
-            DOCTOR_MENDS_OWNERS
+        error if matches!(error, StoreError::WrongOwner { .. }) || is_permission_denied(error) => {
+            "`blobd doctor` finds files of other users, and prints the command that gives them to the store's owner"
         }
         StoreError::Io { source, .. } if is_broken(source) => {
             "the disk or its file system has failed: see `dmesg`; then stop the daemon, unmount the file system, check it, \
@@ -306,14 +281,15 @@ fn store_hint(error: &StoreError) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// Whether the file system says that it cannot be used any more, as after an error of its disk.
+/// Whether the file system reports that it can no longer be used, as after an error of its disk.
 fn is_broken(error: &std::io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::IO | Errno::UCLEAN | Errno::SHUTDOWN | Errno::NODEV))
 }
 
-const DOCTOR_MENDS_OWNERS: &str =
-    "`blobd doctor` finds files of other users, and prints the command that gives them to the store's owner";
+fn is_permission_denied(error: &StoreError) -> bool {
+    matches!(error, StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
+}
 
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {
@@ -323,9 +299,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         }
         StoreError::OverQuota { .. } => ErrorCode::OverQuota,
         StoreError::ReadOnly { .. } => ErrorCode::ReadOnly,
-        StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
-            ErrorCode::Denied
-        }
+        error if is_permission_denied(error) => ErrorCode::Denied,
         StoreError::Io { .. } | StoreError::NoSafeRename { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } | StoreError::NameTaken { .. } => {
             ErrorCode::Busy

@@ -1,14 +1,14 @@
-//! `health`: whether the store works. Reads only what takes no time on a disk that responds.
+//! `health`: whether the store works; it reads only what takes no time on a disk that responds. `reindex`: compares the
+//! index with the disk and corrects it.
 
-use blobd_client::protocol::health::{Health, HealthCheck, HealthStatus};
+use blobd_client::protocol::upkeep::{Health, HealthCheck, HealthStatus, Reindexed};
 use blobd_store::index::IndexStatus;
 use blobd_store::{SpaceStatus, Store};
 use blobd_store_format::size::human_bytes;
 
 use super::OpError;
 
-/// Checks the store.
-pub fn health(store: &Store) -> Result<Health, OpError> {
+pub(crate) fn health(store: &Store) -> Result<Health, OpError> {
     let checks = vec![
         writes(store.content().read_only_reason().as_deref()),
         space(store)?,
@@ -19,43 +19,61 @@ pub fn health(store: &Store) -> Result<Health, OpError> {
 }
 
 fn writes(read_only_reason: Option<&str>) -> HealthCheck {
-    match read_only_reason {
-        None => HealthCheck::new("writes", HealthStatus::Ok, "the store can be changed"),
-        Some(reason) => {
-            let detail = format!("the store is read-only: {reason}");
-            HealthCheck::new("writes", HealthStatus::Failing, detail)
-        }
-    }
+    let (status, detail) = match read_only_reason {
+        None => (HealthStatus::Ok, "the store can be changed".to_owned()),
+        Some(reason) => (HealthStatus::Failing, format!("the store is read-only: {reason}")),
+    };
+    HealthCheck::new("writes", status, detail)
 }
 
 fn space(store: &Store) -> Result<HealthCheck, OpError> {
     // Without a count: the ledger would be locked while it inspects every blob.
     let SpaceStatus { free_bytes, is_full, .. } = store.ledger().space_status()?;
     let detail = format!("{} free", human_bytes(free_bytes));
-    let check = |status, detail| Ok(HealthCheck::new("space", status, detail));
-    match is_full {
-        false => check(HealthStatus::Ok, detail),
-        true => check(HealthStatus::Degraded, format!("{detail}: nothing more can be stored")),
-    }
+    Ok(match is_full {
+        false => HealthCheck::new("space", HealthStatus::Ok, detail),
+        true => {
+            let detail = format!("{detail}: nothing more can be stored");
+            HealthCheck::new("space", HealthStatus::Degraded, detail)
+        }
+    })
 }
 
 fn index(status: &IndexStatus) -> HealthCheck {
-    let check = |status, detail: String| HealthCheck::new("index", status, detail);
-    match status {
-        IndexStatus::Degraded(reason) => {
-            check(HealthStatus::Degraded, format!("kept in memory only: {reason}"))
-        }
-        IndexStatus::Building => check(HealthStatus::Ok, "being built; models can be opened".to_owned()),
-        _ => check(HealthStatus::Ok, "complete".to_owned()),
-    }
+    let (status, detail) = match status {
+        IndexStatus::Degraded(reason) => (HealthStatus::Degraded, format!("kept in memory only: {reason}")),
+        IndexStatus::Building => (HealthStatus::Ok, "being built; models can be opened".to_owned()),
+        _ => (HealthStatus::Ok, "complete".to_owned()),
+    };
+    HealthCheck::new("index", status, detail)
 }
 
 fn content(store: &Store) -> HealthCheck {
-    let check = |status, detail: String| HealthCheck::new("content", status, detail);
-    match store.content().known_damaged().len() {
-        0 => check(HealthStatus::Ok, "no blob is known to be damaged".to_owned()),
-        count => check(HealthStatus::Degraded, format!("damaged or missing blobs: {count}")),
+    let (status, detail) = match store.content().known_damaged().len() {
+        0 => (HealthStatus::Ok, "no blob is known to be damaged".to_owned()),
+        count => (HealthStatus::Degraded, format!("damaged or missing blobs: {count}")),
+    };
+    HealthCheck::new("content", status, detail)
+}
+
+/// Compares the index with the disk and corrects it. If the index is not in use, as in embedded mode, it is loaded or built
+/// first and closed afterwards.
+pub(crate) fn reindex(store: &Store) -> Result<Reindexed, OpError> {
+    let was_unused = store.content().index().status() == IndexStatus::Unused;
+    if was_unused {
+        store.content().start_index();
     }
+    let found = store.reindex();
+    if was_unused {
+        store.content().stop_index();
+    }
+    let found = found?;
+    Ok(Reindexed {
+        blob_count: found.blob_count,
+        recipe_count: found.recipe_count,
+        model_count: store.names().tags()?.references.len() as u64,
+        differences: found.count,
+    })
 }
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
-//! `ls`: lists the models.
+//! `ls`: lists the models. `history`: what a name has meant, and who changed that.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use blobd_client::protocol::lower_store::LowerStore;
-use blobd_client::protocol::response::{ModelList, ModelSummary};
-use blobd_store::{LowerStatus, Store, StoreError, TagSummary};
+use blobd_client::protocol::naming::{NameChange, NameHistory};
+use blobd_client::protocol::response::{LowerStore, ModelList, ModelSummary};
+use blobd_store::{HistoryRow, LowerStatus, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
 
 use super::{OpError, damage, rfc3339};
+use crate::names::Names;
 
 /// Lists every tag. A tag with a damaged manifest is listed with the damage.
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
@@ -44,7 +46,7 @@ fn note_damage(
     damaged: &BTreeSet<Digest>,
 ) -> Result<(), StoreError> {
     match store.names().manifest(&tag.reference) {
-        Ok(manifest) => model.damage = damage::of_model(store, &tag.reference, &manifest, damaged)?,
+        Ok(manifest) => model.damage = damage::describe(store, &tag.reference, &manifest, damaged)?,
         // Removed since it was listed, or damaged: then the summary has the error.
         Err(
             StoreError::NoSuchModel { .. } | StoreError::Manifest { .. } | StoreError::UnexpectedFile { .. },
@@ -67,6 +69,61 @@ fn summary(tag: &TagSummary) -> ModelSummary {
         follows: tag.origin.source.clone(),
         damage: manifest.err().cloned(),
         store: tag.lower.as_ref().map(|place| place.display().to_string()),
-        added_by: tag.account.filter(|_| tag.lower.is_none()).map(|account| account.uid),
+        added_by: tag.account.filter(|_| tag.lower.is_none()).map(|account| account.adder()),
+    }
+}
+
+/// The history of a name, the newest change first. The name may have been removed.
+///
+/// # Errors
+/// [`StoreError::NoSuchModel`] if no model ever had this name.
+pub(crate) fn history(store: &Store, reference: &Reference) -> Result<NameHistory, OpError> {
+    let blobd_store::NameHistory { reference, rows, dropped } = store.names().history(reference)?;
+    let (users, stored) = (Names::system(), Stored::new(store)?);
+    let changes = rows.into_iter().map(|row| stored.complete(change(row, &users))).collect();
+    Ok(NameHistory { name: reference.short(), changes, dropped })
+}
+
+fn change(row: HistoryRow, users: &Names) -> NameChange {
+    match row {
+        HistoryRow::Unrecorded(digest) => NameChange { digest, ..NameChange::default() },
+        HistoryRow::Recorded(entry) => NameChange {
+            time: Some(rfc3339(entry.time)),
+            uid: Some(entry.actor.uid),
+            user: users.name_of(entry.actor.uid),
+            verb: Some(entry.actor.verb.name().to_owned()),
+            digest: entry.digest,
+            origin: entry.origin,
+            ..NameChange::default()
+        },
+    }
+}
+
+/// The manifests that the store has now.
+struct Stored {
+    names: BTreeMap<Digest, Vec<String>>,
+    trashed: BTreeSet<Digest>,
+}
+
+impl Stored {
+    fn new(store: &Store) -> Result<Self, OpError> {
+        let mut names: BTreeMap<_, Vec<String>> = BTreeMap::new();
+        for tag in store.names().all_summaries()? {
+            if let Ok(manifest) = &tag.manifest {
+                names.entry(manifest.digest).or_default().push(tag.reference.short());
+            }
+        }
+        // A damaged record in the trash is reported by other verbs.
+        let trash = store.names().trash().unwrap_or_default();
+        Ok(Self { names, trashed: trash.into_iter().map(|trashed| trashed.manifest.digest()).collect() })
+    }
+
+    fn complete(&self, change: NameChange) -> NameChange {
+        /// A manifest can have many thousands of names, and a history names it many times.
+        const MAX_NAMES: usize = 100;
+        let Some(digest) = change.digest else { return change };
+        let names = self.names.get(&digest).into_iter().flatten();
+        let stored_as = names.take(MAX_NAMES).cloned().collect();
+        NameChange { stored_as, in_trash: self.trashed.contains(&digest), ..change }
     }
 }

@@ -6,29 +6,34 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::lost_model::NameEffects;
-use blobd_client::protocol::response::PullProgress;
+use blobd_client::protocol::naming::NameEffects;
+use blobd_client::protocol::pull::PullProgress;
 use blobd_store::leases::Lease;
-use blobd_store::{Committed, Ingest, Model, NameOrigin, NameRule, NewName, Store, TrashedModel, Verb, gc};
+use blobd_store::{Committed, Ingest, Model, NameRule, NewName, Store, TrashedModel, Verb, gc};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
+use blobd_store_format::source::PulledSource;
 use tokio::sync::mpsc::Sender;
 
-use super::lost_models::{Evictions, displaced};
+use super::OpError;
 use super::policy::CallerPolicy;
-use super::relief::{Leftover, Relief};
-use super::{OpError, soft_quota};
+use super::space::{Evictions, displaced, soft_quota_notes, space_hint};
 use crate::requester::Requester;
 
-/// The name that a model gets.
+mod promote;
+mod tag;
+mod undelete;
+
+pub use promote::promote;
+pub use tag::{pin, rename, tag};
+pub use undelete::{trash, undelete};
+
+/// The name that a model gets: the one that the user has given, or one derived from where the model comes from.
 #[derive(Clone, Debug)]
 pub(super) enum TargetName {
-    /// The user has named it.
     Given(Reference),
-    /// The user has named none.
     Derived(DerivedName),
 }
 
@@ -42,7 +47,7 @@ impl TargetName {
         }
     }
 
-    /// Without the derived names that `is_allowed` refuses, except the preferred one.
+    /// Drops the derived names that `is_allowed` refuses, except the preferred one.
     pub(super) fn retaining(self, is_allowed: impl Fn(&Reference) -> bool) -> Self {
         match self {
             Self::Given(name) => Self::Given(name),
@@ -59,10 +64,17 @@ impl TargetName {
     }
 }
 
-/// A change of what a name means, from the check that allows it to the report of what the name meant before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leftover {
+    Nothing,
+    /// Received data, for the next pull.
+    Downloads,
+}
+
+/// A change of a name's meaning, from the check that allows it to the report of its former meaning.
 #[derive(Debug)]
 pub(super) struct NameChange<'s> {
-    store: &'s Arc<Store>,
+    pub(super) store: &'s Arc<Store>,
     requester: Requester,
     verb: Verb,
     rule: NameRule,
@@ -71,12 +83,9 @@ pub(super) struct NameChange<'s> {
     evictions: Arc<Evictions>,
 }
 
-/// What a verb reports about the name that it has set.
 #[derive(Debug)]
 pub(super) struct Named {
-    /// The name, as it is stored.
     pub(super) name: String,
-    /// Whether the store is as it was before.
     pub(super) unchanged: bool,
     /// Whether the name is new, or meant another model before.
     pub(super) tag_changed: bool,
@@ -87,8 +96,8 @@ pub(super) struct Named {
 }
 
 impl<'s> NameChange<'s> {
-    /// Runs a verb that sets a name. If it fails, for instance on a full disk, collects what it has published already, and
-    /// adds to an error about missing space what could free some. `leftover` is what the verb keeps when it fails.
+    /// Runs a verb that sets a name. If it fails, collects the blobs that it has published already, and adds to an error
+    /// about missing space a hint about how to free some.
     pub(super) fn run<T>(
         store: &Store,
         leftover: Leftover,
@@ -102,21 +111,26 @@ impl<'s> NameChange<'s> {
             }
             match error.code() {
                 ErrorCode::NoSpace => {
-                    OpError::NoSpace { source: Box::new(error), relief: Relief::of(store), leftover }
+                    let left = match leftover {
+                        Leftover::Nothing => "nothing was stored",
+                        Leftover::Downloads => "received data is kept for the next pull",
+                    };
+                    let hint = format!("{}; {left}", space_hint(store, error.is_over_quota()));
+                    OpError::NoSpace { source: Box::new(error), hint }
                 }
                 _ => error,
             }
         })
     }
 
-    /// A change that takes no name that has other content.
+    /// A change that replaces no model.
     pub(super) fn new(store: &'s Arc<Store>, requester: Requester, verb: Verb, cause: String) -> Self {
         let rule = NameRule { uid: requester.uid(), ..NameRule::default() };
-        let evictions = Evictions::new(requester, cause.clone());
+        let evictions = Evictions::new(requester, cause.clone(), None);
         Self { store, requester, verb, rule, cause, evictions }
     }
 
-    /// If `force` is set, takes the requester's own names; of administrators also those of others, and pinned ones.
+    /// If `force` is set, replaces the requester's own models; administrators also replace those of others and pinned ones.
     pub(super) fn replacing(mut self, force: bool) -> Self {
         let may_administer = self.requester.may_administer();
         self.rule.replace = force;
@@ -125,22 +139,22 @@ impl<'s> NameChange<'s> {
         self
     }
 
-    /// Updates names that follow `source`. If `is_own_name` is set, the name is the one that the source itself gives:
-    /// it means what the source has, whoever pulls it.
-    pub(super) fn updating_from(mut self, source: &PullSource, is_own_name: bool) -> Self {
-        self.rule.update_from = Some(source.clone());
+    /// Updates names that follow `source`. If `is_own_name` is set, the source itself gives the name, which then means what
+    /// the source has, whoever pulls it.
+    pub(super) fn updating_from(mut self, source: PulledSource, is_own_name: bool) -> Self {
+        self.rule.update_from = Some(source);
         self.rule.is_own_name = is_own_name;
         self
     }
 
     /// Sends an event for each model that is evicted for the change.
     pub(super) fn reporting_to(mut self, events: &Sender<PullProgress>) -> Self {
-        self.evictions = Evictions::of_pull(self.requester, self.cause.clone(), events);
+        self.evictions = Evictions::new(self.requester, self.cause.clone(), Some(events.clone()));
         self
     }
 
-    /// Refuses a name that the commit would refuse, before much work is done. `may_be_same` says of the manifest that
-    /// has the name whether it may be the one that gets it.
+    /// Refuses a name that the commit would refuse, before much work is done. `may_be_same` says whether the manifest that
+    /// has the name may be the one that gets it.
     ///
     /// # Errors
     /// Those of [`blobd_store::Names::check_name`].
@@ -160,7 +174,6 @@ impl<'s> NameChange<'s> {
         Ok(self.store.names().check_name(&tag, present.digest(), &self.rule)?)
     }
 
-    /// The model that has the name now, if there is one.
     pub(super) fn present(&self, target: &TargetName) -> Result<Option<Model>, OpError> {
         let Some(tag) = self.store.names().stored_case(target.preferred())? else { return Ok(None) };
         match self.store.names().model(&tag) {
@@ -169,7 +182,6 @@ impl<'s> NameChange<'s> {
         }
     }
 
-    /// A lease for the work.
     pub(super) fn lease(&self) -> Lease {
         self.store.liveness().leases().grant(self.cause.clone())
     }
@@ -191,12 +203,11 @@ impl<'s> NameChange<'s> {
         Ok((model, lease))
     }
 
-    /// Starts a transaction that sets the name and stores no data. On a full disk, the reserve is released for it.
+    /// As [`Self::begin`], if no data is stored: on a full disk, the reserve is released for the name.
     pub(super) fn begin_without_data(&self, lease: Lease) -> Result<Ingest, OpError> {
         self.store.ledger().with_reserve_for_name(|| self.begin(lease))
     }
 
-    /// Starts the transaction that sets the name.
     pub(super) fn begin(&self, lease: Lease) -> Result<Ingest, OpError> {
         self.store.ledger().make_reserve();
         let ingest = self.evictions.observe(Ingest::begin(self.store, lease)?);
@@ -205,9 +216,6 @@ impl<'s> NameChange<'s> {
 
     /// Commits the transaction under the first of the target's names that it may take. `origin` is where the content
     /// comes from. `is_allowed` is the policy's decision about a derived name; the first was checked before.
-    ///
-    /// # Errors
-    /// As for [`Ingest::commit`].
     pub(super) fn commit(
         &self,
         ingest: Ingest,
@@ -230,8 +238,8 @@ impl<'s> NameChange<'s> {
         Ok(named)
     }
 
-    /// Commits the transaction if `is_allowed` permits it, which gets the name that would be replaced. No name changes
-    /// between its call and the commit.
+    /// Commits the transaction if `is_allowed` permits it. It gets the name that would be replaced; no name changes
+    /// between this call and the commit.
     pub(super) fn commit_if(
         &self,
         ingest: Ingest,
@@ -257,8 +265,8 @@ impl<'s> NameChange<'s> {
         })
     }
 
-    /// Runs a commit, and reports it. The records of a name take a few blocks: on a full disk, the reserve is released
-    /// for them.
+    /// Runs a commit and reports it. The records of a name take a few blocks: on a full disk, the reserve is released for
+    /// them.
     fn record(&self, commit: impl FnOnce() -> Result<Committed, OpError>) -> Result<Named, OpError> {
         let committed = self.store.ledger().with_reserve_for_name(commit)?;
         let name = committed.name.as_ref().map(Reference::short).unwrap_or_default();
@@ -267,21 +275,20 @@ impl<'s> NameChange<'s> {
         let effects = NameEffects {
             displaced: displaced(self.store, self.requester, committed),
             evicted: self.evictions.take(),
-            notes: soft_quota::notes(self.store, self.requester),
+            notes: soft_quota_notes(self.store, self.requester),
         };
         Ok(Named { name, unchanged, tag_changed, new_bytes, new_blob_count, reused_bytes, effects })
     }
 
-    /// Where the name has its content from now, if it has any.
-    fn present_origin(&self, name: &Reference) -> Option<NameOrigin> {
+    fn present_origin(&self, name: &Reference) -> Option<String> {
         let tag = self.store.names().stored_case(name).ok()??;
         let present = self.store.names().manifest(&tag).ok()?;
-        Some(self.store.names().name_origin(&tag, present.digest()))
+        self.store.names().name_origin(&tag, present.digest()).origin
     }
 
-    /// Whether the model that has the name now comes from a file with another name than the new one.
+    /// Whether the file that the name's present model comes from has another name than the new one's.
     fn file_names_differ(&self, name: &Reference, origin: Option<&str>) -> bool {
-        let present = self.present_origin(name).and_then(|present| present.origin);
+        let present = self.present_origin(name);
         match present.as_deref().and_then(Origin::parse).zip(origin.and_then(Origin::parse)) {
             Some((present, new)) => present.file_name() != new.file_name(),
             None => false,
@@ -294,8 +301,7 @@ impl<'s> NameChange<'s> {
         if name.parse().is_ok_and(|name| first.same_model(&name)) {
             return None;
         }
-        let from = self.present_origin(first).and_then(|present| present.origin);
-        let from = from.map_or_else(String::new, |origin| {
+        let from = self.present_origin(first).map_or_else(String::new, |origin| {
             format!(", from {}", blobd_store_format::origin::shown(&origin))
         });
         Some(format!("{} is another model{from}; this one is named {name}", first.short()))

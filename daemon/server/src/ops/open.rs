@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
 
-use blobd_client::protocol::frame::Frame;
+use blobd_client::protocol::frame::{self, Frame};
 use blobd_client::protocol::request::{ExpertSelection, FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
-use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
+use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS};
 use blobd_store::leases::Lease;
 use blobd_store::{Model, NamedFile, Store, StoredFile};
 use blobd_store_format::digest::Digest;
@@ -18,30 +18,30 @@ use blobd_store_format::expert::separate_expert;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 
-use super::open_cache::{OpenCache, OpenResponse};
 use super::policy::CallerPolicy;
 use super::{OpError, damage};
 
-/// Everything an open session needs.
+mod cache;
+
+pub use cache::{OpenCache, OpenResponse};
+
+/// Everything that an open session needs.
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub struct Located {
-    /// The model's tag.
     pub reference: Reference,
-    /// The digest of its manifest.
     pub manifest: Digest,
-    /// The frames and blobs to send to the client.
     pub response: Arc<OpenResponse>,
     /// The blobs of the first batch, opened.
     pub first_files: Vec<File>,
     /// Protects the whole model from collection.
     pub lease: Lease,
-    /// The model's recipes. While a session holds them, other opens of the model reuse them and the response,
-    /// however large they are.
+    /// While a session holds them, other opens of the model reuse them and the response, however large they are.
     pub recipes: Vec<Arc<Recipe>>,
 }
 
-/// Locates what `params` selects, or takes the response from `open_cache`, for the user `uid`. `rm` reports `holder` as the reason
-/// why bytes are kept.
+/// Locates what `params` selects, or takes the response from `open_cache`, for the user `uid`. `rm` reports `holder` as the
+/// reason why bytes are kept.
 ///
 /// # Errors
 /// [`blobd_store::StoreError`]; [`OpError::NotInModel`] for an unknown component or tensor;
@@ -74,11 +74,9 @@ pub fn open(
     Ok(Located { reference: model.reference, manifest, response, first_files, lease, recipes })
 }
 
-/// Tables up to this length are appended to the previous frame, which saves a system call. Longer ones are not
-/// copied.
-const JOINED_BYTES: usize = 256 << 10;
-
 fn locate(model: &Model, params: &OpenParams) -> Result<OpenResponse, OpError> {
+    /// Tables up to this length are appended to the previous frame, which saves a system call. Longer ones are not copied.
+    const JOINED_BYTES: usize = 256 << 10;
     let mut locator = Locator::new(params);
     for NamedFile { file, name, .. } in &model.contents()? {
         locator.add(file, name.as_deref())?;
@@ -137,9 +135,6 @@ impl FdTable {
     }
 }
 
-/// How many tensors are encoded at a time: some ten full frames.
-const MAX_PENDING_TENSORS: usize = 4096;
-
 fn too_long(error: &frame::FrameError) -> OpError {
     OpError::Internal(error.to_string())
 }
@@ -148,14 +143,12 @@ struct Locator<'p> {
     params: &'p OpenParams,
     names: Option<BTreeSet<&'p str>>,
     experts: BTreeSet<u64>,
-    /// Whether any layer is of the requested component.
     has_component: bool,
     layers: Vec<OpenLayer>,
     pieces: Vec<u8>,
     tables: Vec<u8>,
     tensors: Vec<TensorLocation>,
     tensor_count: u64,
-    /// The tensors found of those requested by name.
     found: BTreeSet<String>,
     fds: FdTable,
     /// Files whose tables are encoded already: a manifest may name a file several times.
@@ -219,6 +212,8 @@ impl<'p> Locator<'p> {
     }
 
     fn add_split(&mut self, number: u32, recipe: &Recipe, layer: &mut OpenLayer) -> Result<(), OpError> {
+        /// The tensors that are encoded at a time: some ten full frames.
+        const MAX_PENDING_TENSORS: usize = 4096;
         let tensors_wanted = self.params.tensors != TensorSelection::None;
         if let Some((header, size)) = recipe.header().filter(|_| tensors_wanted) {
             layer.header = Some(HeaderLocation { fd: self.fds.number(header, size), size });
@@ -230,7 +225,7 @@ impl<'p> Locator<'p> {
             frame::encode_pieces(number, &pieces, &mut self.pieces).map_err(|error| too_long(&error))?;
         }
         for tensor in recipe.tensors() {
-            if self.selects(tensor) {
+            if self.selects(&tensor.name, |experts| has_expert(tensor, experts)) {
                 let location = self.tensor(number, tensor);
                 if self.names.is_some() {
                     self.found.insert(location.name.clone());
@@ -259,37 +254,21 @@ impl<'p> Locator<'p> {
         })
     }
 
-    /// A layer that is itself a tensor is selected like a tensor. If no tensors are requested it is selected
-    /// as a file.
+    /// A layer that is itself a tensor is selected like a tensor; if no tensors are requested, as a file.
     fn selects_layer(&self, component: &str, name: Option<&str>) -> bool {
         let Some(name) = name.filter(|_| component == "tensor") else { return true };
-        match &self.params.tensors {
-            TensorSelection::All | TensorSelection::None => true,
-            TensorSelection::Prefix(prefix) => name.starts_with(prefix.as_str()),
-            TensorSelection::Names(_) => self.names.as_ref().is_some_and(|names| names.contains(name)),
-            TensorSelection::Experts(_) => false,
-        }
+        self.params.tensors == TensorSelection::None || self.selects(name, |_experts| false)
     }
 
-    fn selects(&self, tensor: &TensorEntry) -> bool {
+    fn selects(&self, name: &str, has_expert: impl FnOnce(&BTreeSet<u64>) -> bool) -> bool {
         match &self.params.tensors {
             TensorSelection::All => true,
             TensorSelection::None => false,
-            TensorSelection::Prefix(prefix) => tensor.name.starts_with(prefix.as_str()),
-            TensorSelection::Names(_) => {
-                self.names.as_ref().is_some_and(|names| names.contains(tensor.name.as_str()))
-            }
+            TensorSelection::Prefix(prefix) => name.starts_with(prefix.as_str()),
+            TensorSelection::Names(_) => self.names.as_ref().is_some_and(|names| names.contains(name)),
             TensorSelection::Experts(ExpertSelection { prefix, .. }) => {
-                tensor.name.starts_with(prefix.as_str()) && self.has_expert(tensor)
+                name.starts_with(prefix.as_str()) && has_expert(&self.experts)
             }
-        }
-    }
-
-    /// Whether a tensor is a requested expert, or a stack that contains one.
-    fn has_expert(&self, tensor: &TensorEntry) -> bool {
-        match tensor.experts {
-            Some(stack) => self.experts.first().is_some_and(|least| *least < stack.count),
-            None => separate_expert(&tensor.name).is_some_and(|number| self.experts.contains(&number)),
         }
     }
 
@@ -338,5 +317,13 @@ impl<'p> Locator<'p> {
             Some(name) => lacks(format!("tensor {name:?}")),
             None => Ok(()),
         }
+    }
+}
+
+/// Whether a tensor is one of these experts, or a stack that contains one.
+fn has_expert(tensor: &TensorEntry, experts: &BTreeSet<u64>) -> bool {
+    match tensor.experts {
+        Some(stack) => experts.first().is_some_and(|least| *least < stack.count),
+        None => separate_expert(&tensor.name).is_some_and(|number| experts.contains(&number)),
     }
 }

@@ -1,24 +1,22 @@
-//! The policy for one user: finds out what its rules need to know of a model, and refuses what they deny.
+//! The policy for one user: finds out what its rules need to know about a model, and refuses what they deny.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 
-use blobd_client::protocol::policy::PolicyDecision;
-use blobd_store::{FileReader, Model, NamedFile, Store, StoredFile};
+use blobd_client::protocol::access::PolicyDecision;
+use blobd_store::{FileReader, Model, NamedFile, Store, StoreError, StoredFile};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::ModelHeader;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tracing_mutex::stdsync::Mutex;
 
 use super::OpError;
-use super::stored_header;
-use super::stored_subject::add_stored;
-use super::texts::MAX_TEXT_BYTES;
+use super::describe::{MAX_TEXT_BYTES, read_header};
 use crate::policy::{Decision, Policy, Subject, Terms, TermsBuilder};
 use crate::principal::Principal;
 
-/// What the policy says to one user. By default it allows everything.
+/// The policy as it applies to one user. By default it allows everything.
 #[derive(Clone, Debug, Default)]
 pub struct CallerPolicy(Option<Arc<Restricted>>);
 
@@ -66,11 +64,11 @@ impl CallerPolicy {
     /// Refuses a source by its registry and its names, before any server is contacted.
     pub(super) fn check_source(&self, source: &PullSource, name: Option<&Reference>) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
-        restricted.check(&source.to_string(), &of_source(source, name))
+        restricted.check(&source.to_string(), &subject_at(source, name))
     }
 
-    /// Refuses a model at a registry. `stored` is the digest of its manifest, if it has one, under which the store may
-    /// have it; `terms` is called if the decision depends on licenses and formats.
+    /// Refuses a model at a registry. `stored` is the digest of its manifest, if it has one: the store may have that model.
+    /// `terms` is called if the decision depends on licenses and formats.
     pub(super) fn check_remote(
         &self,
         store: &Store,
@@ -79,7 +77,7 @@ impl CallerPolicy {
         terms: impl FnOnce() -> Result<Terms, OpError>,
     ) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
-        let mut subject = of_source(source, name);
+        let mut subject = subject_at(source, name);
         stored.map_or(Ok(()), |manifest| restricted.add_stored(&mut subject, store, (manifest, None)))?;
         if restricted.needs_terms(&subject) {
             subject.terms = terms()?;
@@ -87,27 +85,17 @@ impl CallerPolicy {
         restricted.check(&source.to_string(), &subject)
     }
 
-    /// Refuses the import of a file, by its name before it is read, and again with its header before the rest is.
-    pub(super) fn check_import(
-        &self,
-        file: &str,
-        name: &Reference,
-        header: Option<&dyn ModelHeader>,
-    ) -> Result<(), OpError> {
+    /// Refuses an import by the name that the model will get and by what is known so far of its licenses and formats.
+    pub(super) fn check_import(&self, file: &str, name: &Reference, terms: Terms) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
-        let mut subject = Subject::default();
+        let mut subject = Subject { terms, ..Subject::default() };
         subject.add_local();
         subject.add_name(name);
-        if let Some(header) = header {
-            let mut terms = TermsBuilder::default();
-            terms.add_header(header);
-            subject.terms = terms.finish();
-        }
         restricted.check(&format!("{file} as {}", name.short()), &subject)
     }
 
-    /// Refuses a stored model: by its origin, all its names, its licenses and its formats. `new_name` is one that it is
-    /// to have.
+    /// Refuses a stored model by its origin, all its names, its licenses and its formats. `new_name` is one that it will
+    /// get.
     pub(super) fn check_stored(
         &self,
         store: &Store,
@@ -115,7 +103,7 @@ impl CallerPolicy {
         new_name: Option<&Reference>,
     ) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
-        let subject = restricted.of_stored(store, model, new_name)?;
+        let subject = restricted.stored_subject(store, model, new_name)?;
         restricted.check(&format!("model {}", model.reference.short()), &subject)
     }
 
@@ -128,7 +116,7 @@ impl CallerPolicy {
         manifest: Digest,
     ) -> Result<bool, OpError> {
         let Some(restricted) = &self.0 else { return Ok(true) };
-        let mut subject = restricted.of_names(store, (manifest, reference), None)?;
+        let mut subject = restricted.named_subject(store, (manifest, reference), None)?;
         if restricted.needs_terms(&subject) {
             let model = store.names().model(reference)?;
             if model.manifest.digest() != manifest {
@@ -141,7 +129,7 @@ impl CallerPolicy {
         Ok(!matches!(decision, Decision::Denied(_)))
     }
 
-    /// As [`Self::check_stored`] of the model of this name.
+    /// As [`Self::check_stored`], for the model of this name.
     pub(crate) fn check_named(&self, store: &Store, reference: &Reference) -> Result<(), OpError> {
         if self.0.is_none() {
             return Ok(());
@@ -149,11 +137,10 @@ impl CallerPolicy {
         self.check_stored(store, &store.names().model(reference)?, None)
     }
 
-    /// The decision about a stored model.
     pub(crate) fn decision(&self, store: &Store, reference: &Reference) -> Result<PolicyDecision, OpError> {
         let allowed = PolicyDecision { allowed: true, rule: None, reason: None, found: None, place: None };
         let Some(restricted) = &self.0 else { return Ok(allowed) };
-        let subject = restricted.of_stored(store, &store.names().model(reference)?, None)?;
+        let subject = restricted.stored_subject(store, &store.names().model(reference)?, None)?;
         let Restricted { policy, principal, .. } = &**restricted;
         let decision = policy.decide(principal, &subject);
         Ok(policy.described(principal, &subject, &decision).unwrap_or(allowed))
@@ -175,31 +162,62 @@ impl Restricted {
         self.policy.decide(&self.principal, subject) == Decision::Undecided
     }
 
-    /// The names of a model are listed only if a rule depends on them.
+    /// Adds the origin of a stored model, and all its names if a rule depends on them; of an edited model also those of its
+    /// source. If the model is used by its `name`, the origin of that name counts, otherwise the one that was recorded first
+    /// for the manifest. A record that cannot be read is an error: without it, the rules about registries would not apply.
     fn add_stored(
         &self,
         subject: &mut Subject,
         store: &Store,
-        model: (Digest, Option<&Reference>),
+        (manifest, name): (Digest, Option<&Reference>),
     ) -> Result<(), OpError> {
-        add_stored(subject, store, model, self.policy.names_matter_to(&self.principal))
+        /// The most models made from each other by edits. Beyond that the origin is unknown, so the model is refused.
+        const MAX_EDITS: usize = 1000;
+        let needs_names = self.policy.names_matter_to(&self.principal);
+        let mut own_origin = name.and_then(|name| store.names().name_origin(name, manifest).origin);
+        let (mut next, mut seen) = (Some((manifest, None)), BTreeSet::new());
+        while let Some((manifest, name)) = next.take().filter(|(manifest, _)| seen.insert(*manifest)) {
+            if seen.len() > MAX_EDITS {
+                let what = "its origin is unknown: it was made by more than 1000 edits in a row";
+                return Err(OpError::Internal(format!("manifest {manifest}: {what}")));
+            }
+            if needs_names {
+                store.names().names_of(manifest)?.iter().for_each(|name| subject.add_name(name));
+            }
+            let recorded = store.names().recorded_origin(manifest)?;
+            match own_origin.take().or(recorded).as_deref().and_then(Origin::parse) {
+                // Whoever imports a model can claim any source.
+                Some(Origin::Import(_) | Origin::Copy(_)) => subject.add_local(),
+                Some(Origin::Url(source) | Origin::Source(source)) => subject.add_source(&source),
+                Some(Origin::Edit { name, manifest: Some(edited) }) => {
+                    subject.add_name(&name);
+                    next = Some((edited, Some(name)));
+                }
+                Some(Origin::Edit { name, manifest: None }) => match named(store, &name)? {
+                    Some(edited) => next = Some((edited, Some(name))),
+                    None => subject.add_source(&PullSource::Registry(name)),
+                },
+                None => add_hosts(subject, store, manifest, name.as_ref())?,
+            }
+        }
+        Ok(())
     }
 
-    fn of_stored(
+    fn stored_subject(
         &self,
         store: &Store,
         model: &Model,
         new_name: Option<&Reference>,
     ) -> Result<Subject, OpError> {
-        let mut subject = self.of_names(store, (model.manifest.digest(), &model.reference), new_name)?;
+        let mut subject = self.named_subject(store, (model.manifest.digest(), &model.reference), new_name)?;
         if self.needs_terms(&subject) {
             subject.terms = self.cached_terms(store, model)?;
         }
         Ok(subject)
     }
 
-    /// A stored model without its licenses and formats.
-    fn of_names(
+    /// Describes a stored model without its licenses and formats.
+    fn named_subject(
         &self,
         store: &Store,
         (manifest, reference): (Digest, &Reference),
@@ -223,7 +241,6 @@ impl Restricted {
     }
 }
 
-/// The licenses and formats of a stored model.
 pub(super) fn terms_of(store: &Store, model: &Model) -> Result<Terms, OpError> {
     let mut terms = TermsBuilder::default();
     terms.add_manifest(&model.manifest);
@@ -241,7 +258,7 @@ fn add_file(
 ) -> Result<(), OpError> {
     let StoredFile { descriptor, recipe } = file;
     if let Some(recipe) = recipe
-        && let Some(header) = stored_header::read_header(store, recipe)?
+        && let Some(header) = read_header(store, recipe)?
     {
         terms.add_header(&*header);
         return Ok(());
@@ -249,16 +266,37 @@ fn add_file(
     terms.add_file(&descriptor.media_type, name);
     if descriptor.media_type.component() == "license" {
         let is_text = descriptor.size <= MAX_TEXT_BYTES;
-        let read = || FileReader::of(store.content(), file).read_range(0..descriptor.size);
+        let read = || FileReader::new(store.content(), file).read_range(0..descriptor.size);
         let text = is_text.then(read).transpose()?;
         terms.add_license(text.as_deref());
     }
     Ok(())
 }
 
-fn of_source(source: &PullSource, name: Option<&Reference>) -> Subject {
+fn subject_at(source: &PullSource, name: Option<&Reference>) -> Subject {
     let mut subject = Subject::default();
     subject.add_source(source);
     name.into_iter().for_each(|name| subject.add_name(name));
     subject
+}
+
+/// Without a record, a model counts as coming from the hosts in its names; an edited model that is no longer stored, from
+/// the host in the `name` that it had.
+fn add_hosts(
+    subject: &mut Subject,
+    store: &Store,
+    manifest: Digest,
+    name: Option<&Reference>,
+) -> Result<(), OpError> {
+    let names = store.names().names_of(manifest)?;
+    names.iter().chain(name).for_each(|name| subject.add_host(name));
+    Ok(())
+}
+
+fn named(store: &Store, name: &Reference) -> Result<Option<Digest>, StoreError> {
+    match store.names().resolve(name).and_then(|name| store.names().manifest(&name)) {
+        Ok(manifest) => Ok(Some(manifest.digest())),
+        Err(error) if error.is_no_such_model() => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -5,35 +5,45 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use blobd_client::protocol::corrected::CorrectedFile;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::event::{Phase, Progress as _, State};
+use blobd_client::protocol::pull::{CorrectedFile, PullDone, PullProgress, RunningPull, RunningPulls};
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_model::facts::ModelFacts;
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, NamedFile, StoreError, StoredFile};
+use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::origin::of_expiring;
+use blobd_store_format::origin::expiring_record;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
-use super::OpError;
-use super::name_change::NameChange;
+use super::describe::read_header;
+use super::name_change::{Leftover, NameChange};
 use super::new_model::{NewFile, NewModel, WEIGHTS};
-use super::pull_source::{
-    Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_error,
-    transfer_plan,
-};
-use super::relief::Leftover;
-use super::remote_heads::refuse_without_layers;
-use super::remote_policy::check_pull;
-use super::reusable::{Download, Reusable};
-use super::stored_header::read_header;
+use super::{OpError, rfc3339};
+use crate::names::Names;
 use crate::permits::Permit;
+use crate::running_pulls::PullState;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
+
+mod plan;
+mod remote_model;
+mod reusable;
+mod source;
+
+pub(crate) use plan::plan_pull;
+use remote_model::{check_pull, refuse_without_layers};
+pub(crate) use remote_model::{inspect, resolve};
+use reusable::{Download, Reusable};
+pub(crate) use source::pulled_name;
+pub use source::{FetchLimit, Pull};
+use source::{
+    chosen_files, known_files, layers, may_be, name_change, target_name, transfer_error, transfer_plan,
+    version_of, with_stored_versions,
+};
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
 ///
@@ -51,8 +61,9 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     pull.send(PullProgress::working("pulling manifest", Phase::Resolving));
     let reusable = Reusable::new(store, policy);
     let known = known_files(pull, &reusable)?;
-    let resolved = resolve(registry, params, &known, events.closed());
+    let resolved = source::resolve(registry, params, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
+    let remote = with_stored_versions(pull, &reusable, remote)?;
     let chosen = chosen_files(&remote);
     if let Some(chosen) = &chosen {
         pull.send(PullProgress::working(chosen.to_string(), Phase::Resolving));
@@ -74,19 +85,16 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         present: RefCell::default(),
         corrected: Vec::new(),
     };
-    let (manifest, origin) = match remote {
+    let (files, published, origin) = match remote {
         RemoteModel::Published(published) => {
-            let files = layers(&params.source, &published);
-            model.forgetting_invalid(&files, |model| model.take_published(&published.manifest, &files))?;
-            (published.manifest, params.source.origin())
+            (layers(&params.source, &published), Some(published.manifest), params.source.origin())
         }
-        RemoteModel::Files { files, origin, .. } => {
-            (model.forgetting_invalid(&files, |model| model.take_files(&files))?, origin)
-        }
+        RemoteModel::Files { files, origin, .. } => (files, None, origin),
     };
+    let manifest = model.take_or_forget(&files, published)?;
     pull.send(PullProgress::working("writing manifest", Phase::Syncing));
     let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
-    let origin = origin.unwrap_or_else(|| of_expiring(&params.source));
+    let origin = origin.unwrap_or_else(|| expiring_record(&params.source));
     let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
     let Incoming { ingest, sources, corrected, .. } = model;
     let ingest = ingest.with_name_origin(name_origin);
@@ -108,14 +116,37 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     })
 }
 
-/// The source that the name follows from now on, with the components that were asked for. None if it is fixed to a
-/// digest or a commit, or has a query, which may expire and is not recorded.
+/// Lists the pulls in progress. Asks for the names of users.
+pub(crate) fn pulls(running: &[PullState]) -> RunningPulls {
+    let users = Names::system();
+    let row = |pull: &PullState| RunningPull {
+        model: pull.model.clone(),
+        source: pull.source.clone(),
+        pid: pull.requester.pid(),
+        uid: pull.requester.uid(),
+        user: users.name_of(pull.requester.uid()),
+        since: rfc3339(pull.since),
+        status: pull.status.clone(),
+        state: pull.state,
+        phase: pull.phase,
+        total_bytes: pull.total_bytes,
+        completed_bytes: pull.completed_bytes(),
+        bytes_per_second: pull.bytes_per_second(),
+    };
+    RunningPulls { pulls: running.iter().map(row).collect() }
+}
+
+/// The source that the name follows from now on, with the requested components. `None` if it is fixed to a digest or a
+/// commit, or has a query, which may expire and is not recorded.
 fn followed_source(params: &PullParams) -> Option<String> {
+    if params.components.are_fixed() {
+        return None;
+    }
     let source = params.source.followed()?.origin()?;
     Some(PulledSource::record(&source, &params.components))
 }
 
-/// Where the bytes of a model's files come from. They add up to the size of the files.
+/// Where the bytes of a model's files come from. The numbers add up to the size of the files.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sources {
     downloaded_bytes: u64,
@@ -124,8 +155,8 @@ struct Sources {
 }
 
 impl Sources {
-    /// Adds a file of which `earlier_bytes` were there before, and `received_bytes` came over the network; these
-    /// include samples and repeated requests. The rest was reused.
+    /// Adds a file of which `earlier_bytes` were stored before and `received_bytes` came over the network, including samples
+    /// and repeated requests. The rest was reused.
     fn add(&mut self, size: u64, earlier_bytes: u64, received_bytes: u64) {
         let earlier = earlier_bytes.min(size);
         let downloaded = received_bytes.min(size.saturating_sub(earlier));
@@ -140,7 +171,7 @@ impl Sources {
     }
 }
 
-/// Tells the user when the answer takes long.
+/// Waits for an answer, and tells the user when it takes long.
 async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) -> T {
     const POLL_INTERVAL: Duration = Duration::from_secs(1);
     let (host, started) = (pull.params.source.host(), Instant::now());
@@ -160,47 +191,48 @@ struct Incoming<'p> {
     reference: &'p Reference,
     limit: RateLimit,
     ingest: Ingest,
-    /// What is not downloaded if it is stored.
     reusable: &'p Reusable<'p>,
     sources: Sources,
     /// Whether a file is stored and may be reused, as far as it was looked up.
     present: RefCell<BTreeMap<Digest, bool>>,
-    /// The files that had a wrong digest at first.
     corrected: Vec<CorrectedFile>,
 }
 
 impl Incoming<'_> {
-    /// Runs `take`. On invalid input, drops the unfinished downloads: resuming them would fail in the same way.
-    fn forgetting_invalid<T>(
+    /// Receives the model. On invalid input, drops the unfinished downloads: resuming them would fail in the same way.
+    fn take_or_forget(
         &mut self,
         files: &[RemoteFile],
-        take: impl FnOnce(&mut Self) -> Result<T, OpError>,
-    ) -> Result<T, OpError> {
-        let taken = take(self);
+        published: Option<Manifest>,
+    ) -> Result<Manifest, OpError> {
+        let taken = self.take_model(files, published);
         if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
             self.ingest.lease().release();
-            // Not those of others that it was not to continue.
+            // Only those that it was allowed to continue.
             let used = files.iter().filter_map(|file| self.reusable.download(file, self.user()).ok());
             self.pull.store.liveness().forget_partials(used.map(|download| download.file.identity()));
         }
         taken
     }
 
-    fn take_published(&mut self, manifest: &Manifest, files: &[RemoteFile]) -> Result<(), OpError> {
-        self.take_all(files)?.check_published(&mut self.ingest, manifest)
-    }
-
-    /// Receives files that have no manifest, and composes one.
-    fn take_files(&mut self, files: &[RemoteFile]) -> Result<Manifest, OpError> {
-        self.take_all(files)?.compose(&mut self.ingest)
+    /// Receives the files. Those without a `published` manifest get a new one.
+    fn take_model(&mut self, files: &[RemoteFile], published: Option<Manifest>) -> Result<Manifest, OpError> {
+        let model = self.take_all(files)?;
+        match published {
+            Some(manifest) => model.check_published(&mut self.ingest, &manifest).map(|()| manifest),
+            None => model.compose(&mut self.ingest),
+        }
     }
 
     fn take_all(&mut self, files: &[RemoteFile]) -> Result<NewModel, OpError> {
         if let Some(watch) = self.pull.watch {
             watch.expect(files.iter().map(RemoteFile::size).fold(0, u64::saturating_add));
         }
+        // Missing files are announced, so that space for all of them is freed in one step.
         for file in files {
-            self.expect(file)?;
+            if self.present(file)?.is_none() {
+                self.ingest.staging().expect(file.size());
+            }
         }
         self.reserve_quota(files)?;
         let files: Result<_, _> = files.iter().map(|file| self.take(file)).collect();
@@ -208,6 +240,7 @@ impl Incoming<'_> {
     }
 
     fn take(&mut self, file: &RemoteFile) -> Result<NewFile, OpError> {
+        let file = &self.with_digest_of_git(file)?;
         if let Some(stored) = self.take_present(file)? {
             return Ok(stored);
         }
@@ -236,13 +269,13 @@ impl Incoming<'_> {
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
         let source = self.pull.params.source.to_string();
         let uid = pull.requester.uid();
-        let about = Some(DownloadAbout::of_pull(self.reference.short(), source, uid));
+        let about = Some(DownloadAbout::for_pull(self.reference.short(), source, uid));
         let (silence, again, as_stream) = (silence.clone(), again.clone(), as_stream.clone());
         let reusable = self.reusable;
         let may_read = |name: &Reference, manifest| reusable.may_read(name, manifest);
         let job = pull.job(file, &self.limit, &report);
         let job = Job { about, continues, may_read: &may_read, silence, again, as_stream, ..job };
-        if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
+        if fits_memory(file) {
             return self.receive_small(&job);
         }
         let received = transfers.receive(&guard, &mut self.ingest, &job);
@@ -276,19 +309,18 @@ impl Incoming<'_> {
         Ok(Some(new_file(file, descriptor, facts)))
     }
 
-    /// Acquires the transfer of a file and a permit to fetch.
     fn acquire(
         &self,
         file: &RemoteFile,
         report: impl Fn(u64) -> bool,
     ) -> Result<(Download, TransferGuard, Permit), OpError> {
         let (guard, permit) = self.acquire_transfer(file, &report)?;
-        // Only now: an unfinished download may be one that was running until the guard was free.
+        // Only now: another pull may have continued this download until the guard was free.
         if self.reusable.may_continue(file, self.user())? {
             return Ok((Download { file: file.clone(), continues: true }, guard, permit));
         }
         drop((guard, permit));
-        let file = file.of_one_user(self.pull.requester.uid());
+        let file = file.for_user(self.pull.requester.uid());
         let (guard, permit) = self.acquire_transfer(&file, report)?;
         let continues = self.reusable.may_continue(&file, self.user())?;
         Ok((Download { file, continues }, guard, permit))
@@ -346,12 +378,23 @@ impl Incoming<'_> {
         Ok(new_file(file, Descriptor { media_type, digest, size }, Vec::new()))
     }
 
-    /// Announces a missing file, so that space for all files is freed in one step.
-    fn expect(&self, file: &RemoteFile) -> Result<(), OpError> {
-        if self.present(file)?.is_none() {
-            self.ingest.staging().expect(file.size());
+    /// A file with tensors that a hub stores in git: downloaded once to compare it with git's name, and then as any file
+    /// with this digest. Such files are small.
+    fn with_digest_of_git(&self, file: &RemoteFile) -> Result<RemoteFile, OpError> {
+        let needs_digest = file.git_id().is_some() && file.digest().is_none() && !fits_memory(file);
+        if !needs_digest || self.present(file)?.is_some() {
+            return Ok(file.clone());
         }
-        Ok(())
+        if file.size() > MAX_GIT_BYTES {
+            let error = TransferError::TooLargeForGit { limit: MAX_GIT_BYTES };
+            return Err(transfer_error(file, error));
+        }
+        let events = self.pull.events;
+        let report = |_arrived: u64| !events.is_closed();
+        let (Download { file: own, .. }, _guard, _permit) = self.acquire(file, report)?;
+        let job = self.pull.job(&own, &self.limit, &report);
+        let small = job.receive_small().map_err(|error| transfer_error(file, error))?;
+        Ok(file.clone().with_digest(small.digest))
     }
 
     /// Reserves space of the requester's quota for all missing files, before any of them is requested. If they do not
@@ -403,8 +446,7 @@ impl Incoming<'_> {
         Ok(())
     }
 
-    /// The file's descriptor if all of it is stored and may be reused. This is looked up once, until
-    /// [`Self::look_again`].
+    /// The file's descriptor if all of it is stored and may be reused. Looked up once, until [`Self::look_again`].
     fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
         let Some(file) = file.descriptor().or_else(|| file.unchanged()) else { return Ok(None) };
         let known = self.present.borrow().get(&file.digest).copied();
@@ -416,17 +458,17 @@ impl Incoming<'_> {
         Ok(is_present.then_some(file))
     }
 
-    /// Leased before the check, so that the file is not collected before the commit. The recipe is read from the disk, so
-    /// that a damaged one is replaced.
     fn find_present(&self, file: &Descriptor) -> Result<bool, OpError> {
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
+        // Before the check, so that the file is not collected before the commit. The recipe is read from the disk, so that
+        // a damaged one is replaced.
         lease.protect(file.digest);
         let Some(stored) = store.content().stored_file_now(file)? else { return Ok(false) };
         lease.protect_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
         Ok(store.content().has_file(file)? && self.reusable.allows_stored(file.digest)?)
     }
 
-    /// Forgets whether a file is present: another pull may have completed it.
+    /// Forgets whether a file is present, because another pull may have completed it.
     fn look_again(&self, file: &RemoteFile) {
         self.reusable.look_again(file);
         if let Some(file) = file.descriptor().or_else(|| file.unchanged()) {
@@ -448,7 +490,10 @@ impl Incoming<'_> {
         let store = self.ingest.store();
         let stored = store.content().stored_file(file)?;
         let members = stored.members()?;
-        let files = if members.is_empty() { vec![stored] } else { files_of(members) };
+        let files: Vec<_> = match members.is_empty() {
+            true => vec![stored],
+            false => members.into_iter().map(|member| member.file).collect(),
+        };
         let weights = files.iter().filter(|file| file.descriptor.media_type.component() == WEIGHTS);
         let headers =
             weights.filter_map(|file| file.recipe.as_ref()).map(|recipe| read_header(store, recipe));
@@ -457,7 +502,6 @@ impl Incoming<'_> {
             .collect()
     }
 
-    /// The last line of a file.
     fn send_file_progress(&self, file: &RemoteFile, again: &Flag, reused: Option<u64>) {
         self.pull.send_of_file(file, file_progress(file, again, file.size(), reused));
     }
@@ -465,20 +509,24 @@ impl Incoming<'_> {
 
 /// Files without tensors up to this size are downloaded into memory by one request.
 const SMALL_BYTES: u64 = 256 << 10;
+/// As [`SMALL_BYTES`], for files that a hub stores in git: their digest is git's, of the whole file. Hugging Face stores
+/// no file of more than 10 MB in git.
+const MAX_GIT_BYTES: u64 = 16 << 20;
 
-fn files_of(members: Vec<NamedFile>) -> Vec<StoredFile> {
-    members.into_iter().map(|member| member.file).collect()
+/// Whether a file has no tensors that are stored apart, and is short enough for memory.
+fn fits_memory(file: &RemoteFile) -> bool {
+    let is_split = || file.name().is_some_and(|name| FileFormat::split_name(name).is_some());
+    match file.git_id() {
+        Some(_) => file.size() <= MAX_GIT_BYTES && !is_split(),
+        None => file.size() <= SMALL_BYTES && !file.media_type().holds_tensors(),
+    }
 }
 
 fn new_file(file: &RemoteFile, descriptor: Descriptor, facts: Vec<ModelFacts>) -> NewFile {
-    let version = version(file, &descriptor);
-    NewFile { descriptor, name: file.name().map(str::to_owned), facts, version }
-}
-
-/// The version of a file without a digest at its server. The next pull asks whether it is still the same.
-fn version(file: &RemoteFile, stored: &Descriptor) -> Option<FileVersion> {
-    let validator = file.lasting_validator().filter(|_| file.digest().is_none())?.to_owned();
-    Some(FileVersion { url: file.label(), validator, size: file.size(), digest: stored.digest })
+    // The next pull of a file without a digest asks whether it is still the same version.
+    let (url, size, digest) = (file.label(), file.size(), descriptor.digest);
+    let version = version_of(file).map(|validator| FileVersion { url, validator, size, digest });
+    NewFile { facts, version, ..NewFile::new(descriptor, file.name()) }
 }
 
 fn file_progress(file: &RemoteFile, again: &Flag, completed: u64, reused: Option<u64>) -> PullProgress {
@@ -491,7 +539,6 @@ fn file_progress(file: &RemoteFile, again: &Flag, completed: u64, reused: Option
         total: Some(file.size()),
         completed: Some(completed),
         reused,
-        restarts: false,
-        evicted: Vec::new(),
+        ..PullProgress::default()
     }
 }

@@ -18,24 +18,25 @@ use blobd_store_format::digest::Digest;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::OpError;
 use super::policy::CallerPolicy;
-use super::progress::send_progress;
-use super::repair::Repair;
-use super::survey::{Damage, Finding, Needs, Survey};
+use super::{OpError, send_progress};
 
 mod reading;
-mod report;
+mod repair;
+mod survey;
 
 use reading::{Read, Reading};
-use report::Report;
+use repair::Repair;
+#[cfg(test)]
+pub(crate) use survey::recipe_fault;
+use survey::{Damage, Finding, Need, Needs, Survey};
 
-/// Verifies one model or the whole store, and repairs damage if requested. Blocks the calling thread; the network
-/// I/O of repairs runs on `handle`. Stops when the receiver of `events` is dropped.
+/// Verifies one model or the whole store, and repairs damage if requested. Blocks the calling thread; the network I/O of
+/// repairs runs on `handle`. Stops when the receiver of `events` is dropped.
 ///
 /// # Errors
-/// [`OpError`] when something cannot be inspected, or when the requested model is missing or has a damaged
-/// manifest. Other damage is part of the result.
+/// [`OpError`] if something cannot be inspected, or if the requested model is missing or has a damaged manifest. Other
+/// damage is part of the result.
 pub fn verify(
     store: &Arc<Store>,
     registry: &RegistryClient,
@@ -46,7 +47,7 @@ pub fn verify(
 ) -> Result<Verified, OpError> {
     send_progress(events, VerifyProgress::working("reading recipes", Phase::Reading));
     let mut blobs = BTreeSet::new();
-    let mut survey = Survey::of(store, params.reference.as_ref(), &mut blobs)?;
+    let mut survey = Survey::new(store, params.reference.as_ref(), &mut blobs)?;
     if params.reference.is_none() {
         store.content().each_blob(|digest| {
             blobs.insert(digest);
@@ -58,9 +59,9 @@ pub fn verify(
     let candidates = std::mem::take(&mut read.not_good);
     let mut verified =
         Verified { checked_blobs: read.blobs, checked_bytes: read.bytes, unavailable, ..Verified::default() };
-    let repair = params.repair.then(|| Repair::new(store, registry, handle, policy, events));
+    let repair = params.repair.then_some(Repair { store, registry, handle, policy, events });
     let again = |missing| Reading::new(store, missing, events).run();
-    confirm(store, candidates, survey.into_findings(), &again, repair.as_ref(), &mut verified)?;
+    confirm(store, candidates, survey.findings, &again, repair.as_ref(), &mut verified)?;
     Ok(verified)
 }
 
@@ -94,9 +95,9 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
 
 type ReadAgain<'r> = dyn Fn(BTreeSet<Digest>) -> Result<Read, OpError> + 'r;
 
-/// Decides which candidates are damage and which models need them, and repairs what it can.
+/// Decides which candidates are damaged and which models need them, and repairs what it can.
 ///
-/// All candidates are leased first. So a blob that is missing after that, and that a model read after that needs,
+/// All candidates are leased first. So if a blob is missing after that, and a model that is read after that needs it, it
 /// was not removed together with the model.
 fn confirm(
     store: &Store,
@@ -111,7 +112,7 @@ fn confirm(
     }
     let leased: BTreeSet<Digest> =
         candidates.iter().map(|(digest, _)| *digest).chain(found.iter().map(|found| found.digest)).collect();
-    let lease = store.liveness().leases().grant(OWN_VERIFICATION);
+    let lease = store.liveness().leases().grant("blobd's own verification");
     lease.protect_all(leased.iter().copied());
     let (mut now, needs) = Survey::with_needs(store, &leased)?;
     now.check_recipes(store, &|file| leased.contains(&file))?;
@@ -148,7 +149,7 @@ fn report(
         if is_missing {
             store.content().note_missing(finding.digest);
         }
-        let entry = report::entry(now, finding, need);
+        let entry = entry(now, finding, need);
         report.add(match repair {
             Some(repair) => repair.repair(now, finding, need, entry),
             None => entry,
@@ -157,5 +158,86 @@ fn report(
     report.finish()
 }
 
-/// The lease holder while candidates are checked again.
-const OWN_VERIFICATION: &str = "blobd's own verification";
+/// The report is sent as one line, and clients accept lines of up to 1 MiB.
+const MAX_REPORT_BYTES: usize = 900 << 10;
+/// A tensor may be part of very many models, and a name has up to 500 bytes.
+const MAX_MODELS: usize = 20;
+
+/// The entry of a finding that is not repaired, with the models that need it.
+fn entry(survey: &Survey, finding: &Finding, need: Option<&Need>) -> CorruptBlob {
+    let models = match &finding.damage {
+        Damage::Recipe => survey.names_with(finding.digest),
+        Damage::Manifest { model } => BTreeSet::from([model.as_str()]),
+        _ => need.map(|need| survey.names_of(&need.files)).unwrap_or_default(),
+    };
+    let surplus = models.len().saturating_sub(MAX_MODELS);
+    let mut models: Vec<String> = models.into_iter().take(MAX_MODELS).map(str::to_owned).collect();
+    if surplus > 0 {
+        models.push(format!("and {surplus} more"));
+    }
+    CorruptBlob {
+        digest: finding.digest,
+        models,
+        repaired: false,
+        reason: finding.reason.clone(),
+        fetched_bytes: None,
+    }
+}
+
+/// Collects as many entries as fit into [`MAX_REPORT_BYTES`].
+#[derive(Debug, Default)]
+struct Report {
+    listed: Vec<CorruptBlob>,
+    bytes: usize,
+    surplus: usize,
+}
+
+impl Report {
+    fn add(&mut self, entry: CorruptBlob) {
+        let length = serde_json::to_vec(&entry).map_or(0, |json| json.len() + 1);
+        self.bytes = self.bytes.saturating_add(length);
+        if self.bytes <= MAX_REPORT_BYTES {
+            self.listed.push(entry);
+        } else {
+            self.surplus += 1;
+        }
+    }
+
+    /// The entries; the last one says how many did not fit.
+    fn finish(mut self) -> Vec<CorruptBlob> {
+        let surplus = self.surplus;
+        if let Some(last) = self.listed.last_mut().filter(|_| surplus > 0) {
+            last.reason.push_str(&format!("; {surplus} more are damaged: repair these, then verify again"));
+        }
+        self.listed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::digest::Digest;
+
+    use super::*;
+
+    #[test]
+    fn report_that_is_too_long_says_how_much_is_left_out() {
+        let entry = |index: u32| CorruptBlob {
+            digest: Digest::of(&index.to_le_bytes()),
+            models: vec!["m".repeat(400)],
+            repaired: false,
+            reason: "is missing".to_owned(),
+            fetched_bytes: None,
+        };
+        let reported = |count: u32| {
+            let mut report = Report::default();
+            (0..count).map(entry).for_each(|entry| report.add(entry));
+            report.finish()
+        };
+        assert_eq!(reported(10).len(), 10);
+        let listed = reported(10_000);
+        let surplus = 10_000 - listed.len();
+        assert!(listed.len() > 1000 && surplus > 1000, "{surplus}");
+        assert!(listed.last().unwrap().reason.contains(&format!("{surplus} more are damaged")));
+        assert!(serde_json::to_vec(&listed).unwrap().len() < 1 << 20);
+    }
+}

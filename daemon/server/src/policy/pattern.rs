@@ -8,10 +8,9 @@ use blobd_store_format::host;
 use super::Action;
 use super::subject::{Host, ModelName};
 
-/// The longest pattern: longer than any host or name.
+/// Longer than any host or name.
 const MAX_BYTES: usize = 400;
 
-/// A text in which `*` stands for any characters, or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern {
     written: String,
@@ -101,7 +100,7 @@ impl NamePattern {
         if text.contains("://") || text.contains('@') {
             return Err(PatternError::Name);
         }
-        // As in names of models, where the namespace can be left out. A leading * matches it too.
+        // As in names of models, the namespace can be left out. A leading * matches it too.
         let full = if text.contains('/') || text.starts_with('*') || text.is_empty() {
             text.to_owned()
         } else {
@@ -176,7 +175,7 @@ mod tests {
             ("a.example:80", "a.example", false),
             ("*:443", "a.example", true),
         ] {
-            let host = Host::of(host, Scheme::Https);
+            let host = Host::new(host, Scheme::Https);
             assert_eq!(Pattern::host(pattern).unwrap().matches_host(&host), expected, "{pattern} {host:?}");
         }
     }
@@ -198,17 +197,19 @@ mod tests {
         ] {
             let pattern = Pattern::host(pattern).unwrap();
             for host in hosts {
-                assert!(pattern.matches_host(&Host::of(host, Scheme::Https)), "{pattern} {host}");
+                assert!(pattern.matches_host(&Host::new(host, Scheme::Https)), "{pattern} {host}");
             }
         }
         let local = Pattern::host("local").unwrap();
-        assert!(local.matches_host(&Host::local()) && !local.matches_host(&Host::of("local", Scheme::Https)));
-        assert!(Pattern::host("*").unwrap().matches_host(&Host::of("local", Scheme::Https)));
+        assert!(
+            local.matches_host(&Host::local()) && !local.matches_host(&Host::new("local", Scheme::Https))
+        );
+        assert!(Pattern::host("*").unwrap().matches_host(&Host::new("local", Scheme::Https)));
     }
 
     #[test]
     fn name_without_a_namespace_is_one_of_the_library() {
-        let name = |text: &str| ModelName::of(&text.parse().unwrap());
+        let name = |text: &str| ModelName::new(&text.parse().unwrap());
         for (pattern, text, expected) in [
             ("llama3", "llama3:8b", true),
             ("llama3", "acme/llama3", false),
@@ -238,7 +239,7 @@ mod tests {
     #[test]
     fn digest_lifts_no_rule_about_tags() {
         let fixed = format!("acme/x:stable@sha256:{}", "0".repeat(64));
-        let name = ModelName::of(&fixed.parse().unwrap());
+        let name = ModelName::new(&fixed.parse().unwrap());
         for (pattern, denied, allowed) in [
             ("acme/x:stable", true, false),
             ("acme/x:bad*", true, false),

@@ -1,4 +1,4 @@
-//! What rules are about: a model, as far as it is known.
+//! The subject of rules: a model, as far as it is known.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ impl Host {
     /// The registry of a model that was imported from a file.
     pub(super) const LOCAL: &str = "local";
 
-    pub(super) fn of(host: &str, scheme: Scheme) -> Self {
+    pub(super) fn new(host: &str, scheme: Scheme) -> Self {
         let (name, port) = host::spelled(host);
         Self { name, port: port.or_else(|| Some(scheme.default_port())) }
     }
@@ -28,10 +28,12 @@ impl Host {
     }
 }
 
-/// The formats of files with weights. Models without such files are [`OTHER`](super::OTHER) too.
-pub(crate) const FORMATS: [&str; 4] = ["gguf", "safetensors", "dduf", super::OTHER];
+/// A license text or a format that is not known.
+pub(crate) const OTHER: &str = "other";
 
-/// The name of a model without its registry.
+/// The formats of files with weights. Models without such files are [`OTHER`] too.
+pub(crate) const FORMATS: [&str; 4] = ["gguf", "safetensors", "dduf", OTHER];
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ModelName {
     /// `NAMESPACE/MODEL`.
@@ -41,7 +43,7 @@ pub(crate) struct ModelName {
 }
 
 impl ModelName {
-    pub(crate) fn of(reference: &Reference) -> Self {
+    pub(crate) fn new(reference: &Reference) -> Self {
         let namespace = match reference.namespace() {
             host::NO_NAMESPACE => Reference::DEFAULT_NAMESPACE,
             namespace => namespace,
@@ -52,7 +54,6 @@ impl ModelName {
     }
 }
 
-/// Values that are read from a model's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Known {
     #[default]
@@ -60,18 +61,15 @@ pub(crate) enum Known {
     Are(BTreeSet<String>),
 }
 
-/// Licenses and formats of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) licenses: Known,
     pub(crate) formats: Known,
 }
 
-/// A model, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) registries: BTreeSet<Host>,
-    /// Its names there.
     pub(crate) source_names: BTreeSet<ModelName>,
     /// Its names in the store.
     pub(crate) names: BTreeSet<ModelName>,
@@ -80,17 +78,17 @@ pub(crate) struct Subject {
 
 impl Subject {
     pub(crate) fn add_name(&mut self, name: &Reference) {
-        self.names.insert(ModelName::of(name));
+        self.names.insert(ModelName::new(name));
     }
 
     pub(crate) fn add_source(&mut self, source: &PullSource) {
-        self.registries.insert(Host::of(source.host(), source.scheme()));
-        self.source_names.extend(source.name().ok().map(|name| ModelName::of(&name)));
+        self.registries.insert(Host::new(source.host(), source.scheme()));
+        self.source_names.extend(source.name().ok().map(|name| ModelName::new(&name)));
     }
 
     /// The files came from the host in a name.
     pub(crate) fn add_host(&mut self, name: &Reference) {
-        self.registries.insert(Host::of(name.host(), name.scheme()));
+        self.registries.insert(Host::new(name.host(), name.scheme()));
     }
 
     /// The files came from a user of this machine.

@@ -1,15 +1,9 @@
 use super::*;
-use crate::peer_process::Namespaces;
-use crate::principal::Groups;
+use crate::principal::tests::principal;
 use crate::user_set::{Member, NameOrNumber};
 
 fn user(uid: u32) -> Principal {
-    Principal {
-        pid: 1,
-        uid,
-        groups: Groups { primary: uid, supplementary: None },
-        namespaces: Namespaces::default(),
-    }
+    principal(uid, uid, None)
 }
 
 fn users(uids: &[u32]) -> UserSet {

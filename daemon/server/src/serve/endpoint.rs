@@ -19,16 +19,14 @@ use crate::systemd::{ActivationError, PassedSocket};
 /// The group whose members may connect to a daemon of root, if there is such a group.
 pub(super) const SYSTEM_GROUP: &str = "blobd";
 
-/// Where the daemon listens.
 #[derive(Debug)]
 pub(super) enum Endpoint {
-    /// At a path, where it makes a socket.
     At(PathBuf),
     Passed(PassedSocket),
 }
 
 impl Endpoint {
-    /// The socket that systemd has passed, else the path of an own one.
+    /// The socket that systemd has passed, or the path of a new one.
     pub(super) fn find(
         paths: &GivenPaths,
         config: &mut Config,
@@ -53,13 +51,13 @@ impl Endpoint {
                     warn_if_unreachable(path, Some(*gid), *mode);
                 }
                 let path = passed.path().to_path_buf();
-                Socket::of_passed(passed).map_err(|error| bind_error(&path, &error))
+                Socket::from_passed(passed).map_err(|error| bind_error(&path, &error))
             }
         }
     }
 }
 
-/// systemd has made the socket as its unit says, and keeps it for the next daemon: nothing about it is changed.
+/// systemd has made the socket as its unit says, and keeps it for the next daemon, so its settings stay.
 fn warn_of_settings_without_effect(paths: &GivenPaths, config: &Config, passed: &Path) {
     let path = passed.display();
     if let Some(other) = paths.socket.as_ref().or(config.socket.as_ref()).filter(|other| *other != passed) {
@@ -156,7 +154,6 @@ fn bind_error(path: &Path, error: &io::Error) -> ErrorBody {
     ErrorBody::new(code, format!("{name}: cannot listen: {error}")).with_hint(ELSEWHERE)
 }
 
-/// Who may connect.
 pub(super) struct Admitted {
     pub(super) gid: Option<u32>,
     pub(super) mode: u32,
@@ -174,7 +171,6 @@ impl Admitted {
     }
 }
 
-/// Sets the group and the mode of the socket.
 fn admit(socket: &Socket, config: &Config) -> Result<(), ErrorBody> {
     let Admitted { gid, mode } = Admitted::by(config)?;
     let is_configured = config.socket_group.is_some() || config.socket_mode.is_some();

@@ -1,5 +1,5 @@
-//! A daemon that cannot start because of what only an administrator can change: its exit code, by which systemd knows
-//! that another start would fail too, and its answer to the clients that wait at the socket.
+//! A daemon that cannot start until an administrator changes something: its exit code, which tells systemd that another
+//! start would fail too, and its answer to the clients that wait at the socket.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,11 +10,11 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 /// `EX_CONFIG` of `sysexits.h`, for systemd: `RestartPreventExitStatus=` of the units names it.
 const EXIT_CODE: u8 = 78;
 
-/// How long the daemon waits for requests of clients that have connected. A socket that is closed before its request
-/// was read is reset, and then the client does not see the answer.
+/// How long the daemon waits for the requests of connected clients. A socket that is closed before its request was read
+/// is reset, and its client does not see the answer.
 const REQUESTS_LIMIT: Duration = Duration::from_secs(1);
 
-/// The exit code of `blobd serve`: as of every command, unless a service manager waits for the daemon.
+/// The same as for every command, unless a service manager waits for the daemon.
 pub(super) fn exit_code(error: &ErrorBody, is_service: bool) -> u8 {
     if is_service && is_permanent(error) { EXIT_CODE } else { error.code.exit_code() }
 }

@@ -5,20 +5,21 @@
 
 use std::io;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::event::{ImportProgress, Phase, State};
 use blobd_client::protocol::frame::Frame;
+use blobd_client::protocol::pull::Imported;
 use blobd_client::protocol::request::ImportParams;
-use blobd_client::protocol::response::Imported;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
-use super::connection::{FrameStream, SessionError};
-use crate::client_file::{CLIENT_TIMEOUT, ClientFile, Refusal};
+use super::{FrameStream, SessionError};
+use crate::client_file::{ClientFile, FileList, Refusal};
 use crate::ops::{self, OpError};
 use crate::permits::Permit;
 use crate::principal::Principal;
@@ -63,27 +64,17 @@ async fn import(
     let arriving: Turn = while_alive(stream, daemon.work.arriving_imports.acquire(peer.uid)).await?.into();
     let reader = timeout(READER_TIMEOUT, daemon.work.file_readers.acquire(peer.uid));
     let Ok(reader) = while_alive(stream, reader).await? else {
-        return stream.send_frame(&Frame::Error(record.failed(too_many_stuck(peer)))).await;
+        return refuse(stream, record, too_many_stuck(peer)).await;
     };
-    if params.sidecars.len() > ImportParams::MAX_SIDECARS {
-        let message = format!(
-            "import: too many sidecars: expected at most {}, found {}",
-            ImportParams::MAX_SIDECARS,
-            params.sidecars.len()
-        );
-        let error = record.failed(ErrorBody::new(ErrorCode::InvalidRequest, message));
-        return stream.send_frame(&Frame::Error(error)).await;
-    }
-    let count = params.sidecars.len() + 1;
-    let file = match received_files(daemon, stream, (arriving.clone(), reader), (count, &cancelled)).await {
+    let file = started(daemon, stream, (arriving.clone(), reader), (&params, &cancelled)).await;
+    let (file, mut wants) = match file {
         Err(SessionError::Io(error)) => {
             let message = format!("import: cannot start the process that reads the file: {error}");
-            let error = record.failed(ErrorBody::new(ErrorCode::Internal, message));
-            return stream.send_frame(&Frame::Error(error)).await;
+            return refuse(stream, record, ErrorBody::new(ErrorCode::Internal, message)).await;
         }
         file => file?,
     };
-    // Only now: a client that does not send its file must not keep the imports of others waiting.
+    // Not earlier: a client that does not send its file must not keep the imports of others waiting.
     let turn: Turn = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?.into();
     drop(arriving);
     let (report, progress) = watch::channel((0, 0));
@@ -103,7 +94,10 @@ async fn import(
         };
         daemon.blocking(turn, import).await
     };
-    let done = with_progress(stream, progress, &cancelled, work).await;
+    let done = with_progress(stream, (progress, &mut wants), &cancelled, work).await;
+    if let Some(refusal) = wants.refusal.get() {
+        return Err(refused(*refusal));
+    }
     if cancelled.0.load(Ordering::Relaxed) && done.is_err() {
         record.cancelled();
         return Err(SessionError::Closed);
@@ -111,33 +105,67 @@ async fn import(
     stream.send_frame(&result_frame(record, done)).await
 }
 
-/// Starts the process that reads the files, and waits until it has received their descriptors.
-async fn received_files(
+async fn refuse(stream: &FrameStream, record: &RequestRecord, error: ErrorBody) -> Result<(), SessionError> {
+    stream.send_frame(&Frame::Error(record.failed(error))).await
+}
+
+/// The files that the client is to send next, of an import with a list.
+#[derive(Debug)]
+struct Wants {
+    /// `None` if all files have been received.
+    next: Option<UnboundedReceiver<(u32, u32)>>,
+    refusal: Arc<OnceLock<Refusal>>,
+}
+
+impl Wants {
+    /// Waits until files are wanted, or, when none can be wanted any more, until the client has closed its end. Before
+    /// that nothing may be received here, because descriptors may be in the queue; a closed connection is then detected
+    /// when progress is sent.
+    async fn next(&mut self, stream: &FrameStream) -> Option<Frame> {
+        if let Some(next) = &mut self.next {
+            match next.recv().await {
+                Some((first, count)) => return Some(Frame::Want { first, count }),
+                // The work has ended.
+                None => return std::future::pending().await,
+            }
+        }
+        stream.closed().await;
+        None
+    }
+}
+
+/// Starts the process that reads the files. Without a list, waits until it has received their descriptors.
+async fn started(
     daemon: &Arc<Daemon>,
     stream: &FrameStream,
     (turn, permit): (Turn, Permit),
-    (count, cancelled): (usize, &CancelOnDrop),
-) -> Result<ClientFile, SessionError> {
+    (params, cancelled): (&ImportParams, &CancelOnDrop),
+) -> Result<(ClientFile, Wants), SessionError> {
     let (connection, cancelled) = (stream.connection()?, Arc::clone(&cancelled.0));
+    let (listed, count) = (params.files.len(), params.sidecars.len() + 1);
+    let (want, next) = unbounded_channel();
+    let refusal = Arc::new(OnceLock::new());
+    let list = FileList { count: listed, want, refusal: Arc::clone(&refusal) };
     let start = move |_: &Daemon| {
         let started = ClientFile::start(connection, permit, cancelled);
         Ok(started.and_then(|mut file| {
-            let received = file.receive_files(count, CLIENT_TIMEOUT + PROCESS_START_TIMEOUT)?;
+            if listed > 0 {
+                return Ok(Ok(file.with_list(list)));
+            }
+            let received = file.receive_files(count)?;
             Ok(received.map(|()| file))
         }))
     };
     let received = daemon.blocking(turn, start).await.map_err(io::Error::other)?;
-    received?.map_err(refused)
+    let file = received?.map_err(refused)?;
+    Ok((file, Wants { next: (listed > 0).then_some(next), refusal }))
 }
 
-/// Additional time for the start of a process on a loaded machine.
-const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Does the work and reports progress to the client; stops when the client disconnects. Returns the result of the work
-/// in any case, because it may be complete before it stops.
+/// Reports progress to the client, and stops the work when the client disconnects. Returns the result in any case,
+/// because the work may be complete before it stops.
 async fn with_progress<T>(
     stream: &FrameStream,
-    mut progress: watch::Receiver<(u64, u64)>,
+    (mut progress, wants): (watch::Receiver<(u64, u64)>, &mut Wants),
     cancelled: &CancelOnDrop,
     work: impl Future<Output = T>,
 ) -> T {
@@ -146,10 +174,15 @@ async fn with_progress<T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = stream.closed() => break,
+            want = wants.next(stream) => {
+                let Some(want) = want else { break };
+                if stream.send_frame(&want).await.is_err() {
+                    break;
+                }
+            }
             _ = ticks.tick() => {
                 let (completed, total) = *progress.borrow_and_update();
-                // What is read is hashed and written at once.
+                // Bytes are hashed and written as soon as they are read.
                 let phase = if completed < total { Phase::Hashing } else { Phase::Syncing };
                 let progress = ImportProgress { completed, total, state: State::Working, phase: Some(phase) };
                 if stream.send_frame(&Frame::Progress(progress)).await.is_err() {
@@ -192,7 +225,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Ends the request. The result counts even if the client does not receive it.
+/// The result counts even if the client does not receive it.
 fn result_frame(record: &RequestRecord, done: Result<Imported, OpError>) -> Frame {
     match done {
         Ok(imported) => {
@@ -212,7 +245,6 @@ fn result_frame(record: &RequestRecord, done: Result<Imported, OpError>) -> Fram
 const MAX_LOST_MODELS: usize = 300;
 const MAX_KEEPERS: usize = 800;
 
-/// Shortens the lists of a result that would not fit a frame.
 fn in_one_frame(mut imported: Imported) -> Imported {
     let effects = &mut imported.effects;
     effects.evicted.truncate(MAX_LOST_MODELS);
@@ -243,7 +275,7 @@ fn refused(refusal: Refusal) -> SessionError {
         Refusal::NoFile => "no descriptor",
         Refusal::Files => "another number of descriptors",
     };
-    SessionError::Unexpected { found: found.to_owned(), expected: "one file and its sidecars" }
+    SessionError::Unexpected { found: found.to_owned(), expected: "an fds frame with the files" }
 }
 
 #[cfg(test)]
@@ -254,7 +286,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_is_complete_when_its_client_has_gone_has_its_result() {
-        let permit = Connections::new(ConnectionLimits::of_process()).admit(1, false).unwrap();
+        let permit = Connections::new(ConnectionLimits::for_process()).admit(1, false).unwrap();
         let (stream, client) = tokio::net::UnixStream::pair().unwrap();
         drop(client);
         let stream = FrameStream::new(ClientSocket::new(stream, 1, Some(permit), &Arc::default()), 0);
@@ -266,6 +298,7 @@ mod tests {
             }
             "imported"
         };
-        assert_eq!(with_progress(&stream, progress, &cancelled, work).await, "imported");
+        let mut wants = Wants { next: None, refusal: Arc::default() };
+        assert_eq!(with_progress(&stream, (progress, &mut wants), &cancelled, work).await, "imported");
     }
 }

@@ -16,8 +16,7 @@ use blobd_store_format::reference::Reference;
 use prometheus::IntCounter;
 use tokio::time::timeout;
 
-use super::connection::{FrameStream, SessionError, unexpected};
-use crate::metrics::Metrics;
+use super::{FrameStream, SessionError, unexpected};
 use crate::open_sessions::SessionGuard;
 use crate::ops::{self, Located, OpError, OpenResponse};
 use crate::permits::Permit;
@@ -41,9 +40,21 @@ pub(crate) async fn serve_open(
     let Located { reference: model, manifest, response, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
     let bytes = response.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
-    let outcome = Outcome::of(&model.short(), manifest).with("blobs", response.blobs.len());
-    let noted = Noted { record: Arc::clone(&record), outcome, bytes: 0 };
-    let sender = DescriptorSender::new(stream, response, first_files, peer.uid, &daemon.metrics, noted);
+    let outcome = Outcome::new(&model.short(), manifest).with("blobs", response.blobs.len());
+    let sender = DescriptorSender {
+        stream,
+        response,
+        uid: peer.uid,
+        opened: first_files.len(),
+        files: first_files.into(),
+        in_flight: None,
+        sent: 0,
+        sent_bytes: 0,
+        all_sent: daemon.metrics.events.descriptors_sent.clone(),
+        is_acknowledged: true,
+        record: Arc::clone(&record),
+        outcome,
+    };
     // Held until the client has received all descriptors: concurrent opens of the model share them.
     let until_sent = (permits, recipes);
     let open = Open { daemon: &daemon, peer: &peer, record: &record, model: &model, manifest, bytes };
@@ -77,14 +88,12 @@ fn note(daemon: &Daemon, peer: &Principal, model: &Reference, error: &SessionErr
     }
 }
 
-/// One open model.
 struct Open<'o> {
     daemon: &'o Arc<Daemon>,
     peer: &'o Principal,
     record: &'o RequestRecord,
     model: &'o Reference,
     manifest: Digest,
-    /// The sizes of the blobs.
     bytes: u64,
 }
 
@@ -169,35 +178,17 @@ struct DescriptorSender {
     stream: FrameStream,
     response: Arc<OpenResponse>,
     uid: u32,
-    /// The number of blobs opened so far.
     opened: usize,
-    /// Opened files that are sent next.
     files: VecDeque<File>,
     /// Its units limit the size of a batch.
     in_flight: Option<Permit>,
-    /// The number of descriptors sent so far.
     sent: u32,
-    /// The number sent to all clients.
+    /// The sizes of the blobs whose descriptors were sent.
+    sent_bytes: u64,
     all_sent: IntCounter,
     is_acknowledged: bool,
-    noted: Noted,
-}
-
-/// What the record of the request knows: a client that disconnects without an acknowledgement keeps the descriptors
-/// that it has received.
-struct Noted {
     record: Arc<RequestRecord>,
     outcome: Outcome,
-    /// The sizes of the blobs whose descriptors were sent.
-    bytes: u64,
-}
-
-impl Noted {
-    fn sent(&mut self, blobs: &[(Digest, u64)], all_sent: u32) {
-        self.bytes = blobs.iter().fold(self.bytes, |sum, (_, size)| sum.saturating_add(*size));
-        let outcome = self.outcome.clone().with_bytes(self.bytes);
-        self.record.descriptors_sent(outcome.with("descriptors", all_sent));
-    }
 }
 
 /// One open gets at most one in this many of the descriptors that its user may still have in flight.
@@ -207,30 +198,7 @@ const PARTS_IN_FLIGHT: usize = 8;
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(12);
 
 impl DescriptorSender {
-    fn new(
-        stream: FrameStream,
-        response: Arc<OpenResponse>,
-        first_files: Vec<File>,
-        uid: u32,
-        metrics: &Metrics,
-        noted: Noted,
-    ) -> Self {
-        Self {
-            stream,
-            response,
-            uid,
-            opened: first_files.len(),
-            files: first_files.into(),
-            in_flight: None,
-            sent: 0,
-            all_sent: metrics.events.descriptors_sent.clone(),
-            is_acknowledged: true,
-            noted,
-        }
-    }
-
-    /// Reserves descriptors in flight for the next batch. All batches of an open are as large as the first,
-    /// unless that had to be small.
+    /// All batches of an open are as large as the first, unless that had to be small.
     async fn reserve(&mut self, daemon: &Daemon) -> Result<(), ErrorBody> {
         let wanted = u32::try_from(self.files.len().clamp(1, MAX_FDS_PER_BATCH)).unwrap_or(1);
         if !self.is_acknowledged {
@@ -263,7 +231,6 @@ impl DescriptorSender {
         }
     }
 
-    /// Waits for the peer after [`Self::send_available`].
     async fn wait(&mut self) -> Result<(), SessionError> {
         if self.is_acknowledged {
             let (frame, count) = self.next_frame()?;
@@ -275,7 +242,6 @@ impl DescriptorSender {
         self.acknowledge(&frame)
     }
 
-    /// Whether all descriptors were sent and acknowledged.
     fn is_done(&self) -> bool {
         self.is_acknowledged && self.files.is_empty() && self.opened >= self.response.blobs.len()
     }
@@ -304,7 +270,6 @@ impl DescriptorSender {
         self.files.iter().take(most).map(|file| file.as_fd()).collect()
     }
 
-    /// The frame of the next batch, and the number of its descriptors.
     fn next_frame(&self) -> Result<(Vec<u8>, u32), SessionError> {
         let count = u32::try_from(self.next_batch().len()).unwrap_or(u32::MAX);
         Ok((Frame::Fds { first: self.sent, count }.encode()?, count))
@@ -314,7 +279,11 @@ impl DescriptorSender {
         let first = usize::try_from(self.sent).unwrap_or(usize::MAX);
         self.sent = self.sent.saturating_add(count);
         let end = usize::try_from(self.sent).unwrap_or(usize::MAX);
-        self.noted.sent(self.response.blobs.get(first..end).unwrap_or_default(), self.sent);
+        let blobs = self.response.blobs.get(first..end).unwrap_or_default();
+        self.sent_bytes = blobs.iter().fold(self.sent_bytes, |sum, (_, size)| sum.saturating_add(*size));
+        // A client that disconnects without an acknowledgement keeps the descriptors that it has received.
+        let outcome = self.outcome.clone().with_bytes(self.sent_bytes);
+        self.record.descriptors_sent(outcome.with("descriptors", self.sent));
         self.all_sent.inc_by(count.into());
         self.is_acknowledged = false;
         // The kernel has its own references now.

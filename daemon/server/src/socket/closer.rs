@@ -2,12 +2,14 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::Mutex;
+
+use crate::locks::lock;
 
 /// Closing one descriptor takes longer than this only if its user has made it block.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
@@ -23,12 +25,12 @@ pub(crate) struct Closer(Mutex<BTreeMap<u32, Queue>>);
 #[derive(Debug)]
 struct Queue {
     values: Sender<Box<dyn Any + Send>>,
-    /// When the thread began to drop its current value; `None` while it waits.
+    /// When the thread has begun to drop its current value; `None` while it waits.
     busy_since: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Closer {
-    /// Drops `value`, which the user `uid` has sent, soon and on another thread.
+    /// Drops a value that the user `uid` has sent, soon and on another thread.
     pub(crate) fn close(self: &Arc<Self>, uid: u32, value: impl Any + Send) {
         let value: Box<dyn Any + Send> = Box::new(value);
         let mut queues = lock(&self.0);
@@ -80,11 +82,6 @@ impl Closer {
             *lock(busy_since) = None;
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is complete before anything can panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ use super::Socket;
 /// The longest path of a Unix socket on Linux, without the final zero byte.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// A listening socket, which is removed on drop. One that a killed process has left is replaced.
 #[derive(Debug)]
 pub(crate) struct CommandSocket {
     socket: Socket,
@@ -32,9 +31,9 @@ pub(crate) struct CommandSocket {
 }
 
 impl CommandSocket {
-    /// Listens in the store's directory, or in a private directory of this user if that file system has no
-    /// sockets, or if the store belongs to another user, in whose store root leaves no file. The caller must have the
-    /// store's lock, so that no other process uses the name.
+    /// Listens in the store's directory, or in a private directory of this user if that file system has no sockets or
+    /// the store belongs to another user: root leaves no file there. The caller must have the store's lock, so that no
+    /// other process uses the name.
     pub(crate) fn bind(root: &Path, owner: StoreOwner) -> io::Result<Self> {
         if !owner.is_own() {
             return Self::bind_elsewhere(root);
@@ -64,7 +63,6 @@ impl CommandSocket {
     }
 }
 
-/// Connects to the socket that the lock file of the store in `root` names.
 pub(crate) fn connect_announced(root: &Path, announced: &Path) -> io::Result<UnixStream> {
     let (path, _directory) = short_path(root, announced)?;
     UnixStream::connect(path)
@@ -108,7 +106,7 @@ mod tests {
     use super::*;
 
     fn own() -> StoreOwner {
-        StoreOwner::of_process()
+        StoreOwner::for_process()
     }
 
     #[tokio::test]

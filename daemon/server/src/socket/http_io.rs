@@ -15,12 +15,12 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::ClientSocket;
 
-/// How long a client may receive nothing of pending data. A slower client loses its connection, and with it
-/// the memory of the response.
+/// How long a client may receive none of the pending data. A slower client loses its connection, and with it the memory
+/// of the response.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The slowest rate, in bytes per second, at which a client may receive a response for longer than that: one that receives a
-/// byte from time to time must not keep the memory of a large response from others.
+/// The slowest rate, in bytes per second, of responses that take longer: a client that receives a byte from time to
+/// time must not keep the memory of a large response from others.
 pub(crate) const MIN_BYTES_PER_SECOND: u32 = 128 << 10;
 
 /// The size of the receive buffer: requests are short.
@@ -29,11 +29,11 @@ const RECEIVE_BYTES: usize = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct HttpIo {
     socket: ClientSocket,
-    /// Set while data waits for the client.
     blocked: Option<Blocked>,
     /// How long data may still wait for the client. Each byte that it receives prolongs this, up to [`WRITE_TIMEOUT`].
     patience: Duration,
-    /// Whether the response consists of events, which a client may read as slowly as it likes: few of them are in memory.
+    /// Whether the response consists of events, which a client may read as slowly as it likes, because few are in
+    /// memory.
     sends_events: Arc<AtomicBool>,
 }
 
@@ -69,7 +69,6 @@ impl HttpIo {
         Err(io::Error::other(format!("{count} descriptors attached to a request")))
     }
 
-    /// Writes when the client's buffer has space, with a time limit.
     fn poll_send(
         &mut self,
         context: &mut Context<'_>,

@@ -14,7 +14,7 @@ use tokio::net::UnixListener;
 use crate::sys::set_takes_descriptors;
 use crate::systemd::PassedSocket;
 
-/// How many connections may wait to be accepted. The kernel reduces it to its own limit.
+/// The kernel reduces it to its own limit.
 const BACKLOG: i32 = 4096;
 
 /// A listening socket. The path of one that was made here is removed on drop.
@@ -59,9 +59,8 @@ impl Socket {
     }
 
     /// A socket that another process has made and keeps: connections that are not accepted here wait there.
-    pub(crate) fn of_passed(passed: PassedSocket) -> io::Result<Self> {
+    pub(crate) fn from_passed(passed: PassedSocket) -> io::Result<Self> {
         let (listener, path) = passed.into_parts();
-        // As for an own socket.
         let _ = set_takes_descriptors(&listener, false);
         Ok(Self { path, listener: UnixListener::from_std(listener)?, is_passed: true })
     }
@@ -70,7 +69,7 @@ impl Socket {
         &self.path
     }
 
-    /// Sets the socket's group and permissions: who may write to it may connect.
+    /// Whoever may write to the socket may connect.
     pub(crate) fn admit(&self, gid: Option<u32>, mode: u32) -> io::Result<()> {
         // Through a descriptor: whoever may write to the directory could have put a link in the socket's place.
         let socket = open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;

@@ -21,7 +21,6 @@ pub(crate) struct PassedSocket {
     path: PathBuf,
 }
 
-/// What systemd has passed cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ActivationError {
     #[error("{variable}: expected a number, found {value:?}")]
@@ -37,8 +36,7 @@ pub(crate) enum ActivationError {
 }
 
 impl PassedSocket {
-    /// The socket that was passed to this process; `None` if systemd has passed none. To be called once, before this
-    /// process opens anything.
+    /// `None` if systemd has passed none. Must be called once, before this process opens anything.
     pub(crate) fn take() -> Result<Option<Self>, ActivationError> {
         let variable = |name: &'static str| env::var(name).ok();
         if !is_one_passed(variable, std::process::id())? {
@@ -104,10 +102,10 @@ fn is_one_passed(
     }
 }
 
-/// What the descriptor is, if it is no listening Unix stream socket.
+/// `None` for a listening Unix stream socket.
 fn other_than_listening(descriptor: &OwnedFd) -> Option<&'static str> {
     match socket_domain(descriptor) {
-        Err(_not_a_socket) => Some("a file that is no socket"),
+        Err(_not_a_socket) => Some("a file that is not a socket"),
         Ok(domain) if domain != AddressFamily::UNIX => Some("a network socket"),
         Ok(_) if socket_type(descriptor) != Ok(SocketType::STREAM) => Some("a Unix socket for datagrams"),
         Ok(_) if socket_acceptconn(descriptor) != Ok(true) => Some("a Unix socket that does not listen"),
@@ -149,7 +147,7 @@ mod tests {
     fn listening_socket_with_a_path_is_taken_and_anything_else_refused() {
         let folder = tempfile::tempdir().unwrap();
         let refusal = |descriptor: OwnedFd| PassedSocket::checked(descriptor).unwrap_err().to_string();
-        assert!(refusal(tempfile::tempfile().unwrap().into()).contains("a file that is no socket"));
+        assert!(refusal(tempfile::tempfile().unwrap().into()).contains("a file that is not a socket"));
         let datagrams = UnixDatagram::bind(folder.path().join("d")).unwrap();
         assert!(refusal(datagrams.into()).contains("for datagrams"));
         assert!(refusal(UnixStream::pair().unwrap().0.into()).contains("does not listen"));

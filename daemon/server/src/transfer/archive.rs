@@ -18,13 +18,12 @@ const REQUEST_BYTES: u64 = 64 << 10;
 /// The files in an archive, with the headers of those with a known format.
 pub(crate) struct ArchiveHead {
     pub(crate) files: Vec<(ArchiveFile, Option<Box<dyn ModelHeader>>)>,
-    /// What was downloaded: the parts, each with its offset.
     pub(super) parts: Vec<(u64, Vec<u8>)>,
 }
 
 impl ArchiveHead {
-    /// `must_be_one_sender` is whether the digest of the archive is not verified afterwards: then all parts must have
-    /// the same sender, as in [`super::head::fetch_header`].
+    /// If the digest of the archive is not verified afterwards, all parts must have the same sender
+    /// (`must_be_one_sender`), as in [`super::head::fetch_header`].
     pub(super) fn fetch(job: &Job<'_>, must_be_one_sender: bool) -> Result<Self, TransferError> {
         let mut window = Window { job, parts: Vec::new(), fetched: 0, sender: None, must_be_one_sender };
         let mut reader = TarReader::new(job.file.size());
@@ -40,10 +39,8 @@ impl ArchiveHead {
     }
 
     pub(super) fn facts(&self) -> Vec<ModelFacts> {
-        self.files
-            .iter()
-            .filter_map(|(_, header)| Some(ModelFacts::from_header(&**header.as_ref()?)))
-            .collect()
+        let headers = self.files.iter().filter_map(|(_, header)| header.as_deref());
+        headers.map(ModelFacts::from_header).collect()
     }
 
     pub(super) fn fetched_bytes(&self) -> u64 {
@@ -65,13 +62,12 @@ struct Window<'j> {
     job: &'j Job<'j>,
     parts: Vec<(u64, Vec<u8>)>,
     fetched: u64,
-    /// Who sent the last part.
     sender: Option<Arc<Sender>>,
     must_be_one_sender: bool,
 }
 
 impl Window<'_> {
-    /// The bytes of a range that starts in or after the last part.
+    /// Reads a range that starts in or after the last part.
     fn read(&mut self, range: Range<u64>) -> Result<&[u8], TransferError> {
         self.extend_to(&range)?;
         let Some((offset, bytes)) = self.parts.last() else { return Err(TransferError::Incomplete) };
@@ -79,12 +75,12 @@ impl Window<'_> {
         bytes.get(place(range.start)..place(range.end)).ok_or(TransferError::Incomplete)
     }
 
-    /// The header of a file; `None` if its format is unknown.
+    /// Reads the header of a file; `None` if its format is unknown.
     fn header(&mut self, file: &ArchiveFile) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
         let (mut reader, end) = (HeaderReader::new(), file.offset.saturating_add(file.size));
         let mut position = file.offset;
         while position < end {
-            // What is there already first: often it is the whole header.
+            // First the bytes that are there already: often they are the whole header.
             let known = self.end();
             let next = if known > position { known } else { position.saturating_add(REQUEST_BYTES) }.min(end);
             let progress = reader.push(self.read(position..next)?);
@@ -102,7 +98,6 @@ impl Window<'_> {
         }
     }
 
-    /// The end of the last part.
     fn end(&self) -> u64 {
         self.parts.last().map_or(0, |(offset, bytes)| offset.saturating_add(bytes.len() as u64))
     }
@@ -136,12 +131,7 @@ impl Window<'_> {
 }
 
 impl Job<'_> {
-    /// Downloads the headers of an archive and of the files in it, to describe them.
-    pub(crate) fn describe_archive(&self) -> Result<ArchiveHead, TransferError> {
-        self.read_archive(true)
-    }
-
-    pub(super) fn read_archive(&self, must_be_one_sender: bool) -> Result<ArchiveHead, TransferError> {
+    pub(crate) fn read_archive(&self, must_be_one_sender: bool) -> Result<ArchiveHead, TransferError> {
         if let Some(compression) = compression_of(self.file) {
             return Err(TransferError::NotInspected { compression });
         }
@@ -157,10 +147,7 @@ impl Job<'_> {
                 if stream.is_whole() {
                     return Ok(None);
                 }
-                let mut bytes = Vec::new();
-                while let Some(more) = self.next_of(&mut stream).await? {
-                    bytes.extend_from_slice(&more);
-                }
+                let bytes = self.rest_of(&mut stream).await?;
                 Ok::<_, RegistryError>(Some((bytes, Arc::clone(stream.sender()))))
             });
             read??.ok_or(TransferError::NoRanges)

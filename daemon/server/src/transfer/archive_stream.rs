@@ -22,21 +22,21 @@ use super::download::Download;
 use super::{Job, Received, TransferError, TransferGuard, Transfers};
 use crate::ingest::{announce, recipe_bytes};
 
-/// The most bytes between two files, which are kept in memory until the next file is known. The headers of a file take
-/// some kilobytes.
+/// The most bytes between two files, which are in memory until the next file is known. A file's headers have some
+/// kilobytes.
 const MAX_GAP_BYTES: u64 = 16 << 20;
 /// How much is read at once while the header of a file is parsed.
 const HEADER_STEP_BYTES: u64 = 64 << 10;
 /// Headers up to this size are not counted.
 const UNCOUNTED_HEADER_BYTES: u64 = 256 << 10;
-/// How many times as long as the file its content may be. Weights shrink by a third; a few bytes can unpack to a terabyte,
-/// for which other models would be evicted.
+/// How many times as long as the file its content may be. Compression saves a third of weights; but a few bytes can unpack
+/// to a terabyte, for which other models would be evicted.
 const MAX_EXPANSION: u64 = 64;
 /// The content of a small file may be longer.
 const MIN_CONTENT_LIMIT: u64 = 64 << 20;
 
 impl Transfers {
-    /// Transfers an archive into the ingest. What has arrived is of no use to another transfer.
+    /// Transfers an archive into the ingest. Another transfer cannot continue it.
     pub(super) fn receive_stream(
         &self,
         guard: &TransferGuard,
@@ -52,7 +52,7 @@ impl Transfers {
                 let content = Content::open(download, job.file.size(), compression)?;
                 let mut archive = ArchiveStream::new(ingest, content, job);
                 let stored = archive.store();
-                downloaded_bytes += archive.content.decoder.source().arrived_bytes();
+                downloaded_bytes += archive.content.decoder.source().arrived_bytes;
                 stored.and_then(|()| archive.finish(job))
             };
             job.restarted(|| job.retried(&mut attempt))
@@ -68,7 +68,6 @@ impl Transfers {
             TransferError::Incomplete | TransferError::Unwanted => TransferError::StreamEnded,
             error => error,
         })?;
-        // The entry in `partial/` below keeps the file by its digest.
         let digest = job.file.digest().unwrap_or_else(|| job.file.identity());
         let size = job.file.size();
         ingest.add_recipe(recipe);
@@ -83,23 +82,20 @@ impl Transfers {
     }
 }
 
-/// An archive that is being received.
 struct ArchiveStream<'s> {
     job: &'s Job<'s>,
     ingest: &'s mut Ingest,
     content: Content<'s>,
-    /// The bytes since the last file.
     gap: Vec<u8>,
     /// The recipes of all files and gaps so far.
     parts: Vec<Recipe>,
-    /// How many files have been stored.
     file_count: usize,
     facts: Vec<ModelFacts>,
     literal_bytes: u64,
     header_bytes: u64,
 }
 
-/// What has been read of a file in the archive to know its header, which is `None` if the format is unknown.
+/// The first bytes of a file in the archive, and its header; `None` if its format is unknown.
 struct Start {
     bytes: Vec<u8>,
     header: Option<Box<dyn ModelHeader>>,
@@ -120,7 +116,6 @@ impl<'s> ArchiveStream<'s> {
         }
     }
 
-    /// Stores all files of the archive, and the bytes between them.
     fn store(&mut self) -> Result<(), TransferError> {
         let mut reader = TarReader::new(self.content.size.unwrap_or(u64::MAX));
         while let Some(wanted) = reader.wanted() {
@@ -143,8 +138,7 @@ impl<'s> ArchiveStream<'s> {
         self.store_gap(gap, rest)
     }
 
-    /// The bytes of a range between two files, which starts at the position or after it; `None` if the archive ends
-    /// before its end.
+    /// Reads a range between two files, which starts at the position or after it; `None` if the archive ends earlier.
     fn read_wanted(&mut self, wanted: &Range<u64>) -> Result<Option<&[u8]>, TransferError> {
         let count = wanted.end.saturating_sub(self.content.position);
         if count.saturating_add(self.gap.len() as u64) > MAX_GAP_BYTES {
@@ -158,7 +152,6 @@ impl<'s> ArchiveStream<'s> {
         Ok(self.gap.get(start..))
     }
 
-    /// Reads what follows the last file.
     fn read_to_end(&mut self) -> Result<(), TransferError> {
         let most = MAX_GAP_BYTES.saturating_sub(self.gap.len() as u64);
         self.content.read(most.saturating_add(1), &mut self.gap)?;
@@ -168,7 +161,7 @@ impl<'s> ArchiveStream<'s> {
         }
     }
 
-    /// Stores bytes that belong to no file: those of `start`, and `rest` more.
+    /// Stores bytes that belong to no file: `start`, and `rest` more.
     fn store_gap(&mut self, start: Vec<u8>, rest: u64) -> Result<(), TransferError> {
         let size = rest.saturating_add(start.len() as u64);
         if size == 0 {
@@ -186,7 +179,6 @@ impl<'s> ArchiveStream<'s> {
         self.store_part(layout(alone.size, vec![(alone, own_layout)]), bytes)
     }
 
-    /// Reads the start of a file up to the end of its header.
     fn read_header(&mut self, file: &ArchiveFile) -> Result<Start, TransferError> {
         let (mut reader, mut bytes) = (HeaderReader::new(), Vec::new());
         let mut is_counted = false;
@@ -231,7 +223,7 @@ impl<'s> ArchiveStream<'s> {
     fn store_part(&mut self, layout: FileLayout, start: Vec<u8>) -> Result<(), TransferError> {
         let rest = layout.file_size().saturating_sub(start.len() as u64);
         self.content.admit(rest)?;
-        let plan = SplitPlan::of_part(layout, self.literal_bytes);
+        let plan = SplitPlan::for_part(layout, self.literal_bytes);
         self.literal_bytes = self.literal_bytes.saturating_add(plan.literal_bytes());
         let sizes = plan.blobs().iter().map(|blob| blob.size);
         announce(self.ingest, &plan, sizes.clone());
@@ -275,16 +267,14 @@ impl<'s> ArchiveStream<'s> {
     }
 }
 
-/// The bytes of an archive, from its first to its last.
+/// The unpacked bytes of an archive, read from front to back.
 struct Content<'s> {
     decoder: Decoder<Download<'s>>,
     compression: Option<Compression>,
     position: u64,
     /// Known if the archive is not compressed.
     size: Option<u64>,
-    /// The most bytes.
     limit: u64,
-    /// Of what was read of a compressed archive.
     hasher: Hasher,
 }
 
@@ -313,10 +303,7 @@ impl<'s> Content<'s> {
     fn read(&mut self, count: u64, bytes: &mut Vec<u8>) -> Result<u64, TransferError> {
         let before = bytes.len();
         let read = self.decoder.by_ref().take(count).read_to_end(bytes);
-        let read = match read {
-            Ok(read) => read as u64,
-            Err(error) => return Err(self.failure(&error)),
-        };
+        let read = read.map_err(|error| self.failure(&error))? as u64;
         self.position = self.position.saturating_add(read);
         if self.compression.is_some() {
             self.hasher.update(bytes.get(before..).unwrap_or_default());
@@ -332,9 +319,8 @@ impl<'s> Content<'s> {
         }
     }
 
-    /// Why a read has failed.
     fn failure(&mut self, error: &io::Error) -> TransferError {
-        let of_download = self.decoder.source().take_failure();
+        let of_download = self.decoder.source().failure.take();
         of_download.unwrap_or_else(|| TransferError::Compression { reason: error.to_string() })
     }
 }
@@ -342,12 +328,10 @@ impl<'s> Content<'s> {
 /// A part of an archive that is stored while it is read.
 struct Part<'p, 's> {
     job: &'s Job<'s>,
-    /// Its first bytes, which have been read, until all of them have been passed on.
+    /// Its first bytes, which have been read already, and how many of them have been passed on.
     start: Vec<u8>,
-    /// How many of them have been passed on.
     taken: usize,
     content: &'p mut Content<'s>,
-    /// The lengths of the requested ranges.
     requested: VecDeque<u64>,
 }
 

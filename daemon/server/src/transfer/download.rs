@@ -9,17 +9,17 @@ use bytes::{Buf as _, Bytes};
 use super::{Job, TransferError, TransferGuard, Transfers};
 use crate::permits::Permit;
 
-/// The bytes of a file, which are hashed when they are read. A failed read leaves its cause in [`Self::failure`].
+/// The bytes of a file, which are hashed as they are read. A failed read leaves its cause in [`Self::failure`].
 pub(super) struct Download<'j> {
     job: &'j Job<'j>,
     guard: &'j TransferGuard,
     stream: ByteStream,
-    /// What has arrived and was not read yet.
+    /// The bytes that have arrived and were not read yet.
     chunk: Bytes,
     hasher: Hasher,
-    arrived_bytes: u64,
-    failure: Option<TransferError>,
-    /// The user's connection to the host.
+    pub(super) arrived_bytes: u64,
+    /// Why the last read failed, if the download did.
+    pub(super) failure: Option<TransferError>,
     _connection: Permit,
 }
 
@@ -44,17 +44,7 @@ impl<'j> Download<'j> {
         })
     }
 
-    /// How many bytes have arrived.
-    pub(super) const fn arrived_bytes(&self) -> u64 {
-        self.arrived_bytes
-    }
-
-    /// Why the last read failed, if the download did.
-    pub(super) fn take_failure(&mut self) -> Option<TransferError> {
-        self.failure.take()
-    }
-
-    /// Downloads what was not read, and returns the digest of the whole file.
+    /// Downloads the rest, and returns the digest of the whole file.
     pub(super) fn finish(mut self) -> Result<Digest, TransferError> {
         loop {
             let length = self.available()?.len();

@@ -6,13 +6,13 @@ use blobd_store_format::archive::TarError;
 use blobd_store_format::descriptor::Compression;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
+use blobd_store_format::git_id::GitId;
 use blobd_store_format::recipe::RecipeError;
 
 use super::two_copies::TwoCopies;
 
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 #[expect(missing_docs, reason = "the messages say what the errors and their fields are")]
 pub enum TransferError {
     #[error(transparent)]
@@ -55,29 +55,30 @@ pub enum TransferError {
     /// Its parts are combined only if the digest of the whole file is verified afterwards.
     #[error("its parts come from several servers, so its header is known when it has been pulled")]
     SeveralServers,
-    /// All of the file was downloaded with its header.
     #[error("wrong digest: expected {expected} as in its manifest, found another")]
     WrongHeader { expected: Digest },
-    /// The digest was wrong twice.
+    #[error(
+        "wrong content: expected the git object {expected}, found {found}; the received data was deleted"
+    )]
+    GitId { expected: GitId, found: GitId },
+    #[error("wrong size: expected at most {limit} bytes of a file that a hub stores in git")]
+    TooLargeForGit { limit: u64 },
     #[error("{0}")]
     Digest(Box<TwoCopies>),
-    /// The same of an archive that was received as one stream.
     #[error("wrong digest: expected {expected}, found {found}; the received data was deleted")]
     StreamDigest { found: Digest, expected: Digest },
     #[error("transfer ended early; received data is kept, pull again to continue")]
     Incomplete,
     #[error("the client has disconnected; received data is kept, pull again to continue")]
     Unwanted,
-    /// The same of an archive that is received as one stream.
     #[error("transfer ended early; pull again to download this archive from its start")]
     StreamEnded,
-    /// The transfer made no progress, and another pull of the same file continues it.
     #[error("too slow, another pull of the same file continues; pull again to wait for that one")]
     HandedOver,
 }
 
 impl TransferError {
-    /// Whether the received data is of no use to a retry.
+    /// Whether a retry cannot use the received data.
     pub(super) const fn is_final(&self) -> bool {
         matches!(
             self,
@@ -94,6 +95,8 @@ impl TransferError {
                 | Self::StreamDigest { .. }
                 | Self::SeveralServers
                 | Self::WrongHeader { .. }
+                | Self::GitId { .. }
+                | Self::TooLargeForGit { .. }
         )
     }
 }

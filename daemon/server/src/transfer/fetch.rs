@@ -17,11 +17,11 @@ use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::growth::{Growth, LimitUse, Sample};
 use super::pieces::{Piece, Pieces};
+use super::policy::RangeFallback;
 use super::schedule::{Claim, Schedule};
 use super::shared_assembler::SharedAssembler;
 use super::silence::Silence;
 use super::speed::{Meter, Speeds};
-use super::way::Way;
 use super::{Job, RateLimit, TransferPolicy, Transfers, rate_limit};
 use crate::permits::PermitPool;
 
@@ -32,7 +32,7 @@ pub(super) struct Fetch {
     shared: Arc<SharedAssembler>,
     policy: TransferPolicy,
     limits: Vec<RateLimit>,
-    /// The permits for connections to the host, and the user whose share they are of.
+    /// The permits for connections to the host, and the user whose share of them is used.
     connections: Arc<PermitPool>,
     uid: u32,
     schedule: Mutex<Schedule>,
@@ -40,18 +40,16 @@ pub(super) struct Fetch {
     changed: Notify,
     stopped: Notify,
     received: AtomicU64,
-    /// How long nothing has arrived over any connection.
     silence: Silence,
     workers: AtomicUsize,
     speeds: Speeds,
 }
 
-/// Received data between two gaps up to this size is downloaded again, because an additional request costs
-/// about as much.
+/// Received data up to this size between two gaps is downloaded again: another request would cost about as much.
 const NEAR_BYTES: u64 = 4 << 10;
 /// A smaller half of a range is not worth a request at any speed.
 const LEAST_DIVIDED_BYTES: u64 = 256 << 10;
-/// Other connections have made progress if they received this much.
+/// Other connections make progress if they have received this much.
 const LEAST_PROGRESS_BYTES: u64 = 64 << 10;
 
 impl Fetch {
@@ -83,8 +81,8 @@ impl Fetch {
         self.stopped.notify_one();
     }
 
-    /// Downloads all that is scheduled. `whole` is an open stream of the rest of the file, and its
-    /// position. After it returns, no task uses the download any more.
+    /// Downloads all that is scheduled. `whole` is an open stream of the rest of the file, and its position. When this
+    /// returns, no task uses the download.
     pub(super) async fn run(self: Arc<Self>, whole: Option<(ByteStream, u64)>, writer: mpsc::Sender<Piece>) {
         let mut workers = JoinSet::new();
         if let Some(stream) = whole {
@@ -95,18 +93,19 @@ impl Fetch {
             self.add_worker(&mut workers, &writer);
         }
         let (mut growth, mut failure) = (Growth::from_one_connection(), None);
-        let mut limits = LimitUse::of(&self.limits);
+        let mut limits = LimitUse::new(&self.limits);
         let mut tick = tokio::time::interval(self.policy.tick);
         while !workers.is_empty() {
             tokio::select! {
                 () = self.stopped.notified() => return workers.shutdown().await,
-                // Some servers refuse a second connection: then one has to suffice.
+                // Some servers refuse a second connection: then one must do.
                 ended = workers.join_next() => if let Some(Ok(Err(error))) = ended {
                     tracing::debug!("a connection has failed: {error}");
                     failure = Some(error);
                 },
                 now = tick.tick() => {
-                    let sample = Sample::new(now, self.received_bytes(), workers.len(), limits.left(now));
+                    let (received_bytes, limit) = (self.received_bytes(), limits.left(now));
+                    let sample = Sample { now, received_bytes, workers: workers.len(), limit };
                     self.speeds.tick();
                     // A worker that waits for a range may now know how slow the others are.
                     self.changed.notify_waiters();
@@ -158,7 +157,7 @@ impl Fetch {
         mut whole: Option<(ByteStream, u64)>,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
-        let (mut retry, mut way) = (self.registry.retry(), Way::default());
+        let (mut retry, mut fallback) = (self.registry.retry(), RangeFallback::default());
         let (mut length, mut silent_in_a_row) = (self.policy.min_range_bytes, 0);
         loop {
             // Progress of any connection counts.
@@ -169,7 +168,7 @@ impl Fetch {
                 Some((stream, position)) => self.receive_whole(stream, position, &mut attempt, writer).await,
                 None => match self.next_claim(length).await {
                     None => return Ok(()),
-                    Some(claim) => self.fetch_range(&claim, way, &mut attempt, writer).await,
+                    Some(claim) => self.fetch_range(&claim, fallback, &mut attempt, writer).await,
                 },
             };
             match fetched {
@@ -192,7 +191,7 @@ impl Fetch {
                     let wait =
                         retry.wait_after(&error, attempt.received).filter(|_| self.file.is_resumable());
                     if attempt.received == 0 && (attempt.has_begun || error.is_of_body()) {
-                        way.note_failure(self.shared.assembler().arrived_bytes());
+                        fallback.note_failure(self.shared.assembler().arrived_bytes());
                     }
                     self.registry.note_failure(&error, wait.is_some());
                     let Some(wait) = wait else { return Err(error) };
@@ -237,12 +236,12 @@ impl Fetch {
     async fn fetch_range(
         &self,
         claim: &Claim,
-        way: Way,
+        fallback: RangeFallback,
         attempt: &mut Attempt,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let _connection = self.connections.acquire(self.uid).await;
-        let Some(opened) = self.open(claim, way).await else {
+        let Some(opened) = self.open(claim, fallback).await else {
             self.lock().give_back(claim.id);
             self.changed.notify_waiters();
             return Ok(Outcome::Silent);
@@ -266,9 +265,13 @@ impl Fetch {
     }
 
     /// Requests a range. `None` if the server is silent while other connections receive something.
-    async fn open(&self, claim: &Claim, way: Way) -> Option<Result<ByteStream, RegistryError>> {
+    async fn open(
+        &self,
+        claim: &Claim,
+        fallback: RangeFallback,
+    ) -> Option<Result<ByteStream, RegistryError>> {
         let _waiting = self.silence.wait();
-        let file = if way.is_whole() { &self.file.without_ranges() } else { &self.file };
+        let file = if fallback.is_whole() { &self.file.without_ranges() } else { &self.file };
         let mut opening = std::pin::pin!(self.registry.open_part(file, claim.range.clone()));
         let mut quiet = Quiet::since(self.received_bytes());
         loop {
@@ -283,8 +286,8 @@ impl Fetch {
         }
     }
 
-    /// Whether a connection has been silent for a while in which others have received something. It may be
-    /// dead, so its range is better given to them.
+    /// Whether a connection has been silent while others have received something. It may be dead, so its range is better
+    /// given to them.
     fn is_outpaced(&self, quiet: &Quiet) -> bool {
         let received_by_others = self.received_bytes().saturating_sub(quiet.received_before);
         quiet.lasts >= self.policy.silent_beside_others && received_by_others >= LEAST_PROGRESS_BYTES
@@ -334,7 +337,7 @@ impl Fetch {
                 tracing::debug!("a connection is {what}, its range is requested again");
                 return Ok(if is_too_slow { Outcome::TooSlow } else { Outcome::Silent });
             }
-            if is_due && pieces.offset() < claim.range.end && !self.lock().is_active(claim.id) {
+            if is_due && pieces.offset < claim.range.end && !self.lock().is_active(claim.id) {
                 // Another worker has taken the rest of the range.
                 return Ok(Outcome::Fetched);
             }
@@ -345,7 +348,7 @@ impl Fetch {
         let Some(piece) = pieces.take() else { return true };
         let sent = writer.send(piece).await.is_ok();
         if sent {
-            self.lock().advance(claim, pieces.offset());
+            self.lock().advance(claim, pieces.offset);
         }
         sent
     }
@@ -412,23 +415,19 @@ impl Fetch {
     }
 }
 
-/// What has become of one request.
+/// One request: whether its response has begun, and how many new bytes it has brought.
 #[derive(Debug, Default)]
 struct Attempt {
-    /// Whether the response has begun.
     has_begun: bool,
-    /// The number of new bytes.
     received: u64,
 }
 
-/// The result of a request.
 enum Outcome {
     Fetched,
     /// Another connection is likely to be faster for the rest.
     TooSlow,
     /// Nothing arrives, while the other connections receive something.
     Silent,
-    /// Nothing is left to do for this worker.
     Done,
     WriterClosed,
 }

@@ -24,16 +24,12 @@ pub(super) struct Transfer<'t> {
     pub(super) guard: &'t TransferGuard,
     pub(super) job: &'t Job<'t>,
     pub(super) shared: Arc<SharedAssembler>,
-    /// A stream of the whole file, and its position.
     pub(super) whole: Option<(ByteStream, u64)>,
-    /// Whether a part of the head is copied from a similar file.
     pub(super) has_reused_head: bool,
-    /// Stored tensors that are reused provisionally.
     pub(super) reused: ReusedTensors,
     /// Tensors that were reused and have then been downloaded after all.
     pub(super) refetched: Vec<Candidate>,
     pub(super) received: Received,
-    /// Counts the plan.
     pub(super) _tables: Option<Permit>,
 }
 
@@ -84,8 +80,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Handles a wrong digest: drops the least certain assumption. First a reused head, then reused
-    /// tensors.
+    /// Handles a wrong digest: drops the least certain assumption, first a reused head, then reused tensors.
     pub(super) fn recheck(&mut self, expected: Digest) -> Result<Recheck, TransferError> {
         if std::mem::take(&mut self.has_reused_head)
             && let Some(recheck) = self.check_head()?
@@ -128,9 +123,9 @@ impl Transfer<'_> {
         Ok((!was_right).then_some(Recheck::Some))
     }
 
-    /// A downloaded tensor may have the digest of the stored blob that was reused in its place. Then the
-    /// stored blob is damaged, and is moved to quarantine so that the new one replaces it. One in a lower store stays
-    /// there, and this store keeps the new one.
+    /// A downloaded tensor may have the digest of the stored blob that was reused in its place. Then the stored blob is
+    /// damaged and moves to quarantine, so that the new one replaces it. A blob in a lower store stays there, and this
+    /// store keeps the new one.
     fn quarantine_damaged(&self, ingest: &mut Ingest, blobs: &[Digest]) -> Result<(), TransferError> {
         let claimed =
             self.refetched.iter().filter(|candidate| blobs.get(candidate.blob) == Some(&candidate.digest));
@@ -187,11 +182,9 @@ impl Transfer<'_> {
     }
 }
 
-/// The ranges to download again when the digest of the file differs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The parts to download again when the digest of the file is wrong.
 pub(super) enum Recheck {
     Some,
     All,
-    /// Nothing was assumed: all of the file was downloaded.
     Nothing,
 }

@@ -10,13 +10,12 @@ use tokio::time::Instant;
 
 use super::RateLimit;
 
-/// The measurements of one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
-    now: Instant,
-    received_bytes: u64,
-    workers: usize,
-    limit: LimitLeft,
+    pub(super) now: Instant,
+    pub(super) received_bytes: u64,
+    pub(super) workers: usize,
+    pub(super) limit: LimitLeft,
 }
 
 /// How much of the rate limits was not used since the last sample.
@@ -25,14 +24,8 @@ pub(super) enum LimitLeft {
     NoLimit,
     /// A limit delays the transfers that share it, so another connection would not help.
     Reached,
-    /// So many bytes per second more are allowed.
+    /// The bytes per second that are still allowed.
     Left(u64),
-}
-
-impl Sample {
-    pub(super) const fn new(now: Instant, received_bytes: u64, workers: usize, limit: LimitLeft) -> Self {
-        Self { now, received_bytes, workers, limit }
-    }
 }
 
 #[derive(Debug)]
@@ -43,7 +36,7 @@ pub(super) struct Growth {
     workers: usize,
     /// Samples since the last attempt that did not help.
     idle: u32,
-    /// After so many samples another attempt is made.
+    /// The number of such samples before another attempt.
     patience: u32,
 }
 
@@ -55,7 +48,6 @@ impl Growth {
         Self { last: None, best: 0, workers: 1, idle: 0, patience: Self::FIRST_PATIENCE }
     }
 
-    /// How many connections to add.
     pub(super) fn how_many_more(&mut self, sample: Sample) -> usize {
         let Some(rate) = self.rate(sample) else { return 0 };
         if sample.workers != self.workers {
@@ -91,8 +83,8 @@ impl Growth {
         (self.best / 10).min(share / 3)
     }
 
-    /// As many connections as `left` bytes per second need, but at most twice as many as there are: together
-    /// they may be slower than one suggests.
+    /// The connections that `left` bytes per second need, at most twice as many as there are: together they may be slower
+    /// than one suggests.
     fn needed_for(&self, left: u64, rate: u64) -> usize {
         let of_one = rate / u64::try_from(self.workers).unwrap_or(u64::MAX).max(1);
         let needed = usize::try_from(left.div_ceil(of_one.max(1))).unwrap_or(usize::MAX);
@@ -117,7 +109,7 @@ pub(super) struct LimitUse {
 }
 
 impl LimitUse {
-    pub(super) fn of(limits: &[RateLimit]) -> Self {
+    pub(super) fn new(limits: &[RateLimit]) -> Self {
         Self { limits: limits.iter().map(|limit| (limit.clone(), limit.paid_bytes())).collect(), then: None }
     }
 
@@ -126,7 +118,7 @@ impl LimitUse {
         let each = self.limits.iter_mut().map(|(limit, before)| {
             let paid = limit.paid_bytes();
             let new_bytes = paid.saturating_sub(std::mem::replace(before, paid));
-            limit.get().map_or(LimitLeft::NoLimit, |rate| Self::of_one(rate, new_bytes, since))
+            limit.get().map_or(LimitLeft::NoLimit, |rate| Self::left_of_one(rate, new_bytes, since))
         });
         each.fold(LimitLeft::NoLimit, |least, one| match (least, one) {
             (LimitLeft::Reached, _) | (_, LimitLeft::Reached) => LimitLeft::Reached,
@@ -135,8 +127,8 @@ impl LimitUse {
         })
     }
 
-    /// A limit of which a twentieth is unused counts as reached.
-    fn of_one(rate: u64, new_bytes: u64, since: Duration) -> LimitLeft {
+    /// A limit counts as reached if at most a twentieth is unused.
+    fn left_of_one(rate: u64, new_bytes: u64, since: Duration) -> LimitLeft {
         let milliseconds = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let used = new_bytes.saturating_mul(1000).checked_div(milliseconds).unwrap_or_default();
         let left = rate.saturating_sub(used);
@@ -177,8 +169,10 @@ mod tests {
             let half = Duration::from_millis(500);
             let bytes = self.rate() * percent / 200;
             (self.now, self.received) = (self.now + half, self.received + bytes);
-            let left = self.limit.map_or(LimitLeft::NoLimit, |limit| LimitUse::of_one(limit, bytes, half));
-            let more = self.growth.how_many_more(Sample::new(self.now, self.received, self.workers, left));
+            let limit =
+                self.limit.map_or(LimitLeft::NoLimit, |limit| LimitUse::left_of_one(limit, bytes, half));
+            let (now, received_bytes, workers) = (self.now, self.received, self.workers);
+            let more = self.growth.how_many_more(Sample { now, received_bytes, workers, limit });
             self.workers = (self.workers + more).min(8);
         }
 
@@ -218,15 +212,16 @@ mod tests {
     fn first_tick_without_time_adds_nothing() {
         let mut growth = Growth::from_one_connection();
         let now = Instant::now();
-        assert_eq!(growth.how_many_more(Sample::new(now, 100, 1, LimitLeft::NoLimit)), 0);
+        let first = Sample { now, received_bytes: 100, workers: 1, limit: LimitLeft::NoLimit };
+        assert_eq!(growth.how_many_more(first), 0);
         let later = now + Duration::from_millis(500);
-        assert_eq!(growth.how_many_more(Sample::new(later, 100, 1, LimitLeft::NoLimit)), 0, "silent");
+        assert_eq!(growth.how_many_more(Sample { now: later, ..first }), 0, "silent");
     }
 
     #[test]
     fn tightest_of_several_limits_counts() {
         let (own, shared) = (RateLimit::new(Some(1000)), RateLimit::new(Some(5000)));
-        let mut usage = LimitUse::of(&[own.clone(), shared.clone()]);
+        let mut usage = LimitUse::new(&[own.clone(), shared.clone()]);
         let now = Instant::now();
         usage.left(now);
         own.count(400);

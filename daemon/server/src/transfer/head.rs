@@ -10,26 +10,23 @@ use blobd_store_format::split::SplitPlan;
 
 use super::{Job, TransferError};
 
-/// How a file is split, from its header.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) plan: SplitPlan,
     /// If the format is known; of an archive, of each file.
     pub(super) facts: Vec<ModelFacts>,
-    /// The stream of the rest, if the server sends the whole file: starts after the downloaded bytes.
+    /// The stream of the rest, after the downloaded bytes, if the server sends the whole file.
     pub(super) whole: Option<ByteStream>,
-    /// Who sent what was downloaded of it.
     pub(super) sender: Option<Arc<Sender>>,
 }
 
 impl Head {
-    /// For a file that is stored as one blob.
-    pub(super) fn of_any(size: u64) -> Self {
+    pub(super) fn whole(size: u64) -> Self {
         Self { plan: SplitPlan::whole(size), facts: Vec::new(), whole: None, sender: None }
     }
 
     /// Plans a file of `size` bytes. Fails when the tensors do not fit the file.
-    pub(super) fn of(
+    pub(super) fn new(
         header: &dyn ModelHeader,
         size: u64,
         Streamed { whole, sender, .. }: Streamed,
@@ -39,78 +36,63 @@ impl Head {
     }
 }
 
-/// What is known of the streams from which a head was read.
+/// The streams that a head was read from.
 #[derive(Debug, Default)]
 pub(super) struct Streamed {
     /// The stream of the rest, if the server sends the whole file.
     whole: Option<ByteStream>,
-    /// Who sent the last part.
     sender: Option<Arc<Sender>>,
-    /// Whether all parts must have the same sender.
     must_be_one_sender: bool,
 }
 
-/// The size of the first request.
 const FIRST_BYTES: u64 = 64 << 10;
 
-/// Downloads as much as is needed to plan. `bytes` are the known first bytes of the file; downloaded ones
-/// are appended, also on failure.
+/// Downloads enough to make a plan. `bytes` are the known first bytes of the file; downloaded bytes are appended, also
+/// on failure.
 pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
     let mut streamed = Streamed::default();
     match read_header(job, bytes, &mut streamed, Amounts { at_once: u64::MAX, most: u64::MAX }) {
-        Ok(Some(header)) => Ok(Head::of(&*header, size, streamed)?),
+        Ok(Some(header)) => Ok(Head::new(&*header, size, streamed)?),
         // No header is longer.
         Ok(None) => Err(TransferError::Incomplete),
         Err(TransferError::Format(error))
             if error.is_unknown_format() && !job.file.must_have_known_format() =>
         {
             let Streamed { whole, sender, .. } = streamed;
-            Ok(Head { whole, sender, ..Head::of_any(size) })
+            Ok(Head { whole, sender, ..Head::whole(size) })
         }
         Err(error) => Err(error),
     }
 }
 
 impl Job<'_> {
-    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown, or if it has more
-    /// than `most` bytes.
+    /// Downloads a file's header, and at most `excess` bytes after it unless the server ignores ranges; `None` if its
+    /// format is unknown, or if it has more than `most` bytes.
     pub(crate) fn read_header(
         &self,
         excess: u64,
         most: u64,
     ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-        self.retried(|_received| fetch_header(self, excess, most))
+        let amounts = Amounts { at_once: excess, most };
+        self.retried(|_received| match fetch_header(self, amounts) {
+            Err(TransferError::SeveralServers) => {
+                let file = &self.file.without_ranges();
+                fetch_header(&Job { file, ..self.clone() }, amounts)
+            }
+            header => header,
+        })
     }
 }
 
-/// Downloads the header alone, and at most `excess` bytes after it unless the server ignores ranges. `None`
-/// if the format is unknown, or if the header has more than `most` bytes.
+/// Downloads a header from one server.
 ///
-/// The digest of the file is not verified unless all of it was downloaded. So that a registry cannot put a document of
-/// another server into a header of its own, by redirecting only some of the parts to it, all come from one server.
-fn fetch_header(
-    job: &Job<'_>,
-    excess: u64,
-    most: u64,
-) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-    match fetch_header_from_one(job, excess, most) {
-        Err(TransferError::SeveralServers) => {
-            let file = &job.file.without_ranges();
-            fetch_header_from_one(&Job { file, ..job.clone() }, excess, most)
-        }
-        header => header,
-    }
-}
-
-fn fetch_header_from_one(
-    job: &Job<'_>,
-    excess: u64,
-    most: u64,
-) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+/// The digest of the file is not verified unless all of it was downloaded. If its parts could come from several servers, a
+/// registry could put a document of another server into a header of its own, by redirecting only some of the requests.
+fn fetch_header(job: &Job<'_>, amounts: Amounts) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
     let mut bytes = Vec::new();
     let mut streamed = Streamed { must_be_one_sender: true, ..Streamed::default() };
-    let header = match read_header(job, &mut bytes, &mut streamed, Amounts { at_once: excess, most }) {
+    let header = match read_header(job, &mut bytes, &mut streamed, amounts) {
         Ok(Some(header)) => header,
         Ok(None) => return Ok(None),
         Err(TransferError::Format(error)) if error.is_unknown_format() => return Ok(None),
@@ -127,14 +109,12 @@ fn fetch_header_from_one(
 /// How much may be downloaded to read a header.
 #[derive(Clone, Copy)]
 struct Amounts {
-    /// By one request.
     at_once: u64,
-    /// Of the header.
     most: u64,
 }
 
-/// Reads the header from `bytes` and downloads; `None` if it has more bytes than allowed. `streamed` gets the rest of
-/// the file if the server sends all of it.
+/// Reads the header from `bytes` and from downloads; `None` if it has more bytes than allowed. `streamed` gets the rest
+/// of the file if the server sends all of it.
 fn read_header(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
@@ -165,8 +145,8 @@ fn read_header(
     }
 }
 
-/// Downloads half as much as there is, and at most `most` bytes: not too much beyond the header, because that
-/// may be in the store. Never more than the longest header.
+/// Downloads half as much as there is, and at most `most` bytes: not much beyond the header, because the rest may be in
+/// the store. Never more than the longest header.
 fn fetch_more(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,

@@ -1,8 +1,8 @@
 //! Reuses the head of a similar stored file where samples of it agree.
 //!
-//! Most of a head is the vocabulary, which models of one family share. The parts whose samples differ are
-//! downloaded. As with reused tensors ([`super::tensor_reuse`]), the digest of the whole file decides: if
-//! it is wrong, the whole head is downloaded.
+//! Most of a head is the vocabulary, which models of one family share. Parts whose samples differ are downloaded. As with
+//! reused tensors ([`super::tensor_reuse`]), the digest of the whole file decides: if it is wrong, the whole head is
+//! downloaded.
 
 use blobd_registry::RegistryError;
 use blobd_store::Store;
@@ -14,7 +14,7 @@ use super::{Job, TransferError};
 /// How much longer than the similar head the head may be, such as by a chat template.
 const MAX_GROWTH_BYTES: usize = 1 << 20;
 
-/// A complete head, parts of which were only compared.
+/// A complete head; some of its parts were only compared.
 #[derive(Debug)]
 pub(super) struct ReusedHead {
     pub(super) header: Box<dyn ModelHeader>,
@@ -34,8 +34,7 @@ const MIN_STRETCH_BYTES: usize = 4 << 10;
 /// After this many different blocks in a row, the heads are not similar.
 const MAX_DIFFERENT_BLOCKS: usize = 16;
 
-/// Composes the head of a file from that of a similar file; `None` when it is too different or the registry
-/// fails.
+/// Composes the head of a file from that of a similar file; `None` if it is too different or the registry fails.
 pub(super) fn reuse_head(
     job: &Job<'_>,
     store: &Store,
@@ -56,7 +55,6 @@ pub(super) fn reuse_head(
 
 struct HeadMatcher<'g> {
     job: &'g Job<'g>,
-    /// The head of the similar file.
     known: &'g [u8],
     /// Where the next byte of the file is expected in it.
     position: usize,
@@ -96,8 +94,7 @@ impl<'g> HeadMatcher<'g> {
         Ok(reader.finish().ok().map(|header| ReusedHead { header, bytes, fetched }))
     }
 
-    /// Copies stretches of the similar head as long as their ends agree. False when the result is no valid
-    /// head.
+    /// Copies stretches of the similar head as long as their ends agree. False if the result is not a valid head.
     async fn copy_stretches(&mut self) -> Result<bool, RegistryError> {
         let mut length = MIN_STRETCH_BYTES;
         while !self.is_complete {
@@ -145,7 +142,7 @@ impl<'g> HeadMatcher<'g> {
         found.is_some()
     }
 
-    /// Appends bytes to the head; false when it is no longer valid, or longer than what was counted.
+    /// Appends bytes to the head; false if it is no longer valid, or longer than was counted.
     fn push(&mut self, bytes: &[u8]) -> bool {
         let length = self.bytes.len().saturating_add(bytes.len());
         if length > self.known.len().saturating_add(MAX_GROWTH_BYTES) {
@@ -169,10 +166,7 @@ impl<'g> HeadMatcher<'g> {
         if stream.is_whole() {
             return Ok(None);
         }
-        let mut bytes = Vec::new();
-        while let Some(more) = self.job.next_of(&mut stream).await? {
-            bytes.extend_from_slice(&more);
-        }
+        let bytes = self.job.rest_of(&mut stream).await?;
         self.fetched = self.fetched.saturating_add(bytes.len() as u64);
         Ok(Some(bytes))
     }

@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile, Sender};
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::{Flag, RateLimit, Silence, TransferError, rate_limit};
+use super::{RateLimit, Silence, TransferError, rate_limit};
 use crate::limits::kib;
 use crate::memory_gauge::{Covered, MemoryGauge};
 use crate::permits::{Permit, PermitPool};
@@ -31,35 +32,32 @@ pub(crate) struct Job<'j> {
     pub(crate) uid: u32,
     /// The model and user of the pull, to be recorded with an unfinished download.
     pub(crate) about: Option<DownloadAbout>,
-    /// Whether what has arrived earlier is used. Otherwise it is discarded.
+    /// Whether to use what has arrived earlier. Otherwise it is discarded.
     pub(crate) continues: bool,
     /// Stored data is used in place of a download only if it belongs to such a model.
     pub(crate) may_read: &'j MayRead<'j>,
     pub(crate) limits: Vec<RateLimit>,
-    /// How long nothing has arrived.
     pub(crate) silence: Silence,
-    /// Whether the file is being downloaded a second time.
     pub(crate) again: Flag,
     /// Whether the file is received as one stream, so that an interruption loses what has arrived of it.
     pub(crate) as_stream: Flag,
-    /// Counts the memory of the tables of tensors, in KiB.
+    /// The memory of the tables of tensors, in KiB.
     pub(crate) tables: Option<&'j PermitPool>,
-    /// Counts the memory of headers.
     pub(crate) gauge: Option<&'j MemoryGauge<'j>>,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
 }
 
-/// What a tensor takes in the plan of a file, in the files that are written, and in the recipe.
+/// The memory of a tensor in the plan of a file, in the files that are written, and in the recipe.
 const TABLE_BYTES: usize = 512;
-/// Tables of so many bytes are not counted: few models have more than 4,096 tensors.
+/// Smaller tables are not counted: few models have more than 4,096 tensors.
 const UNCOUNTED_TABLES: usize = 2 << 20;
 
 /// A header is in memory as received, as parsed, and as base64 or as the plan that is made from it.
 pub(crate) const HEADER_COPIES: usize = 3;
 
 impl<'j> Job<'j> {
-    /// A transfer without limits that continues nothing and uses nothing of the store.
+    /// Makes a transfer without limits that continues nothing and uses nothing of the store.
     pub(crate) fn new(
         registry: &'j RegistryClient,
         file: &'j RemoteFile,
@@ -89,15 +87,10 @@ impl<'j> Job<'j> {
         self.continues && self.file.is_resumable()
     }
 
-    /// Downloads a small file into memory.
     pub(super) fn read_whole(&self) -> Result<(Vec<u8>, Arc<Sender>), TransferError> {
         let read = || async {
             let mut stream = self.silence.until(self.registry.open(self.file)).await?;
-            let mut bytes = Vec::new();
-            while let Some(more) = self.next_of(&mut stream).await? {
-                bytes.extend_from_slice(&more);
-            }
-            Ok::<_, RegistryError>((bytes, Arc::clone(stream.sender())))
+            Ok::<_, RegistryError>((self.rest_of(&mut stream).await?, Arc::clone(stream.sender())))
         };
         // Small files are not resumed.
         self.retried(|_received| Ok(self.wait_for(read())??))
@@ -110,7 +103,15 @@ impl<'j> Job<'j> {
         Ok(bytes)
     }
 
-    /// Counts a header of which `bytes` have arrived, or are to be read.
+    pub(super) async fn rest_of(&self, stream: &mut ByteStream) -> Result<Vec<u8>, RegistryError> {
+        let mut bytes = Vec::new();
+        while let Some(more) = self.next_of(stream).await? {
+            bytes.extend_from_slice(&more);
+        }
+        Ok(bytes)
+    }
+
+    /// Counts the memory of a header of which `bytes` have arrived or will be read.
     pub(super) fn count_header(&self, bytes: usize) -> Result<(), TransferError> {
         let Some(gauge) = self.gauge else { return Ok(()) };
         match self.wait_for(gauge.cover(bytes.saturating_mul(HEADER_COPIES)))? {
@@ -139,8 +140,8 @@ impl<'j> Job<'j> {
         self.gauge.map_or(Ok(()), |gauge| self.wait_for(gauge.start_again(bytes)))
     }
 
-    /// Makes a plan by `read`, and counts its tables, which stay in memory as long as the transfer. Where others use that
-    /// memory, the plan is discarded and made again later, so that a pull that waits holds nothing that others wait for.
+    /// Makes a plan by `read`, and counts its tables, which stay in memory as long as the transfer. If others use that
+    /// memory, discards the plan and makes it again later, so that a waiting pull holds nothing that others wait for.
     pub(super) fn counting_tables<T>(
         &self,
         tensors: impl Fn(&T) -> usize,
@@ -154,8 +155,8 @@ impl<'j> Job<'j> {
                 return Ok((made, None));
             };
             let units = kib(bytes).min(u32::try_from(pool.share()).unwrap_or(u32::MAX));
-            if permit.as_ref().is_some_and(|held| u32::try_from(held.units()).is_ok_and(|held| held >= units))
-            {
+            let is_enough = |held: &Permit| u32::try_from(held.units()).is_ok_and(|held| held >= units);
+            if permit.as_ref().is_some_and(is_enough) {
                 return Ok((made, permit));
             }
             if permit.is_none()
@@ -169,7 +170,7 @@ impl<'j> Job<'j> {
         }
     }
 
-    /// Counts headers no longer: they are not in memory any more.
+    /// Stops counting headers, which are no longer in memory.
     pub(super) fn release_headers(&self) {
         self.gauge.inspect(|gauge| gauge.release());
     }
@@ -198,7 +199,6 @@ impl<'j> Job<'j> {
         }
     }
 
-    /// Waits for `future` until the request is cancelled.
     pub(super) fn wait_for<T>(&self, future: impl Future<Output = T>) -> Result<T, TransferError> {
         const POLL_INTERVAL: Duration = Duration::from_millis(200);
         self.handle.block_on(async {
@@ -214,5 +214,19 @@ impl<'j> Job<'j> {
                 }
             }
         })
+    }
+}
+
+/// A fact for the user: set once by the transfer, read by whoever reports its progress.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flag(Arc<AtomicBool>);
+
+impl Flag {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! Received bytes on their way to the writer thread: collected to pieces of a size that is worth a write.
+//! Received bytes on their way to the writer thread, collected into pieces that are worth a write.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::TransferError;
 use super::shared_assembler::SharedAssembler;
 
-/// Bytes for the writer thread.
 #[derive(Debug)]
 pub(super) struct Piece {
     offset: u64,
@@ -24,14 +23,14 @@ pub(super) struct Piece {
 
 /// How much is written, and recorded in the journal, at once.
 const PIECE_BYTES: usize = 1 << 20;
-/// Frames that have at least this size on average are written one by one.
+/// Frames of at least this size on average are written one by one.
 const LARGE_FRAME_BYTES: usize = 128 << 10;
 /// How long the bytes of a slow connection wait at most to be written.
 const PIECE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Collects frames for the next piece.
 pub(super) struct Pieces {
-    offset: u64,
+    /// Where the collected frames belong in the file.
+    pub(super) offset: u64,
     frames: Vec<Bytes>,
     length: usize,
     since: Instant,
@@ -39,25 +38,20 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// For the bytes of `sender` from `offset` on.
     pub(super) fn new(offset: u64, sender: &Arc<Sender>) -> Self {
         let sender = Arc::clone(sender);
         Self { offset, frames: Vec::new(), length: 0, since: Instant::now(), sender }
     }
 
-    /// Where the next frame belongs in the file, less those that wait here.
-    pub(super) const fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// The next bytes of a stream; empty when collected frames have waited long enough, or nothing has
-    /// arrived for `patience`.
+    /// The next bytes of a stream; empty when collected frames have waited long enough, or nothing has arrived for
+    /// `patience`.
     pub(super) async fn next_of(
         &self,
         stream: &mut ByteStream,
         patience: Duration,
     ) -> Result<Option<Bytes>, RegistryError> {
-        let until = self.deadline().unwrap_or_else(|| Instant::now() + patience);
+        let is_waiting = !self.frames.is_empty();
+        let until = if is_waiting { self.since + PIECE_TIMEOUT } else { Instant::now() + patience };
         let next = tokio::time::timeout_at(until, stream.next()).await;
         next.unwrap_or_else(|_elapsed| Ok(Some(Bytes::new())))
     }
@@ -77,14 +71,8 @@ impl Pieces {
         self.length >= PIECE_BYTES
     }
 
-    /// How much of the range is missing.
     pub(super) fn left(&self, range: &Range<u64>) -> u64 {
         range.end.saturating_sub(self.offset).saturating_sub(self.length as u64)
-    }
-
-    /// When collected frames are written at the latest.
-    fn deadline(&self) -> Option<Instant> {
-        (!self.frames.is_empty()).then(|| self.since + PIECE_TIMEOUT)
     }
 
     pub(super) fn take(&mut self) -> Option<Piece> {
@@ -110,8 +98,8 @@ pub(super) fn write_pieces(shared: &SharedAssembler, mut pieces: mpsc::Receiver<
     }
 }
 
-/// Writes large frames one by one, which saves a copy, and small ones joined in `joined`, which saves writes
-/// and records in the journal.
+/// Writes large frames one by one, which saves a copy, and small ones joined, which saves writes and records in the
+/// journal. `joined` is a buffer that is used again.
 fn write_piece(shared: &SharedAssembler, piece: &Piece, joined: &mut Vec<u8>) -> Result<(), StoreError> {
     if piece.length >= piece.frames.len().saturating_mul(LARGE_FRAME_BYTES) {
         let mut offset = piece.offset;

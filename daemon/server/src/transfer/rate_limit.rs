@@ -9,16 +9,13 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-/// A rate limit that several transfers share. It can be changed while they run.
 #[derive(Clone, Debug)]
 pub(crate) struct RateLimit(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     limiter: Mutex<RateLimiter>,
-    /// The bytes that all transfers have received under this limit.
     taken: AtomicU64,
-    /// The start of the limiter's clock.
     started: Instant,
     /// Notified when the rate changes, which ends waits by the old rate.
     changed: Notify,
@@ -38,7 +35,7 @@ impl Default for RateLimit {
 }
 
 impl RateLimit {
-    /// A limit in bytes per second; `None` or 0 is none.
+    /// A limit in bytes per second; `None` and 0 mean no limit.
     pub(crate) fn new(bytes_per_second: Option<u64>) -> Self {
         let limiter = Mutex::new(RateLimiter::new(bytes_per_second));
         let (taken, started, changed) = (AtomicU64::new(0), Instant::now(), Notify::new());
@@ -51,17 +48,14 @@ impl RateLimit {
         self.0.changed.notify_waiters();
     }
 
-    /// The rate in bytes per second.
     pub(crate) fn get(&self) -> Option<u64> {
         self.lock().bytes_per_second()
     }
 
-    /// Raises the rate to at least this; `None` is no limit.
+    /// Raises the rate to at least this; `None` means no limit.
     pub(super) fn raise_to(&self, least: Option<u64>) {
-        match (self.get(), least) {
-            (Some(rate), Some(least)) if least <= rate => {}
-            (Some(_), least) => self.set(least),
-            (None, _) => {}
+        if self.get().is_some_and(|rate| least.is_none_or(|least| least > rate)) {
+            self.set(least);
         }
     }
 

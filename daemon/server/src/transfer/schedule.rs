@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// The ranges to download, and those in progress.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     /// Unclaimed ranges, in the order in which they are needed.
@@ -14,7 +13,6 @@ pub(super) struct Schedule {
     is_sequential: bool,
 }
 
-/// A range that a worker has claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) id: u64,
@@ -46,13 +44,11 @@ impl Schedule {
         if first.is_empty() {
             self.waiting.pop_front();
         }
-        self.next_id += 1;
-        self.active.insert(self.next_id, range.clone());
-        Some(Claim { id: self.next_id, range })
+        Some(self.activate(range))
     }
 
-    /// When all ranges are claimed: takes the second half of the one with the most left, if each half has at
-    /// least this size.
+    /// When all ranges are claimed, takes the second half of the one with the most left, if each half has at least this
+    /// size.
     pub(super) fn divide(&mut self, least: u64) -> Option<Claim> {
         if self.is_sequential || !self.waiting.is_empty() {
             return None;
@@ -64,9 +60,13 @@ impl Schedule {
         }
         let range = largest.end - half..largest.end;
         largest.end = range.start;
+        Some(self.activate(range))
+    }
+
+    fn activate(&mut self, range: Range<u64>) -> Claim {
         self.next_id += 1;
         self.active.insert(self.next_id, range.clone());
-        Some(Claim { id: self.next_id, range })
+        Claim { id: self.next_id, range }
     }
 
     /// Whether bytes of a claim are missing. Its range may have become shorter.
@@ -79,7 +79,7 @@ impl Schedule {
         !std::mem::replace(&mut self.is_sequential, true)
     }
 
-    /// The sequential stream has failed: these ranges can be claimed again.
+    /// Makes these ranges claimable again after the sequential stream has failed.
     pub(super) fn reopen(&mut self, missing: impl IntoIterator<Item = Range<u64>>) {
         self.waiting = missing.into_iter().collect();
         // The numbers of earlier claims are never used again, so those have no effect.
@@ -104,7 +104,6 @@ impl Schedule {
         }
     }
 
-    /// Whether nothing is left to download or in progress.
     pub(super) fn is_done(&self) -> bool {
         self.waiting.is_empty() && self.active.is_empty()
     }
@@ -122,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_lie_near_become_one_request() {
+    fn near_ranges_become_one_request() {
         let mut schedule = Schedule::new([0..10, 14..20, 30..40], 4);
         assert_eq!(schedule.claim(100).unwrap().range, 0..20);
         assert_eq!(schedule.claim(100).unwrap().range, 30..40);

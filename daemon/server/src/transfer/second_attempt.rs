@@ -1,21 +1,21 @@
 //! A second download of a file whose first one has a wrong digest.
 //!
-//! The first copy stays on disk. The second comes over other connections, and from another mirror if there is
-//! one; it is compared with the first as it arrives, and replaces it. So the user learns which bytes were wrong
-//! and who sent them. There is no third attempt: a file that is wrong twice is wrong at its source, or
-//! something on the way damages data all the time.
+//! The first copy stays on disk. The second comes over other connections, and from another mirror if there is one; it is
+//! compared with the first as it arrives, and replaces it. So the user learns which bytes were wrong and who sent them.
+//! There is no third attempt: a file that is wrong twice is wrong at its source, or something on the way damages data all
+//! the time.
 
-use blobd_client::protocol::corrected::CorrectedFile;
+use blobd_client::protocol::pull::CorrectedFile;
 use blobd_registry::{RegistryClient, RemoteFile, Sender};
 use blobd_store::{Assembler, Differences, Ingest, StoreError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MAX_HEADER_BYTES;
+use blobd_store_format::git_id::GitId;
 use blobd_store_format::split::BlobContent;
 
 use super::file_transfer::Transfer;
-use super::senders::Senders;
 use super::single_flight::TransferGuard;
-use super::two_copies::{Copy, TwoCopies};
+use super::two_copies::{Copy, Senders, TwoCopies};
 use super::{Job, Received, Reuse, TransferError, Transfers};
 
 /// A complete copy of a file that has a wrong digest.
@@ -29,17 +29,8 @@ pub(super) struct FirstCopy {
 }
 
 impl FirstCopy {
-    fn new(
-        digest: Digest,
-        assembler: &Assembler,
-        senders: Senders,
-        downloaded_bytes: u64,
-    ) -> Result<Self, StoreError> {
-        Ok(Self { digest, head: head_of(assembler)?, senders, downloaded_bytes })
-    }
-
-    /// One of an earlier pull, which was interrupted during the second download.
-    pub(super) fn of_earlier_pull(digest: Digest) -> Self {
+    /// The copy of an earlier pull, which was interrupted during the second download.
+    pub(super) fn from_earlier_pull(digest: Digest) -> Self {
         Self { digest, head: Vec::new(), senders: Senders::default(), downloaded_bytes: 0 }
     }
 }
@@ -47,8 +38,8 @@ impl FirstCopy {
 impl Transfer<'_> {
     /// Ends the transfer of a file whose digest is wrong although nothing in it was assumed.
     pub(super) fn into_first_copy(self, found: Digest) -> Result<FirstCopy, StoreError> {
-        let (senders, downloaded_bytes) = (self.shared.senders(), self.received.downloaded_bytes);
-        FirstCopy::new(found, self.shared.assembler(), senders, downloaded_bytes)
+        let (head, senders) = (head_of(self.shared.assembler())?, self.shared.senders());
+        Ok(FirstCopy { digest: found, head, senders, downloaded_bytes: self.received.downloaded_bytes })
     }
 }
 
@@ -63,7 +54,7 @@ fn head_of(assembler: &Assembler) -> Result<Vec<u8>, StoreError> {
     Ok(head)
 }
 
-/// How to request a file that others have sent wrongly.
+/// How to request a file from other senders than those who sent it wrong.
 struct Elsewhere {
     registry: RegistryClient,
     file: RemoteFile,
@@ -111,7 +102,6 @@ impl Transfers {
     }
 }
 
-/// A small file, in memory.
 #[derive(Debug)]
 pub(crate) struct SmallFile {
     pub(crate) bytes: Vec<u8>,
@@ -124,6 +114,10 @@ impl Job<'_> {
     pub(crate) fn receive_small(&self) -> Result<SmallFile, TransferError> {
         let (bytes, sender) = self.read_whole()?;
         let digest = Digest::of(&bytes);
+        if let Some(expected) = self.file.git_id().filter(|expected| *expected != GitId::of(&bytes)) {
+            drop(bytes);
+            return self.receive_again(expected, &sender);
+        }
         let Some(expected) = self.file.digest().filter(|expected| *expected != digest) else {
             return Ok(SmallFile { bytes, digest, corrected: None });
         };
@@ -142,6 +136,19 @@ impl Job<'_> {
         let copies = TwoCopies::new(expected, copies, &Differences::between(&bytes, &second, 0));
         let corrected = corrected(copies, self.file)?;
         Ok(SmallFile { bytes: second, digest: second_digest, corrected: Some(corrected) })
+    }
+}
+
+impl Job<'_> {
+    /// Downloads a file of git whose first download was wrong. Which of the two is right, git's name alone says.
+    fn receive_again(&self, expected: GitId, sender: &Sender) -> Result<SmallFile, TransferError> {
+        self.registry.note_wrong_file();
+        let (bytes, _sender) = Elsewhere::than(self, [sender]).job(self).read_whole()?;
+        let found = GitId::of(&bytes);
+        match found == expected {
+            true => Ok(SmallFile { digest: Digest::of(&bytes), bytes, corrected: None }),
+            false => Err(TransferError::GitId { expected, found }),
+        }
     }
 }
 

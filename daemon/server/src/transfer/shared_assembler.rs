@@ -8,13 +8,12 @@ use blobd_store::{Assembler, StoreError};
 use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use super::TransferError;
-use super::senders::Senders;
+use super::two_copies::Senders;
 
 /// An assembler whose readers wait for bytes until they arrive or the transfer fails.
 #[derive(Debug)]
 pub(super) struct SharedAssembler {
     assembler: Assembler,
-    /// Who sent what has arrived.
     senders: Mutex<Senders>,
     state: Mutex<State>,
     changed: Condvar,
@@ -62,7 +61,6 @@ impl SharedAssembler {
         self.lock().is_over = true;
     }
 
-    /// Whether the reader has ended or the transfer has failed.
     pub(super) fn is_over(&self) -> bool {
         let state = self.lock();
         state.is_over || state.failure.is_some()
@@ -72,9 +70,8 @@ impl SharedAssembler {
         self.lock().failure.take()
     }
 
-    /// Waits until the byte at `offset` has arrived, and returns the end of the run of bytes that starts
-    /// there; `None` if it will never arrive. Calls `report` regularly, which ends the wait by returning
-    /// false.
+    /// Waits until the byte at `offset` has arrived, and returns the end of the run of bytes that starts there; `None` if
+    /// it will never arrive. Calls `report` regularly, which ends the wait by returning false.
     pub(super) fn wait_for(&self, offset: u64, mut report: impl FnMut() -> bool) -> Option<u64> {
         const POLL_INTERVAL: Duration = Duration::from_millis(100);
         let mut state = self.lock();

@@ -12,9 +12,8 @@ pub(crate) struct Silence(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many connections wait for bytes.
     waiting: usize,
-    /// Since when at least one waits, or the last byte arrived.
+    /// When the first of them began to wait, or the last byte arrived.
     since: Option<Instant>,
     /// How long earlier waits lasted without a byte.
     before: Duration,
@@ -34,18 +33,15 @@ impl Silence {
         response
     }
 
-    /// Begins a wait for bytes.
     pub(super) fn wait(&self) -> Waiting<'_> {
         self.lock().begin(Instant::now());
         Waiting(self)
     }
 
-    /// Bytes have arrived.
     pub(super) fn interrupt(&self) {
         self.lock().interrupt(Instant::now());
     }
 
-    /// How long it lasts.
     pub(crate) fn lasts(&self) -> Duration {
         self.lock().lasts(Instant::now())
     }

@@ -21,14 +21,12 @@ struct Inner {
 #[derive(Debug)]
 struct Running {
     done: u64,
-    /// The rate limit of the pull that transfers the file.
     limit: RateLimit,
     progress: Progress,
-    /// It makes no progress, and a waiting pull shall take over.
+    /// Whether a waiting pull should take over, because this one makes no progress.
     should_yield: bool,
 }
 
-/// The last progress of a transfer, and when it was made.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     at: u64,
@@ -70,10 +68,10 @@ pub(crate) struct TransferGuard {
 }
 
 impl SingleFlight {
-    /// Waits for the right to transfer a file. Meanwhile `report` is called with the number of bytes that
-    /// the other transfer has received; when it returns false, the wait ends without the right. A waiting
-    /// pull with a higher rate limit, or none, raises that of the running transfer. A transfer without
-    /// progress is asked to yield, so that a slow registry does not block pulls that have a better one.
+    /// Waits for the right to transfer a file. Meanwhile `report` is called with the bytes that the other transfer has
+    /// received; when it returns false, the wait ends without the right. A waiting pull with a higher rate limit, or
+    /// none, raises that of the running transfer. A transfer without progress is asked to yield, so that a slow registry
+    /// does not block pulls that have a better one.
     pub(super) fn acquire(
         &self,
         file: Digest,
@@ -93,20 +91,18 @@ impl SingleFlight {
             let waited = self.0.finished.wait_timeout(self.lock(), POLL_INTERVAL);
             running = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let (limit, progress) = (limit.clone(), Progress::started());
-        running.insert(file, Running { done: 0, limit, progress, should_yield: false });
-        Some(TransferGuard { single_flight: self.clone(), file })
+        Some(self.begin(&mut running, file, limit.clone()))
     }
 
-    /// The right to transfer a file; `None` if another has it. Does not affect that transfer.
+    /// The right to transfer a file; `None` if another transfer has it, which is not affected.
     pub(super) fn try_acquire(&self, file: Digest) -> Option<TransferGuard> {
         let mut running = self.lock();
-        if running.contains_key(&file) {
-            return None;
-        }
-        let (limit, progress) = (RateLimit::default(), Progress::started());
-        running.insert(file, Running { done: 0, limit, progress, should_yield: false });
-        Some(TransferGuard { single_flight: self.clone(), file })
+        (!running.contains_key(&file)).then(|| self.begin(&mut running, file, RateLimit::default()))
+    }
+
+    fn begin(&self, all: &mut BTreeMap<Digest, Running>, file: Digest, limit: RateLimit) -> TransferGuard {
+        all.insert(file, Running { done: 0, limit, progress: Progress::started(), should_yield: false });
+        TransferGuard { single_flight: self.clone(), file }
     }
 
     pub(super) fn is_running(&self, file: Digest) -> bool {
@@ -120,7 +116,7 @@ impl SingleFlight {
 }
 
 impl TransferGuard {
-    /// Reports progress to waiting pulls: how many bytes have arrived, and how many were hashed.
+    /// Reports progress to waiting pulls: the bytes that have arrived and that were hashed.
     pub(super) fn note(&self, done: u64, hashed: u64) {
         if let Some(running) = self.single_flight.lock().get_mut(&self.file) {
             running.done = done;

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use tracing_mutex::stdsync::Mutex;
 
-/// A connection is measured over this time.
 const WINDOW: Duration = Duration::from_secs(3);
-/// A connection that is slower than the average by this factor is replaced. Connections share a line, and
-/// their number changes, so smaller differences mean nothing.
+/// A connection that is slower than the average by this factor is replaced. Connections share a line, and their number
+/// changes, so smaller differences mean nothing.
 const FACTOR: u64 = 8;
 /// If the rest of a range takes less time than this, a new connection is not worth it.
 const MIN_REST: Duration = Duration::from_secs(10);
@@ -30,14 +29,13 @@ impl Meter {
         self.waited = self.waited.saturating_add(waited);
     }
 
-    /// In bytes per second.
     fn rate(self) -> u64 {
         let milliseconds = u64::try_from(self.waited.as_millis()).unwrap_or(u64::MAX).max(1);
         self.bytes.saturating_mul(1000) / milliseconds
     }
 }
 
-/// The rates of the connections of one transfer in bytes per second.
+/// The rates of one transfer's connections, in bytes per second.
 #[derive(Debug, Default)]
 pub(super) struct Speeds {
     /// The average over complete ranges; the latest counts half.
@@ -47,7 +45,6 @@ pub(super) struct Speeds {
 }
 
 impl Speeds {
-    /// Records what one connection has received.
     pub(super) fn add(&self, bytes: usize, waited: Duration) {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).0.add(bytes, waited);
     }
@@ -79,8 +76,8 @@ impl Speeds {
         *average = Some(average.map_or(meter.rate(), |average| average / 2 + meter.rate() / 2));
     }
 
-    /// Whether the `left` bytes of a range would arrive much sooner over another connection. Resets the
-    /// meter after each window.
+    /// Whether the `left` bytes of a range would arrive much sooner over another connection. Resets the meter after each
+    /// window.
     pub(super) fn is_too_slow(&self, meter: &mut Meter, left: u64) -> bool {
         if meter.waited < WINDOW {
             return false;

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use blobd_registry::Sender;
-use blobd_store::{Assembler, PartialFile, Store, StoreError};
+use blobd_store::{PartialFile, Store};
 use blobd_store_format::file_format::MAX_HEADER_BYTES;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
 
 use super::head::{self, Head, Streamed};
 use super::head_reuse::{ReusedHead, reuse_head};
-use super::senders::Senders;
-use super::way::Way;
+use super::policy::RangeFallback;
+use super::two_copies::Senders;
 use super::{Job, TransferError};
 
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) head: Head,
-    /// The parts of the file that are known, each with its offset.
+    /// The known parts of the file, each with its offset.
     pub(super) parts: Vec<(u64, Vec<u8>)>,
     pub(super) fetched: u64,
     /// Whether some of them are copied from a similar file, now or by an earlier transfer.
@@ -25,19 +25,16 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Reads the head from an earlier transfer, or reuses that of the similar file `near` where samples
-    /// agree, or downloads it.
-    pub(super) fn of(
+    /// Reads the head from an earlier transfer, or reuses that of the similar file `near` where samples agree, or
+    /// downloads it.
+    pub(super) fn new(
         job: &Job<'_>,
         store: &Store,
         partial: &PartialFile,
         near: Option<&Recipe>,
     ) -> Result<Self, TransferError> {
-        if !job.file.media_type().holds_tensors() {
-            return Ok(Self::of_any(job));
-        }
-        if job.file.media_type().archive_of_weights().is_some() {
-            return Self::of_archive(job);
+        if let Some(start) = Self::without_header(job) {
+            return start;
         }
         let known = partial.claimed_bytes().min(MAX_HEADER_BYTES);
         job.count_header(usize::try_from(known).unwrap_or(usize::MAX))?;
@@ -51,28 +48,29 @@ impl Start {
         Self::continuing(job, bytes)
     }
 
-    /// The head of a second copy, which is downloaded whatever the first copy has. If it is invalid, that of the
-    /// first copy determines how the file is split, and the second is downloaded with the rest.
+    /// Downloads the head of a second copy, whatever the first copy has. If it is invalid, the head of the first copy
+    /// determines how the file is split, and the second is downloaded with the rest.
     pub(super) fn again(job: &Job<'_>, store: &Store, partial: &PartialFile) -> Result<Self, TransferError> {
         if partial.first_copy().is_some() {
             // An earlier transfer has begun the second copy.
-            return Self::of(job, store, partial, None);
+            return Self::new(job, store, partial, None);
         }
-        match Self::anew(job) {
+        let start = Self::without_header(job).unwrap_or_else(|| Self::continuing(job, Vec::new()));
+        match start {
             Err(TransferError::Format(error)) => {
                 tracing::debug!("{}: invalid head: {error}", job.file.label());
-                Ok(Self { parts: Vec::new(), ..Self::of(job, store, partial, None)? })
+                Ok(Self { parts: Vec::new(), ..Self::new(job, store, partial, None)? })
             }
             start => start,
         }
     }
 
-    fn anew(job: &Job<'_>) -> Result<Self, TransferError> {
+    /// For a file that does not begin with a header.
+    fn without_header(job: &Job<'_>) -> Option<Result<Self, TransferError>> {
         let media_type = job.file.media_type();
         match media_type.holds_tensors() {
-            false => Ok(Self::of_any(job)),
-            true if media_type.archive_of_weights().is_some() => Self::of_archive(job),
-            true => Self::continuing(job, Vec::new()),
+            false => Some(Ok(Self::whole(job))),
+            true => media_type.archive_of_weights().map(|_| Self::from_archive(job)),
         }
     }
 
@@ -97,13 +95,13 @@ impl Start {
         Ok(Self { head, parts: vec![(0, bytes)], fetched, has_reused_head: known > 0 })
     }
 
-    fn of_any(job: &Job<'_>) -> Self {
-        let head = Head::of_any(job.file.size());
+    fn whole(job: &Job<'_>) -> Self {
+        let head = Head::whole(job.file.size());
         Self { head, parts: Vec::new(), fetched: 0, has_reused_head: false }
     }
 
-    /// The headers in an archive are downloaded each time: they are few, and not at its start.
-    fn of_archive(job: &Job<'_>) -> Result<Self, TransferError> {
+    /// Downloads the headers in an archive each time: they are few, and not at its start.
+    fn from_archive(job: &Job<'_>) -> Result<Self, TransferError> {
         let archive = job.read_archive(false)?;
         let (plan, facts) = (archive.plan(job.file.size())?, archive.facts());
         let fetched = archive.fetched_bytes();
@@ -115,7 +113,7 @@ impl Start {
         let Some(ReusedHead { header, mut bytes, fetched }) = reuse_head(job, store, similar)? else {
             return Ok(None);
         };
-        let Ok(head) = Head::of(&*header, job.file.size(), Streamed::default()) else { return Ok(None) };
+        let Ok(head) = Head::new(&*header, job.file.size(), Streamed::default()) else { return Ok(None) };
         // Only the head is reused, not the bytes after it.
         bytes.truncate(head_bytes(&head.plan));
         Ok(Some(Self { head, parts: vec![(0, bytes)], fetched, has_reused_head: true }))
@@ -127,32 +125,26 @@ pub(super) fn head_bytes(plan: &SplitPlan) -> usize {
     plan.blobs().first().map_or(0, |head| usize::try_from(head.size).unwrap_or(usize::MAX))
 }
 
-/// Downloads the head, with retries.
 pub(super) fn fetch_head(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
-    let (whole, mut way) = (job.file.without_ranges(), Way::default());
+    let (whole, mut fallback) = (job.file.without_ranges(), RangeFallback::default());
     job.retried(|received| {
         if !job.file.is_resumable() {
             bytes.clear();
         }
         let before = bytes.len();
-        let file = if way.is_whole() { &whole } else { job.file };
+        let file = if fallback.is_whole() { &whole } else { job.file };
         let head = head::fetch(&Job { file, ..job.clone() }, bytes);
         // Bytes that must be downloaded again are no progress.
         *received = if job.file.is_resumable() { (bytes.len() - before) as u64 } else { 0 };
-        // At the start of a file, the other way costs nothing.
+        // At the start of a file, the other kind of request costs nothing.
         if head.is_err() {
-            way.note_failure(bytes.len() as u64);
+            fallback.note_failure(bytes.len() as u64);
         }
         head
     })
 }
 
-/// Writes what is missing of the known parts.
-pub(super) fn write_head(assembler: &Assembler, parts: &[(u64, Vec<u8>)]) -> Result<(), StoreError> {
-    parts.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))
-}
-
-/// Who sent the known parts: only what was downloaded now has a sender.
+/// Who sent the known parts: only those that were downloaded now have a sender.
 pub(super) fn senders(parts: &[(u64, Vec<u8>)], sender: Option<&Arc<Sender>>) -> Senders {
     let mut senders = Senders::default();
     if let Some(sender) = sender {

@@ -1,13 +1,12 @@
 //! Reuses stored tensors of similar files instead of downloading them.
 //!
+//! A registry gives only the digest of the whole file. But the head lists the tensors; where a stored file has a tensor of
+//! the same name, type and shape, a few of its bytes are fetched and compared. If they agree, the stored tensor is reused
+//! provisionally, and the digest of the whole file decides. If that is wrong, reused tensors are downloaded after all, the
+//! least certain first ([`ReusedTensors::next_to_fetch`]).
+//!
 //! Samples that agree do not show that the user has the tensor: a fine-tune agrees with its public base nearly
 //! everywhere. So only files of models that the user may read are similar files ([`Job::may_read`]).
-//!
-//! A registry gives only the digest of the whole file. But the head lists the tensors; where a stored file
-//! has a tensor of the same name, type and shape, a few of its bytes are fetched and compared. If they
-//! agree, the stored tensor is reused provisionally, and the digest of the whole file decides. If that is
-//! wrong, reused tensors are downloaded after all, the least certain first
-//! ([`ReusedTensors::next_to_fetch`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +31,6 @@ pub(super) struct Candidate {
     pub(super) size: u64,
     /// The manifest of a model that has it.
     model: Digest,
-    /// How many samples of it agree.
     samples: usize,
 }
 
@@ -53,15 +51,14 @@ pub(super) struct ReusedTensors {
     batch_bytes: u64,
 }
 
-/// How many stored files are compared: the most similar ones.
+/// How many stored files are compared: those of the most similar models, each with all its shards, because a tensor may
+/// be in another shard.
 const MAX_SIMILAR_FILES: usize = 32;
 /// Tensors up to this size are not sampled: they are reused if the large ones of the same file agree.
 const UNSAMPLED_BYTES: u64 = 4 << 10;
-/// The length of one sample.
 const SAMPLE_BYTES: u64 = 64;
 /// The largest number of sampled tensors; in a model with more, only the largest are sampled.
 const MAX_SAMPLED: usize = 4096;
-/// How many samples are requested concurrently.
 const SAMPLES_AT_ONCE: usize = 8;
 /// After this many failed requests, no more are sent.
 const MAX_FAILURES: usize = 8;
@@ -70,7 +67,7 @@ const PROBES: usize = 8;
 /// Fewer bytes are downloaded as fast as they are compared.
 const MIN_REUSED_BYTES: u64 = 1 << 20;
 
-/// The planned blobs that the store may have, not yet compared. Pins their digests.
+/// Finds the planned blobs that the store may have, not yet compared, and leases them.
 pub(super) fn candidates(
     store: &Store,
     lease: &Lease,
@@ -87,7 +84,7 @@ pub(super) fn candidates(
     let mut candidates = Vec::new();
     for (blob, (digest, model)) in found {
         let size = plan.blobs().get(blob).map_or(0, |planned| planned.size);
-        // Pinned before the check, so that no collection deletes it in between.
+        // Before the check, so that no collection deletes it in between.
         lease.protect(digest);
         if size > 0 && store.content().blob_size(digest)? == Some(size) {
             candidates.push(Candidate { blob, digest, size, model, samples: 0 });
@@ -97,7 +94,7 @@ pub(super) fn candidates(
     Ok(if all < MIN_REUSED_BYTES { Vec::new() } else { candidates })
 }
 
-/// Stored files that may share tensors and that the user may read, the most similar first: other tags of the model,
+/// Finds stored files that may share tensors and that the user may read, the most similar first: other tags of the model,
 /// then files of about the same size.
 pub(super) fn similar_files(store: &Store, job: &Job<'_>) -> Result<Vec<SimilarFile>, StoreError> {
     let file = job.file;
@@ -124,16 +121,16 @@ pub(super) fn similar_files(store: &Store, job: &Job<'_>) -> Result<Vec<SimilarF
             if let Ok(Some(recipe)) = store.content().recipe(*other) {
                 similar_files.push(SimilarFile { recipe, model: manifest.digest });
             }
-            if similar_files.len() == MAX_SIMILAR_FILES {
-                return Ok(similar_files);
-            }
+        }
+        if similar_files.len() >= MAX_SIMILAR_FILES {
+            break;
         }
     }
     Ok(similar_files)
 }
 
-/// The planned blobs whose tensors a stored file has too, all in one blob, with the same name, type, shape
-/// and offset.
+/// Finds the planned blobs whose tensors a stored file has too, all in one blob, with the same name, type, shape and
+/// offset.
 fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
     let stored: BTreeMap<&str, &TensorEntry> =
         recipe.tensors().iter().map(|entry| (entry.name.as_str(), entry)).collect();
@@ -155,9 +152,9 @@ fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
 }
 
 impl ReusedTensors {
-    /// Keeps the candidates whose samples agree. A sample that cannot be fetched is no error: its tensor is
-    /// then downloaded. Fails when the store fails or the client disconnects.
-    pub(super) fn of(
+    /// Keeps the candidates whose samples agree. A sample that cannot be fetched is not an error: its tensor is downloaded.
+    /// Fails if the store fails or the client disconnects.
+    pub(super) fn new(
         job: &Job<'_>,
         store: &Arc<Store>,
         plan: &SplitPlan,
@@ -200,8 +197,8 @@ impl ReusedTensors {
         self.candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add)
     }
 
-    /// Removes the tensors to download because the digest of the whole differs: each time about twice as
-    /// many bytes, so that there are few passes. Empty when nothing is reused.
+    /// Removes the tensors to download because the digest of the whole file differs: each time about twice as many bytes,
+    /// so that there are few passes. Empty if nothing is reused.
     pub(super) fn next_to_fetch(&mut self) -> Vec<Candidate> {
         let (mut batch, mut bytes) = (Vec::new(), 0u64);
         while bytes < self.batch_bytes
@@ -228,7 +225,7 @@ fn compare(
     plan: &SplitPlan,
     candidates: Vec<Candidate>,
 ) -> Result<Vec<Candidate>, TransferError> {
-    let (mut waiting, places) = (Vec::new(), BlobPlaces::of(plan));
+    let (mut waiting, places) = (Vec::new(), BlobPlaces::new(plan));
     for candidate in candidates {
         let _held = store.content().hold_lower_stores();
         let samples = samples(store, (plan, &places), &candidate)?;
@@ -288,14 +285,13 @@ async fn agrees(
     Ok(Some(candidate))
 }
 
-/// Chooses samples of a blob: at positions spread over its segments, which cannot be predicted without
-/// knowing the file.
+/// Chooses samples of a blob at positions spread over its segments, which cannot be predicted without knowing the file.
 fn samples(
     store: &Store,
     (plan, places): (&SplitPlan, &BlobPlaces),
     candidate: &Candidate,
 ) -> Result<Vec<Sample>, StoreError> {
-    let mut blob = FileReader::of_blob(store.content(), candidate.digest, candidate.size);
+    let mut blob = FileReader::for_blob(store.content(), candidate.digest, candidate.size);
     let own = places.segments(plan, candidate.blob).filter_map(|segment| match segment.target {
         Target::Blob { offset_in_blob, .. } => Some((segment.offset_in_file, segment.length, offset_in_blob)),
         Target::Literal { .. } => None,

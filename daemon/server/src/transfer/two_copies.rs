@@ -1,16 +1,16 @@
-//! The comparison of two downloads of a file, the first of which has a wrong digest.
+//! Compares two downloads of a file after the first had a wrong digest, and says who sent which bytes.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
-use blobd_client::protocol::corrected::{CorrectedFile, DifferingRange};
-use blobd_registry::RemoteFile;
+use blobd_client::protocol::pull::{CorrectedFile, DifferingRange};
+use blobd_registry::{RemoteFile, Sender};
 use blobd_store::Differences;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::split::{SplitPlan, Target};
-
-use super::senders::Senders;
+use rangemap::RangeMap;
 
 /// Two downloads of a file, and where they differ.
 #[derive(Debug)]
@@ -24,7 +24,6 @@ pub struct TwoCopies {
     ranges: Vec<DifferingRange>,
 }
 
-/// A copy that was downloaded.
 #[derive(Debug)]
 pub(super) struct Copy<'c> {
     pub(super) digest: Digest,
@@ -38,8 +37,8 @@ impl TwoCopies {
             offset: difference.range.start,
             length: difference.length(),
             differing_bytes: difference.bytes,
-            first_from: first.senders.of(&difference.range),
-            second_from: second.senders.of(&difference.range),
+            first_from: first.senders.names_for(&difference.range),
+            second_from: second.senders.names_for(&difference.range),
             tensors: Vec::new(),
         });
         Self {
@@ -52,7 +51,6 @@ impl TwoCopies {
         }
     }
 
-    /// Adds the tensors in the ranges.
     pub(super) fn with_tensors_of(mut self, plan: &SplitPlan) -> Self {
         for range in &mut self.ranges {
             range.tensors = tensors_in(plan, range.offset..range.offset.saturating_add(range.length));
@@ -60,12 +58,10 @@ impl TwoCopies {
         self
     }
 
-    /// Whether both have the same bytes.
     pub(crate) fn are_equal(&self) -> bool {
         self.first == self.second
     }
 
-    /// Whether the second one is right.
     pub(super) fn is_corrected(&self) -> bool {
         self.second == self.expected
     }
@@ -104,7 +100,6 @@ impl fmt::Display for TwoCopies {
     }
 }
 
-/// The most tensors that are named for one range.
 const MAX_TENSORS: usize = 16;
 
 /// The names of the tensors that have bytes in a range of the file, the first ones only.
@@ -129,6 +124,50 @@ fn tensors_in(plan: &SplitPlan, range: Range<u64>) -> Vec<String> {
         parts.is_some_and(|parts| has(tensor.offset_in_blob, tensor.size, parts))
     });
     tensors.take(MAX_TENSORS).map(|tensor| tensor.name.clone()).collect()
+}
+
+/// The senders of ranges of a file. Neighbouring ranges of one sender are one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Senders {
+    /// Few: the mirrors, and the hosts to which they redirect.
+    known: Vec<Arc<Sender>>,
+    ranges: RangeMap<u64, usize>,
+}
+
+impl Senders {
+    /// Notes who sent a range. Earlier senders of its parts stay: their bytes are those that were written.
+    pub(super) fn note(&mut self, range: &Range<u64>, sender: &Arc<Sender>) {
+        if range.is_empty() {
+            return;
+        }
+        let known = self.known.iter().position(|known| known == sender);
+        let place = known.unwrap_or_else(|| {
+            self.known.push(Arc::clone(sender));
+            self.known.len().saturating_sub(1)
+        });
+        let gaps: Vec<_> = self.ranges.gaps(range).collect();
+        gaps.into_iter().for_each(|gap| self.ranges.insert(gap, place));
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Sender> {
+        self.known.iter().map(|sender| &**sender)
+    }
+
+    /// Who sent a range, for people; `None` if that is unknown.
+    pub(super) fn names_for(&self, range: &Range<u64>) -> Option<String> {
+        let mut places: Vec<usize> = self.ranges.overlapping(range).map(|(_, place)| *place).collect();
+        places.sort_unstable();
+        places.dedup();
+        let names: Vec<_> =
+            places.iter().filter_map(|place| Some(self.known.get(*place)?.to_string())).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    }
+
+    /// All senders, for people; `None` if there are none.
+    pub(super) fn names(&self) -> Option<String> {
+        let names: Vec<_> = self.known.iter().map(ToString::to_string).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Checks of what is stored.
+//! Checks of stored data.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use blobd_store_format::size::human_bytes;
 use blobd_store_format::text::quoted;
 
 use super::facts::{AuditStatus, Facts, Metadata};
-use super::finding::{failure, note, ok, warning};
+use super::{failure, note, ok, warning};
 use crate::ops::rfc3339;
 
 pub(super) fn index(facts: &Facts) -> Check {

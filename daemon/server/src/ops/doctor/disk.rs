@@ -6,7 +6,7 @@ use blobd_store_format::size::human_bytes;
 use blobd_store_format::text::quoted;
 
 use super::facts::{Facts, SpaceFacts};
-use super::finding::{failure, note, ok, warning};
+use super::{failure, note, ok, warning};
 
 pub(super) fn writes(facts: &Facts) -> Check {
     let Some(reason) = &facts.read_only_reason else {

@@ -1,26 +1,25 @@
-//! What the checks of `doctor` are based on.
+//! The facts that the checks of `doctor` are based on.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
 
 use blobd_client::name_service::READS_FILES_ONLY;
-use blobd_store::gc;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::Cursor;
 use blobd_store::{
-    FileSystem, Inodes, LowerStatus, Mount, Ownership, SpacePolicy, Store, StoreError, StoreOwner,
+    FileSystem, Inodes, LowerStatus, Mount, Ownership, SpacePolicy, Store, StoreError, StoreOwner, gc,
 };
-
-pub(super) use crate::audit::AuditStatus;
+use blobd_store_format::text::quoted;
 
 use crate::names::check_service;
 use crate::ops::OpError;
-use blobd_store_format::text::quoted;
+
+pub(super) use crate::audit::AuditStatus;
 
 /// Facts about the daemon for `doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names of the fields say what they are")]
 pub struct DoctorContext {
-    /// The state of the audit log.
     pub audit: AuditStatus,
     /// Whether the configuration allows clients of the daemon's own user.
     pub is_single_user: bool,
@@ -28,14 +27,12 @@ pub struct DoctorContext {
     pub has_met_owner: bool,
 }
 
-/// The state of a store, of its process and of the machine.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) context: DoctorContext,
     pub(super) now: SystemTime,
     pub(super) uid: u32,
     pub(super) pid: u32,
-    /// Whether systemd started this process.
     pub(super) is_service: bool,
     pub(super) root: String,
     pub(super) mode: u32,
@@ -46,7 +43,7 @@ pub(super) struct Facts {
     pub(super) lower_stores: Vec<LowerStatus>,
     pub(super) mount: Option<Mount>,
     pub(super) has_direct_io: Option<bool>,
-    /// Why no file can be given its final name, if that is so.
+    /// Why files cannot get their final names, if they cannot.
     pub(super) rename_failure: Option<String>,
     pub(super) space: SpaceFacts,
     pub(super) inodes: Option<Inodes>,
@@ -64,12 +61,10 @@ pub(super) struct Facts {
     pub(super) names: NameFacts,
 }
 
-/// Where the names of users and groups come from.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NameFacts {
     /// Whether this binary knows no other source than `/etc/passwd` and `/etc/group`.
     pub(super) are_of_files_only: bool,
-    /// Why the name service does not answer.
     pub(super) failure: Option<String>,
 }
 
@@ -82,7 +77,6 @@ pub(super) struct SpaceFacts {
     pub(super) policy: SpacePolicy,
 }
 
-/// Whether the records of the models can be read.
 #[derive(Clone, Debug)]
 pub(super) enum Metadata {
     Readable {
@@ -93,7 +87,6 @@ pub(super) enum Metadata {
     Busy,
 }
 
-/// What the kernel says about itself.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KernelFacts {
     /// Such as `6.18.5-cloud-amd64`.
@@ -104,7 +97,7 @@ pub(super) struct KernelFacts {
     pub(super) huge_pages: Option<String>,
 }
 
-/// What damaged blobs take on disk; 0 if that cannot be read.
+/// The size of damaged blobs on disk; 0 if it cannot be read.
 fn quarantine_bytes(store: &Store) -> u64 {
     let blobs = store.content().quarantined_blobs().unwrap_or_default();
     blobs.iter().map(|blob| blob.bytes).fold(0, u64::saturating_add)
@@ -143,7 +136,7 @@ impl Facts {
             damaged_blobs: store.content().damaged().len(),
             quarantine_bytes: quarantine_bytes(store),
             scrub: Cursor::load(store),
-            metadata: Metadata::of(store),
+            metadata: Metadata::new(store),
             newest_change: store.content().newest_change(),
             most_blobs_of_a_file: store.content().most_blobs_of_a_file().unwrap_or_default(),
             most_descriptors: descriptors.maximum.unwrap_or(u64::MAX),
@@ -160,24 +153,24 @@ impl Facts {
         [0, self.ownership.owner.uid].contains(&self.uid)
     }
 
-    /// The command for a shell that gives every file of the store to its owner.
+    /// The shell command that gives every file of the store to its owner.
     pub(super) fn chown(&self) -> String {
         let StoreOwner { uid, gid } = self.ownership.owner;
         format!("{}chown -R --no-dereference {uid}:{gid} {}", self.sudo(), quoted(&self.root))
     }
 
-    /// The command for a shell that runs `doctor` as the store's owner.
+    /// The shell command that runs `doctor` as the store's owner.
     pub(super) fn as_owner(&self) -> String {
         self.ownership.owner.command(&format!("blobd --root {} doctor", quoted(&self.root)))
     }
 
-    /// What a command for a shell begins with if it needs the rights of the store's owner.
+    /// The start of a shell command that needs the rights of the store's owner.
     pub(super) fn sudo(&self) -> &'static str {
         if self.context.is_single_user && self.uid != 0 { "" } else { "sudo " }
     }
 }
 
-/// A store that is read-only or full cannot try it, which other checks report.
+/// A read-only or full store cannot try renames; other checks report that.
 fn rename_failure(store: &Store) -> Option<String> {
     match store.content().try_renames() {
         Err(error @ StoreError::NoSafeRename { .. }) => Some(error.to_string()),
@@ -186,7 +179,7 @@ fn rename_failure(store: &Store) -> Option<String> {
 }
 
 impl Metadata {
-    fn of(store: &Store) -> Self {
+    fn new(store: &Store) -> Self {
         match gc::plan_unless_collecting(store.liveness()) {
             Ok(None) => Self::Busy,
             Ok(Some(plan)) => Self::Readable { reclaimable_bytes: plan.freed_bytes() },

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use blobd_client::protocol::upkeep::Check;
 
 use super::facts::Facts;
-use super::finding::{failure, note, ok, warning};
+use super::{failure, note, ok, warning};
 use crate::ops::rfc3339;
 
-/// What a newer kernel improves: its version, the file system that it concerns (all if empty), and the effect.
+/// Improvements of newer kernels: the version, the file system that it concerns (all if empty), and the effect.
 const IMPROVEMENTS: [(u32, u32, &str, &str); 6] = [
     (5, 14, "", "`warm` reads a model without touching each page (MADV_POPULATE_READ)"),
     (5, 18, "xfs", "maps of models cost a tenth of the page faults (large folios)"),

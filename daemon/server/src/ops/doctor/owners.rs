@@ -5,7 +5,7 @@ use blobd_store::{ForeignGroup, Ownership, RUN_OUTSIDE, WrongGroups};
 use blobd_store_format::text::quoted;
 
 use super::facts::Facts;
-use super::finding::{failure, ok, warning};
+use super::{failure, ok, warning};
 
 pub(super) fn directory(facts: &Facts) -> Check {
     let detail = format!("mode {:04o}, owned by uid {}", facts.mode, facts.owner);

@@ -9,12 +9,13 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::gguf::{Header, HeaderParser};
-use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::tensor::TensorFormat;
 
 use super::EditReport;
 use crate::ops::OpError;
-use crate::ops::stored_header::read_in_parts;
+use crate::ops::describe::read_in_parts;
+use crate::ops::new_model::WEIGHTS;
 
 /// The stored GGUF file with the model's metadata.
 pub(super) struct Weights<'m> {
@@ -26,8 +27,8 @@ pub(super) struct Weights<'m> {
 }
 
 impl<'m> Weights<'m> {
-    /// Finds the file with the metadata, which is the only file of weights or the first shard, and its header.
-    pub(super) fn of(store: &Store, model: &'m Model) -> Result<(Self, Header), OpError> {
+    /// Finds the file with the metadata, which is the only file of weights or the first shard, and reads its header.
+    pub(super) fn find(store: &Store, model: &'m Model) -> Result<(Self, Header), OpError> {
         let name = model.reference.short();
         let unsuitable = |reason| OpError::NotEditable { model: name.clone(), reason };
         let of_component = |component: &str| {
@@ -42,7 +43,7 @@ impl<'m> Weights<'m> {
             files => files,
         };
         if files.is_empty() {
-            return Err(unsuitable(match of_component(TENSOR).is_empty() {
+            return Err(unsuitable(match of_component("tensor").is_empty() {
                 true => "has no file of weights",
                 false => "has one layer per tensor; its metadata is in JSON files, not in a GGUF header",
             }));
@@ -56,7 +57,8 @@ impl<'m> Weights<'m> {
                     "has its weights in an archive; export and import them, then edit that",
                 ));
             }
-            let Some((recipe, digest, header_bytes)) = split_with_header(file) else {
+            let split = file.recipe.as_ref().and_then(|recipe| Some((recipe, recipe.header()?)));
+            let Some((recipe, (digest, header_bytes))) = split else {
                 return Err(unsuitable(
                     "has weights that are stored whole, because their format is not known; only GGUF files \
                      can be edited",
@@ -69,7 +71,7 @@ impl<'m> Weights<'m> {
             // It was valid when it was stored.
             let damaged = |error| OpError::Damaged { digest, source: FormatError::Gguf(error) };
             let part = |part: &[u8]| parser.push(part).map(drop).map_err(damaged);
-            read_in_parts(&mut FileReader::of(store.content(), file), header_bytes, part)?;
+            read_in_parts(&mut FileReader::new(store.content(), file), header_bytes, part)?;
             let header = parser.finish().map_err(damaged)?;
             candidates.push((Self { model, file, recipe, header_bytes }, header));
         }
@@ -88,7 +90,7 @@ impl<'m> Weights<'m> {
         report: &mut EditReport<'_>,
     ) -> Result<Digest, OpError> {
         let total = self.file.descriptor.size;
-        let mut reader = FileReader::of(store.content(), self.file);
+        let mut reader = FileReader::new(store.content(), self.file);
         let hashed =
             reader.hash_with_start(self.header_bytes, &file.header, &mut |done| report(done, total))?;
         let Some([found, edited]) = hashed else {
@@ -101,35 +103,22 @@ impl<'m> Weights<'m> {
         Ok(edited)
     }
 
-    /// The digest of the source.
     pub(super) fn digest(&self) -> Digest {
         self.file.descriptor.digest
     }
-}
-
-/// A split file's recipe, and the digest and size of its header.
-fn split_with_header(file: &StoredFile) -> Option<(&Arc<Recipe>, Digest, u64)> {
-    let recipe = file.recipe.as_ref()?;
-    let (digest, size) = recipe.header()?;
-    Some((recipe, digest, size))
 }
 
 fn shard_number(header: &Header) -> Option<u64> {
     header.value("split.no")?.as_u64()
 }
 
-/// The components of a file of weights, and of a file with one tensor.
-const WEIGHTS: &str = "model";
-const TENSOR: &str = "tensor";
-
-/// The file with the edited header.
 pub(super) struct EditedFile {
     /// With its padding; empty if nothing changes.
     header: Vec<u8>,
     media_type: MediaType,
     source: Descriptor,
     pieces: Vec<Piece>,
-    tensors: Vec<blobd_store_format::recipe::TensorEntry>,
+    tensors: Vec<TensorEntry>,
     size: u64,
 }
 
@@ -145,7 +134,7 @@ impl EditedFile {
             let (found, expected) = (Digest::of(source_header.bytes()), source.digest);
             return Err(OpError::DamagedFile { model, found, expected });
         }
-        let header = if edited.changed().is_empty() { Vec::new() } else { edited.into_padded() };
+        let header = if edited.changed.is_empty() { Vec::new() } else { edited.header.into_padded() };
         let length = header.len() as u64;
         let first = Piece::Blob { blob: Digest::of(&header), offset: 0, length };
         // The tensors are in the same blobs, at the same places.
@@ -155,7 +144,6 @@ impl EditedFile {
         Ok(Self { header, media_type, source, pieces, tensors, size })
     }
 
-    /// The digest of the source if the file is the same.
     pub(super) fn unchanged(&self) -> Option<Digest> {
         self.header.is_empty().then_some(self.source.digest)
     }

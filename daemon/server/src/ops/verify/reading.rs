@@ -16,8 +16,7 @@ use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
 use tracing_mutex::stdsync::Mutex;
 
-use crate::ops::OpError;
-use crate::ops::progress::send_progress;
+use crate::ops::{OpError, send_progress};
 
 /// With two readers, one hashes while the other reads. Four saturate the fastest disks.
 const READERS: RangeInclusive<usize> = 2..=4;
@@ -44,7 +43,7 @@ pub(super) struct Read {
     pub(super) blobs: u64,
     pub(super) bytes: u64,
     pub(super) not_good: Vec<(Digest, Verdict)>,
-    /// What lower stores have that cannot be used now.
+    /// Blobs in lower stores that cannot be used now.
     pub(super) unavailable: Option<Unavailable>,
 }
 
@@ -80,7 +79,6 @@ impl Read {
 }
 
 impl<'r> Reading<'r> {
-    /// Missing blobs may be among `blobs`.
     pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyProgress>) -> Self {
         let _held = store.content().hold_lower_stores();
         // A blob that cannot be inspected now is a finding when it is read.

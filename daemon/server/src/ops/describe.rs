@@ -1,0 +1,151 @@
+//! Describes stored models: `show`, and in submodules `heads` and `fit`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use blobd_client::protocol::response::{LayerSummary, ModelDetails, ModelTensor};
+use blobd_model::facts::ModelFacts;
+use blobd_model::metadata_json::Abridger;
+use blobd_store::{NamedFile, Store};
+use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::gguf::key_text;
+use blobd_store_format::recipe::Recipe;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::tensor::TensorFormat;
+
+use super::OpError;
+use super::new_model::{WEIGHTS, kind_of};
+
+mod headers;
+mod heads;
+mod layer_info;
+
+use headers::StoredHeader;
+pub(crate) use headers::header_bytes;
+pub(super) use headers::{HeaderTurn, MAX_TEXT_BYTES, Texts, read_header, read_in_parts};
+pub(crate) use heads::{HeadContent, HeadsOutline, fit, heads};
+
+/// Describes a model: its files, its tensors, and what the first header says.
+///
+/// # Errors
+/// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse.
+pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
+    let Shown { mut details, recipes } = outline(store, reference)?;
+    details.tensors.extend(recipes.iter().flat_map(|recipe| tensors(recipe)));
+    Ok(details)
+}
+
+fn tensors(recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
+    let of_format = |format| recipe.tensors().iter().map(move |tensor| ModelTensor::new(format, tensor));
+    recipe.format().into_iter().flat_map(of_format)
+}
+
+/// The result of [`show`] with the tensors left in their recipes, where they take the least memory.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) details: ModelDetails,
+    /// The recipes with the model's tensors, in order.
+    pub(crate) recipes: Vec<Arc<Recipe>>,
+}
+
+/// Describes a model as [`show`] does, without copying the tensors.
+pub(crate) fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
+    let model = store.names().model(reference)?;
+    let contents = model.contents()?;
+    let header = header(store, &contents)?;
+    let has_header = header.is_some();
+    let facts = header.as_ref().map(|header| ModelFacts::from_header(&**header)).unwrap_or_default();
+    let metadata = header.iter().flat_map(|header| header.metadata());
+    let mut abridger = Abridger::new();
+    let metadata: BTreeMap<_, _> =
+        metadata.map(|(key, value)| (key_text(key).into_owned(), abridger.json(&value))).collect();
+    // Before other headers are read.
+    drop(header);
+    let parameters = parameters(store, &contents, &facts)?;
+    let mut details = ModelDetails {
+        name: model.reference.short(),
+        digest: model.manifest.digest(),
+        origin: store.names().name_origin(&model.reference, model.manifest.digest()).origin,
+        store: store.names().lower_place_of(&model.reference)?.map(|place| place.display().to_string()),
+        kind: Some(kind_of(&model.manifest, facts.kind)),
+        architecture: facts.architecture.clone(),
+        parameters,
+        quantization: facts.quantization.clone(),
+        metadata,
+        layers: contents.iter().map(layer).collect(),
+        tensors: Vec::new(),
+        policy: None,
+    };
+    let recipes: Vec<_> = recipes(&contents).cloned().collect();
+    if !has_header {
+        layer_info::describe(store, &model, &mut details)?;
+    } else if facts.format == Some(FileFormat::SAFETENSORS.name()) {
+        layer_info::describe_config(store, &model, &mut details)?;
+        details.quantization = main_type(&recipes);
+    }
+    Ok(Shown { details, recipes })
+}
+
+/// The type of most bytes of the tensors: a safetensors file does not name a quantisation.
+fn main_type(recipes: &[Arc<Recipe>]) -> Option<String> {
+    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+    for tensor in recipes.iter().flat_map(|recipe| recipe.tensors()) {
+        let sum = bytes.entry(tensor.type_name.as_str()).or_default();
+        *sum = sum.saturating_add(tensor.size);
+    }
+    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name.to_owned())
+}
+
+/// The recipe of each file once, even if the manifest names the file several times.
+fn recipes(contents: &[NamedFile]) -> impl Iterator<Item = &Arc<Recipe>> {
+    let mut seen = BTreeSet::new();
+    let files = contents.iter().map(|named| &named.file);
+    let files = files.filter(move |file| seen.insert(file.descriptor.digest));
+    files.filter_map(|file| file.recipe.as_ref())
+}
+
+/// The parameters of the first split file, or the sum over all shards if it is a shard. A safetensors file does not say
+/// whether it is one: all of these files are counted.
+fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Result<u64, OpError> {
+    if first.format == Some(FileFormat::SAFETENSORS.name()) {
+        let with_tensors =
+            recipes(contents).filter(|recipe| recipe.format() == Some(TensorFormat::Safetensors));
+        let shapes = with_tensors.flat_map(|recipe| recipe.tensors().iter().map(|tensor| &tensor.shape));
+        let elements =
+            |shape: &Vec<u64>| shape.iter().fold(1, |count: u64, length| count.saturating_mul(*length));
+        return Ok(shapes.map(elements).fold(0, u64::saturating_add));
+    }
+    if first.shard.is_none() {
+        return Ok(first.parameters);
+    }
+    let mut sum = 0u64;
+    for recipe in recipes(contents) {
+        let facts =
+            read_header(store, recipe)?.map(|header| ModelFacts::from_header(&*header)).unwrap_or_default();
+        sum = sum.saturating_add(facts.shard.map_or(0, |_shard| facts.parameters));
+    }
+    Ok(sum)
+}
+
+/// Reads the header that describes the model: that of the weights, or of the file in their place, such as an adapter.
+fn header(store: &Store, contents: &[NamedFile]) -> Result<Option<StoredHeader>, OpError> {
+    let with_headers = || {
+        let files = contents.iter().map(|named| &named.file);
+        files.filter(|file| file.recipe.as_ref().is_some_and(|recipe| recipe.header().is_some()))
+    };
+    let weights = with_headers().find(|file| file.descriptor.media_type.component() == WEIGHTS);
+    let found = weights.or_else(|| with_headers().next());
+    found.and_then(|file| file.recipe.as_ref()).map_or(Ok(None), |recipe| read_header(store, recipe))
+}
+
+fn layer(NamedFile { file, name, unpacked_from }: &NamedFile) -> LayerSummary {
+    let descriptor = &file.descriptor;
+    LayerSummary {
+        media_type: descriptor.media_type.clone(),
+        name: name.clone(),
+        digest: descriptor.digest,
+        size: descriptor.size,
+        stored: file.form(),
+        unpacked_from: *unpacked_from,
+    }
+}

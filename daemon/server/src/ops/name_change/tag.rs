@@ -1,0 +1,92 @@
+//! `tag`, `rename`, `pin` and `unpin` change names only, and no model.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::naming::{NameEffects, Pinned, Renamed, Tagged};
+use blobd_client::protocol::request::{PinParams, RenameParams, TagParams};
+use blobd_store::{Store, Verb};
+
+use super::{Leftover, NameChange, Named, TargetName};
+use crate::ops::{CallerPolicy, OpError};
+use crate::requester::Requester;
+
+/// Points `target` at the manifest of `source`. Copies no data.
+///
+/// # Errors
+/// Those of [`Names::check_name`](blobd_store::Names::check_name) if `target` is another model and `force` is not set;
+/// [`OpError::DeniedByPolicy`].
+pub fn tag(
+    store: &Arc<Store>,
+    requester: Requester,
+    policy: &CallerPolicy,
+    params: &TagParams,
+) -> Result<Tagged, OpError> {
+    NameChange::run(store, Leftover::Nothing, || {
+        let target = TargetName::given(&params.target)?;
+        let cause = format!("tag {}", params.target.short());
+        let change = NameChange::new(store, requester, Verb::Tag, cause).replacing(params.force);
+        let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
+        let digest = model.manifest.digest();
+        let origin = store.names().name_origin(&model.reference, digest).for_copy();
+        let ingest = change.begin_without_data(lease)?.with_name_origin(origin);
+        let named = change.commit(ingest, target, &model.manifest, None, |_name| true)?;
+        let Named { name, unchanged, effects, .. } = named;
+        Ok(Tagged { name, digest, unchanged, effects })
+    })
+}
+
+/// Gives a model another name in place of its own. It keeps its pin, its origin and its last use. The new name is durable
+/// before the old one is removed.
+///
+/// # Errors
+/// Those of [`Names::check_change`](blobd_store::Names::check_change); those of
+/// [`Names::check_name`](blobd_store::Names::check_name) if another model has the name and `force` is not set;
+/// [`OpError::DeniedByPolicy`].
+pub fn rename(
+    store: &Arc<Store>,
+    requester: Requester,
+    policy: &CallerPolicy,
+    params: &RenameParams,
+) -> Result<Renamed, OpError> {
+    NameChange::run(store, Leftover::Nothing, || {
+        let target = TargetName::given(&params.target)?;
+        let source = store.names().resolve_for_change(&params.source)?;
+        // The commit checks this again.
+        store.names().check_change(&source, requester.name_user())?;
+        let from = source.short();
+        let change = NameChange::new(store, requester, Verb::Rename, format!("rename of {from}"));
+        let change = change.replacing(params.force);
+        let (model, lease) = change.stored_model(&source, policy, Some(&params.target))?;
+        let digest = model.manifest.digest();
+        if source == params.target {
+            let name = params.target.short();
+            return Ok(Renamed { from, name, digest, effects: NameEffects::default() });
+        }
+        let ingest = change.begin_without_data(lease)?.renaming(source);
+        let Named { name, effects, .. } =
+            change.commit(ingest, target, &model.manifest, None, |_name| true)?;
+        Ok(Renamed { from, name, digest, effects })
+    })
+}
+
+/// Protects a model from eviction and removal, or ends that.
+///
+/// # Errors
+/// Those of [`blobd_store::Names::check_change`].
+pub fn pin(store: &Store, requester: Requester, params: &PinParams) -> Result<Pinned, OpError> {
+    // Before the lock: a look-up in a lower store may take long.
+    let reference = store.names().resolve_for_change(&params.reference)?;
+    // Prevents a removal between the check and the change.
+    let _tags = store.names().lock_tags();
+    store.names().check_tag(&reference)?;
+    let unchanged = if params.pinned {
+        store.names().check_own(&reference, requester.name_user())?;
+        let before = store.names().pinner_of(&reference);
+        store.names().pin(&reference, requester.pinner())?;
+        before == store.names().pinner_of(&reference)
+    } else {
+        store.names().check_change(&reference, requester.name_user())?;
+        !store.names().unpin(&reference)?
+    };
+    Ok(Pinned { name: reference.short(), pinned: params.pinned, unchanged })
+}

@@ -1,0 +1,112 @@
+//! The details of `df`: the data that models share, unfinished downloads with their users, and the quarantine.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use blobd_client::protocol::space::{DiskUsage, QuarantinedBlob, SharedPart, SharedWith};
+use blobd_store::{ListingSize, Store, StoreError, index};
+use blobd_store_format::digest::Digest;
+
+use super::{Model, counted};
+use crate::names::Names;
+use crate::ops::{OpError, rfc3339};
+
+const MAX_NAMES: usize = 1000;
+/// The most parts that are listed: the names of all models of all parts could be very many.
+const MAX_PARTS: usize = 1000;
+/// The most entries in the lists of all models together: a response of about ten megabytes.
+const MAX_SHARERS: usize = 100_000;
+
+/// The most memory that the details take for a store of this size, as values and as JSON.
+pub(crate) fn detail_bytes(listing: ListingSize, limit: usize) -> usize {
+    /// More than an entry takes without its name.
+    const ENTRY_BYTES: usize = 128;
+    let ListingSize { models, text_bytes } = listing;
+    let limit = limit.min(MAX_NAMES).min(models);
+    let entries = models.saturating_mul(limit).min(MAX_SHARERS.max(models)).saturating_add(MAX_PARTS * limit);
+    let name_bytes = text_bytes.checked_div(models).unwrap_or_default();
+    entries.saturating_mul(ENTRY_BYTES + 2 * name_bytes)
+}
+
+/// Finds the data that several of the models need.
+pub(super) fn shared_parts(store: &Store, models: &[Model]) -> Result<Vec<index::SharedPart>, StoreError> {
+    let files: Vec<&[Digest]> = models.iter().map(|model| &*model.manifest.files).collect();
+    counted(store, |catalog| index::SharedPart::count(catalog, &files))
+}
+
+/// Adds the details to `usage`; `parts` is what the models share. A list has at most `limit` names.
+pub(super) fn add(
+    store: &Store,
+    (models, parts): (&[Model], &[index::SharedPart]),
+    limit: usize,
+    usage: &mut DiskUsage,
+) -> Result<(), OpError> {
+    let limit = limit.min(MAX_NAMES);
+    let names: Vec<String> = models.iter().map(|model| model.reference().short()).collect();
+    add_sharers(parts, &names, limit, usage);
+    usage.shared_parts = parts.iter().take(MAX_PARTS).map(|part| named(part, &names, limit)).collect();
+    add_downloads(store, usage)?;
+    let quarantined = store.content().quarantined_blobs()?.into_iter().map(|blob| QuarantinedBlob {
+        digest: blob.digest,
+        bytes: blob.bytes,
+        since: rfc3339(UNIX_EPOCH.checked_add(Duration::from_secs(blob.time)).unwrap_or(UNIX_EPOCH)),
+    });
+    usage.quarantined = quarantined.collect();
+    Ok(())
+}
+
+fn named(part: &index::SharedPart, names: &[String], limit: usize) -> SharedPart {
+    let of_part = part.models.iter().filter_map(|place| names.get(*place));
+    SharedPart {
+        bytes: part.bytes,
+        model_count: part.models.len() as u64,
+        models: of_part.take(limit).cloned().collect(),
+    }
+}
+
+/// Adds to each model those that it shares the most with.
+fn add_sharers(parts: &[index::SharedPart], names: &[String], limit: usize, usage: &mut DiskUsage) {
+    let most = limit.min((MAX_SHARERS / names.len().max(1)).max(1));
+    let mut parts_of: Vec<Vec<&index::SharedPart>> = vec![Vec::new(); names.len()];
+    for part in parts {
+        for model in &part.models {
+            parts_of.get_mut(*model).into_iter().for_each(|parts| parts.push(part));
+        }
+    }
+    let mut rows: BTreeMap<String, _> =
+        usage.models.iter_mut().map(|row| (row.name.clone(), &mut row.shared_with)).collect();
+    for (model, parts) in parts_of.into_iter().enumerate() {
+        if let Some(shared_with) = names.get(model).and_then(|name| rows.get_mut(name)) {
+            **shared_with = sharers(model, &parts, names, most);
+        }
+    }
+}
+
+fn sharers(model: usize, parts: &[&index::SharedPart], names: &[String], most: usize) -> Vec<SharedWith> {
+    let mut bytes: BTreeMap<usize, u64> = BTreeMap::new();
+    for part in parts {
+        for other in part.models.iter().filter(|other| **other != model) {
+            let sum = bytes.entry(*other).or_default();
+            *sum = sum.saturating_add(part.bytes);
+        }
+    }
+    let named = bytes.into_iter().filter_map(|(other, bytes)| Some((bytes, names.get(other)?)));
+    let mut named: Vec<_> = named.collect();
+    named.sort_by(|a, b| (b.0, a.1).cmp(&(a.0, b.1)));
+    named.into_iter().take(most).map(|(bytes, name)| SharedWith { name: name.clone(), bytes }).collect()
+}
+
+/// Adds to the rows of downloads how much has arrived, and who pulls them.
+fn add_downloads(store: &Store, usage: &mut DiskUsage) -> Result<(), OpError> {
+    if usage.rows.iter().all(|row| row.digest.is_none()) {
+        return Ok(());
+    }
+    let (users, downloads) = (Names::system(), store.content().downloads()?);
+    for row in &mut usage.rows {
+        let found = downloads.iter().find(|download| Some(download.partial.file) == row.digest);
+        row.size = found.and_then(|download| download.size);
+        row.received_bytes = found.map(|download| download.received_bytes);
+        row.user = found.and_then(|download| download.about.as_ref()).map(|about| users.user_id(about.uid));
+    }
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! Repairs a blob from the registry of a model.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use blobd_registry::{RegistryClient, RegistryError, RemoteFile, Sender};
+use blobd_store::BlobWriter;
+use blobd_store_format::descriptor::{Archive, Descriptor};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::Origin;
+use blobd_store_format::source::PullSource;
+use blobd_store_format::stored_file::StoredForm;
+
+use super::place::{Place, places};
+use super::{Failure, Repair, Unpublished};
+use crate::ops::verify::survey::{FileId, Need, Survey, SurveyedModel};
+
+impl Repair<'_> {
+    /// Tries the origins of all models that need the blob, one after the other. Returns the number of bytes received.
+    pub(super) fn take_from_origin(
+        &self,
+        survey: &Survey,
+        digest: Digest,
+        need: &Need,
+    ) -> Result<u64, Failure> {
+        let mut failures = BTreeSet::new();
+        let mut tried = BTreeSet::new();
+        let mut received_bytes = 0;
+        for id in &need.files {
+            let Some((file, form)) = survey.file(*id) else { continue };
+            if let Some(Archive::Compressed(_)) = file.media_type.archive_of_weights() {
+                failures.insert(format!(
+                    "layer {} is compressed and is not received in part; pull {} again",
+                    id.digest.short(),
+                    survey.names_of(&[*id]).into_iter().collect::<Vec<_>>().join(" or ")
+                ));
+                continue;
+            }
+            let places = self.places(*id, form, digest);
+            if places.is_empty() {
+                continue;
+            }
+            for model in survey.models_of(*id) {
+                let origin = match self.origin_of(model) {
+                    Ok(origin) => origin,
+                    Err(failure) => {
+                        failures.insert(failure);
+                        continue;
+                    }
+                };
+                // Several tags may have the same origin.
+                if !tried.insert((origin.to_string(), id.digest)) {
+                    continue;
+                }
+                let fetch = Fetch { repair: self, origin: &origin, file: &file };
+                match fetch.run(digest, need, &places, &mut received_bytes) {
+                    Ok(()) => return Ok(received_bytes),
+                    Err(failure) => failures.insert(failure),
+                };
+            }
+        }
+        match failures.is_empty() {
+            true => Err("no recipe or manifest says which file contained it".to_owned()),
+            false => Err(failures.into_iter().collect::<Vec<_>>().join("; ")),
+        }
+    }
+
+    /// The ranges of a file that contain the blob; none if its recipe is missing or damaged.
+    fn places(&self, file: FileId, form: Option<StoredForm>, blob: Digest) -> Vec<Place> {
+        match form {
+            Some(StoredForm::Blob) if file.digest == blob => vec![Place::whole(file.size)],
+            Some(StoredForm::Blob) | None => Vec::new(),
+            Some(StoredForm::Recipe) => {
+                let recipe = self.store.content().recipe(file.digest).ok().flatten();
+                recipe.map(|recipe| places(&recipe, blob)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// The origin of a model, or what to do if it cannot be fetched.
+    fn origin_of(&self, model: &SurveyedModel) -> Result<PullSource, Failure> {
+        let name = model.name.parse().ok();
+        let own = name.as_ref().and_then(|name| self.store.names().name_origin(name, model.manifest).origin);
+        let Some(origin) = own.or_else(|| self.store.names().origin(model.manifest)) else {
+            return Err(format!("the origin of {} is unknown; pull or import it again", model.name));
+        };
+        let origin = match Origin::parse(&origin) {
+            Some(Origin::Source(source) | Origin::Copy(source)) => source,
+            Some(Origin::Import(file_name)) => return Err(format!("import {file_name} again")),
+            Some(Origin::Url(url)) => return Err(format!("pull {url} again, with the query that it had")),
+            Some(Origin::Edit { name, .. }) => {
+                return Err(format!("repair or pull {}, or edit it again", name.short()));
+            }
+            None => return Err(format!("{origin:?} is not a registry; pull {} again", model.name)),
+        };
+        let allowed = self.policy.check_source(&origin, name.as_ref());
+        allowed.map_err(|error| error.to_string())?;
+        Ok(origin)
+    }
+}
+
+struct Fetched<'f> {
+    senders: Vec<Arc<Sender>>,
+    bytes: &'f mut u64,
+}
+
+/// Describes the failure of a second attempt, after the first brought bytes with the digest `first`.
+fn second_failure(first: Digest, second: &Unpublished) -> Failure {
+    match second {
+        Unpublished::Wrong(digest) if *digest == first => format!("{second}, twice"),
+        Unpublished::Wrong(digest) => {
+            format!("the received bytes have the digest {first}, and {digest} when fetched again")
+        }
+        Unpublished::Failed(failure) => {
+            format!("the received bytes have the digest {first}; fetched again: {failure}")
+        }
+    }
+}
+
+struct Fetch<'f> {
+    repair: &'f Repair<'f>,
+    origin: &'f PullSource,
+    file: &'f Descriptor,
+}
+
+impl Fetch<'_> {
+    fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
+        let fetched = self.fetch(digest, need, places, received);
+        fetched.map_err(|failure| match self.origin {
+            PullSource::Registry(reference) => format!("{}: {failure}", reference.short()),
+            other => format!("{other}: {failure}"),
+        })
+    }
+
+    /// Fetches the blob. If its digest is wrong, fetches it a second time over other connections, and from another server if
+    /// there is one.
+    fn fetch(
+        &self,
+        digest: Digest,
+        need: &Need,
+        places: &[Place],
+        received: &mut u64,
+    ) -> Result<(), Failure> {
+        let registry = self.repair.registry;
+        let remote = self.while_connected(registry.locate(self.origin, self.file))?;
+        let mut fetched = Fetched { senders: Vec::new(), bytes: received };
+        let wrong = match self.publish(digest, need, places, (registry, &remote), &mut fetched) {
+            Err(Unpublished::Wrong(wrong)) => wrong,
+            published => return published.map_err(|unpublished| unpublished.to_string()),
+        };
+        tracing::info!("blob {digest}: the received bytes have the digest {wrong}; they are requested again");
+        let registry = registry.with_fresh_connections();
+        let remote = remote.avoiding(fetched.senders.iter().map(|sender| &**sender));
+        let published = self.publish(digest, need, places, (&registry, &remote), &mut fetched);
+        published.map_err(|unpublished| second_failure(wrong, &unpublished))
+    }
+
+    /// Fetches all ranges in the order of the blob, so that it is hashed while it is received.
+    fn publish(
+        &self,
+        digest: Digest,
+        need: &Need,
+        places: &[Place],
+        from: (&RegistryClient, &RemoteFile),
+        fetched: &mut Fetched<'_>,
+    ) -> Result<(), Unpublished> {
+        self.repair.publish(digest, need.size, |writer| {
+            let mut nonempty = places.iter().filter(|place| place.length > 0);
+            nonempty.try_for_each(|place| self.take(from, *place, writer, fetched))
+        })
+    }
+
+    fn take(
+        &self,
+        (registry, remote): (&RegistryClient, &RemoteFile),
+        place: Place,
+        writer: &mut BlobWriter,
+        fetched: &mut Fetched<'_>,
+    ) -> Result<(), Failure> {
+        let range = place.offset_in_file..place.end_in_file();
+        let mut stream = self.while_connected(registry.open_range(remote, range))?;
+        fetched.senders.push(Arc::clone(stream.sender()));
+        let taken = loop {
+            match self.while_connected(stream.next()) {
+                Ok(Some(bytes)) => {
+                    if let Err(error) = writer.append(&bytes) {
+                        break Err(self.repair.failure(&error));
+                    }
+                }
+                Ok(None) => break Ok(()),
+                Err(failure) => break Err(failure),
+            }
+        };
+        *fetched.bytes = fetched.bytes.saturating_add(stream.received_bytes());
+        taken
+    }
+
+    fn while_connected<T>(
+        &self,
+        response: impl Future<Output = Result<T, RegistryError>>,
+    ) -> Result<T, Failure> {
+        let events = self.repair.events;
+        self.repair.handle.block_on(async {
+            tokio::select! {
+                response = response => response.map_err(|error| error.to_string()),
+                () = events.closed() => Err("the client that asked for this repair has gone".to_owned()),
+            }
+        })
+    }
+}
