@@ -47,10 +47,7 @@ use crate::protocol::event::Event;
 use crate::protocol::request::OpenParams;
 use crate::protocol::response::SessionList;
 use crate::protocol::route::routes;
-use crate::protocol::{
-    access, accounts, configuration, edit, event, heads, health, history, promote, request, response, space,
-    upkeep,
-};
+use crate::protocol::{access, event, naming, pull, request, response, space, upkeep};
 
 /// An asynchronous client of a daemon.
 #[derive(Clone, Debug)]
@@ -60,21 +57,16 @@ pub struct AsyncClient {
 
 impl AsyncClient {
     /// Wraps a client, with its timeout.
-    #[must_use]
     pub const fn new(client: Client) -> Self {
         Self { client }
     }
 
     /// Connects to the default daemon.
-    ///
-    /// # Errors
-    /// As [`Client::connect_default`].
     pub async fn connect_default() -> Result<Self, ClientError> {
         Pending::start(Client::connect_default).await?.map(Self::new)
     }
 
     /// The blocking client.
-    #[must_use]
     pub const fn blocking(&self) -> &Client {
         &self.client
     }
@@ -93,25 +85,16 @@ impl AsyncClient {
     }
 
     /// As [`Client::sessions`].
-    ///
-    /// # Errors
-    /// As there.
     pub async fn sessions(&self) -> Result<SessionList, ClientError> {
         self.run(Client::sessions).await
     }
 
     /// As [`Client::open`].
-    ///
-    /// # Errors
-    /// As there.
     pub async fn open(&self, reference: &Reference) -> Result<OpenModel, ClientError> {
         self.open_with(OpenParams::new(reference.clone())).await
     }
 
     /// As [`Client::open_with`].
-    ///
-    /// # Errors
-    /// As there.
     pub async fn open_with(&self, params: OpenParams) -> Result<OpenModel, ClientError> {
         self.run(move |client| client.open_with(&params)).await
     }
@@ -122,18 +105,12 @@ macro_rules! asynchronous_methods {
     (@row [$($doc:meta)*] ($($params:tt)*) $answer:ident($($type:tt)*)) => {};
     (@row [$($doc:meta)*] fn $call:ident(NoParams) Document($response:ty)) => {
         $(#[$doc])*
-        ///
-        /// # Errors
-        /// As for the method of [`Client`].
         pub async fn $call(&self) -> Result<$response, ClientError> {
             self.run(Client::$call).await
         }
     };
     (@row [$($doc:meta)*] fn $call:ident(Reference) Document($response:ty)) => {
         $(#[$doc])*
-        ///
-        /// # Errors
-        /// As for the method of [`Client`].
         pub async fn $call(&self, reference: &Reference) -> Result<$response, ClientError> {
             let reference = reference.clone();
             self.run(move |client| client.$call(&reference)).await
@@ -141,9 +118,6 @@ macro_rules! asynchronous_methods {
     };
     (@row [$($doc:meta)*] fn $call:ident($params:ty) Document($response:ty)) => {
         $(#[$doc])*
-        ///
-        /// # Errors
-        /// As for the method of [`Client`].
         pub async fn $call(&self, params: $params) -> Result<$response, ClientError> {
             self.run(move |client| client.$call(&params)).await
         }
@@ -151,9 +125,6 @@ macro_rules! asynchronous_methods {
     (@row [$($doc:meta)*] fn $call:ident($params:ty) Events($progress:ty, $done:ty)) => {
         $(#[$doc])*
         /// `on_event` is called on the request's thread.
-        ///
-        /// # Errors
-        /// As for the method of [`Client`].
         pub async fn $call(
             &self,
             params: $params,
@@ -175,7 +146,6 @@ macro_rules! asynchronous_methods {
 
 routes!(asynchronous_methods);
 
-/// The result of a thread.
 struct Pending<T>(Arc<Mutex<Slot<T>>>);
 
 enum Slot<T> {

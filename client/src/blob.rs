@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::map::{BlobMap, BlobSlice};
 
-/// One blob.
 #[derive(Debug)]
 pub(crate) enum Blob {
-    /// The descriptor, and the map while it is used.
-    Open { fd: OwnedFd, map: Mutex<MapSlot> },
+    Open {
+        fd: OwnedFd,
+        map: Mutex<MapSlot>,
+    },
     /// Only the map: the process may not open as many files as the model has blobs.
     Mapped(Arc<BlobMap>),
 }
@@ -43,7 +44,6 @@ impl Blob {
         }
     }
 
-    /// Maps the blob now and closes the descriptor.
     pub(crate) fn mapped(fd: &OwnedFd) -> io::Result<Self> {
         BlobMap::new(fd.as_fd()).map(|map| Self::Mapped(Arc::new(map)))
     }

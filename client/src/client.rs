@@ -4,12 +4,12 @@
 //! connection is kept between requests, so a [`Client`] can be shared by threads and survives a
 //! restart of the daemon.
 
-mod import;
 mod transport;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -22,19 +22,23 @@ use crate::error::{ClientError, ProtocolError};
 use crate::http::{Request as HttpRequest, Response};
 use crate::model::OpenModel;
 use crate::open;
+use crate::protocol::MAX_WANTED_FILES;
 use crate::protocol::audit::{AuditRecord, LogEnd, LogParams};
+use crate::protocol::connection::{Connection, ConnectionError};
+use crate::protocol::error::{ErrorBody, ErrorCode};
 use crate::protocol::event::Event;
 use crate::protocol::fit::{FitParams, FitReport};
+use crate::protocol::frame::Frame;
 use crate::protocol::params::{EvictionParams, NoParams, SessionParams, UsageParams};
+use crate::protocol::pull::Imported;
 use crate::protocol::request::{GcParams, ImportParams, OpenParams, OpenPurpose};
 use crate::protocol::request_id::RequestIds;
-use crate::protocol::response::{DiskUsage, GcReport, Imported, SessionList};
+use crate::protocol::response::SessionList;
 use crate::protocol::route::{Encoded, Received, Route, markers, routes};
+use crate::protocol::space::DiskUsage;
 use crate::protocol::upkeep::EvictionPlan;
-use crate::protocol::{
-    access, accounts, configuration, edit, event, heads, health, history, promote, request, response, space,
-    upkeep,
-};
+use crate::protocol::upkeep::GcReport;
+use crate::protocol::{access, event, naming, pull, request, response, space, upkeep};
 use crate::sockets;
 
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
@@ -78,8 +82,7 @@ impl Client {
     }
 
     /// A client that connects in another way, such as to a server in the same process. An error that wraps an
-    /// [`ErrorBody`](crate::protocol::error::ErrorBody) is returned as [`ClientError::Daemon`].
-    #[must_use]
+    /// [`ErrorBody`] is returned as [`ClientError::Daemon`].
     pub fn with_connector(connector: Arc<Connector>) -> Self {
         let socket = "its private socket".to_owned();
         Self { connector, replaced: None, socket, timeout: None, spare: Arc::default(), ids: Arc::default() }
@@ -102,7 +105,6 @@ impl Client {
     }
 
     /// Where the daemon is, for messages.
-    #[must_use]
     pub fn socket(&self) -> &str {
         &self.socket
     }
@@ -127,50 +129,32 @@ impl Client {
     }
 
     /// Disk usage of the store and of each model.
-    ///
-    /// # Errors
-    /// [`ClientError`], as every verb.
     pub fn disk_usage(&self) -> Result<DiskUsage, ClientError> {
         self.document::<markers::Usage, _>(&UsageParams { detail: None })
     }
 
     /// The same with details: which models share bytes, with at most `limit` names in each list, and what is in
     /// quarantine.
-    ///
-    /// # Errors
-    /// [`ClientError`], as every verb.
     pub fn disk_usage_in_detail(&self, limit: u32) -> Result<DiskUsage, ClientError> {
         self.document::<markers::Usage, _>(&UsageParams { detail: Some(limit.into()) })
     }
 
     /// Lists the sessions: which processes have which models open.
-    ///
-    /// # Errors
-    /// [`ClientError`], as every verb.
     pub fn sessions(&self) -> Result<SessionList, ClientError> {
         self.document::<markers::Sessions, _>(&SessionParams { residency: false })
     }
 
     /// The same, and how much of each model is in memory.
-    ///
-    /// # Errors
-    /// [`ClientError`], as every verb.
     pub fn sessions_with_residency(&self) -> Result<SessionList, ClientError> {
         self.document::<markers::Sessions, _>(&SessionParams { residency: true })
     }
 
     /// The models that would be evicted to free `bytes`, or to reach the low watermark.
-    ///
-    /// # Errors
-    /// [`ClientError`], as every verb.
     pub fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ClientError> {
         self.document::<markers::Eviction, _>(&EvictionParams { bytes })
     }
 
     /// Deletes unneeded data, or reports what would be deleted.
-    ///
-    /// # Errors
-    /// [`ClientError`], as every verb.
     pub fn gc(&self, params: &GcParams) -> Result<GcReport, ClientError> {
         let is_plan = params.dry_run && !params.quarantine;
         if is_plan {
@@ -181,9 +165,6 @@ impl Client {
     }
 
     /// The document of a request that reads, as the daemon has sent it. The parameters may come from an untrusted source.
-    ///
-    /// # Errors
-    /// [`ClientError::Daemon`] with `invalid_request` when they are malformed.
     pub fn forward(&self, route: Route, received: &Received<'_>) -> Result<Vec<u8>, ClientError> {
         let Encoded { target, body } = route.forwarded(received)?;
         self.repeated_request(route, || Ok(HttpRequest::new(route, &target, body.clone())), Response::bytes)
@@ -221,17 +202,37 @@ impl Client {
     }
 
     /// As [`Self::import`], for several files: the model's file, then its sidecars in the order of [`ImportParams::sidecars`].
-    ///
-    /// # Errors
-    /// As [`import`](Self::import).
     pub fn import_files(
         &self,
         params: &ImportParams,
         files: &[BorrowedFd<'_>],
         mut on_progress: impl FnMut(u64, u64),
     ) -> Result<Imported, ClientError> {
-        let exchange =
-            |response: Response| import::exchange(&mut response.into_connection()?, files, &mut on_progress);
+        let exchange = |response: Response| {
+            let mut connection = response.into_connection()?;
+            send_files(&mut connection, 0, files)?;
+            let no_more = |_number| Err(ErrorBody::new(ErrorCode::Internal, "import: no file was listed"));
+            receive_imported(&mut connection, 0, no_more, &mut on_progress)
+        };
+        self.repeated::<markers::Import, _>(params, exchange)
+    }
+
+    /// Imports a model of several files, which [`ImportParams::files`] lists. `open` opens the file with this number in
+    /// the list when the daemon wants it; few are open at once. Each is called once, unless the server ends and the
+    /// request is repeated.
+    ///
+    /// # Errors
+    /// The error of `open`, which ends the import; otherwise as [`Self::import`].
+    pub fn import_listed(
+        &self,
+        params: &ImportParams,
+        mut open: impl FnMut(usize) -> Result<OwnedFd, ErrorBody>,
+        mut on_progress: impl FnMut(u64, u64),
+    ) -> Result<Imported, ClientError> {
+        let exchange = |response: Response| {
+            let mut connection = response.into_connection()?;
+            receive_imported(&mut connection, params.files.len(), &mut open, &mut on_progress)
+        };
         self.repeated::<markers::Import, _>(params, exchange)
     }
 
@@ -244,9 +245,6 @@ impl Client {
     }
 
     /// Opens a selection of a model's tensors and files.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
     pub fn open_with(&self, params: &OpenParams) -> Result<OpenModel, ClientError> {
         let receive = |response: Response| open::receive(response.into_connection()?);
         let open = |params: &OpenParams| self.repeated::<markers::Open, _>(params, receive);
@@ -260,6 +258,55 @@ impl Client {
     }
 }
 
+fn send_files(connection: &mut Connection, first: u32, files: &[impl AsFd]) -> Result<(), ConnectionError> {
+    let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    match connection.send(&Frame::Fds { first, count }, &files) {
+        // The daemon may close early after an error, which can still be received.
+        Err(ConnectionError::Closed { .. }) => Ok(()),
+        sent => sent,
+    }
+}
+
+/// Waits for the result of an import, and sends the files that the daemon wants, in order, of a list of `listed`.
+fn receive_imported(
+    connection: &mut Connection,
+    listed: usize,
+    mut open: impl FnMut(usize) -> Result<OwnedFd, ErrorBody>,
+    on_progress: &mut impl FnMut(u64, u64),
+) -> Result<Imported, ClientError> {
+    let mut sent = 0;
+    loop {
+        match connection.receive()? {
+            Frame::Progress(progress) => on_progress(progress.completed, progress.total),
+            Frame::Want { first, count } => {
+                let wanted = wanted_files(first, count, sent..listed)?;
+                sent = wanted.end;
+                let files = wanted.map(&mut open).collect::<Result<Vec<_>, _>>()?;
+                send_files(connection, first, &files)?;
+            }
+            Frame::Imported(imported) => return Ok(imported),
+            Frame::Error(error) => return Err(error.into()),
+            other => {
+                let (found, expected) = (other.kind(), "want, progress, imported or error");
+                return Err(ProtocolError::UnexpectedFrame { found, expected }.into());
+            }
+        }
+    }
+}
+
+/// The numbers of wanted files: a few of the next ones that are `left`.
+fn wanted_files(first: u32, count: u32, left: Range<usize>) -> Result<Range<usize>, ProtocolError> {
+    let expected = left.len().min(MAX_WANTED_FILES);
+    let is_next = usize::try_from(first) == Ok(left.start);
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    if is_next && (1..=expected).contains(&count) {
+        return Ok(left.start..left.start.saturating_add(count));
+    }
+    let (found, expected) = (count as u64, expected as u64);
+    Err(ProtocolError::Count { what: "wanted files", found, expected })
+}
+
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("socket", &self.socket).finish_non_exhaustive()
@@ -271,9 +318,6 @@ macro_rules! client_methods {
     (@row [$($doc:meta)*] $name:ident ($($params:tt)*) $answer:ident($($type:tt)*)) => {};
     (@row [$($doc:meta)*] $name:ident fn $call:ident(NoParams) Document($response:ty)) => {
         $(#[$doc])*
-        ///
-        /// # Errors
-        /// [`ClientError`]; one of the daemon is [`ClientError::Daemon`].
         pub fn $call(&self) -> Result<$response, ClientError> {
             self.document::<markers::$name, _>(&NoParams {})
         }
@@ -289,9 +333,6 @@ macro_rules! client_methods {
     };
     (@row [$($doc:meta)*] $name:ident fn $call:ident($params:ty) Document($response:ty)) => {
         $(#[$doc])*
-        ///
-        /// # Errors
-        /// [`ClientError`]; one of the daemon is [`ClientError::Daemon`].
         pub fn $call(&self, params: &$params) -> Result<$response, ClientError> {
             self.document::<markers::$name, _>(params)
         }
@@ -299,9 +340,6 @@ macro_rules! client_methods {
     (@row [$($doc:meta)*] $name:ident fn $call:ident($params:ty) Events($progress:ty, $done:ty)) => {
         $(#[$doc])*
         /// `on_event` is called for every line of the response, including the last, which is also returned.
-        ///
-        /// # Errors
-        /// [`ClientError::Daemon`] when it fails, before or after it starts.
         pub fn $call(
             &self,
             params: &$params,

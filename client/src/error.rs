@@ -1,23 +1,21 @@
-//! Errors of the client.
-
-mod model;
+//! Errors of the client and of an open model.
 
 use std::io;
 use std::path::PathBuf;
 
-pub use self::model::ModelError;
+use blobd_store_format::gguf::GgufError;
+
 use crate::protocol::connection::{ConnectionError, FdsLost, TOO_MANY_IN_FLIGHT};
 use crate::protocol::error::{ErrorBody, ErrorCode};
 use crate::protocol::frame::FrameError;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the variants and their fields are")]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The daemon responded with an error.
     #[error(transparent)]
     Daemon(#[from] ErrorBody),
-    /// The socket does not exist, or nothing listens on it.
     #[error("blobd daemon: nothing listens on {socket}; start it with `blobd serve`")]
     NotRunning {
         /// The socket; several when the default ones were tried.
@@ -31,22 +29,12 @@ pub enum ClientError {
         evidence.display()
     )]
     Unavailable {
-        /// The system's socket.
         socket: String,
         /// A file that only machines with such a daemon have.
         evidence: PathBuf,
     },
-    /// The socket cannot be connected to.
     #[error("blobd daemon: cannot connect to {socket}: {reason}{}", after_semicolon(.hint))]
-    Connect {
-        /// The socket.
-        socket: String,
-        /// Why not.
-        reason: io::Error,
-        /// What to do, if it is known.
-        hint: Option<String>,
-    },
-    /// The daemon closed the connection early.
+    Connect { socket: String, reason: io::Error, hint: Option<String> },
     #[error("blobd daemon: closed the connection before its response was complete; see its log")]
     Closed,
     /// The server ended before its response was complete. The request may have been executed, and a second
@@ -56,10 +44,8 @@ pub enum ClientError {
          have been executed"
     )]
     ServerEnded,
-    /// A send or receive timed out.
     #[error("blobd daemon: silent for longer than the timeout")]
     TimedOut,
-    /// The response violates the protocol.
     #[error("blobd daemon: {0}; are client and daemon of the same version?")]
     Protocol(ProtocolError),
     /// This process cannot receive all descriptors that the daemon sent.
@@ -70,17 +56,14 @@ pub enum ClientError {
         "{TOO_MANY_IN_FLIGHT}; try again, raise `ulimit -n`, or end the program that does not receive its own"
     )]
     TooManyInFlight,
-    /// The open model cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The socket failed.
     #[error("blobd daemon: connection failed: {0}")]
     Io(io::Error),
 }
 
 impl ClientError {
     /// The kind of failure: the daemon's, if it sent one.
-    #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Daemon(body) => body.code,
@@ -133,106 +116,114 @@ impl From<io::Error> for ClientError {
 
 /// How a response violates `docs/PROTOCOL.md`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the variants and their fields are")]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// Not HTTP/1.1.
     #[error("response is not HTTP: {reason}")]
-    NotHttp {
-        /// The parser's message.
-        reason: String,
-    },
+    NotHttp { reason: String },
     /// An unexpected status, or an error without blobd's envelope.
     #[error("response: wrong status: expected {expected}, found {found}")]
-    Status {
-        /// The status.
-        found: u16,
-        /// The one for success.
-        expected: u16,
-    },
-    /// A part is above its length limit.
+    Status { found: u16, expected: u16 },
     #[error("response's {what} is longer than the {limit} allowed")]
-    TooLong {
-        /// What.
-        what: &'static str,
-        /// The limit.
-        limit: u64,
-    },
-    /// The body's chunks are malformed.
+    TooLong { what: &'static str, limit: u64 },
     #[error("response's chunks are malformed")]
     Chunks,
-    /// The JSON has an unexpected form.
     #[error("response: wrong JSON: {reason}")]
-    Json {
-        /// The parser's message.
-        reason: String,
-    },
-    /// Invalid frame after the upgrade.
+    Json { reason: String },
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// An unexpected kind of frame.
     #[error("frame: wrong kind: expected {expected:?}, found {found:?}")]
-    UnexpectedFrame {
-        /// Its kind.
-        found: &'static str,
-        /// The expected kind.
-        expected: &'static str,
-    },
-    /// The number of descriptors does not match the `fds` frame.
+    UnexpectedFrame { found: &'static str, expected: &'static str },
     #[error("frame: wrong number of descriptors: expected {expected}, found {found}")]
-    FdCount {
-        /// The number received.
-        found: usize,
-        /// The number announced.
-        expected: u32,
-    },
-    /// A frame has no items of a list, or more than are left.
+    FdCount { found: usize, expected: u32 },
     #[error("frame: wrong number of {what}: expected 1 to {expected}, found {found}")]
-    Count {
-        /// The kind of things that are counted.
-        what: &'static str,
-        /// The number received.
-        found: u64,
-        /// The number left.
-        expected: u64,
-    },
-    /// A batch of descriptors is out of order, empty or too large.
+    Count { what: &'static str, found: u64, expected: u64 },
     #[error("descriptors {first}+{count} received after {received} of {fd_count}")]
-    Batch {
-        /// The number of its first descriptor.
-        first: u32,
-        /// Its length.
-        count: u32,
-        /// The number received before.
-        received: u32,
-        /// The total announced.
-        fd_count: u32,
-    },
-    /// A count is above its limit.
+    Batch { first: u32, count: u32, received: u32, fd_count: u32 },
     #[error("too many {what} announced: expected at most {limit}, found {found}")]
-    TooMany {
-        /// The kind of things that are counted.
-        what: &'static str,
-        /// The number announced.
-        found: u64,
-        /// The limit.
-        limit: u64,
-    },
-    /// A layer's descriptor, header or pieces are invalid.
+    TooMany { what: &'static str, found: u64, limit: u64 },
     #[error("layer {layer}: {problem}")]
-    Layer {
-        /// Its number.
-        layer: usize,
-        /// The fault.
-        problem: &'static str,
-    },
-    /// A tensor's location is invalid.
+    Layer { layer: usize, problem: &'static str },
     #[error("tensor {name:?}: {problem}")]
-    Tensor {
-        /// Its name.
-        name: String,
-        /// The fault.
-        problem: &'static str,
+    Tensor { name: String, problem: &'static str },
+}
+
+/// Why an open model cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the variants and their fields are")]
+#[non_exhaustive]
+pub enum ModelError {
+    #[error("model {model}: no tensor {name:?}")]
+    NoTensor { model: String, name: String },
+    #[error("layer {layer}: no such layer, the model has {count}")]
+    NoLayer { layer: usize, count: usize },
+    #[error("{}: no GGUF header", .layer.map_or("model".to_owned(), |layer| format!("layer {layer}")))]
+    NoHeader {
+        /// The requested layer; any if absent.
+        layer: Option<usize>,
     },
+    #[error("{}{reason}", .layer.map_or(String::new(), |layer| format!("layer {layer}: ")))]
+    Gguf {
+        /// The layer; absent for the header to be made.
+        layer: Option<usize>,
+        reason: GgufError,
+    },
+    /// A tensor was not opened, so no image of the file can be made.
+    #[error("layer {layer}: tensor {name:?} was not requested; open with TensorSelection::All")]
+    NotOpened { layer: usize, name: String },
+    /// The tensor table and the file's header disagree about a size.
+    #[error(
+        "tensor {name:?}: wrong size: expected {expected} bytes by its type and shape, found {found}; run `blobd verify`"
+    )]
+    Size { name: String, found: u64, expected: u64 },
+    /// The address space for an image cannot be reserved.
+    #[error("image of {length} bytes: {reason}; raise `ulimit -v` or `sysctl vm.max_map_count`")]
+    Image { length: u64, reason: io::Error },
+    #[error("layer {layer}: stored in pieces; use write_layer")]
+    NotWhole { layer: usize },
+    #[error("layer {layer}: its pieces were not requested; open with FileSelection::All")]
+    NoPieces { layer: usize },
+    #[error("layer {layer}: not UTF-8 text")]
+    NotText { layer: usize },
+    /// No descriptor with this number: the location is not from this model.
+    #[error("descriptor {fd}: no such descriptor, the model has {count}")]
+    NoFd { fd: u32, count: usize },
+    #[error("descriptor {fd}: file too short: expected {expected} bytes, found {found}; run `blobd verify`")]
+    Short { fd: u32, found: u64, expected: u64 },
+    #[error("descriptor {fd}: cannot be mapped: {reason}{}", map_hint(.reason))]
+    Map { fd: u32, reason: io::Error },
+    #[error("descriptor {fd}: cannot be read: {reason}")]
+    Read { fd: u32, reason: io::Error },
+    #[error("layer cannot be written: {0}")]
+    Write(io::Error),
+}
+
+impl ModelError {
+    /// The kind of failure.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoTensor { .. } | Self::NoLayer { .. } | Self::NoHeader { .. } => ErrorCode::NotFound,
+            Self::NotWhole { .. } | Self::NoPieces { .. } | Self::NotOpened { .. } | Self::NoFd { .. } => {
+                ErrorCode::InvalidRequest
+            }
+            Self::NotText { .. } | Self::Short { .. } | Self::Gguf { .. } | Self::Size { .. } => {
+                ErrorCode::Corrupt
+            }
+            Self::Write(error) if error.kind() == io::ErrorKind::StorageFull => ErrorCode::NoSpace,
+            Self::Map { .. } | Self::Read { .. } | Self::Image { .. } | Self::Write(_) => ErrorCode::Internal,
+        }
+    }
+
+    pub(crate) fn short(fd: u32, found: u64, offset: u64, length: u64) -> Self {
+        Self::Short { fd, found, expected: offset.saturating_add(length) }
+    }
+}
+
+fn map_hint(reason: &io::Error) -> &'static str {
+    match reason.kind() {
+        io::ErrorKind::OutOfMemory => "; raise `sysctl vm.max_map_count`",
+        _ => "",
+    }
 }
 
 fn after_semicolon(hint: &Option<String>) -> String {

@@ -5,11 +5,11 @@ use blobd_model::metadata::Metadata;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
+use blobd_store_format::size::human_bytes;
 
 use crate::protocol::error::{ErrorBody, ErrorCode};
 use crate::protocol::fit::{ContextSource, FitParams, FitReport};
 
-mod notes;
 mod report;
 
 /// The context of a model that names none.
@@ -42,16 +42,19 @@ pub enum FitContent {
 pub struct FitModel {
     name: String,
     digest: Option<Digest>,
-    header: Header,
-    other_shards: Vec<Header>,
-    projector: Option<Header>,
-    draft: Option<Header>,
-    adapters: Vec<Header>,
+    header: SizedHeader,
+    other_shards: Vec<SizedHeader>,
+    projector: Option<SizedHeader>,
+    draft: Option<SizedHeader>,
+    adapters: Vec<SizedHeader>,
     /// The size of the files that hold the weights.
     file_bytes: u64,
     /// The model's own context.
     num_ctx: Option<u64>,
 }
+
+/// The header of a file and the size of the file in bytes.
+type SizedHeader = (Header, u64);
 
 /// Into what a model should fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,22 +67,21 @@ pub struct Room {
 
 impl FitModel {
     /// Sorts the files of a model by what they are.
-    ///
-    /// # Errors
-    /// If none of them has a GGUF header.
     pub fn new(name: &str, digest: Option<Digest>, files: Vec<FitFile>) -> Result<Self, ErrorBody> {
         let component = MediaType::weights_component(files.iter().map(|file| &file.media_type)).to_owned();
         let (mut weights, mut file_bytes, mut num_ctx) = (Vec::new(), 0_u64, None);
         let (mut projector, mut draft, mut adapters) = (None, None, Vec::new());
+        let all_weights = files.iter().filter(|file| file.media_type.component() == component);
+        let weights_bytes = all_weights.fold(0_u64, |sum, file| sum.saturating_add(file.size));
         for FitFile { media_type, size, content } in files {
             match (media_type.component(), content) {
                 (of_weights, FitContent::Header(header)) if of_weights == component => {
                     file_bytes = file_bytes.saturating_add(size);
-                    weights.push(header);
+                    weights.push((header, size));
                 }
-                ("projector", FitContent::Header(header)) => projector = projector.or(Some(header)),
-                ("draft", FitContent::Header(header)) => draft = draft.or(Some(header)),
-                ("adapter", FitContent::Header(header)) => adapters.push(header),
+                ("projector", FitContent::Header(header)) => projector = projector.or(Some((header, size))),
+                ("draft", FitContent::Header(header)) => draft = draft.or(Some((header, size))),
+                ("adapter", FitContent::Header(header)) => adapters.push((header, size)),
                 ("params", FitContent::Text(text)) => num_ctx = num_ctx.or_else(|| context_of(&text)),
                 _ => {}
             }
@@ -87,16 +89,17 @@ impl FitModel {
         let mut weights = weights.into_iter();
         let header = weights.next().ok_or_else(|| {
             let message = format!("{name}: has no GGUF header; only GGUF models can be estimated");
-            ErrorBody::new(ErrorCode::InvalidInput, message)
+            let body = ErrorBody::new(ErrorCode::InvalidInput, message);
+            match weights_bytes {
+                0 => body,
+                bytes => body.with_hint(format!("its weights alone take {}", human_bytes(bytes))),
+            }
         })?;
         let (name, other_shards) = (name.to_owned(), weights.collect());
         Ok(Self { name, digest, header, other_shards, projector, draft, adapters, file_bytes, num_ctx })
     }
 
     /// The estimate. Whether the model fits is left out if there is no `room` to fit into.
-    ///
-    /// # Errors
-    /// If the context is not known, or the model cannot be estimated.
     pub fn report(&self, params: &FitParams, room: Option<&Room>) -> Result<FitReport, ErrorBody> {
         let (context, source) = self.context(params.context)?;
         self.estimate(params, context, source, room).map_err(|error| {
@@ -119,7 +122,8 @@ impl FitModel {
         let basis = params.basis.unwrap_or_else(|| models.model.default_basis());
         let estimate = models.estimate(&settings(params, context), basis)?;
         let answer = room.map(|room| report::answer(&models, &estimate, basis, room)).transpose()?;
-        Ok(report::report(self, source, estimate, answer))
+        let (answer, places) = answer.unzip();
+        Ok(report::report(self, source, estimate, answer, places.as_ref()))
     }
 
     fn context(&self, requested: Option<u64>) -> Result<(u64, ContextSource), ErrorBody> {
@@ -142,9 +146,9 @@ impl FitModel {
     }
 
     fn models(&self) -> Result<ModelSet<'_>, EstimateError> {
-        let alone = |header| Model::new(header, []);
+        let alone = |file| Model::of_files(sized(file), []);
         Ok(ModelSet {
-            model: Model::new(&self.header, &self.other_shards)?,
+            model: Model::of_files(sized(&self.header), self.other_shards.iter().map(sized))?,
             projector: self.projector.as_ref().map(alone).transpose()?,
             draft: self.draft.as_ref().map(alone).transpose()?,
             adapters: self.adapters.iter().map(alone).collect::<Result<_, _>>()?,
@@ -152,14 +156,17 @@ impl FitModel {
     }
 
     fn metadata(&self) -> Metadata<'_> {
-        Metadata::new(&self.header)
+        Metadata::new(&self.header.0)
     }
 
-    /// The part of the files before the tensor data.
     fn data_offset(&self) -> u64 {
         let headers = self.other_shards.iter().chain([&self.header]);
-        headers.map(Header::data_offset).fold(0, u64::saturating_add)
+        headers.map(|(header, _)| header.data_offset()).fold(0, u64::saturating_add)
     }
+}
+
+fn sized(file: &SizedHeader) -> (&Header, Option<u64>) {
+    (&file.0, Some(file.1))
 }
 
 fn settings(params: &FitParams, context: u64) -> Settings {

@@ -72,9 +72,6 @@ pub struct Segment {
 impl OpenModel {
     /// The model's weights as one GGUF file in memory. Needs all tensors: open with
     /// [`TensorSelection::All`](crate::protocol::request::TensorSelection::All).
-    ///
-    /// # Errors
-    /// Those of [`contiguous_component`](Self::contiguous_component).
     pub fn contiguous(&self) -> Result<GgufView, ModelError> {
         self.contiguous_component("model")
     }
@@ -122,14 +119,12 @@ impl OpenModel {
 
 impl GgufView {
     /// The segments of the image, in order.
-    #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
     /// The bytes of tensors that were copied, because their offset in the blob is not page-aligned or
     /// the system cannot map a page twice (valgrind, some sandboxes).
-    #[must_use]
     pub const fn copied_bytes(&self) -> usize {
         self.copied_bytes
     }
@@ -253,7 +248,6 @@ impl<'m> Places<'m> {
     }
 }
 
-/// An image under construction.
 struct Image {
     view: GgufView,
 }

@@ -21,11 +21,9 @@ use crate::protocol::request_id::{REQUEST_ID_HEADER, RequestId};
 use crate::protocol::route::{self, AnswerKind, Encoded, Route};
 use crate::protocol::{MAX_FDS_PER_BATCH, UPGRADE};
 
-/// The longest response head read.
 pub(crate) const MAX_HEAD_BYTES: usize = 16 << 10;
 /// The longest body; the details of a model with 131,072 tensors are shorter.
 pub(crate) const MAX_BODY_BYTES: usize = 256 << 20;
-/// The longest line of a streamed body.
 pub(crate) const MAX_LINE_BYTES: usize = 1 << 20;
 
 pub(crate) struct Request {
@@ -55,7 +53,6 @@ impl Request {
         Self { head, body: body.unwrap_or_default(), max_fds }
     }
 
-    /// Sends the request and waits for the head of the response.
     pub(crate) fn send(self, stream: UnixStream, id: &RequestId) -> Result<Response, ClientError> {
         let mut bytes = format!("{}{REQUEST_ID_HEADER}: {id}\r\n\r\n", self.head).into_bytes();
         bytes.extend_from_slice(&self.body);
@@ -66,7 +63,7 @@ impl Request {
         };
         let mut wire = Wire::new(stream, self.max_fds);
         loop {
-            let received = match wire.try_receive() {
+            let received = match wire.receive() {
                 // Before the first byte of a response it says that the daemon has not read the request.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset && wire.pending().is_empty() => {
                     return Err(ClientError::Io(error));
@@ -92,18 +89,15 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    /// The JSON body of a successful response.
     pub(crate) fn json<T: DeserializeOwned>(self) -> Result<T, ClientError> {
         let body = self.expect_status(200)?.body()?;
         from_json(&body)
     }
 
-    /// The body of a successful response.
     pub(crate) fn bytes(self) -> Result<Vec<u8>, ClientError> {
         self.expect_status(200)?.body()
     }
 
-    /// The lines of a successful response.
     pub(crate) fn lines(self) -> Result<Lines, ClientError> {
         let Self { head, wire } = self.expect_status(200)?;
         Ok(Lines { decoder: head.body.ok_or_else(no_length)?, wire, text: Vec::new() })
@@ -167,7 +161,6 @@ impl Lines {
     }
 }
 
-/// A socket with a receive buffer.
 struct Wire {
     stream: UnixStream,
     received: Vec<u8>,
@@ -190,11 +183,7 @@ impl Wire {
     }
 
     /// Waits for more bytes; `false` when the daemon has closed.
-    fn receive(&mut self) -> Result<bool, ClientError> {
-        Ok(self.try_receive()?)
-    }
-
-    fn try_receive(&mut self) -> io::Result<bool> {
+    fn receive(&mut self) -> io::Result<bool> {
         self.received.drain(..self.start);
         self.start = 0;
         let filled = self.received.len();

@@ -28,7 +28,6 @@ impl JournalEntry {
     }
 
     /// The entry as it is sent.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

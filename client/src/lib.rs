@@ -27,16 +27,20 @@
 //! that, and when the daemon stops or the model is removed. A [`Client`] survives a restart of the
 //! daemon. There is no global state, and only [`asynchronous`] starts threads.
 //!
-//! - [`client`]: finding a daemon; one method per verb
+//! Models:
+//! - [`client`], [`asynchronous`]: finding a daemon; one method per verb, blocking or for any async runtime
 //! - [`model`]: an open model: its tensors and files
 //! - [`weights`]: models with a file per tensor: by name, component, quantisation
-//! - [`asynchronous`]: the same for asynchronous programs
-//! - [`residency`]: how much of a tensor is in memory; prefetching, releasing and locking it
 //! - [`gguf_view`]: a model as one GGUF file in memory, without a copy
+//! - [`residency`]: how much of a tensor is in memory; prefetching, releasing and locking it
 //! - [`fit`]: whether a model fits into memory
-//! - [`name_service`]: the names of users and groups
-//! - [`error`]: the errors
+//!
+//! Requests:
 //! - [`protocol`]: the messages and frames, used by both ends
+//! - [`error`]: why a request failed, or an open model cannot be read
+//!
+//! The machine, for blobd itself: [`sockets`], [`paths`], [`name_service`] (users and groups), [`journal`], and with the
+//! feature `long-running` HTTP on loopback and signals.
 //!
 //! `docs/PROTOCOL.md` is the protocol's specification, for clients in other languages.
 

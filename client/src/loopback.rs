@@ -43,18 +43,12 @@ pub struct LoopbackServer {
 
 impl LoopbackServer {
     /// Listens on an address of loopback; on any free port for port 0.
-    ///
-    /// # Errors
-    /// If the port is taken or not allowed.
     pub async fn bind(address: SocketAddr, head_timeout: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         Ok(Self { listener, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)), head_timeout })
     }
 
     /// The address on which it listens.
-    ///
-    /// # Errors
-    /// If the system does not say.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -113,7 +107,7 @@ async fn serve_connection<F>(
 /// A request that a page of another site may have sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// The `Host` is no name of this machine: the page of another site may have been given this address.
+    /// The `Host` is not a name of this machine: a page of another site may use this address.
     Host,
     /// A page of another origin has sent it.
     Origin,

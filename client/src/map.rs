@@ -28,7 +28,7 @@ use rustix::mm::{
 /// makes it read-only (mode 0444, owned by the daemon's user), and from then on only ever
 /// unlinks it, which leaves existing maps alone. The descriptor is `O_RDONLY`, so neither this
 /// process nor another client can write through it. The length is the kernel's own (`fstat`),
-/// so no byte of the slice lies after the end of the file, where touching it would raise
+/// so no byte of the slice is after the end of the file, where touching it would raise
 /// `SIGBUS`.
 ///
 /// The store's owner is trusted: root or the daemon's user can overwrite a blob in place, as with any
@@ -37,7 +37,6 @@ use rustix::mm::{
 pub(crate) struct BlobMap {
     address: NonNull<u8>,
     length: usize,
-    /// The user that the file belongs to.
     owner: u32,
 }
 
@@ -65,7 +64,6 @@ impl BlobMap {
         self.length
     }
 
-    /// Advises the kernel about some of the map's pages.
     pub(crate) fn advise(&self, bytes: Range<usize>, advice: PageAdvice) -> io::Result<()> {
         let Some((address, length)) = self.pages(bytes) else { return Ok(()) };
         let advice = match advice {
@@ -175,7 +173,6 @@ impl BlobSlice {
     }
 
     /// A sub-slice of `length` bytes at `offset`, in the same map; `None` if out of range.
-    #[must_use]
     pub fn part(&self, offset: u64, length: u64) -> Option<Self> {
         let end = offset.checked_add(length)?;
         let from = offset.checked_add(u64::try_from(self.offset).ok()?)?;
@@ -208,7 +205,6 @@ impl AsRef<[u8]> for BlobSlice {
     }
 }
 
-/// Advice to the kernel about pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PageAdvice {
     /// Read ahead, without waiting.
@@ -217,7 +213,6 @@ pub(crate) enum PageAdvice {
     Populate,
     /// Reclaim first when memory is short. Since Linux 5.4.
     Cold,
-    /// Remove from this process's page table.
     Unmap,
 }
 
@@ -293,7 +288,7 @@ impl Region {
         let (target, length) = self.pages(offset, bytes.len())?;
         // SAFETY: Needed for memory that can be written until it is filled. MAP_FIXED replaces pages
         // of `self` alone, of which nobody has a slice; `length` is at least that of `bytes`, which
-        // is no part of pages that were made just now. Shared, so that it can be mapped again.
+        // is not part of the new pages. Shared, so that it can be mapped again.
         unsafe {
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
             mmap_anonymous(target, length, ProtFlags::READ | ProtFlags::WRITE, flags)?;

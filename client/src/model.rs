@@ -4,8 +4,6 @@
 //! connection and with it the lease: until it is dropped, the daemon lists the model as in use and does
 //! not evict it.
 
-mod experts;
-
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -15,11 +13,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::expert::separate_expert;
 use blobd_store_format::stored_file::{FilePieces, Source};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-pub use self::experts::ExpertPart;
 use crate::blob::{Blob, BlobError, CopyError};
 use crate::error::ModelError;
 pub use crate::map::BlobSlice;
@@ -54,38 +52,32 @@ impl OpenModel {
     }
 
     /// The shortest name that was unique when the model was opened.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.head.name
     }
 
     /// The manifest's digest: the model's ID.
-    #[must_use]
     pub fn digest(&self) -> Digest {
         self.head.digest
     }
 
     /// The model's files, the configuration first.
-    #[must_use]
     pub fn layers(&self) -> &[OpenLayer] {
         &self.head.layers
     }
 
     /// The requested tensors, by layer and in file order.
-    #[must_use]
     pub fn tensors(&self) -> &[TensorLocation] {
         &self.tensors
     }
 
     /// The tensor with this name, in constant time. If several layers have one, such as a model
     /// and its draft model, the first; [`tensors`](Self::tensors) has all.
-    #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorLocation> {
         self.tensors.get(self.tensor_index(name)?)
     }
 
     /// The index in [`tensors`](Self::tensors) of the tensor with this name.
-    #[must_use]
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
         let names = self.names.get_or_init(|| {
             // In reverse, so that the first of several is kept.
@@ -119,9 +111,6 @@ impl OpenModel {
     }
 
     /// Maps all tensors of the table, in its order.
-    ///
-    /// # Errors
-    /// Those of [`map_tensor`](Self::map_tensor).
     pub fn map_all(&self) -> Result<Vec<TensorMap>, ModelError> {
         self.tensors.iter().map(|tensor| self.map_tensor(tensor)).collect()
     }
@@ -201,9 +190,6 @@ impl OpenModel {
 
     /// The pieces of a layer's file. A split file needs
     /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening.
-    ///
-    /// # Errors
-    /// [`ModelError::NoLayer`], [`ModelError::NoPieces`].
     pub fn file(&self, layer: usize) -> Result<Cow<'_, FilePieces<OpenPiece>>, ModelError> {
         let (place, OpenLayer { fd, size, .. }) = self.described(layer)?;
         let (fd, size) = (*fd, *size);
@@ -227,7 +213,6 @@ impl OpenModel {
     }
 
     /// The number of descriptors.
-    #[must_use]
     pub fn fd_count(&self) -> usize {
         self.blobs.len()
     }
@@ -237,23 +222,18 @@ impl OpenModel {
     /// `None` if there is no such number, or if it is closed: when a model has more descriptors
     /// than half of what this process may have open (`ulimit -n`), each is mapped on arrival and
     /// closed. Everything but this method works as before.
-    #[must_use]
     pub fn fd(&self, n: u32) -> Option<BorrowedFd<'_>> {
         self.blob(n).ok()?.fd()
     }
 
     /// All bytes of the file of descriptor `n`, mapped, whether it is still open or not. The descriptors
     /// are numbered in the order in which the model's files need them.
-    ///
-    /// # Errors
-    /// [`ModelError::NoFd`], [`ModelError::Map`].
     pub fn blob_bytes(&self, n: u32) -> Result<BlobSlice, ModelError> {
         self.blob(n)?.whole().map_err(|reason| ModelError::Map { fd: n, reason })
     }
 
     /// Whether the lease is still held. It ends when the daemon stops. Maps and reads still work then,
     /// but the model may be removed or evicted; open it again to prevent that.
-    #[must_use]
     pub fn has_lease(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         // The daemon sends nothing on a lease, so there is nothing to read until it closes.
@@ -311,6 +291,27 @@ impl OpenModel {
     }
 }
 
+impl OpenModel {
+    /// Maps expert `number` (from 0 on) of all tensors whose name starts with `prefix`, such as
+    /// `blk.3.`, in table order: of each stack its range, with the expert's shape, and tensors that are this expert alone.
+    /// Tensors without experts are left out, so nothing may be found.
+    ///
+    /// Only address space is taken. To open no more than some experts need, open with
+    /// [`TensorSelection::Experts`](crate::protocol::request::TensorSelection::Experts).
+    pub fn expert(&self, prefix: &str, number: u64) -> Result<Vec<TensorMap>, ModelError> {
+        let named = self.tensors.iter().filter(|tensor| tensor.name.starts_with(prefix));
+        named.filter_map(|tensor| self.expert_part(tensor, number).transpose()).collect()
+    }
+
+    fn expert_part(&self, tensor: &TensorLocation, number: u64) -> Result<Option<TensorMap>, ModelError> {
+        match tensor.experts {
+            Some(_) => Ok(self.map_tensor(tensor)?.expert_part(number)),
+            None if separate_expert(&tensor.name) == Some(number) => self.map_tensor(tensor).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
 /// The lease of an [`OpenModel`]: the model is in use until this is dropped.
 #[must_use = "the lease ends when it is dropped"]
 #[derive(Debug)]
@@ -327,39 +328,43 @@ pub struct TensorMap {
 
 impl TensorMap {
     /// The tensor's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.tensor.name
     }
 
     /// The name of its ggml type, such as `Q4_K`.
-    #[must_use]
     pub fn type_name(&self) -> &str {
         &self.tensor.type_name
     }
 
     /// Its dimensions in GGUF order, the fastest first.
-    #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.tensor.shape
     }
 
     /// Its bytes as a [`BlobSlice`], which can be split, prefetched and released: see
     /// [`residency`](crate::residency).
-    #[must_use]
     pub const fn bytes(&self) -> &BlobSlice {
         &self.bytes
     }
 
-    /// One expert of a stack in the same way; `None` as for [`expert`](Self::expert).
-    #[must_use]
+    /// One expert of a stack in this form; `None` as for [`expert`](Self::expert).
     pub fn expert_bytes(&self, index: u64) -> Option<BlobSlice> {
         let experts = self.tensor.experts.filter(|experts| index < experts.count)?;
         self.bytes.part(index.checked_mul(experts.stride)?, experts.stride)
     }
 
-    /// One expert of a stack; `None` if the tensor is no stack or has not that many.
-    #[must_use]
+    fn expert_part(self, index: u64) -> Option<Self> {
+        let bytes = self.expert_bytes(index)?;
+        let mut tensor = self.tensor;
+        // The experts are the slowest dimension.
+        tensor.shape.pop();
+        let stride = tensor.experts.take()?.stride;
+        let offset = tensor.offset.checked_add(index.checked_mul(stride)?)?;
+        Some(Self { tensor: TensorLocation { size: stride, offset, ..tensor }, bytes })
+    }
+
+    /// One expert of a stack; `None` if the tensor is not a stack, or has no such expert.
     pub fn expert(&self, index: u64) -> Option<&[u8]> {
         let experts = self.tensor.experts.filter(|experts| index < experts.count)?;
         let start = usize::try_from(index.checked_mul(experts.stride)?).ok()?;
@@ -382,5 +387,4 @@ impl AsRef<[u8]> for TensorMap {
     }
 }
 
-/// The read size when a file is rebuilt.
 const COPY_BYTES: usize = 4 << 20;

@@ -1,7 +1,7 @@
 //! Users and groups as the system's name service knows them: `/etc/passwd` and `/etc/group`, and whatever
 //! `/etc/nsswitch.conf` names besides, such as LDAP, SSSD, Active Directory or systemd-homed.
 //!
-//! The only place that asks. A call may block for as long as a directory server does not answer, so the daemon asks on
+//! No other module calls it. A call may block for as long as a directory server does not answer, so the daemon asks on
 //! threads of its own and remembers the answers.
 
 use std::ffi::CString;
@@ -43,9 +43,6 @@ pub fn user_by_id(uid: u32) -> io::Result<Option<User>> {
 }
 
 /// The user with this name; `None` if there is none.
-///
-/// # Errors
-/// As [`user_by_id`].
 pub fn user_by_name(name: &str) -> io::Result<Option<User>> {
     if !is_possible(name) {
         return Ok(None);
@@ -54,17 +51,11 @@ pub fn user_by_name(name: &str) -> io::Result<Option<User>> {
 }
 
 /// The group with this number; `None` if there is none.
-///
-/// # Errors
-/// As [`user_by_id`].
 pub fn group_by_id(gid: u32) -> io::Result<Option<Group>> {
     answer(nix::unistd::Group::from_gid(Gid::from_raw(gid))).map(|found| found.as_ref().map(group))
 }
 
 /// The group with this name; `None` if there is none.
-///
-/// # Errors
-/// As [`user_by_id`].
 pub fn group_by_name(name: &str) -> io::Result<Option<Group>> {
     if !is_possible(name) {
         return Ok(None);
@@ -73,9 +64,6 @@ pub fn group_by_name(name: &str) -> io::Result<Option<Group>> {
 }
 
 /// The groups that a process of this user gets when the user logs in. Groups of a running process may be others.
-///
-/// # Errors
-/// As [`user_by_id`].
 pub fn groups_of(uid: u32) -> io::Result<Option<Vec<u32>>> {
     // Not by way of `User`, whose name is made printable.
     let Some(found) = answer(nix::unistd::User::from_uid(Uid::from_raw(uid)))? else { return Ok(None) };
@@ -86,7 +74,6 @@ pub fn groups_of(uid: u32) -> io::Result<Option<Vec<u32>>> {
 
 /// The names in the file `/etc/passwd` (users) or `/etc/group` (groups), to suggest one of them. A directory may have
 /// millions of names, and many refuse to list them.
-#[must_use]
 pub fn local_names(file: &str) -> Vec<String> {
     /// Files of this size are made by hand.
     const MAX_BYTES: u64 = 1 << 20;

@@ -17,7 +17,6 @@ use crate::protocol::connection::Connection;
 use crate::protocol::frame::Frame;
 use crate::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 
-/// The most layers accepted.
 pub(crate) const MAX_LAYERS: u64 = MAX_OPEN_LAYERS as u64;
 /// The most tensors accepted, of all layers together; a GGUF file has 131,072 at most.
 pub(crate) const MAX_TENSORS: u64 = 1 << 20;
@@ -129,7 +128,6 @@ fn prepare_while_waiting(
     numbered.next().map_or(blobs.len(), |(number, _)| usize::try_from(number).unwrap_or(usize::MAX))
 }
 
-/// Receives and acknowledges one batch of descriptors.
 fn receive_batch(
     connection: &mut Connection,
     received: u32,

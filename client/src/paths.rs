@@ -25,9 +25,6 @@ pub struct GivenPaths {
 pub const SYSTEM_ROOT: &str = "/var/lib/blobd";
 
 /// The store of this user: the system's for root.
-///
-/// # Errors
-/// If there is no home directory.
 pub fn default_root() -> Result<PathBuf, ErrorBody> {
     if is_root() {
         return Ok(SYSTEM_ROOT.into());
@@ -37,7 +34,6 @@ pub fn default_root() -> Result<PathBuf, ErrorBody> {
 }
 
 /// The configuration file of this user; `None` without a home directory.
-#[must_use]
 pub fn default_config() -> Option<PathBuf> {
     if is_root() {
         return Some(SYSTEM_CONFIGURATION.into());
@@ -57,7 +53,6 @@ fn base_directory(variable: &str, in_home: &str) -> Option<PathBuf> {
 }
 
 /// The error about a path that needs the home directory, which is not known.
-#[must_use]
 pub fn no_home(what: &str, option: &str) -> ErrorBody {
     let home = env::var_os("HOME").unwrap_or_default();
     let message = format!("HOME: expected an absolute path, found {home:?}; it is needed to find {what}");

@@ -9,17 +9,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// From now on Ctrl-C calls `cleanup` and ends the process. If the parent process has set SIGINT to be
 /// ignored, as shells do for background jobs of scripts, it stays ignored.
-///
-/// # Errors
-/// If the process cannot handle signals or has no thread left.
 pub fn on_interrupt(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
     on_signals([SignalKind::interrupt()], cleanup)
 }
 
 /// As [`on_interrupt`], for SIGINT, SIGTERM and SIGHUP.
-///
-/// # Errors
-/// As [`on_interrupt`].
 pub fn on_end(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
     on_signals([SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()], cleanup)
 }
@@ -53,25 +47,16 @@ fn on_signals(
 pub type Signals = Vec<(SignalKind, Signal)>;
 
 /// Handles signals from now on: none is lost, and none ends the process. Must be called within a runtime.
-///
-/// # Errors
-/// If the process cannot handle a signal.
 pub fn listen(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<Signals> {
     kinds.into_iter().map(|kind| Ok((kind, signal(kind)?))).collect()
 }
 
 /// As [`listen`], for the signals that ask a service to stop.
-///
-/// # Errors
-/// As [`listen`].
 pub fn listen_for_stop() -> io::Result<Signals> {
     listen([SignalKind::terminate(), SignalKind::interrupt(), SignalKind::quit()])
 }
 
 /// As [`listen_for_stop`], and when the terminal is closed: for commands that last as long as their terminal.
-///
-/// # Errors
-/// As [`listen`].
 pub fn listen_for_end() -> io::Result<Signals> {
     let hangup = if is_ignored(SignalKind::hangup()) { None } else { Some(SignalKind::hangup()) };
     Ok(listen_for_stop()?.into_iter().chain(listen(hangup)?).collect())

@@ -71,9 +71,6 @@ impl Residency {
 
 impl Residency {
     /// How much of a file is in memory.
-    ///
-    /// # Errors
-    /// As [`BlobSlice::residency`], and those of `mmap`.
     pub fn of_file(file: BorrowedFd<'_>) -> io::Result<Self> {
         let map = BlobMap::new(file)?;
         let length = map.length();
@@ -144,14 +141,12 @@ impl BlobSlice {
 
 /// Bytes that stay in memory until this is dropped.
 #[derive(Debug)]
-#[must_use]
 pub struct MemoryLock {
     bytes: BlobSlice,
 }
 
 impl MemoryLock {
     /// The bytes.
-    #[must_use]
     pub const fn bytes(&self) -> &BlobSlice {
         &self.bytes
     }

@@ -33,29 +33,34 @@ pub const SYSTEM_UNITS: [&str; 2] = ["blobd.socket", "blobd.service"];
 pub const SYSTEM_CONFIGURATION: &str = "/etc/blobd/config.toml";
 
 /// The file of a system unit; `None` if it is not installed.
-#[must_use]
 pub fn unit_file(unit: &str) -> Option<PathBuf> {
     let files = UNIT_DIRECTORIES.iter().map(|directory| Path::new(directory).join(unit));
     // A link to /dev/null masks a unit, and may outlive it.
     let is_mask = |file: &Path| fs::read_link(file).is_ok_and(|target| target == Path::new("/dev/null"));
-    files.into_iter().find(|file| fs::symlink_metadata(file).is_ok() && !is_mask(file))
+    files.into_iter().find(|file| is_present(file) && !is_mask(file))
+}
+
+/// Whether something is there, or may be: what this user may not see is not taken for absent.
+fn is_present(file: &Path) -> bool {
+    fs::symlink_metadata(file).map_or_else(
+        |error| !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        |_found| true,
+    )
 }
 
 /// What proves, while nothing listens at `socket`, that it is the socket of a daemon for all users: itself, or a file of
 /// its installation. `None` for other sockets, and on machines without such a daemon.
-#[must_use]
 pub fn evidence_of_service(socket: &Path) -> Option<PathBuf> {
     if socket != Path::new(SYSTEM_SOCKET) {
         return None;
     }
     let installed = SYSTEM_UNITS.into_iter().find_map(unit_file);
     let others = [socket, Path::new(SYSTEM_CONFIGURATION)].into_iter();
-    installed.or_else(|| others.map(Path::to_path_buf).find(|file| fs::symlink_metadata(file).is_ok()))
+    installed.or_else(|| others.map(Path::to_path_buf).find(|file| is_present(file)))
 }
 
 /// The default sockets in order: the system's, then those at which this user's daemon may listen. A client uses the
 /// latter only on a machine without a daemon for all users: [`Client::connect_default`](crate::Client).
-#[must_use]
 pub fn default_sockets() -> Vec<PathBuf> {
     std::iter::once(PathBuf::from(SYSTEM_SOCKET)).chain(user_sockets()).collect()
 }
@@ -63,7 +68,6 @@ pub fn default_sockets() -> Vec<PathBuf> {
 /// The sockets at which this user's daemon may listen, in order. Only the last one always has a directory, or one
 /// can be made: [`private_directory`]. All are tried, because the daemon's environment may differ from the client's,
 /// such as in a cron job or after `su`.
-#[must_use]
 pub fn user_sockets() -> Vec<PathBuf> {
     sockets_of(env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), geteuid().as_raw())
 }
@@ -80,7 +84,6 @@ fn sockets_of(runtime: Option<PathBuf>, uid: u32) -> Vec<PathBuf> {
 
 /// The directory for the socket of a user without a runtime directory. The name does not depend on `TMPDIR`, which
 /// sessions set differently. Every user can create it first, so [`check_private`] comes before each use.
-#[must_use]
 pub fn private_directory() -> PathBuf {
     directory_of(geteuid().as_raw())
 }
@@ -113,7 +116,6 @@ fn check_owned_by(directory: &Path, uid: u32) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, refusal))
 }
 
-/// Connects to a daemon.
 pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
     let private = private_directory();
     if socket.parent() == Some(&private) {
@@ -123,7 +125,6 @@ pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
 }
 
 /// Advice for a user whose connection the kernel refuses; `None` if there is none.
-#[must_use]
 pub fn hint(socket: &Path, reason: &io::Error) -> Option<String> {
     // An error of [`check_private`] has no number.
     if reason.raw_os_error() != Some(rustix::io::Errno::ACCESS.raw_os_error()) {

@@ -25,24 +25,26 @@
 //! This module does not dequantise: the parts of a quantised tensor are returned as they are stored,
 //! whatever type is requested.
 
-mod error;
-mod layers;
-
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use blobd_model::convert::convert;
+use blobd_model::convert::{ConvertError, convert};
 pub use blobd_model::tensor_layers::Quantization;
+use blobd_model::tensor_layers::{LayerTensor, TensorLayers, TensorLayersError};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 pub use blobd_store_format::safetensors::Dtype;
+use blobd_store_format::safetensors::{Header, SafetensorsError};
 use serde_json::Value as Json;
 
-pub use self::error::WeightsError;
-use self::layers::{Layers, Weight};
 use crate::client::Client;
+use crate::error::{ClientError, ModelError};
 use crate::model::{BlobSlice, OpenModel};
+use crate::protocol::error::ErrorCode;
 use crate::protocol::request::{OpenParams, TensorSelection};
+use crate::protocol::response::OpenLayer;
 
 /// The tensors of a model, or of one of its components. The model is in use until this is dropped.
 #[derive(Debug)]
@@ -65,9 +67,6 @@ impl ManifestWeights {
 
     /// Opens the tensors of one component, such as `transformer` or `text_encoder`. Their names do not
     /// contain the component. The daemon passes no descriptors for other tensors.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
     pub fn open_component(
         client: &Client,
         reference: &Reference,
@@ -82,13 +81,10 @@ impl ManifestWeights {
     }
 
     /// Finds the tensors of a model that is already open; `component` is empty for the whole model.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
     pub fn of(model: OpenModel, component: &str) -> Result<Self, WeightsError> {
         let layers = Layers::read(&model, component)?;
         let index = read_json(&model, MODEL_INDEX)?;
-        let index = index.as_ref().map(Quantization::of_model_index).unwrap_or_default();
+        let index = index.as_ref().map(Quantization::from_model_index).unwrap_or_default();
         let mut quantization = layers.tensors.quantization(&index);
         quantization.quant_type = quantization.quant_type.map(|name| name.to_uppercase());
         Ok(Self { model, layers, quantization })
@@ -101,13 +97,11 @@ impl ManifestWeights {
     }
 
     /// Whether there is a tensor, a part or a group with this name.
-    #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.layers.tensors.tensor(name).is_some() || self.group(name).is_some()
     }
 
     /// The names of a group's tensors, in the order of its file; `None` if there is no such group.
-    #[must_use]
     pub fn group(&self, name: &str) -> Option<&[String]> {
         self.layers.tensors.group(name)
     }
@@ -144,14 +138,12 @@ impl ManifestWeights {
 
     /// How the model is quantised, in capital letters (`INT4`, `NVFP4`, `Q8`, …): as the first file that
     /// declares it says, else as `model_index.json` says, else as inferred from scales in separate layers.
-    #[must_use]
     pub fn quantization(&self) -> Option<&str> {
         self.quantization.quant_type.as_deref()
     }
 
     /// How many elements share a scale: as the source of [`quantization`](Self::quantization) says, else the
     /// default of that type.
-    #[must_use]
     pub const fn group_size(&self) -> Option<u32> {
         self.quantization.group_size
     }
@@ -160,33 +152,28 @@ impl ManifestWeights {
     ///
     /// In order of precedence: what its file declares for this tensor, what the file declares for all
     /// its tensors, what the shapes and types of the tensor and its scale imply, the type's default size.
-    #[must_use]
     pub fn quantization_of(&self, name: &str) -> Option<Quantization> {
         self.layers.tensors.quantization_of(name, &self.quantization)
     }
 
     /// Whether this is a scale or bias of another tensor, in its file or in a separate layer.
-    #[must_use]
     pub fn is_part(&self, name: &str) -> bool {
         self.layers.tensors.is_part(name)
     }
 
     /// The sorted names of the model's components, whichever is requested.
-    #[must_use]
     pub fn components(&self) -> Vec<&str> {
-        let names = self.model.layers().iter().filter_map(layers::tensor_layer_name);
+        let names = self.model.layers().iter().filter_map(tensor_layer_name);
         let components: BTreeSet<_> = names.filter_map(|name| Some(name.split_once('/')?.0)).collect();
         components.into_iter().collect()
     }
 
     /// The requested component; empty for all.
-    #[must_use]
     pub fn component(&self) -> &str {
         self.layers.tensors.component()
     }
 
     /// The open model, with its lease and its other files.
-    #[must_use]
     pub const fn model(&self) -> &OpenModel {
         &self.model
     }
@@ -228,26 +215,22 @@ enum Bytes {
 
 impl WeightMap {
     /// The name by which it was requested.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Its element type.
-    #[must_use]
     pub const fn dtype(&self) -> Dtype {
         self.dtype
     }
 
     /// Its dimensions in safetensors order, the slowest first.
-    #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
     /// One element of the slowest dimension, such as an expert of a stack, which can be prefetched or
     /// released by itself. `None` if `index` is out of range, for a scalar, and for converted bytes.
-    #[must_use]
     pub fn expert_bytes(&self, index: u64) -> Option<BlobSlice> {
         let count = self.shape.first().copied().filter(|count| index < *count)?;
         let stride = (self.len() as u64).checked_div(count)?;
@@ -255,7 +238,6 @@ impl WeightMap {
     }
 
     /// Its bytes in the page cache; `None` if they were converted, which makes a copy.
-    #[must_use]
     pub const fn mapped(&self) -> Option<&BlobSlice> {
         match &self.bytes {
             Bytes::Mapped(bytes) => Some(bytes),
@@ -281,11 +263,132 @@ impl AsRef<[u8]> for WeightMap {
     }
 }
 
-/// Reads a JSON layer by its name; `None` if there is none.
+/// Why the tensors of a model's layers cannot be opened or read.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the variants and their fields are")]
+#[non_exhaustive]
+pub enum WeightsError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error("model {model}: no layer is a tensor{}; {}", of_component(.component), hint(.component))]
+    NoWeights {
+        model: String,
+        /// The requested component; empty for all.
+        component: String,
+    },
+    #[error("model {model}: no tensor {name:?}; ManifestWeights::names lists its tensors")]
+    NoTensor { model: String, name: String },
+    /// The name is that of a group: a layer with several tensors.
+    #[error("{name:?} is a group of tensors; request one of them{}", example(.first))]
+    IsGroup { name: String, first: Option<String> },
+    #[error("tensor {name:?}: {source}; ManifestWeights::tensor returns it as it is stored")]
+    Convert { name: String, source: ConvertError },
+    #[error("layer {layer:?}: {reason}; run `blobd verify`")]
+    Layer { layer: String, reason: SafetensorsError },
+    #[error(transparent)]
+    Layers(#[from] TensorLayersError),
+    #[error("file {name:?}: {reason}")]
+    Json { name: String, reason: String },
+}
+
+impl WeightsError {
+    /// The kind of failure.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Client(error) => error.code(),
+            Self::Model(error) => error.code(),
+            Self::NoWeights { .. } | Self::NoTensor { .. } => ErrorCode::NotFound,
+            Self::IsGroup { .. } | Self::Convert { .. } => ErrorCode::InvalidRequest,
+            Self::Layer { .. } | Self::Layers(_) | Self::Json { .. } => ErrorCode::InvalidInput,
+        }
+    }
+}
+
+fn of_component(component: &str) -> String {
+    if component.is_empty() { String::new() } else { format!(" of component {component:?}") }
+}
+
+fn hint(component: &str) -> &'static str {
+    match component {
+        "" => "if it is a GGUF model, open it with Client::open",
+        _ => "open the model without a component to see its components",
+    }
+}
+
+fn example(first: &Option<String>) -> String {
+    first.as_ref().map_or_else(String::new, |name| format!(", such as {name:?}"))
+}
+
+#[derive(Debug)]
+struct Layers {
+    tensors: TensorLayers,
+    /// By the number of the first layer of each file.
+    files: HashMap<usize, BlobSlice>,
+}
+
+/// One tensor, or a part of a quantised one.
+struct Weight<'l> {
+    tensor: &'l LayerTensor,
+    bytes: BlobSlice,
+}
+
+impl Layers {
+    /// Reads the headers of all tensor layers of the component, each file once.
+    fn read(model: &OpenModel, component: &str) -> Result<Self, WeightsError> {
+        let mut layers = Self { tensors: TensorLayers::new(component), files: HashMap::new() };
+        let mut headers = HashMap::new();
+        for (number, layer) in model.layers().iter().enumerate() {
+            if let Some(name) = tensor_layer_name(layer).filter(|name| layers.tensors.includes(name)) {
+                layers.add(&mut headers, model, number, name)?;
+            }
+        }
+        if layers.tensors.is_empty() {
+            let (model, component) = (model.name().to_owned(), layers.tensors.component().to_owned());
+            return Err(WeightsError::NoWeights { model, component });
+        }
+        Ok(layers)
+    }
+
+    fn weight(&self, name: &str) -> Option<Weight<'_>> {
+        let tensor = self.tensors.tensor(name)?;
+        let bytes = self.files.get(&tensor.layer())?.part(tensor.offset_in_file(), tensor.size_bytes());
+        // `Header::parse` has checked that the tensor is inside these bytes.
+        Some(Weight { tensor, bytes: bytes.unwrap_or_default() })
+    }
+
+    /// Adds a layer; its file is read unless it was read for another layer.
+    fn add(
+        &mut self,
+        headers: &mut HashMap<Digest, (usize, Header)>,
+        model: &OpenModel,
+        number: usize,
+        name: &str,
+    ) -> Result<(), WeightsError> {
+        let Some(layer) = model.layers().get(number) else { return Ok(()) };
+        let (number, header) = match headers.entry(layer.digest) {
+            Entry::Occupied(read) => read.into_mut(),
+            Entry::Vacant(unread) => {
+                let bytes = model.layer_bytes(number)?;
+                let error = |reason| WeightsError::Layer { layer: name.to_owned(), reason };
+                let header = Header::parse(&bytes, bytes.len() as u64).map_err(error)?;
+                self.files.insert(number, bytes);
+                unread.insert((number, header))
+            }
+        };
+        Ok(self.tensors.add(name, *number, header)?)
+    }
+}
+
+/// The layer's name, if the layer is a tensor or a group.
+fn tensor_layer_name(layer: &OpenLayer) -> Option<&str> {
+    layer.name.as_deref().filter(|_| layer.media_type.component() == "tensor")
+}
+
 fn read_json(model: &OpenModel, path: &str) -> Result<Option<Json>, WeightsError> {
-    let is_wanted = |layer: &crate::protocol::response::OpenLayer| {
-        layer.media_type.component() == "json" && layer.name.as_deref() == Some(path)
-    };
+    let is_wanted =
+        |layer: &OpenLayer| layer.media_type.component() == "json" && layer.name.as_deref() == Some(path);
     let Some(number) = model.layers().iter().position(is_wanted) else { return Ok(None) };
     let error = |reason: String| WeightsError::Json { name: path.to_owned(), reason };
     let bytes = model.layer_bytes(number)?;

@@ -30,8 +30,7 @@ fn model_with_more_blobs_than_files_allowed_opens_mapped_and_a_full_table_is_exp
     }
     model.head.layers[0].fd = Some(299);
     model.head.layers[0].size = 4;
-    let model = Arc::new(model);
-    let client = fake::client_of(move |call| model.serve(call));
+    let client = model.client();
     let name = "tiny".parse().unwrap();
     let used = u64::try_from(file.as_raw_fd()).unwrap() + 1;
 

@@ -1,21 +1,24 @@
-//! Models with a safetensors file per tensor, in every form in which such files were written.
+//! Models with a safetensors file per tensor: those of the table that the tests of all clients read, and what that table
+//! does not show.
 #![allow(clippy::unwrap_used)]
 
 #[path = "daemon/fake.rs"]
 #[allow(dead_code)]
 mod fake;
+#[path = "daemon/layer_table.rs"]
+#[allow(dead_code)]
+mod layer_table;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blobd_client::Client;
-use blobd_client::weights::{Dtype, ManifestWeights, Quantization, WeightsError};
+use blobd_client::weights::{Dtype, ManifestWeights, WeightsError};
 use blobd_model::tensor_layers::TensorLayersError;
-use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::safetensors::HeaderWriter;
-
-const TENSOR: &str = "application/vnd.ollama.image.tensor";
-const JSON: &str = "application/vnd.ollama.image.json";
+use fake::FakeModel;
+use layer_table::{Found, FoundTensor, JSON, Opened, TENSOR, data, model, model_of_files, table};
 
 /// A safetensors file whose data is 1, 2, 3, ….
 fn file(metadata: &[(&str, &str)], tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
@@ -34,17 +37,8 @@ fn file(metadata: &[(&str, &str)], tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8>
 
 /// A client of a daemon with a model of these layers.
 fn client(layers: &[(&str, &str, Vec<u8>)]) -> Client {
-    let mut model = fake::FakeModel::new();
-    model.head.layers.clear();
-    model.pieces.clear();
-    for (media_type, name, bytes) in layers {
-        let fd = model.add_file(bytes);
-        let number = model.add_layer(media_type, Some(fd), u64::try_from(bytes.len()).unwrap());
-        model.head.layers[number].name = Some((*name).to_owned());
-        model.head.layers[number].digest = Digest::of(bytes);
-    }
-    let model = Arc::new(model);
-    fake::client_of(move |call| model.serve(call))
+    let files = layers.iter().map(|(media_type, name, bytes)| (*media_type, *name, &**bytes));
+    model_of_files(files).client()
 }
 
 fn name() -> Reference {
@@ -78,26 +72,6 @@ fn single_tensor_is_found_under_every_key_that_was_ever_used() {
     }
 }
 
-#[test]
-fn stripped_name_comes_before_the_long_one_and_both_before_data() {
-    let order = ["w", "c/w", "data"];
-    for first in 0..order.len() {
-        let tensors: Vec<_> =
-            order[first..].iter().rev().map(|key| (*key, Dtype::U8, &[1_u64][..])).collect();
-        let weights = open(&[(TENSOR, "c/w", file(&[], &tensors))], "c").unwrap();
-        // The data is numbered, and the one that counts was written last.
-        assert_eq!(usize::from(weights.tensor("w").unwrap()[0]), order.len() - first);
-    }
-}
-
-#[test]
-fn one_file_of_several_layers_is_each_of_them() {
-    let layers = [(TENSOR, "a", single("data")), (TENSOR, "b", single("data"))];
-    let weights = open(&layers, "").unwrap();
-    assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b"]);
-    assert_eq!(weights.tensor("a").unwrap()[..], weights.tensor("b").unwrap()[..]);
-}
-
 /// A quantised tensor with all its parts.
 fn combined(name: &str) -> Vec<u8> {
     let names =
@@ -111,18 +85,6 @@ fn combined(name: &str) -> Vec<u8> {
             (&names[3], Dtype::F32, &[]),
         ],
     )
-}
-
-#[test]
-fn quantised_tensor_comes_with_its_parts() {
-    let weights = open(&[(TENSOR, "q.weight", combined("q.weight"))], "").unwrap();
-    let names = ["q.weight", "q.weight_global_scale", "q.weight_qbias", "q.weight_scale"];
-    assert_eq!(weights.names().collect::<Vec<_>>(), names);
-    assert_eq!(weights.tensor("q.weight_scale").unwrap().shape(), [2, 2]);
-    assert_eq!((weights.quantization(), weights.group_size()), (Some("INT4"), Some(64)));
-    let int4 = Quantization { quant_type: Some("int4".into()), group_size: Some(64) };
-    assert_eq!(weights.quantization_of("q.weight"), Some(int4));
-    assert_eq!(weights.quantization_of("q.weight_scale"), None);
 }
 
 /// The original converted quantised tensors to floats too, and made noise of them.
@@ -211,17 +173,6 @@ fn group_of_experts_is_its_tensors() {
 
         let all = open(&layers, "").unwrap();
         assert!(all.tensor(&format!("text_encoder/{up}_scale")).is_ok());
-    }
-}
-
-#[test]
-fn bias_without_a_scale_stays_reachable_in_a_file_of_one_tensor() {
-    let bytes = file(&[], &[("w", Dtype::F32, &[1]), ("w.bias", Dtype::F32, &[1])]);
-    for (component, name) in [("", "vae/w"), ("vae", "w")] {
-        let weights = open(&[(TENSOR, "vae/w", bytes.clone())], component).unwrap();
-        assert_eq!(weights.names().collect::<Vec<_>>(), [name, &format!("{name}.bias")]);
-        assert_eq!(weights.tensor(&format!("{name}.bias")).unwrap()[..], [5, 6, 7, 8]);
-        assert_eq!(weights.quantization_of(name), None);
     }
 }
 
@@ -468,7 +419,7 @@ fn names_without_end_are_refused() {
 
 /// As [`client`], but all layers are the first one's file.
 fn client_of_one_file(layers: &[(&str, &str, Vec<u8>)]) -> Client {
-    let mut model = fake::FakeModel::new();
+    let mut model = FakeModel::new();
     model.head.layers.clear();
     model.pieces.clear();
     let bytes = &layers[0].2;
@@ -477,8 +428,7 @@ fn client_of_one_file(layers: &[(&str, &str, Vec<u8>)]) -> Client {
         let number = model.add_layer(media_type, Some(fd), u64::try_from(bytes.len()).unwrap());
         model.head.layers[number].name = Some((*name).to_owned());
     }
-    let model = Arc::new(model);
-    fake::client_of(move |call| model.serve(call))
+    model.client()
 }
 
 #[test]
@@ -487,4 +437,77 @@ fn tensors_outlive_the_model() {
     let tensor = weights.tensor("w").unwrap();
     drop(weights);
     assert_eq!(tensor[..], [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+/// Opens a model of the table.
+fn open_component(model: &Arc<FakeModel>, component: &str) -> Result<ManifestWeights, WeightsError> {
+    let model = Arc::clone(model);
+    let client = fake::client_of(move |call| model.serve(call));
+    ManifestWeights::open_component(&client, &name(), component)
+}
+
+#[test]
+fn every_model_is_read_as_the_table_says() {
+    let table = table();
+    assert_eq!(table.models.len(), 22);
+    for entry in table.models {
+        let fake = Arc::new(model(&entry.layers, &entry.json));
+        for opened in entry.opened {
+            match opened {
+                Opened::Failed { component, error, words } => {
+                    let found = open_component(&fake, &component).unwrap_err();
+                    assert_eq!(found.code().name(), error, "{}: {found}", entry.name);
+                    assert!(found.to_string().contains(&words), "{}: {found}", entry.name);
+                }
+                Opened::Found(expected) => {
+                    let weights = open_component(&fake, &expected.component).unwrap();
+                    assert_eq!(weights.components(), entry.components, "{}", entry.name);
+                    check(&entry.name, &weights, &expected);
+                    for (path, document) in &entry.json {
+                        assert_eq!(weights.json(path).unwrap().as_ref(), Some(document), "{path}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check(model: &str, weights: &ManifestWeights, expected: &Found) {
+    let found = (weights.quantization().map(str::to_owned), weights.group_size());
+    assert_eq!(found, expected.quantization, "{model}");
+    let mut names: Vec<_> = expected.tensors.keys().chain(expected.groups.keys()).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(weights.names().collect::<Vec<_>>(), names, "{model}");
+    for (name, members) in &expected.groups {
+        assert_eq!(weights.group(name).unwrap(), members, "{model}: {name}");
+    }
+    for (name, tensor) in &expected.tensors {
+        check_tensor(&format!("{model}: {name}"), weights, name, tensor);
+    }
+}
+
+fn check_tensor(what: &str, weights: &ManifestWeights, name: &str, expected: &FoundTensor) {
+    let tensor = weights.tensor(name).unwrap();
+    assert_eq!((tensor.dtype().name(), tensor.shape()), (&*expected.dtype, &*expected.shape), "{what}");
+    let bytes = data(expected.layer, expected.start, expected.size);
+    assert_eq!(tensor[..], bytes, "{what}");
+    assert_eq!(weights.is_part(name), expected.part, "{what}");
+    let found = weights.quantization_of(name).map(|found| (found.quant_type, found.group_size));
+    assert_eq!(found, expected.quantization, "{what}");
+    if let Some(count) = expected.shape.first() {
+        let experts: Vec<_> = (0..*count).map(|index| tensor.expert_bytes(index).unwrap().to_vec()).collect();
+        assert_eq!(experts.concat(), bytes, "{what}");
+    }
+}
+
+#[test]
+fn every_invalid_file_is_refused() {
+    for refused in table().refused {
+        let fake = Arc::new(model([&refused.layer()], &BTreeMap::new()));
+        let error = open_component(&fake, "").unwrap_err();
+        assert!(matches!(error, WeightsError::Layer { .. }), "{}: {error}", refused.what);
+        assert_eq!(error.code().name(), "invalid_input", "{}", refused.what);
+        assert!(error.to_string().starts_with("layer \"w\": safetensors: "), "{}: {error}", refused.what);
+    }
 }

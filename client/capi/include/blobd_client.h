@@ -2,7 +2,8 @@
  * copy. Link with -lblobd_client; a static library also takes -lpthread -ldl -lm.
  *
  * The library has no global state and starts no thread. Any number of threads may use a model at
- * once; close it only when no thread uses it any more. Strings are UTF-8.
+ * once; close it only when no thread uses it any more. Each model, image and weights that a function
+ * gets comes from the function that opens it, and was not closed. Strings are UTF-8.
  *
  * Generated from client/capi/src: change that and run `BLESS=1 cargo test -p blobd-client-c`. */
 #ifndef BLOBD_CLIENT_H
@@ -75,29 +76,23 @@ blobd_model *blobd_open(const char *socket, const char *reference, blobd_error *
  * `model` is null or comes from `blobd_open` and was not closed. It and its tensors are not used any more. */
 void blobd_close(blobd_model *model);
 
-/* The model's shortest unique name, valid until it is closed.
- *
- * Requirements:
- * `model` comes from `blobd_open` and is open. */
+/* The model's shortest unique name, valid until it is closed. */
 const char *blobd_name(const blobd_model *model);
 
-/* The number of tensors of the model.
- *
- * Requirements:
- * `model` comes from `blobd_open` and is open. */
+/* The number of tensors of the model. */
 size_t blobd_tensor_count(const blobd_model *model);
 
 /* Writes the tensor with this index to `out`; the first in file order has index 0. Returns false if
  * there is no such tensor.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `out` points to a tensor. */
+ * `out` points to a tensor. */
 bool blobd_tensor_at(const blobd_model *model, size_t index, blobd_tensor *out);
 
 /* The index of the tensor with this name; `SIZE_MAX` if there is none.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `name` is a C string. */
+ * `name` is a C string. */
 size_t blobd_tensor_find(const blobd_model *model, const char *name);
 
 /* Maps a tensor, if it is not mapped yet. Returns false on failure. The bytes are valid until the model
@@ -105,8 +100,7 @@ size_t blobd_tensor_find(const blobd_model *model, const char *name);
  * cache.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `out` points to bytes; `error` is null or points to an
- * error. */
+ * `out` points to bytes; `error` is null or points to an error. */
 bool blobd_map(const blobd_model *model, size_t index, blobd_bytes *out, blobd_error *error);
 
 /* Maps a stack of experts and returns the bytes of one. Returns false on failure, for example if the
@@ -122,21 +116,14 @@ bool blobd_expert(const blobd_model *model, size_t index, uint64_t expert, blobd
  * image with `blobd_image_free`. It stays valid after the model is closed.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `component` is null or a C string; `error` is null or
- * points to an error. */
+ * `component` is null or a C string; `error` is null or points to an error. */
 blobd_image *blobd_contiguous(const blobd_model *model, const char *component, blobd_error *error);
 
-/* The image's bytes, page-aligned; valid until the image is freed.
- *
- * Requirements:
- * `image` comes from `blobd_contiguous` and is not freed. */
+/* The image's bytes, page-aligned; valid until the image is freed. */
 blobd_bytes blobd_image_bytes(const blobd_image *image);
 
 /* The number of bytes of the image's tensors that were copied, because they are not page-aligned in
- * their blob.
- *
- * Requirements:
- * `image` comes from `blobd_contiguous` and is not freed. */
+ * their blob. */
 size_t blobd_image_copied_bytes(const blobd_image *image);
 
 /* Unmaps an image. A null pointer is ignored.
@@ -184,15 +171,14 @@ typedef struct blobd_head_sizes {
 /* Reads the header of the model's first GGUF file. Returns false on failure, for example if the model has none.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `out` points to facts; `error` is null or points to an
- * error. */
+ * `out` points to facts; `error` is null or points to an error. */
 bool blobd_facts_of(const blobd_model *model, blobd_facts *out, blobd_error *error);
 
 /* Reads the sizes of the heads from the header of the model's first GGUF file. Returns false on failure, for example if
  * the model has none.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `out` points to sizes; `error` is null or points to an error. */
+ * `out` points to sizes; `error` is null or points to an error. */
 bool blobd_head_sizes_of(const blobd_model *model, blobd_head_sizes *out, blobd_error *error);
 
 /* Writes the `uint32` with this key in the header of the model's first GGUF file to `out`. Returns false if the
@@ -202,43 +188,25 @@ bool blobd_head_sizes_of(const blobd_model *model, blobd_head_sizes *out, blobd_
  * in front: `block_count` is `llama.block_count`.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to a value of the type. */
+ * `key` is a C string; `out` points to a value of the type. */
 bool blobd_metadata_u32(const blobd_model *model, const char *key, uint32_t *out);
 
-/* Writes the `uint64` with this key to `out`. Returns false if the header has none of exactly this type.
- *
- * Requirements:
- * As for `blobd_metadata_u32`. */
+/* Writes the `uint64` with this key to `out`; see `blobd_metadata_u32`. */
 bool blobd_metadata_u64(const blobd_model *model, const char *key, uint64_t *out);
 
-/* Writes the `int32` with this key to `out`. Returns false if the header has none of exactly this type.
- *
- * Requirements:
- * As for `blobd_metadata_u32`. */
+/* Writes the `int32` with this key to `out`; see `blobd_metadata_u32`. */
 bool blobd_metadata_i32(const blobd_model *model, const char *key, int32_t *out);
 
-/* Writes the `int64` with this key to `out`. Returns false if the header has none of exactly this type.
- *
- * Requirements:
- * As for `blobd_metadata_u32`. */
+/* Writes the `int64` with this key to `out`; see `blobd_metadata_u32`. */
 bool blobd_metadata_i64(const blobd_model *model, const char *key, int64_t *out);
 
-/* Writes the `float32` with this key to `out`. Returns false if the header has none of exactly this type.
- *
- * Requirements:
- * As for `blobd_metadata_u32`. */
+/* Writes the `float32` with this key to `out`; see `blobd_metadata_u32`. */
 bool blobd_metadata_f32(const blobd_model *model, const char *key, float *out);
 
-/* Writes the `float64` with this key to `out`. Returns false if the header has none of exactly this type.
- *
- * Requirements:
- * As for `blobd_metadata_u32`. */
+/* Writes the `float64` with this key to `out`; see `blobd_metadata_u32`. */
 bool blobd_metadata_f64(const blobd_model *model, const char *key, double *out);
 
-/* Writes the `bool` with this key to `out`. Returns false if the header has none of exactly this type.
- *
- * Requirements:
- * As for `blobd_metadata_u32`. */
+/* Writes the `bool` with this key to `out`; see `blobd_metadata_u32`. */
 bool blobd_metadata_bool(const blobd_model *model, const char *key, bool *out);
 
 /* Writes the text with this key to `out`: UTF-8, not terminated by a zero byte, valid until the model is closed.
@@ -253,44 +221,25 @@ bool blobd_metadata_string(const blobd_model *model, const char *key, blobd_byte
  * exactly this type. Keys are those of `blobd_metadata_u32`.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to `capacity` values, or is null if
- * that is 0. */
+ * `key` is a C string; `out` points to `capacity` values, or is null if that is 0. */
 size_t blobd_metadata_u32_array(const blobd_model *model, const char *key, uint32_t *out, size_t capacity);
 
-/* Copies the elements of the `uint64` array with this key; see `blobd_metadata_u32_array`.
- *
- * Requirements:
- * As for `blobd_metadata_u32_array`. */
+/* Copies the elements of the `uint64` array with this key; see `blobd_metadata_u32_array`. */
 size_t blobd_metadata_u64_array(const blobd_model *model, const char *key, uint64_t *out, size_t capacity);
 
-/* Copies the elements of the `int32` array with this key; see `blobd_metadata_u32_array`.
- *
- * Requirements:
- * As for `blobd_metadata_u32_array`. */
+/* Copies the elements of the `int32` array with this key; see `blobd_metadata_u32_array`. */
 size_t blobd_metadata_i32_array(const blobd_model *model, const char *key, int32_t *out, size_t capacity);
 
-/* Copies the elements of the `int64` array with this key; see `blobd_metadata_u32_array`.
- *
- * Requirements:
- * As for `blobd_metadata_u32_array`. */
+/* Copies the elements of the `int64` array with this key; see `blobd_metadata_u32_array`. */
 size_t blobd_metadata_i64_array(const blobd_model *model, const char *key, int64_t *out, size_t capacity);
 
-/* Copies the elements of the `float32` array with this key; see `blobd_metadata_u32_array`.
- *
- * Requirements:
- * As for `blobd_metadata_u32_array`. */
+/* Copies the elements of the `float32` array with this key; see `blobd_metadata_u32_array`. */
 size_t blobd_metadata_f32_array(const blobd_model *model, const char *key, float *out, size_t capacity);
 
-/* Copies the elements of the `float64` array with this key; see `blobd_metadata_u32_array`.
- *
- * Requirements:
- * As for `blobd_metadata_u32_array`. */
+/* Copies the elements of the `float64` array with this key; see `blobd_metadata_u32_array`. */
 size_t blobd_metadata_f64_array(const blobd_model *model, const char *key, double *out, size_t capacity);
 
-/* Copies the elements of the `bool` array with this key; see `blobd_metadata_u32_array`.
- *
- * Requirements:
- * As for `blobd_metadata_u32_array`. */
+/* Copies the elements of the `bool` array with this key; see `blobd_metadata_u32_array`. */
 size_t blobd_metadata_bool_array(const blobd_model *model, const char *key, bool *out, size_t capacity);
 
 /* Writes where the texts of the `string` array with this key are to `out`, such as the tokens of a vocabulary; see
@@ -312,29 +261,23 @@ typedef struct blobd_layer {
 
 /* The number of layers to which the model's tensors belong. The names of tensors are split at their dots: if one of the
  * parts is `blk` or `mm` and at least two follow, the layer's name ends with the part after it, as in `blk.0`; otherwise it
- * is the first part, as in `token_embd`.
- *
- * Requirements:
- * `model` comes from `blobd_open` and is open. */
+ * is the first part, as in `token_embd`. */
 size_t blobd_layer_count(const blobd_model *model);
 
 /* Writes the layer with this index to `out`; they are sorted by name. Returns false if there is no such layer.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `out` points to a layer. */
+ * `out` points to a layer. */
 bool blobd_layer_at(const blobd_model *model, size_t index, blobd_layer *out);
 
 /* The index of the layer with this name; `SIZE_MAX` if there is none.
  *
  * Requirements:
- * `model` comes from `blobd_open` and is open; `name` is a C string. */
+ * `name` is a C string. */
 size_t blobd_layer_find(const blobd_model *model, const char *name);
 
 /* The index of a layer's tensor in the model, for `blobd_tensor_at` and `blobd_map`; `SIZE_MAX` if the layer has no such
- * tensor. The first by name has number 0.
- *
- * Requirements:
- * `model` comes from `blobd_open` and is open. */
+ * tensor. The first by name has number 0. */
 size_t blobd_layer_tensor(const blobd_model *model, size_t layer, size_t number);
 
 /* The tensors of an open model that has one safetensors file per tensor or group of experts, such as Ollama's models for
@@ -380,28 +323,25 @@ blobd_weights *blobd_weights_open(const char *socket, const char *reference, con
  * `weights` is null or comes from `blobd_weights_open` and was not closed. It and its tensors are not used any more. */
 void blobd_weights_close(blobd_weights *weights);
 
-/* The number of tensors, with the parts of quantised tensors.
- *
- * Requirements:
- * `weights` comes from `blobd_weights_open` and is open. */
+/* The number of tensors, with the parts of quantised tensors. */
 size_t blobd_weight_count(const blobd_weights *weights);
 
 /* Writes the tensor with this index to `out`; they are sorted by name. Returns false if there is no such tensor.
  *
  * Requirements:
- * `weights` comes from `blobd_weights_open` and is open; `out` points to a weight. */
+ * `out` points to a weight. */
 bool blobd_weight_at(const blobd_weights *weights, size_t index, blobd_weight *out);
 
 /* The index of the tensor or part with this name; `SIZE_MAX` if there is none.
  *
  * Requirements:
- * `weights` comes from `blobd_weights_open` and is open; `name` is a C string. */
+ * `name` is a C string. */
 size_t blobd_weight_find(const blobd_weights *weights, const char *name);
 
 /* The bytes of a tensor, as they are stored, without a copy; valid until the weights are closed. Returns false on failure.
  *
  * Requirements:
- * `weights` comes from `blobd_weights_open` and is open; `out` points to bytes; `error` is null or points to an error. */
+ * `out` points to bytes; `error` is null or points to an error. */
 bool blobd_weight_map(const blobd_weights *weights, size_t index, blobd_bytes *out, blobd_error *error);
 
 /* The bytes of one element of a tensor's slowest dimension, such as an expert of a stack. Returns false on failure.
@@ -411,44 +351,28 @@ bool blobd_weight_map(const blobd_weights *weights, size_t index, blobd_bytes *o
 bool blobd_weight_expert(const blobd_weights *weights, size_t index, uint64_t expert, blobd_bytes *out, blobd_error *error);
 
 /* How the model is quantised, in capital letters (`INT4`, `NVFP4`, `Q8`, …): as the first file that declares it says, else
- * as `model_index.json` says, else as inferred from scales in separate layers; null if unknown.
- *
- * Requirements:
- * `weights` comes from `blobd_weights_open` and is open. */
+ * as `model_index.json` says, else as inferred from scales in separate layers; null if unknown. */
 const char *blobd_weights_quantization(const blobd_weights *weights);
 
 /* How many elements share a scale, as the source of `blobd_weights_quantization` says, else the default of that type; 0 if
- * unknown.
- *
- * Requirements:
- * `weights` comes from `blobd_weights_open` and is open. */
+ * unknown. */
 uint32_t blobd_weights_group_size(const blobd_weights *weights);
 
-/* The name of the model's component with this number, whichever is requested; they are sorted. Null if there is none.
- *
- * Requirements:
- * `weights` comes from `blobd_weights_open` and is open. */
+/* The name of the model's component with this number, whichever is requested; they are sorted. Null if there is none. */
 const char *blobd_weights_component(const blobd_weights *weights, size_t number);
 
 /* The name of the group of tensors with this number, such as the experts of a layer; they are sorted. Null if there is
- * none.
- *
- * Requirements:
- * `weights` comes from `blobd_weights_open` and is open. */
+ * none. */
 const char *blobd_weights_group(const blobd_weights *weights, size_t number);
 
-/* The index of a group's tensor, in the order of the group's file; `SIZE_MAX` if the group has no such tensor.
- *
- * Requirements:
- * `weights` comes from `blobd_weights_open` and is open. */
+/* The index of a group's tensor, in the order of the group's file; `SIZE_MAX` if the group has no such tensor. */
 size_t blobd_weights_group_member(const blobd_weights *weights, size_t group, size_t number);
 
 /* The bytes of a JSON file of the model by its path, such as `tokenizer/tokenizer_config.json`; valid until the weights are
  * closed. Returns false on failure, for example if the model has no such file.
  *
  * Requirements:
- * `weights` comes from `blobd_weights_open` and is open; `path` is a C string; `out` points to bytes; `error` is null or
- * points to an error. */
+ * `path` is a C string; `out` points to bytes; `error` is null or points to an error. */
 bool blobd_weights_json(const blobd_weights *weights, const char *path, blobd_bytes *out, blobd_error *error);
 
 /* How a model would be run, and into what memory it should fit. Set all to zero first: what is zero has the default of

@@ -123,8 +123,7 @@ pub unsafe extern "C" fn blobd_text_free(text: *mut c_char) {
     }
 }
 
-/// # Safety
-/// As for [`blobd_fit_of`].
+/// Requests the estimate. The pointers must be as `blobd_fit_of` requires.
 unsafe fn ask(
     socket: *const c_char,
     reference: *const c_char,
@@ -138,7 +137,6 @@ unsafe fn ask(
     Ok(client.fit(&reference, &params)?)
 }
 
-/// # Safety
 /// The strings are null or C strings; `vram_bytes` has `vram_count` elements; `memory_bytes` is null or valid.
 unsafe fn from_c(params: &BlobdFitParams) -> Result<FitParams, Failure> {
     let number = |value: u64| Some(value).filter(|value| *value > 0);

@@ -19,7 +19,6 @@ use blobd_store_format::reference::Reference;
 
 use crate::{BlobdBytes, BlobdError, BlobdTensor};
 
-/// An open model, and the strings and maps that C gets pointers to.
 #[derive(Debug)]
 pub(crate) struct Handle {
     model: OpenModel,
@@ -31,7 +30,6 @@ pub(crate) struct Handle {
     layers: OnceLock<Vec<LayerRow>>,
 }
 
-/// The tensors of a layer.
 #[derive(Debug)]
 pub(crate) struct LayerRow {
     pub(crate) name: CString,
@@ -57,7 +55,6 @@ pub(crate) struct Row {
     map: OnceLock<TensorMap>,
 }
 
-/// An error to be reported to C.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: ErrorCode,
@@ -79,7 +76,6 @@ impl Handle {
         })
     }
 
-    /// A tensor in C's form; `None` if there is none with this index.
     pub(crate) fn tensor(&self, index: usize) -> Option<BlobdTensor> {
         let (row, tensor) = (self.rows.get(index)?, self.model.tensors().get(index)?);
         Some(BlobdTensor {
@@ -93,7 +89,6 @@ impl Handle {
         })
     }
 
-    /// The index of the tensor with this name.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         self.model.tensor_index(name)
     }
@@ -101,7 +96,7 @@ impl Handle {
     /// A tensor's map, created by the first request.
     pub(crate) fn map(&self, index: usize) -> Result<&TensorMap, Failure> {
         let found = self.rows.get(index).zip(self.model.tensors().get(index));
-        let (row, tensor) = found.ok_or_else(|| self.no_tensor(index))?;
+        let (row, tensor) = found.ok_or_else(|| no_tensor(index, self.rows.len()))?;
         if let Some(map) = row.map.get() {
             return Ok(map);
         }
@@ -110,16 +105,11 @@ impl Handle {
         Ok(row.map.get_or_init(|| map))
     }
 
-    /// One expert of a stack.
     pub(crate) fn expert(&self, index: usize, expert: u64) -> Result<&[u8], Failure> {
         let map = self.map(index)?;
-        map.expert(expert).ok_or_else(|| Failure {
-            code: ErrorCode::NotFound,
-            message: format!("tensor {:?}: has no expert {expert}", map.name()),
-        })
+        map.expert(expert).ok_or_else(|| no_expert(map.name(), expert))
     }
 
-    /// The metadata of the first GGUF file.
     pub(crate) fn metadata(&self) -> Result<Metadata<'_>, Failure> {
         Ok(Metadata::new(&self.header()?.header))
     }
@@ -146,7 +136,6 @@ impl Handle {
         LayerRow { name: CString::new(name).unwrap_or_default(), tensors, size }
     }
 
-    /// The header of the first GGUF file.
     pub(crate) fn header(&self) -> Result<&ParsedHeader, Failure> {
         if let Some(header) = self.header.get() {
             return Ok(header);
@@ -160,11 +149,6 @@ impl Handle {
     /// The image of a component; `model` if none is named.
     pub(crate) fn contiguous(&self, component: Option<&str>) -> Result<GgufView, Failure> {
         Ok(self.model.contiguous_component(component.unwrap_or("model"))?)
-    }
-
-    fn no_tensor(&self, index: usize) -> Failure {
-        let message = format!("tensor {index}: no such tensor, the model has {}", self.rows.len());
-        Failure { code: ErrorCode::NotFound, message }
     }
 }
 
@@ -185,7 +169,6 @@ impl Row {
 }
 
 impl Failure {
-    /// The error in C's form; a message that is too long is truncated.
     pub(crate) fn to_c(&self) -> BlobdError {
         let mut error = BlobdError::none();
         error.code = c_int::from(self.code.exit_code());
@@ -199,29 +182,22 @@ impl Failure {
 }
 
 impl BlobdError {
-    /// No error.
     pub(crate) const fn none() -> Self {
         Self { code: 0, message: [0; 508] }
     }
 }
 
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
-        Self { code: error.code(), message: error.to_string() }
-    }
+macro_rules! failures {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self { code: error.code(), message: error.to_string() }
+            }
+        }
+    )*};
 }
 
-impl From<WeightsError> for Failure {
-    fn from(error: WeightsError) -> Self {
-        Self { code: error.code(), message: error.to_string() }
-    }
-}
-
-impl From<ModelError> for Failure {
-    fn from(error: ModelError) -> Self {
-        Self { code: error.code(), message: error.to_string() }
-    }
-}
+failures!(ClientError, WeightsError, ModelError);
 
 /// Connects to the daemon. Without a socket, uses the default paths.
 pub(crate) fn connect(socket: Option<&str>, reference: Option<&str>) -> Result<(Client, Reference), Failure> {
@@ -239,16 +215,23 @@ pub(crate) fn invalid_request(message: impl std::fmt::Display) -> Failure {
     Failure { code: ErrorCode::InvalidRequest, message: message.to_string() }
 }
 
+pub(crate) fn no_tensor(index: usize, count: usize) -> Failure {
+    let message = format!("tensor {index}: no such tensor, the model has {count}");
+    Failure { code: ErrorCode::NotFound, message }
+}
+
+pub(crate) fn no_expert(tensor: &str, expert: u64) -> Failure {
+    Failure { code: ErrorCode::NotFound, message: format!("tensor {tensor:?}: has no expert {expert}") }
+}
+
 pub(crate) fn c_string(text: &str) -> Result<CString, Failure> {
     let error =
         |_zero_byte| Failure { code: ErrorCode::Corrupt, message: format!("{text:?}: has a zero byte") };
     CString::new(text).map_err(error)
 }
 
-/// A string that the caller passed; `None` for null.
-///
-/// # Safety
-/// `text` is null or a C string that stays valid as long as the result is used.
+/// A string that the caller passed; `None` for null. `text` is null or a C string that stays valid as long as the
+/// result is used.
 pub(crate) unsafe fn text<'t>(text: *const c_char) -> Result<Option<&'t str>, Failure> {
     if text.is_null() {
         return Ok(None);

@@ -11,7 +11,6 @@
 #![allow(unsafe_code)]
 
 pub mod fit;
-pub mod layers;
 pub mod metadata;
 pub mod weights;
 
@@ -119,54 +118,36 @@ pub unsafe extern "C" fn blobd_close(model: *mut BlobdModel) {
 }
 
 /// The model's shortest unique name, valid until it is closed.
-///
-/// # Safety
-/// `model` comes from `blobd_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_name(model: *const BlobdModel) -> *const c_char {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*model }.0.name.as_ptr()
+pub extern "C" fn blobd_name(model: &BlobdModel) -> *const c_char {
+    model.0.name.as_ptr()
 }
 
 /// The number of tensors of the model.
-///
-/// # Safety
-/// `model` comes from `blobd_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_tensor_count(model: *const BlobdModel) -> usize {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*model }.0.rows.len()
+pub extern "C" fn blobd_tensor_count(model: &BlobdModel) -> usize {
+    model.0.rows.len()
 }
 
 /// Writes the tensor with this index to `out`; the first in file order has index 0. Returns false if
 /// there is no such tensor.
 ///
 /// # Safety
-/// `model` comes from `blobd_open` and is open; `out` points to a tensor.
+/// `out` points to a tensor.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_tensor_at(
-    model: *const BlobdModel,
-    index: usize,
-    out: *mut BlobdTensor,
-) -> bool {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    let tensor = unsafe { &*model }.0.tensor(index);
-    let found = tensor.is_some();
-    if let Some(tensor) = tensor {
-        // SAFETY: Needed to write the result. The caller guarantees a valid pointer.
-        unsafe { out.write(tensor) };
-    }
-    found
+pub unsafe extern "C" fn blobd_tensor_at(model: &BlobdModel, index: usize, out: *mut BlobdTensor) -> bool {
+    // SAFETY: Needed to write the result. The caller guarantees a valid pointer.
+    model.0.tensor(index).map(|tensor| unsafe { out.write(tensor) }).is_some()
 }
 
 /// The index of the tensor with this name; `SIZE_MAX` if there is none.
 ///
 /// # Safety
-/// `model` comes from `blobd_open` and is open; `name` is a C string.
+/// `name` is a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_tensor_find(model: *const BlobdModel, name: *const c_char) -> usize {
-    // SAFETY: Needed to access both. The caller guarantees valid pointers.
-    let (model, name) = unsafe { (&*model, text(name)) };
+pub unsafe extern "C" fn blobd_tensor_find(model: &BlobdModel, name: *const c_char) -> usize {
+    // SAFETY: Needed to read it. The caller guarantees a C string or null.
+    let name = unsafe { text(name) };
     name.ok().flatten().and_then(|name| model.0.find(name)).unwrap_or(usize::MAX)
 }
 
@@ -175,17 +156,16 @@ pub unsafe extern "C" fn blobd_tensor_find(model: *const BlobdModel, name: *cons
 /// cache.
 ///
 /// # Safety
-/// `model` comes from `blobd_open` and is open; `out` points to bytes; `error` is null or points to an
-/// error.
+/// `out` points to bytes; `error` is null or points to an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blobd_map(
-    model: *const BlobdModel,
+    model: &BlobdModel,
     index: usize,
     out: *mut BlobdBytes,
     error: *mut BlobdError,
 ) -> bool {
-    // SAFETY: Needed to access the model and to write the result. The caller guarantees valid pointers.
-    unsafe { write_bytes((&*model).0.map(index).map(|tensor| to_c_bytes(tensor)), out, error) }
+    // SAFETY: Needed to write the result. The caller guarantees valid pointers.
+    unsafe { write_bytes(model.0.map(index).map(|tensor| to_c_bytes(tensor)), out, error) }
 }
 
 /// Maps a stack of experts and returns the bytes of one. Returns false on failure, for example if the
@@ -195,14 +175,14 @@ pub unsafe extern "C" fn blobd_map(
 /// As for `blobd_map`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blobd_expert(
-    model: *const BlobdModel,
+    model: &BlobdModel,
     index: usize,
     expert: u64,
     out: *mut BlobdBytes,
     error: *mut BlobdError,
 ) -> bool {
-    // SAFETY: Needed to access the model and to write the result. The caller guarantees valid pointers.
-    unsafe { write_bytes((&*model).0.expert(index, expert).map(to_c_bytes), out, error) }
+    // SAFETY: Needed to write the result. The caller guarantees valid pointers.
+    unsafe { write_bytes(model.0.expert(index, expert).map(to_c_bytes), out, error) }
 }
 
 /// The model's weights as one GGUF file in memory, without a copy. Returns null on failure.
@@ -211,16 +191,15 @@ pub unsafe extern "C" fn blobd_expert(
 /// image with `blobd_image_free`. It stays valid after the model is closed.
 ///
 /// # Safety
-/// `model` comes from `blobd_open` and is open; `component` is null or a C string; `error` is null or
-/// points to an error.
+/// `component` is null or a C string; `error` is null or points to an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blobd_contiguous(
-    model: *const BlobdModel,
+    model: &BlobdModel,
     component: *const c_char,
     error: *mut BlobdError,
 ) -> *mut BlobdImage {
-    // SAFETY: Needed to access both. The caller guarantees valid pointers.
-    let (model, component) = unsafe { (&*model, text(component)) };
+    // SAFETY: Needed to read it. The caller guarantees a C string or null.
+    let component = unsafe { text(component) };
     let image = component.and_then(|component| model.0.contiguous(component));
     // SAFETY: Needed to report the error. The caller guarantees a valid pointer or null.
     let image = unsafe { report(image, error) };
@@ -228,24 +207,16 @@ pub unsafe extern "C" fn blobd_contiguous(
 }
 
 /// The image's bytes, page-aligned; valid until the image is freed.
-///
-/// # Safety
-/// `image` comes from `blobd_contiguous` and is not freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_image_bytes(image: *const BlobdImage) -> BlobdBytes {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    to_c_bytes(unsafe { &(*image).0 })
+pub extern "C" fn blobd_image_bytes(image: &BlobdImage) -> BlobdBytes {
+    to_c_bytes(&image.0)
 }
 
 /// The number of bytes of the image's tensors that were copied, because they are not page-aligned in
 /// their blob.
-///
-/// # Safety
-/// `image` comes from `blobd_contiguous` and is not freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_image_copied_bytes(image: *const BlobdImage) -> usize {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*image }.0.copied_bytes()
+pub extern "C" fn blobd_image_copied_bytes(image: &BlobdImage) -> usize {
+    image.0.copied_bytes()
 }
 
 /// Unmaps an image. A null pointer is ignored.
@@ -260,10 +231,8 @@ pub unsafe extern "C" fn blobd_image_free(image: *mut BlobdImage) {
     }
 }
 
-/// Writes bytes to `out`, or the failure to `error`; false on failure.
-///
-/// # Safety
-/// `out` points to bytes; `error` is null or points to an error.
+/// Writes bytes to `out`, or the failure to `error`; false on failure. `out` points to bytes; `error` is null or
+/// points to an error.
 unsafe fn write_bytes(
     bytes: Result<BlobdBytes, Failure>,
     out: *mut BlobdBytes,
@@ -273,10 +242,8 @@ unsafe fn write_bytes(
     unsafe { report(bytes, error).map(|bytes| out.write(bytes)).is_some() }
 }
 
-/// Writes the failure, or that there is none, to `error` unless it is null. Returns the value.
-///
-/// # Safety
-/// `error` is null or points to an error.
+/// Writes the failure, or that there is none, to `error` unless it is null. Returns the value. `error` is null or
+/// points to an error.
 unsafe fn report<T>(result: Result<T, Failure>, error: *mut BlobdError) -> Option<T> {
     if !error.is_null() {
         let reported = result.as_ref().err().map_or_else(BlobdError::none, Failure::to_c);

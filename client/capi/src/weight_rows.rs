@@ -7,9 +7,8 @@ use blobd_client::model::BlobSlice;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::weights::{ManifestWeights, WeightMap};
 
-use crate::handle::{Failure, c_string, connect, invalid_request};
+use crate::handle::{Failure, c_string, connect, invalid_request, no_expert, no_tensor};
 
-/// The open tensors, and the strings and maps that C gets pointers to.
 #[derive(Debug)]
 pub(crate) struct WeightRows {
     weights: ManifestWeights,
@@ -39,7 +38,6 @@ pub(crate) struct Group {
     pub(crate) members: Vec<usize>,
 }
 
-/// A JSON file of the model.
 #[derive(Debug)]
 struct Document {
     layer: usize,
@@ -48,7 +46,6 @@ struct Document {
 }
 
 impl WeightRows {
-    /// Opens the tensors of a model, or of a component.
     pub(crate) fn open(
         socket: Option<&str>,
         reference: Option<&str>,
@@ -72,13 +69,12 @@ impl WeightRows {
         self.weights.group_size().unwrap_or(0)
     }
 
-    /// The index of the tensor with this name.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         find(&self.rows, name)
     }
 
     pub(crate) fn expert(&self, index: usize, expert: u64) -> Result<&[u8], Failure> {
-        let row = self.rows.get(index).ok_or_else(|| self.no_tensor(index))?;
+        let row = self.rows.get(index).ok_or_else(|| no_tensor(index, self.rows.len()))?;
         let bytes: &[u8] = &row.map;
         let count = row.map.shape().first().copied().unwrap_or(0);
         let stride =
@@ -88,13 +84,9 @@ impl WeightRows {
             .filter(|_| expert < count)
             .and_then(|expert| expert.checked_mul(stride));
         let found = start.and_then(|start| bytes.get(start..start.checked_add(stride)?));
-        found.ok_or_else(|| Failure {
-            code: ErrorCode::NotFound,
-            message: format!("tensor {:?}: has no expert {expert}", row.map.name()),
-        })
+        found.ok_or_else(|| no_expert(row.map.name(), expert))
     }
 
-    /// The bytes of the JSON file with this path.
     pub(crate) fn document(&self, path: Option<&str>) -> Result<&[u8], Failure> {
         let path = path.ok_or_else(|| invalid_request("path: is null"))?;
         let document = self.documents.iter().find(|document| document.path == path);
@@ -107,11 +99,6 @@ impl WeightRows {
         }
         let map = self.weights.model().layer_bytes(document.layer)?;
         Ok(document.map.get_or_init(|| map))
-    }
-
-    pub(crate) fn no_tensor(&self, index: usize) -> Failure {
-        let message = format!("tensor {index}: no such tensor, the model has {}", self.rows.len());
-        Failure { code: ErrorCode::NotFound, message }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char};
 use std::ptr;
 
-use crate::handle::{text, to_c_bytes};
+use crate::handle::{no_tensor, text, to_c_bytes};
 use crate::weight_rows::{WeightRow, WeightRows};
 use crate::{BlobdBytes, BlobdError, report, write_bytes};
 
@@ -73,27 +73,22 @@ pub unsafe extern "C" fn blobd_weights_close(weights: *mut BlobdWeights) {
 }
 
 /// The number of tensors, with the parts of quantised tensors.
-///
-/// # Safety
-/// `weights` comes from `blobd_weights_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_weight_count(weights: *const BlobdWeights) -> usize {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*weights }.0.rows.len()
+pub extern "C" fn blobd_weight_count(weights: &BlobdWeights) -> usize {
+    weights.0.rows.len()
 }
 
 /// Writes the tensor with this index to `out`; they are sorted by name. Returns false if there is no such tensor.
 ///
 /// # Safety
-/// `weights` comes from `blobd_weights_open` and is open; `out` points to a weight.
+/// `out` points to a weight.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blobd_weight_at(
-    weights: *const BlobdWeights,
+    weights: &BlobdWeights,
     index: usize,
     out: *mut BlobdWeight,
 ) -> bool {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    let row = unsafe { &*weights }.0.rows.get(index);
+    let row = weights.0.rows.get(index);
     // SAFETY: Needed to write the result. The caller guarantees a valid pointer.
     row.map(|row| unsafe { out.write(to_c(row)) }).is_some()
 }
@@ -101,28 +96,28 @@ pub unsafe extern "C" fn blobd_weight_at(
 /// The index of the tensor or part with this name; `SIZE_MAX` if there is none.
 ///
 /// # Safety
-/// `weights` comes from `blobd_weights_open` and is open; `name` is a C string.
+/// `name` is a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_weight_find(weights: *const BlobdWeights, name: *const c_char) -> usize {
-    // SAFETY: Needed to access both. The caller guarantees valid pointers.
-    let (weights, name) = unsafe { (&*weights, text(name)) };
+pub unsafe extern "C" fn blobd_weight_find(weights: &BlobdWeights, name: *const c_char) -> usize {
+    // SAFETY: Needed to read it. The caller guarantees a C string or null.
+    let name = unsafe { text(name) };
     name.ok().flatten().and_then(|name| weights.0.find(name)).unwrap_or(usize::MAX)
 }
 
 /// The bytes of a tensor, as they are stored, without a copy; valid until the weights are closed. Returns false on failure.
 ///
 /// # Safety
-/// `weights` comes from `blobd_weights_open` and is open; `out` points to bytes; `error` is null or points to an error.
+/// `out` points to bytes; `error` is null or points to an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blobd_weight_map(
-    weights: *const BlobdWeights,
+    weights: &BlobdWeights,
     index: usize,
     out: *mut BlobdBytes,
     error: *mut BlobdError,
 ) -> bool {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    let rows = unsafe { &(*weights).0 };
-    let bytes = rows.rows.get(index).map(|row| to_c_bytes(&row.map)).ok_or_else(|| rows.no_tensor(index));
+    let rows = &weights.0;
+    let bytes =
+        rows.rows.get(index).map(|row| to_c_bytes(&row.map)).ok_or_else(|| no_tensor(index, rows.rows.len()));
     // SAFETY: Needed to write the result. The caller guarantees valid pointers.
     unsafe { write_bytes(bytes, out, error) }
 }
@@ -133,74 +128,47 @@ pub unsafe extern "C" fn blobd_weight_map(
 /// As for `blobd_weight_map`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blobd_weight_expert(
-    weights: *const BlobdWeights,
+    weights: &BlobdWeights,
     index: usize,
     expert: u64,
     out: *mut BlobdBytes,
     error: *mut BlobdError,
 ) -> bool {
-    // SAFETY: Needed to access the weights and to write the result. The caller guarantees valid pointers.
-    unsafe { write_bytes((&*weights).0.expert(index, expert).map(to_c_bytes), out, error) }
+    // SAFETY: Needed to write the result. The caller guarantees valid pointers.
+    unsafe { write_bytes(weights.0.expert(index, expert).map(to_c_bytes), out, error) }
 }
 
 /// How the model is quantised, in capital letters (`INT4`, `NVFP4`, `Q8`, …): as the first file that declares it says, else
 /// as `model_index.json` says, else as inferred from scales in separate layers; null if unknown.
-///
-/// # Safety
-/// `weights` comes from `blobd_weights_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_weights_quantization(weights: *const BlobdWeights) -> *const c_char {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*weights }.0.quant_type.as_ref().map_or(ptr::null(), |name| name.as_ptr())
+pub extern "C" fn blobd_weights_quantization(weights: &BlobdWeights) -> *const c_char {
+    weights.0.quant_type.as_ref().map_or(ptr::null(), |name| name.as_ptr())
 }
 
 /// How many elements share a scale, as the source of `blobd_weights_quantization` says, else the default of that type; 0 if
 /// unknown.
-///
-/// # Safety
-/// `weights` comes from `blobd_weights_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_weights_group_size(weights: *const BlobdWeights) -> u32 {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*weights }.0.group_size()
+pub extern "C" fn blobd_weights_group_size(weights: &BlobdWeights) -> u32 {
+    weights.0.group_size()
 }
 
 /// The name of the model's component with this number, whichever is requested; they are sorted. Null if there is none.
-///
-/// # Safety
-/// `weights` comes from `blobd_weights_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_weights_component(
-    weights: *const BlobdWeights,
-    number: usize,
-) -> *const c_char {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*weights }.0.components.get(number).map_or(ptr::null(), as_ptr)
+pub extern "C" fn blobd_weights_component(weights: &BlobdWeights, number: usize) -> *const c_char {
+    weights.0.components.get(number).map_or(ptr::null(), as_ptr)
 }
 
 /// The name of the group of tensors with this number, such as the experts of a layer; they are sorted. Null if there is
 /// none.
-///
-/// # Safety
-/// `weights` comes from `blobd_weights_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_weights_group(weights: *const BlobdWeights, number: usize) -> *const c_char {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    unsafe { &*weights }.0.groups.get(number).map_or(ptr::null(), |group| group.name.as_ptr())
+pub extern "C" fn blobd_weights_group(weights: &BlobdWeights, number: usize) -> *const c_char {
+    weights.0.groups.get(number).map_or(ptr::null(), |group| group.name.as_ptr())
 }
 
 /// The index of a group's tensor, in the order of the group's file; `SIZE_MAX` if the group has no such tensor.
-///
-/// # Safety
-/// `weights` comes from `blobd_weights_open` and is open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn blobd_weights_group_member(
-    weights: *const BlobdWeights,
-    group: usize,
-    number: usize,
-) -> usize {
-    // SAFETY: Needed to access it. The caller guarantees a valid pointer.
-    let group = unsafe { &*weights }.0.groups.get(group);
+pub extern "C" fn blobd_weights_group_member(weights: &BlobdWeights, group: usize, number: usize) -> usize {
+    let group = weights.0.groups.get(group);
     group.and_then(|group| group.members.get(number)).copied().unwrap_or(usize::MAX)
 }
 
@@ -208,17 +176,16 @@ pub unsafe extern "C" fn blobd_weights_group_member(
 /// closed. Returns false on failure, for example if the model has no such file.
 ///
 /// # Safety
-/// `weights` comes from `blobd_weights_open` and is open; `path` is a C string; `out` points to bytes; `error` is null or
-/// points to an error.
+/// `path` is a C string; `out` points to bytes; `error` is null or points to an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blobd_weights_json(
-    weights: *const BlobdWeights,
+    weights: &BlobdWeights,
     path: *const c_char,
     out: *mut BlobdBytes,
     error: *mut BlobdError,
 ) -> bool {
-    // SAFETY: Needed to access both. The caller guarantees valid pointers.
-    let (weights, path) = unsafe { (&*weights, text(path)) };
+    // SAFETY: Needed to read it. The caller guarantees a C string or null.
+    let path = unsafe { text(path) };
     let bytes = path.and_then(|path| weights.0.document(path)).map(to_c_bytes);
     // SAFETY: Needed to write the result. The caller guarantees valid pointers.
     unsafe { write_bytes(bytes, out, error) }

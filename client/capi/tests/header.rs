@@ -8,14 +8,15 @@ use std::fs;
 use std::path::Path;
 
 /// The modules with public items, in the order of the header.
-const MODULES: [&str; 5] = ["lib", "metadata", "layers", "weights", "fit"];
+const MODULES: [&str; 4] = ["lib", "metadata", "weights", "fit"];
 
 const TOP: &str =
     "/* blobd's client library: opens a model from a blobd daemon and maps its tensors without a
  * copy. Link with -lblobd_client; a static library also takes -lpthread -ldl -lm.
  *
  * The library has no global state and starts no thread. Any number of threads may use a model at
- * once; close it only when no thread uses it any more. Strings are UTF-8.
+ * once; close it only when no thread uses it any more. Each model, image and weights that a function
+ * gets comes from the function that opens it, and was not closed. Strings are UTF-8.
  *
  * Generated from client/capi/src: change that and run `BLESS=1 cargo test -p blobd-client-c`. */
 #ifndef BLOBD_CLIENT_H
@@ -75,22 +76,33 @@ fn header(source: &str) -> String {
     let mut out = TOP.to_owned();
     let mut lines = source.lines();
     let mut comment = Vec::new();
-    while let Some(line) = lines.next() {
+    // The function that a macro makes of each of its rows, `blobd_name: type;`.
+    let mut template = String::new();
+    while let Some(line) = lines.next().map(str::trim) {
+        let row = line.strip_suffix(';').filter(|row| row.starts_with("blobd_"));
         if let Some(text) = line.strip_prefix("///") {
             comment.push(text.trim().to_owned());
+        } else if let Some((name, of)) = row.and_then(|row| row.split_once(": ")) {
+            write_comment(&mut out, "", &std::mem::take(&mut comment));
+            write_function(&mut out, &template.replace("$name", name).replace("$type", of));
         } else if let Some(rest) = line.strip_prefix("pub struct ") {
             write_comment(&mut out, "", &std::mem::take(&mut comment));
             match rest.split_once('(') {
                 Some((name, _)) => writeln!(out, "typedef struct {0} {0};", snake(name)).unwrap(),
                 None => write_struct(&mut out, &snake(rest.trim_end_matches(" {")), &mut lines),
             }
-        } else if line.starts_with("pub unsafe extern \"C\" fn ") {
-            write_comment(&mut out, "", &std::mem::take(&mut comment));
-            let mut text = line.to_owned();
+        } else if let Some(rest) = line.strip_prefix("pub ").filter(|rest| rest.contains("extern \"C\" fn "))
+        {
+            let mut text = rest.to_owned();
             while !text.ends_with('{') {
                 text += lines.next().expect("a function has a body").trim();
             }
-            write_function(&mut out, &text);
+            if text.contains("$name") {
+                template = text;
+            } else {
+                write_comment(&mut out, "", &std::mem::take(&mut comment));
+                write_function(&mut out, &text);
+            }
         } else if !line.starts_with('#') {
             comment.clear();
         }
@@ -114,9 +126,9 @@ fn write_struct<'l>(out: &mut String, name: &str, lines: &mut impl Iterator<Item
 }
 
 fn write_function(out: &mut String, text: &str) {
-    let text = text.trim_start_matches("pub unsafe extern \"C\" fn ").trim_end_matches('{').trim();
+    let (_, text) = text.split_once("extern \"C\" fn ").unwrap();
     let (name, rest) = text.split_once('(').unwrap();
-    let (arguments, result) = rest.rsplit_once(')').unwrap();
+    let (arguments, result) = rest.trim_end_matches('{').rsplit_once(')').unwrap();
     let argument = |argument: &str| {
         let (name, of) = argument.trim().split_once(": ").unwrap();
         declaration(of, name)
@@ -141,7 +153,7 @@ fn declaration(of: &str, name: &str) -> String {
     {
         return format!("{}[{length}]", declaration(element, name));
     }
-    if let Some(target) = of.strip_prefix("*const ") {
+    if let Some(target) = of.strip_prefix("*const ").or_else(|| of.strip_prefix('&')) {
         return declaration(target, &format!("*{name}")).replacen("", "const ", 1);
     }
     if let Some(target) = of.strip_prefix("*mut ") {

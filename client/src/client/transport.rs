@@ -23,9 +23,6 @@ use crate::sockets::{self, SYSTEM_SOCKET, default_sockets, user_sockets};
 impl Client {
     /// A client of the default daemon: the one that `BLOBD_SOCKET` names, otherwise the system's, otherwise this
     /// user's.
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect), and as [`connect_to_system`](Self::connect_to_system).
     pub fn connect_default() -> Result<Self, ClientError> {
         if let Some(socket) = env::var_os(SOCKET_VARIABLE).filter(|socket| !socket.is_empty()) {
             return Self::connect(socket);
@@ -66,7 +63,6 @@ impl Client {
 }
 
 impl Client {
-    /// Sends a request whose answer is one document.
     pub(super) fn document<R: Request<Answer = Document<T>>, T: DeserializeOwned>(
         &self,
         params: &R::Params,
@@ -202,7 +198,6 @@ fn repeated_by_next_daemon<T>(
     run()
 }
 
-/// Which requests are repeated when their server has ended.
 #[derive(Clone, Copy, Debug)]
 enum Repeat {
     Always,

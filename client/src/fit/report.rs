@@ -1,21 +1,21 @@
-//! The report of an estimate.
+//! The report of an estimate, with notes about its limits.
 
 use blobd_model::estimate::{
-    Basis, Device, Estimate, EstimateError, LayerWeights, ModelSet, Part, Placement, Settings,
+    Basis, Device, Estimate, EstimateError, LayerWeights, ModelSet, Part, Placement, Places, Settings,
 };
+use blobd_model::metadata::Metadata;
 
-use super::notes::notes;
 use super::{FitModel, Room};
 use crate::protocol::fit::{
-    ContextSource, FitAnswer, FitDevice, FitLayer, FitMemory, FitProjector, FitReport, LayerPlace,
+    ContextSource, FitAnswer, FitDevice, FitLayer, FitMemory, FitProjector, FitReport, FitsIn, LayerPlace,
 };
 
-/// What an estimate says of a model.
 pub(super) fn report(
     model: &FitModel,
     context_source: ContextSource,
     mut estimate: Estimate<'_>,
     answer: Option<FitAnswer>,
+    places: Option<&Places>,
 ) -> FitReport {
     let metadata = model.metadata();
     let tensors_end = model.data_offset().saturating_add(estimate.weights_bytes);
@@ -29,8 +29,8 @@ pub(super) fn report(
     }
     let needed_bytes = estimate.required_memory_bytes();
     let options = options(&estimate, answer.as_ref());
-    let projector = estimate.projector.take();
-    let (required_bytes, draft) = (estimate.required_bytes(), estimate.draft.take());
+    let required_bytes = estimate.required_bytes();
+    let (projector, draft) = (estimate.projector.take(), estimate.draft.take());
     FitReport {
         name: model.name.clone(),
         digest: model.digest,
@@ -43,20 +43,31 @@ pub(super) fn report(
         notes,
         projector: projector
             .map(|projector| FitProjector { basis: projector.basis, weights_bytes: projector.weights_bytes }),
-        draft: draft.map(|draft| memory(*draft)),
+        draft: draft.map(|draft| memory(*draft, |_| places.map(|places| places.companions))),
         adapters: std::mem::take(&mut estimate.adapters),
         options,
-        memory: memory(estimate),
+        memory: memory(estimate, |part| match places {
+            Some(places) => Some(places.device_of(part)),
+            None => (part == Part::Input).then_some(None),
+        }),
         answer,
     }
 }
 
-fn memory(estimate: Estimate<'_>) -> FitMemory {
+/// `device_of` is the index of the device that holds a part of the model. The inner `None` is the machine's memory, the
+/// outer one means that it is not known where the part is.
+fn memory(estimate: Estimate<'_>, device_of: impl Fn(Part) -> Option<Option<usize>>) -> FitMemory {
     let settings = estimate.settings;
-    let layer = |weights: &LayerWeights| FitLayer {
-        layer: weights.layer.to_string(),
-        bytes: weights.bytes,
-        place: place(weights, &settings),
+    let layer = |weights: &LayerWeights| {
+        let device = device_of(weights.part);
+        let place = place(weights, &settings, device);
+        let is_on_device = matches!(place, LayerPlace::Device | LayerPlace::DeviceAndMemory);
+        FitLayer {
+            layer: weights.layer.to_string(),
+            bytes: weights.bytes,
+            place,
+            device: device.flatten().filter(|_| is_on_device).map(|device| device as u64),
+        }
     };
     FitMemory {
         basis: estimate.basis,
@@ -77,41 +88,55 @@ fn memory(estimate: Estimate<'_>) -> FitMemory {
         vision_weights_bytes: estimate.vision.weights_bytes,
         vision_graph_bytes: estimate.vision.graph_bytes,
         missing_keys: estimate.missing_keys,
+        unsized_tensors: estimate.unsized_tensors,
     }
 }
 
-fn place(weights: &LayerWeights, settings: &Settings) -> LayerPlace {
-    match weights.part {
+fn place(weights: &LayerWeights, settings: &Settings, device: Option<Option<usize>>) -> LayerPlace {
+    match device {
         _ if weights.table_bytes > 0 && weights.table_bytes == weights.bytes => LayerPlace::Disk,
-        Part::Input => LayerPlace::Memory,
+        Some(None) => LayerPlace::Memory,
         _ if settings.experts_in_memory && weights.expert_bytes > 0 => LayerPlace::DeviceAndMemory,
         _ => LayerPlace::Device,
     }
 }
 
-/// Whether the model fits into the room.
+/// Whether the model fits into the room, and where its parts are.
 pub(super) fn answer(
     models: &ModelSet<'_>,
     estimate: &Estimate<'_>,
     basis: Basis,
     room: &Room,
-) -> Result<FitAnswer, EstimateError> {
-    let fits_in = |bytes: u64| room.memory_bytes.is_none_or(|available| bytes <= available);
-    if room.devices.is_empty() {
-        let is_met = |estimate: &Estimate<'_>| estimate.has_rule && fits_in(estimate.required_memory_bytes());
-        let largest = models.largest_context_where(&estimate.settings, basis, is_met)?;
-        let placement = Placement { memory_bytes: estimate.required_memory_bytes(), ..estimate.place(&[]) };
-        return Ok(placed(models, &placement, is_met(estimate), largest));
-    }
-    let is_met = |placement: &Placement| placement.fits() && fits_in(placement.memory_bytes);
+) -> Result<(FitAnswer, Places), EstimateError> {
     let placement = estimate.place(&room.devices);
     let largest = models.largest_context_where(&estimate.settings, basis, |estimate| {
-        is_met(&estimate.place(&room.devices))
+        fits_in(&estimate.place(&room.devices), room).is_some()
     })?;
-    Ok(placed(models, &placement, is_met(&placement), largest))
+    Ok((placed(models, &placement, fits_in(&placement, room), largest), placement.places))
 }
 
-fn placed(models: &ModelSet<'_>, placement: &Placement, fits: bool, largest: Option<u64>) -> FitAnswer {
+/// Where a placed model fits; `None` if it does not. Parts that are not on devices may use the machine's memory only if
+/// the amount of available memory is known, or if there are no devices.
+fn fits_in(placement: &Placement, room: &Room) -> Option<FitsIn> {
+    let is_in_memory = room.memory_bytes.is_none_or(|available| placement.memory_bytes <= available);
+    let is_on_devices = |device: &Device| device.used_bytes > 0;
+    if !placement.has_rule || !is_in_memory {
+        None
+    } else if !room.devices.is_empty() && placement.fits() {
+        Some(FitsIn::Devices)
+    } else if placement.devices.iter().any(is_on_devices) {
+        room.memory_bytes.map(|_| FitsIn::DevicesAndMemory)
+    } else {
+        (room.devices.is_empty() || room.memory_bytes.is_some()).then_some(FitsIn::Memory)
+    }
+}
+
+fn placed(
+    models: &ModelSet<'_>,
+    placement: &Placement,
+    fits_in: Option<FitsIn>,
+    largest: Option<u64>,
+) -> FitAnswer {
     let device = |device: &Device| FitDevice {
         vram_bytes: device.vram_bytes,
         layers: device.layers,
@@ -126,13 +151,13 @@ fn placed(models: &ModelSet<'_>, placement: &Placement, fits: bool, largest: Opt
         layers_of: placement.layers_of,
         total_bytes: placement.total_bytes,
         memory_bytes: placement.memory_bytes,
-        fits,
+        fits: fits_in.is_some(),
+        fits_in,
         max_context: largest.unwrap_or(0).min(most),
         devices: placement.devices.iter().map(device).collect(),
     }
 }
 
-/// The options of llama.cpp's programs that run the model so.
 fn options(estimate: &Estimate<'_>, answer: Option<&FitAnswer>) -> Vec<String> {
     if !estimate.has_rule {
         return Vec::new();
@@ -153,5 +178,61 @@ fn options(estimate: &Estimate<'_>, answer: Option<&FitAnswer>) -> Vec<String> {
         add(split.len() > 1 && answer.layers > 0, &named("-ts", split.join(",")));
     }
     add(experts_in_memory, &["--cpu-moe".to_owned()]);
+    // Their paths are not known here.
+    add(estimate.projector.is_some(), &named("--mmproj", "PROJECTOR".to_owned()));
+    add(estimate.draft.is_some(), &named("-md", "DRAFT".to_owned()));
+    for _ in &estimate.adapters {
+        add(true, &named("--lora", "ADAPTER".to_owned()));
+    }
     options
+}
+
+fn notes(estimate: &Estimate<'_>, metadata: Metadata<'_>, max_context: Option<u64>) -> Vec<String> {
+    let mut notes = Vec::new();
+    let trained = metadata.context_length();
+    if trained > 0 && estimate.settings.context > trained {
+        notes.push(format!("the model was trained for a context of {trained}"));
+    }
+    if trained > 0 && max_context == Some(trained) {
+        notes.push("more context than the model was trained for may fit".to_owned());
+    }
+    notes.extend(cache_note(estimate, metadata).map(str::to_owned));
+    let is_weights_only = |basis: &str| basis.starts_with("weights only");
+    if is_weights_only(&estimate.basis) {
+        notes.push("only the weights are known, so nobody can say whether it fits".to_owned());
+    } else if !estimate.has_rule && estimate.unknown_companions.is_empty() {
+        notes.push("the file has no weights of blocks, so it is not a whole model".to_owned());
+    }
+    for companion in &estimate.unknown_companions {
+        notes.push(format!(
+            "the memory of the {companion} is not known, so nobody can say whether everything fits"
+        ));
+    }
+    if estimate.unsized_tensors > 0 {
+        let count = estimate.unsized_tensors;
+        notes.push(format!("tensors of unknown types, which count up to the next tensor: {count}"));
+    }
+    if estimate.projector.as_ref().is_some_and(|projector| is_weights_only(&projector.basis)) {
+        notes.push("the compute buffer of the projector is not counted".to_owned());
+    }
+    for compared in [Some(estimate), estimate.draft.as_deref()].into_iter().flatten() {
+        if !compared.is_compared && !is_weights_only(&compared.basis) {
+            notes.push(format!("the numbers of {} were not compared with llama.cpp", compared.basis));
+        }
+    }
+    notes
+}
+
+fn cache_note(estimate: &Estimate<'_>, metadata: Metadata<'_>) -> Option<&'static str> {
+    let is_quantized = |cache_type: &str| !matches!(cache_type, "f32" | "f16" | "bf16");
+    let cache_types = [estimate.settings.cache_type_k.name(), estimate.settings.cache_type_v.name()];
+    if !cache_types.into_iter().any(is_quantized) {
+        None
+    } else if !cache_types.into_iter().all(|name| metadata.supports_kv_cache_type(name)) {
+        Some("Ollama uses f16 for this model's cache")
+    } else if !metadata.supports_flash_attention() {
+        Some("a quantised cache needs flash attention, which this model does not support")
+    } else {
+        None
+    }
 }

@@ -6,7 +6,6 @@ use crate::error::ProtocolError;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BodyDecoder {
     state: State,
-    /// The received part of a framing line.
     line: Vec<u8>,
 }
 
@@ -14,15 +13,12 @@ pub(super) struct BodyDecoder {
 enum State {
     /// In a body of known length; the bytes left.
     Counted(u64),
-    /// In the line with a chunk's length.
     ChunkSize,
     /// In a chunk; the bytes left.
     ChunkData(u64),
     /// Between a chunk and the next one's line.
     ChunkEnd,
-    /// After the last chunk.
     Trailer,
-    /// After the body.
     Done,
 }
 

@@ -1,4 +1,4 @@
-//! What the user of a connection may do.
+//! What the user of a connection may do, and what the policy decides about a model.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,6 @@ impl Right {
     pub const ALL: [Self; 3] = [Self::Read, Self::Pull, Self::Administer];
 
     /// Its name in the configuration and in the protocol.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -39,4 +38,23 @@ pub struct OwnAccess {
     pub groups: Vec<u32>,
     /// `read`, `pull` and `admin`, as far as the user has them.
     pub rights: Vec<String>,
+}
+
+/// What the policy decides about a model for the caller.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyDecision {
+    /// Whether the caller may use the model.
+    pub allowed: bool,
+    /// The number of the rule that decides, from 1; absent if none applies and the default decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<u64>,
+    /// The reason that the rule gives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What the denial depends on, such as `license unknown`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<String>,
+    /// Where the rule is: `FILE:LINE`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
 }

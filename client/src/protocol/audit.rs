@@ -8,6 +8,9 @@ use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::Time;
+use super::lists::one_or_several;
+
 /// The longest line of the audit log, with its line break. A longer record is written without its details.
 pub const MAX_LINE_BYTES: usize = 16 << 10;
 
@@ -23,12 +26,12 @@ const LIST_LENGTHS: [usize; 6] = [usize::MAX, 50, 24, 12, 4, 1];
 /// What a request, or the daemon itself, has done or was refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditRecord {
-    /// Its number in the log: each record has a higher one than those written before it, whatever the clock says.
-    /// Absent in records of earlier versions.
+    /// Its number in the log, higher than those of earlier records, whatever the clock says. Records of earlier
+    /// versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
-    /// When it ended, RFC 3339 in UTC, with milliseconds.
-    pub time: String,
+    /// When it ended, with milliseconds.
+    pub time: Time,
     /// The ID of the request; absent for what the daemon did by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
@@ -46,7 +49,7 @@ pub struct AuditRecord {
     /// What was requested, such as `pull` or `rm`; `evict`, `scrub`, `start`, `stop`, `reload` and `audit` for what the
     /// daemon did by itself.
     pub verb: String,
-    /// The model, as it is stored, or else as it was requested.
+    /// The model's short name, several separated by spaces; if it is not stored, as it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The digest of its manifest; for `scrub` the one of the blob.
@@ -67,7 +70,7 @@ pub struct AuditRecord {
     /// Whether nothing was changed because the client asked for a dry run.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
-    /// More facts, by name.
+    /// More facts, by name: `from` is the source of an edit, a tag or a rename.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<String, Value>,
 }
@@ -75,7 +78,6 @@ pub struct AuditRecord {
 impl AuditRecord {
     /// The record as a line of the log, at most [`MAX_LINE_BYTES`] long with the number that [`Self::numbered`] adds.
     /// All control characters are escaped; what follows `?` in a URL, and users and passwords in it, are removed.
-    #[must_use]
     pub fn line(&self) -> Vec<u8> {
         let record = Self {
             model: self.model.as_deref().map(short),
@@ -98,7 +100,6 @@ impl AuditRecord {
     }
 
     /// The line of a record without a number, with this one.
-    #[must_use]
     pub fn numbered(line: &[u8], seq: u64) -> Vec<u8> {
         let mut numbered = format!("{{\"seq\":{seq},").into_bytes();
         numbered.extend_from_slice(line.get(1..).unwrap_or_default());
@@ -114,7 +115,6 @@ impl AuditRecord {
 
     /// The record of a line, with or without its line break; `None` if it is not one, as the rest of a line that was
     /// being written when the machine failed.
-    #[must_use]
     pub fn parse(line: &[u8]) -> Option<Self> {
         if line.len() > MAX_LINE_BYTES {
             return None;
@@ -125,7 +125,6 @@ impl AuditRecord {
 
 /// JSON with DEL and the C1 control characters escaped too, which JSON does not require: some terminals take U+009B for
 /// the start of an escape sequence.
-#[must_use]
 pub fn escape_controls(json: String) -> String {
     let is_raw = |c: char| matches!(c, '\u{7f}'..='\u{9f}');
     // JSON has these in strings only.
@@ -180,7 +179,7 @@ fn without_secret(word: &str) -> String {
     format!("{scheme}://{host}{path}{end}")
 }
 
-/// Parameters of `Route::Log`. A record is in the response if all that is given applies to it.
+/// Parameters of `Route::Log`. The response has the records to which all given conditions apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogParams {
@@ -196,12 +195,12 @@ pub struct LogParams {
     /// The result, or one of several.
     #[serde(rename = "result", with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
     pub results: Vec<String>,
-    /// The earliest time, RFC 3339 in UTC.
+    /// The earliest time.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub since: Option<String>,
-    /// The time after the latest one, RFC 3339 in UTC.
+    pub since: Option<Time>,
+    /// The time after the latest one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub until: Option<String>,
+    pub until: Option<Time>,
     /// Only what failed or was refused.
     pub failed: bool,
     /// The most records: the latest ones. 1000 if absent.
@@ -209,33 +208,6 @@ pub struct LogParams {
     pub limit: Option<u64>,
     /// Continue with the records that are written from now on, until the client disconnects.
     pub follow: bool,
-}
-
-/// One text, or a list of them.
-mod one_or_several {
-    use serde::{Deserialize, Deserializer, Serialize as _, Serializer};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum OneOrSeveral {
-        One(String),
-        Several(Vec<String>),
-    }
-
-    pub(super) fn serialize<S: Serializer>(texts: &[String], serializer: S) -> Result<S::Ok, S::Error> {
-        match texts {
-            [one] => one.serialize(serializer),
-            several => several.serialize(serializer),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-        Ok(match Option::deserialize(deserializer)? {
-            None => Vec::new(),
-            Some(OneOrSeveral::One(text)) => vec![text],
-            Some(OneOrSeveral::Several(texts)) => texts,
-        })
-    }
 }
 
 /// The last line of the response to `Route::Log`.

@@ -88,7 +88,6 @@ pub fn receive_message(
 /// Whether `sendmsg` failed because the sending user has too many descriptors in flight: sent over any Unix
 /// socket by any of the user's processes, and not yet received. The kernel allows as many as the sending
 /// process may have open files. The error is temporary: it ends when the receivers receive them.
-#[must_use]
 pub fn is_too_many_in_flight(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
 }
@@ -112,13 +111,11 @@ pub struct Connection {
 
 impl Connection {
     /// A connection on `stream`, from which nothing has been received.
-    #[must_use]
     pub fn new(stream: UnixStream) -> Self {
         Self::resume(stream, &[], VecDeque::new())
     }
 
     /// A connection on `stream`, from which `bytes` and `fds` have already been received.
-    #[must_use]
     pub fn resume(stream: UnixStream, bytes: &[u8], fds: VecDeque<OwnedFd>) -> Self {
         let mut decoder = FrameDecoder::new();
         decoder.push(bytes);
@@ -126,27 +123,12 @@ impl Connection {
         Self { stream, decoder, fds, buffer }
     }
 
-    /// Sets how long to wait for the peer to receive or send bytes; without limit if `None`.
-    ///
-    /// # Errors
-    /// Those of the system call; a duration of zero is an error.
-    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.stream.set_read_timeout(timeout)?;
-        self.stream.set_write_timeout(timeout)
-    }
-
     /// Sends a frame, with `fds` attached to its first byte.
-    ///
-    /// # Errors
-    /// [`ConnectionError`] when the frame is too long or cannot be sent.
     pub fn send(&mut self, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
         Ok(send_all(&self.stream, &frame.encode()?, fds)?)
     }
 
     /// Sends frames that are encoded already.
-    ///
-    /// # Errors
-    /// [`ConnectionError`] when they cannot be sent.
     pub fn send_bytes(&mut self, frames: &[u8]) -> Result<(), ConnectionError> {
         Ok(send_all(&self.stream, frames, &[])?)
     }
@@ -170,7 +152,6 @@ impl Connection {
 
     /// Whether bytes have arrived that [`receive`](Self::receive) has not returned yet. False after the
     /// peer has closed and all its bytes have been received.
-    #[must_use]
     pub fn has_more(&self) -> bool {
         self.decoder.is_inside_frame()
             || rustix::io::ioctl_fionread(&self.stream).is_ok_and(|count| count > 0)
@@ -190,7 +171,6 @@ impl Connection {
     }
 
     /// The socket. Data that was received but not yet returned is dropped.
-    #[must_use]
     pub fn into_stream(self) -> UnixStream {
         self.stream
     }
@@ -198,32 +178,22 @@ impl Connection {
 
 /// An error that ends the exchange of frames.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the variants and their fields are")]
 #[non_exhaustive]
 pub enum ConnectionError {
     /// The peer closed the connection.
     #[error("connection: closed by the peer{}", if *.inside_frame { " in the middle of a frame" } else { "" })]
-    Closed {
-        /// Whether only part of a frame had arrived.
-        inside_frame: bool,
-    },
-    /// The peer sent or received nothing for longer than the timeout.
+    Closed { inside_frame: bool },
     #[error("connection: timed out waiting for the peer")]
     TimedOut,
-    /// The number of descriptors received with an `fds` frame is not the frame's `count`.
     #[error("connection: wrong number of descriptors with a frame: expected {expected}, found {found}")]
-    FdCount {
-        /// How many were received.
-        found: usize,
-        /// The frame's `count`.
-        expected: u32,
-    },
+    FdCount { found: usize, expected: u32 },
     /// The received bytes are not a frame, or a frame to be sent is too long.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The user has too many descriptors in flight, so no more can be sent.
     #[error("connection: {TOO_MANY_IN_FLIGHT}")]
     TooManyInFlight,
-    /// The socket failed.
     #[error("connection: {0}")]
     Io(io::Error),
 }

@@ -8,11 +8,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// An error from the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The kind of failure, for programs. A code that this version does not know is parsed as
-    /// [`ErrorCode::Internal`].
+    /// The kind of failure: see the table of codes.
+    ///
+    /// A code that this version does not know is parsed as [`ErrorCode::Internal`].
     #[serde(deserialize_with = "known_or_internal")]
     pub code: ErrorCode,
-    /// A description of the failure, for people: in lower case, the subject first.
+    /// What happened, for people: in lower case, the subject first.
     pub message: String,
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -20,6 +21,15 @@ pub struct ErrorBody {
     /// The ID of the request that failed, under which the daemon's log and its audit log have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
+}
+
+/// One of several models or files of a request that failed; the request went on with the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedItem {
+    /// The model or file, as it was given.
+    pub name: String,
+    /// Why it failed.
+    pub error: ErrorBody,
 }
 
 impl ErrorBody {
@@ -52,107 +62,71 @@ pub struct ErrorResponse {
     pub error: ErrorBody,
 }
 
-/// A kind of failure. Each has one HTTP status and one exit code of the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum ErrorCode {
-    /// The request is malformed: a wrong name, an unknown route, a body that is not JSON.
-    InvalidRequest,
-    /// The file or manifest is malformed; nothing of it was kept.
-    InvalidInput,
-    /// No such model, tensor or tag.
-    NotFound,
-    /// A resource is in use: by another daemon, or by too many sessions.
-    Busy,
-    /// Stored data is damaged.
-    Corrupt,
-    /// There is no space left for the data to be written.
-    NoSpace,
-    /// The data would be charged to the caller, whose quota has too little space left.
-    OverQuota,
-    /// Nothing can be added or removed, because a sync has failed.
-    ReadOnly,
-    /// The caller may not do this.
-    Denied,
-    /// A rule of the daemon's policy denies the model to the caller.
-    DeniedByPolicy,
-    /// A registry failed, sent wrong data or could not be reached.
-    Upstream,
-    /// No daemon answers where one is expected.
-    Unavailable,
-    /// The daemon itself failed.
-    Internal,
+/// Defines the codes: `Name: "name in JSON", HTTP status, exit code of the command line;`
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $code:ident: $name:literal, $http_status:literal, $exit_code:literal;)*) => {
+        /// A kind of failure. Each has one HTTP status and one exit code of the command line.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub enum ErrorCode {
+            $($(#[$doc])* #[serde(rename = $name)] $code,)*
+        }
+
+        impl ErrorCode {
+            /// All codes of this version.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$code),*];
+
+            /// Its name in JSON.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$code => $name,)*
+                }
+            }
+
+            /// The HTTP status of a response with this code.
+            pub const fn http_status(self) -> u16 {
+                match self {
+                    $(Self::$code => $http_status,)*
+                }
+            }
+
+            /// The exit code of the command line.
+            pub const fn exit_code(self) -> u8 {
+                match self {
+                    $(Self::$code => $exit_code,)*
+                }
+            }
+        }
+    };
 }
 
-impl ErrorCode {
-    /// All codes of this version.
-    pub const ALL: [Self; 13] = [
-        Self::InvalidRequest,
-        Self::InvalidInput,
-        Self::NotFound,
-        Self::Busy,
-        Self::Corrupt,
-        Self::NoSpace,
-        Self::OverQuota,
-        Self::ReadOnly,
-        Self::Denied,
-        Self::DeniedByPolicy,
-        Self::Upstream,
-        Self::Unavailable,
-        Self::Internal,
-    ];
-
-    /// Its name in JSON.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::InvalidRequest => "invalid_request",
-            Self::InvalidInput => "invalid_input",
-            Self::NotFound => "not_found",
-            Self::Busy => "busy",
-            Self::Corrupt => "corrupt",
-            Self::NoSpace => "no_space",
-            Self::OverQuota => "over_quota",
-            Self::ReadOnly => "read_only",
-            Self::Denied => "denied",
-            Self::DeniedByPolicy => "denied_by_policy",
-            Self::Upstream => "upstream",
-            Self::Unavailable => "unavailable",
-            Self::Internal => "internal",
-        }
-    }
-
-    /// The HTTP status of a response with this code.
-    #[must_use]
-    pub const fn http_status(self) -> u16 {
-        match self {
-            Self::InvalidRequest => 400,
-            Self::InvalidInput => 422,
-            Self::NotFound => 404,
-            Self::Busy => 409,
-            Self::Corrupt | Self::Internal => 500,
-            Self::NoSpace | Self::OverQuota => 507,
-            Self::ReadOnly | Self::Unavailable => 503,
-            Self::Denied | Self::DeniedByPolicy => 403,
-            Self::Upstream => 502,
-        }
-    }
-
-    /// The exit code of the command line.
-    #[must_use]
-    pub const fn exit_code(self) -> u8 {
-        match self {
-            Self::InvalidInput | Self::Upstream | Self::ReadOnly | Self::Internal => 1,
-            Self::InvalidRequest => 2,
-            Self::NotFound => 3,
-            Self::Busy => 4,
-            Self::Corrupt => 5,
-            Self::NoSpace | Self::OverQuota => 6,
-            Self::Denied | Self::DeniedByPolicy => 7,
-            Self::Unavailable => 8,
-        }
-    }
+error_codes! {
+    /// The request is malformed: a wrong name, an unknown route, a body that is not JSON.
+    InvalidRequest: "invalid_request", 400, 2;
+    /// The file or manifest is malformed; nothing of it was kept.
+    InvalidInput: "invalid_input", 422, 1;
+    /// No such model, tensor or tag.
+    NotFound: "not_found", 404, 3;
+    /// A resource is in use: by another daemon, or by too many sessions.
+    Busy: "busy", 409, 4;
+    /// Stored data is damaged.
+    Corrupt: "corrupt", 500, 5;
+    /// No space is left for the data to be written.
+    NoSpace: "no_space", 507, 6;
+    /// The data would be charged to the caller, whose quota has too little space left.
+    OverQuota: "over_quota", 507, 6;
+    /// Nothing can be added or removed, because a sync has failed.
+    ReadOnly: "read_only", 503, 1;
+    /// The caller may not do this.
+    Denied: "denied", 403, 7;
+    /// A rule of the daemon's policy denies the model to the caller.
+    DeniedByPolicy: "denied_by_policy", 403, 7;
+    /// A registry failed, sent wrong data or could not be reached.
+    Upstream: "upstream", 502, 1;
+    /// No daemon answers where one is expected.
+    Unavailable: "unavailable", 503, 8;
+    /// The daemon itself failed.
+    Internal: "internal", 500, 1;
 }
 
 /// Removes ` (os error 2)` and the like, which the standard library appends to the text of the system.
@@ -198,13 +172,6 @@ mod tests {
         assert_eq!(body.message, "a: No such file or directory; b: No such file or directory");
         for text in ["x (os error )", "x (os error 2", "x (os error 2x)", "é (os error "] {
             assert_eq!(ErrorBody::new(ErrorCode::NotFound, text).message, text);
-        }
-    }
-
-    #[test]
-    fn code_has_its_name_in_json() {
-        for code in ErrorCode::ALL {
-            assert_eq!(serde_json::to_value(code).unwrap(), code.name());
         }
     }
 

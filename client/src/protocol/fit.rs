@@ -1,4 +1,5 @@
 //! The memory that a model needs, and how much of it fits.
+#![expect(missing_docs, reason = "a name that says it all has no comment")]
 
 use std::str::FromStr;
 
@@ -35,7 +36,6 @@ pub struct FitParams {
 #[error("{0}")]
 pub struct FitQueryError(String);
 
-/// The names of the formulas.
 const BASES: [(&str, Basis); 2] = [("llama.cpp", Basis::LlamaCpp), ("ollama", Basis::Ollama)];
 
 impl FitParams {
@@ -43,7 +43,6 @@ impl FitParams {
     pub const MAX_DEVICES: usize = 64;
 
     /// The query, without the question mark; empty if no parameter is set.
-    #[must_use]
     pub fn to_query(&self) -> String {
         let mut pairs = Vec::new();
         let mut add =
@@ -65,9 +64,6 @@ impl FitParams {
     }
 
     /// The formulas with this name.
-    ///
-    /// # Errors
-    /// [`FitQueryError`] if there are none.
     pub fn basis_of_name(name: &str) -> Result<Basis, FitQueryError> {
         let found = BASES.iter().find(|(known, _)| *known == name).map(|(_, basis)| *basis);
         found.ok_or_else(|| {
@@ -135,10 +131,9 @@ fn cache_type(key: &str, value: &str) -> Result<CacheType, FitQueryError> {
     value.parse().map_err(|error| FitQueryError(format!("{key}: {error}")))
 }
 
-/// Response to `Route::Fit`.
+/// The memory that a model needs, and whether it fits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FitReport {
-    /// The model's name.
     pub name: String,
     /// The digest of its manifest, if it has one.
     pub digest: Option<Digest>,
@@ -171,7 +166,7 @@ pub struct FitReport {
     /// Whether it fits; only if it is known into what.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<FitAnswer>,
-    /// The options of llama.cpp's programs that run the model so.
+    /// The options of llama.cpp's programs that run the model so; none without a rule.
     pub options: Vec<String>,
 }
 
@@ -196,7 +191,8 @@ pub struct FitMemory {
     pub basis: String,
     /// The formulas of the computation graph.
     pub graph_basis: String,
-    /// Whether the basis has a rule for this model. If not, KV cache and graph are unknown, and it never fits.
+    /// Whether the basis has a rule for this model and what belongs to it. If not, KV cache and graph are unknown, and it
+    /// never fits.
     pub has_rule: bool,
     /// The context of one sequence in tokens.
     pub context: u64,
@@ -228,6 +224,9 @@ pub struct FitMemory {
     pub vision_graph_bytes: u64,
     /// Keys of the header that the formulas need and the model lacks.
     pub missing_keys: Vec<String>,
+    /// The tensors of unknown types. Each counts with the bytes up to the next one.
+    #[serde(default)]
+    pub unsized_tensors: u64,
 }
 
 /// The weights of a layer.
@@ -237,11 +236,14 @@ pub struct FitLayer {
     pub layer: String,
     /// Their size.
     pub bytes: u64,
-    /// Where they belong.
+    /// Where they are; where they belong if it is not known into what the model should fit.
     pub place: LayerPlace,
+    /// The index of the device that holds them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<u64>,
 }
 
-/// Where the weights of a layer belong.
+/// Where the weights of a layer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerPlace {
@@ -275,14 +277,29 @@ pub struct FitAnswer {
     pub layers_of: u64,
     /// Layers, KV cache and what belongs to the model, and a graph for each device with layers.
     pub total_bytes: u64,
-    /// What is in the machine's memory.
+    /// What is in the machine's memory, with the graph if no layer is on a device.
     pub memory_bytes: u64,
-    /// Whether everything fits.
+    /// Whether everything fits, on devices or in the machine's memory.
     pub fits: bool,
+    /// In what it fits, if it does.
+    #[serde(default)]
+    pub fits_in: Option<FitsIn>,
     /// The largest context with which everything fits, at most the trained one; 0 if even a context of 1 does not fit.
     pub max_context: u64,
     /// What each device holds.
     pub devices: Vec<FitDevice>,
+}
+
+/// In what a model fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FitsIn {
+    /// All layers are on devices.
+    Devices,
+    /// Some layers are on devices, the others in the machine's memory.
+    DevicesAndMemory,
+    /// Everything is in the machine's memory.
+    Memory,
 }
 
 /// What a device holds.

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ErrorBody;
 use super::event::ImportProgress;
-use super::response::{Imported, OpenHead, OpenPiece, TensorLocation};
+use super::pull::Imported;
+use super::response::{OpenHead, OpenPiece, TensorLocation};
 
 /// The longest frame. It limits the memory that a peer can make the receiver use; lists that do not
 /// fit are split into several frames.
@@ -47,6 +48,14 @@ pub enum Frame {
         /// How many have been received in all.
         received: u32,
     },
+    /// Import of several files, daemon to client: the client sends the descriptors of these files in one
+    /// `fds` frame with the same numbers.
+    Want {
+        /// The number of the first file. A file is wanted once, and its number is the next.
+        first: u32,
+        /// How many files, from 1 to [`MAX_WANTED_FILES`](super::MAX_WANTED_FILES).
+        count: u32,
+    },
     /// Import, daemon to client: its progress.
     Progress(ImportProgress),
     /// Import, daemon to client: the import has succeeded; nothing follows.
@@ -57,9 +66,6 @@ pub enum Frame {
 
 impl Frame {
     /// The frame's bytes, starting with the length.
-    ///
-    /// # Errors
-    /// [`FrameError::TooLong`] above [`MAX_FRAME_BYTES`].
     pub fn encode(&self) -> Result<Vec<u8>, FrameError> {
         let mut out = Vec::new();
         self.encode_into(&mut out)?;
@@ -67,9 +73,6 @@ impl Frame {
     }
 
     /// Appends the frame's bytes to `out`; on an error `out` is unchanged.
-    ///
-    /// # Errors
-    /// [`FrameError::TooLong`] above [`MAX_FRAME_BYTES`].
     pub fn encode_into(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
         let start = begin_frame(out);
         append_json(self, out)?;
@@ -77,7 +80,6 @@ impl Frame {
     }
 
     /// The frame's kind, for messages.
-    #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Open(_) => "open",
@@ -85,6 +87,7 @@ impl Frame {
             Self::Tensors(_) => "tensors",
             Self::Fds { .. } => "fds",
             Self::Ack { .. } => "ack",
+            Self::Want { .. } => "want",
             Self::Progress(_) => "progress",
             Self::Imported(_) => "imported",
             Self::Error(_) => "error",
@@ -119,7 +122,6 @@ pub fn encode_pieces<'a>(
 
 /// The same pieces, with every literal longer than [`MAX_LITERAL_BYTES`] split into several pieces. The
 /// `piece_count` in the head of the response is the number after this split.
-#[must_use]
 pub fn cut_literals(pieces: Vec<OpenPiece>) -> Vec<OpenPiece> {
     let cut = |piece| match piece {
         OpenPiece::Literal { literal } if literal.len() > MAX_LITERAL_BYTES => {
@@ -138,9 +140,7 @@ pub fn cut_literals(pieces: Vec<OpenPiece>) -> Vec<OpenPiece> {
 #[derive(Clone, Debug)]
 pub struct FrameDecoder {
     buffer: Vec<u8>,
-    /// Where in `buffer` the next frame starts.
     start: usize,
-    /// The longest frame accepted.
     max_bytes: usize,
 }
 
@@ -152,14 +152,12 @@ impl Default for FrameDecoder {
 
 impl FrameDecoder {
     /// A decoder that accepts frames up to [`MAX_FRAME_BYTES`].
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// A decoder with a lower limit, for a peer that sends only short frames. A longer frame is an error as
     /// soon as its length has arrived.
-    #[must_use]
     pub const fn with_limit(max_bytes: usize) -> Self {
         Self { buffer: Vec::new(), start: 0, max_bytes }
     }
@@ -189,7 +187,6 @@ impl FrameDecoder {
     }
 
     /// Whether bytes of an incomplete frame, or of a frame not yet returned, are buffered.
-    #[must_use]
     pub fn is_inside_frame(&self) -> bool {
         !self.pending().is_empty()
     }
@@ -201,22 +198,13 @@ impl FrameDecoder {
 
 /// Why bytes cannot be decoded, or a frame cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the variants and their fields are")]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The frame is longer than the limit.
     #[error("frame: too long: expected at most {limit} bytes, found {found}")]
-    TooLong {
-        /// Its length.
-        found: usize,
-        /// The longest allowed.
-        limit: usize,
-    },
-    /// The bytes are not JSON, or the JSON is not a [`Frame`].
+    TooLong { found: usize, limit: usize },
     #[error("frame: {reason}")]
-    Malformed {
-        /// The message of the JSON parser.
-        reason: String,
-    },
+    Malformed { reason: String },
 }
 
 impl FrameError {
@@ -280,7 +268,6 @@ fn end_frame(out: &mut Vec<u8>, start: usize) -> Result<(), FrameError> {
     }
 }
 
-/// The size of the length at the start of a frame.
 const LENGTH_BYTES: usize = 4;
 
 /// The size from which a frame with a list takes no further item. Larger frames would prevent the

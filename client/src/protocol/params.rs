@@ -5,10 +5,10 @@ use blobd_store_format::reference::{Reference, ReferenceError};
 use blobd_store_format::source::PullSource;
 
 use super::audit::LogParams;
-use super::edit::EditParams;
 use super::error::{ErrorBody, ErrorCode};
 use super::fit::FitParams;
-use super::promote::PromoteParams;
+use super::naming::EditParams;
+use super::naming::PromoteParams;
 use super::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
@@ -99,7 +99,7 @@ impl Params for LogParams {}
 
 /// The name that the model is to get, or the file's if no name can be made from that.
 fn imported(params: &ImportParams) -> String {
-    let derived = || DerivedName::of_file(&params.file_name).ok().map(|names| short_name(names.first()));
+    let derived = || DerivedName::from_path(&params.file_name).ok().map(|names| short_name(names.first()));
     params.name.as_ref().map(short_name).or_else(derived).unwrap_or_else(|| params.file_name.clone())
 }
 
@@ -122,9 +122,6 @@ pub trait UriParams: Sized {
     fn to_uri(&self) -> (Option<&Reference>, String);
 
     /// The parameters of a request with this name, without percent-encoding, and this query.
-    ///
-    /// # Errors
-    /// [`ErrorCode::InvalidRequest`].
     fn from_uri(name: &str, query: Option<&str>) -> Result<Self, ErrorBody>;
 }
 
@@ -301,12 +298,7 @@ mod tests {
             unpin.subject(),
             Subject { model: Some("a:q4".into()), source: None, verb: Some("unpin") }
         );
-        let import = |file_name: &str| ImportParams {
-            file_name: file_name.to_owned(),
-            name: None,
-            force: false,
-            sidecars: Vec::new(),
-        };
+        let import = |file_name: &str| ImportParams::new(file_name);
         assert_eq!(import("tiny-Q4_K_M.gguf").subject().model.as_deref(), Some("tiny:Q4_K_M"));
         assert_eq!(RemovePartialsParams::default().subject(), Subject::default());
     }

@@ -1,15 +1,17 @@
 //! The bodies of requests.
+#![expect(missing_docs, reason = "a name that says it all has no comment")]
 
+use blobd_store_format::digest::Digest;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{Components, PullSource};
 use serde::{Deserialize, Serialize};
 
-/// Body of `Route::Open`.
+use super::lists;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenParams {
-    /// The model.
     pub reference: Reference,
     /// The tensors whose locations and descriptors the response contains.
     #[serde(default)]
@@ -28,7 +30,6 @@ pub struct OpenParams {
 
 impl OpenParams {
     /// Requests all tensors of all layers, and the files that are stored whole.
-    #[must_use]
     pub const fn new(reference: Reference) -> Self {
         Self {
             reference,
@@ -59,8 +60,6 @@ impl OpenPurpose {
     /// All purposes.
     pub const ALL: [Self; 4] = [Self::Open, Self::Export, Self::Exec, Self::Mount];
 
-    /// The verb of the request.
-    #[must_use]
     pub const fn verb(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -87,7 +86,7 @@ pub enum TensorSelection {
     /// Those whose names start with this.
     Prefix(String),
     /// Those with these names; one that the model lacks is an error.
-    Names(Vec<String>),
+    Names(#[serde(deserialize_with = "lists::names")] Vec<String>),
     /// Stacks that contain one of these experts, and tensors that are one of them.
     Experts(ExpertSelection),
 }
@@ -100,6 +99,7 @@ pub struct ExpertSelection {
     #[serde(default)]
     pub prefix: String,
     /// The experts' numbers, from 0.
+    #[serde(deserialize_with = "lists::numbers")]
     pub numbers: Vec<u64>,
 }
 
@@ -114,36 +114,75 @@ pub enum FileSelection {
     All,
 }
 
-/// Body of `Route::Import`; the descriptors of the file and of its sidecars follow in a frame.
+/// Body of `Route::Import`; the descriptors of the file and of its sidecars follow in a frame, those of `files` in frames
+/// that the daemon requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
     /// The file's name, for messages and to derive the model's name if `name` is absent. The folders that it is in may
-    /// stand before it: they distinguish it from another file of the same name.
+    /// come before it: they distinguish it from another file of the same name. With `files`, the path of the folder that
+    /// they are in, or of the first of the shards.
     pub file_name: String,
     /// The model's name; derived from the file's name if absent, and made distinct from those of other models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
-    /// Whether another model that has the name is replaced. For the name of a pinned model this takes the right to
+    /// Whether another model that has the name is replaced. For the name of a pinned model this needs the right to
     /// administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
     /// The files that are stored as components of the same model, in the order of their descriptors; at most
-    /// [`MAX_SIDECARS`](Self::MAX_SIDECARS).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// [`MAX_SIDECARS`](lists::MAX_SIDECARS).
+    #[serde(default, deserialize_with = "lists::sidecars", skip_serializing_if = "Vec::is_empty")]
     pub sidecars: Vec<Sidecar>,
+    /// All files of a model of several files, in the order of its layers, instead of one file and its sidecars; at most
+    /// [`MAX_IMPORTED_FILES`](lists::MAX_IMPORTED_FILES). The daemon requests their descriptors a few at a time.
+    #[serde(default, deserialize_with = "lists::files", skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<ImportFile>,
+    /// The manifest of a model that another program has pulled: the model gets exactly this one. `files` then has an entry
+    /// for each digest that the manifest names, once and in its order: the configuration, then the layers. A file whose
+    /// content has another digest is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<String>,
+    /// Where another program says that it pulled the model from. A repair can fetch damaged files from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copied_from: Option<PullSource>,
 }
 
 impl ImportParams {
-    /// The most sidecars of one import; a model has one of each kind, or the shards of a draft.
-    pub const MAX_SIDECARS: usize = 15;
+    /// The import of one file without sidecars, under a name that is derived from the file's.
+    pub fn new(file_name: impl Into<String>) -> Self {
+        Self {
+            file_name: file_name.into(),
+            name: None,
+            force: false,
+            sidecars: Vec::new(),
+            files: Vec::new(),
+            manifest: None,
+            copied_from: None,
+        }
+    }
+}
+
+/// One of the files that make up an imported model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportFile {
+    /// Its path in the model, such as `tokenizer/tokenizer.json`: relative, without `..`.
+    pub path: String,
+    /// Its size in bytes. A file that has another one when it is read is refused.
+    pub size: u64,
+    /// What it is in the model, if it does not follow from its path and its content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<SidecarComponent>,
+    /// Its digest, if that is known. A file with another one is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
 }
 
 /// A file that belongs to an imported one and becomes a component of the same model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sidecar {
-    /// What it is.
     pub component: SidecarComponent,
     /// Its name, without a folder.
     pub file_name: String,
@@ -159,7 +198,6 @@ pub enum SidecarComponent {
     Draft,
 }
 
-/// Body of `Route::Pull`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullParams {
@@ -177,36 +215,33 @@ pub struct PullParams {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
     /// Whether another model that has the name is replaced, although the name does not follow this source. For the name
-    /// of a pinned model this takes the right to administer, and the pin stays with the name.
+    /// of a pinned model this needs the right to administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 
 impl PullParams {
     /// Requests a model from its registry, under the registry's name for it.
-    #[must_use]
     pub const fn of(reference: Reference) -> Self {
         Self::of_source(PullSource::Registry(reference))
     }
 
     /// Requests a source with the components that belong to it, under the name that it has.
-    #[must_use]
     pub const fn of_source(source: PullSource) -> Self {
         Self { source, name: None, components: Components::DEFAULT, limit_rate: None, force: false }
     }
 }
 
-/// Body of `Route::Remove`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveParams {
     /// The names to drop; blobs that only they need are freed.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lists::references")]
     pub references: Vec<Reference>,
     /// Patterns of names.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "lists::patterns", skip_serializing_if = "Vec::is_empty")]
     pub patterns: Vec<NamePattern>,
-    /// Only models that were last used longer ago than so many seconds; of all models, if neither names nor patterns
+    /// Only models that were last used longer ago than this many seconds; of all models, if neither names nor patterns
     /// are given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub older_than_seconds: Option<u64>,
@@ -225,7 +260,6 @@ pub struct RemoveParams {
     pub go_on: bool,
 }
 
-/// Body of `Route::Undelete`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UndeleteParams {
@@ -239,11 +273,9 @@ pub struct UndeleteParams {
     pub force: bool,
 }
 
-/// Body of `Route::Pin`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PinParams {
-    /// The model.
     pub reference: Reference,
     /// Whether to set the pin or to remove it.
     pub pinned: bool,
@@ -253,24 +285,20 @@ impl PinParams {
     /// The verb that `pinned` sets; without a pin, this.
     pub const UNPIN: &'static str = "unpin";
 
-    /// The verb of the request.
-    #[must_use]
     pub const fn verb(&self) -> &'static str {
         if self.pinned { "pin" } else { Self::UNPIN }
     }
 }
 
-/// Body of `Route::SetLimit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitParams {
-    /// The maximum rate of all pulls together, in bytes per second; `null` or 0 is no limit. The field is
+    /// The maximum rate of all pulls together, in bytes per second; `null` or 0 removes the limit. The field is
     /// required, so that an empty body does not remove the limit.
     #[serde(deserialize_with = "Option::deserialize")]
     pub bytes_per_second: Option<u64>,
 }
 
-/// Body of `Route::Verify`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyParams {
@@ -282,27 +310,21 @@ pub struct VerifyParams {
     pub repair: bool,
 }
 
-/// Body of `Route::Tag`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TagParams {
-    /// The model.
     pub source: Reference,
-    /// Its new name.
     pub target: Reference,
-    /// Whether another model that has the name is replaced. For the name of a pinned model this takes the right to
+    /// Whether another model that has the name is replaced. For the name of a pinned model this needs the right to
     /// administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 
-/// Body of `Route::Rename`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RenameParams {
-    /// The model's name.
     pub source: Reference,
-    /// Its new name.
     pub target: Reference,
     /// Whether another model that has the new name is replaced.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -321,7 +343,6 @@ pub struct ReleaseParams {
     pub reference: Option<Reference>,
 }
 
-/// Body of `Route::Gc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GcParams {

@@ -22,7 +22,6 @@ pub struct RequestId(String);
 
 impl RequestId {
     /// The ID as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -46,7 +45,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// A text that is no request ID.
+/// The text is not a request ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "request ID: expected 1 to {MAX_REQUEST_ID_BYTES} letters, digits, `.`, `-` and `_`, found {length} bytes"

@@ -2,51 +2,39 @@
 //!
 //! Sizes are in bytes. Do not rename fields: scripts use these names, which the command line prints
 //! with `--json`.
+#![expect(missing_docs, reason = "a name that says it all has no comment")]
 
 use std::collections::{BTreeMap, HashSet};
 
 use blobd_model::kind::ModelKind;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::recipe::Experts;
+use blobd_store_format::recipe::{Experts, TensorEntry, literal};
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
+use blobd_store_format::tensor::TensorFormat;
 use serde::{Deserialize, Serialize};
 
-pub use super::chosen::{ChosenFile, ChosenFiles};
-use super::corrected::CorrectedFile;
-use super::error::ErrorBody;
-use super::event::{Phase, Progress, State, progress_types};
-pub use super::lost_model::Kept;
-use super::lost_model::{LostModel, NameEffects};
-use super::lower_store::LowerStore;
-use super::model_tensor::{ModelTensor, TensorFormat};
-use super::policy::PolicyDecision;
-pub use super::pull_plan::{PlannedFile, PlannedSpace, PullPlan, SpaceLimit};
-pub use super::pulls::{RunningPull, RunningPulls};
-use super::request::SidecarComponent;
-pub use super::space::{DiskUsage, ModelUsage, SharedWith};
-use super::upkeep::Spared;
-pub use super::upkeep::{GcItem, GcReason, GcReport, QuarantinedItem};
+use super::access::PolicyDecision;
+use super::space::SharedWith;
+use super::{MetadataValue, Time};
 
-/// Response to `Route::Version`.
+/// The daemon and the store that it serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
-    /// The daemon's version.
     pub version: String,
-    /// The newest protocol version it supports.
+    /// The newest protocol version that it supports.
     pub protocol: u32,
-    /// The directory of its store.
+    /// The directory of the store that it serves.
     pub root: String,
-    /// Its process ID.
     pub pid: u32,
 }
 
-/// Response to `Route::Models`.
+/// The models in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelList {
-    /// One entry per tag, sorted by name.
+    /// One entry per name, sorted by name.
     pub models: Vec<ModelSummary>,
-    /// The reason, if nothing can be added or removed.
+    /// Why nothing can be added or removed, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<String>,
     /// The lower stores, in the order in which they are searched.
@@ -57,7 +45,6 @@ pub struct ModelList {
 /// One model in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSummary {
-    /// The model's shortest unique name.
     pub name: String,
     /// The manifest's digest: the model's ID.
     pub digest: Digest,
@@ -70,14 +57,15 @@ pub struct ModelSummary {
         skip_serializing_if = "Option::is_none"
     )]
     pub kind: Option<ModelKind>,
-    /// When the tag was last set, RFC 3339 in UTC.
-    pub modified: String,
+    /// When the name was last set.
+    pub modified: Time,
     /// Whether it is pinned: neither evicted nor removed.
     pub pinned: bool,
-    /// Where the name's content came from: the registry's name for it, or `import` and the file's name.
+    /// Where the content came from: the registry's name for it, a URL, `import FILE`, `url URL` (it had a query),
+    /// `edit NAME@DIGEST` or `copy SOURCE` (from the store of another program, which names this source).
     pub origin: Option<String>,
-    /// The source that the name was pulled from, and that `outdated` and `pull --all` compare it with. Absent if it
-    /// follows none, such as an imported model or a copy made by `tag`.
+    /// The source that `outdated` and `pull --all` compare the name with. Absent if it was not pulled, such as an
+    /// imported model or a copy made by `tag`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<String>,
     /// What is damaged, if anything; the other tensors and files can be opened.
@@ -86,15 +74,14 @@ pub struct ModelSummary {
     /// The directory of the lower store that it is in; absent if it is in the writable store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// The user who has added the name, and may change it besides administrators; absent if that is not recorded.
+    /// The uid that added the name, and may change it besides administrators; absent if that is not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub added_by: Option<u32>,
 }
 
-/// Response to `Route::Model`.
+/// One model in full.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelDetails {
-    /// The model's shortest unique name.
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
@@ -121,10 +108,9 @@ pub struct ModelDetails {
     /// The name of the file type, such as `Q4_K_M`. Of a model with one layer per tensor, the type with the
     /// fewest bits per element, such as `NVFP4`.
     pub quantization: Option<String>,
-    /// The GGUF metadata; a long array is given as
-    /// `{"type":…,"count":…,"first":[…]}`. Of a model with one layer per tensor,
-    /// what `config.json` says, under the keys of GGUF.
-    pub metadata: BTreeMap<String, serde_json::Value>,
+    /// The GGUF metadata, abridged. Of a model with one layer per tensor, what `config.json` says, under the keys of
+    /// GGUF.
+    pub metadata: BTreeMap<String, MetadataValue>,
     /// The model's files, the configuration first.
     pub layers: Vec<LayerSummary>,
     /// The tensors of all layers: of split files in file order, of layers that are tensors by name, without
@@ -134,7 +120,6 @@ pub struct ModelDetails {
 
 impl ModelDetails {
     /// The digests of the files that are stored as one blob, which then has the digest of the file.
-    #[must_use]
     pub fn whole_files(&self) -> HashSet<Digest> {
         let whole = self.layers.iter().filter(|layer| layer.stored == StoredForm::Blob);
         whole.map(|layer| layer.digest).collect()
@@ -144,14 +129,12 @@ impl ModelDetails {
 /// One file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSummary {
-    /// Its media type.
     pub media_type: MediaType,
     /// Its original name: a tensor's name, or a relative path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The digest of the whole file.
     pub digest: Digest,
-    /// Its size.
     pub size: u64,
     /// Whether it is stored as one blob or split.
     pub stored: StoredForm,
@@ -163,7 +146,6 @@ pub struct LayerSummary {
 /// Response to `Route::Sharing`: the bytes of a model on disk, and who shares them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSharing {
-    /// The model's shortest unique name.
     pub name: String,
     /// Bytes on disk that no other model needs.
     pub unique_bytes: u64,
@@ -173,17 +155,6 @@ pub struct ModelSharing {
     pub models: Vec<SharedWith>,
 }
 
-/// The manifest or files that a source names at its server.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resolved {
-    /// The manifest's digest; absent if the source is files without a manifest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<Digest>,
-    /// The digests of its files, as far as the server says them.
-    pub files: Vec<Digest>,
-}
-
-/// Response to `Route::Sessions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionList {
     /// One entry per open model and client.
@@ -199,21 +170,21 @@ pub struct SessionSummary {
     pub uid: u32,
     /// The user's name, if the uid has one.
     pub user: Option<String>,
-    /// The process's command name.
     pub command: Option<String>,
     /// The program that `blobd exec` runs, if the client is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
-    /// The client's container or other PID namespace, if it is in one.
+    /// Where the client is, if not in this PID namespace: the start of a container's ID, a control group, or `another
+    /// PID namespace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// The model.
     pub model: String,
-    /// When it was opened, RFC 3339 in UTC.
-    pub since: String,
-    /// The size of the blobs whose descriptors were passed.
+    /// When it was opened.
+    pub since: Time,
+    /// The size of the blobs whose descriptors the client has received.
     pub bytes_mapped: u64,
-    /// The size of the whole model; as the next one, only if it was requested and is known.
+    /// The size of the whole model. Absent, as the next one, if it was not requested, no name has the model any more, or
+    /// it is damaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_bytes: Option<u64>,
     /// How many of these bytes are in the page cache.
@@ -224,196 +195,19 @@ pub struct SessionSummary {
 /// A process that uses a model which another process has opened for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
-    /// Its process ID.
     pub pid: i32,
-    /// Its command name.
     pub command: String,
 }
 
-/// Response to `Route::Release`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Released {
     /// The leases that were released, in the form of `ps`.
     pub released: Vec<SessionSummary>,
 }
 
-/// Response to `Route::Remove`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Removed {
-    /// The names that were dropped.
-    pub removed: Vec<String>,
-    /// The bytes freed on disk.
-    pub freed_bytes: u64,
-    /// The bytes that were not freed, and what needs them.
-    pub kept: Vec<Kept>,
-    /// Until when `undelete` can restore the models, if they went to the trash.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trashed_until: Option<String>,
-    /// The removed models one by one.
-    #[serde(default)]
-    pub models: Vec<LostModel>,
-    /// The models that match a pattern, or are old or unused, and are not removed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub spared: Vec<Spared>,
-    /// The names and patterns that were refused, if the request says that the others are removed all the same.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub failed: Vec<NotRemoved>,
-    /// Whether this was a dry run, which removes nothing.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub dry_run: bool,
-}
-
-/// A name or pattern of a request whose models were not removed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotRemoved {
-    /// The name or the pattern.
-    pub name: String,
-    /// Why.
-    pub error: ErrorBody,
-}
-
-/// Response to `Route::Tag`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tagged {
-    /// The new name.
-    pub name: String,
-    /// The digest of the manifest.
-    pub digest: Digest,
-    /// Whether the name meant the same model before.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unchanged: bool,
-    /// What else has happened.
-    #[serde(flatten)]
-    pub effects: NameEffects,
-}
-
-/// Response to `Route::Rename`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Renamed {
-    /// The old name.
-    pub from: String,
-    /// The new name.
-    pub name: String,
-    /// The digest of the manifest.
-    pub digest: Digest,
-    /// What else has happened.
-    #[serde(flatten)]
-    pub effects: NameEffects,
-}
-
-/// The progress of a pull.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PullProgress {
-    /// The current step, for people.
-    pub status: String,
-    /// Whether the work goes on.
-    #[serde(default)]
-    pub state: State,
-    /// What the client waits for, once the work has begun.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub phase: Option<Phase>,
-    /// The file in progress.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<Digest>,
-    /// The file's size.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub total: Option<u64>,
-    /// How much of it has been received.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub completed: Option<u64>,
-    /// How much of it was already stored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reused: Option<u64>,
-    /// Whether an interruption loses what has been received of the file, such as of a compressed archive.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub restarts: bool,
-    /// Models that were just evicted to make space.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub evicted: Vec<LostModel>,
-}
-
-progress_types!(PullProgress);
-
-/// A pull's last line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PullDone {
-    /// Always `success`.
-    pub status: String,
-    /// The model's name.
-    pub name: String,
-    /// The manifest's digest.
-    pub digest: Digest,
-    /// The size of the files: the sum of the next three.
-    #[serde(default)]
-    pub size: u64,
-    /// The bytes that were downloaded.
-    pub downloaded_bytes: u64,
-    /// The bytes that were taken from other stored models.
-    pub reused_bytes: u64,
-    /// The bytes of files that were stored already, and of those that an earlier pull had begun.
-    #[serde(default)]
-    pub already_stored_bytes: u64,
-    /// Whether the name meant the same model before, and nothing was downloaded.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unchanged: bool,
-    /// The files that were chosen, if the model is some files of a repository.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chosen: Option<ChosenFiles>,
-    /// The files whose first download had a wrong digest, and whose second download was right.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub corrected: Vec<CorrectedFile>,
-    /// What else has happened.
-    #[serde(flatten)]
-    pub effects: NameEffects,
-}
-
-/// The last frame of an import.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Imported {
-    /// The model's name.
-    pub name: String,
-    /// The manifest's digest.
-    pub digest: Digest,
-    /// The file's digest.
-    pub file: Digest,
-    /// The file's size.
-    pub size: u64,
-    /// The bytes of the file that were written.
-    pub new_bytes: u64,
-    /// The bytes of the file that were already stored.
-    pub reused_bytes: u64,
-    /// The number of its tensors.
-    pub tensor_count: u64,
-    /// The number of blobs that were written.
-    pub new_blob_count: u64,
-    /// The sidecars that are components of the model.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sidecars: Vec<ImportedSidecar>,
-    /// Whether the name meant the same model before, and nothing was written.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unchanged: bool,
-    /// What else has happened.
-    #[serde(flatten)]
-    pub effects: NameEffects,
-}
-
-/// A file that was stored as a component of an imported model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImportedSidecar {
-    /// What it is in the model.
-    pub component: SidecarComponent,
-    /// Its name.
-    pub file_name: String,
-    /// Its digest.
-    pub digest: Digest,
-    /// Its size.
-    pub size: u64,
-}
-
 /// First frame of the response to an open: the model, and how many tensors and descriptors follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHead {
-    /// The model's shortest unique name.
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
@@ -428,14 +222,12 @@ pub struct OpenHead {
 /// One file of an open model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenLayer {
-    /// Its media type.
     pub media_type: MediaType,
     /// Its original name: a tensor's name, or a relative path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The digest of the whole file.
     pub digest: Digest,
-    /// Its size.
     pub size: u64,
     /// The number of the descriptor of the whole file, if it is stored whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -455,16 +247,13 @@ pub struct OpenLayer {
 /// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeaderLocation {
-    /// The descriptor's number.
     pub fd: u32,
-    /// Its size.
     pub size: u64,
 }
 
 /// The location of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorLocation {
-    /// Its name.
     pub name: String,
     /// The name of its type in the format of its layer.
     #[serde(rename = "type")]
@@ -478,7 +267,6 @@ pub struct TensorLocation {
     pub fd: Option<u32>,
     /// The offset of its bytes in the file of `fd`.
     pub offset: u64,
-    /// Its size.
     pub size: u64,
     /// The position of each expert, if it is a stack of experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -491,7 +279,6 @@ pub struct TensorLocation {
 pub enum OpenPiece {
     /// A segment: `length` bytes of the file of `fd`, from `offset` on.
     Fd {
-        /// The descriptor's number.
         fd: u32,
         /// The offset of the segment in that file.
         offset: u64,
@@ -499,10 +286,7 @@ pub enum OpenPiece {
         length: u64,
     },
     /// Zero bytes.
-    Zeros {
-        /// Their number.
-        zeros: u64,
-    },
+    Zeros { zeros: u64 },
     /// Literal bytes.
     Literal {
         /// The bytes; base64 in JSON, because hexadecimal would double their size.
@@ -525,4 +309,107 @@ impl FilePiece for OpenPiece {
             Self::Literal { literal } => Source::Literal { bytes: literal },
         }
     }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelHeads {
+    /// Its shortest unique name; at a registry, the name that a pull would give it.
+    pub name: String,
+    /// The digest of its manifest; absent if it has none, such as a file on a web server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// Where it is from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// Its files, in the order of its manifest, the configuration first.
+    pub files: Vec<FileHead>,
+}
+
+impl ModelHeads {
+    /// The bytes of all headers and texts.
+    pub fn content_bytes(&self) -> usize {
+        let contents = self.files.iter().filter_map(|file| file.content.as_ref());
+        contents.fold(0, |sum, content| sum.saturating_add(content.0.len()))
+    }
+}
+
+/// One file of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileHead {
+    pub media_type: MediaType,
+    /// Its original name, if its manifest or server names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The digest of the whole file, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    pub size: u64,
+    /// What was read of it, as base64: the header of a file with tensors, without the padding before its
+    /// data section, or all of a short text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Content>,
+}
+
+/// Bytes that are base64 in JSON.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Content(#[serde(with = "literal")] pub Vec<u8>);
+
+/// The length instead of the bytes, which may be megabytes.
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+/// A tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelTensor {
+    pub name: String,
+    /// The name of its type: in a GGUF file the ggml type, such as `Q4_K`; in a layer of its own the element
+    /// type, such as `BF16`, or how it is quantised, such as `NVFP4`.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// The format of its file, which gives the order of its dimensions. Daemons before it was added list only
+    /// tensors of GGUF files.
+    #[serde(default)]
+    pub format: TensorFormat,
+    /// Its dimensions: of GGUF the fastest first, of safetensors the slowest first. Of a quantised tensor in
+    /// safetensors, those of its unpacked elements.
+    pub shape: Vec<u64>,
+    /// The blob that holds it.
+    pub digest: Digest,
+    /// Its offset in the blob.
+    pub offset: u64,
+    /// Its size in bytes. Scales and biases in the same blob are not included.
+    pub size: u64,
+    /// The position of each expert, if it is a stack of experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
+}
+
+impl ModelTensor {
+    /// A tensor of a file of this format.
+    pub fn new(format: TensorFormat, entry: &TensorEntry) -> Self {
+        let TensorEntry { name, type_name, shape, digest, offset, size, experts } = entry.clone();
+        Self { name, type_name, format, shape, digest, offset, size, experts }
+    }
+}
+
+/// Without the format.
+impl From<ModelTensor> for TensorEntry {
+    fn from(tensor: ModelTensor) -> Self {
+        let ModelTensor { name, type_name, shape, digest, offset, size, experts, .. } = tensor;
+        Self { name, type_name, shape, digest, offset, size, experts }
+    }
+}
+
+/// A read-only store, searched after the writable one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LowerStore {
+    /// Its directory.
+    pub path: String,
+    /// Why it cannot be used, if so; its models are not listed then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }

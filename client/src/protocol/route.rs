@@ -15,10 +15,7 @@ use super::event::Event;
 pub use super::params::Params;
 use super::params::{EvictionParams, NoParams, SessionParams, Subject, UriParams, UsageParams, path_of};
 use super::request::{OpenPurpose, PinParams};
-use super::{
-    access, accounts, audit, configuration, edit, event, fit, heads, health, history, promote, request,
-    response, space, upkeep,
-};
+use super::{access, audit, event, fit, naming, pull, request, response, space, upkeep};
 
 /// Two requests have this path.
 const GC: &str = "/v1/gc";
@@ -44,7 +41,7 @@ macro_rules! routes {
             /// The user of this connection as the daemon sees it, and its rights.
             Access: Get "/v1/access", "access", Anyone, [], fn access(NoParams) -> Document(access::OwnAccess);
             /// Whether the daemon works.
-            Health: Get "/v1/health", "health", Anyone, [], fn health(NoParams) -> Document(health::Health);
+            Health: Get "/v1/health", "health", Anyone, [], fn health(NoParams) -> Document(upkeep::Health);
             /// Lists the models.
             Models: Get "/v1/models", "ls", Read, [Page], fn models(NoParams) -> Document(response::ModelList);
             /// The details of one model: its metadata, its files, and name, type, shape and size of every tensor. Passes no
@@ -54,14 +51,14 @@ macro_rules! routes {
             /// A model's manifest with the original bytes, whose digest is the model's ID.
             Manifest: Get "/v1/manifests/{reference}", "manifest", Read, [], (Reference) -> Bytes(Manifest);
             /// The headers and short texts of a model in the store. Takes no lease and does not count as use.
-            Heads: Get "/v1/heads/{reference}", "heads", Read, [], fn heads(Reference) -> Document(heads::ModelHeads);
+            Heads: Get "/v1/heads/{reference}", "heads", Read, [], fn heads(Reference) -> Document(response::ModelHeads);
             /// The memory that a model in the store needs, and how much of it fits into the memory in the parameters. Fails with
             /// `invalid_input` if the model has no GGUF file.
             Fit: Get "/v1/fit/{reference}", "fit", Read, [],
                 ((Reference, fit::FitParams)) -> Document(fit::FitReport);
             /// What a name has meant, and who changed that. The name may have been removed.
             History: Get "/v1/history/{reference}", "history", Read, [],
-                fn history(Reference) -> Document(history::NameHistory);
+                fn history(Reference) -> Document(naming::NameHistory);
             /// The bytes that a model shares with others.
             Sharing: Get "/v1/sharing/{reference}", "sharing", Read, [],
                 fn sharing(Reference) -> Document(response::ModelSharing);
@@ -69,17 +66,17 @@ macro_rules! routes {
             Usage: Get "/v1/df", "df", Read, [Page], (UsageParams) -> Document(space::DiskUsage);
             /// What is charged to each user, and the quotas. Administrators see all users, others themselves.
             UserUsage: Get "/v1/df/users", "df users", Read, [],
-                fn user_usage(NoParams) -> Document(accounts::UserUsage);
+                fn user_usage(NoParams) -> Document(space::UserUsage);
             /// Lists the sessions: which processes have which models open.
             Sessions: Get "/v1/ps", "ps", Read, [Page], (SessionParams) -> Document(response::SessionList);
             /// Lists the pulls in progress.
             RunningPulls: Get "/v1/pulls", "pulls", Read, [Page],
-                fn running_pulls(NoParams) -> Document(response::RunningPulls);
+                fn running_pulls(NoParams) -> Document(pull::RunningPulls);
             /// Lists unfinished downloads.
             Partials: Get "/v1/partials", "partial ls", Read, [Page],
                 fn unfinished_downloads(NoParams) -> Document(space::UnfinishedDownloads);
             /// Lists the models in the trash.
-            Trash: Get "/v1/trash", "trash", Read, [Page], fn trash(NoParams) -> Document(upkeep::TrashList);
+            Trash: Get "/v1/trash", "trash", Read, [Page], fn trash(NoParams) -> Document(naming::TrashList);
             /// Checks the setup.
             Doctor: Get "/v1/doctor", "doctor", Read, [], fn doctor(NoParams) -> Document(upkeep::DoctorReport);
             /// The models that would be evicted to free space.
@@ -90,7 +87,7 @@ macro_rules! routes {
             Limit: Get LIMIT, "limit show", Read, [], fn limit(NoParams) -> Document(upkeep::PullLimit);
             /// The settings that the daemon uses, and where each comes from.
             Configuration: Get "/v1/config", "config", Read, [],
-                fn configuration(NoParams) -> Document(configuration::Configuration);
+                fn configuration(NoParams) -> Document(upkeep::Configuration);
             /// The metrics in Prometheus's text format.
             Metrics: Get "/v1/metrics", "metrics", Read, [], (NoParams) -> Bytes(String);
 
@@ -110,41 +107,41 @@ macro_rules! routes {
                 (audit::LogParams) -> Events(Box<audit::AuditRecord>, audit::LogEnd);
             /// Pulls a model from its registry.
             Pull: Post "/v1/pull", "pull", Pull, [Audited],
-                fn pull(request::PullParams) -> Events(response::PullProgress, response::PullDone);
+                fn pull(request::PullParams) -> Events(pull::PullProgress, pull::PullDone);
             /// The plan of a pull: the bytes to download and those to reuse. Requests the manifest, headers and samples of
             /// tensors from the registry, and stores nothing.
             PullPlan: Post "/v1/pull/plan", "pull plan", Pull, [],
-                fn plan_pull(request::PullParams) -> Document(response::PullPlan);
+                fn plan_pull(request::PullParams) -> Document(pull::PullPlan);
             /// Finds out which model a source names at its server now. Requests its manifest or its list of files, and stores
             /// nothing. Only the source of the parameters is used.
             Resolve: Post "/v1/resolve", "resolve", Pull, [],
-                fn resolve(request::PullParams) -> Document(response::Resolved);
+                fn resolve(request::PullParams) -> Document(pull::Resolved);
             /// A model that is not in the store: its files, with their headers and short texts. Requests the manifest, headers
             /// and texts from the registry, and stores nothing. Only the source of the parameters is used.
             Inspect: Post "/v1/inspect", "inspect", Pull, [],
-                fn inspect(request::PullParams) -> Document(heads::ModelHeads);
+                fn inspect(request::PullParams) -> Document(response::ModelHeads);
             /// Imports a file whose descriptor the client sends after the upgrade.
             Import: Post "/v1/import", "import", Pull, [Audited],
-                (request::ImportParams) -> Frames(response::Imported);
+                (request::ImportParams) -> Frames(pull::Imported);
             /// Makes a model with other metadata and the same tensors.
             Edit: Post "/v1/edit", "edit", Pull, [Audited],
-                fn edit(edit::EditParams) -> Events(event::WorkProgress, edit::Edited);
+                fn edit(naming::EditParams) -> Events(event::WorkProgress, naming::Edited);
             /// Copies what a model uses of lower stores into the writable store.
             Promote: Post "/v1/promote", "promote", Pull, [Audited],
-                fn promote(promote::PromoteParams) -> Events(event::WorkProgress, promote::Promoted);
+                fn promote(naming::PromoteParams) -> Events(event::WorkProgress, naming::Promoted);
             /// Removes names, and the data that only they need.
             Remove: Post "/v1/remove", "rm", Pull, [Audited, Once],
-                fn remove(request::RemoveParams) -> Document(response::Removed);
+                fn remove(request::RemoveParams) -> Document(naming::Removed);
             /// Restores a model from the trash.
             Undelete: Post "/v1/undelete", "undelete", Pull, [Audited, Once],
-                fn undelete(request::UndeleteParams) -> Document(upkeep::Undeleted);
+                fn undelete(request::UndeleteParams) -> Document(naming::Undeleted);
             /// Pins or unpins a model. Eviction and removal do not affect a pinned model.
-            Pin: Post "/v1/pin", "pin", Pull, [Audited], fn pin(request::PinParams) -> Document(upkeep::Pinned);
+            Pin: Post "/v1/pin", "pin", Pull, [Audited], fn pin(request::PinParams) -> Document(naming::Pinned);
             /// Gives a model another name.
-            Tag: Post "/v1/tag", "tag", Pull, [Audited], fn tag(request::TagParams) -> Document(response::Tagged);
+            Tag: Post "/v1/tag", "tag", Pull, [Audited], fn tag(request::TagParams) -> Document(naming::Tagged);
             /// Gives a model another name in place of its own.
             Rename: Post "/v1/rename", "rename", Pull, [Audited, Once],
-                fn rename(request::RenameParams) -> Document(response::Renamed);
+                fn rename(request::RenameParams) -> Document(naming::Renamed);
             /// Drops unfinished downloads. Fails with `busy` if a pull uses one.
             RemovePartials: Post "/v1/partials/remove", "partial rm", Pull, [Audited, Once],
                 fn remove_unfinished_downloads(space::RemovePartialsParams) -> Document(space::DroppedDownloads);
@@ -204,9 +201,6 @@ macro_rules! define_routes {
             }
 
             /// What the parameters of a request name.
-            ///
-            /// # Errors
-            /// [`ErrorCode::InvalidRequest`] if they are malformed.
             pub fn subject(self, received: &Received<'_>) -> Result<Subject, ErrorBody> {
                 match self {
                     $(Self::$name => <markers::$name as Request>::decode(received).map(|params| params.subject()),)*
@@ -216,9 +210,6 @@ macro_rules! define_routes {
 
         impl Route {
             /// The request as it is sent, with parameters that were received from elsewhere: only what they mean is taken over.
-            ///
-            /// # Errors
-            /// [`ErrorCode::InvalidRequest`] if they are malformed.
             pub fn forwarded(self, received: &Received<'_>) -> Result<Encoded, ErrorBody> {
                 let failed = |error| ErrorBody::new(ErrorCode::Internal, error);
                 match self {
@@ -230,7 +221,7 @@ macro_rules! define_routes {
             }
         }
 
-        /// A type for each request, which tells its parameters and its answer.
+        /// A type for each request, with the types of its parameters and its answer.
         pub mod markers {
             $(
                 $(#[$doc])*
@@ -267,15 +258,9 @@ pub trait Request {
     type Answer;
 
     /// The parameters as they are sent.
-    ///
-    /// # Errors
-    /// [`serde_json::Error`], which does not occur for the types of the table.
     fn encode(params: &Self::Params) -> Result<Encoded, serde_json::Error>;
 
     /// The parameters as they were received.
-    ///
-    /// # Errors
-    /// [`ErrorCode::InvalidRequest`] if they are malformed.
     fn decode(received: &Received<'_>) -> Result<Self::Params, ErrorBody>;
 }
 
@@ -291,7 +276,7 @@ pub struct Encoded {
 /// The parameters of a request as they were received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Received<'r> {
-    /// What stands for `{reference}` in the path, without percent-encoding.
+    /// The model's name at the end of the path, in place of `{reference}`, without percent-encoding.
     pub name: &'r str,
     /// What follows the question mark.
     pub query: Option<&'r str>,
@@ -339,7 +324,6 @@ pub enum Method {
 
 impl Method {
     /// As in HTTP.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Get => "GET",
@@ -348,7 +332,6 @@ impl Method {
     }
 }
 
-/// A row of the table.
 struct Definition {
     method: Method,
     path: &'static str,
@@ -366,19 +349,17 @@ enum Flag {
     Page,
 }
 
-/// The end of a path that stands for the name of a model.
+/// The placeholder for a model's name at the end of a path.
 const NAME: &str = "{reference}";
 
 impl Route {
     /// The request with this method and path, and the name at the end of the path, percent-encoded.
-    #[must_use]
     pub fn find<'p>(method: &str, path: &'p str) -> Option<(Self, &'p str)> {
         let with_method = Self::ALL.iter().filter(|route| route.method().name() == method);
         with_method.filter_map(|route| Some((*route, route.name_in(path)?))).next()
     }
 
-    /// What stands for `{reference}` in a path of this request, percent-encoded; empty if its path has no such end.
-    #[must_use]
+    /// The model's name at the end of a path of this request, percent-encoded; empty if the request has none.
     pub fn name_in(self, path: &str) -> Option<&str> {
         match self.path().strip_suffix(NAME) {
             Some(prefix) => path.strip_prefix(prefix),
@@ -387,55 +368,46 @@ impl Route {
     }
 
     /// Its method.
-    #[must_use]
     pub const fn method(self) -> Method {
         self.definition().method
     }
 
-    /// Its path. `{reference}` at the end stands for the name of a model.
-    #[must_use]
+    /// Its path. A model's name takes the place of `{reference}` at the end.
     pub const fn path(self) -> &'static str {
         self.definition().path
     }
 
     /// The name of the request in the logs and the metrics. The parameters of some decide it: see [`Subject::verb`].
-    #[must_use]
     pub const fn verb(self) -> &'static str {
         self.definition().verb
     }
 
     /// The right that its user needs; `None` if everybody who can connect may send it.
-    #[must_use]
     pub const fn right(self) -> Option<Right> {
         self.definition().right
     }
 
     /// The form of its answer.
-    #[must_use]
     pub const fn answer(self) -> AnswerKind {
         self.definition().answer
     }
 
     /// Whether the audit log has a record of each: it changes the store, gives out descriptors or controls the daemon.
-    #[must_use]
     pub fn is_audited(self) -> bool {
         self.has(Flag::Audited)
     }
 
     /// Whether it gives out the content of a model.
-    #[must_use]
     pub fn gives_content(self) -> bool {
         self.has(Flag::Content)
     }
 
     /// Whether a second execution has the same result as the first.
-    #[must_use]
     pub fn is_repeatable(self) -> bool {
         !self.has(Flag::Once)
     }
 
     /// Whether the page of `blobd web` may ask it.
-    #[must_use]
     pub fn is_for_page(self) -> bool {
         self.has(Flag::Page)
     }
@@ -452,7 +424,6 @@ impl Route {
     }
 }
 
-/// Method and path.
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.method().name(), self.path())

@@ -1,11 +1,13 @@
-//! Responses about disk space: what uses it, and unfinished downloads.
+//! Responses about disk space: what uses it, what is charged to users, and unfinished downloads.
 //!
-//! Sizes are in bytes, times are RFC 3339 in UTC. Do not rename fields: scripts use these names.
+//! Sizes are in bytes. Do not rename fields: scripts use these names.
+#![expect(missing_docs, reason = "a name that says it all has no comment")]
 
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-/// Response to `Route::Usage`.
+use super::Time;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskUsage {
     /// The sum of all models' files, as if nothing were shared.
@@ -49,7 +51,6 @@ pub struct DiskUsage {
     pub min_free_bytes: u64,
     /// The free space of the file system.
     pub free_bytes: u64,
-    /// The number of blobs.
     pub blob_count: u64,
     /// The size on disk of the store's directory, as `du` reports it: allocated blocks, each file once. The sum of
     /// `rows`.
@@ -72,7 +73,6 @@ pub struct DiskUsage {
 /// One model's disk usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelUsage {
-    /// The model's shortest unique name.
     pub name: String,
     /// The sum of its files' sizes.
     pub logical_bytes: u64,
@@ -80,8 +80,8 @@ pub struct ModelUsage {
     pub unique_bytes: u64,
     /// The bytes on disk that it shares with other models.
     pub shared_bytes: u64,
-    /// When it was last opened, if that is known, RFC 3339 in UTC.
-    pub last_opened: Option<String>,
+    /// When it was last opened, if that is known.
+    pub last_opened: Option<Time>,
     /// The user who opened it then, if known.
     #[serde(default)]
     pub last_opened_by: Option<UserId>,
@@ -111,7 +111,6 @@ pub struct SharedWith {
 /// Bytes on disk that the same models need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedPart {
-    /// Its size.
     pub bytes: u64,
     /// How many models need it.
     pub model_count: u64,
@@ -126,14 +125,13 @@ pub struct QuarantinedBlob {
     pub digest: Digest,
     /// Its size on disk.
     pub bytes: u64,
-    /// When it was found to be damaged, RFC 3339 in UTC.
-    pub since: String,
+    /// When it was found to be damaged.
+    pub since: Time,
 }
 
 /// A part of what the store takes on disk. The parts are disjoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageRow {
-    /// What it is.
     pub kind: UsageKind,
     /// The name of the model; of a download, the name that it was pulled as, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -157,7 +155,6 @@ pub struct UsageRow {
     pub by: Vec<String>,
 }
 
-/// Response to `Route::Partials`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnfinishedDownloads {
     /// One entry per file, the largest on disk first.
@@ -180,9 +177,9 @@ pub struct UnfinishedDownload {
     /// Its size on disk, with blobs that only it needs.
     pub disk_bytes: u64,
     /// When the pull began, if recorded.
-    pub started: Option<String>,
+    pub started: Option<Time>,
     /// When bytes last arrived.
-    pub last_received: Option<String>,
+    pub last_received: Option<Time>,
     /// The user who pulls it, if recorded.
     pub uid: Option<u32>,
     /// The user's name, if the uid has one.
@@ -191,19 +188,17 @@ pub struct UnfinishedDownload {
     pub running: bool,
 }
 
-/// Body of `Route::RemovePartials`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemovePartialsParams {
     /// Names of models, URLs, or digests, which may be shortened; all downloads if there are none.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::lists::targets")]
     pub targets: Vec<String>,
-    /// Only downloads of which nothing has arrived for longer than this.
+    /// Only downloads that have received nothing for longer than this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub older_than_seconds: Option<u64>,
 }
 
-/// Response to `Route::RemovePartials`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedDownloads {
     /// The downloads that were dropped.
@@ -268,4 +263,81 @@ pub enum UsageKind {
     /// Files that do not belong to blobd, and kinds that this client does not know.
     #[serde(other)]
     Other,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserUsage {
+    /// The users, the one that pays for the most first. Administrators see all, and a last entry for what is charged
+    /// to no user; others see only themselves.
+    pub users: Vec<ChargedUser>,
+    /// The groups whose members have a quota together. Administrators see all, others those that they are members of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ChargedGroup>,
+    /// The size on disk of the store's directory, for administrators: the sum of `charged_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+}
+
+/// What is charged to a user.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChargedUser {
+    /// The user's number; `null` for what is charged to no user.
+    pub uid: Option<u32>,
+    /// The user's name, if the uid has one.
+    pub user: Option<String>,
+    /// The bytes on disk that the user pays for.
+    pub charged_bytes: u64,
+    /// The bytes on disk that only models and downloads of this user keep.
+    pub unique_bytes: u64,
+    /// The bytes on disk that other users' models and downloads keep too, whoever pays for them.
+    pub shared_bytes: u64,
+    /// The number of names that the user has added.
+    pub models: u64,
+    /// The limits; `null` if the user has none.
+    pub quota: Option<UserLimits>,
+    /// How the charged bytes compare with the limits.
+    pub state: QuotaState,
+}
+
+/// What is charged to the members of a group together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChargedGroup {
+    /// The group, by the name or number that the configuration has.
+    pub group: String,
+    /// The bytes on disk that its members pay for: the sum of their `charged_bytes`.
+    pub charged_bytes: u64,
+    /// The number of members with a charge above 0.
+    pub members: u64,
+    /// The limits.
+    pub quota: UserLimits,
+    /// How the charged bytes compare with the limits.
+    pub state: QuotaState,
+}
+
+/// The limits of a user or of a group in bytes on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserLimits {
+    /// Above it requests succeed with a note.
+    pub soft_bytes: Option<u64>,
+    /// Nothing is added that would exceed it.
+    pub hard_bytes: Option<u64>,
+}
+
+/// How the charged bytes of a user or a group compare with the quota.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum QuotaState {
+    /// No quota is set.
+    #[default]
+    None,
+    /// Within it.
+    Ok,
+    /// More than the soft limit.
+    OverSoft,
+    /// As much as the hard limit or more: nothing can be added.
+    Full,
+    /// A state of a later version.
+    #[serde(other)]
+    Unknown,
 }

@@ -1,21 +1,22 @@
-//! Responses about the maintenance of the store: verification, trash, pins, eviction, setup checks.
+//! Responses about the maintenance of the store: collection, verification, eviction, setup checks, health, settings.
 //!
-//! Sizes are in bytes, times are RFC 3339 in UTC. Do not rename fields: scripts use these names.
+//! Sizes are in bytes. Do not rename fields: scripts use these names.
+#![expect(missing_docs, reason = "a name that says it all has no comment")]
 
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::Time;
 use super::event::{Phase, Progress, State, progress_types};
-use super::lost_model::{Kept, NameEffects};
+use super::naming::{Kept, Spared};
 
-/// Response to `Route::Gc`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
     /// Whether this was a dry run, which deletes nothing.
     pub dry_run: bool,
     /// The items that were deleted, or in a dry run would be.
     pub deleted: Vec<GcItem>,
-    /// Those that are not listed, because there are so many.
+    /// The items that are not listed, if there are too many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unlisted: Option<Unlisted>,
     /// The bytes that this frees on disk.
@@ -48,8 +49,8 @@ pub struct GcItem {
 /// A damaged blob that is deleted from quarantine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuarantinedItem {
-    /// When it was found to be damaged, RFC 3339 in UTC.
-    pub since: String,
+    /// When it was found to be damaged.
+    pub since: Time,
     /// The models that consist of it, those in the trash too.
     pub models: Vec<String>,
     /// Whether they need it and the store has no other copy, so that they stay damaged.
@@ -111,7 +112,6 @@ pub struct Verified {
 /// Blobs that are in a lower store which cannot be used now. Nothing says that they are damaged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unavailable {
-    /// Their number.
     pub blobs: u64,
     /// Why the lower store cannot be used.
     pub reason: String,
@@ -133,34 +133,6 @@ pub struct CorruptBlob {
     pub fetched_bytes: Option<u64>,
 }
 
-/// Response to `Route::Trash`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrashList {
-    /// One entry per model that `rm --keep` moved to the trash, sorted by name.
-    pub models: Vec<TrashedModel>,
-}
-
-/// A model in the trash.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrashedModel {
-    /// Its name.
-    pub name: String,
-    /// Its manifest's digest.
-    pub digest: Digest,
-    /// The sum of its files' sizes, as if nothing were shared.
-    pub size: u64,
-    /// When it was removed.
-    pub removed: String,
-    /// When it expires; then it may be collected.
-    pub expires: String,
-    /// Whether another model has taken its name. Such a model is deleted before it expires if its space is needed.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub replaced: bool,
-    /// The user who had added the name, and may restore it besides administrators; absent if that is not recorded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub added_by: Option<u32>,
-}
-
 /// Files of a collection that its response does not list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unlisted {
@@ -170,34 +142,9 @@ pub struct Unlisted {
     pub bytes: u64,
 }
 
-/// Response to `Route::Undelete`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Undeleted {
-    /// The model's name.
-    pub name: String,
-    /// Its manifest's digest.
-    pub digest: Digest,
-    /// What else has happened.
-    #[serde(flatten)]
-    pub effects: NameEffects,
-}
-
-/// Response to `Route::Pin`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pinned {
-    /// The model's name.
-    pub name: String,
-    /// Whether it is pinned now: neither evicted nor removed.
-    pub pinned: bool,
-    /// Whether it was so before.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unchanged: bool,
-}
-
-/// Response to `Route::Limit` and `Route::SetLimit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullLimit {
-    /// The maximum rate of all pulls together, in bytes per second; `null` is no limit.
+    /// The maximum rate of all pulls together, in bytes per second; `null` if not limited.
     pub bytes_per_second: Option<u64>,
 }
 
@@ -226,26 +173,15 @@ pub struct EvictionPlan {
 /// A model in the eviction plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
-    /// Its name.
     pub name: String,
     /// The bytes freed after this model and those before it in the plan have been evicted.
     pub freed_bytes: u64,
     /// When it was last opened; if that is not known, when its tag was set.
-    pub last_used: String,
+    pub last_used: Time,
     /// Its origin: the registry's name for it, or `import` and the file's name.
     pub origin: Option<String>,
 }
 
-/// A model that the plan does not evict.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spared {
-    /// Its name.
-    pub name: String,
-    /// Why it is not evicted.
-    pub reason: String,
-}
-
-/// Response to `Route::Doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReport {
     /// One entry per check.
@@ -255,11 +191,8 @@ pub struct DoctorReport {
 /// One check of the setup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// What was checked.
     pub name: String,
-    /// The result.
     pub status: CheckStatus,
-    /// What was found.
     pub detail: String,
     /// What may happen because of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -311,15 +244,134 @@ pub enum CheckStatus {
     Failure,
 }
 
-/// Response to `Route::Reindex`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reindexed {
-    /// The number of blobs.
     pub blob_count: u64,
-    /// The number of recipes.
     pub recipe_count: u64,
-    /// The number of models.
     pub model_count: u64,
     /// The number of entries in which the index differed from the disk.
     pub differences: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// The worst status of a check.
+    pub status: HealthStatus,
+    pub checks: Vec<HealthCheck>,
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthCheck {
+    /// Its name, such as `space`.
+    pub name: String,
+    /// Whether this works.
+    pub status: HealthStatus,
+    pub detail: String,
+}
+
+/// Whether something works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HealthStatus {
+    /// It works.
+    Ok,
+    /// It works, and an administrator should look at it.
+    Degraded,
+    /// It does not work, or this client does not know its status.
+    #[serde(other)]
+    Failing,
+}
+
+impl HealthStatus {
+    /// As in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Failing => "failing",
+        }
+    }
+}
+
+impl From<Vec<HealthCheck>> for Health {
+    fn from(checks: Vec<HealthCheck>) -> Self {
+        let status = checks.iter().map(|check| check.status).max().unwrap_or(HealthStatus::Ok);
+        Self { status, checks }
+    }
+}
+
+impl HealthCheck {
+    /// A result.
+    pub fn new(name: &str, status: HealthStatus, detail: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), status, detail: detail.into() }
+    }
+}
+
+/// Response to `Route::Configuration`: the settings that the daemon uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// The path of the configuration file; absent if there is no such file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Every key of the configuration file, whether it is set or not.
+    pub settings: Vec<Setting>,
+}
+
+/// A value as the configuration file would have it.
+pub type SettingValue = serde_json::Value;
+
+/// The value of one key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// The key with its section, such as `space.quota`.
+    pub key: String,
+    /// The value as the configuration file would have it; `null` if the key has neither a value nor a default.
+    /// Sizes are texts such as `"200 GiB"`, or numbers of bytes if they are not whole KiB.
+    pub value: SettingValue,
+    /// Where the value comes from.
+    pub origin: SettingOrigin,
+    /// The exact place: `FILE:LINE`, the environment variable, or the option; absent for defaults.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
+    /// What makes a changed value take effect.
+    pub applied_by: AppliedBy,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SettingOrigin {
+    /// The key is not set.
+    Default,
+    /// The configuration file.
+    File,
+    /// An environment variable.
+    Environment,
+    /// An option of the command line.
+    Option,
+}
+
+/// What makes a running daemon use a changed value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AppliedBy {
+    /// SIGHUP, as `systemctl reload` sends it.
+    Reload,
+    /// A restart of the daemon.
+    Restart,
+}
+
+/// The settings whose values differ, as pairs of `old` and `new`.
+pub fn differences<'s>(
+    old: &'s Configuration,
+    new: &'s Configuration,
+) -> impl Iterator<Item = (&'s Setting, &'s Setting)> {
+    let pairs = new
+        .settings
+        .iter()
+        .filter_map(|new| old.settings.iter().find(|old| old.key == new.key).map(|old| (old, new)));
+    pairs.filter(|(old, new)| old.value != new.value)
 }

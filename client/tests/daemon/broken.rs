@@ -1,4 +1,4 @@
-//! Opening a model from a daemon that dies, lies or speaks something else.
+//! Opening a model from a daemon that dies, sends wrong data or speaks another protocol.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -26,8 +26,7 @@ fn open_broken(change: impl Fn(&mut FakeModel)) -> Result<OpenModel, ClientError
     let fd = model.add_file(&[7; 64]);
     model.add_tensor("t", Some(fd), 0, 64);
     change(&mut model);
-    let model = Arc::new(model);
-    open_from(move |call| model.serve(call))
+    model.client().open(&"tiny".parse().unwrap())
 }
 
 fn protocol_error(result: Result<OpenModel, ClientError>) -> ProtocolError {

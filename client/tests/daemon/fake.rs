@@ -13,11 +13,15 @@ use std::thread;
 use blobd_client::Client;
 use blobd_client::protocol::connection::Connection;
 use blobd_client::protocol::frame::{Frame, encode_pieces, encode_tensors};
-use blobd_client::protocol::model_tensor::TensorFormat;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::tensor::TensorFormat;
+
+pub(crate) fn bytes_of(seed: u8, length: usize) -> Vec<u8> {
+    (0..=250u8).cycle().skip(seed.into()).take(length).collect()
+}
 
 /// A client of a daemon that serves every request with `response`, each on a thread of its own.
 pub(crate) fn client_of(response: impl Fn(Call) + Clone + Send + Sync + 'static) -> Client {
@@ -151,7 +155,7 @@ impl FakeModel {
         self.head.fd_count - 1
     }
 
-    /// Adds an F32 tensor of the first layer that lies at `offset` behind a descriptor.
+    /// Adds an F32 tensor of the first layer, at `offset` in the file of a descriptor.
     pub(crate) fn add_tensor(&mut self, name: &str, fd: Option<u32>, offset: u64, size: u64) {
         let (name, type_name, shape) = (name.to_owned(), "F32".to_owned(), vec![size / 4]);
         let tensor = TensorLocation { name, type_name, shape, layer: 0, fd, offset, size, experts: None };
@@ -164,6 +168,12 @@ impl FakeModel {
         self.head.layers[0].piece_count = u64::try_from(pieces.len()).unwrap();
         self.head.layers[0].size = size;
         self.pieces[0] = pieces;
+    }
+
+    /// A client of a daemon with this model.
+    pub(crate) fn client(self) -> Client {
+        let model = Arc::new(self);
+        client_of(move |call| model.serve(call))
     }
 
     /// Sends the whole response to an open, then waits for the client to end the lease.

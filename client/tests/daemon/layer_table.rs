@@ -97,23 +97,25 @@ pub(crate) fn model<'l>(
     layers: impl IntoIterator<Item = &'l Layer>,
     json: &BTreeMap<String, Json>,
 ) -> FakeModel {
+    let named = |(number, layer): (usize, &'l Layer)| (TENSOR, layer.name.clone(), layer.file(number));
+    let tensors = layers.into_iter().enumerate().map(named);
+    let documents = json.iter().map(|(name, json)| (JSON, name.clone(), json.to_string().into_bytes()));
+    let files: Vec<_> = tensors.chain(documents).collect();
+    model_of_files(files.iter().map(|(media_type, name, bytes)| (*media_type, &**name, &**bytes)))
+}
+
+/// A model of files, each with its media type and name.
+pub(crate) fn model_of_files<'f>(files: impl IntoIterator<Item = (&'f str, &'f str, &'f [u8])>) -> FakeModel {
     let mut model = FakeModel::new();
     model.head.layers.clear();
     model.pieces.clear();
-    for (number, layer) in layers.into_iter().enumerate() {
-        add(&mut model, TENSOR, &layer.name, &layer.file(number));
-    }
-    for (name, document) in json {
-        add(&mut model, JSON, name, document.to_string().as_bytes());
+    for (media_type, name, bytes) in files {
+        let fd = model.add_file(bytes);
+        let number = model.add_layer(media_type, Some(fd), u64::try_from(bytes.len()).unwrap());
+        model.head.layers[number].name = Some(name.to_owned());
+        model.head.layers[number].digest = Digest::of(bytes);
     }
     model
-}
-
-fn add(model: &mut FakeModel, media_type: &str, name: &str, bytes: &[u8]) {
-    let fd = model.add_file(bytes);
-    let number = model.add_layer(media_type, Some(fd), u64::try_from(bytes.len()).unwrap());
-    model.head.layers[number].name = Some(name.to_owned());
-    model.head.layers[number].digest = Digest::of(bytes);
 }
 
 /// A part of the data of the layer with this number.

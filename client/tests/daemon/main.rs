@@ -3,7 +3,6 @@
 
 mod broken;
 mod fake;
-mod import;
 mod open;
 mod specification;
 mod verbs;

@@ -4,7 +4,6 @@ use std::io::Read as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
-use blobd_client::Client;
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorCode;
@@ -13,19 +12,10 @@ use blobd_client::protocol::response::{HeaderLocation, OpenPiece};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::recipe::Experts;
 
-use crate::fake::{FakeModel, client_of};
-
-fn bytes_of(seed: u8, length: usize) -> Vec<u8> {
-    (0..=250u8).cycle().skip(seed.into()).take(length).collect()
-}
-
-fn serve(model: FakeModel) -> Client {
-    let model = Arc::new(model);
-    client_of(move |call| model.serve(call))
-}
+use crate::fake::{FakeModel, bytes_of, client_of};
 
 fn open(model: FakeModel) -> OpenModel {
-    serve(model).open(&"tiny".parse().unwrap()).unwrap()
+    model.client().open(&"tiny".parse().unwrap()).unwrap()
 }
 
 #[test]
@@ -90,7 +80,7 @@ fn only_tensors_with_the_prefix_come() {
         tensors: TensorSelection::Prefix("blk.1.".to_owned()),
         ..OpenParams::new("tiny".parse().unwrap())
     };
-    let model = serve(model).open_with(&params).unwrap();
+    let model = model.client().open_with(&params).unwrap();
     let names: Vec<_> = model.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(names, ["blk.1.a", "blk.1.b"]);
     assert!(model.tensor("blk.0.a").is_none());
@@ -242,7 +232,7 @@ fn split_file_is_put_together_bit_for_bit() {
         u64::try_from(expected.len()).unwrap(),
     );
     let params = OpenParams { files: FileSelection::All, ..OpenParams::new("tiny".parse().unwrap()) };
-    let model = serve(model).open_with(&params).unwrap();
+    let model = model.client().open_with(&params).unwrap();
     let mut written = Vec::new();
     assert_eq!(model.write_layer(0, &mut written).unwrap(), u64::try_from(expected.len()).unwrap());
     assert!(written == expected);
@@ -260,7 +250,7 @@ fn file_that_a_manifest_names_twice_can_be_read_as_either_layer() {
         model.head.layers[same].digest = model.head.layers[0].digest;
     }
     let params = OpenParams { files: FileSelection::All, ..OpenParams::new("tiny".parse().unwrap()) };
-    let model = serve(model).open_with(&params).unwrap();
+    let model = model.client().open_with(&params).unwrap();
     for layer in [0, again, other] {
         let mut written = Vec::new();
         assert_eq!(model.write_layer(layer, &mut written).unwrap(), 16);

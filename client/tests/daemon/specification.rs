@@ -32,7 +32,7 @@ fn frames_of_the_examples_are_frames() {
     }
     kinds.sort_unstable();
     kinds.dedup();
-    assert_eq!(kinds, ["ack", "error", "fds", "imported", "open", "pieces", "progress", "tensors"]);
+    assert_eq!(kinds, ["ack", "error", "fds", "imported", "open", "pieces", "progress", "tensors", "want"]);
 }
 
 #[test]

@@ -1,16 +1,23 @@
-//! The verbs that response with JSON, and finding the daemon.
+//! Verbs with one response, with events and with a file that is passed, and finding the daemon.
 
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::sync::{Arc, Mutex};
 
 use blobd_client::Client;
 use blobd_client::error::ClientError;
-use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::event::Event;
-use blobd_client::protocol::request::{GcParams, PullParams, RemoveParams, TagParams, VerifyParams};
-use blobd_client::protocol::response::{PullDone, PullProgress};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::event::{Event, ImportProgress};
+use blobd_client::protocol::frame::Frame;
+use blobd_client::protocol::naming::NameEffects;
+use blobd_client::protocol::pull::{Imported, PullDone, PullProgress};
+use blobd_client::protocol::request::{
+    GcParams, ImportFile, ImportParams, PullParams, RemoveParams, TagParams, VerifyParams,
+};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
-use crate::fake::{client_of, listen};
+use crate::fake::{Call, client_of, listen};
 
 fn reference() -> Reference {
     "http://localhost:5000/me/tiny:q4@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -163,7 +170,7 @@ fn absent_daemon_is_told_with_what_to_do() {
 fn client_outlives_a_restart_of_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("blobd.sock");
-    let response = |call: crate::fake::Call| call.respond(200, r#"{"models":[]}"#);
+    let response = |call: Call| call.respond(200, r#"{"models":[]}"#);
     listen(&socket, response);
     let client = Client::connect(&socket).unwrap();
     client.models().unwrap();
@@ -196,4 +203,144 @@ fn verification_ends_with_its_last_line() {
         call.stream_chunks(&["{\"error\":{\"code\":\"not_found\",\"message\":\"no such model\"}}\n"], true);
     });
     assert_eq!(failing.verify(&params, |_| ()).unwrap_err().code(), ErrorCode::NotFound);
+}
+
+fn import(
+    response: impl Fn(Call) + Clone + Send + Sync + 'static,
+) -> (Result<Imported, ClientError>, Vec<(u64, u64)>) {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"GGUF").unwrap();
+    let params = ImportParams::new("tiny.gguf");
+    let mut progress = Vec::new();
+    let result =
+        client_of(response).import(&params, &file, |completed, total| progress.push((completed, total)));
+    (result, progress)
+}
+
+fn imported() -> Imported {
+    Imported {
+        name: "tiny:latest".to_owned(),
+        digest: Digest::of(b"manifest"),
+        file: Some(Digest::of(b"GGUF")),
+        size: 4,
+        file_count: None,
+        files: Vec::new(),
+        new_bytes: 4,
+        reused_bytes: 0,
+        tensor_count: 0,
+        new_blob_count: 1,
+        sidecars: Vec::new(),
+        unchanged: false,
+        effects: NameEffects::default(),
+    }
+}
+
+#[test]
+fn daemon_reads_the_file_that_was_passed() {
+    let (result, progress) = import(|call| {
+        let params: ImportParams = serde_json::from_slice(&call.body).unwrap();
+        assert_eq!(params.file_name, "tiny.gguf");
+        let mut connection = call.upgrade();
+        assert_eq!(connection.receive().unwrap(), Frame::Fds { first: 0, count: 1 });
+        let mut file = File::from(connection.take_fds(1).unwrap().pop_front().unwrap());
+        file.rewind().unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "GGUF");
+        for completed in [0, 4] {
+            connection
+                .send(
+                    &Frame::Progress(ImportProgress { completed, total: 4, ..ImportProgress::default() }),
+                    &[],
+                )
+                .unwrap();
+        }
+        connection.send(&Frame::Imported(imported()), &[]).unwrap();
+    });
+    assert_eq!(result.unwrap(), imported());
+    assert_eq!(progress, [(0, 4), (4, 4)]);
+}
+
+#[test]
+fn refusal_keeps_its_code_even_if_the_daemon_does_not_wait_for_the_file() {
+    let (result, _) = import(|call| {
+        let body = ErrorBody::new(ErrorCode::InvalidInput, "tiny.gguf: no GGUF file");
+        call.upgrade().send(&Frame::Error(body), &[]).unwrap();
+    });
+    assert_eq!(result.unwrap_err().code(), ErrorCode::InvalidInput);
+}
+
+#[test]
+fn daemon_that_dies_is_distinguished_from_one_that_sends_something_else() {
+    let (result, _) = import(|call| drop(call.upgrade()));
+    assert!(matches!(result, Err(ClientError::Closed)));
+    let (result, _) = import(|call| {
+        call.upgrade().send(&Frame::Ack { received: 1 }, &[]).unwrap();
+    });
+    assert!(matches!(result, Err(ClientError::Protocol(_))));
+}
+
+/// Imports a list of 20 files from a daemon that sends these `want` frames. Returns the numbers of the opened files.
+fn import_listed(wants: &'static [(u32, u32)]) -> (Result<Imported, ClientError>, Vec<usize>) {
+    let file =
+        |number: usize| ImportFile { path: number.to_string(), size: 1, component: None, digest: None };
+    let params = ImportParams { files: (0..20).map(file).collect(), ..ImportParams::new("tiny") };
+    let mut opened = Vec::new();
+    let client = client_of(move |call: Call| {
+        let mut connection = call.upgrade();
+        for (first, count) in wants {
+            let (first, count) = (*first, *count);
+            // The client may have closed its end.
+            if connection.send(&Frame::Want { first, count }, &[]).is_err() {
+                return;
+            }
+            let Ok(frame) = connection.receive() else { return };
+            assert_eq!(frame, Frame::Fds { first, count });
+            assert_eq!(connection.take_fds(count).unwrap().len(), count as usize);
+        }
+        connection.send(&Frame::Imported(imported()), &[]).unwrap();
+    });
+    let open = |number| {
+        opened.push(number);
+        Ok(tempfile::tempfile().unwrap().into())
+    };
+    (client.import_listed(&params, open, |_, _| ()), opened)
+}
+
+#[test]
+fn files_of_a_list_are_opened_when_the_daemon_wants_them() {
+    let (result, opened) = import_listed(&[(0, 16), (16, 4)]);
+    assert_eq!((result.unwrap(), opened), (imported(), (0..20).collect()));
+    // A daemon may refuse a file before it has asked for all.
+    assert_eq!(import_listed(&[(0, 2)]).1, [0, 1]);
+}
+
+#[test]
+fn daemon_that_wants_other_files_than_the_next_gets_none() {
+    for wrong in [&[(1, 16)][..], &[(0, 17)], &[(0, 0)], &[(20, 1)], &[(u32::MAX, 1)]] {
+        let (result, opened) = import_listed(wrong);
+        assert!(matches!(result, Err(ClientError::Protocol(_))), "{result:?}");
+        assert_eq!(opened, [0; 0]);
+    }
+    for (wrong, before) in [(&[(0, 16), (0, 1)][..], 16), (&[(0, 16), (16, 5)], 16)] {
+        let (result, opened) = import_listed(wrong);
+        assert!(matches!(result, Err(ClientError::Protocol(_))), "{result:?}");
+        assert_eq!(opened.len(), before);
+    }
+}
+
+#[test]
+fn file_that_cannot_be_opened_ends_the_import_with_its_error() {
+    let file = ImportFile { path: "a".to_owned(), size: 1, component: None, digest: None };
+    let params = ImportParams { files: vec![file], ..ImportParams::new("tiny") };
+    let client = client_of(|call: Call| {
+        let mut connection = call.upgrade();
+        connection.send(&Frame::Want { first: 0, count: 1 }, &[]).unwrap();
+        assert!(connection.receive().is_err());
+    });
+    let open = |_| Err(ErrorBody::new(ErrorCode::Denied, "a: permission denied"));
+    match client.import_listed(&params, open, |_, _| ()) {
+        Err(ClientError::Daemon(error)) => assert_eq!(error.message, "a: permission denied"),
+        other => panic!("{other:?}"),
+    }
 }

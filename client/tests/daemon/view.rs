@@ -1,7 +1,5 @@
 //! A model as one GGUF file in memory.
 
-use std::sync::Arc;
-
 use blobd_client::error::ModelError;
 use blobd_client::gguf_view::GgufView;
 use blobd_client::model::OpenModel;
@@ -10,19 +8,14 @@ use blobd_client::protocol::response::HeaderLocation;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::gguf::{GgmlType, GgufWriter, Header, Value};
 
-use crate::fake::{FakeModel, client_of};
+use crate::fake::{FakeModel, bytes_of};
 
 fn page() -> usize {
     rustix::param::page_size()
 }
 
-fn bytes_of(seed: u8, length: usize) -> Vec<u8> {
-    (0..=250u8).cycle().skip(seed.into()).take(length).collect()
-}
-
 fn open(model: FakeModel) -> OpenModel {
-    let model = Arc::new(model);
-    client_of(move |call| model.serve(call)).open(&"tiny".parse().unwrap()).unwrap()
+    model.client().open(&"tiny".parse().unwrap()).unwrap()
 }
 
 /// A header with the usual alignment of tensors of this name and number of F32s.
@@ -177,8 +170,7 @@ fn model_without_gguf_files_has_no_image() {
 
 #[test]
 fn image_takes_all_tensors() {
-    let model = Arc::new(model_of(&[("a", 1), ("b", 1)]));
-    let client = client_of(move |call| model.serve(call));
+    let client = model_of(&[("a", 1), ("b", 1)]).client();
     let some = TensorSelection::Prefix("a".to_owned());
     let params = OpenParams { tensors: some, ..OpenParams::new("tiny".parse().unwrap()) };
     let error = client.open_with(&params).unwrap().contiguous().unwrap_err();

@@ -91,9 +91,9 @@ fn close_inside_a_frame_and_between_frames_are_distinguished() {
 
 #[test]
 fn receiving_nothing_within_the_timeout_is_an_error() {
-    let (_daemon, mut client) = pair();
-    client.set_timeout(Some(Duration::from_millis(10))).unwrap();
-    assert!(matches!(client.receive(), Err(ConnectionError::TimedOut)));
+    let (_daemon, stream) = UnixStream::pair().unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    assert!(matches!(Connection::new(stream).receive(), Err(ConnectionError::TimedOut)));
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn each_kind_of_frame_has_the_documented_json() {
     ];
     for (frame, json) in [
         (Frame::Fds { first: 64, count: 3 }, r#"{"fds":{"first":64,"count":3}}"#),
+        (Frame::Want { first: 16, count: 2 }, r#"{"want":{"first":16,"count":2}}"#),
         (Frame::Ack { received: 67 }, r#"{"ack":{"received":67}}"#),
         (progress(1, 2), r#"{"progress":{"completed":1,"total":2}}"#),
         (

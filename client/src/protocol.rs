@@ -4,28 +4,16 @@
 //! have descriptors attached. `docs/PROTOCOL.md` is the specification.
 
 pub mod access;
-pub mod accounts;
 pub mod audit;
-pub mod chosen;
-pub mod configuration;
 pub mod connection;
-pub mod corrected;
-pub mod edit;
 pub mod error;
 pub mod event;
 pub mod fit;
 pub mod frame;
-pub mod heads;
-pub mod health;
-pub mod history;
-pub mod lost_model;
-pub mod lower_store;
-pub mod model_tensor;
+pub mod lists;
+pub mod naming;
 pub mod params;
-pub mod policy;
-pub mod promote;
-pub mod pull_plan;
-pub mod pulls;
+pub mod pull;
 pub mod request;
 pub mod request_id;
 pub mod response;
@@ -35,6 +23,13 @@ pub mod upkeep;
 
 /// The protocol's version, as in the response to `Route::Version`.
 pub const VERSION: u32 = 1;
+
+/// A value of a model's metadata, abridged: a long array is `{"type":…,"count":…,"first":[…]}`, a long text
+/// `{"type":"string","bytes":…}`, and bytes that are not UTF-8 `{"base64":…}`.
+pub type MetadataValue = serde_json::Value;
+
+/// A time in the form of RFC 3339, in UTC, such as `2026-11-23T15:31:42Z`. It may have fractions of a second.
+pub type Time = String;
 
 /// The value of the `Upgrade` header that switches from HTTP to frames.
 pub const UPGRADE: &str = "blobd-fd/1";
@@ -47,3 +42,7 @@ pub const MAX_OPEN_LAYERS: usize = 4096;
 /// descriptors in flight per sending user, and a client that never reads must not use up the
 /// daemon's limit.
 pub const MAX_FDS_PER_BATCH: usize = 64;
+
+/// The most files of an import whose descriptors the daemon requests at a time, so that neither side has the files of
+/// a large folder open at once.
+pub const MAX_WANTED_FILES: usize = 16;
