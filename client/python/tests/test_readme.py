@@ -11,6 +11,7 @@ from unittest import mock
 
 from support import HERE, gguf, tensor
 from test_daemon import DENSE, STACKED, DaemonTest, numpy, torch
+from test_safe_open import weights, write_folder
 
 DOCUMENTS = [HERE.parent / "README.md", HERE.parent.parent.parent / "docs" / "engines" / "python.md"]
 
@@ -19,6 +20,11 @@ class Documents(DaemonTest):
     def test_examples_run(self) -> None:
         self.daemon.import_model("llama3:8b", gguf([*DENSE, STACKED[0]]))
         self.addCleanup(self.daemon.command, "rm", "llama3:8b")
+        shards = [weights("model.norm.weight", "F32", 4)], [weights("model.embed.weight", "F32", 8, 4)]
+        folder = self.daemon.folder / "tiny"
+        write_folder(folder, {f"model-0000{place}-of-00002.safetensors": each for place, each in enumerate(shards, 1)})
+        self.daemon.command("import", str(folder), "--name", "tiny")
+        self.addCleanup(self.daemon.command, "rm", "tiny")
         count = 0
         for document in DOCUMENTS:
             for example in re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL):

@@ -14,9 +14,12 @@ global state.
 
 from __future__ import annotations
 
-from typing import Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Union
 
-from ._responses import Experts, Layer, ModelSummary, Tensor, Version
+from ._prefetch import PrefetchLoader
+from ._responses import Layer, Tensor
+from ._safe_open import SafeOpen, TensorMeta
+from ._slices import TensorSlice
 from ._sockets import default_sockets
 from ._tensor_layers import Quantization, Weight
 from .client import Client
@@ -30,10 +33,12 @@ from .errors import (
     CorruptError,
     DaemonError,
     DeniedError,
+    DtypeError,
     FdsLostError,
     GgufError,
     MapError,
     ModelError,
+    NoFileError,
     NoTensorError,
     NotFoundError,
     NotRunningError,
@@ -41,6 +46,7 @@ from .errors import (
     SafetensorsError,
     SessionClosedError,
     ShortError,
+    SliceError,
     TimedOutError,
     UnavailableError,
     WeightsError,
@@ -48,6 +54,7 @@ from .errors import (
 from .layers import block_number, group_layers, split_name
 from .metadata import Metadata, Range
 from .model import OpenModel
+from .types import Experts, FitReport, ModelDetails, ModelSummary, Version
 from .weights import ManifestWeights
 
 __version__ = "0.1.0"
@@ -63,26 +70,35 @@ __all__ = [
     "CorruptError",
     "DaemonError",
     "DeniedError",
+    "DtypeError",
     "Experts",
     "FdsLostError",
+    "FitReport",
     "GgufError",
     "Layer",
     "ManifestWeights",
     "MapError",
     "Metadata",
+    "ModelDetails",
     "ModelError",
     "ModelSummary",
+    "NoFileError",
     "NoTensorError",
     "NotFoundError",
     "NotRunningError",
     "OpenModel",
+    "PrefetchLoader",
     "ProtocolError",
     "Quantization",
     "Range",
+    "SafeOpen",
     "SafetensorsError",
     "SessionClosedError",
     "ShortError",
+    "SliceError",
     "Tensor",
+    "TensorMeta",
+    "TensorSlice",
     "TimedOutError",
     "UnavailableError",
     "Version",
@@ -91,8 +107,10 @@ __all__ = [
     "block_number",
     "default_sockets",
     "group_layers",
+    "load_file",
     "models",
     "open",
+    "safe_open",
     "split_name",
     "version",
 ]
@@ -107,6 +125,20 @@ def open(
 ) -> OpenModel:
     """Opens a model at the default daemon; see `Client.open`."""
     return Client().open(reference, component=component, prefix=prefix, names=names)
+
+
+def safe_open(
+    reference: str, framework: str, device: Union[str, int] = "cpu", *, file: Optional[str] = None
+) -> SafeOpen:
+    """Opens a model of safetensors files at the default daemon; see `Client.safe_open`."""
+    return Client().safe_open(reference, framework, device, file=file)
+
+
+def load_file(
+    reference: str, device: Union[str, int] = "cpu", *, framework: str = "pt", file: Optional[str] = None
+) -> Dict[str, Any]:
+    """All tensors of a model of safetensors files at the default daemon; see `Client.load_file`."""
+    return Client().load_file(reference, device, framework=framework, file=file)
 
 
 def models() -> List[ModelSummary]:

@@ -51,6 +51,24 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+class _PyBuffer(ctypes.Structure):
+    """The C structure `Py_buffer`."""
+
+    _fields_ = [
+        ("address", ctypes.c_size_t),
+        ("object", ctypes.c_void_p),
+        ("length", ctypes.c_ssize_t),
+        ("item_bytes", ctypes.c_ssize_t),
+        ("is_read_only", ctypes.c_int),
+        ("dimensions", ctypes.c_int),
+        ("format", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
 class Blob:
     """A descriptor from the daemon, mapped when first needed."""
 
@@ -177,6 +195,27 @@ def max_open_files() -> int:
     """How many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 62
+
+
+def will_need(view: memoryview) -> None:
+    """Asks the kernel to read mapped memory from the disk in the background."""
+    if len(view) == 0:
+        return
+    address = address_of(view)
+    start = address // PAGE_BYTES * PAGE_BYTES
+    # Harmless if it fails: the pages are read on access.
+    _libc.madvise(start, address + len(view) - start, mmap.MADV_WILLNEED)
+
+
+def address_of(view: memoryview) -> int:
+    """Where a view starts in memory."""
+    buffer = _PyBuffer()
+    # `ctypes` has no other way for read-only buffers.
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    try:
+        return int(buffer.address)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
 
 
 def _own(address: int, mapped: int, length: Optional[int] = None) -> memoryview:

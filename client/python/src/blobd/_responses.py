@@ -8,9 +8,10 @@ when one is mapped. Unknown fields are ignored, as the protocol requires.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple, cast
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, cast
 
 from .errors import DaemonError, ProtocolError, daemon_error
+from .types import Experts, HeaderLocation, ModelSummary, OpenLayer, TensorFormat, TensorLocation, Version
 
 MAX_LAYERS = 4096
 """The most layers accepted."""
@@ -20,70 +21,8 @@ MAX_FDS = MAX_TENSORS + 2 * MAX_LAYERS
 """The most descriptors accepted: one per tensor, and some for headers and whole files."""
 
 
-@dataclass(frozen=True)
-class Version:
-    """The daemon and the store that it serves."""
-
-    version: str
-    """The daemon's version."""
-    protocol: int
-    """The newest protocol version that it supports."""
-    root: str
-    """The directory of the store that it serves."""
-    pid: int
-    """Its process ID."""
-
-
-@dataclass(frozen=True)
-class ModelSummary:
-    """One model in the list of models."""
-
-    name: str
-    """The shortest name that is still unique."""
-    digest: str
-    """The manifest's digest: the model's ID."""
-    size: int
-    """The sum of its files in bytes, as if nothing were shared."""
-    modified: str
-    """When the tag was last set, RFC 3339 in UTC."""
-    pinned: bool
-    """Whether it is protected from eviction and removal."""
-    origin: Optional[str]
-    """Where it was obtained from, if that is known."""
-    damage: Optional[str]
-    """Describes damaged parts; the other parts can be opened."""
-
-
-@dataclass(frozen=True)
-class Experts:
-    """The layout of a stack of experts: expert `i` is the `stride` bytes from `i * stride` on."""
-
-    count: int
-    """The number of experts."""
-    stride: int
-    """The length of one expert in bytes."""
-
-
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(TensorLocation):
     """A tensor of an open model and the location of its bytes. It is not mapped yet."""
-
-    name: str
-    """Its name in its file."""
-    type: str
-    """The name of its ggml type, such as `Q4_K`."""
-    shape: Tuple[int, ...]
-    """Its dimensions in GGUF order, the fastest first."""
-    layer: int
-    """The number of the file that contains it."""
-    size: int
-    """Its length in bytes."""
-    fd: Optional[int]
-    """The number of its descriptor; `None` if it has no bytes."""
-    offset: int
-    """Where its bytes start in that descriptor's file."""
-    experts: Optional[Experts]
-    """The layout of its experts, if it is a stack."""
 
     def expert_range(self, index: int) -> Tuple[int, int]:
         """Start and end of one expert in bytes from the tensor's start. Maps nothing.
@@ -97,24 +36,18 @@ class Tensor:
         return start, start + self.experts.stride
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(OpenLayer):
     """One file of an open model."""
 
-    media_type: str
-    """Its media type."""
-    digest: str
-    """The digest of the whole file."""
-    size: int
-    """Its length in bytes."""
-    name: Optional[str]
-    """Its name in its source, if that gives one."""
-    fd: Optional[int]
-    """The number of the descriptor that is the whole file, if it is stored whole."""
-    header_fd: Optional[int]
-    """The number of the descriptor that is its GGUF header, if it is a split file."""
-    header_size: int
-    """The length of that header with its padding, in bytes."""
+    @property
+    def header_fd(self) -> Optional[int]:
+        """The number of the descriptor that is its GGUF header, if it is a split file."""
+        return self.header.fd if self.header else None
+
+    @property
+    def header_size(self) -> int:
+        """The length of that header with its padding, in bytes."""
+        return self.header.size if self.header else 0
 
     @property
     def component(self) -> str:
@@ -181,6 +114,9 @@ def as_list(value: Any, what: str) -> List[object]:
     return cast("List[object]", value)
 
 
+Response = TypeVar("Response", Version, ModelSummary, Experts)
+
+
 class Fields:
     """The fields of a JSON object, read with type checks; `what` is the object's name in errors."""
 
@@ -222,6 +158,17 @@ class Fields:
         value = self._fields.get(name)
         return None if value is None else Fields(f"{self.what}: {name}", value)
 
+    def read(self, kind: Type[Response]) -> Response:
+        """A dataclass of texts, numbers and truth values."""
+        readers: Dict[str, Callable[[str], Any]] = {
+            "str": self.text,
+            "int": self.number,
+            "bool": self.flag,
+            "Optional[str]": self.optional_text,
+            "Optional[int]": self.optional_number,
+        }
+        return kind(**{name: readers[annotation](name) for name, annotation in kind.__annotations__.items()})
+
     def _of_type(self, name: str, kind: type) -> Any:
         value = self._fields.get(name)
         if not isinstance(value, kind):
@@ -241,25 +188,12 @@ def read_error(value: object) -> DaemonError:
 
 def read_version(value: object) -> Version:
     """The response to `GET /v1/version`."""
-    fields = Fields("version", value)
-    return Version(fields.text("version"), fields.number("protocol"), fields.text("root"), fields.number("pid"))
+    return Fields("version", value).read(Version)
 
 
 def read_models(value: object) -> List[ModelSummary]:
     """The response to `GET /v1/models`."""
-    return [_read_summary(Fields("model", model)) for model in Fields("models", value).items("models")]
-
-
-def _read_summary(fields: Fields) -> ModelSummary:
-    return ModelSummary(
-        name=fields.text("name"),
-        digest=fields.text("digest"),
-        size=fields.number("size"),
-        modified=fields.text("modified"),
-        pinned=fields.flag("pinned"),
-        origin=fields.optional_text("origin"),
-        damage=fields.optional_text("damage"),
-    )
+    return [Fields("model", model).read(ModelSummary) for model in Fields("models", value).items("models")]
 
 
 def read_head(value: object) -> Head:
@@ -285,13 +219,19 @@ def _read_layer(number: int, value: object, fd_count: int) -> Layer:
     header = fields.object("header")
     return Layer(
         media_type=fields.text("media_type"),
+        name=fields.optional_text("name"),
         digest=fields.text("digest"),
         size=fields.number("size"),
-        name=fields.optional_text("name"),
         fd=_read_fd(fields, fd_count),
-        header_fd=_read_fd(header, fd_count) if header else None,
-        header_size=header.number("size") if header else 0,
+        format=cast("Optional[TensorFormat]", fields.optional_text("format")),
+        header=_read_header(header, fd_count) if header else None,
+        piece_count=0,
     )
+
+
+def _read_header(fields: Fields, fd_count: int) -> Optional[HeaderLocation]:
+    fd = _read_fd(fields, fd_count)
+    return None if fd is None else HeaderLocation(fd, fields.number("size"))
 
 
 def _read_fd(fields: Fields, fd_count: int) -> Optional[int]:
@@ -324,7 +264,7 @@ def read_tensor(value: object, head: Head) -> Tensor:
 
 def _read_experts(fields: Fields) -> Optional[Experts]:
     experts = fields.object("experts")
-    return Experts(experts.number("count"), experts.number("stride")) if experts else None
+    return experts.read(Experts) if experts else None
 
 
 def _check_tensor(tensor: Tensor, head: Head) -> None:

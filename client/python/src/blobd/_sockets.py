@@ -33,13 +33,27 @@ def evidence_of_service(socket: str) -> Optional[str]:
         return None
     units = [f"{directory}/{unit}" for unit in _SYSTEM_UNITS for directory in _UNIT_DIRECTORIES]
     # A link to /dev/null masks a unit, and may outlive it.
-    installed = [unit for unit in units if os.path.lexists(unit) and not _is_mask(unit)]
-    others = [path for path in (socket, _SYSTEM_CONFIGURATION) if os.path.lexists(path)]
+    installed = [unit for unit in units if _is_present(unit) and not _is_mask(unit)]
+    others = [path for path in (socket, _SYSTEM_CONFIGURATION) if _is_present(path)]
     return next(iter(installed + others), None)
 
 
+def _is_present(path: str) -> bool:
+    """Whether something is there, or may be: what this user may not see is not taken for absent."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _is_mask(unit: str) -> bool:
-    return os.path.islink(unit) and os.readlink(unit) == os.devnull
+    try:
+        return os.readlink(unit) == os.devnull
+    except OSError:
+        return False
 
 
 def default_sockets() -> List[str]:

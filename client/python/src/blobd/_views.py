@@ -1,11 +1,11 @@
-"""Views of tensors for NumPy and PyTorch, which are imported only when one is asked for."""
+"""Views of the tensors of GGUF files for NumPy and PyTorch, which are imported only when one is asked for."""
 
 from __future__ import annotations
 
-import importlib
 from math import prod
 from typing import Any, Dict, Tuple
 
+from ._elements import import_library
 from ._responses import Tensor
 from .errors import ModelError, ProtocolError
 
@@ -24,7 +24,7 @@ _NATIVE: Dict[str, Tuple[str, str]] = {
 
 def numpy_view(tensor: Tensor, data: memoryview, order: str) -> Any:
     """A read-only array over `data`, whose numbers have this byte order."""
-    numpy = _import("numpy", "numpy views")
+    numpy = import_library("numpy", "NumPy views")
     kind, _ = _NATIVE.get(tensor.type, ("u1", ""))
     array = numpy.frombuffer(data if data else bytearray(), dtype=numpy.dtype(order + kind))
     array.flags.writeable = False
@@ -33,7 +33,7 @@ def numpy_view(tensor: Tensor, data: memoryview, order: str) -> Any:
 
 def torch_view(tensor: Tensor, data: memoryview, order: str) -> Any:
     """A tensor over `data`, which must not be written to."""
-    torch = _import("torch", "torch views")
+    torch = import_library("torch", "PyTorch views")
     native, kind = _NATIVE.get(tensor.type, ("", "uint8"))
     if order == ">" and native[1:] not in ("", "1"):
         raise ModelError(f"tensor {tensor.name}: big-endian, which PyTorch does not have; use numpy")
@@ -54,10 +54,3 @@ def _view_shape(tensor: Tensor, item_bytes: int) -> Tuple[int, ...]:
     if row_count == 0 or tensor.size % row_count:
         return (tensor.size,)
     return (*rows, tensor.size // row_count)
-
-
-def _import(name: str, purpose: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ModelError(f"{purpose}: {error}; `pip install {name}`, or use the plain buffer") from error

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import socket as sockets
-from typing import Any, Dict, Iterable, List, Optional, Union
+from typing import Any, Dict, Iterable, List, Optional, Union, cast
 from urllib.parse import quote, urlencode
 
 from ._http import query, upgrade
 from ._request_ids import RequestIds
-from ._responses import ModelSummary, Version, as_object, read_models, read_version
+from ._responses import as_object, read_models, read_version
+from ._safe_open import SafeOpen, choose_elements, folder_of
 from ._sockets import SYSTEM_SOCKET, check_before_connecting, default_sockets, evidence_of_service, hint
 from ._wire import Wire
-from .errors import BlobdError, ConnectError, NotRunningError, UnavailableError
+from .errors import BlobdError, ConnectError, NotFoundError, NotRunningError, UnavailableError
 from .model import OpenModel, receive
+from .types import FitReport, ModelDetails, ModelSummary, Version
 from .weights import ManifestWeights
 
 SOCKET_VARIABLE = "BLOBD_SOCKET"
@@ -58,12 +60,13 @@ class Client:
         """All models, sorted by name."""
         return read_models(self._query("/v1/models"))
 
-    def model(self, reference: str) -> Dict[str, Any]:
+    def model(self, reference: str) -> ModelDetails:
         """One model in full, as the protocol describes it: metadata, layers, tensors with digests.
 
         Raises `NotFoundError` if there is no model with this name.
         """
-        return as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "response")
+        details = as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "response")
+        return cast("ModelDetails", details)
 
     def fit(
         self,
@@ -78,7 +81,7 @@ class Client:
         memory_bytes: Optional[int] = None,
         cpu_moe: bool = False,
         basis: Optional[str] = None,
-    ) -> Dict[str, Any]:
+    ) -> FitReport:
         """The memory that a model needs, as `blobd fit --json` prints it; opens and loads nothing.
 
         `vram_bytes` is the memory of each device that the model may take, `memory_bytes` the machine's.
@@ -97,7 +100,8 @@ class Client:
         }
         pairs = [(key, value) for key, value in settings.items() if value is not None]
         pairs += [("vram_bytes", size) for size in vram_bytes]
-        return as_object(self._query(f"/v1/fit/{quote(reference, safe='/:@')}?{urlencode(pairs)}"), "response")
+        path = f"/v1/fit/{quote(reference, safe='/:@')}?{urlencode(pairs)}"
+        return cast("FitReport", as_object(self._query(path), "response"))
 
     def open(
         self,
@@ -136,7 +140,47 @@ class Client:
             model.close()
             raise
 
-    def _digests_of(self, name: str, digest: str) -> Dict[str, Any]:
+    def safe_open(
+        self,
+        reference: str,
+        framework: str,
+        device: Union[str, int] = "cpu",
+        *,
+        file: Optional[str] = None,
+    ) -> SafeOpen:
+        """Opens a model of safetensors files with the interface of `safetensors.safe_open`, without a copy on the CPU.
+
+        `framework` is `numpy` or `pt`. All tensors of the model's files are under one view; `file` is the path of one
+        file, or a folder of the model that ends in a slash, such as `vae/`. Raises `WeightsError` if the model has no
+        such files, or the same tensor in several.
+        """
+        elements = choose_elements(framework, device)
+        model = self._open_folder(reference, file)
+        try:
+            return SafeOpen(model, elements, file)
+        except BaseException:
+            model.close()
+            raise
+
+    def load_file(
+        self, reference: str, device: Union[str, int] = "cpu", *, framework: str = "pt", file: Optional[str] = None
+    ) -> Dict[str, Any]:
+        """All tensors of a model of safetensors files by name; see `safe_open`."""
+        with self.safe_open(reference, framework, device, file=file) as opened:
+            return opened.get_tensors()
+
+    def _open_folder(self, reference: str, file: Optional[str]) -> OpenModel:
+        """Opens only the folder that the file is in, so that no descriptors come for other components."""
+        folder = folder_of(file)
+        try:
+            return self.open(reference, component=folder)
+        except NotFoundError:
+            if folder is None:
+                raise
+            # Either the model does not exist, or the error about the folder names the files that do.
+            return self.open(reference)
+
+    def _digests_of(self, name: str, digest: str) -> ModelDetails:
         # With the manifest's digest, so that a name that now belongs to another model is an error.
         return self.model(f"{name}@{digest}")
 

@@ -160,6 +160,16 @@ class NoTensorError(ModelError, KeyError):
         return str(self.args[0])
 
 
+class NoFileError(ModelError, KeyError):
+    """The model has no file with this path."""
+
+    code = "not_found"
+
+    def __str__(self) -> str:
+        # `KeyError` would put its text in quotes.
+        return str(self.args[0])
+
+
 class ShortError(ModelError):
     """A descriptor's file is shorter than the tensor table says."""
 
@@ -184,6 +194,18 @@ class SafetensorsError(ModelError):
     """The header of a safetensors file is malformed."""
 
     code = "invalid_input"
+
+
+class DtypeError(ModelError):
+    """NumPy or PyTorch has no type for the elements of a tensor."""
+
+    code = "invalid_request"
+
+
+class SliceError(ModelError, IndexError):
+    """An index is outside of its tensor, or of no kind that selects a part."""
+
+    code = "invalid_request"
 
 
 class WeightsError(ModelError):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 from . import _views
+from ._elements import NumpyElements, TorchElements
 from ._memory import Blob, max_open_files
 from ._responses import Fields, Head, Layer, Tensor, as_list, read_head, read_tensor
 from ._wire import Wire
@@ -20,11 +21,12 @@ from .contiguous import ContiguousGguf, assemble
 from .errors import ModelError, NoTensorError, ProtocolError, SessionClosedError
 from .gguf import parse
 from .metadata import Metadata
+from .types import ModelDetails
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-Details = Callable[[str, str], Dict[str, Any]]
+Details = Callable[[str, str], ModelDetails]
 """Requests the details of a model, by name and manifest digest."""
 
 
@@ -117,9 +119,12 @@ class OpenModel(Mapping[str, memoryview]):
     def numpy(self, tensor: Union[str, Tensor]) -> Any:
         """A read-only NumPy view without a copy, the slowest dimension first.
 
-        Quantised types, which NumPy lacks, become rows of `uint8`, BF16 becomes `uint16`.
+        Of a GGUF file, quantised types, which NumPy lacks, become rows of `uint8`, BF16 becomes `uint16`. Of a
+        safetensors file, they are as from `safe_open`.
         """
         tensor = self._resolve(tensor)
+        if self._is_safetensors(tensor):
+            return NumpyElements().whole(tensor.name, tensor.type, tensor.shape, self.map(tensor))
         return _views.numpy_view(tensor, self.map(tensor), self._byte_order(tensor.layer))
 
     def torch(self, tensor: Union[str, Tensor]) -> Any:
@@ -129,15 +134,17 @@ class OpenModel(Mapping[str, memoryview]):
         process. Clone it before you change it.
         """
         tensor = self._resolve(tensor)
+        if self._is_safetensors(tensor):
+            return TorchElements("cpu").whole(tensor.name, tensor.type, tensor.shape, self.map(tensor))
         return _views.torch_view(tensor, self.map(tensor), self._byte_order(tensor.layer))
 
     def header(self, layer: Optional[int] = None) -> memoryview:
-        """The header of a split GGUF file: all bytes before its data section. Without a number, that
-        of the first file that has one."""
+        """The header of a split file: all bytes before its data section. Without a number, that of the first
+        GGUF file that has one."""
         number = self._gguf_layer() if layer is None else layer
         header = self.layers[self._described(number)]
         if header.header_fd is None:
-            raise ModelError(f"layer {number}: no GGUF header; it is no split GGUF file")
+            raise ModelError(f"layer {number}: no header: the file is stored whole")
         return self._slice(header.header_fd, 0, header.header_size)
 
     def metadata(self, layer: Optional[int] = None) -> Metadata:
@@ -243,9 +250,15 @@ class OpenModel(Mapping[str, memoryview]):
 
     def _gguf_layer(self) -> int:
         for number, layer in enumerate(self.layers):
-            if layer.header_fd is not None:
+            if layer.header_fd is not None and layer.format != "safetensors":
                 return number
-        raise ModelError(f"model {self.name}: no GGUF header; none of its files opened is a split GGUF file")
+        raise ModelError(
+            f"model {self.name}: no GGUF header; none of its files opened is a split GGUF file; "
+            "for safetensors files use safe_open"
+        )
+
+    def _is_safetensors(self, tensor: Tensor) -> bool:
+        return self._layer(tensor.layer).format == "safetensors"
 
     def _byte_order(self, layer: int) -> str:
         """`<` or `>`: in a big-endian file the first two bytes of the version are zero."""

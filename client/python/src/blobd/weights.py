@@ -191,7 +191,9 @@ class ManifestWeights(Mapping[str, memoryview]):
     def _read_header(self, number: int, name: str) -> safetensors.Header:
         self._files[number] = self._model.layer_bytes(number)
         try:
-            return safetensors.parse(self._files[number])
+            header = safetensors.parse(self._files[number])
+            header.check_printable()
+            return header
         except SafetensorsError as error:
             raise WeightsError(f'layer "{name}": safetensors: {error}; run `blobd verify`') from None
 
