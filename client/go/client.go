@@ -83,9 +83,7 @@ func (c *Client) Version() (Version, error) {
 
 // Models lists all models, sorted by name.
 func (c *Client) Models() ([]ModelSummary, error) {
-	var list struct {
-		Models []ModelSummary `json:"models"`
-	}
+	var list ModelList
 	err := c.query("/v1/models", &list)
 	if err == nil && list.Models == nil {
 		err = violated("response is not the JSON expected: no models")

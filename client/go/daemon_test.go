@@ -70,7 +70,7 @@ func names(model *Model) string {
 
 func versionAndModels(t *testing.T, d *daemon) {
 	version, err := d.client().Version()
-	if err != nil || version.Protocol != 1 || version.Pid != d.process.Process.Pid {
+	if err != nil || version.Protocol != 1 || version.Pid != uint64(d.process.Process.Pid) {
 		t.Fatal(version, err)
 	}
 	models, err := d.client().Models()

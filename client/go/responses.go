@@ -1,7 +1,6 @@
 package blobd
 
 import (
-	"encoding/json"
 	"math/bits"
 	"strings"
 )
@@ -16,130 +15,8 @@ const (
 	maxFds = maxTensors + 2*maxLayers
 )
 
-// Version describes the daemon and the store that it serves.
-type Version struct {
-	// Version is the daemon's version.
-	Version string `json:"version"`
-	// Protocol is the newest protocol version that it supports.
-	Protocol uint32 `json:"protocol"`
-	// Root is the directory of the store that it serves.
-	Root string `json:"root"`
-	// Pid is its process ID.
-	Pid int `json:"pid"`
-}
-
-// ModelSummary is one model in the list of models.
-type ModelSummary struct {
-	// Name is the shortest name that is still unique.
-	Name string `json:"name"`
-	// Digest is the manifest's digest: the model's ID.
-	Digest string `json:"digest"`
-	// Size is the sum of its files in bytes, as if nothing were shared.
-	Size uint64 `json:"size"`
-	// Modified is when the tag was last set, RFC 3339 in UTC.
-	Modified string `json:"modified"`
-	// Pinned says whether it is protected from eviction and removal.
-	Pinned bool `json:"pinned"`
-	// Origin is where it was obtained from, if that is known.
-	Origin string `json:"origin"`
-	// Damage describes damaged parts; the other parts can be opened.
-	Damage string `json:"damage"`
-}
-
-// ModelDetails describes one model in full.
-type ModelDetails struct {
-	// Name is the shortest name that is still unique.
-	Name string `json:"name"`
-	// Digest is the manifest's digest.
-	Digest string `json:"digest"`
-	// Architecture is general.architecture, if the model has it.
-	Architecture string `json:"architecture"`
-	// Parameters is the number of elements of all tensors.
-	Parameters uint64 `json:"parameters"`
-	// Quantization is the name of the file type, such as Q4_K_M.
-	Quantization string `json:"quantization"`
-	// Metadata is the GGUF metadata; a long array is given as its type and count.
-	Metadata map[string]json.RawMessage `json:"metadata"`
-	// Tensors are those of all layers, in file order.
-	Tensors []TensorEntry `json:"tensors"`
-}
-
-// TensorEntry is a tensor as the store records it.
-type TensorEntry struct {
-	// Name is its name in its file.
-	Name string `json:"name"`
-	// Type is the name of its ggml type, such as Q4_K; of a tensor in safetensors, its element type or how it
-	// is quantised, such as NVFP4.
-	Type string `json:"type"`
-	// Format is gguf or safetensors.
-	Format string `json:"format"`
-	// Shape has its dimensions: of GGUF the fastest first, of safetensors the slowest first.
-	Shape []uint64 `json:"shape"`
-	// Digest is the digest of the blob that holds it.
-	Digest string `json:"digest"`
-	// Offset is where its bytes start in the blob.
-	Offset uint64 `json:"offset"`
-	// Size is its length in bytes.
-	Size uint64 `json:"size"`
-}
-
-// Layer is one file of an open model.
-type Layer struct {
-	// MediaType is its media type.
-	MediaType string `json:"media_type"`
-	// Digest is the digest of the whole file.
-	Digest string `json:"digest"`
-	// Size is its length in bytes.
-	Size uint64 `json:"size"`
-	// Name is its name in its source, if that gives one.
-	Name string `json:"name"`
-	// Fd is the number of the descriptor that is the whole file, if it is stored whole.
-	Fd *uint64 `json:"fd"`
-	// Header is the location of its GGUF header, if it is a split file.
-	Header *Header `json:"header"`
-
-	// PieceCount is how many pieces of it follow: 0, because this client does not request pieces.
-	PieceCount uint64 `json:"piece_count"`
-}
-
-// Header locates the header of a split GGUF file: the first Size bytes of descriptor Fd.
-type Header struct {
-	// Fd is the descriptor's number.
-	Fd uint64 `json:"fd"`
-	// Size is the header's length with its padding, in bytes.
-	Size uint64 `json:"size"`
-}
-
 // Component is the role of the file: model, projector, template, params, license, …
 func (l Layer) Component() string { return component(l.MediaType) }
-
-// Experts is the layout of a stack of experts: expert i is the Stride bytes from i*Stride on.
-type Experts struct {
-	// Count is the number of experts.
-	Count uint64 `json:"count"`
-	// Stride is the length of one expert in bytes.
-	Stride uint64 `json:"stride"`
-}
-
-// Tensor describes a tensor of an open model and the location of its bytes. It is not mapped yet.
-type Tensor struct {
-	// Name is its name in its file.
-	Name string `json:"name"`
-	// Type is the name of its ggml type, such as Q4_K.
-	Type string `json:"type"`
-	// Shape has its dimensions in GGUF order, the fastest first.
-	Shape []uint64 `json:"shape"`
-	// Layer is the number of the file that contains it.
-	Layer uint64 `json:"layer"`
-	// Size is its length in bytes.
-	Size uint64 `json:"size"`
-	// Fd is the number of its descriptor; nil if it has no bytes.
-	Fd *uint64 `json:"fd"`
-	// Offset is where its bytes start in that descriptor's file.
-	Offset uint64 `json:"offset"`
-	// Experts is the layout of its experts, if it is a stack.
-	Experts *Experts `json:"experts"`
-}
 
 // ExpertRange is the start and end of one expert in bytes from the tensor's start. It maps nothing.
 // The error is ErrNoExpert if the tensor is not a stack or has no expert with this number.

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sort"
 	"strconv"
+	"strings"
 	"unicode"
 	"unicode/utf8"
 )
@@ -16,10 +18,18 @@ import (
 const (
 	maxSafetensorsHeader  = 100_000_000
 	maxSafetensorsTensors = 131_072
-	maxNameBytes          = 1024
+	maxTotalDimensions    = 8 * maxSafetensorsTensors
+	maxMetadata           = 65_536
+	maxTextBytes          = 16 << 20
+	maxNameBytes          = 64 << 10
+	maxPrintableNameBytes = 1024
 	metadataKey           = "__metadata__"
 	lengthBytes           = 8
 )
+
+// maxUnknownDepth is how many levels of arrays and objects the value of an unknown field may have. The library's JSON
+// parser allows 127 levels in all, and the header and the tensor around the field take two of them.
+const maxUnknownDepth = 125
 
 // dtypeBits has the bits of an element, by the name of its type.
 var dtypeBits = map[string]uint64{
@@ -28,8 +38,9 @@ var dtypeBits = map[string]uint64{
 	"F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }
 
-// safetensorsHeader is a checked header: a tensor's size is its shape times its type, the tensors cover the data
-// without gap or overlap, and names are unique.
+// safetensorsHeader is a checked header: a tensor's size is its shape times its type, and the tensors cover the data
+// without gap or overlap. Accepted is what version 0.8 of the safetensors library accepts: of a name that comes twice
+// the last entry counts, and unknown fields of a tensor are ignored.
 type safetensorsHeader struct {
 	metadata map[string]string
 	// tensors are in the order of their data.
@@ -41,6 +52,8 @@ type fileTensor struct {
 	name, dtype string
 	// shape has the slowest dimension first.
 	shape []uint64
+	// begin and end are in the data, as the header has them.
+	begin, end uint64
 	// offset is in the file.
 	offset, size uint64
 }
@@ -99,44 +112,62 @@ func (h *safetensorsHeader) checkCover(start, fileSize uint64) error {
 
 // headerReader reads a header's JSON token by token: decoding into a map would silently keep one of two values of
 // a key, and other readers might keep the other.
-type headerReader struct{ *json.Decoder }
+type headerReader struct {
+	*json.Decoder
+	// dimensions and textBytes count those of all tensors and of the metadata.
+	dimensions, textBytes int
+}
 
 func readHeader(text []byte, start uint64) (*safetensorsHeader, error) {
 	// The decoder replaces what is not Unicode.
 	if !utf8.Valid(text) || hasHalfPair(text) || !json.Valid(text) {
 		return nil, invalidHeader("wrong header: not JSON in UTF-8")
 	}
-	r := headerReader{json.NewDecoder(bytes.NewReader(text))}
+	r := headerReader{Decoder: json.NewDecoder(bytes.NewReader(text))}
 	r.UseNumber()
 	header := &safetensorsHeader{metadata: map[string]string{}}
+	entries, last, hasMetadata := 0, map[string]int{}, false
 	err := r.object("header", func(name string) error {
 		if name == metadataKey {
+			if hasMetadata {
+				return invalidHeader("wrong header: %q comes twice", name)
+			}
+			hasMetadata = true
 			return r.metadata(header.metadata)
 		}
-		if len(header.tensors) >= maxSafetensorsTensors {
-			return invalidHeader("more than %d tensors", maxSafetensorsTensors)
+		if entries++; entries > maxSafetensorsTensors {
+			return invalidHeader("header too long: more than %d tensors", maxSafetensorsTensors)
 		}
-		tensor, err := r.tensor(name, start)
-		header.tensors = append(header.tensors, tensor)
+		tensor, err := r.tensor(name)
+		if place, replaces := last[name]; replaces {
+			header.tensors[place] = tensor
+		} else {
+			last[name] = len(header.tensors)
+			header.tensors = append(header.tensors, tensor)
+		}
 		return err
 	})
+	// Only the last entry of a name is placed.
+	for place := 0; err == nil && place < len(header.tensors); place++ {
+		err = header.tensors[place].place(start)
+	}
 	return header, err
 }
 
 // object reads an object; value reads the value of each of its keys.
-func (r headerReader) object(what string, value func(key string) error) error {
+func (r *headerReader) object(what string, value func(key string) error) error {
 	if err := r.delimiter(what, '{'); err != nil {
 		return err
 	}
-	seen := map[string]bool{}
+	return r.members(what, value)
+}
+
+// members reads what follows the start of an object.
+func (r *headerReader) members(what string, value func(key string) error) error {
 	for r.More() {
 		// A key is always a string.
 		key, err := r.text(what)
-		if err == nil && seen[key] {
-			err = invalidHeader("wrong header: %.64q comes twice", key)
-		}
 		if err == nil {
-			seen[key] = true
 			err = value(key)
 		}
 		if err != nil {
@@ -146,68 +177,184 @@ func (r headerReader) object(what string, value func(key string) error) error {
 	return r.delimiter(what, '}')
 }
 
-func (r headerReader) metadata(into map[string]string) error {
-	return r.object("metadata", func(key string) error {
+// metadata reads an object of texts, or null.
+func (r *headerReader) metadata(into map[string]string) error {
+	first, err := r.Token()
+	if err == nil && first == nil {
+		return nil
+	}
+	if first != json.Delim('{') {
+		return wrongToken("metadata", "an object of texts", err)
+	}
+	entries := 0
+	return r.members("metadata", func(key string) error {
+		if entries++; entries > maxMetadata {
+			return invalidHeader("header too long: more than %d entries of metadata", maxMetadata)
+		}
 		text, err := r.text("metadata")
 		into[key] = text
-		return err
-	})
-}
-
-func (r headerReader) tensor(name string, start uint64) (tensor fileTensor, err error) {
-	if err := checkName(name); err != nil {
-		return tensor, err
-	}
-	tensor.name = name
-	var offsets []uint64
-	missing := 3
-	err = r.object(name, func(key string) (err error) {
-		missing--
-		switch key {
-		case "dtype":
-			tensor.dtype, err = r.text(name)
-		case "shape":
-			tensor.shape, err = r.numbers(name)
-		case "data_offsets":
-			offsets, err = r.numbers(name)
-		default:
-			err = invalidHeader("wrong header: tensor %q: unknown field %.64q", name, key)
+		if err == nil {
+			err = r.count(len(key) + len(text))
 		}
 		return err
 	})
-	if err == nil && (missing != 0 || len(offsets) != 2) {
-		err = invalidHeader("wrong header: tensor %q: expected dtype, shape and two data_offsets", name)
-	}
-	if err != nil {
-		return tensor, err
-	}
-	return tensor, tensor.place(start, offsets[0], offsets[1])
 }
 
-// place checks the tensor and sets where it is.
-func (t *fileTensor) place(start, begin, end uint64) error {
-	width, known := dtypeBits[t.dtype]
-	if !known {
-		return invalidHeader("tensor %q: unknown element type %.16q", t.name, t.dtype)
+// tensor reads an entry; the library also reads the three values without their names.
+func (r *headerReader) tensor(name string) (tensor fileTensor, err error) {
+	tensor.name = name
+	if len(name) > maxNameBytes {
+		return tensor, invalidHeader("tensor name of %d bytes: too long: expected at most %d", len(name), maxNameBytes)
 	}
-	if len(t.shape) > maxDimensions {
-		return invalidHeader("tensor %q: too many dimensions: expected at most %d, found %d",
-			t.name, maxDimensions, len(t.shape))
+	if err = r.count(len(name)); err != nil {
+		return tensor, err
 	}
-	size, ok := sizeBytes(width, t.shape)
-	if !ok {
-		return invalidHeader("tensor %q: shape %d of %s is not a whole number of bytes", t.name, t.shape, t.dtype)
+	first, err := r.Token()
+	switch first {
+	case json.Delim('{'):
+		err = r.fields(&tensor)
+	case json.Delim('['):
+		for _, field := range tensorFields {
+			if err == nil {
+				err = r.field(&tensor, field)
+			}
+		}
+		if err == nil {
+			err = r.delimiter(name, ']')
+		}
+	default:
+		err = wrongToken(name, "an object of dtype, shape and data_offsets", err)
 	}
-	_, carry := bits.Add64(start, end, 0)
-	if end < begin || end-begin != size || carry != 0 {
-		return invalidHeader("tensor %q: wrong size: expected %d bytes by its shape, found %d to %d",
-			t.name, size, begin, end)
+	return tensor, err
+}
+
+var tensorFields = [...]string{"dtype", "shape", "data_offsets"}
+
+func (r *headerReader) fields(tensor *fileTensor) error {
+	seen := map[string]bool{}
+	err := r.members(tensor.name, func(key string) error {
+		if !slices.Contains(tensorFields[:], key) {
+			return r.skip(tensor.name)
+		}
+		if seen[key] {
+			return invalidHeader("wrong header: tensor %.64q: %q comes twice", tensor.name, key)
+		}
+		seen[key] = true
+		return r.field(tensor, key)
+	})
+	if err == nil && len(seen) != len(tensorFields) {
+		err = invalidHeader("wrong header: tensor %.64q: expected dtype, shape and data_offsets", tensor.name)
 	}
-	t.offset, t.size = start+begin, size
+	return err
+}
+
+func (r *headerReader) field(tensor *fileTensor, key string) (err error) {
+	switch key {
+	case "dtype":
+		tensor.dtype, err = r.dtype(tensor.name)
+		if _, known := dtypeBits[tensor.dtype]; err == nil && !known {
+			err = invalidHeader("tensor %.64q: unknown element type %.16q", tensor.name, tensor.dtype)
+		}
+	case "shape":
+		tensor.shape, err = r.numbers(tensor.name, maxDimensions)
+		if r.dimensions += len(tensor.shape); err == nil && r.dimensions > maxTotalDimensions {
+			err = invalidHeader("header too long: more than %d dimensions in all tensors", maxTotalDimensions)
+		}
+	default:
+		var offsets []uint64
+		offsets, err = r.numbers(tensor.name, 2)
+		if err == nil && len(offsets) != 2 {
+			err = invalidHeader("wrong header: tensor %.64q: data_offsets: expected 2 numbers, found %d",
+				tensor.name, len(offsets))
+		}
+		if err == nil {
+			tensor.begin, tensor.end = offsets[0], offsets[1]
+		}
+	}
+	return err
+}
+
+// dtype reads a type by its name; the library's derived code also reads an object, {"F32": null}.
+func (r *headerReader) dtype(name string) (string, error) {
+	token, err := r.Token()
+	if text, ok := token.(string); ok {
+		return text, nil
+	}
+	if token != json.Delim('{') {
+		return "", wrongToken(name, "a type", err)
+	}
+	types := []string{}
+	err = r.members(name, func(key string) error {
+		types = append(types, key)
+		value, err := r.Token()
+		if err != nil || value != nil || len(types) > 1 {
+			return wrongToken(name, "a type", err)
+		}
+		return nil
+	})
+	if err == nil && len(types) != 1 {
+		err = wrongToken(name, "a type", nil)
+	}
+	if err != nil {
+		return "", err
+	}
+	return types[0], nil
+}
+
+// skip reads the value of an unknown field, and refuses what the library cannot keep until it knows the field.
+func (r *headerReader) skip(name string) error {
+	for depth := 0; ; {
+		token, err := r.Token()
+		if err != nil {
+			return wrongToken(name, "a value", err)
+		}
+		switch token := token.(type) {
+		case json.Delim:
+			if token == '[' || token == '{' {
+				depth++
+			} else {
+				depth--
+			}
+		case json.Number:
+			if _, err := token.Float64(); err != nil {
+				return invalidHeader("wrong header: tensor %.64q: number out of range: %.24q", name, string(token))
+			}
+		}
+		if depth > maxUnknownDepth {
+			return invalidHeader("wrong header: tensor %.64q: lists or objects in more than %d others",
+				name, maxUnknownDepth)
+		}
+		if depth == 0 {
+			return nil
+		}
+	}
+}
+
+// count adds the bytes of a name or of metadata.
+func (r *headerReader) count(bytes int) error {
+	if r.textBytes += bytes; r.textBytes > maxTextBytes {
+		return invalidHeader("header too long: more than %d bytes of names and metadata", maxTextBytes)
+	}
 	return nil
 }
 
-func (r headerReader) text(what string) (string, error) {
+// place checks the tensor and sets where it is.
+func (t *fileTensor) place(start uint64) error {
+	size, ok := sizeBytes(dtypeBits[t.dtype], t.shape)
+	if !ok {
+		return invalidHeader("tensor %.64q: shape %.64s of %s is not a whole number of bytes",
+			t.name, fmt.Sprint(t.shape), t.dtype)
+	}
+	_, carry := bits.Add64(start, t.end, 0)
+	if t.end < t.begin || t.end-t.begin != size || carry != 0 {
+		return invalidHeader("tensor %.64q: wrong size: expected %d bytes by its shape, found %d to %d",
+			t.name, size, t.begin, t.end)
+	}
+	t.offset, t.size = start+t.begin, size
+	return nil
+}
+
+func (r *headerReader) text(what string) (string, error) {
 	token, err := r.Token()
 	if text, ok := token.(string); ok {
 		return text, nil
@@ -215,7 +362,7 @@ func (r headerReader) text(what string) (string, error) {
 	return "", wrongToken(what, "a text", err)
 }
 
-func (r headerReader) delimiter(what string, expected json.Delim) error {
+func (r *headerReader) delimiter(what string, expected json.Delim) error {
 	token, err := r.Token()
 	if token == expected {
 		return nil
@@ -223,7 +370,8 @@ func (r headerReader) delimiter(what string, expected json.Delim) error {
 	return wrongToken(what, expected.String(), err)
 }
 
-func (r headerReader) numbers(what string) ([]uint64, error) {
+// numbers reads a list of at most so many numbers.
+func (r *headerReader) numbers(what string, most int) ([]uint64, error) {
 	if err := r.delimiter(what, '['); err != nil {
 		return nil, err
 	}
@@ -234,6 +382,9 @@ func (r headerReader) numbers(what string) ([]uint64, error) {
 		number, wrong := strconv.ParseUint(string(digits), 10, 64)
 		if !ok || wrong != nil {
 			return nil, wrongToken(what, "a number from 0 to 2^64 - 1", err)
+		}
+		if len(numbers) == most {
+			return nil, invalidHeader("wrong header: tensor %.64q: too many numbers in a list: expected at most %d", what, most)
 		}
 		numbers = append(numbers, number)
 	}
@@ -247,43 +398,36 @@ func wrongToken(what, expected string, err error) error {
 	return invalidHeader("wrong header: %.64q: expected %s", what, expected)
 }
 
-func checkName(name string) error {
-	problem := ""
-	switch {
-	case name == "":
-		problem = "is empty"
-	case len(name) > maxNameBytes:
-		problem = "too long"
-	default:
-		for _, letter := range name {
-			if unicode.IsControl(letter) {
-				problem = "has control characters"
-			}
+// checkPrintable refuses names that are empty, long, or have control characters.
+func (h *safetensorsHeader) checkPrintable() error {
+	for _, tensor := range h.tensors {
+		problem := ""
+		switch name := tensor.name; {
+		case name == "":
+			problem = "is empty"
+		case len(name) > maxPrintableNameBytes:
+			problem = "too long"
+		case strings.ContainsFunc(name, unicode.IsControl):
+			problem = "has control characters"
+		}
+		if problem != "" {
+			return invalidHeader("tensor name of %d bytes: %s", len(tensor.name), problem)
 		}
 	}
-	if problem == "" {
-		return nil
-	}
-	return invalidHeader("tensor name of %d bytes: %s", len(name), problem)
+	return nil
 }
 
-// sizeBytes is the size of a tensor; false if it overflows or is not a whole number of bytes.
+// sizeBytes is the size of a tensor; false if it overflows or is not a whole number of bytes. As in the library, an
+// overflow before a dimension of zero is one.
 func sizeBytes(width uint64, shape []uint64) (uint64, bool) {
-	for _, length := range shape {
-		// An intermediate product above 2^64 is then no overflow.
-		if length == 0 {
-			return 0, true
-		}
-	}
-	elements := uint64(1)
-	for _, length := range shape {
-		high, low := bits.Mul64(elements, length)
-		if elements = low; high > 0 {
+	count := uint64(1)
+	for _, factor := range append(slices.Clone(shape), width) {
+		high, low := bits.Mul64(count, factor)
+		if count = low; high > 0 {
 			return 0, false
 		}
 	}
-	high, low := bits.Mul64(elements, width)
-	return high<<61 | low>>3, high>>3 == 0 && low%8 == 0
+	return count / 8, count%8 == 0
 }
 
 // hasHalfPair says whether JSON has an escape that is half of a surrogate pair.

@@ -54,9 +54,10 @@ func evidenceOfService(socket string) string {
 	return ""
 }
 
+// exists is whether something is there, or may be: what this user may not see is not taken for absent.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR)
 }
 
 // DefaultSockets are the sockets that are tried if none is given, in this order: the system's, then

@@ -251,6 +251,9 @@ func (w *ManifestWeights) readHeader(number int, name string) (*safetensorsHeade
 	}
 	w.files[number] = file
 	header, err := parseSafetensors(file)
+	if err == nil {
+		err = header.checkPrintable()
+	}
 	if err != nil {
 		return nil, &failure{kind: ErrWeights, cause: err, text: fmt.Sprintf("layer %q: %v; run `blobd verify`", name, err)}
 	}
