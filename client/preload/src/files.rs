@@ -1,4 +1,5 @@
-//! Paths of models, and the descriptors that programs get for them.
+//! The descriptors that a program gets when it opens a model, and for calls of the kernel a real path instead of the
+//! model's.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::{self, File, Permissions};
@@ -10,30 +11,19 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::image::{self, Image, OpenError};
+use crate::image::Image;
 use crate::memory::{memory_file, proc_path, reopen, seal};
+use crate::mounted;
 use crate::next;
+use crate::paths::{self, Entry, Path};
 use crate::sys::{
-    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, Iovec, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC,
-    SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, SYS_MEMFD_SECRET, errno, set_errno,
+    EINVAL, ENOTDIR, ENXIO, EROFS, Iovec, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC, SEEK_CUR,
+    SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, SYS_MEMFD_SECRET, errno, set_errno,
 };
-
-/// The directory of the models, which does not exist on disk.
-const MODELS_DIRECTORY: &[u8] = b"/blobd";
 
 /// The name of a placeholder that is a memory file, and the target of its link in `/proc/self/fd`.
 const PLACEHOLDER: &CStr = c"blobd-model";
 const PLACEHOLDER_LINK: &str = "/memfd:blobd-model (deleted)";
-
-/// A path that a program passed to the C library.
-pub(crate) enum Path {
-    /// Any path outside the directory of the models.
-    Other,
-    /// The directory of the models itself.
-    ModelsDirectory,
-    /// A path below the directory of the models, relative to it. The model may not exist.
-    Model(Vec<u8>),
-}
 
 /// An open file description: shared by all descriptors that were duplicated from one `open`.
 pub(crate) struct OpenFile {
@@ -52,31 +42,18 @@ pub(crate) fn open_files() -> MutexGuard<'static, Vec<Arc<OpenFile>>> {
     OPEN_FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Classifies a path.
-///
-/// # Safety
-/// `path` must be null or a C string.
-pub(crate) unsafe fn classify(path: *const c_char) -> Path {
-    if path.is_null() {
-        return Path::Other;
-    }
-    // SAFETY: Needed to read the path. The caller guarantees a C string.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    match path.strip_prefix(MODELS_DIRECTORY) {
-        Some(b"" | b"/") => Path::ModelsDirectory,
-        Some([b'/', rest @ ..]) => Path::Model(rest.to_vec()),
-        _ => Path::Other,
-    }
-}
-
-/// Opens a model; on failure returns -1, sets `errno` and prints the reason.
+/// Opens a file or folder of a model; on failure returns -1, sets `errno` and prints the reason.
 pub(crate) fn open(path: &[u8], flags: c_int) -> c_int {
     if is_for_writing(flags) {
         set_errno(EROFS);
         return -1;
     }
-    match find_image(path) {
-        Ok(image) => open_image(image, flags),
+    match paths::find(path) {
+        Ok(Entry::File(image)) => open_image(image, flags),
+        // SAFETY: Needed to open the directory. The path is a C string.
+        Ok(Entry::Directory(path)) => unsafe {
+            next::open64(path.as_ptr().cast(), flags, SubstitutePath::UNUSED_MODE)
+        },
         Err(error) => {
             if !error.reason.is_empty() {
                 let path = String::from_utf8_lossy(path);
@@ -103,14 +80,6 @@ pub(crate) fn open_image(image: Arc<Image>, flags: c_int) -> c_int {
 
 const fn is_for_writing(flags: c_int) -> bool {
     flags & O_ACCMODE != 0 || flags & O_TRUNC != 0
-}
-
-fn find_image(path: &[u8]) -> Result<Arc<Image>, OpenError> {
-    if path.ends_with(b".gguf") {
-        image::find(path)
-    } else {
-        Err(OpenError { errno: ENOENT, reason: String::new() })
-    }
 }
 
 /// Opens a placeholder for the image: the kernel only allows `fstat` on its descriptor. `None` on failure,
@@ -150,13 +119,36 @@ fn secret_file() -> Option<File> {
 /// Whether a descriptor that was opened for reading refers to a placeholder, of this process or inherited
 /// from another one. Reading it would return zeros.
 pub(crate) fn is_placeholder(fd: c_int) -> bool {
+    metadata(fd).is_some_and(|metadata| is_placeholder_file(fd, &metadata))
+}
+
+fn is_placeholder_file(fd: c_int, metadata: &fs::Metadata) -> bool {
     // The cheap check first, which is false for most files: a placeholder has no directory entry.
-    metadata(fd).is_some_and(|metadata| metadata.nlink() == 0 && metadata.is_file())
+    metadata.nlink() == 0
+        && metadata.is_file()
         && fs::read_link(format!("/proc/self/fd/{fd}"))
             .is_ok_and(|target| target.as_os_str() == PLACEHOLDER_LINK)
 }
 
-/// The result of `fstat`.
+/// What a descriptor refers to that a program has opened for reading.
+pub(crate) enum Opened {
+    Other,
+    /// A placeholder; the open model, if it is one of this process.
+    Placeholder(Option<Arc<Image>>),
+    /// A mounted file, which is shown as this image.
+    Mounted(Arc<Image>),
+}
+
+pub(crate) fn opened(fd: c_int) -> Opened {
+    match metadata(fd) {
+        Some(metadata) if is_placeholder_file(fd, &metadata) => {
+            Opened::Placeholder(find(fd).map(|file| Arc::clone(&file.image)))
+        }
+        Some(metadata) => mounted::find(&metadata).map_or(Opened::Other, Opened::Mounted),
+        None => Opened::Other,
+    }
+}
+
 fn metadata(fd: c_int) -> Option<fs::Metadata> {
     // SAFETY: Needed to call `fstat` through std. `ManuallyDrop` prevents that the descriptor is closed; if
     // it is not open, the call fails.
@@ -171,7 +163,6 @@ fn next_placeholder(image: &Image) -> Option<OwnedFd> {
     copy.ok().map(OwnedFd::from)
 }
 
-/// Whether this process has opened a model.
 pub(crate) fn any_opened() -> bool {
     ANY_OPENED.load(Ordering::Acquire)
 }
@@ -190,15 +181,11 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<OpenFile>> {
 }
 
 impl OpenFile {
-    /// The content of the file.
     pub(crate) const fn image(&self) -> &Arc<Image> {
         &self.image
     }
 
-    /// `read`.
-    ///
-    /// # Safety
-    /// `out` must be writable for `length` bytes.
+    /// `read`. `out` must be writable for `length` bytes.
     pub(crate) unsafe fn read(&self, out: *mut c_void, length: usize) -> isize {
         let position = self.position.load(Ordering::Relaxed);
         // SAFETY: The caller guarantees the same.
@@ -207,10 +194,7 @@ impl OpenFile {
         count
     }
 
-    /// `pread`.
-    ///
-    /// # Safety
-    /// `out` must be writable for `length` bytes.
+    /// `pread`. `out` must be writable for `length` bytes.
     pub(crate) unsafe fn read_at(&self, out: *mut c_void, length: usize, offset: i64) -> isize {
         let Ok(offset) = u64::try_from(offset) else { return fail(EINVAL) };
         // SAFETY: The caller guarantees the same.
@@ -218,10 +202,8 @@ impl OpenFile {
         isize::try_from(count).unwrap_or(isize::MAX)
     }
 
-    /// `readv`, or `preadv` if `offset` is given.
-    ///
-    /// # Safety
-    /// `parts` must point to `count` elements, each of which describes writable memory.
+    /// `readv`, or `preadv` if `offset` is given. `parts` must point to `count` elements, each of which describes
+    /// writable memory.
     pub(crate) unsafe fn read_parts(&self, parts: *const Iovec, count: c_int, offset: Option<i64>) -> isize {
         let mut done = 0_isize;
         for index in 0..usize::try_from(count).unwrap_or(0) {
@@ -242,7 +224,6 @@ impl OpenFile {
         done
     }
 
-    /// `lseek`.
     pub(crate) fn seek(&self, offset: i64, whence: c_int) -> i64 {
         let length = i64::try_from(self.image.length()).unwrap_or(i64::MAX);
         let from = match whence {
@@ -284,10 +265,11 @@ impl SubstitutePath {
         match path {
             Path::Other => None,
             Path::ModelsDirectory => Some(Some(Self { path: b"/\0".to_vec(), _fd: None })),
-            Path::Model(model) => Some(match find_image(&model) {
-                Ok(image) => {
+            Path::Model(model) => Some(match paths::find(&model) {
+                Ok(Entry::File(image)) => {
                     next_placeholder(&image).map(|fd| Self { path: proc_path(fd.as_raw_fd()), _fd: Some(fd) })
                 }
+                Ok(Entry::Directory(path)) => Some(Self { path, _fd: None }),
                 Err(error) => {
                     set_errno(error.errno);
                     None
@@ -296,8 +278,7 @@ impl SubstitutePath {
         }
     }
 
-    /// The path, as a C string.
-    pub(crate) fn as_ptr(&self) -> *const c_char {
+    pub(crate) fn pointer(&self) -> *const c_char {
         self.path.as_ptr().cast()
     }
 
@@ -305,5 +286,4 @@ impl SubstitutePath {
     pub(crate) const UNUSED_MODE: c_uint = 0;
 }
 
-/// A null pointer, for functions that return one on failure.
 pub(crate) const NULL: *mut c_void = ptr::null_mut();

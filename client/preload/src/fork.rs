@@ -7,6 +7,7 @@ use std::sync::{Arc, MutexGuard};
 
 use crate::files::{self, OpenFile};
 use crate::image::{self, Slot};
+use crate::paths::{self, Folder};
 use crate::streams::{self, Stream};
 use crate::sys::pthread_atfork;
 
@@ -15,6 +16,7 @@ type Locks = (
     MutexGuard<'static, Option<HashMap<Vec<u8>, Slot>>>,
     MutexGuard<'static, Vec<Arc<OpenFile>>>,
     MutexGuard<'static, Vec<Stream>>,
+    MutexGuard<'static, Vec<Arc<Folder>>>,
 );
 
 thread_local! {
@@ -34,7 +36,8 @@ pub(crate) fn install_handlers() {
 extern "C" fn lock() {
     // In a thread that is ending, thread-local storage is gone: it forks without the locks.
     let _thread_ending = HELD.try_with(|held| {
-        held.replace(Some((image::images(), files::open_files(), streams::open_streams())));
+        let files = files::open_files();
+        held.replace(Some((image::images(), files, streams::open_streams(), paths::folders())));
     });
 }
 

@@ -1,12 +1,12 @@
-//! The image of a model: requested once per path in a process, and mapped until the process ends.
+//! The image of a model or of a file in its folder: requested once per path in a process, and mapped until the process
+//! ends.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::mem::{size_of, zeroed};
+use std::io::{self, Read};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::id;
 use std::ptr;
@@ -14,29 +14,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::memory::{SparePlaceholder, memory_file, seal_and_reopen};
 use crate::next;
+use crate::request::{ImageHead, OpenError, Part, Request, invalid};
 use crate::sys::{
-    EACCES, EINVAL, EIO, ENOMEM, Iovec, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED,
-    MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, MREMAP_FIXED,
-    MREMAP_MAYMOVE, MSG_CMSG_CLOEXEC, Message, PROT_READ, PROT_WRITE, SCM_RIGHTS, SOL_SOCKET, errno, madvise,
-    mprotect, mremap, munmap, page_size, recvmsg,
+    EACCES, EINVAL, ENOMEM, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_FIXED_NOREPLACE,
+    MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_READ,
+    PROT_WRITE, errno, madvise, mprotect, mremap, munmap, page_size,
 };
 
-/// The environment variable that names the socket of `blobd exec`.
-const SOCKET_VARIABLE: &str = "BLOBD_EXEC_SOCKET";
-
-/// The longest error message read from `blobd exec`.
-const MAX_REASON_BYTES: usize = 4096;
-
-/// The most descriptors in one message.
-const BATCH: usize = 64;
-const BATCH_U32: u32 = 64;
-
-/// A model's file in this process's memory.
 pub(crate) struct Image {
     address: usize,
     length: usize,
     /// Page-aligned ranges, sorted, each mapped from one file. Together they are the whole image.
     segments: Vec<Range<usize>>,
+    /// How it was requested, for private mappings, which need the descriptors again.
+    request: Request,
+    digest: [u8; 32],
     /// The placeholder that `stat` has reported. The next `open` uses it, because a program may compare the
     /// inodes of both.
     pub(crate) spare: SparePlaceholder,
@@ -44,21 +36,8 @@ pub(crate) struct Image {
     _lease: UnixStream,
 }
 
-/// Why a model cannot be opened: the value for `errno`, and a message, which may be empty.
-pub(crate) struct OpenError {
-    pub(crate) errno: c_int,
-    pub(crate) reason: String,
-}
-
-impl From<io::Error> for OpenError {
-    fn from(error: io::Error) -> Self {
-        let reason = format!("request to blobd exec failed: {error}");
-        Self { errno: error.raw_os_error().unwrap_or(EIO), reason }
-    }
-}
-
-/// The image of the model with this path. It is requested unless this process has it already.
-pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, OpenError> {
+/// The image of the file with this path. It is requested unless this process has it already.
+pub(crate) fn find(path: &[u8], request: impl FnOnce() -> Request) -> Result<Arc<Image>, OpenError> {
     static REQUEST_ENDED: Condvar = Condvar::new();
     let mut images = images();
     loop {
@@ -75,7 +54,7 @@ pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, OpenError> {
     // If the process forks during the request, the lock must not be held: nothing would release it in the
     // child.
     drop(images);
-    let image = Image::request(path).map(Arc::new);
+    let image = Image::request(request()).map(Arc::new);
     let mut images = self::images();
     let images = images.get_or_insert_default();
     match &image {
@@ -86,7 +65,6 @@ pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, OpenError> {
     image
 }
 
-/// The state of a path.
 pub(crate) enum Slot {
     Mapped(Arc<Image>),
     /// A thread of this process requests the image, and wakes the threads that wait for it. A process that
@@ -102,15 +80,12 @@ pub(crate) fn images() -> MutexGuard<'static, Option<HashMap<Vec<u8>, Slot>>> {
 }
 
 impl Image {
-    /// The length of the file in bytes.
     pub(crate) const fn length(&self) -> usize {
         self.length
     }
 
-    /// Copies bytes from `offset` on, up to the end of the image; returns how many.
-    ///
-    /// # Safety
-    /// `out` must be writable for `length` bytes.
+    /// Copies bytes from `offset` on, up to the end of the image; returns how many. `out` must be writable for
+    /// `length` bytes.
     pub(crate) unsafe fn read(&self, offset: u64, out: *mut c_void, length: usize) -> usize {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let count = self.length.saturating_sub(offset).min(length);
@@ -123,10 +98,8 @@ impl Image {
         count
     }
 
-    /// `mmap` of the image's pages; an error is a value for `errno`.
-    ///
-    /// # Safety
-    /// As for `mmap`: with `MAP_FIXED`, nothing else may use the range.
+    /// `mmap` of the image's pages; an error is a value for `errno`. As for `mmap`: with `MAP_FIXED`, nothing else
+    /// may use the range.
     pub(crate) unsafe fn map(
         &self,
         hint: *mut c_void,
@@ -156,7 +129,10 @@ impl Image {
         if target == MAP_FAILED {
             return Err(errno());
         }
-        let mapped = if is_writable { Err(EINVAL) } else { self.map_again(target, offset..end) };
+        let mapped = match is_writable {
+            true => self.map_privately(target, offset..end).map_err(|_not_available| EINVAL),
+            false => self.map_again(target, offset..end),
+        };
         if mapped == Err(EINVAL) {
             // A copy, also where the system cannot map a page twice, such as in some sandboxes.
             // SAFETY: Needed to fill the range, which the program has not received yet.
@@ -194,37 +170,60 @@ impl Image {
         Ok(())
     }
 
-    /// The address of an offset in the image.
+    /// Maps a range of the image privately and writable, over the pages at `target`. The pages are the blobs' until they are
+    /// written. A shared mapping cannot become private, so the descriptors are requested again.
+    fn map_privately(&self, target: *mut c_void, range: Range<usize>) -> Result<(), OpenError> {
+        let mut stream = self.request.send()?;
+        let head = ImageHead::read(&mut stream)?;
+        // The name may have come to mean another model.
+        if head.digest != self.digest {
+            return Err(invalid().into());
+        }
+        io::copy(&mut stream.by_ref().take(head.header_length), &mut io::sink())?;
+        io::copy(&mut stream.by_ref().take(head.copied_length), &mut io::sink())?;
+        let mut mapped = Vec::new();
+        head.receive_parts(&mut stream, |part, fd| {
+            if !part.fd_offset.is_multiple_of(page_size() as u64) {
+                return Ok(());
+            }
+            let pages = self.pages(part.offset, part.length)?;
+            let (start, end) = (pages.start.max(range.start), pages.end.min(range.end));
+            if start < end {
+                let at = part.fd_offset.saturating_add((start - pages.start) as u64);
+                let address = target.wrapping_byte_add(start - range.start);
+                map_file(address, end - start, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, at)?;
+                mapped.push(start..end);
+            }
+            Ok(())
+        })?;
+        mapped.sort_by_key(|mapped| mapped.start);
+        mapped.push(range.end..range.end);
+        let mut done = range.start;
+        for pages in mapped {
+            let address = target.wrapping_byte_add(done - range.start);
+            // SAFETY: Needed to copy what is not in a blob's page. The pages up to the next mapped one are writable.
+            unsafe { self.read(done as u64, address, pages.start.saturating_sub(done)) };
+            done = done.max(pages.end);
+        }
+        Ok(())
+    }
+
     const fn at(&self, offset: usize) -> *mut c_void {
         (self.address as *mut c_void).wrapping_byte_add(offset)
     }
 
-    /// Requests the image from `blobd exec` and maps it.
-    fn request(path: &[u8]) -> Result<Self, OpenError> {
-        let socket = std::env::var_os(SOCKET_VARIABLE);
-        let socket = socket.ok_or_else(|| io::Error::other(format!("{SOCKET_VARIABLE} is not set")))?;
-        let mut stream = UnixStream::connect(socket)?;
-        stream.write_all(&u32::try_from(path.len()).unwrap_or(u32::MAX).to_le_bytes())?;
-        stream.write_all(path)?;
-        let (status, reason_length) = (read_u32(&mut stream)?, read_u32(&mut stream)?);
-        if status != 0 {
-            let mut reason = vec![0; (reason_length as usize).min(MAX_REASON_BYTES)];
-            stream.read_exact(&mut reason)?;
-            let reason = String::from_utf8_lossy(&reason).into_owned();
-            return Err(OpenError { errno: status.cast_signed(), reason });
-        }
-        let mut image = Self::reserve(read_u64(&mut stream)?, stream.try_clone()?)?;
-        let header_length = read_u64(&mut stream)?;
-        let part_count = read_u32(&mut stream)?;
-        let fd_count = read_u32(&mut stream)?;
-        image.receive_header(&mut stream, header_length)?;
-        let parts: io::Result<Vec<_>> = (0..part_count).map(|_| Part::read(&mut stream)).collect();
-        image.receive_parts(&mut stream, &parts?, fd_count)?;
+    fn request(request: Request) -> Result<Self, OpenError> {
+        let mut stream = request.send()?;
+        let head = ImageHead::read(&mut stream)?;
+        let mut image = Self::reserve(head.length, request, head.digest, stream.try_clone()?)?;
+        image.map_copy(0, head.header_length, |header| stream.read_exact(header))?;
+        image.map_copy(head.copied_offset, head.copied_length, |copied| stream.read_exact(copied))?;
+        head.receive_parts(&mut stream, |part, fd| image.map_part(part, fd))?;
         image.segments.sort_by_key(|segment| segment.start);
         Ok(image)
     }
 
-    fn reserve(length: u64, lease: UnixStream) -> io::Result<Self> {
+    fn reserve(length: u64, request: Request, digest: [u8; 32], lease: UnixStream) -> io::Result<Self> {
         let length = usize::try_from(length).map_err(|_long| io::Error::from_raw_os_error(ENOMEM))?;
         let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         // SAFETY: Needed to own a range. Without MAP_FIXED the kernel chooses an unused one.
@@ -236,36 +235,11 @@ impl Image {
             address: address.addr(),
             length,
             segments: Vec::new(),
+            request,
+            digest,
             spare: SparePlaceholder::default(),
             _lease: lease,
         })
-    }
-
-    fn receive_header(&mut self, stream: &mut UnixStream, length: u64) -> io::Result<()> {
-        self.map_copy(0, length, |header| stream.read_exact(header))
-    }
-
-    /// Receives the descriptors in batches and maps the parts of each batch. The parts are sorted by
-    /// descriptor.
-    fn receive_parts(&mut self, stream: &mut UnixStream, parts: &[Part], fd_count: u32) -> io::Result<()> {
-        let mut remaining = parts;
-        let mut first = 0;
-        while first < fd_count {
-            let fds = receive_fds(stream)?;
-            let count = (fd_count - first).min(BATCH_U32);
-            if fds.len() != count as usize {
-                return Err(io::Error::other("descriptors lost: too many open files; raise `ulimit -n`"));
-            }
-            let batch_end = remaining.partition_point(|part| part.fd < first.saturating_add(count));
-            let (batch, later) = remaining.split_at(batch_end);
-            for part in batch {
-                let fd = fds.get(part.fd.saturating_sub(first) as usize).ok_or_else(invalid)?;
-                self.map_part(part, fd)?;
-            }
-            (remaining, first) = (later, first + count);
-            stream.write_all(&[0])?;
-        }
-        if remaining.is_empty() { Ok(()) } else { Err(invalid()) }
     }
 
     /// Maps a part, or copies it if its offset in its file is not page-aligned.
@@ -274,19 +248,12 @@ impl Image {
             return self.map_copy(part.offset, part.length, |bytes| read_at(fd, part.fd_offset, bytes));
         }
         let pages = self.pages(part.offset, part.length)?;
-        let offset = i64::try_from(part.fd_offset).map_err(|_long| invalid())?;
-        self.map_pages(pages, fd, offset)
+        self.map_pages(pages, fd, part.fd_offset)
     }
 
     /// Maps pages of a file. It is open only for reading, so the pages cannot be made writable.
-    fn map_pages(&mut self, pages: Range<usize>, fd: &OwnedFd, offset: i64) -> io::Result<()> {
-        let (address, flags) = (self.at(pages.start), MAP_SHARED | MAP_FIXED);
-        // SAFETY: Needed to map the file at this address. MAP_FIXED replaces only reserved pages of the
-        // image, which the program has not received yet.
-        let mapped = unsafe { next::mmap64(address, pages.len(), PROT_READ, flags, fd.as_raw_fd(), offset) };
-        if mapped == MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+    fn map_pages(&mut self, pages: Range<usize>, fd: &OwnedFd, offset: u64) -> io::Result<()> {
+        map_file(self.at(pages.start), pages.len(), PROT_READ, MAP_SHARED, fd, offset)?;
         self.segments.push(pages);
         Ok(())
     }
@@ -323,39 +290,20 @@ impl Image {
     }
 }
 
-/// A part of the image that is a range of a blob.
-struct Part {
-    /// The offset in the image.
+/// Maps a file over pages that were reserved for it and that the program has not received yet.
+fn map_file(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    kind: c_int,
+    fd: &OwnedFd,
     offset: u64,
-    length: u64,
-    /// The offset in the file of `fd`.
-    fd_offset: u64,
-    /// The number of the descriptor.
-    fd: u32,
-}
-
-impl Part {
-    fn read(stream: &mut UnixStream) -> io::Result<Self> {
-        let mut next = || read_u64(stream);
-        let (offset, length, fd_offset) = (next()?, next()?, next()?);
-        Ok(Self { offset, length, fd_offset, fd: read_u32(stream)? })
-    }
-}
-
-fn read_u32(stream: &mut UnixStream) -> io::Result<u32> {
-    let mut bytes = [0; 4];
-    stream.read_exact(&mut bytes)?;
-    Ok(u32::from_le_bytes(bytes))
-}
-
-fn read_u64(stream: &mut UnixStream) -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    stream.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
-fn invalid() -> io::Error {
-    io::ErrorKind::InvalidData.into()
+) -> io::Result<()> {
+    let offset = i64::try_from(offset).map_err(|_long| invalid())?;
+    // SAFETY: Needed to map the file at this address. MAP_FIXED replaces only reserved pages.
+    let mapped =
+        unsafe { next::mmap64(address, length, protection, kind | MAP_FIXED, fd.as_raw_fd(), offset) };
+    if mapped == MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Maps the first `length` bytes of a file and lets `fill` write them.
@@ -389,33 +337,4 @@ fn read_at(fd: &OwnedFd, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The control data of a message: a `size_t` in two words, two `int`s, then the descriptors.
-#[repr(C, align(8))]
-struct Control([c_uint; 4 + BATCH]);
-
-/// Receives one byte and the descriptors attached to it.
-fn receive_fds(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
-    let mut byte = 0_u8;
-    let mut part = Iovec { base: (&raw mut byte).cast(), length: 1 };
-    let mut control = Control([0; 4 + BATCH]);
-    // SAFETY: Needed to receive descriptors. All pointers are to locals that outlive the call, with the
-    // correct lengths. All zeros is a valid `Message`.
-    let received = unsafe {
-        let mut message: Message = zeroed();
-        (message.parts, message.part_count) = (&raw mut part, 1);
-        (message.control, message.control_length) = ((&raw mut control).cast(), size_of::<Control>());
-        recvmsg(stream.as_raw_fd(), &raw mut message, MSG_CMSG_CLOEXEC)
-    };
-    if received < 1 {
-        return Err(if received == 0 { invalid() } else { io::Error::last_os_error() });
-    }
-    let [length, _, level, kind, fds @ ..] = control.0;
-    if (level.cast_signed(), kind.cast_signed()) != (SOL_SOCKET, SCM_RIGHTS) {
-        return Err(invalid());
-    }
-    let count = (length as usize / size_of::<c_int>()).saturating_sub(4);
-    // SAFETY: Needed to own the descriptors, which the kernel has just created in this process.
-    Ok(fds.into_iter().take(count).map(|fd| unsafe { OwnedFd::from_raw_fd(fd.cast_signed()) }).collect())
 }

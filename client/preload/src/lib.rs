@@ -1,4 +1,5 @@
-//! The library that `blobd exec` preloads: it makes `/blobd/<reference>.gguf` readable as a file.
+//! The library that `blobd exec` preloads: it makes `/blobd/<reference>.gguf` readable as a file, and `/blobd/<reference>`
+//! as the folder of a model that is one.
 //!
 //! The dynamic linker binds a program's `open`, `read`, `mmap`, … to the functions in `hooks`.
 //! When a path below `/blobd/` is opened, the library requests the model's image (`image`) from the
@@ -8,8 +9,10 @@
 //! again. A hook calls the kernel first and acts only if the kernel refuses, so other files have almost
 //! no overhead, and a call without a hook fails with `EBADF` or `ENXIO` instead of reading zeros.
 //!
-//! Mappings share the blobs' pages with all processes. Not supported: writing, listing `/blobd`,
-//! statically linked programs, and a name that comes to mean another model: a process keeps the model
+//! Files of `blobd mount` are shown in the same way (`mounted`).
+//!
+//! Mappings share the blobs' pages with all processes, private ones until they are written. Not supported: writing, listing
+//! `/blobd`, statically linked programs, and a name that comes to mean another model: a process keeps the model
 //! that it opened first.
 //!
 //! Every function here is called by C under the contract of the C function that it replaces, or calls C.
@@ -22,7 +25,9 @@ mod fork;
 mod hooks;
 mod image;
 mod memory;
+mod mounted;
 mod next;
-mod reopen;
+mod paths;
+mod request;
 mod streams;
 mod sys;

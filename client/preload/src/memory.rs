@@ -63,7 +63,6 @@ impl SparePlaceholder {
         (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Stores a placeholder, and closes the one that was stored before.
     pub(crate) fn put(&self, file: File) {
         let before = self.0.swap(file.into_raw_fd(), Ordering::AcqRel);
         // SAFETY: As in `take`.

@@ -55,6 +55,33 @@ next! {
     fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_char, else ptr::null_mut();
     fn readlink(path: *const c_char, out: *mut c_char, length: usize) -> isize, else -1;
     fn readlinkat(dir: c_int, path: *const c_char, out: *mut c_char, length: usize) -> isize, else -1;
+    fn opendir(path: *const c_char) -> *mut c_void, else ptr::null_mut();
+    fn readdir(stream: *mut c_void) -> *mut c_void, else ptr::null_mut();
+    fn readdir64(stream: *mut c_void) -> *mut c_void, else ptr::null_mut();
+    fn dirfd(stream: *mut c_void) -> c_int, else -1;
+    fn scandir(path: *const c_char, list: *mut c_void, filter: *mut c_void, compare: *mut c_void)
+        -> c_int, else -1;
+    fn chdir(path: *const c_char) -> c_int, else -1;
+    fn getcwd(out: *mut c_char, length: usize) -> *mut c_char, else ptr::null_mut();
+    fn unlink(path: *const c_char) -> c_int, else -1;
+    fn rmdir(path: *const c_char) -> c_int, else -1;
+    fn remove(path: *const c_char) -> c_int, else -1;
+    fn unlinkat(dir: c_int, path: *const c_char, flags: c_int) -> c_int, else -1;
+    fn mkdir(path: *const c_char, mode: c_uint) -> c_int, else -1;
+    fn mkdirat(dir: c_int, path: *const c_char, mode: c_uint) -> c_int, else -1;
+    fn rename(old: *const c_char, new: *const c_char) -> c_int, else -1;
+    fn renameat(old_dir: c_int, old: *const c_char, dir: c_int, new: *const c_char) -> c_int, else -1;
+    fn renameat2(old_dir: c_int, old: *const c_char, dir: c_int, new: *const c_char, flags: c_uint)
+        -> c_int, else -1;
+    fn link(old: *const c_char, new: *const c_char) -> c_int, else -1;
+    fn linkat(old_dir: c_int, old: *const c_char, dir: c_int, new: *const c_char, flags: c_int)
+        -> c_int, else -1;
+    fn symlink(target: *const c_char, path: *const c_char) -> c_int, else -1;
+    fn symlinkat(target: *const c_char, dir: c_int, path: *const c_char) -> c_int, else -1;
+    fn chmod(path: *const c_char, mode: c_uint) -> c_int, else -1;
+    fn fchmodat(dir: c_int, path: *const c_char, mode: c_uint, flags: c_int) -> c_int, else -1;
+    fn truncate64(path: *const c_char, length: i64) -> c_int, else -1;
+    fn utimensat(dir: c_int, path: *const c_char, times: *const c_void, flags: c_int) -> c_int, else -1;
     fn read(fd: c_int, out: *mut c_void, length: usize) -> isize, else -1;
     fn pread64(fd: c_int, out: *mut c_void, length: usize, offset: i64) -> isize, else -1;
     fn readv(fd: c_int, parts: *const Iovec, count: c_int) -> isize, else -1;

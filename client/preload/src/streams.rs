@@ -12,23 +12,18 @@ use crate::sys::{CookieFunctions, EBADF, EROFS, fopencookie, set_errno};
 /// The open streams, with the descriptor that `fileno` returns.
 static OPEN_STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
-/// A stream's address and its descriptor.
 pub(crate) type Stream = (usize, c_int);
 
 pub(crate) fn open_streams() -> MutexGuard<'static, Vec<Stream>> {
     OPEN_STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The state of a stream, which C passes to its functions.
 struct Cookie {
     file: Arc<OpenFile>,
     fd: c_int,
 }
 
-/// A stream of the model that `open_fd` opens; null on failure.
-///
-/// # Safety
-/// `mode` must be a C string.
+/// A stream of the model that `open_fd` opens; null on failure. `mode` must be a C string.
 pub(crate) unsafe fn open_with(mode: *const c_char, open_fd: impl FnOnce() -> c_int) -> *mut c_void {
     // SAFETY: The caller guarantees the same.
     if !unsafe { is_read_only(mode) } {
@@ -48,10 +43,8 @@ pub(crate) unsafe fn open_with(mode: *const c_char, open_fd: impl FnOnce() -> c_
     stream
 }
 
-/// A stream of a model's descriptor, which it then owns. Null on failure; the descriptor then stays open.
-///
-/// # Safety
-/// `mode` must be a C string.
+/// A stream of a model's descriptor, which it then owns. Null on failure; the descriptor then stays open. `mode` must
+/// be a C string.
 pub(crate) unsafe fn open(fd: c_int, mode: *const c_char) -> *mut c_void {
     // SAFETY: The caller guarantees the same.
     if !unsafe { is_read_only(mode) } {
@@ -75,17 +68,13 @@ pub(crate) unsafe fn open(fd: c_int, mode: *const c_char) -> *mut c_void {
     stream
 }
 
-/// Whether a stream with this mode can only be read.
-///
-/// # Safety
-/// `mode` must be a C string.
+/// Whether a stream with this mode can only be read. `mode` must be a C string.
 unsafe fn is_read_only(mode: *const c_char) -> bool {
     // SAFETY: Needed to read the mode. The caller guarantees a C string.
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
     mode.first() == Some(&b'r') && !mode.contains(&b'+')
 }
 
-/// The descriptor of a stream, if it is the stream of a model.
 pub(crate) fn fileno(stream: *mut c_void) -> Option<c_int> {
     open_streams().iter().find(|(known, _)| *known == stream.addr()).map(|(_, fd)| *fd)
 }

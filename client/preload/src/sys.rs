@@ -69,7 +69,6 @@ pub(crate) const MSG_CMSG_CLOEXEC: c_int = 0x4000_0000;
 /// What `mmap` returns on failure.
 pub(crate) const MAP_FAILED: *mut c_void = usize::MAX as *mut c_void;
 
-/// `struct iovec`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Iovec {
@@ -77,7 +76,6 @@ pub(crate) struct Iovec {
     pub(crate) length: usize,
 }
 
-/// `struct msghdr`.
 #[repr(C)]
 pub(crate) struct Message {
     pub(crate) name: *mut c_void,
@@ -89,7 +87,6 @@ pub(crate) struct Message {
     pub(crate) flags: c_int,
 }
 
-/// `cookie_io_functions_t`.
 #[repr(C)]
 pub(crate) struct CookieFunctions {
     pub(crate) read: Option<unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> isize>,
@@ -125,20 +122,17 @@ unsafe extern "C" {
     pub(crate) fn fopencookie(cookie: *mut c_void, mode: *const c_char, io: CookieFunctions) -> *mut c_void;
 }
 
-/// The value of `errno`.
 pub(crate) fn errno() -> c_int {
     // SAFETY: Needed because std has no function for it that does not allocate. The pointer is valid as long
     // as the thread runs.
     unsafe { *__errno_location() }
 }
 
-/// Sets `errno`.
 pub(crate) fn set_errno(error: c_int) {
     // SAFETY: As above.
     unsafe { *__errno_location() = error }
 }
 
-/// The size of a page in bytes.
 pub(crate) fn page_size() -> usize {
     // SAFETY: Needed because std has no function for it. The call takes no arguments.
     usize::try_from(unsafe { getpagesize() }).unwrap_or(4096)
