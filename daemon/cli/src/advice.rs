@@ -1,72 +1,43 @@
-//! What a user has meant by a text that is not the name of a model, or a file that does not exist: which command takes
-//! it, and how it is written there.
+//! What a user may have meant by a text that is not the name of a model, or by a file that does not exist: which command
+//! takes it, and how to write it there.
 
+use std::fmt::Display;
 use std::path::Path;
 
-use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::source::{PullSource, SourceError};
 
-use super::connect::as_typed;
-use super::usage;
+use crate::connect::as_typed;
+use crate::{ErrorBody, usage};
 
-/// Why an argument is refused, and what to do instead if that is known.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub(super) struct Refused {
-    message: String,
-    pub(super) hint: Option<String>,
-}
-
-impl Refused {
-    pub(super) fn new(message: &impl ToString) -> Self {
-        Self { message: message.to_string(), hint: None }
-    }
-
-    /// As the error of a command.
-    pub(super) fn body(self) -> ErrorBody {
-        let body = usage(&self.message);
-        match self.hint {
-            Some(hint) => body.with_hint(hint),
-            None => body,
-        }
-    }
-
-    fn with_hint(self, hint: String) -> Self {
-        Self { hint: Some(hint), ..self }
-    }
-}
-
-/// Parses what is to be pulled. A file of this machine is refused before a registry is asked for it.
-pub(super) fn parse_source(text: &str) -> Result<PullSource, Refused> {
+/// Parses a source of a pull. A path of this machine is refused before a registry is asked for it.
+pub(super) fn parse_source(text: &str) -> Result<PullSource, ErrorBody> {
     let text = text.trim();
     if is_path(text) || is_weights_name(text) && Path::new(text).is_file() {
         let message = format!("{text:?}: is a path of this machine: expected the name of a model or a URL");
         let hint = format!("`blobd import {}` stores files of this machine", local_path(text));
-        return Err(Refused::new(&message).with_hint(hint));
+        return Err(usage(message).with_hint(hint));
     }
     text.parse().map_err(|error: SourceError| match other_form(text) {
-        Some(name) => Refused::new(&error).with_hint(format!("write it as {name}")),
-        None if text.contains(['*', '?', '[']) => Refused::new(&error).with_hint(
-            "registries are not searched by patterns; `blobd pull --all` updates what is stored".to_owned(),
-        ),
-        None => Refused::new(&error),
+        Some(name) => usage(error).with_hint(format!("write it as {name}")),
+        None if text.contains(['*', '?', '[']) => usage(error)
+            .with_hint("registries are not searched by patterns; `blobd pull --all` updates what is stored"),
+        None => usage(error),
     })
 }
 
-/// The refusal of a text as the name of a model.
-pub(super) fn refused_name(text: &str, error: &impl ToString) -> Refused {
+pub(super) fn refused_name(text: &str, error: &impl Display) -> ErrorBody {
     if is_path(text) {
         let message = format!("{text:?}: is a path: expected the name of a model");
-        return Refused::new(&message).with_hint("`blobd ls` lists the names of models".to_owned());
+        return usage(message).with_hint("`blobd ls` lists the names of models");
     }
     match other_form(text) {
-        Some(name) => Refused::new(error).with_hint(format!("write it as {name}")),
-        None => Refused::new(error),
+        Some(name) => usage(error).with_hint(format!("write it as {name}")),
+        None => usage(error),
     }
 }
 
-/// What to do instead of importing a file that does not exist.
+/// The hint for importing a file that does not exist.
 pub(super) fn instead_of_import(path: &Path) -> Option<String> {
     let text = path.to_str()?.trim();
     if text.starts_with('~') {
@@ -89,7 +60,7 @@ pub(super) fn instead_of_import(path: &Path) -> Option<String> {
     (is_certain || is_possible).then(|| format!("`blobd pull {name}` downloads a model"))
 }
 
-/// What to do if a registry does not have the model of this name, which may be the path of a file or a folder.
+/// The hint for a model that its registry does not have: the name may be the path of a file or a folder.
 pub(super) fn instead_of_pull(source: &PullSource) -> Option<String> {
     let PullSource::Registry(reference) = source else { return None };
     let typed = as_typed(reference);
@@ -100,7 +71,6 @@ pub(super) fn instead_of_pull(source: &PullSource) -> Option<String> {
     is_file_name.then(|| "`blobd import FILE` stores a file of this machine".to_owned())
 }
 
-/// Whether the text can only be a path.
 fn is_path(text: &str) -> bool {
     let starts = ["/", "./", "../", "~/", "file://"];
     matches!(text, "." | ".." | "~")
@@ -120,7 +90,7 @@ fn has_host(text: &str) -> bool {
     text.split_once('/').is_some_and(|(first, _)| first.contains(['.', ':']))
 }
 
-/// A name with a scheme of another program, as blobd takes it: `hf://user/repo` is `hf.co/user/repo`.
+/// Rewrites a name with the scheme of another program: `hf://user/repo` becomes `hf.co/user/repo`.
 fn other_form(text: &str) -> Option<String> {
     let (scheme, rest) = text.split_once("://").or_else(|| text.split_once(':'))?;
     let name = match scheme.to_ascii_lowercase().as_str() {

@@ -4,17 +4,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_client::name_service::user_by_name;
 use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store_format::reference::Reference;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
 use clap::Args;
 
-use super::Global;
-use super::connect::{client_error, connect};
-use super::limited::within;
-use crate::output::{print, print_json, print_message, terminal_width};
+use crate::connect::{client_error, connect};
+use crate::output::{human_bytes, print, print_json, print_message, printable, terminal_width};
+use crate::system_service::within;
 use crate::times::{local, parse_period};
+use crate::{ErrorBody, ErrorCode, Global, Reference};
 
 /// Show what was done to the store, by whom, and what was refused
 #[derive(Debug, Args)]
@@ -71,9 +67,10 @@ fn time(text: &str) -> Result<SystemTime, String> {
 }
 
 impl Params {
-    /// The user in the request if it is a name that nobody has. Records may still have it.
+    /// The requested user, if nobody has that name. Records may still contain it.
     fn unknown_user(&self) -> Option<&str> {
-        /// A directory server in reach answers within a second; its client library tries the next one after some seconds.
+        /// A reachable directory server answers within a second; its client library tries the next one after some
+        /// seconds.
         const LIMIT: Duration = Duration::from_secs(10);
         let user = self.user.as_deref().filter(|user| user.parse::<u32>().is_err())?;
         let name = user.to_owned();
@@ -120,7 +117,6 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-/// `unknown_user` is the user in the request if nobody has that name.
 fn remarks(records: u64, end: &LogEnd, unknown_user: Option<&str>) -> String {
     let mut text = match end.earlier_records {
         0 => String::new(),
@@ -139,15 +135,15 @@ fn remarks(records: u64, end: &LogEnd, unknown_user: Option<&str>) -> String {
     }
     match end.unreadable_lines {
         0 => {}
-        1 => text.push_str("blobd: 1 line of the log is no record, as after a crash\n"),
+        1 => text.push_str("blobd: 1 line of the log is not a record, as after a crash\n"),
         lines => {
-            text.push_str(&format!("blobd: {lines} lines of the log are no records, as after a crash\n"));
+            text.push_str(&format!("blobd: {lines} lines of the log are not records, as after a crash\n"));
         }
     }
     text
 }
 
-/// The widths of the columns. They do not depend on the records, which may arrive at any time.
+/// The widths of the columns, which must not depend on the records: these may arrive at any time.
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     model: usize,
@@ -212,7 +208,7 @@ impl Columns {
     }
 }
 
-/// What the table has no column for, on lines of their own.
+/// Facts that have no column, on lines of their own.
 fn details(record: &AuditRecord) -> String {
     let mut facts = Vec::new();
     facts.extend(record.message.clone());

@@ -1,28 +1,20 @@
 //! A command for several items: each of them is tried, and each failure is reported.
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::error::FailedItem;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Global;
 use crate::output::{print_error, print_json};
+use crate::{ErrorBody, ErrorCode, Global, internal};
 
-/// The results for the items of one command.
 #[derive(Debug)]
 pub(super) struct Batch<'g, T> {
     global: &'g Global,
     count: usize,
-    /// Whether the command prints results as lines of their own.
+    /// Whether the command prints each result as a line of JSON.
     has_lines: bool,
     done: Vec<T>,
-    failed: Vec<Failed>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct Failed {
-    /// The item.
-    name: String,
-    error: ErrorBody,
+    failed: Vec<FailedItem>,
 }
 
 impl<'g, T: Serialize> Batch<'g, T> {
@@ -30,13 +22,12 @@ impl<'g, T: Serialize> Batch<'g, T> {
         Self { global, count, has_lines: false, done: Vec::new(), failed: Vec::new() }
     }
 
-    /// For a command that prints its results as JSON lines itself: each failure is a line too.
+    /// For a command that prints its results as lines of JSON itself: each failure is a line too.
     pub(super) fn of_lines(global: &'g Global, count: usize) -> Self {
         Self { has_lines: true, ..Self::new(global, count) }
     }
 
-    /// Adds the result for one item. The failure of one of several is reported immediately; that of a single one is
-    /// the failure of the command.
+    /// Adds the result for one item. If there are several items, reports a failure immediately.
     pub(super) fn add(&mut self, name: &impl ToString, result: Result<T, ErrorBody>) -> Option<&T> {
         match result {
             Ok(done) => {
@@ -44,7 +35,7 @@ impl<'g, T: Serialize> Batch<'g, T> {
                 self.done.last()
             }
             Err(error) => {
-                let failed = Failed { name: name.to_string(), error };
+                let failed = FailedItem { name: name.to_string(), error };
                 if self.count > 1 {
                     self.report(&failed);
                 }
@@ -54,8 +45,8 @@ impl<'g, T: Serialize> Batch<'g, T> {
         }
     }
 
-    fn report(&self, failed: &Failed) {
-        let Failed { name, error } = failed;
+    fn report(&self, failed: &FailedItem) {
+        let FailedItem { name, error } = failed;
         if !self.global.json {
             report_next(self.global, self.failed.iter().map(|before| &before.error), error);
         } else if self.has_lines {
@@ -68,11 +59,11 @@ impl<'g, T: Serialize> Batch<'g, T> {
         &self.done
     }
 
-    pub(super) fn failed(&self) -> &[Failed] {
+    pub(super) fn failed(&self) -> &[FailedItem] {
         &self.failed
     }
 
-    /// With `--json`, prints the results under `key` and the failures under `failed`; then as [`Self::result`].
+    /// With `--json`, prints the results under `key` and the failures under `failed`; then see [`Self::result`].
     pub(super) fn finish(self, key: &str, what: [&str; 2]) -> Result<(), ErrorBody> {
         let Self { global, count, done, failed, .. } = &self;
         if global.json && (*count > 1 || failed.is_empty()) {
@@ -86,21 +77,20 @@ impl<'g, T: Serialize> Batch<'g, T> {
         self.result(what)
     }
 
-    /// Fails if any item has failed. `what` is what was not done, such as `files was not imported`, for one item and
-    /// for several.
+    /// Fails if any item has failed. `what` says what was not done, for one item and for several: `files was not
+    /// imported`.
     pub(super) fn result(self, what: [&str; 2]) -> Result<(), ErrorBody> {
         result(self.count, self.failed.into_iter().map(|failed| failed.error).collect(), what)
     }
 }
 
-/// Prints the failures of a request for several items.
 pub(super) fn report_each(global: &Global, errors: &[ErrorBody]) {
     for (index, error) in errors.iter().enumerate() {
         report_next(global, errors.iter().take(index), error);
     }
 }
 
-/// A hint is printed once for all failures that have the same.
+/// Prints a hint only once for all failures that share it.
 fn report_next<'e>(global: &Global, mut before: impl Iterator<Item = &'e ErrorBody>, error: &ErrorBody) {
     let is_known = before.any(|before| before.hint == error.hint);
     let hint = error.hint.clone().filter(|_| !is_known);
@@ -108,7 +98,7 @@ fn report_next<'e>(global: &Global, mut before: impl Iterator<Item = &'e ErrorBo
 }
 
 fn value(value: &impl Serialize) -> Result<Value, ErrorBody> {
-    serde_json::to_value(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+    serde_json::to_value(value).map_err(internal)
 }
 
 /// The failure of a single item, or a summary with the code that all failures have in common.

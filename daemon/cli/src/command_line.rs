@@ -4,7 +4,6 @@ use std::env;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
@@ -12,10 +11,9 @@ use crate::global::{Global, GlobalOptions};
 use crate::local_server::LocalServer;
 use crate::output::{output_written, print, print_error, print_message};
 use crate::{
-    audit_log, completions, config, demo, df, diff, doctor, edit, exec, export, fit, gc, health, help,
-    history, import, limit, log, login, logout, ls, man, mount, outdated, partial, pin, promote, ps, pull,
-    reindex, release, rename, rm, serve, show, suggest, tag, tensor, undelete, usage_error, verify, warm,
-    web,
+    ErrorBody, ErrorCode, audit_log, completions, config, df, diff, doctor, edit, exec, export, fit, gc,
+    history, import, log, login, ls, man, mount, outdated, partial, promote, ps, pull, rm, serve, show,
+    suggest, tag, tensor, usage_error, verify, warm, web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
@@ -44,7 +42,7 @@ struct Cli {
 enum Command {
     Pull(pull::Params),
     Outdated(outdated::Params),
-    Limit(limit::Params),
+    Limit(serve::LimitArgs),
     Config(config::Params),
     Partial(partial::Params),
     Import(import::Params),
@@ -61,54 +59,49 @@ enum Command {
     Tensor(tensor::Params),
     Fit(fit::Params),
     Ps(ps::Params),
-    Release(release::Params),
+    Release(ps::ReleaseArgs),
     Warm(warm::Params),
     Df(df::Params),
     #[command(aliases = ["rmi", "remove", "delete"])]
     Rm(rm::Params),
-    Undelete(undelete::Params),
-    Pin(pin::PinArgs),
-    Unpin(pin::UnpinArgs),
+    Undelete(rm::UndeleteArgs),
+    Pin(tag::PinArgs),
+    Unpin(tag::UnpinArgs),
     #[command(alias = "cp")]
-    Tag(tag::Params),
+    Tag(tag::TagArgs),
     #[command(aliases = ["mv", "move"])]
-    Rename(rename::Params),
+    Rename(tag::RenameArgs),
     Promote(promote::Params),
     Gc(gc::Params),
     Verify(verify::Params),
     Doctor(doctor::Params),
-    Health(health::Params),
-    Reindex(reindex::Params),
+    Health(serve::HealthArgs),
+    Reindex(verify::ReindexArgs),
     Login(login::Params),
-    Logout(logout::Params),
+    Logout(login::LogoutArgs),
     Serve(serve::Params),
     Mount(mount::Params),
     Web(web::Params),
     #[command(hide = true)]
-    MountGuard(mount::GuardParams),
-    Demo(demo::Params),
+    MountGuard(mount::GuardArgs),
+    Demo(serve::DemoArgs),
     Completions(completions::Params),
     Man(man::Params),
-    Help(help::Params),
+    Help(man::HelpArgs),
     #[command(hide = true, name = suggest::COMMAND)]
     Suggest(suggest::Params),
 }
 
 impl Command {
-    /// Whether `--verbose` starts a log. For `df` it means a table of models; `exec` leaves standard error to
-    /// its program, and the hidden commands run within others.
-    const fn has_log(&self) -> bool {
-        let is_hidden = matches!(self, Self::MountGuard(_) | Self::Suggest(_));
-        !is_hidden && !matches!(self, Self::Df(_) | Self::Exec(_))
-    }
-
-    /// When the command logs. `verbose` is the option.
     const fn log_use(&self, verbose: bool) -> log::Use {
         match self {
             Self::Serve(_) | Self::Mount(_) => log::Use::Always,
             // Its standard error is the terminal on which somebody types.
             Self::Suggest(_) => log::Use::Never,
-            _ if verbose && self.has_log() => log::Use::Always,
+            // For `df`, `--verbose` means a table of models; `exec` leaves standard error to its program, and the guard
+            // belongs to `mount`.
+            Self::Df(_) | Self::Exec(_) | Self::MountGuard(_) => log::Use::OnRequest,
+            _ if verbose => log::Use::Always,
             _ => log::Use::OnRequest,
         }
     }
@@ -119,12 +112,12 @@ pub(crate) fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Parses the arguments, runs the command, and turns a failure into a message and an exit code.
+/// Runs the command that the arguments of this process name. Prints a failure, and returns its exit code.
 #[must_use]
-pub(crate) fn main(server: &'static dyn LocalServer) -> ExitCode {
+pub fn main(server: LocalServer) -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
     if arguments.len() <= 1 {
-        print_message(help::FIRST_STEPS);
+        print_message(man::FIRST_STEPS);
         return ExitCode::from(ErrorCode::InvalidRequest.exit_code());
     }
     let Cli { global, command } = match Cli::try_parse_from(&arguments) {
@@ -137,7 +130,11 @@ pub(crate) fn main(server: &'static dyn LocalServer) -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             print_error(global.json, global.quiet, &error);
-            ExitCode::from(if is_daemon { server.exit_code_of_serve(&error) } else { error.code.exit_code() })
+            ExitCode::from(if is_daemon {
+                (server.exit_code_of_serve)(&error)
+            } else {
+                error.code.exit_code()
+            })
         }
     }
 }
@@ -166,7 +163,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Fit(params) => return fit::run(global, &params),
         Command::Outdated(params) => return outdated::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
-        Command::Limit(params) => limit::run(global, &params),
+        Command::Limit(params) => serve::limit(global, &params),
         Command::Config(params) => config::run(global, &params),
         Command::Partial(params) => partial::run(global, &params),
         Command::Import(params) => import::run(global, &params),
@@ -178,32 +175,32 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::History(params) => history::run(global, &params),
         Command::Log(params) => audit_log::run(global, &params),
         Command::Tensor(params) => tensor::run(global, &params),
-        Command::Ps(params) => ps::run(global, &params),
-        Command::Release(params) => release::run(global, &params),
+        Command::Ps(_) => ps::run(global),
+        Command::Release(params) => ps::release(global, &params),
         Command::Warm(params) => warm::run(global, &params),
         Command::Df(params) => df::run(global, &params),
         Command::Rm(params) => rm::run(global, &params),
-        Command::Undelete(params) => undelete::run(global, &params),
-        Command::Pin(params) => pin::run(global, &params.models, true),
-        Command::Unpin(params) => pin::run(global, &params.models, false),
-        Command::Tag(params) => tag::run(global, &params),
-        Command::Rename(params) => rename::run(global, &params),
+        Command::Undelete(params) => rm::undelete(global, &params),
+        Command::Pin(params) => tag::pin(global, &params.models, true),
+        Command::Unpin(params) => tag::pin(global, &params.models, false),
+        Command::Tag(params) => tag::tag(global, &params),
+        Command::Rename(params) => tag::rename(global, &params),
         Command::Promote(params) => promote::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
-        Command::Health(params) => health::run(global, &params),
-        Command::Reindex(params) => reindex::run(global, &params),
+        Command::Health(params) => serve::health(global, &params),
+        Command::Reindex(_) => verify::reindex(global),
         Command::Login(params) => login::run(global, &params),
-        Command::Logout(params) => logout::run(global, &params),
-        Command::Serve(params) => serve::run(global, &params),
+        Command::Logout(params) => login::logout(global, &params),
+        Command::Serve(_) => serve::serve(global),
         Command::Mount(params) => mount::run(global, &params),
         Command::Web(params) => web::run(global, &params),
         Command::MountGuard(params) => mount::run_guard(&params),
-        Command::Demo(params) => demo::run(global, &params),
+        Command::Demo(_) => serve::demo(global),
         Command::Completions(params) => completions::run(global, &params),
         Command::Man(params) => man::run(global, &params),
-        Command::Help(params) => help::run(global, &params),
+        Command::Help(params) => man::help(global, &params),
         Command::Suggest(params) => print(&suggest::names(global, &params)),
     };
     done.map(|()| ExitCode::SUCCESS)
@@ -218,7 +215,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Every command but the hidden ones, with the commands of commands.
+    /// All visible commands, with their subcommands.
     fn commands() -> Vec<clap::Command> {
         let mut root = Cli::command();
         root.build();

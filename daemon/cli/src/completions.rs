@@ -1,16 +1,13 @@
 //! `blobd completions`
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::{Arg, Args, Command, ValueEnum};
 use clap_complete::aot;
 
-use super::suggest::Kind;
-use super::{Global, habits};
 use crate::output::{print, print_json};
+use crate::suggest::Kind;
+use crate::{ErrorBody, ErrorCode, Global, other_tools};
 
-mod bash;
-mod fish;
-mod zsh;
+mod shells;
 
 /// Print a script that completes commands, options and names of models in a shell
 #[derive(Debug, Args)]
@@ -49,13 +46,13 @@ fn script(shell: Shell) -> Result<String, ErrorBody> {
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("script: {error}")))?;
     let places = places(&command);
     Ok(match shell {
-        Shell::Bash => script + &bash::names(&command, &places),
-        Shell::Zsh => zsh::with_names(&script, &places),
-        Shell::Fish => script + &fish::names(&places),
+        Shell::Bash => script + &shells::bash(&command, &places),
+        Shell::Zsh => shells::zsh(&script, &places),
+        Shell::Fish => script + &shells::fish(&places),
     })
 }
 
-/// The commands without the internal ones, which the generators would offer.
+/// Without the internal commands, which the generators would offer.
 fn visible() -> Command {
     let all = crate::command();
     let commands = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
@@ -65,30 +62,27 @@ fn visible() -> Command {
         .disable_help_subcommand(true)
 }
 
-/// An argument whose values can be suggested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     /// The command and its aliases.
     command: Vec<String>,
-    /// Of a command of a command, such as `partial rm`, the outer one.
+    /// For a subcommand such as `partial rm`, the outer command.
     parent: Option<String>,
     argument: String,
     kinds: Vec<Kind>,
-    /// Whether it may be a file too.
     takes_files: bool,
 }
 
 impl Place {
-    /// For [`suggest::COMMAND`].
     fn kinds(&self) -> String {
         self.kinds.iter().map(|kind| kind.word()).collect::<Vec<_>>().join(",")
     }
 }
 
-/// The arguments whose values can be suggested. Commands have at most one kind of them.
+/// The arguments whose values can be suggested. Each command has at most one kind of them.
 fn places(blobd: &Command) -> Vec<Place> {
     let of = |parent: Option<&Command>, command: &Command| {
-        let words: Vec<String> = habits::names(command).map(str::to_owned).collect();
+        let words: Vec<String> = other_tools::names(command).map(str::to_owned).collect();
         let parent = parent.map(|parent| parent.get_name().to_owned());
         let known = command.get_positionals().filter_map(|argument| {
             let (kinds, takes_files) = kinds(command, argument)?;
@@ -105,7 +99,6 @@ fn places(blobd: &Command) -> Vec<Place> {
     all.collect()
 }
 
-/// What an argument names, and whether it may be a file.
 fn kinds(command: &Command, argument: &Arg) -> Option<(Vec<Kind>, bool)> {
     let name = argument.get_value_names()?.first()?.as_str();
     Some(match (command.get_name(), name) {

@@ -2,19 +2,16 @@
 
 use std::path::Path;
 
-use blobd_client::client::Client;
 use blobd_client::paths::{SYSTEM_ROOT, default_root};
-use blobd_client::protocol::configuration::{AppliedBy, Configuration, Setting, SettingOrigin, differences};
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::upkeep::{AppliedBy, Configuration, Setting, SettingOrigin, differences};
 use blobd_client::sockets::SYSTEM_SOCKET;
-use blobd_store_format::text::printable;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Global;
-use super::connect::{client_error, load_settings, print_result};
-use super::local_server::Settings;
+use crate::connect::{client_error, load_settings, print_result};
+use crate::output::printable;
+use crate::{Client, ErrorBody, Global};
 
 /// Check the configuration, and show every setting
 #[derive(Debug, Args)]
@@ -44,7 +41,6 @@ Examples:
 )]
 struct ShowParams {}
 
-/// What `blobd config show` prints.
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(flatten)]
@@ -54,9 +50,12 @@ struct Shown {
     /// `None` if commands use a daemon or a store with these settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     system: Option<SystemDaemon>,
+    /// Why the system's daemon does not answer, while commands use a store with these settings.
+    #[serde(skip)]
+    silent_system: Option<String>,
 }
 
-/// The system's daemon, if commands of this user use that one.
+/// Set if commands of this user use the system's daemon.
 #[derive(Debug, Serialize)]
 struct SystemDaemon {
     socket: &'static str,
@@ -65,14 +64,13 @@ struct SystemDaemon {
     problem: Option<String>,
 }
 
-/// A daemon, and the settings in which it differs.
 #[derive(Debug, Serialize)]
 struct Running {
     socket: String,
     /// The configuration file that it has read; `None` if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
-    /// What the daemon uses instead.
+    /// The settings that the daemon uses instead.
     differences: Vec<Setting>,
 }
 
@@ -83,16 +81,21 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let socket = configuration.settings.iter().find(|setting| setting.key == "socket");
     let socket = socket.and_then(|setting| setting.value.as_str()).unwrap_or_default();
     let daemon = running(Path::new(socket), &configuration)?;
-    let system = system_daemon(global, &*settings);
-    print_result(global, &Shown { configuration, daemon, system }, render)
-}
-
-fn system_daemon(global: &Global, settings: &dyn Settings) -> Option<SystemDaemon> {
     let is_named = global.paths.root.is_some()
         || global.paths.socket.is_some()
         || settings.root().is_some()
         || settings.socket().is_some();
-    if is_named || default_root().is_ok_and(|root| root == Path::new(SYSTEM_ROOT)) {
+    let system = system_daemon();
+    let (system, silent_system) = match is_named {
+        true => (None, system.and_then(|system| system.problem)),
+        false => (system, None),
+    };
+    print_result(global, &Shown { configuration, daemon, system, silent_system }, render)
+}
+
+/// The system's daemon, if this machine has one and commands of this user use it by default.
+fn system_daemon() -> Option<SystemDaemon> {
+    if default_root().is_ok_and(|root| root == Path::new(SYSTEM_ROOT)) {
         return None;
     }
     let problem = match Client::connect_to_system() {
@@ -135,10 +138,16 @@ fn render(shown: &Shown) -> String {
             text.push_str(&format!("\ncommands of this user fail: {}\n", printable(problem)));
         }
     }
+    if let Some(problem) = &shown.silent_system {
+        let problem = printable(problem);
+        text.push_str(&format!(
+            "\nnote: commands of this user use these settings, not the models of the system's daemon: {problem}\n"
+        ));
+    }
     text
 }
 
-/// Key, value and place: one row, or one for each entry of a table.
+/// Key, value and place; a table has one row for each entry.
 fn rows(setting: &Setting) -> Vec<[String; 3]> {
     let Setting { key, value, .. } = setting;
     let row = |key: String, value| [printable(&key), printable(&in_words(value)), printable(&place(setting))];
@@ -169,7 +178,7 @@ fn in_words(value: &Value) -> String {
     }
 }
 
-/// The daemon's own file, if that is another one than `shown`, which this command has read.
+/// The daemon's own file, unless it is the one that this command has read (`shown`).
 fn other_file<'f>(daemon: Option<&'f str>, shown: Option<&str>) -> Option<&'f str> {
     let canonical = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
     daemon.filter(|file| shown.is_none_or(|shown| canonical(file) != canonical(shown)))

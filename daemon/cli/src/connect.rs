@@ -8,18 +8,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blobd_client::client::Client;
-use blobd_client::error::ClientError;
+use blobd_client::error::{ClientError, ModelError};
 use blobd_client::paths::{SYSTEM_ROOT, default_root};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::user_sockets;
-use blobd_store_format::reference::Reference;
-use blobd_store_format::text::printable;
 use serde::Serialize;
 
-use super::local_server::{OpenedStore, Settings, StoreAccess};
-use super::{Global, system_service};
-use crate::output::{print_json, print_message, print_text};
+use crate::local_server::{OpenedStore, Settings, StoreAccess};
+use crate::output::{print_json, print_message, print_text, printable};
+use crate::{Client, ErrorBody, ErrorCode, Global, Reference, system_service};
 
 #[derive(Debug)]
 pub(crate) struct Connected {
@@ -42,17 +38,16 @@ pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
     )
 }
 
-/// The same for a command that adds models: a store that does not exist is created.
+/// As [`connect`], but for a command that adds models: creates a missing store.
 pub(super) fn connect_or_create(global: &Global) -> Result<Connected, ErrorBody> {
     connect_by(global, &*load_settings(global)?, WhenAbsent::Create)
 }
 
-/// The same for a command that must create nothing, wherever the store would be.
+/// As [`connect`], but creates nothing, wherever the store would be.
 pub(super) fn connect_for_checks(global: &Global, settings: &dyn Settings) -> Result<Connected, ErrorBody> {
     connect_by(global, settings, WhenAbsent::Refuse)
 }
 
-/// What to do if there is no store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WhenAbsent {
     Create,
@@ -96,8 +91,8 @@ fn connect_to_default(
     }
 }
 
-/// The system's daemon does not answer, or refuses this user. Whoever uses the system's store by default, such as root,
-/// opens that one; other users would be moved to a store without the models that they know, and fill it with copies.
+/// For a system daemon that does not answer, or refuses this user. Users whose default is the system's store, such as
+/// root, open that store. Others would get a store without the models that they know, and fill it with copies.
 fn without_system_daemon(
     global: &Global,
     settings: &dyn Settings,
@@ -108,7 +103,7 @@ fn without_system_daemon(
     let is_silent = matches!(error, ClientError::Unavailable { .. });
     let refusal = client_error(error);
     let root = default_root().ok().filter(|root| root == Path::new(SYSTEM_ROOT) && is_silent);
-    if let Some(root) = root.filter(|root| global.server.find_store(root).is_ok()) {
+    if let Some(root) = root.filter(|root| (global.server.find_store)(root).is_ok()) {
         if !global.hides_reports() {
             print_message(&format!("blobd: {}; using {}\n", printable(&refusal.message), root.display()));
         }
@@ -136,7 +131,7 @@ pub(super) fn show<T: Serialize>(
     print_result(global, &result, render)
 }
 
-/// Says on standard error which model is used, if the user has named it by its ID or without its tag.
+/// Prints on standard error which model is used, if the user has named it by its ID or without its tag.
 pub(super) fn note_name(global: &Global, asked: &Reference, stored: &str) {
     let is_other = !stored.parse().is_ok_and(|stored: Reference| stored.same_model(asked));
     if is_other && !global.hides_reports() {
@@ -144,14 +139,14 @@ pub(super) fn note_name(global: &Global, asked: &Reference, stored: &str) {
     }
 }
 
-/// The reference without the tag that was left out.
+/// The reference without a tag that the user has left out.
 pub(super) fn as_typed(reference: &Reference) -> String {
     let short = reference.short();
     let tag = format!(":{}", reference.tag());
     if reference.omits_tag() { short.strip_suffix(&tag).unwrap_or(&short).to_owned() } else { short }
 }
 
-/// Sends one request and prints what was done; with `--quiet` only its failure.
+/// Sends one request and prints what was done, unless `--quiet` is given.
 pub(super) fn report<T: Serialize>(
     global: &Global,
     request: impl FnOnce(&Client) -> Result<T, ClientError>,
@@ -161,7 +156,7 @@ pub(super) fn report<T: Serialize>(
     print_report(global, &done, render)
 }
 
-/// Prints what was done as JSON or as text; with `--quiet` no text.
+/// Prints what was done, as JSON or as text; with `--quiet` no text.
 pub(super) fn print_report<T: Serialize>(
     global: &Global,
     done: &T,
@@ -170,7 +165,6 @@ pub(super) fn print_report<T: Serialize>(
     if global.quiet && !global.json { Ok(()) } else { print_result(global, done, render) }
 }
 
-/// Prints a result as JSON or as text.
 pub(super) fn print_result<T: Serialize>(
     global: &Global,
     result: &T,
@@ -192,7 +186,7 @@ impl Connected {
 }
 
 pub(crate) fn load_settings(global: &Global) -> Result<Arc<dyn Settings>, ErrorBody> {
-    global.server.settings(&global.paths)
+    (global.server.settings)(&global.paths)
 }
 
 pub(crate) fn client_error(error: ClientError) -> ErrorBody {
@@ -210,6 +204,10 @@ pub(crate) fn client_error(error: ClientError) -> ErrorBody {
     }
 }
 
+pub(crate) fn model_error(error: ModelError) -> ErrorBody {
+    ErrorBody::new(error.code(), error)
+}
+
 /// The command line prints the name of the program in front of each message.
 fn without_program(message: &str) -> String {
     match message.strip_prefix("blobd daemon: ") {
@@ -221,8 +219,8 @@ fn without_program(message: &str) -> String {
 const NOT_RUNNING_HINT: &str =
     "start the daemon there with `blobd serve`, or name another socket with --socket or BLOBD_SOCKET";
 
-/// Refuses a socket that the user has named and on which nothing listens, as not found: commands that only ask the
-/// daemon end with another exit code without one.
+/// Returns `NotFound` if nothing listens on a socket that the user has named: for commands that only ask the daemon, a
+/// missing daemon has another exit code.
 pub(super) fn refuse_silent_socket(global: &Global) -> Result<(), ErrorBody> {
     let Some(socket) = &global.paths.socket else { return Ok(()) };
     match Client::connect(socket) {
@@ -261,7 +259,7 @@ fn embedded(
 ) -> Result<Connected, ErrorBody> {
     // Models of lower stores can be used without a store of one's own, which is then created.
     if absent == WhenAbsent::Refuse && settings.lower_stores().is_empty() {
-        global.server.find_store(root)?;
+        (global.server.find_store)(root)?;
     }
     match settings.open_store(root)? {
         OpenedStore::ByDaemon(socket) => connect_to(&socket).map_err(client_error),

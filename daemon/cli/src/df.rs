@@ -1,19 +1,15 @@
 //! `blobd df`
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::naming::TrashedModel;
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, SharedWith, UsageKind, UsageRow, UserId};
-use blobd_client::protocol::upkeep::TrashedModel;
-use blobd_store_format::digest::Digest;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::{one_line, printable};
+use blobd_store_format::text::one_line;
 use clap::Args;
 use serde::Serialize;
 
-use super::Global;
-use super::connect::show;
-use crate::output::{Table, terminal_width};
+use crate::connect::show;
+use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 use crate::times::relative;
+use crate::{Client, Digest, ErrorBody, Global};
 
 mod users;
 
@@ -37,13 +33,12 @@ pub(super) struct Params {
     users: bool,
 }
 
-/// The most models that are listed without `-v`; the smaller ones are one row.
+/// The most models that are listed without `-v`; smaller ones share one row.
 const MAX_MODELS: usize = 10;
 
 /// The most names in a list of JSON: the daemon's limit.
 const MAX_NAMES: u32 = 1000;
 
-/// What is printed as JSON.
 #[derive(Debug, Serialize)]
 struct Document {
     #[serde(flatten)]
@@ -65,7 +60,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     show(global, request, |document| summary(&document.usage, usize::MAX) + &details(document))
 }
 
-/// The parts of the store, of whose models the largest `most` have their own rows, and the limits.
+/// The largest `most` models have rows of their own.
 fn summary(usage: &DiskUsage, most: usize) -> String {
     let mut text = parts(usage, most).render(terminal_width());
     text.extend(notes(usage).map(|note| printable(&note) + "\n"));
@@ -77,15 +72,10 @@ fn summary(usage: &DiskUsage, most: usize) -> String {
 /// The tables of `-v`. Empty ones are left out.
 fn details(document: &Document) -> String {
     let usage = &document.usage;
-    let tables = [
-        (usage.models.is_empty(), models(usage)),
-        (usage.shared_parts.is_empty(), shared_parts(usage)),
-        (usage.rows.iter().all(|row| row.kind != UsageKind::Download), downloads(usage)),
-        (document.trash.is_empty(), trash(&document.trash)),
-        (usage.quarantined.is_empty(), quarantine(usage)),
-    ];
-    let shown = tables.into_iter().filter(|(is_empty, _)| !is_empty);
-    shown.map(|(_, table)| format!("\n{}", table.render(terminal_width()))).collect()
+    let tables =
+        [models(usage), shared_parts(usage), downloads(usage), trash(&document.trash), quarantine(usage)];
+    let shown = tables.iter().filter(|table| table.has_rows());
+    shown.map(|table| format!("\n{}", table.render(terminal_width()))).collect()
 }
 
 fn parts(usage: &DiskUsage, most: usize) -> Table {
@@ -97,7 +87,7 @@ fn parts(usage: &DiskUsage, most: usize) -> Table {
     let smaller = models.get(most..).unwrap_or_default();
     if !smaller.is_empty() {
         let bytes = smaller.iter().map(|row| row.bytes).fold(0, u64::saturating_add);
-        let label = format!("{} more model{}", smaller.len(), if smaller.len() == 1 { "" } else { "s" });
+        let label = counted(smaller.len(), "more model");
         table.row([label, human_bytes(bytes), "`blobd df -v` lists them".to_owned()]);
     }
     for row in others.into_iter().filter(|row| row.bytes > 0) {
@@ -147,7 +137,6 @@ const fn remark(row: &UsageRow, usage: &DiskUsage) -> &'static str {
     }
 }
 
-/// The lines below the table that say who uses which data.
 fn notes(usage: &DiskUsage) -> impl Iterator<Item = String> + '_ {
     usage.rows.iter().filter(|row| row.bytes > 0 && !row.by.is_empty()).map(|row| {
         let what = if row.kind == UsageKind::InUse { "in use by" } else { "other files:" };
@@ -155,30 +144,26 @@ fn notes(usage: &DiskUsage) -> impl Iterator<Item = String> + '_ {
     })
 }
 
-/// The quota and the free space, to compare the numbers with.
 fn limits(usage: &DiskUsage) -> Vec<String> {
     let DiskUsage { logical_bytes, saved_bytes, used_bytes, .. } = usage;
-    let percent = |part: u64, whole: u64| match u128::from(part).saturating_mul(100).checked_div(whole.into())
-    {
-        Some(percent) => format!(" ({percent} %)"),
-        None => String::new(),
+    let percent = |part: u64, whole: u64| {
+        let percent = u128::from(part).saturating_mul(100).checked_div(whole.into());
+        percent.map_or_else(String::new, |percent| format!(" ({percent} %)"))
     };
     let (logical, saved) = (human_bytes(*logical_bytes), human_bytes(*saved_bytes));
     let share = percent(*saved_bytes, *logical_bytes);
-    let mut lines = vec![match usage.models.is_empty() {
-        true => "models  none".to_owned(),
-        false => format!("models  {logical} without sharing, which saves {saved}{share}"),
-    }];
-    lines.push(match usage.quota_bytes {
-        None => "quota   none".to_owned(),
-        Some(quota) => {
+    let models = format!("models  {logical} without sharing, which saves {saved}{share}");
+    let models = if usage.models.is_empty() { "models  none".to_owned() } else { models };
+    let quota = usage.quota_bytes.map_or_else(
+        || "none".to_owned(),
+        |quota| {
             let (used, share) = (human_bytes(*used_bytes), percent(*used_bytes, quota));
-            format!("quota   {used} of {} used{share}{}", human_bytes(quota), watermarks(usage))
-        }
-    });
+            format!("{used} of {} used{share}{}", human_bytes(quota), watermarks(usage))
+        },
+    );
     let (free, kept) = (human_bytes(usage.free_bytes), human_bytes(usage.min_free_bytes));
-    lines.push(format!("disk    {free} free, of which the store leaves {kept} free (min_free)"));
-    lines
+    let disk = format!("disk    {free} free, of which the store leaves {kept} free (min_free)");
+    vec![models, format!("quota   {quota}"), disk]
 }
 
 fn watermarks(usage: &DiskUsage) -> String {
@@ -200,8 +185,8 @@ fn models(usage: &DiskUsage) -> Table {
             human_bytes(model.logical_bytes),
             human_bytes(model.unique_bytes),
             human_bytes(model.shared_bytes),
-            model.last_opened.as_deref().map_or_else(|| "-".to_owned(), relative),
-            model.last_opened_by.as_ref().map_or_else(|| "-".to_owned(), user),
+            or_dash(model.last_opened.as_deref().map(relative)),
+            or_dash(model.last_opened_by.as_ref().map(user)),
         ]);
         sharers(model).into_iter().for_each(|line| table.line(&line));
     }
@@ -212,7 +197,6 @@ fn user(id: &UserId) -> String {
     id.user.clone().unwrap_or_else(|| id.uid.to_string())
 }
 
-/// The width of the line with the models that a model shares bytes with.
 const SHARED_WIDTH: usize = 78;
 
 /// `  shared with base:8b 4.10 GiB, base:8b-q8 1.20 GiB and 3 more`, the one that shares the most first.
@@ -224,17 +208,15 @@ fn sharers(model: &ModelUsage) -> Option<String> {
     is_shared.then(|| LABEL.to_owned() + &one_line(&sharers, SHARED_WIDTH - LABEL.len()))
 }
 
-/// The most parts that are listed as text: the largest are what matters. JSON has more.
+/// The largest parts are what matters; JSON lists more.
 const MAX_PARTS: usize = 20;
 /// The width of a list of names, so that a line fits 80 columns.
 const NAMES_WIDTH: usize = 62;
 
-/// What is shared, by the models that share it.
 fn shared_parts(usage: &DiskUsage) -> Table {
-    let mut table = Table::new(&["SHARED", "BY"], &[0]);
-    for part in usage.shared_parts.iter().take(MAX_PARTS) {
-        table.row([human_bytes(part.bytes), one_line(&part.models, NAMES_WIDTH)]);
-    }
+    let rows = usage.shared_parts.iter().take(MAX_PARTS);
+    let rows = rows.map(|part| [human_bytes(part.bytes), one_line(&part.models, NAMES_WIDTH)]);
+    let mut table = Table::with_rows(&["SHARED", "BY"], &[0], rows);
     let smaller = usage.shared_parts.get(MAX_PARTS..).unwrap_or_default();
     if !smaller.is_empty() {
         let bytes = smaller.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
@@ -244,35 +226,26 @@ fn shared_parts(usage: &DiskUsage) -> Table {
 }
 
 fn downloads(usage: &DiskUsage) -> Table {
-    let mut table = Table::new(&["UNFINISHED DOWNLOAD", "RECEIVED", "OF", "ON DISK", "BY"], &[1, 2, 3]);
-    for row in usage.rows.iter().filter(|row| row.kind == UsageKind::Download) {
+    let downloads = usage.rows.iter().filter(|row| row.kind == UsageKind::Download);
+    let rows = downloads.map(|row| {
         let name = row.name.clone().or_else(|| row.digest.map(Digest::short));
-        let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
-        table.row([
-            name.unwrap_or_default(),
-            size(row.received_bytes),
-            size(row.size),
-            human_bytes(row.bytes),
-            row.user.as_ref().map_or_else(|| "-".to_owned(), user),
-        ]);
-    }
-    table
+        let size = |bytes: Option<u64>| or_dash(bytes.map(human_bytes));
+        let user = or_dash(row.user.as_ref().map(user));
+        [name.unwrap_or_default(), size(row.received_bytes), size(row.size), human_bytes(row.bytes), user]
+    });
+    Table::with_rows(&["UNFINISHED DOWNLOAD", "RECEIVED", "OF", "ON DISK", "BY"], &[1, 2, 3], rows)
 }
 
 fn trash(models: &[TrashedModel]) -> Table {
-    let mut table = Table::new(&["IN THE TRASH", "SIZE", "EXPIRES"], &[1]);
-    for model in models {
-        table.row([model.name.clone(), human_bytes(model.size), relative(&model.expires)]);
-    }
-    table
+    let rows =
+        models.iter().map(|model| [model.name.clone(), human_bytes(model.size), relative(&model.expires)]);
+    Table::with_rows(&["IN THE TRASH", "SIZE", "EXPIRES"], &[1], rows)
 }
 
 fn quarantine(usage: &DiskUsage) -> Table {
-    let mut table = Table::new(&["DAMAGED BLOB", "SIZE", "SINCE"], &[1]);
-    for blob in &usage.quarantined {
-        table.row([blob.digest.short(), human_bytes(blob.bytes), relative(&blob.since)]);
-    }
-    table
+    let blobs = usage.quarantined.iter();
+    let rows = blobs.map(|blob| [blob.digest.short(), human_bytes(blob.bytes), relative(&blob.since)]);
+    Table::with_rows(&["DAMAGED BLOB", "SIZE", "SINCE"], &[1], rows)
 }
 
 #[cfg(test)]
@@ -298,13 +271,12 @@ mod tests {
         const LARGE: u64 = 1023 << 30;
         let mut rows: Vec<_> =
             (0..12).map(|_| row(UsageKind::Model, Some("hf.co/user/repo:Q4_K_M"), LARGE)).collect();
+        let kinds = [
+            [UsageKind::Shared, UsageKind::InUse, UsageKind::Staging, UsageKind::Trash],
+            [UsageKind::Quarantine, UsageKind::Records, UsageKind::Index, UsageKind::Reserve],
+        ];
         rows.extend(
-            [UsageKind::Shared, UsageKind::InUse, UsageKind::Staging, UsageKind::Trash, UsageKind::Unneeded]
-                .map(|kind| row(kind, None, LARGE)),
-        );
-        rows.extend(
-            [UsageKind::Quarantine, UsageKind::Records, UsageKind::Index, UsageKind::Reserve]
-                .map(|kind| row(kind, None, LARGE)),
+            kinds.concat().into_iter().chain([UsageKind::Unneeded]).map(|kind| row(kind, None, LARGE)),
         );
         rows.push(row(UsageKind::Directories, None, 0));
         rows.push(row(UsageKind::Download, Some("hf.co/me/repo:Q8_0"), LARGE));

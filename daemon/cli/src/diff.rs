@@ -1,26 +1,29 @@
 //! `blobd diff`
 
-use blobd_client::protocol::error::ErrorBody;
-use blobd_model::diff::diff_tensors;
+use std::borrow::Cow;
+
+use blobd_model::diff::{Change, TensorPair, diff_tensors};
+use blobd_model::quant::{relative_rms_error, swap_bytes};
+use blobd_store_format::gguf::{ByteOrder, GgmlType};
+use blobd_store_format::recipe::TensorEntry;
 use clap::Args;
 
 use self::report::Report;
-use self::side::Side;
-use super::Global;
-use super::connect::{connect, print_result};
-use super::model_source::ModelArgs;
+use self::side::{Opened, Side};
+use crate::connect::{Connected, connect, print_result};
+use crate::model_source::ModelArgs;
+use crate::progress::Bar;
+use crate::{ErrorBody, Global};
 
-mod contents;
 mod render;
 mod report;
 mod side;
-mod values;
 
 /// Show how two models differ: tensors, metadata and texts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Tensors are compared by name. Shared bytes lie on disk once, whatever their names. Of a model that
-is not in the store only the header is fetched: types, shapes and metadata are compared, contents
+    after_help = "Tensors are compared by name. Shared bytes are on disk once, whatever their names. If a model is
+not in the store, only its header is fetched: types, shapes and metadata are compared, contents
 are not.
 
 Examples:
@@ -59,10 +62,97 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let report = Report::new(&a, &b, &diff).without_contents();
         return print_result(global, &report, render::render);
     }
-    contents::find_equal(connected, &a, &b, &mut diff.tensors)?;
+    find_equal(connected, &a, &b, &mut diff.tensors)?;
     let mut report = Report::new(&a, &b, &diff);
     if params.values {
-        values::add_errors(connected, &a, &b, &diff.tensors, &mut report, global.hides_progress())?;
+        add_errors(connected, &a, &b, &diff.tensors, &mut report, global.hides_progress())?;
     }
     print_result(global, &report, render::render)
+}
+
+/// Marks tensors as shared that have the same bytes in different packed groups: if one expert of a group differs, so
+/// does the digest of the whole group.
+fn find_equal(
+    connected: Option<&Connected>,
+    a: &Side,
+    b: &Side,
+    pairs: &mut [TensorPair<'_>],
+) -> Result<(), ErrorBody> {
+    let packed = &a.packed_blobs() | &b.packed_blobs();
+    let mut candidates: Vec<_> = pairs.iter_mut().filter(|pair| pair.may_be_equal(&packed)).collect();
+    candidates.retain(|pair| a.is_unique(pair.name()) && b.is_unique(pair.name()));
+    if candidates.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = candidates.iter().map(|pair| pair.name().to_owned()).collect();
+    let (a, b) = (a.open(connected, names.clone())?, b.open(connected, names)?);
+    for pair in candidates {
+        if *a.bytes(pair.name())? == *b.bytes(pair.name())? {
+            pair.change = Change::Shared;
+        }
+    }
+    Ok(())
+}
+
+/// Adds the relative error of each tensor that both models have with the same shape and different content. Omits
+/// tensors without known values, models that are not GGUF, and names that a model has twice.
+fn add_errors(
+    connected: Option<&Connected>,
+    a: &Side,
+    b: &Side,
+    pairs: &[TensorPair<'_>],
+    report: &mut Report,
+    is_quiet: bool,
+) -> Result<(), ErrorBody> {
+    if a.header.is_none() || b.header.is_none() {
+        return Ok(());
+    }
+    let rows = pairs.iter().zip(&mut report.tensors);
+    let compared: Vec<_> = rows
+        .filter(|(pair, _)| matches!(pair.change, Change::Changed | Change::Retyped))
+        .filter(|(pair, _)| a.is_unique(pair.name()) && b.is_unique(pair.name()))
+        .collect();
+    if compared.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = compared.iter().map(|(pair, _)| pair.name().to_owned()).collect();
+    let (first, second) = (a.open(connected, names.clone())?, b.open(connected, names)?);
+    let size = |pair: &TensorPair<'_>| pair.a.map_or(0, |tensor| tensor.size);
+    let total = compared.iter().fold(0_u64, |sum, (pair, _)| sum.saturating_add(size(pair)));
+    let (bar, mut done) = (Bar::new("comparing", total, is_quiet), 0_u64);
+    for (pair, row) in compared {
+        let sides = [(&first, a.byte_order()), (&second, b.byte_order())];
+        row.relative_error = relative_error(sides, pair)?;
+        done = done.saturating_add(size(pair));
+        bar.set(done, total);
+    }
+    bar.clear();
+    Ok(())
+}
+
+/// `None` if the error is not a finite number, or if a type has no known values.
+fn relative_error(
+    [(a, a_order), (b, b_order)]: [(&Opened<'_>, ByteOrder); 2],
+    pair: &TensorPair<'_>,
+) -> Result<Option<f64>, ErrorBody> {
+    let (a, b) = (a.bytes(pair.name())?, b.bytes(pair.name())?);
+    let side = |bytes, tensor: Option<&TensorEntry>, order| {
+        let ggml_type = GgmlType::from_name(&tensor?.type_name)?;
+        Some((ggml_type, little_endian(ggml_type, bytes, order)?))
+    };
+    let a = side(&*a, pair.a, a_order);
+    let Some((b, a)) = side(&*b, pair.b, b_order).zip(a) else { return Ok(None) };
+    let error = relative_rms_error((a.0, &a.1), (b.0, &b.1)).ok();
+    Ok(error.filter(|error| error.is_finite()))
+}
+
+fn little_endian(ggml_type: GgmlType, bytes: &[u8], order: ByteOrder) -> Option<Cow<'_, [u8]>> {
+    match order {
+        ByteOrder::Little => Some(Cow::Borrowed(bytes)),
+        ByteOrder::Big => {
+            let mut swapped = bytes.to_vec();
+            swap_bytes(ggml_type, &mut swapped).ok()?;
+            Some(Cow::Owned(swapped))
+        }
+    }
 }

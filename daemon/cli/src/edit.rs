@@ -3,28 +3,24 @@
 use std::fs;
 use std::path::Path;
 
-use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange, TemplateLayer};
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::MetadataValue;
 use blobd_client::protocol::event::{Event, WorkProgress};
+use blobd_client::protocol::naming::{ChangedKey, EditParams, Edited, KeyChange, TemplateLayer};
 use blobd_model::edit::EditType;
 use blobd_model::metadata_json::short_text;
-use blobd_store_format::digest::Digest;
-use blobd_store_format::reference::Reference;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
 use clap::Args;
 
-use super::connect::{client_error, connect, print_report, print_result};
-use super::model_name::{ModelName, only, parse_new_name};
-use super::progress::Bar;
-use super::{Global, file_error, lost_models, usage};
-use crate::output::{Table, terminal_width};
+use crate::connect::{client_error, connect, print_report, print_result};
+use crate::model_name::{ModelName, only, parse_new_name};
+use crate::output::{Table, human_bytes, or_dash, printable, terminal_width};
+use crate::progress::Bar;
+use crate::{Digest, ErrorBody, Global, Reference, file_error, lost_models, usage};
 
 /// Make a model with other metadata that shares all tensors
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Make a model with other metadata that shares all tensors\n\nOnly the GGUF header is written \
-anew; of a sharded model, that of the first shard. The order of the keys and the alignment stay as they are, \
+    long_about = "Make a model with other metadata that shares all tensors\n\nOnly the GGUF header is \
+rewritten, or that of the first shard. The order of the keys and the alignment stay as they are, \
 and new keys are appended. The other layers of the model, such as its license, are shared too."
 )]
 #[command(after_help = "Examples:
@@ -87,7 +83,6 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.dry_run { print_result(global, &edited, render) } else { print_report(global, &edited, render) }
 }
 
-/// The keys to change, and the new template layer.
 fn changes(params: &Params) -> Result<(Vec<KeyChange>, Option<String>), ErrorBody> {
     let mut keys = params.set.iter().map(|setting| key_setting(setting)).collect::<Result<Vec<_>, _>>()?;
     if let Some(template) = &params.template {
@@ -119,30 +114,26 @@ fn text_of(argument: &str) -> Result<String, ErrorBody> {
     let Some(name) = argument.strip_prefix('@') else { return Ok(argument.to_owned()) };
     let size = fs::metadata(Path::new(name)).map_err(|error| file_error(name, &error))?.len();
     if size > MAX_VALUE_BYTES {
-        return Err(usage(format!(
-            "{name}: {size} bytes, at most {MAX_VALUE_BYTES} can be sent in a request"
-        )));
+        let message = format!("{name}: {size} bytes, at most {MAX_VALUE_BYTES} can be sent in a request");
+        return Err(usage(message));
     }
     let bytes = fs::read(Path::new(name)).map_err(|error| file_error(name, &error))?;
     String::from_utf8(bytes).map_err(|_binary| usage(format!("{name}: not text in UTF-8")))
 }
 
-/// What fits into a request of 1 MiB, in which a line break takes two bytes.
+/// Fits into a request of 1 MiB, in which a line break takes two bytes.
 const MAX_VALUE_BYTES: u64 = 768 << 10;
 
 fn render(edited: &Edited) -> String {
     let verb = if edited.dry_run { "would be written" } else { "new" };
-    let digest = edited.digest.map_or_else(|| "-".to_owned(), Digest::short);
+    let digest = or_dash(edited.digest.map(Digest::short));
     let summary = format!("{} {digest}: {} {verb}\n", printable(&edited.name), human_bytes(edited.new_bytes));
-    let mut table = Table::new(&["KEY", "FROM", "TO"], &[]);
-    for ChangedKey { key, from, to } in &edited.changed {
-        table.row([key.clone(), abridged(from), abridged(to)]);
-    }
-    let table = if edited.changed.is_empty() { String::new() } else { table.render(terminal_width()) };
+    let row = |ChangedKey { key, from, to }: &ChangedKey| [key.clone(), abridged(from), abridged(to)];
+    let table = Table::with_rows(&["KEY", "FROM", "TO"], &[], edited.changed.iter().map(row));
+    let table = if table.has_rows() { table.render(terminal_width()) } else { String::new() };
     format!("{table}{}{summary}{}", note(edited), lost_models::effects(&edited.effects))
 }
 
-/// A note about the template layer, where a user may expect something else.
 fn note(edited: &Edited) -> &'static str {
     let sets_template = edited.changed.iter().any(|change| change.key == CHAT_TEMPLATE);
     match edited.template_layer {
@@ -156,9 +147,9 @@ fn note(edited: &Edited) -> &'static str {
     }
 }
 
-fn abridged(value: &serde_json::Value) -> String {
+fn abridged(value: &Option<MetadataValue>) -> String {
     const MAX_CHARS: usize = 60;
-    let text = if value.is_null() { "-".to_owned() } else { short_text(value) };
+    let text = value.as_ref().map_or_else(|| "-".to_owned(), short_text);
     let shown: String = text.chars().take(MAX_CHARS).collect();
     let ellipsis = if shown.len() < text.len() { "…" } else { "" };
     shown + ellipsis

@@ -1,44 +1,52 @@
-//! `blobd exec`: runs a program that sees each model as the file `/blobd/<reference>.gguf`.
+//! `blobd exec`: runs a program that sees each model as the file `/blobd/<reference>.gguf`, or as the folder
+//! `/blobd/<reference>` if it is one.
 //!
 //! The program runs as a child process with a library in `LD_PRELOAD` (`client/preload`). When it opens
 //! such a path, the library requests the file from this process, over a socket that only the user can
 //! reach, receives a header and blob descriptors, and maps them. This process serves these requests, holds
 //! the leases, forwards signals, and exits with the program's exit code.
 
-mod program;
-mod service;
-
-use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::{env, fs};
 
 use blobd_client::process::{Signals, first_of, listen, raise_descriptor_limit};
-use blobd_client::protocol::error::ErrorBody;
 use clap::Args;
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 use rustix::termios::tcgetpgrp;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::oneshot;
 
-use super::connect::connect;
-use super::{Global, file_error, usage};
+use crate::connect::connect;
+use crate::{ErrorBody, Global, file_error, usage};
 
-/// Run a program that can open every model as /blobd/REF.gguf, without a copy
+mod file_image;
+mod folders;
+mod mounted;
+mod program;
+mod service;
+
+/// Run a program that can open every model as /blobd/REF.gguf or as the folder /blobd/REF, without a copy
 ///
 /// The file is a GGUF file with the model's weights, aligned to pages; its bytes are mapped from the store
-/// in place. Works with dynamically linked programs: llama.cpp, Python, Node. A model's projector is
-/// /blobd/REF+projector.gguf.
+/// in place. A model's projector is /blobd/REF+projector.gguf. A model that was imported or pulled as a folder is the
+/// folder /blobd/REF, with its configuration and its safetensors files, whose tensors are mapped in place too. Works with
+/// dynamically linked programs: llama.cpp, Python, Node. Of programs that are linked statically or written in Go, such as
+/// Ollama, only the child processes see these paths.
+///
+/// Files of weights in a mount made by `blobd mount` are mapped from the store in the same way.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd exec -- llama-cli -m /blobd/llama3:8b.gguf -p Hello
   blobd exec -- python3 server.py --model /blobd/hf.co/user/repo:Q4_K_M.gguf
-  blobd exec -- llama-mtmd-cli -m /blobd/llava.gguf --mmproj /blobd/llava+projector.gguf")]
+  blobd exec -- python3 generate.py --model /blobd/hf.co/user/repo
+  blobd exec -- llama-mtmd-cli -m /blobd/llava.gguf --mmproj /blobd/llava+projector.gguf
+  OLLAMA_MODELS=/mnt/models/ollama blobd exec -- ollama serve")]
 pub(super) struct Params {
     /// The program and its arguments
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -54,11 +62,13 @@ const SOCKET_VARIABLE: &str = "BLOBD_EXEC_SOCKET";
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBody> {
     let [program, arguments @ ..] = &*params.command else { return Err(usage("exec: no command")) };
-    program::check(program)?;
+    program::check(program, arguments)?;
     let connected = connect(global)?;
     let folder = tempfile::Builder::new().prefix("blobd-exec-").tempdir_in(runtime_folder());
     let folder = folder.map_err(|error| failed("a temporary directory", &error))?;
-    let socket = folder.path().join("socket");
+    // The library recognises directories in it by the paths that the kernel reports.
+    let place = folder.path().canonicalize().map_err(|error| failed("a temporary directory", &error))?;
+    let socket = place.join("socket");
     let listener = UnixListener::bind(&socket).map_err(|error| failed("a socket", &error))?;
     let mut command = Command::new(program);
     command.args(arguments).env("LD_PRELOAD", preloaded(folder.path())?).env(SOCKET_VARIABLE, &socket);
@@ -72,7 +82,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     // After the start: the program inherits the original limit.
     raise_descriptor_limit();
     let client = connected.client.clone();
-    std::thread::spawn(move || service::run(&listener, &client));
+    std::thread::spawn(move || service::run(&listener, &client, place.join("folders")));
     let status =
         runtime.block_on(wait(child, &mut signals)).map_err(|error| failed("the program", &error))?;
     Ok(exit_code(status))
@@ -115,7 +125,6 @@ fn write_library(folder: &Path) -> std::io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Handles the signals that are forwarded to the program, from now on.
 fn forwarded_signals() -> std::io::Result<Signals> {
     let kinds = [
         SignalKind::interrupt(),
@@ -156,7 +165,7 @@ async fn wait(mut child: Child, signals: &mut Signals) -> std::io::Result<ExitSt
     }
 }
 
-/// The program's exit code; 128 plus the signal's number if a signal ended it, as in shells.
+/// 128 plus the signal's number if a signal ended the program, as in shells.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))

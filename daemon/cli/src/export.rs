@@ -2,38 +2,32 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use blobd_client::client::Client;
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;
 use blobd_model::rewrite::RewrittenFile;
-use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_paths::{self, ListedFile};
-use blobd_store_format::reference::Reference;
-use blobd_store_format::size::human_bytes;
 use clap::Args;
 use serde::Serialize;
 
-use self::existing::{has_content, refuse_existing};
-use self::outputs::Outputs;
-use self::plan::{ExportPlan, NewFile, PlannedFile};
+use self::outputs::{HashingWriter, Outputs};
+use self::plan::{ExportPlan, NewFile, PlannedFile, has_content, refuse_existing};
 use self::rewrite::{RewriteArgs, Rewriting};
-use super::connect::{client_error, connect, note_name};
-use super::file_name::{file_paths, stem};
-use super::model_name::{ModelName, only};
-use super::model_source::weights_component;
-use super::progress::{Bar, Progress};
-use super::target::refuse_terminal;
-use super::{Global, usage};
-use crate::output::{DataOutput, print, print_json};
+use crate::connect::{client_error, connect, note_name};
+use crate::model_folder::is_folder_of;
+use crate::model_name::{ModelName, only};
+use crate::output::{DataOutput, human_bytes, print, print_json};
+use crate::output_file::refuse_terminal;
+use crate::progress::{Bar, Progress};
+use crate::source_file::{file_paths, stem};
+use crate::{Client, Digest, ErrorBody, ErrorCode, Global, Reference, usage};
 
-mod existing;
 mod outputs;
 mod plan;
 mod rewrite;
@@ -58,7 +52,7 @@ pub(super) struct Params {
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// The part to export: model, projector, adapter, template, params, license, config. The default is the model, or
-    /// what there is in its place, such as an adapter
+    /// what there is in its place, such as an adapter; of a model that is a folder, all of its files
     #[arg(long, value_name = "NAME")]
     component: Option<String>,
     /// Replace files that exist, and write weights to a terminal
@@ -89,7 +83,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let exported = match params.rewrite.options() {
         Some(options) => {
-            let rewriting = Rewriting::of(&model, &options)?;
+            let rewriting = Rewriting::new(&model, &options)?;
             if to_stdout {
                 return rewrite_to_stdout(rewriting, global.hides_progress());
             }
@@ -103,23 +97,39 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 fn open(client: &Client, params: &Params, reference: &Reference) -> Result<OpenModel, ErrorBody> {
     let component = match &params.component {
-        Some(component) => component.clone(),
-        None => weights_component(client, reference),
+        Some(component) => Some(component.clone()),
+        None => default_component(client, reference),
     };
+    open_component(client, reference, component)
+}
+
+/// Opens the files of a component, or all.
+fn open_component(
+    client: &Client,
+    reference: &Reference,
+    component: Option<String>,
+) -> Result<OpenModel, ErrorBody> {
     let request = OpenParams {
         reference: reference.clone(),
         tensors: TensorSelection::None,
-        component: Some(component),
+        component,
         files: FileSelection::All,
         purpose: OpenPurpose::Export,
     };
     client.open_with(&request).map_err(client_error)
 }
 
-/// The plan of an export; a file that is there with other content is refused.
+/// The component of the weights; `None`, for all, if the model is a folder.
+fn default_component(client: &Client, reference: &Reference) -> Option<String> {
+    let layers = client.model(reference).map(|details| details.layers).unwrap_or_default();
+    let media_types = layers.iter().map(|layer| &layer.media_type);
+    (!is_folder_of(media_types.clone())).then(|| MediaType::weights_component(media_types).to_owned())
+}
+
+/// The plan of an export, for which no file with other content is in the way.
 struct Checked {
     plan: ExportPlan,
-    /// Whether each file is there with its content, and need not be written.
+    /// Whether each file exists with its content, and need not be written.
     present: Vec<bool>,
 }
 
@@ -131,15 +141,20 @@ fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result
         digest: layer.digest,
         size: layer.size,
     };
-    let files: Vec<_> = paths.zip(model.layers()).enumerate().map(file).collect();
+    let files = paths.zip(model.layers()).enumerate();
+    // The configuration of the manifest is not a file of the folder.
+    let is_chosen =
+        |layer: &OpenLayer| params.component.is_some() || layer.media_type.component() != "config";
+    let files: Vec<_> = files.filter(|(_, (_, layer))| is_chosen(layer)).map(file).collect();
     let plan = ExportPlan::new(params.output.as_deref(), &files)?;
     plan.files.iter().try_for_each(PlannedFile::check_kind)?;
     let content = |planned: &PlannedFile| {
         has_content(global, &planned.place.path(), planned.file.digest, planned.file.size)
     };
-    let present = match params.force {
-        true => vec![false; plan.files.len()],
-        false => plan.files.iter().map(content).collect::<Result<_, _>>()?,
+    let present = if params.force {
+        vec![false; plan.files.len()]
+    } else {
+        plan.files.iter().map(content).collect::<Result<_, _>>()?
     };
     let checked = Checked { plan, present };
     write_checked(
@@ -151,8 +166,8 @@ fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result
     )
 }
 
-/// Writes all files of a plan, and gives them their names when `verify` has found the data of all right. `write`
-/// returns the digest of what it has written.
+/// Writes all files of a plan, and gives them their names if `verify` finds the data of all of them intact. `write`
+/// returns the digest of the written file.
 fn write_checked(
     global: &Global,
     params: &Params,
@@ -160,13 +175,8 @@ fn write_checked(
     mut write: impl FnMut(&NewFile, &File, &str, &Bar) -> Result<Digest, ErrorBody>,
     verify: impl FnOnce() -> Result<(), ErrorBody>,
 ) -> Result<Vec<Exported>, ErrorBody> {
-    let missing: Vec<&PlannedFile> = plan
-        .files
-        .iter()
-        .zip(&present)
-        .filter(|(_, present)| !**present)
-        .map(|(planned, _)| planned)
-        .collect();
+    let missing = plan.files.iter().zip(&present).filter(|(_, present)| !**present);
+    let missing: Vec<&PlannedFile> = missing.map(|(planned, _)| planned).collect();
     let outputs = Outputs::create(&missing, params.force)?;
     let progress = Progress::new(global.hides_progress());
     let mut digests = Vec::new();
@@ -221,7 +231,7 @@ fn write_rewritten(
     )
 }
 
-/// With the files of the model go their names; shards that are merged or made have none yet.
+/// Files of the model keep their names; shards that are merged or made have none yet.
 fn rewritten_paths(reference: &Reference, model: &OpenModel, rewriting: &Rewriting<'_>) -> Vec<String> {
     let count = rewriting.files().len();
     if rewriting.layers().len() == count {
@@ -289,6 +299,14 @@ fn write_to_stdout(model: &OpenModel, hides_progress: bool) -> Result<(), ErrorB
     out.result(written)
 }
 
+/// Reads all files of a stored model, and checks that each has the digest that the manifest gives.
+pub(crate) fn check_stored(client: &Client, reference: &Reference) -> Result<(), ErrorBody> {
+    let model = open_component(client, reference, None)?;
+    let bar = Bar::new("", 0, true);
+    let name = reference.short();
+    (0..model.layers().len()).try_for_each(|index| write_layer(&model, index, io::sink(), &name, &bar))
+}
+
 /// Writes and hashes in one pass, and checks that the digest is the manifest's.
 fn write_layer(
     model: &OpenModel,
@@ -297,45 +315,15 @@ fn write_layer(
     name: &str,
     bar: &Bar,
 ) -> Result<(), ErrorBody> {
-    const BUFFER_BYTES: usize = 1 << 20;
     let Some(layer) = model.layers().get(index) else { return Err(usage("no such file in the model")) };
-    let mut out = HashingWriter {
-        out: BufWriter::with_capacity(BUFFER_BYTES, out),
-        hasher: Hasher::new(),
-        written: 0,
-        layer,
-        bar,
-    };
-    let written =
-        model.write_layer(index, &mut out).and_then(|_length| out.flush().map_err(ModelError::Write));
-    written.map_err(|error| ErrorBody::new(error.code(), format!("{name}: {error}")))?;
-    let found = out.hasher.finish();
+    let mut out = HashingWriter::new(out, layer.size, bar);
+    let written = model.write_layer(index, &mut out);
+    let found = written.and_then(|_length| out.finish().map_err(ModelError::Write));
+    let found = found.map_err(|error| ErrorBody::new(error.code(), format!("{name}: {error}")))?;
     if found == layer.digest {
         return Ok(());
     }
     let message =
         format!("{name}: wrong digest: expected {}, found {found}; the stored data is damaged", layer.digest);
     Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("pull or import the model again"))
-}
-
-struct HashingWriter<'l, W: Write> {
-    out: BufWriter<W>,
-    hasher: Hasher,
-    written: u64,
-    layer: &'l OpenLayer,
-    bar: &'l Bar,
-}
-
-impl<W: Write> Write for HashingWriter<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let length = self.out.write(bytes)?;
-        self.hasher.update(bytes.get(..length).unwrap_or_default());
-        self.written += length as u64;
-        self.bar.set(self.written, self.layer.size);
-        Ok(length)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
 }

@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use blobd_client::fit::{FitContent, FitFile, FitModel, Room};
-use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::fit::{FitParams, FitReport};
 use blobd_model::estimate::{Basis, CacheType, Settings};
 use blobd_store_format::size::parse_size;
@@ -11,9 +10,9 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use self::machine::Machine;
-use super::Global;
-use super::connect::print_result;
-use super::model_source::{DescribedFile, DescribedModel, ModelArgs};
+use crate::connect::print_result;
+use crate::model_source::{DescribedFile, DescribedModel, ModelArgs};
+use crate::{ErrorBody, Global};
 
 mod machine;
 mod render;
@@ -24,8 +23,8 @@ mod render;
     after_help = "Estimates weights, KV cache and computation graph from the headers of a model's GGUF files.
 A model that is not in the store is described from its header alone, and nothing is stored.
 
-Without --vram the answer is for this machine: its GPUs, of which nvidia-smi or sysfs tells the
-free memory, less 1 GiB each, and the memory that the kernel calls available.
+Without --vram the answer is for this machine: the free memory of its GPUs as nvidia-smi or sysfs
+reports it, less 1 GiB each, and the memory that the kernel calls available.
 
 Every answer names its basis. `llama.cpp` is what llama.cpp of October 2026 allocates, which also
 runs the models of Ollama since 0.30. `ollama` is Ollama's own estimator of August 2025. A file
@@ -87,12 +86,11 @@ fn positive() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..)
 }
 
-/// The JSON document.
 #[derive(Debug, Serialize)]
 struct Fit {
     #[serde(flatten)]
     report: FitReport,
-    /// On which the answer is based if no devices were named.
+    /// Set if no devices were named: the answer is for this machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     machine: Option<Machine>,
 }

@@ -2,20 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::GcParams;
-use blobd_client::protocol::response::{GcItem, GcReason, GcReport, QuarantinedItem};
-use blobd_client::protocol::upkeep::{EvictionPlan, Unlisted};
-use blobd_store_format::digest::Digest;
-use blobd_store_format::size::{human_bytes, parse_size};
-use blobd_store_format::text::printable;
+use blobd_client::protocol::upkeep::{EvictionPlan, GcItem, GcReason, GcReport, QuarantinedItem, Unlisted};
+use blobd_store_format::size::parse_size;
 use clap::Args;
 
-use super::connect::{report, show};
-use super::{Global, lost_models};
-use crate::output::{Table, terminal_width};
+use crate::connect::{report, show};
+use crate::output::{Table, human_bytes, or_dash, printable, terminal_width};
 use crate::times::relative;
+use crate::{Client, Digest, ErrorBody, Global, lost_models};
 
 /// Delete what no model needs
 #[derive(Debug, Args)]
@@ -49,7 +44,7 @@ pub(super) struct Params {
     plan_eviction: Option<BytesToFree>,
 }
 
-/// How many bytes to free; `None`: down to the low watermark.
+/// `None` frees down to the low watermark.
 #[derive(Clone, Copy, Debug)]
 struct BytesToFree(Option<u64>);
 
@@ -73,10 +68,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 fn render(report: &GcReport) -> String {
     let quarantined: Vec<_> = report.deleted.iter().filter(|item| item.quarantined.is_some()).collect();
     let verb = if report.dry_run { "would free" } else { "freed" };
-    let freed = match report.deleted.is_empty() && report.freed_bytes == 0 {
-        true => "nothing to delete\n".to_owned(),
-        false => format!("{verb} {}\n", human_bytes(report.freed_bytes)),
-    };
+    let is_empty = report.deleted.is_empty() && report.freed_bytes == 0;
+    let freed = format!("{verb} {}\n", human_bytes(report.freed_bytes));
+    let freed = if is_empty { "nothing to delete\n".to_owned() } else { freed };
     if !quarantined.is_empty() {
         return quarantine(&quarantined) + &freed + &still_damaged(&quarantined);
     }
@@ -87,19 +81,15 @@ fn render(report: &GcReport) -> String {
         + &lower(&report.lower_stores)
 }
 
-/// A row for each damaged blob.
 fn quarantine(items: &[&GcItem]) -> String {
-    let mut table = Table::new(&["DIGEST", "SIZE", "SINCE", "OF"], &[1]);
-    for item in items {
-        let Some(QuarantinedItem { since, models, .. }) = &item.quarantined else { continue };
-        let digest = item.digest.map_or_else(|| "-".to_owned(), Digest::short);
-        let of = if models.is_empty() { "-".to_owned() } else { models.join(", ") };
-        table.row([digest, human_bytes(item.size), relative(since), of]);
-    }
-    table.render(terminal_width())
+    let rows = items.iter().filter_map(|item| {
+        let QuarantinedItem { since, models, .. } = item.quarantined.as_ref()?;
+        let of = or_dash((!models.is_empty()).then(|| models.join(", ")));
+        Some([or_dash(item.digest.map(Digest::short)), human_bytes(item.size), relative(since), of])
+    });
+    Table::with_rows(&["DIGEST", "SIZE", "SINCE", "OF"], &[1], rows).render(terminal_width())
 }
 
-/// Says which models lack deleted blobs.
 fn still_damaged(items: &[&GcItem]) -> String {
     let needed = items.iter().filter_map(|item| item.quarantined.as_ref()).filter(|item| item.is_needed);
     let models: BTreeSet<&str> = needed.flat_map(|item| &item.models).map(String::as_str).collect();
@@ -129,7 +119,7 @@ fn unlisted(unlisted: Option<Unlisted>) -> String {
     unlisted.map(line).unwrap_or_default()
 }
 
-/// A row for everything that belonged to one model and is collected for one reason, the largest first.
+/// One row for all items of one model with one reason, the largest first.
 fn deleted(items: &[GcItem]) -> String {
     if items.is_empty() {
         return String::new();
@@ -141,11 +131,10 @@ fn deleted(items: &[GcItem]) -> String {
     }
     let mut groups: Vec<_> = groups.into_iter().collect();
     groups.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
-    let mut table = Table::new(&["OF", "SIZE", "FILES", "REASON"], &[1, 2]);
-    for ((of, reason), (bytes, count)) in groups {
-        table.row([of.to_owned(), human_bytes(bytes), count.to_string(), reason.to_owned()]);
-    }
-    table.render(terminal_width())
+    let rows = groups.into_iter().map(|((of, reason), (bytes, count))| {
+        [of.to_owned(), human_bytes(bytes), count.to_string(), reason.to_owned()]
+    });
+    Table::with_rows(&["OF", "SIZE", "FILES", "REASON"], &[1, 2], rows).render(terminal_width())
 }
 
 const fn reason(reason: GcReason) -> &'static str {
@@ -161,12 +150,12 @@ const fn reason(reason: GcReason) -> &'static str {
 }
 
 fn render_eviction(plan: &EvictionPlan) -> String {
-    let mut table = Table::new(&["NAME", "FREES", "LAST USED", "ORIGIN"], &[1]);
-    for model in &plan.evicted {
-        let origin = model.origin.clone().unwrap_or_else(|| "-".to_owned());
-        table.row([model.name.clone(), human_bytes(model.freed_bytes), model.last_used.clone(), origin]);
-    }
-    let mut text = if plan.evicted.is_empty() { String::new() } else { table.render(terminal_width()) };
+    let rows = plan.evicted.iter().map(|model| {
+        let (freed, origin) = (human_bytes(model.freed_bytes), or_dash(model.origin.as_ref()));
+        [model.name.clone(), freed, model.last_used.clone(), origin]
+    });
+    let table = Table::with_rows(&["NAME", "FREES", "LAST USED", "ORIGIN"], &[1], rows);
+    let mut text = if table.has_rows() { table.render(terminal_width()) } else { String::new() };
     text.push_str(&eviction_summary(plan));
     if plan.garbage_bytes > 0 {
         let enough = if plan.garbage_bytes >= plan.needed_bytes { ", which is enough" } else { "" };

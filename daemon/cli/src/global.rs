@@ -1,14 +1,13 @@
-//! What every command gets: its options, and the parts of blobd that are not a client's work.
+//! The context of every command: its options, and the parts of blobd that are not a client's work.
 
-use std::env;
-use std::io;
 use std::path::PathBuf;
+use std::{env, io};
 
 use blobd_client::paths::GivenPaths;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
 
-use super::local_server::LocalServer;
+use crate::local_server::LocalServer;
+use crate::{ErrorBody, ErrorCode};
 
 /// Options of every command, as they are typed.
 #[derive(Clone, Debug, Default, Args)]
@@ -36,7 +35,7 @@ pub(crate) struct GlobalOptions {
 impl GlobalOptions {
     /// Takes missing options from the environment; an empty variable counts as unset. All paths become absolute:
     /// they are compared, printed, and written into the lock file for other processes.
-    pub(crate) fn or_environment(&self, server: &'static dyn LocalServer) -> Result<Global, ErrorBody> {
+    pub(crate) fn or_environment(&self, server: LocalServer) -> Result<Global, ErrorBody> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let (None, Some(root)) = (&self.root, variable("BLOBD_ROOT").filter(|root| root.is_relative())) {
             // A variable lasts longer than a command, and a relative one names another store in each directory.
@@ -63,18 +62,16 @@ impl GlobalOptions {
     }
 }
 
-/// The options of every command.
 #[derive(Clone, Debug)]
 pub(crate) struct Global {
     pub(crate) paths: GivenPaths,
     pub(crate) json: bool,
     pub(crate) quiet: bool,
     pub(crate) verbose: bool,
-    pub(crate) server: &'static dyn LocalServer,
+    pub(crate) server: LocalServer,
 }
 
 impl Global {
-    /// Whether progress is left out.
     pub(crate) const fn hides_progress(&self) -> bool {
         self.json || self.quiet
     }
@@ -88,14 +85,18 @@ impl Global {
 #[cfg(test)]
 impl Default for Global {
     fn default() -> Self {
-        let server = &super::local_server::NoServer;
+        let server = LocalServer::default();
         Self { paths: GivenPaths::default(), json: false, quiet: false, verbose: false, server }
     }
 }
 
-/// An error in the command line or the configuration.
 pub(crate) fn usage(message: impl std::fmt::Display) -> ErrorBody {
     ErrorBody::new(ErrorCode::InvalidRequest, message)
+}
+
+/// A failure of this program or of the system, such as of a thread that cannot be started.
+pub(crate) fn internal(error: impl std::fmt::Display) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Internal, error)
 }
 
 pub(crate) fn file_error(name: &str, error: &io::Error) -> ErrorBody {

@@ -1,16 +1,14 @@
 //! `blobd history`
 
-use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::history::{NameChange, NameHistory};
-use blobd_store_format::digest::Digest;
+use blobd_client::protocol::naming::{NameChange, NameHistory};
 use blobd_store_format::origin::shown as shown_origin;
 use clap::Args;
 
-use super::Global;
-use super::connect::{client_error, connect, print_result};
-use super::model_name::{ModelName, only};
-use crate::output::{Table, terminal_width};
+use crate::connect::{client_error, connect, print_result};
+use crate::model_name::{ModelName, only};
+use crate::output::{Table, or_dash, terminal_width};
 use crate::times::{local, relative};
+use crate::{Digest, ErrorBody, Global};
 
 /// Show what a name has meant, and who changed it
 #[derive(Debug, Args)]
@@ -36,32 +34,26 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn render(global: &Global, history: &NameHistory) -> String {
-    let mut table = Table::new(&["TIME", "USER", "VERB", "ID", "STORED", "ORIGIN"], &[]);
-    for change in &history.changes {
-        table.row(row(global, &history.name, change));
-    }
-    table.render(terminal_width()) + &omitted(history.dropped)
-}
-
-fn omitted(dropped: u64) -> String {
-    match dropped {
+    let rows = history.changes.iter().map(|change| row(global, &history.name, change));
+    let table = Table::with_rows(&["TIME", "USER", "VERB", "ID", "STORED", "ORIGIN"], &[], rows);
+    let omitted = match history.dropped {
         0 => String::new(),
         1 => "1 older change is no longer recorded\n".to_owned(),
-        _ => format!("{dropped} older changes are no longer recorded\n"),
-    }
+        dropped => format!("{dropped} older changes are no longer recorded\n"),
+    };
+    table.render(terminal_width()) + &omitted
 }
 
 fn row(global: &Global, name: &str, change: &NameChange) -> [String; 6] {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let time = |time: &String| if global.verbose { local(time) } else { relative(time) };
     let user = change.user.clone().or_else(|| change.uid.map(|uid| format!("uid {uid}")));
     [
         change.time.as_ref().map_or_else(|| "no record".to_owned(), time),
         or_dash(user),
-        or_dash(change.verb.clone()),
+        or_dash(change.verb.as_ref()),
         change.digest.map_or_else(|| "removed".to_owned(), Digest::short),
         stored(name, change),
-        or_dash(change.origin.as_deref().map(shown_origin).map(str::to_owned)),
+        or_dash(change.origin.as_deref().map(shown_origin)),
     ]
 }
 

@@ -1,76 +1,210 @@
 //! `blobd import`
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::request::ImportParams;
-use blobd_client::protocol::response::Imported;
+use blobd_client::protocol::pull::Imported;
+use blobd_client::protocol::request::{ImportFile, ImportParams, Sidecar};
 use blobd_store_format::derived_name::DerivedName;
-use blobd_store_format::reference::Reference;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
+use blobd_store_format::model_folder::Selection;
 use clap::Args;
 
-use super::advice::instead_of_import;
-use super::batch::Batch;
-use super::connect::{client_error, connect_or_create};
-use super::local_sidecars::{self, LocalSidecar, with_sidecars};
-use super::model_name::parse_new_name;
-use super::progress::Progress;
-use super::{Global, file_error, lost_models, usage};
+use self::beside::{LocalSidecar, ModelFile, sidecar_note};
+use self::from_program::From;
+use self::moving::Moves;
+use self::plan::{ListedModel, PathModel, Planned, plan};
+use crate::advice::instead_of_import;
+use crate::batch::Batch;
+use crate::connect::{client_error, connect_or_create};
+use crate::local_folder::Links;
+use crate::model_name::parse_new_name;
 use crate::output::print_text;
+use crate::parallel::run_in_order;
+use crate::progress::{Bars, Progress};
+use crate::{Client, ErrorBody, Global, Reference, export, file_error, internal, usage};
 
-/// Store GGUF files of this machine as models
+mod beside;
+mod from_program;
+mod gguf_folder;
+mod moving;
+mod plan;
+mod report;
+
+/// Store models that are on this machine: GGUF and safetensors files, shards, folders
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd import llama-3-8b-Q4_K_M.gguf               becomes llama-3-8b:Q4_K_M
   blobd import model.gguf --name my/model:v1
   blobd import *.gguf                               stores what they share once
-  blobd import gemma-Q4_K_M.gguf --with-sidecars    with mmproj-F16.gguf in the same folder")]
+  blobd import gemma-Q4_K_M.gguf --with-sidecars    with mmproj-F16.gguf in the same folder
+  blobd import big-Q8_0-00001-of-00003.gguf         with the other shards in the same folder
+  blobd import Qwen3-0.6B                           a folder with safetensors files
+  blobd import ~/models                             all models of a folder of GGUF files
+  blobd import Qwen3-0.6B --list                    says which files that are, and imports nothing
+  blobd import Qwen3-0.6B --exclude 'onnx/'
+  blobd import ~/models/*.gguf --move               deletes each file when it is stored
+  blobd import --from-ollama --list                 the models of Ollama's store
+  blobd import --from-ollama 'llama3:*'             imports those with such names
+  blobd import --from-hf=/data/hub                  all models of a Hugging Face cache")]
 pub(super) struct Params {
-    /// The files
-    #[arg(required = true, value_name = "PATH")]
+    /// The files and folders; with --from, the names or patterns of models
+    #[arg(required_unless_present = "from_program", value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// The model's name; derived from the file name, and made distinct, if omitted
+    #[command(flatten)]
+    from: From,
+    /// The model's name; derived from the name of the file or folder, and made distinct, if omitted
     #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
     /// Replace another model that has the name, also a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
-    /// Store the projector and the draft that are in the file's folder and belong to it in the same model
+    /// Store the projector and the draft that are in the file's folder and belong to it in the same model;
+    /// always done for a folder
     #[arg(long)]
     with_sidecars: bool,
+    /// Take exactly the files of a folder that match one of these patterns, in any format
+    #[arg(long, value_name = "PATTERN")]
+    include: Vec<String>,
+    /// Leave out the files of a folder that match one of these patterns
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<String>,
+    /// Follow links that lead out of a folder
+    #[arg(long)]
+    follow: bool,
+    /// Delete each file when all models that have it are stored
+    #[arg(long = "move", conflicts_with_all = ["from_program", "list", "follow"])]
+    moves: bool,
+    /// Print which files each model would have, and import nothing
+    #[arg(long)]
+    list: bool,
+}
+
+impl Params {
+    fn selection(&self) -> Selection {
+        Selection::new(self.include.iter().map(String::as_str), self.exclude.iter().map(String::as_str))
+    }
+
+    const fn links(&self) -> Links {
+        if self.follow { Links::Everywhere } else { Links::Inside }
+    }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let files = with_sidecars(&params.paths, params.with_sidecars);
-    if params.name.is_some() && files.len() > 1 {
-        return Err(usage("--name: names one model, but several files are given"));
+    if let Some(request) = params.from.request(params)? {
+        return from_program::run(global, &request);
     }
+    let mut models = plan(&params.paths, params.with_sidecars, (&params.selection(), params.links()));
+    if params.name.is_some() && models.len() > 1 {
+        return Err(usage("--name: names one model, but several are given"));
+    }
+    if params.moves && params.force && models.len() > 1 {
+        return Err(usage(
+            "--move and --force: expected one model, found several: one of them could replace another",
+        ));
+    }
+    if params.list {
+        return report::list(global, models);
+    }
+    let moves = if params.moves { Moves::plan(&mut models, params.with_sidecars) } else { Moves::default() };
+    import_all(global, params, (&models, &moves))
+}
+
+fn import_all(
+    global: &Global,
+    params: &Params,
+    (models, moves): (&[PathModel], &Moves),
+) -> Result<(), ErrorBody> {
     let connected = connect_or_create(global)?;
-    let progress = Progress::new(global.hides_progress());
-    let mut batch = Batch::new(global, files.len());
-    for (path, sidecars) in &files {
-        let imported = import(&progress, params, &connected.client, (path, sidecars));
-        if let Some(imported) = batch.add(&path.display(), imported)
-            && !global.hides_reports()
-        {
-            print_text(&summary(imported))?;
+    let sizes = models.iter().map(|(path, planned)| size(path, planned));
+    let (count, total) = (models.len(), sizes.fold(0, u64::saturating_add));
+    let label = match models {
+        [(path, _)] => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+        _ => format!("{count} models"),
+    };
+    let bars = Progress::new(global.hides_progress()).bars(&label, total, count);
+    let import = |number: usize| match models.get(number) {
+        Some((path, Ok(planned))) => {
+            let mut imported = import(&bars, params, &connected.client, (path, planned))?;
+            if params.moves && imported.reused_bytes > 0 {
+                check_stored(&connected.client, &imported)?;
+            }
+            imported.effects.notes.extend(moves.imported(number));
+            Ok(imported)
         }
-    }
-    if files.len() > 1 && !batch.done().is_empty() && !global.hides_reports() {
-        print_text(&sums(batch.done()))?;
+        Some((_, Err(error))) => Err(error.clone()),
+        None => Err(internal("import: no such model")),
+    };
+    let mut batch = Batch::new(global, count);
+    let reported = run_in_order(&jobs(params, models), import, |number, imported| {
+        let Some((path, _)) = models.get(number) else { return Ok(()) };
+        bars.suspend(|| match batch.add(&path.display(), imported) {
+            Some(imported) if !global.hides_reports() => print_text(&report::summary(imported)),
+            _ => Ok(()),
+        })
+    });
+    bars.clear();
+    reported?;
+    if count > 1 && !batch.done().is_empty() && !global.hides_reports() {
+        print_text(&report::sums(batch.done()))?;
     }
     batch.finish("imported", ["files was not imported", "files were not imported"])
 }
 
+/// Checks the digests of an imported model that shares data with earlier ones. An import takes stored data for right if it
+/// has the right length, which is not enough when the source is deleted.
+fn check_stored(client: &Client, imported: &Imported) -> Result<(), ErrorBody> {
+    let reference = imported.name.parse().map_err(internal)?;
+    export::check_stored(client, &reference).map_err(|error| {
+        let message = format!("{}; the files of {} were not deleted", error.message, imported.name);
+        let hint =
+            format!("`blobd verify {}` sets damaged data aside; then import the files again", imported.name);
+        ErrorBody::new(error.code, message).with_hint(hint)
+    })
+}
+
+/// Models that would get the same name follow each other, so that the first of them gets it.
+fn jobs(params: &Params, models: &[PathModel]) -> Vec<Vec<usize>> {
+    let mut jobs: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (number, (path, planned)) in models.iter().enumerate() {
+        let source = match planned {
+            Ok(Planned::List(model)) => model.name_source.clone(),
+            _ => with_folders(path),
+        };
+        let name = DerivedName::from_path(&source).map(|names| names.first().short().to_lowercase());
+        let name = if params.name.is_some() { String::new() } else { name.unwrap_or_default() };
+        jobs.entry(name).or_default().push(number);
+    }
+    let mut jobs: Vec<Vec<usize>> = jobs.into_values().collect();
+    jobs.sort_unstable();
+    jobs
+}
+
+fn size(path: &Path, planned: &Result<Planned, ErrorBody>) -> u64 {
+    match planned {
+        Ok(Planned::List(model)) => model.size(),
+        Ok(Planned::File { .. }) => path.metadata().map_or(0, |data| data.len()),
+        Err(_) => 0,
+    }
+}
+
 fn import(
-    progress: &Progress,
+    bars: &Bars,
+    params: &Params,
+    client: &Client,
+    (path, planned): (&Path, &Planned),
+) -> Result<Imported, ErrorBody> {
+    match planned {
+        Planned::File { sidecars } => import_file(bars, params, client, (path, sidecars)),
+        Planned::List(model) => import_list(bars, params, client, model),
+    }
+}
+
+fn import_file(
+    bars: &Bars,
     params: &Params,
     client: &Client,
     (path, sidecars): (&Path, &[LocalSidecar]),
@@ -79,25 +213,55 @@ fn import(
     let file = open(path)?;
     let opened = taken.iter().map(|sidecar| open(&sidecar.path)).collect::<Result<Vec<_>, _>>()?;
     let shown = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let bar = progress.bar(&shown, 0);
-    let file_name = with_folders(path);
+    let sidecar = |LocalSidecar { component, file_name, .. }: &LocalSidecar| Sidecar {
+        component: *component,
+        file_name: file_name.clone(),
+    };
     let request = ImportParams {
-        file_name,
         name: params.name.clone(),
         force: params.force,
-        sidecars: taken.iter().map(LocalSidecar::request).collect(),
+        sidecars: taken.iter().map(sidecar).collect(),
+        ..ImportParams::new(with_folders(path))
     };
     let files: Vec<_> = std::iter::once(&file).chain(&opened).map(File::as_fd).collect();
+    let bar = bars.item(&shown, 0);
     let imported = client.import_files(&request, &files, |completed, total| bar.set(completed, total));
-    bar.clear();
     let mut imported = imported.map_err(client_error)?;
     if !params.with_sidecars {
-        imported.effects.notes.extend(local_sidecars::note(sidecars));
+        imported.effects.notes.extend(sidecar_note(sidecars));
     }
     Ok(imported)
 }
 
-/// The file's name with the folders that may distinguish its model from that of another file of the same name.
+fn import_list(
+    bars: &Bars,
+    params: &Params,
+    client: &Client,
+    model: &ListedModel,
+) -> Result<Imported, ErrorBody> {
+    model.refuse_faults()?;
+    let file = |file: &ModelFile| ImportFile {
+        path: file.path.clone(),
+        size: file.size,
+        component: file.component,
+        digest: None,
+    };
+    let request = ImportParams {
+        name: params.name.clone(),
+        force: params.force,
+        files: model.files.iter().map(file).collect(),
+        ..ImportParams::new(model.name_source.clone())
+    };
+    let open = |number| model.open(number).map(Into::into);
+    let bar = bars.item(&model.file_name(), model.size());
+    let imported = client.import_listed(&request, open, |completed, total| bar.set(completed, total));
+    let mut imported = imported.map_err(client_error)?;
+    imported.effects.notes.extend(model.notes());
+    Ok(imported)
+}
+
+/// The name of a file or folder with its innermost folders, which distinguish its model from those of files with the same
+/// name.
 fn with_folders(path: &Path) -> String {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let names = path.components().filter_map(|part| match part {
@@ -120,27 +284,11 @@ fn open(path: &Path) -> Result<File, ErrorBody> {
         .map_err(|error| not_opened(path, &error))
 }
 
-/// The error for a file that cannot be opened. If it does not exist, the hint says how to pull a model of that name.
+/// If the file does not exist, the hint says how to pull a model of that name.
 fn not_opened(path: &Path, error: &io::Error) -> ErrorBody {
     let body = file_error(&path.display().to_string(), error);
     match instead_of_import(path).filter(|_| error.kind() == io::ErrorKind::NotFound) {
         Some(hint) => body.with_hint(hint),
         None => body,
     }
-}
-
-fn sums(imported: &[Imported]) -> String {
-    let sum = |bytes: fn(&Imported) -> u64| imported.iter().map(bytes).fold(0, u64::saturating_add);
-    let [new, reused] = [sum(|done| done.new_bytes), sum(|done| done.reused_bytes)].map(human_bytes);
-    let models = if imported.len() == 1 { "model" } else { "models" };
-    format!("{} {models}: {new} new, {reused} shared\n", imported.len())
-}
-
-fn summary(done: &Imported) -> String {
-    let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
-    let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
-    let sidecars = done.sidecars.iter().map(|sidecar| format!("with {}\n", printable(&sidecar.file_name)));
-    let more = sidecars.collect::<String>() + &lost_models::effects(&done.effects);
-    let digest = digest.short();
-    format!("{name} {digest}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n{more}")
 }

@@ -10,18 +10,22 @@
 //! ```
 //!
 //! - Arguments: `command_line` (all commands, exit codes), `global` (the options of every command), `usage_error`, `advice`
-//!   and `habits` (what to do about a mistake), `completions`, `suggest`, `man`, `help`.
+//!   and `other_tools` (what to do about a mistake), `completions`, `suggest`, `man`.
 //! - Finding a daemon: `connect`, [`local_server`], `system_service`.
-//! - One file per command, such as `pull`, `ls` and `exec`. `mount` and `web` have servers of their own.
-//! - Models that are named: `model_name`, `model_source`, `local_model`, `source_file`, `target`.
-//! - Results: [`output`] (tables, JSON), `times`, `progress`, `batch`, `output_file`.
+//! - One file per command, such as `pull`, `ls` and `exec`, or for a few with one subject: `tag`, `rename`, `pin` and
+//!   `unpin`. `mount` and `web` have servers of their own.
+//! - Models that are named: `model_name`, `model_source`, `local_model`, `source_file`.
+//! - Results: [`output`] (tables, JSON), `times`, `progress`, `batch`, `output_file`, `lost_models`.
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-use std::process::ExitCode;
-
-use global::{Global, file_error, usage};
+use blobd_client::client::Client;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+pub use command_line::main;
+use global::{Global, file_error, internal, usage};
 pub use local_server::LocalServer;
 
 mod advice;
@@ -31,52 +35,42 @@ mod command_line;
 mod completions;
 mod config;
 mod connect;
-mod corrected;
-mod demo;
 mod df;
 mod diff;
 mod doctor;
 mod edit;
 mod exec;
 mod export;
-mod file_name;
 mod fit;
 mod gc;
 mod global;
-mod habits;
-mod health;
-mod help;
 mod history;
 mod import;
-mod limit;
-mod limited;
+mod local_folder;
 mod local_model;
 pub mod local_server;
-mod local_sidecars;
 mod log;
 mod login;
-mod logout;
 mod lost_models;
 mod ls;
 mod man;
+mod model_folder;
 mod model_name;
 mod model_source;
 mod mount;
-mod nothing;
+mod other_stores;
+mod other_tools;
 mod outdated;
 pub mod output;
 mod output_file;
+mod parallel;
 mod partial;
-mod pin;
 mod progress;
 mod promote;
 mod prompt;
 mod ps;
 mod pull;
-mod pull_plan;
-mod reindex;
-mod release;
-mod rename;
+mod pull_report;
 mod residency;
 mod rm;
 mod serve;
@@ -88,11 +82,8 @@ mod suggest;
 mod sys;
 mod system_service;
 mod tag;
-mod target;
 mod tensor;
 mod times;
-mod undelete;
-mod upstream;
 mod usage_error;
 mod verify;
 mod warm;
@@ -102,10 +93,4 @@ mod web;
 #[must_use]
 pub fn command() -> clap::Command {
     command_line::command()
-}
-
-/// Runs the command that the arguments of this process name, and returns its exit code.
-#[must_use]
-pub fn main(server: &'static dyn LocalServer) -> ExitCode {
-    command_line::main(server)
 }

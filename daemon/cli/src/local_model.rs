@@ -4,17 +4,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::digest::Hasher;
 use blobd_store_format::file_layout::{FileLayout, TensorRange};
 use blobd_store_format::gguf::{ByteOrder, Header};
 use blobd_store_format::recipe::TensorEntry;
 
-use super::file_error;
-use super::model_source::{DescribedModel, file_paths};
-use super::progress::Bar;
+use crate::model_source::{DescribedModel, file_paths};
+use crate::progress::Bar;
+use crate::{ErrorBody, ErrorCode, file_error};
 
-/// The files of a model, with their headers.
 #[derive(Debug)]
 pub(super) struct LocalModel {
     files: Vec<LocalFile>,
@@ -28,7 +26,6 @@ struct LocalFile {
     layout: FileLayout,
 }
 
-/// How much of a tensor is hashed at a time.
 const PART_BYTES: u64 = 1 << 20;
 
 impl LocalModel {
@@ -48,12 +45,10 @@ impl LocalModel {
         Ok(Self { files })
     }
 
-    /// The header of the first file.
     pub(super) fn header(&self) -> Option<&Header> {
         self.files.first().map(|file| &file.header)
     }
 
-    /// The byte order of the tensors.
     pub(super) fn byte_order(&self) -> ByteOrder {
         self.header().map_or(ByteOrder::Little, Header::byte_order)
     }
@@ -62,12 +57,10 @@ impl LocalModel {
         self.tensors().map(|(_, tensor)| tensor.name.as_str())
     }
 
-    /// The first tensor with this name.
     pub(super) fn tensor(&self, name: &str) -> Option<&TensorRange> {
         self.tensors().find(|(_, tensor)| tensor.name == name).map(|(_, tensor)| tensor)
     }
 
-    /// Reads a tensor; `None` if there is none with this name.
     pub(super) fn read(&self, name: &str) -> Result<Option<Vec<u8>>, ErrorBody> {
         let Some((file, tensor)) = self.tensors().find(|(_, tensor)| tensor.name == name) else {
             return Ok(None);
@@ -113,7 +106,7 @@ impl LocalFile {
     }
 }
 
-/// A tensor of a file whose content is not known: the digest is that of nothing.
+/// A tensor whose content is not known: the digest is that of empty content.
 pub(super) fn entry(tensor: &TensorRange) -> TensorEntry {
     let experts = tensor
         .experts

@@ -1,64 +1,39 @@
-//! What the command line does not do itself, because it is an ordinary client: it gets this as a value from the program
-//! that it is part of.
+//! Work that an ordinary client does not do: the command line gets it as a value from the program that it is part of.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blobd_client::client::Client;
 use blobd_client::paths::GivenPaths;
-use blobd_client::protocol::configuration::Configuration;
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::upkeep::Configuration;
+
+use crate::{Client, ErrorBody};
 
 /// The daemon, the store's directory, the configuration file and the demo.
-pub trait LocalServer: fmt::Debug + Sync {
+#[derive(Clone, Copy, Debug)]
+pub struct LocalServer {
     /// Runs the daemon until it is stopped.
-    ///
-    /// # Errors
-    /// If it cannot start.
-    fn serve(&self, paths: &GivenPaths) -> Result<(), ErrorBody>;
-
+    pub serve: fn(&GivenPaths) -> Result<(), ErrorBody>,
     /// The exit code of a daemon that has ended with this error.
-    fn exit_code_of_serve(&self, error: &ErrorBody) -> u8;
-
+    pub exit_code_of_serve: fn(&ErrorBody) -> u8,
     /// Reads the configuration file.
-    ///
-    /// # Errors
-    /// If it is not valid.
-    fn settings(&self, paths: &GivenPaths) -> Result<Arc<dyn Settings>, ErrorBody>;
-
+    pub settings: fn(&GivenPaths) -> Result<Arc<dyn Settings>, ErrorBody>,
     /// The settings without a configuration file.
-    fn default_settings(&self) -> Arc<dyn Settings>;
-
+    pub default_settings: fn() -> Arc<dyn Settings>,
     /// Every key of the configuration file, in the order of its documentation.
-    fn configuration_keys(&self) -> Vec<ConfigurationKey>;
-
-    /// Looks for a store without opening it.
-    ///
-    /// # Errors
-    /// If nothing is there.
-    fn find_store(&self, root: &Path) -> Result<(), ErrorBody>;
-
-    /// Names in the directory of a store, which is not opened. What cannot be read is left out.
-    fn stored_names(&self, root: &Path, kind: StoredNames) -> Vec<String>;
-
+    pub configuration_keys: fn() -> Vec<ConfigurationKey>,
+    /// Looks for a store without opening it; fails if there is none.
+    pub find_store: fn(root: &Path) -> Result<(), ErrorBody>,
+    /// Names in the directory of a store, which is not opened. Omits what cannot be read.
+    pub stored_names: fn(root: &Path, StoredNames) -> Vec<String>,
     /// A client of the process that has a store open.
-    fn client_of_holder(&self, root: &Path) -> Option<Client>;
-
-    /// The name under which credentials for a registry are kept.
-    ///
-    /// # Errors
-    /// If the text is not a host.
-    fn registry_host(&self, text: &str) -> Result<String, ErrorBody>;
-
+    pub client_of_holder: fn(root: &Path) -> Option<Client>,
+    /// The name under which credentials for a registry are kept; fails if the text is not a host.
+    pub registry_host: fn(text: &str) -> Result<String, ErrorBody>,
     /// The proxies that the environment names.
-    fn proxies(&self) -> ProxyVariables;
-
-    /// Runs the demo.
-    ///
-    /// # Errors
-    /// If a step has an unexpected result.
-    fn demo(&self, is_json: bool) -> Result<(), ErrorBody>;
+    pub proxies: fn() -> ProxyVariables,
+    /// Runs the demo; fails if a step has an unexpected result.
+    pub demo: fn(is_json: bool) -> Result<(), ErrorBody>,
 }
 
 /// The content of a configuration file.
@@ -75,34 +50,19 @@ pub trait Settings: fmt::Debug + Send + Sync {
     /// The registries that have settings of their own.
     fn registry_hosts(&self) -> Vec<String>;
 
-    /// Every setting as a daemon with these paths would use it.
-    ///
-    /// # Errors
-    /// If a daemon would refuse to start with it.
+    /// Every setting as a daemon with these paths would use it; fails if it would refuse to start.
     fn of_daemon(&self, paths: &GivenPaths) -> Result<Configuration, ErrorBody>;
 
     /// Opens a store in this process, or finds the process that has it open.
-    ///
-    /// # Errors
-    /// If the store cannot be used.
     fn open_store(&self, root: &Path) -> Result<OpenedStore, ErrorBody>;
 
-    /// The file with the credentials of `blobd login`.
-    ///
-    /// # Errors
-    /// If there is no home directory.
+    /// The file with the credentials of `blobd login`; fails without a home directory.
     fn credential_file(&self) -> Result<PathBuf, ErrorBody>;
 
     /// Saves a password, or a token if there is no user.
-    ///
-    /// # Errors
-    /// If the file cannot be changed.
     fn save_credential(&self, host: &str, user: Option<&str>, secret: &str) -> Result<(), ErrorBody>;
 
     /// Deletes a credential; false if there is none.
-    ///
-    /// # Errors
-    /// If the file cannot be changed.
     fn delete_credential(&self, host: &str) -> Result<bool, ErrorBody>;
 }
 
@@ -144,7 +104,7 @@ pub enum StoredNames {
     Models,
     /// The models in the trash.
     Trash,
-    /// What the unfinished downloads are of.
+    /// The models of unfinished downloads.
     Downloads,
 }
 
@@ -157,55 +117,25 @@ pub struct ProxyVariables {
     pub fault: Option<String>,
 }
 
-/// For tests of what needs none of this.
 #[cfg(test)]
-#[derive(Debug)]
-pub(crate) struct NoServer;
-
-#[cfg(test)]
-impl LocalServer for NoServer {
-    fn serve(&self, _paths: &GivenPaths) -> Result<(), ErrorBody> {
-        Err(crate::usage("no server"))
-    }
-
-    fn exit_code_of_serve(&self, error: &ErrorBody) -> u8 {
-        error.code.exit_code()
-    }
-
-    fn settings(&self, _paths: &GivenPaths) -> Result<Arc<dyn Settings>, ErrorBody> {
-        Err(crate::usage("no configuration"))
-    }
-
-    fn default_settings(&self) -> Arc<dyn Settings> {
-        panic!("no configuration")
-    }
-
-    fn configuration_keys(&self) -> Vec<ConfigurationKey> {
-        let key = |name, default| ConfigurationKey { name, default, meaning: "`x`", needs_restart: false };
-        vec![key("root", "none"), key("access.read", "`[\"*\"]`")]
-    }
-
-    fn find_store(&self, _root: &Path) -> Result<(), ErrorBody> {
-        Err(crate::usage("no store"))
-    }
-
-    fn stored_names(&self, _root: &Path, kind: StoredNames) -> Vec<String> {
-        vec![format!("{kind:?}")]
-    }
-
-    fn client_of_holder(&self, _root: &Path) -> Option<Client> {
-        None
-    }
-
-    fn registry_host(&self, text: &str) -> Result<String, ErrorBody> {
-        Ok(text.to_owned())
-    }
-
-    fn proxies(&self) -> ProxyVariables {
-        ProxyVariables { names: &[], fault: None }
-    }
-
-    fn demo(&self, _is_json: bool) -> Result<(), ErrorBody> {
-        Ok(())
+impl Default for LocalServer {
+    /// For tests that need neither a daemon nor a store.
+    fn default() -> Self {
+        const fn key(name: &'static str, default: &'static str) -> ConfigurationKey {
+            ConfigurationKey { name, default, meaning: "`x`", needs_restart: false }
+        }
+        Self {
+            serve: |_paths| Err(crate::usage("no server")),
+            exit_code_of_serve: |error| error.code.exit_code(),
+            settings: |_paths| Err(crate::usage("no configuration")),
+            default_settings: || panic!("no configuration"),
+            configuration_keys: || vec![key("root", "none"), key("access.read", "`[\"*\"]`")],
+            find_store: |_root| Err(crate::usage("no store")),
+            stored_names: |_root, kind| vec![format!("{kind:?}")],
+            client_of_holder: |_root| None,
+            registry_host: |text| Ok(text.to_owned()),
+            proxies: || ProxyVariables { names: &[], fault: None },
+            demo: |_is_json| Ok(()),
+        }
     }
 }

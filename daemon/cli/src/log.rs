@@ -1,28 +1,25 @@
 //! The log, and which messages it contains.
 
-mod format;
-mod journal;
-
 use std::env;
 use std::io::{self, IsTerminal as _};
 use std::str::FromStr as _;
 
-use blobd_client::protocol::error::ErrorBody;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
 use self::format::Format;
 pub(super) use self::format::at_error_priority;
-use super::usage;
+use crate::{ErrorBody, usage};
 
-/// The variable that says what is logged.
+mod format;
+mod journal;
+
 const VARIABLE: &str = "BLOBD_LOG";
-/// Used by services if [`VARIABLE`] is not set. It is meant for other programs too, so a value that is not
-/// understood is no error.
+/// Used by services if [`VARIABLE`] is not set. It is meant for other programs too, so a value that cannot be parsed is
+/// not an error.
 const COMMON_VARIABLE: &str = "RUST_LOG";
 
-/// When a command logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Always,
@@ -31,13 +28,13 @@ pub(super) enum Use {
     Never,
 }
 
-/// Starts the log, with what the environment says should be logged. What it does not name is logged from `info` on,
-/// from `debug` on if `verbose`.
+/// Starts the log with the targets and levels that the environment names. The level of other targets is `info`, or
+/// `debug` if `verbose`.
 pub(super) fn start(log: Use, verbose: bool) -> Result<(), ErrorBody> {
     if log == Use::Never {
         return Ok(());
     }
-    let format = Format::of_environment()?;
+    let format = Format::from_environment()?;
     let default = Targets::new().with_default(if verbose { LevelFilter::DEBUG } else { LevelFilter::INFO });
     if let Some(text) = value_of(VARIABLE) {
         let targets = parse(&text, default).map_err(|refusal| {
@@ -96,7 +93,6 @@ fn start_with(format: Format, targets: Targets) {
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Whether standard error is a terminal whose user wants colours.
 fn has_color() -> bool {
     let has_no_color = env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
     io::stderr().is_terminal() && !has_no_color

@@ -1,15 +1,14 @@
-//! `blobd login`
+//! `blobd login` and `blobd logout`
 
 use std::io::{self, IsTerminal as _, Read as _};
 
-use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::host::HUGGING_FACE;
-use blobd_store_format::text::printable;
 use clap::Args;
 
-use super::Global;
-use super::connect::{load_settings, print_report};
-use super::prompt::{Echo, ask};
+use crate::connect::{load_settings, print_report};
+use crate::output::printable;
+use crate::prompt::{Echo, ask};
+use crate::{ErrorBody, ErrorCode, Global, usage};
 
 /// Save credentials for a registry
 ///
@@ -37,7 +36,7 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let host = global.server.registry_host(&params.host)?;
+    let host = (global.server.registry_host)(&params.host)?;
     let settings = load_settings(global)?;
     let path = settings.credential_file()?.display().to_string();
     let Credential { user, secret } = credential(params, &host)?;
@@ -48,7 +47,33 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     })
 }
 
-/// A password, or a token if there is no user. It is not printed.
+/// Delete the saved credentials for a registry
+///
+/// Deletes what `blobd login` has saved. A running daemon may use them for up to five more minutes.
+/// Credentials of Docker, Hugging Face and Ollama are not deleted.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd logout hf.co
+  blobd logout registry.example.org:5000")]
+pub(super) struct LogoutArgs {
+    /// The registry, as given to `blobd login`
+    #[arg(value_name = "HOST")]
+    host: String,
+}
+
+pub(super) fn logout(global: &Global, args: &LogoutArgs) -> Result<(), ErrorBody> {
+    let host = (global.server.registry_host)(&args.host)?;
+    let settings = load_settings(global)?;
+    if !settings.delete_credential(&host)? {
+        let message = format!("{host}: no credentials in {}", settings.credential_file()?.display());
+        return Err(ErrorBody::new(ErrorCode::NotFound, message));
+    }
+    print_report(global, &serde_json::json!({ "host": host }), |_| {
+        format!("{}: credentials deleted\n", printable(&host))
+    })
+}
+
+/// A password, or a token if there is no user. It has no `Debug`, so that it is never printed.
 struct Credential {
     user: Option<String>,
     secret: String,
@@ -67,25 +92,24 @@ fn credential(params: &Params, host: &str) -> Result<Credential, ErrorBody> {
         None => ask(&format!("User at {host}: "), Echo::On)?,
     };
     if user.is_empty() || user.contains(':') {
-        return Err(super::usage(format!("user: expected a non-empty name without ':', found {user:?}")));
+        return Err(usage(format!("user: expected a non-empty name without ':', found {user:?}")));
     }
-    let secret = match params.password_stdin {
-        true => from_stdin()?,
-        false => checked(&ask(&format!("Password of {user} at {host}: "), Echo::Off)?)?,
-    };
+    if params.password_stdin {
+        return Ok(Credential { user: Some(user), secret: from_stdin()? });
+    }
+    let secret = checked(&ask(&format!("Password of {user} at {host}: "), Echo::Off)?)?;
     Ok(Credential { user: Some(user), secret })
 }
 
 /// Reads all of standard input and removes the line break at its end.
 fn from_stdin() -> Result<String, ErrorBody> {
     if io::stdin().is_terminal() {
-        return Err(super::usage("standard input: is a terminal, which would display the secret").with_hint(
-            "leave out --password-stdin or --token-stdin to get a prompt, or redirect standard input",
-        ));
+        let hint = "leave out --password-stdin or --token-stdin to get a prompt, or redirect standard input";
+        return Err(usage("standard input: is a terminal, which would display the secret").with_hint(hint));
     }
     let mut text = String::new();
     let read = io::stdin().take(MAX_SECRET_BYTES).read_to_string(&mut text);
-    read.map_err(|error| super::usage(format!("standard input: {error}")))?;
+    read.map_err(|error| usage(format!("standard input: {error}")))?;
     checked(text.trim_end_matches(['\n', '\r']))
 }
 
@@ -94,9 +118,9 @@ const MAX_SECRET_BYTES: u64 = 16 << 10;
 
 fn checked(text: &str) -> Result<String, ErrorBody> {
     match text {
-        "" => Err(super::usage("secret: is empty: expected a password or a token")),
+        "" => Err(usage("secret: is empty: expected a password or a token")),
         _ if text.chars().any(char::is_control) => {
-            Err(super::usage("secret: expected one line of text, found control characters"))
+            Err(usage("secret: expected one line of text, found control characters"))
         }
         _ => Ok(text.to_owned()),
     }

@@ -1,37 +1,31 @@
 //! Models that were removed, evicted or replaced, as text.
 
-use blobd_client::protocol::lost_model::{LostModel, NameEffects};
-use blobd_client::protocol::response::Kept;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::{one_line, printable};
+use blobd_client::protocol::naming::{Kept, LostModel, NameEffects};
+use blobd_store_format::text::one_line;
 
-use crate::output::terminal_width;
+use crate::output::{human_bytes, printable, terminal_width};
 use crate::times::local;
 
-/// The most characters of one line.
 const MAX_WIDTH: usize = 100;
 
 /// The most lines of kept bytes; of more, the largest are listed.
 const MAX_KEPT_LINES: usize = 8;
 
-/// Lines about what else has happened when a name was given to a model: the replaced model, evicted models, notes.
+/// Further effects of giving a name to a model: the replaced model, evicted models, notes.
 pub(super) fn effects(effects: &NameEffects) -> String {
     let replaced: String = effects.displaced.iter().map(|model| line("replaced", model)).collect();
     let notes = effects.notes.iter().map(|note| format!("note: {}\n", printable(note)));
     replaced + &evicted(&effects.evicted) + &notes.collect::<String>()
 }
 
-/// A line per evicted model.
 pub(super) fn evicted(models: &[LostModel]) -> String {
     models.iter().map(|model| line("evicted", model)).collect()
 }
 
-/// A model that has lost its name, and what became of its bytes.
 pub(super) fn line(verb: &str, model: &LostModel) -> String {
     format!("{}: {}\n", subject(verb, model), what_became_of(model))
 }
 
-/// The event, the model and its size.
 pub(super) fn subject(verb: &str, model: &LostModel) -> String {
     let LostModel { name, digest, size, .. } = model;
     format!("{verb} {} {} ({})", printable(name), digest.short(), human_bytes(*size))
@@ -56,7 +50,6 @@ fn what_became_of(model: &LostModel) -> String {
     if parts.is_empty() { "nothing to free".to_owned() } else { parts.join(", ") }
 }
 
-/// A line per group of bytes that were not freed.
 pub(super) fn kept(groups: &[Kept]) -> String {
     let mut groups: Vec<&Kept> = groups.iter().collect();
     groups.sort_by_key(|kept| std::cmp::Reverse(kept.bytes));

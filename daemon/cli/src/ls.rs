@@ -1,30 +1,29 @@
 //! `blobd ls`
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::{ModelList, ModelSummary};
+use blobd_client::protocol::response::{ModelDetails, ModelList, ModelSummary};
 use blobd_model::kind::ModelKind;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::origin::shown as shown_origin;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
 use clap::{Args, ValueEnum};
 
-use self::facts::Facts;
 use self::filter::Filter;
 use self::template::Template;
-use super::Global;
-use super::connect::{client_error, connect, print_result, show};
-use super::model_name::is_any;
-use super::nothing::{NO_MATCH, NO_MODELS};
-use crate::output::{Table, print_message, terminal_width};
+use crate::connect::{client_error, connect, print_result, show};
+use crate::model_name::is_any;
+use crate::output::{Table, counted, human_bytes, or_dash, print_message, printable, terminal_width};
 use crate::times::{local, relative};
+use crate::{Client, ErrorBody, Global, other_stores};
 
-mod facts;
 mod filter;
 mod template;
+
+/// For an empty store.
+pub(super) const NO_MODELS: &str = "no models; `blobd pull llama3:8b` or `blobd import FILE.gguf` adds one\n";
+/// For a store whose models were all filtered out.
+pub(super) const NO_MATCH: &str = "no model matches\n";
 
 /// List the models
 #[derive(Debug, Args)]
@@ -44,8 +43,9 @@ mod template;
 Patterns are as for `blobd rm`: * is any text, ? one character, [a-c] one of these.
 Keys of --filter: name, origin (a part, or a pattern), kind, architecture or family,
 quantization, pinned, damaged (true or false), older and newer (than a time such as 30d, by
-MODIFIED). Kinds: model, embedding, reranker, encoder, diffusion, vocabulary, adapter,
-control-vector, imatrix, projector, draft. The table has a column KIND if any is not a model.
+MODIFIED). Kinds, one or several with commas: model, embedding, reranker, encoder, diffusion,
+vocabulary, adapter, control-vector, imatrix, projector, draft. The table has a column KIND if
+any is not a model.
 Fields of --format: name, id, digest, size, bytes, modified, age, used, pinned, origin, kind,
 architecture, quantization. {{.Name}} is understood as {name}, \\t is a tab.")]
 pub(super) struct Params {
@@ -90,7 +90,6 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 impl Params {
-    /// Facts beyond the list, if a filter, the order or the format needs them.
     fn facts(&self, client: &Client, list: &ModelList) -> Result<Facts, ErrorBody> {
         let mut facts = Facts::default();
         let format = self.format.as_ref();
@@ -119,11 +118,60 @@ impl Params {
             Sort::Name => {}
             Sort::Size => models.sort_by_key(|model| Reverse(model.size)),
             Sort::Modified => models.sort_by(|a, b| b.modified.cmp(&a.modified)),
-            Sort::Used => models.sort_by(|a, b| facts.used(&b.name).cmp(&facts.used(&a.name))),
+            Sort::Used => models.sort_by(|a, b| facts.used(b).cmp(&facts.used(a))),
         }
         if self.reverse {
             models.reverse();
         }
+    }
+}
+
+/// Facts beyond the list of models, by name: times of use, and facts from headers. What was not read is absent.
+#[derive(Debug, Default)]
+struct Facts {
+    /// When a model was last opened, RFC 3339.
+    used: BTreeMap<String, String>,
+    headers: BTreeMap<String, HeaderFacts>,
+}
+
+#[derive(Debug)]
+struct HeaderFacts {
+    kind: Option<ModelKind>,
+    architecture: Option<String>,
+    quantization: Option<String>,
+}
+
+impl Facts {
+    fn read_use(&mut self, client: &Client) -> Result<(), ErrorBody> {
+        let models = client.disk_usage().map_err(client_error)?.models;
+        self.used = models.into_iter().filter_map(|model| Some((model.name, model.last_opened?))).collect();
+        Ok(())
+    }
+
+    /// Leaves out damaged models, which `ls` lists anyway.
+    fn read_headers<'m>(&mut self, client: &Client, models: impl Iterator<Item = &'m ModelSummary>) {
+        for model in models {
+            let Ok(reference) = model.name.parse() else { continue };
+            if let Ok(ModelDetails { kind, architecture, quantization, .. }) = client.model(&reference) {
+                self.headers.insert(model.name.clone(), HeaderFacts { kind, architecture, quantization });
+            }
+        }
+    }
+
+    fn used(&self, model: &ModelSummary) -> Option<&str> {
+        self.used.get(&model.name).map(String::as_str)
+    }
+
+    fn kind(&self, model: &ModelSummary) -> Option<ModelKind> {
+        model.kind.or_else(|| self.headers.get(&model.name)?.kind)
+    }
+
+    fn architecture(&self, model: &ModelSummary) -> Option<&str> {
+        self.headers.get(&model.name)?.architecture.as_deref()
+    }
+
+    fn quantization(&self, model: &ModelSummary) -> Option<&str> {
+        self.headers.get(&model.name)?.quantization.as_deref()
     }
 }
 
@@ -144,7 +192,8 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
     }
     let has_selected = !params.names.is_empty() || !params.filters.is_empty();
     if list.models.is_empty() {
-        return (if has_selected { NO_MATCH } else { NO_MODELS }).to_owned();
+        let others = other_stores::present().map(|found| format!("{found}\n")).unwrap_or_default();
+        return if has_selected { NO_MATCH.to_owned() } else { format!("{NO_MODELS}{others}") };
     }
     let headings = ["NAME", "ID", "SIZE", "KIND", "MODIFIED", "PIN", "STORE", "ORIGIN"];
     let is_shown = |heading: &str| match heading {
@@ -154,21 +203,18 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
         _ => true,
     };
     let shown: Vec<_> = headings.into_iter().filter(|heading| is_shown(heading)).collect();
-    let mut table = Table::new(&shown, &[2]);
-    for model in &list.models {
+    let rows = list.models.iter().map(|model| {
         let row = headings.into_iter().zip(row(global, model)).filter(|(heading, _)| is_shown(heading));
-        table.row(row.map(|(_, cell)| cell));
-    }
-    table.render(terminal_width()) + &total(&list.models)
+        row.map(|(_, cell)| cell)
+    });
+    Table::with_rows(&shown, &[2], rows).render(terminal_width()) + &total(&list.models)
 }
 
 /// `3 models, 12.1 GiB as if nothing were shared`.
 fn total(models: &[ModelSummary]) -> String {
     let bytes = models.iter().fold(0u64, |sum, model| sum.saturating_add(model.size));
-    match models.len() {
-        1 => format!("1 model, {}\n", human_bytes(bytes)),
-        count => format!("{count} models, {} as if nothing were shared\n", human_bytes(bytes)),
-    }
+    let as_if = if models.len() == 1 { "" } else { " as if nothing were shared" };
+    format!("{}, {}{as_if}\n", counted(models.len(), "model"), human_bytes(bytes))
 }
 
 fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -188,23 +234,16 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             let is_empty = "the trash is empty; `blobd rm --keep 7d MODEL` moves a model there\n";
             return (if params.names.is_empty() { is_empty } else { NO_MATCH }).to_owned();
         }
-        let mut table = Table::new(&["NAME", "ID", "SIZE", "BECAUSE", "WHEN", "EXPIRES"], &[2]);
-        for model in &list.models {
-            let (id, size) = (model.digest.short(), human_bytes(model.size));
-            table.row([
-                model.name.clone(),
-                id,
-                size,
-                if model.replaced { "replaced" } else { "removed" }.to_owned(),
-                time(global, &model.removed),
-                time(global, &model.expires),
-            ]);
-        }
-        table.render(terminal_width())
+        let rows = list.models.iter().map(|model| {
+            let reason = if model.replaced { "replaced" } else { "removed" }.to_owned();
+            let [removed, expires] = [&model.removed, &model.expires].map(|at| time(global, at));
+            [model.name.clone(), model.digest.short(), human_bytes(model.size), reason, removed, expires]
+        });
+        Table::with_rows(&["NAME", "ID", "SIZE", "BECAUSE", "WHEN", "EXPIRES"], &[2], rows)
+            .render(terminal_width())
     })
 }
 
-/// One name per line, for scripts.
 fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
     names.map(|name| format!("{}\n", printable(name))).collect()
 }
@@ -219,12 +258,27 @@ fn row(global: &Global, model: &ModelSummary) -> [String; 8] {
         Some(damage) => (id, size, damage.clone()),
     };
     let origin = shown_origin(model.origin.as_deref().unwrap_or("-")).to_owned();
-    let store = model.store.clone().unwrap_or_else(|| "-".to_owned());
-    let kind = model.kind.map_or_else(|| "-".to_owned(), |kind| kind.to_string());
-    [model.name.clone(), id, size, kind, modified, pin, store, origin]
+    [model.name.clone(), id, size, or_dash(model.kind), modified, pin, or_dash(model.store.as_ref()), origin]
 }
 
-/// Relative to now; with `--verbose` the local time.
 fn time(global: &Global, rfc3339: &str) -> String {
     if global.verbose { local(rfc3339) } else { relative(rfc3339) }
+}
+
+/// A model for tests.
+#[cfg(test)]
+fn summary(name: &str) -> ModelSummary {
+    ModelSummary {
+        name: name.to_owned(),
+        digest: blobd_store_format::digest::Digest::of(b""),
+        size: 1,
+        kind: None,
+        modified: String::new(),
+        pinned: false,
+        origin: None,
+        follows: None,
+        damage: None,
+        store: None,
+        added_by: None,
+    }
 }

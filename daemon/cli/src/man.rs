@@ -1,18 +1,16 @@
-//! `blobd man`
+//! `blobd man` and `blobd help`
 
-mod configuration;
-
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::{Args, Command};
 use clap_mangen::Man;
 
-use super::connect::print_report;
-use super::{Global, file_error, help};
+use crate::connect::print_report;
 use crate::output::{print, print_json};
+use crate::{ErrorBody, Global, file_error, internal, usage_error};
+
+mod configuration;
 
 /// Print a manual page, or write all of them into a directory
 #[derive(Debug, Args)]
@@ -38,13 +36,56 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return write_all(global, &root, directory);
     }
     let page = if params.command == [configuration::NAME] {
-        configuration::page(&global.server.configuration_keys())
+        configuration::page(&(global.server.configuration_keys)())
     } else {
         let (parents, command) = find(&root, &params.command)?;
-        page(&parents, command).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?
+        page(&parents, command).map_err(internal)?
     };
     if global.json { print_json(&serde_json::json!({ "page": page })) } else { print(&page) }
 }
+
+/// Explain a command
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd help                                   list the commands
+  blobd help pull
+  blobd help partial rm")]
+pub(super) struct HelpArgs {
+    /// The command; if omitted, all commands are listed
+    #[arg(value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+pub(super) fn help(global: &Global, args: &HelpArgs) -> Result<(), ErrorBody> {
+    let root = crate::command();
+    let mut command = &root;
+    for word in &args.command {
+        command = subcommand(command, word)?;
+    }
+    // The parser's own text, as for `--help`.
+    let arguments = ["blobd"].into_iter().chain(args.command.iter().map(String::as_str)).chain(["--help"]);
+    let help = root.clone().try_get_matches_from(arguments).err().map(|help| help.to_string());
+    let help = help.unwrap_or_default();
+    if global.json { print_json(&serde_json::json!({ "help": help })) } else { print(&help) }
+}
+
+fn subcommand<'c>(command: &'c Command, word: &str) -> Result<&'c Command, ErrorBody> {
+    command.find_subcommand(word).ok_or_else(|| usage_error::unknown(command, word))
+}
+
+/// Printed by `blobd` without arguments.
+pub(super) const FIRST_STEPS: &str = "\
+blobd stores model weights once, for every program on this machine.
+
+First steps:
+  blobd pull llama3:8b                 download a model; needs no daemon
+  blobd import model-Q4_K_M.gguf       store a file of this machine
+  blobd ls                             list the models
+  blobd export llama3:8b               write a model's original file
+  blobd serve                          serve models to programs over a socket
+
+`blobd help` lists all commands, `blobd help COMMAND` explains one.
+";
 
 fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), ErrorBody> {
     fs::create_dir_all(directory).map_err(|error| file_error(&directory.display().to_string(), &error))?;
@@ -54,7 +95,7 @@ fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), Er
         .map(|(parents, command)| (format!("{}.1", full_name(command)), page(parents, command)))
         .chain([(
             format!("{}.5", configuration::NAME),
-            Ok(configuration::page(&global.server.configuration_keys())),
+            Ok(configuration::page(&(global.server.configuration_keys)())),
         )]);
     let mut written = Vec::new();
     for (name, page) in pages {
@@ -67,17 +108,17 @@ fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), Er
     print_report(global, &pages, |_| format!("{}: {} pages written\n", directory.display(), written.len()))
 }
 
-/// The command that the words name, and the commands that it belongs to, the first of which is `root`.
+/// Finds the command with this name, and its parents, starting with `root`.
 fn find<'c>(root: &'c Command, words: &[String]) -> Result<(Vec<&'c Command>, &'c Command), ErrorBody> {
     let (mut parents, mut command) = (Vec::new(), root);
     for word in words {
         parents.push(command);
-        command = help::subcommand(command, word)?;
+        command = subcommand(command, word)?;
     }
     Ok((parents, command))
 }
 
-/// Every command that has a page, with the commands that it belongs to.
+/// Every command that has a page, with its parents.
 fn all(root: &Command) -> Vec<(Vec<&Command>, &Command)> {
     let mut found = vec![(Vec::new(), root)];
     let mut next = 0;
@@ -124,7 +165,7 @@ fn see_also(parents: &[&Command]) -> String {
     format!(".SH SEE ALSO\n{}\n", pages.collect::<Vec<_>>().join(", "))
 }
 
-/// The text below a command's help, line by line as it is there: lines of examples must not be joined.
+/// The text below a command's help, line by line: examples must not be joined.
 fn notes_section(text: &str) -> String {
     if text.is_empty() {
         return String::new();

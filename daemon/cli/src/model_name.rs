@@ -6,19 +6,15 @@
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::name_pattern::NamePattern;
-use blobd_store_format::reference::Reference;
 use blobd_store_format::similar_names::{did_you_mean, not_in_the_store, similar_to_pattern};
-use blobd_store_format::text::{one_line, printable};
+use blobd_store_format::text::one_line;
 
-use super::Global;
-use super::advice::{Refused, refused_name};
-use super::connect::client_error;
-use crate::output::print_message;
+use crate::advice::refused_name;
+use crate::connect::client_error;
+use crate::output::{print_message, printable};
+use crate::{Client, ErrorBody, ErrorCode, Global, Reference, usage};
 
-/// A model's name or ID, or a pattern of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ModelName {
     Name(Reference),
@@ -26,26 +22,24 @@ pub(super) enum ModelName {
 }
 
 impl FromStr for ModelName {
-    type Err = Refused;
+    type Err = ErrorBody;
 
-    fn from_str(text: &str) -> Result<Self, Refused> {
+    fn from_str(text: &str) -> Result<Self, ErrorBody> {
         let text = text.trim();
-        match NamePattern::is_pattern(text) {
-            true => text.parse().map(Self::Pattern).map_err(|error| Refused::new(&error)),
-            false => text.parse().map(Self::Name).map_err(|error| refused_name(text, &error)),
+        if NamePattern::is_pattern(text) {
+            return text.parse().map(Self::Pattern).map_err(usage);
         }
+        parse_new_name(text).map(Self::Name)
     }
 }
 
-/// The name of a model that is to get it.
-pub(super) fn parse_new_name(text: &str) -> Result<Reference, Refused> {
+pub(super) fn parse_new_name(text: &str) -> Result<Reference, ErrorBody> {
     let text = text.trim();
     text.parse().map_err(|error| refused_name(text, &error))
 }
 
-/// One of the models that a command is for.
 pub(super) struct Named {
-    /// As the user has written it, or as the pattern has found it.
+    /// As typed by the user, or as found by the pattern.
     pub(super) label: String,
     pub(super) reference: Result<Reference, ErrorBody>,
 }
@@ -55,7 +49,7 @@ pub(super) fn expand(client: &Client, names: &[ModelName]) -> Result<Vec<Named>,
     expand_among(names, || stored_names(client))
 }
 
-/// As [`expand`], but compares patterns with the `known` names instead of those of the stored models.
+/// As [`expand`], but compares patterns with the `known` names.
 pub(super) fn expand_among(
     names: &[ModelName],
     known: impl FnOnce() -> Result<Vec<Reference>, ErrorBody>,
@@ -83,7 +77,6 @@ pub(super) fn expand_among(
 
 /// The only model that is named. Says on standard error which one a pattern has found.
 pub(super) fn only(global: &Global, client: &Client, name: &ModelName) -> Result<Reference, ErrorBody> {
-    /// How much of the names of all matches is listed.
     const WIDTH: usize = 200;
     let pattern = match name {
         ModelName::Name(reference) => return Ok(reference.clone()),
@@ -108,7 +101,7 @@ pub(super) fn only(global: &Global, client: &Client, name: &ModelName) -> Result
     }
 }
 
-/// Whether a name of the server matches one of the patterns, or there are none.
+/// Whether the name matches one of the patterns; true if there are no patterns.
 pub(super) fn is_any(patterns: &[NamePattern], name: &str) -> bool {
     let matches = |name: &Reference| patterns.iter().any(|pattern| pattern.matches(name));
     patterns.is_empty() || name.parse().is_ok_and(|name| matches(&name))
@@ -131,7 +124,6 @@ fn stored_names(client: &Client) -> Result<Vec<Reference>, ErrorBody> {
     Ok(names(models.iter().map(|model| model.name.as_str())))
 }
 
-/// The names among texts that a server has sent.
 pub(super) fn names<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<Reference> {
     texts.filter_map(|text| text.parse().ok()).collect()
 }

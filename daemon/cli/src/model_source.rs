@@ -6,25 +6,21 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::heads::{FileHead, ModelHeads};
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::LayerSummary;
+use blobd_client::protocol::response::{FileHead, LayerSummary, ModelHeads};
 use blobd_model::kind::ModelKind;
 use blobd_store_format::descriptor::MediaType;
-use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileFormat, FileOrigin, FormatError, HeaderReader, Progress};
+use blobd_store_format::file_type::ShardName;
 use blobd_store_format::gguf::Header;
 use blobd_store_format::name_pattern::NamePattern;
-use blobd_store_format::reference::Reference;
-use blobd_store_format::source::{PullSource, ShardName};
+use blobd_store_format::source::PullSource;
 use clap::Args;
 
-use super::advice::{Refused, parse_source};
-use super::connect::{Connected, client_error, connect, note_name};
-use super::model_name::{ModelName, only};
-use super::{Global, file_error, usage};
+use crate::advice::parse_source;
+use crate::connect::{Connected, client_error, connect, note_name};
+use crate::model_name::{ModelName, only};
+use crate::{Client, Digest, ErrorBody, ErrorCode, Global, Reference, file_error, usage};
 
 /// Names the model that a command describes.
 #[derive(Clone, Debug, Args)]
@@ -37,18 +33,15 @@ pub(super) struct ModelArgs {
     stored: bool,
 }
 
-/// Facts from a model's headers and texts.
 #[derive(Debug)]
 pub(super) struct DescribedModel {
     pub(super) name: String,
-    /// The manifest's digest, if it has one.
     pub(super) digest: Option<Digest>,
     pub(super) place: Place,
     /// In the order of the manifest, the configuration first.
     pub(super) files: Vec<DescribedFile>,
 }
 
-/// Where a described model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Store(Reference),
@@ -68,23 +61,22 @@ pub(super) struct DescribedFile {
 }
 
 impl ModelArgs {
-    /// Finds and reads the model: a local file if the text is the path of one, else in the store, else at its
-    /// registry. Returns the connection too, if one was needed.
+    /// Finds and reads the model: a local file if the text is the path of one, else in the store, else at its registry.
+    /// Also returns the connection, if one was needed.
     pub(super) fn describe(&self, global: &Global) -> Result<(DescribedModel, Option<Connected>), ErrorBody> {
         if let Some(path) = self.path() {
             return Ok((describe_files(&path)?, None));
         }
-        // Before a daemon is asked for.
+        // Before a daemon is needed.
         if let Err(refused) = parse_source(&self.model)
             && !NamePattern::is_pattern(&self.model)
         {
-            return Err(refused.body());
+            return Err(refused);
         }
         let connected = connect(global)?;
         Ok((self.describe_with(global, &connected)?, Some(connected)))
     }
 
-    /// Describes a model of the store or of a registry over an existing connection.
     pub(super) fn describe_with(
         &self,
         global: &Global,
@@ -92,7 +84,7 @@ impl ModelArgs {
     ) -> Result<DescribedModel, ErrorBody> {
         let source = match parse_source(&self.model) {
             Ok(source) => source,
-            Err(refused) if !NamePattern::is_pattern(&self.model) => return Err(refused.body()),
+            Err(refused) if !NamePattern::is_pattern(&self.model) => return Err(refused),
             Err(_pattern) => PullSource::Registry(only(global, &connected.client, &self.name()?)?),
         };
         let reference = source.name().map_err(usage)?;
@@ -139,12 +131,10 @@ impl ModelArgs {
         Ok((DescribedModel::new(heads, Place::Store(stored)), Some(connected)))
     }
 
-    /// The name of a model in the store.
     pub(super) fn name(&self) -> Result<ModelName, ErrorBody> {
-        self.model.parse().map_err(Refused::body)
+        self.model.parse()
     }
 
-    /// Names a model for a command that takes several, or takes it otherwise.
     pub(super) fn new(model: &str, stored: bool) -> Self {
         Self { model: model.to_owned(), stored }
     }
@@ -171,8 +161,8 @@ impl DescribedModel {
         Self { name: heads.name, digest: heads.digest, place, files }
     }
 
-    /// The headers of the model's weights, or of what there is in their place, such as an adapter: one, or one for each
-    /// shard, in the order of the manifest.
+    /// The headers of the model's weights, or of what takes their place, such as an adapter: one for each shard, in the
+    /// order of the manifest.
     pub(super) fn weights(&self) -> impl Iterator<Item = (&DescribedFile, Header)> {
         self.headers(MediaType::weights_component(self.files.iter().map(|file| &file.media_type)))
     }
@@ -186,12 +176,11 @@ impl DescribedModel {
         files.filter_map(|file| Some((file, file.header()?)))
     }
 
-    /// The text of the first file of this component, such as `template`, if it was read and is text.
     pub(super) fn text(&self, component: &str) -> Option<&str> {
         self.texts(component).next()
     }
 
-    /// The texts of all files of this component; a model may have several licenses.
+    /// A model may have several texts of a component, such as licenses.
     pub(super) fn texts(&self, component: &str) -> impl Iterator<Item = &str> {
         let files = self.files.iter().filter(move |file| file.media_type.component() == component);
         files.filter_map(|file| std::str::from_utf8(file.content.as_deref()?).ok())
@@ -199,7 +188,6 @@ impl DescribedModel {
 }
 
 impl DescribedFile {
-    /// Its header, if it is a GGUF file whose header was read.
     pub(super) fn header(&self) -> Option<Header> {
         Header::parse(self.content.as_deref()?).ok()
     }
@@ -220,14 +208,13 @@ fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedMo
     Ok(DescribedModel::new(heads, Place::Store(stored)))
 }
 
-/// Whether the store has the model under other tags.
 fn has_tags(client: &Client, reference: &Reference) -> Result<bool, ErrorBody> {
     let models = client.models().map_err(client_error)?.models;
     let is_tag = |name: &str| name.parse().is_ok_and(|stored: Reference| stored.is_sibling_of(reference));
     Ok(models.iter().any(|model| is_tag(&model.name)))
 }
 
-/// Asks the model's registry. If that cannot be reached, the model was simply not found.
+/// If the model's registry cannot be reached, the model was simply not found.
 fn describe_remote(
     client: &Client,
     source: PullSource,
@@ -250,15 +237,14 @@ fn describe_remote(
     Ok(DescribedModel::new(remote, place))
 }
 
-/// The path of a local file; for a shard, those of all shards beside it.
+/// For a shard, the paths of all shards beside it.
 pub(super) fn file_paths(path: &Path) -> Vec<PathBuf> {
-    match path.to_str().and_then(ShardName::of) {
+    match path.to_str().and_then(ShardName::from_path) {
         Some(shard) => shard.all().into_iter().map(PathBuf::from).collect(),
         None => vec![path.to_owned()],
     }
 }
 
-/// Describes a local file; for a shard, all shards beside it.
 pub(super) fn describe_files(path: &Path) -> Result<DescribedModel, ErrorBody> {
     let name = path.display().to_string();
     let files = file_paths(path).iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?;
@@ -280,7 +266,13 @@ fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
         let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}"));
         body.with_hint(error.advice(FileOrigin::Disk))
     })?;
-    let kind = Header::parse(&header).map(|header| ModelKind::of(&header)).unwrap_or_default();
+    if let Some(format) = FileFormat::from_start(&header).filter(|format| !format.tensor_format().is_gguf()) {
+        let (expected, found) = (FileFormat::GGUF.title(), format.title());
+        let refused =
+            usage(format!("{name}: wrong format: expected a {expected} file, found a {found} file"));
+        return Err(refused.with_hint("`blobd import FILE` stores it; name the model then"));
+    }
+    let kind = Header::parse(&header).map(|header| ModelKind::from_header(&header)).unwrap_or_default();
     Ok(DescribedFile {
         media_type: MediaType::new(kind.media_type()),
         name: path.file_name().map(|name| name.to_string_lossy().into_owned()),
@@ -290,7 +282,6 @@ fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
     })
 }
 
-/// Reads as much of a file as its header takes.
 fn read_header(mut file: &File) -> std::io::Result<Result<Vec<u8>, FormatError>> {
     let (mut reader, mut part) = (HeaderReader::new(), vec![0; 64 << 10]);
     loop {

@@ -9,39 +9,39 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
-use blobd_client::client::Client;
 use blobd_client::process::{Signals, first_of, listen_for_end, raise_descriptor_limit};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store_format::text::printable;
 use clap::Args;
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 use tokio::sync::oneshot;
 
-use super::Global;
-use super::connect::{connect, print_result};
+use self::catalog::Catalog;
+use self::error::MountError;
+use self::file_system::ModelFileSystem;
+use self::opener::Opener;
+pub(crate) use self::tree::inode;
+use crate::connect::{connect, print_result};
+use crate::output::printable;
+use crate::{Client, ErrorBody, ErrorCode, Global, internal};
 
+mod aliases;
 mod catalog;
 mod error;
 mod file;
 mod file_system;
-mod guard;
+mod hub;
 mod names;
 mod opener;
+mod router;
 mod tree;
-mod workers;
-
-use error::MountError;
-use guard::watch;
-
-use catalog::Catalog;
-use file_system::ModelFileSystem;
-use guard::Guard;
-use opener::Opener;
 
 /// Mount the models as ordinary files, for programs that take a path
 #[derive(Debug, Args)]
@@ -49,6 +49,8 @@ use opener::Opener;
   blobd mount /mnt/models &
   llama-server -m /mnt/models/llama3/8b.gguf
   OLLAMA_MODELS=/mnt/models/ollama ollama serve
+  HF_HUB_CACHE=/mnt/models/hub HF_HUB_OFFLINE=1 python3 generate.py
+  llama-server --models-dir /mnt/models/models
   umount /mnt/models                           or Ctrl-C, or kill")]
 pub(super) struct Params {
     /// An empty directory
@@ -61,7 +63,7 @@ pub(super) struct Params {
 
 /// Unmount if the mount's process dies
 #[derive(Debug, Args)]
-pub(super) struct GuardParams {
+pub(super) struct GuardArgs {
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
@@ -77,7 +79,6 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let readers = if params.allow_other { Readers::Everybody } else { Readers::Owner };
     let client = connected.client.with_timeout(TIMEOUT);
-    let internal = |error: std::io::Error| ErrorBody::new(ErrorCode::Internal, error);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;
     let stop = {
         let _context = runtime.enter();
@@ -85,19 +86,19 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         listen_for_end().map_err(internal)?
     };
     let mount = Mount::start(&client, &params.directory, readers).map_err(MountError::body)?;
-    let directory = mount.directory().display().to_string();
-    print_result(global, &BTreeMap::from([("mounted", mount.directory())]), |_| {
+    let directory = mount.directory.display().to_string();
+    print_result(global, &BTreeMap::from([("mounted", &mount.directory)]), |_| {
         format!("{}: mounted; Ctrl-C unmounts\n", printable(&directory))
     })?;
     runtime.block_on(serve(mount, stop)).map_err(internal)
 }
 
-pub(super) fn run_guard(params: &GuardParams) -> Result<(), ErrorBody> {
-    watch(&params.directory);
+pub(super) fn run_guard(args: &GuardArgs) -> Result<(), ErrorBody> {
+    watch(&args.directory);
     Ok(())
 }
 
-async fn serve(mut mount: Mount, mut stop: Signals) -> std::io::Result<()> {
+async fn serve(mut mount: Mount, mut stop: Signals) -> io::Result<()> {
     tokio::select! {
         ended = mount.ended() => return ended,
         _kind = first_of(&mut stop) => {}
@@ -106,14 +107,12 @@ async fn serve(mut mount: Mount, mut stop: Signals) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Which users may read the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Readers {
     Owner,
     Everybody,
 }
 
-/// A mount that is served by threads of this process.
 #[derive(Debug)]
 struct Mount {
     directory: PathBuf,
@@ -123,7 +122,6 @@ struct Mount {
 }
 
 impl Mount {
-    /// Mounts the daemon's models at an empty directory.
     fn start(client: &Client, directory: &Path, readers: Readers) -> Result<Self, MountError> {
         let directory = check_directory(directory)?;
         check_fuse()?;
@@ -142,25 +140,20 @@ impl Mount {
         Ok(Self { directory, unmounter, ended, _guard: guard })
     }
 
-    fn directory(&self) -> &Path {
-        &self.directory
-    }
-
-    /// Waits until it is unmounted by another process, or fails.
     async fn ended(&mut self) -> io::Result<()> {
         let ended = (&mut self.ended).await;
         ended.unwrap_or_else(|_gone| Err(io::Error::other("mount: its thread ended unexpectedly")))
     }
 
-    /// Unmounts. Files that are open stay readable until this process ends.
+    /// Files that are open stay readable until this process ends.
     fn unmount(mut self) {
         if self.unmounter.unmount().is_err() {
-            guard::detach(&self.directory);
+            detach(&self.directory);
         }
     }
 }
 
-/// Checks that the directory can be mounted at, and returns its absolute path.
+/// Checks that the directory can be a mount point, and returns its absolute path.
 fn check_directory(directory: &Path) -> Result<PathBuf, MountError> {
     let failed = |reason: io::Error| match reason.raw_os_error() {
         Some(code) if code == rustix::io::Errno::NOTCONN.raw_os_error() => {
@@ -178,7 +171,7 @@ fn check_directory(directory: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Detects problems that the error of a failed mount would not tell apart.
+/// Detects problems that a failed mount reports with the same error.
 fn check_fuse() -> Result<(), MountError> {
     /// The path of the helper `fusermount3`; the FUSE library panics if it is not UTF-8.
     const HELPER_VARIABLE: &str = "FUSERMOUNT_PATH";
@@ -203,7 +196,6 @@ fn config(readers: Readers) -> Config {
     config.mount_options = vec![
         MountOption::FSName("blobd".to_owned()),
         MountOption::Subtype("blobd".to_owned()),
-        MountOption::RO,
         MountOption::NoSuid,
         MountOption::NoDev,
         MountOption::NoExec,
@@ -223,3 +215,53 @@ fn config(readers: Readers) -> Config {
 const MIN_THREADS: usize = 4;
 /// More threads do not copy faster: memory bandwidth is the limit.
 const MAX_THREADS: usize = 8;
+
+/// A second process that unmounts a stale mount when this is dropped or this process dies.
+///
+/// When a FUSE process dies, the kernel closes its connection but leaves the mount, in which every access fails with
+/// "transport endpoint is not connected" until it is unmounted.
+#[derive(Debug)]
+#[must_use]
+struct Guard {
+    _process: Child,
+}
+
+impl Guard {
+    /// Starts the process in its own group, where Ctrl-C does not reach it.
+    fn start(directory: &Path) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg("mount-guard")
+            .arg(directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Ok(Self { _process: command.process_group(0).spawn()? })
+    }
+}
+
+/// Waits until the other end of standard input is closed, and unmounts `directory` if its mount is stale.
+fn watch(directory: &Path) {
+    const FUSE_MAGIC: u32 = 0x6573_5546;
+    /// A dying process closes its files one after the other, so its connection may stay open for some time.
+    const MAX_CHECKS: u32 = 100;
+    const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+    // The mount's process writes nothing; an error has the same meaning as its end.
+    let _ = io::stdin().read_to_end(&mut Vec::new());
+    for _ in 0..MAX_CHECKS {
+        match rustix::fs::statfs(directory) {
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => return detach(directory),
+            Ok(file_system) if u32::try_from(file_system.f_type) == Ok(FUSE_MAGIC) => sleep(CHECK_INTERVAL),
+            // Unmounted.
+            _ => return,
+        }
+    }
+}
+
+/// Unmounts lazily: the mount disappears now, and the kernel frees it when the last file is closed.
+fn detach(directory: &Path) {
+    if unmount(directory, UnmountFlags::DETACH).is_err() {
+        // Only root may unmount directly. If the helper fails too, there is no other way.
+        let _ = Command::new("fusermount3").args(["-u", "-q", "-z", "--"]).arg(directory).output();
+    }
+}

@@ -6,24 +6,22 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use blobd_client::client::Client;
 use blobd_client::error::ClientError;
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::pull::Resolved;
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::{ModelSummary, Resolved};
-use blobd_store_format::digest::Digest;
+use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::name_pattern::NamePattern;
-use blobd_store_format::text::printable;
+use blobd_store_format::source::{Components, PullSource, PulledSource};
 use clap::Args;
 use serde::Serialize;
 use tracing_mutex::stdsync::Mutex;
 
-use super::Global;
-use super::connect::{client_error, connect, print_result};
-use super::model_name::is_any;
-use super::upstream::{Followed, followed, nothing_to_compare};
-use crate::output::{Table, terminal_width};
+use crate::connect::{client_error, connect, print_result};
+use crate::ls::{NO_MATCH, NO_MODELS};
+use crate::model_name::is_any;
+use crate::output::{Table, printable, terminal_width};
 use crate::times::relative;
+use crate::{Client, Digest, ErrorBody, Global, Reference};
 
 /// List the models whose source has another version now
 #[derive(Debug, Args)]
@@ -43,15 +41,13 @@ pub(super) struct Params {
     names: Vec<NamePattern>,
 }
 
-/// How a model compares with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Status {
     Current,
     Outdated,
-    /// The source does not say what it has, as a file on a web server.
+    /// The source does not report its version, such as a web server with a file.
     Unknown,
-    /// The comparison failed.
     Failed,
 }
 
@@ -83,11 +79,46 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     let wanted: Vec<_> = listed.iter().filter(is_wanted).collect();
     let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, followed(model)?))).collect();
     let report = Report { models: compare_all(&connected.client, &followed) };
-    print_result(global, &report, |report| match report.models.is_empty() {
-        true => nothing_to_compare(listed.len(), wanted.len()),
-        false => render(report),
+    print_result(global, &report, |report| {
+        let is_empty = report.models.is_empty();
+        if is_empty { nothing_to_compare(listed.len(), wanted.len()) } else { render(report) }
     })?;
-    Ok(exit_code(&report))
+    let needs_action = |model: &Compared| matches!(model.status, Status::Outdated | Status::Failed);
+    Ok(if report.models.iter().any(needs_action) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A stored model and the source of its newer versions, for `outdated` and `pull --all`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Followed {
+    pub(super) name: Reference,
+    pub(super) source: PullSource,
+    /// The choice at the time of the pull.
+    pub(super) components: Components,
+}
+
+/// `None` if the model follows no source, or is in a lower store, which its own administrator updates.
+pub(super) fn followed(model: &ModelSummary) -> Option<Followed> {
+    if model.store.is_some() {
+        return None;
+    }
+    let PulledSource { source, components } = model.follows.as_deref()?.parse().ok()?;
+    Some(Followed { name: model.name.parse().ok()?, source, components })
+}
+
+/// Says why no model is compared: the store lists `listed` models, and the user selected `wanted` of them.
+pub(super) fn nothing_to_compare(listed: usize, wanted: usize) -> String {
+    match (listed, wanted) {
+        (0, _) => NO_MODELS.to_owned(),
+        (_, 0) => NO_MATCH.to_owned(),
+        (_, 1) => {
+            "the model has no source to compare with: it was not pulled, or is fixed to a digest or a commit\n".to_owned()
+        }
+        (_, count) => {
+            format!(
+                "{count} models, none has a source to compare with: they were not pulled, or are fixed to a digest or a commit\n"
+            )
+        }
+    }
 }
 
 /// Compares several models at a time: each is a request to a server that may be slow.
@@ -116,7 +147,8 @@ fn compare(client: &Client, model: &ModelSummary, followed: &Followed) -> Compar
         Ok(Resolved { digest: Some(remote), .. }) => {
             (if remote == model.digest { Status::Current } else { Status::Outdated }, Some(remote), None)
         }
-        Ok(Resolved { digest: None, files }) => match has_files(client, followed, &files) {
+        Ok(Resolved { has_new_version: true, .. }) => (Status::Outdated, None, None),
+        Ok(Resolved { digest: None, files, .. }) => match has_files(client, followed, &files) {
             Ok(status) => (status, None, None),
             Err(error) => (Status::Failed, None, Some(client_error(error).message)),
         },
@@ -134,7 +166,7 @@ fn compare(client: &Client, model: &ModelSummary, followed: &Followed) -> Compar
     }
 }
 
-/// Whether a model without a manifest at its source has the files that are there.
+/// Compares a model that has no manifest at its source by the files there.
 fn has_files(client: &Client, followed: &Followed, files: &[Digest]) -> Result<Status, ClientError> {
     if files.is_empty() {
         return Ok(Status::Unknown);
@@ -146,16 +178,13 @@ fn has_files(client: &Client, followed: &Followed, files: &[Digest]) -> Result<S
 
 fn render(report: &Report) -> String {
     let of = |status: Status| report.models.iter().filter(move |model| model.status == status);
-    let mut table = Table::new(&["NAME", "HERE", "AT ITS SOURCE", "SET HERE", "NOTE"], &[]);
-    for model in of(Status::Outdated) {
+    let rows = of(Status::Outdated).map(|model| {
         let remote = model.remote.map_or_else(|| "other files".to_owned(), Digest::short);
         let note = if model.pinned { "pinned" } else { "-" }.to_owned();
-        table.row([model.name.clone(), model.local.short(), remote, relative(&model.modified), note]);
-    }
-    let mut text = String::new();
-    if of(Status::Outdated).next().is_some() {
-        text.push_str(&table.render(terminal_width()));
-    }
+        [model.name.clone(), model.local.short(), remote, relative(&model.modified), note]
+    });
+    let table = Table::with_rows(&["NAME", "HERE", "AT ITS SOURCE", "SET HERE", "NOTE"], &[], rows);
+    let mut text = if table.has_rows() { table.render(terminal_width()) } else { String::new() };
     for model in of(Status::Failed) {
         let message = printable(model.error.as_deref().unwrap_or_default());
         text.push_str(&format!("{}: not compared: {message}\n", model.name));
@@ -168,10 +197,4 @@ fn render(report: &Report) -> String {
     let failed = count(Status::Failed).saturating_add(count(Status::Unknown));
     text.push_str(&format!("{current} current, {outdated} outdated, {failed} not compared\n"));
     text
-}
-
-/// Whether something is to be done.
-fn exit_code(report: &Report) -> ExitCode {
-    let is_open = |model: &Compared| matches!(model.status, Status::Outdated | Status::Failed);
-    if report.models.iter().any(is_open) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

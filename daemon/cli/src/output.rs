@@ -1,13 +1,17 @@
 //! Writes text, tables and JSON to standard output, and messages to standard error.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::fmt::Display;
+use std::io::{self, Write as _};
+use std::os::fd::AsFd;
 
 use blobd_client::protocol::audit::escape_controls;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
-use blobd_store_format::text::printable;
+use blobd_client::protocol::error::ErrorResponse;
+pub(crate) use blobd_store_format::size::human_bytes;
+pub(crate) use blobd_store_format::text::printable;
 use serde::Serialize;
 
 use super::log::at_error_priority;
+use super::{ErrorBody, ErrorCode, internal};
 
 /// Writes to standard output.
 ///
@@ -18,7 +22,7 @@ pub fn print(text: &str) -> Result<(), ErrorBody> {
     output_written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// The result of writing to standard output. A closed pipe (`blobd ls | head`) is no error; a full disk is.
+/// A closed pipe (`blobd ls | head`) is not an error; a full disk is.
 pub(crate) fn output_written(written: io::Result<()>) -> Result<(), ErrorBody> {
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -73,7 +77,7 @@ impl io::Write for DataOutput {
 /// # Errors
 /// As [`print()`].
 pub fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
-    let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let json = serde_json::to_string(value).map_err(internal)?;
     print(&format!("{}\n", escape_controls(json)))
 }
 
@@ -82,21 +86,14 @@ pub fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
 ///
 /// On a terminal, lines that are too long are broken between words.
 pub(crate) fn print_message(text: &str) {
-    let width = match io::stderr().is_terminal() {
-        true => {
-            rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col).max(40))
-        }
-        false => usize::MAX,
-    };
-    print_message_unbroken(&broken(text, width));
+    print_message_unbroken(&broken(text, width_of(&io::stderr())));
 }
 
-/// The same for text that a program reads, such as JSON.
+/// For text that a program reads, such as JSON.
 pub(crate) fn print_message_unbroken(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Writes an error for a person, or as JSON. With `is_quiet` without its hint.
 pub(crate) fn print_error(is_json: bool, is_quiet: bool, error: &ErrorBody) {
     if is_json {
         let response = ErrorResponse { error: error.clone() };
@@ -110,7 +107,7 @@ pub(crate) fn print_error(is_json: bool, is_quiet: bool, error: &ErrorBody) {
     print_message(&at_error_priority(&text));
 }
 
-/// How to find a failure of the daemon itself in its log.
+/// Helps to find a failure of the daemon itself in its log.
 fn request_note(error: &ErrorBody) -> String {
     let request = error.request.as_ref().filter(|_| error.code == ErrorCode::Internal);
     request.map_or_else(String::new, |id| format!("request: {}, as in the daemon's log\n", printable(id)))
@@ -168,13 +165,28 @@ pub fn wrap(text: &str, width: usize, first_indent: &str, indent: &str) -> Strin
     lines + &line + "\n"
 }
 
-/// The width of the terminal in columns; unlimited if standard output is not a terminal.
+/// Unlimited if standard output is not a terminal.
 pub(crate) fn terminal_width() -> usize {
-    const NOT_A_TERMINAL: usize = usize::MAX;
-    if !io::stdout().is_terminal() {
-        return NOT_A_TERMINAL;
+    width_of(&io::stdout())
+}
+
+fn width_of(output: &(impl io::IsTerminal + AsFd)) -> usize {
+    if !output.is_terminal() {
+        return usize::MAX;
     }
-    rustix::termios::tcgetwinsize(io::stdout()).map_or(80, |size| usize::from(size.ws_col).max(40))
+    rustix::termios::tcgetwinsize(output).map_or(80, |size| usize::from(size.ws_col).max(40))
+}
+
+/// `1 blob`, `2 blobs`
+pub(crate) fn counted(count: impl Display, noun: &str) -> String {
+    let count = count.to_string();
+    let plural = if count == "1" { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
+/// The cell of a table for a value that may be missing.
+pub(crate) fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
 /// A table whose first row is the heading. If the rows are wider than the terminal, one column is truncated: the
@@ -210,7 +222,17 @@ impl Table {
         Self { rows: vec![Row::Cells(headings)], right: right.to_vec(), truncated: 0 }
     }
 
-    /// The same with another column that is truncated, such as one with values.
+    pub(crate) fn with_rows<R: IntoIterator<Item = String>>(
+        headings: &[&str],
+        right: &[usize],
+        rows: impl IntoIterator<Item = R>,
+    ) -> Self {
+        let mut table = Self::new(headings, right);
+        rows.into_iter().for_each(|row| table.row(row));
+        table
+    }
+
+    /// Truncates another column instead, such as one with values.
     pub(crate) fn truncating(self, column: usize) -> Self {
         Self { truncated: column, ..self }
     }
@@ -225,9 +247,12 @@ impl Table {
         self.rows.push(Row::Line(printable(line)));
     }
 
-    /// The number of rows below the heading.
     pub(crate) fn len(&self) -> usize {
         self.rows.len().saturating_sub(1)
+    }
+
+    pub(crate) fn has_rows(&self) -> bool {
+        self.len() > 0
     }
 
     /// Keeps at most `most` rows below the heading. The last one then says how many are left out.
@@ -357,5 +382,10 @@ mod tests {
         assert_eq!(broken(text, usize::MAX), text);
         assert_eq!(broken("Password: ", 80), "Password: ");
         assert_eq!(broken("/a/very/long/path/without/end x\n", 10), "/a/very/long/path/without/end\n  x\n");
+    }
+
+    #[test]
+    fn noun_has_a_plural_unless_the_count_is_one() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "recipe")), ["0 recipes", "1 recipe", "2 recipes"]);
     }
 }

@@ -1,11 +1,13 @@
-//! The file that an export writes. It has no name until it is complete, so that an export that fails or is
-//! interrupted leaves nothing.
+//! The file that an export writes, or a device. A file has no name until it is complete, so that an export that fails or
+//! is interrupted leaves nothing.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, Permissions};
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+use std::os::unix::fs::{
+    FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown,
+};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -15,6 +17,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
+
+use crate::{ErrorBody, ErrorCode, file_error, usage};
 
 /// The temporary name of the file, if it has one. Shared with the signal handler, which removes the file.
 #[derive(Clone, Debug, Default)]
@@ -41,11 +45,93 @@ fn remove(name: &mut Option<PathBuf>) {
     }
 }
 
-/// How an existing file is treated where another one is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Existing {
     Keep,
     Replace,
+}
+
+/// A new file that gets its name when it is complete, or an existing device or pipe.
+#[derive(Debug)]
+pub(super) enum Target {
+    File(Box<OutputFile>),
+    /// Written to directly: a rename would replace it.
+    Device(File),
+}
+
+impl Target {
+    /// Creates a file for `size` bytes, so that an export that does not fit fails before it writes.
+    pub(super) fn create(
+        path: &Path,
+        size: u64,
+        existing: Existing,
+        temporary: &TemporaryName,
+    ) -> io::Result<Self> {
+        // Follow symbolic links, such as `/dev/stdout`.
+        let target = path.canonicalize().unwrap_or_else(|_new| path.to_path_buf());
+        if target.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return File::options().write(true).open(&target).map(Self::Device);
+        }
+        Self::from_file(OutputFile::create(&target, existing, temporary)?, size)
+    }
+
+    pub(super) fn from_file(output: OutputFile, size: u64) -> io::Result<Self> {
+        output.reserve(size)?;
+        Ok(Self::File(Box::new(output)))
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        match self {
+            Self::File(output) => output.sync(),
+            Self::Device(_) => Ok(()),
+        }
+    }
+
+    pub(super) const fn file(&self) -> &File {
+        match self {
+            Self::File(output) => output.file(),
+            Self::Device(file) => file,
+        }
+    }
+
+    pub(super) fn publish(self) -> io::Result<()> {
+        match self {
+            Self::File(output) => output.publish(),
+            Self::Device(_) => Ok(()),
+        }
+    }
+}
+
+/// Refuses to write binary data to a terminal, such as with `-o -` or `-o /dev/stdout`.
+pub(super) fn refuse_terminal(path: Option<&Path>) -> Result<(), ErrorBody> {
+    let path = path.filter(|path| *path != Path::new("-"));
+    let (name, is_terminal) = match path {
+        None => ("standard output".to_owned(), io::stdout().is_terminal()),
+        Some(path) => {
+            let is_device = path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir());
+            // Opening a pipe would wait for its reader.
+            let is_pipe = path.metadata().is_ok_and(|found| found.file_type().is_fifo());
+            let device =
+                if is_device && !is_pipe { File::options().write(true).open(path).ok() } else { None };
+            (path.display().to_string(), device.is_some_and(|device| device.is_terminal()))
+        }
+    };
+    if !is_terminal {
+        return Ok(());
+    }
+    let refused = usage(format!("{name} is a terminal, and the data is not text"));
+    Err(refused.with_hint("redirect it, give a file with -o, or write it all the same with --force"))
+}
+
+pub(super) fn write_error(path: &Path, error: &io::Error) -> ErrorBody {
+    let name = path.display().to_string();
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let body = ErrorBody::new(ErrorCode::Busy, format!("{name}: exists already"));
+            body.with_hint("--force replaces it; -o names another file")
+        }
+        _ => file_error(&name, error),
+    }
 }
 
 #[derive(Debug)]
@@ -53,13 +139,11 @@ pub(super) struct OutputFile {
     file: File,
     target: PathBuf,
     existing: Existing,
-    /// The existing file that will be replaced.
     old: Option<Metadata>,
     temporary: TemporaryName,
 }
 
 impl OutputFile {
-    /// [`Self::create_in`] the directory of `target`.
     pub(super) fn create(target: &Path, existing: Existing, temporary: &TemporaryName) -> io::Result<Self> {
         Self::create_in(directory_of(target), target, existing, temporary)
     }
@@ -184,7 +268,6 @@ impl Drop for OutputFile {
     }
 }
 
-/// Fails if the name exists.
 fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // The file system does not support the flag.
@@ -224,7 +307,6 @@ fn directory_of(target: &Path) -> &Path {
     target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A new name in the directory at each call.
 fn temporary_name(directory: &Path) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -297,6 +379,7 @@ mod tests {
         assert_eq!(fs::read(&target).unwrap(), b"new");
         assert_eq!(names(folder.path()), ["m.gguf"]);
     }
+
     #[test]
     fn existing_file_is_kept_unless_it_is_to_be_replaced() {
         for has_name in [false, true] {

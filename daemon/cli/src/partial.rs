@@ -2,19 +2,15 @@
 
 use std::time::Duration;
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::space::{
     DroppedDownloads, RemovePartialsParams, UnfinishedDownload, UnfinishedDownloads,
 };
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
 use clap::{Args, Subcommand};
 
-use super::Global;
-use super::connect::show;
-use crate::output::{Table, terminal_width};
+use crate::connect::show;
+use crate::output::{Table, human_bytes, or_dash, printable, terminal_width};
 use crate::times::{parse_period, relative};
+use crate::{Client, ErrorBody, Global};
 
 /// List and drop unfinished downloads
 #[derive(Debug, Args)]
@@ -91,22 +87,12 @@ fn list(found: &UnfinishedDownloads) -> String {
     if found.downloads.is_empty() {
         return NONE.to_owned();
     }
-    let mut table = Table::new(&["NAME", "ID", "RECEIVED", "ON DISK", "LAST", "USER"], &[2, 3]);
-    for download in &found.downloads {
-        table.row([
-            label(download),
-            download.digest.short(),
-            received(download),
-            human_bytes(download.disk_bytes),
-            last(download),
-            user(download),
-        ]);
-    }
-    table.render(terminal_width())
-}
-
-fn label(download: &UnfinishedDownload) -> String {
-    download.name.clone().unwrap_or_else(|| "-".to_owned())
+    let rows = found.downloads.iter().map(|download| {
+        let (name, disk_bytes) = (or_dash(download.name.as_ref()), human_bytes(download.disk_bytes));
+        [name, download.digest.short(), received(download), disk_bytes, last(download), user(download)]
+    });
+    let headings = ["NAME", "ID", "RECEIVED", "ON DISK", "LAST", "USER"];
+    Table::with_rows(&headings, &[2, 3], rows).render(terminal_width())
 }
 
 /// `47 % of 4.34 GiB`
@@ -121,30 +107,28 @@ fn received(download: &UnfinishedDownload) -> String {
 }
 
 fn last(download: &UnfinishedDownload) -> String {
-    if download.running {
-        return "running".to_owned();
-    }
-    download.last_received.as_deref().map_or_else(|| "-".to_owned(), relative)
+    let last = download.last_received.as_deref().map(relative);
+    if download.running { "running".to_owned() } else { or_dash(last) }
 }
 
 fn user(download: &UnfinishedDownload) -> String {
     let uid = || download.uid.map(|uid| uid.to_string());
-    download.user.clone().or_else(uid).unwrap_or_else(|| "-".to_owned())
+    or_dash(download.user.clone().or_else(uid))
 }
 
 fn dropped(dropped: &DroppedDownloads, params: &RmParams) -> String {
     if dropped.removed.is_empty() && dropped.kept.is_empty() {
-        let is_old = if params.older_than.is_some() { "no unfinished download is that old\n" } else { NONE };
-        return is_old.to_owned();
+        let none = if params.older_than.is_some() { "no unfinished download is that old\n" } else { NONE };
+        return none.to_owned();
     }
+    let name = |name: &Option<String>| printable(name.as_deref().unwrap_or("download"));
     let mut text = String::new();
     for download in &dropped.removed {
-        let name = download.name.clone().unwrap_or_else(|| "download".to_owned());
-        text += &format!("dropped {} {}\n", printable(&name), download.digest.short());
+        text += &format!("dropped {} {}\n", name(&download.name), download.digest.short());
     }
     for kept in &dropped.kept {
-        let name = kept.name.clone().unwrap_or_else(|| "download".to_owned());
-        text += &format!("kept {} {}: {}\n", printable(&name), kept.digest.short(), printable(&kept.reason));
+        let reason = printable(&kept.reason);
+        text += &format!("kept {} {}: {reason}\n", name(&kept.name), kept.digest.short());
     }
     text + &format!("freed {}\n", human_bytes(dropped.freed_bytes))
 }

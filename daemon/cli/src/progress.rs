@@ -4,53 +4,44 @@ use std::io::{self, IsTerminal as _};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use self::lines::{Lines, State};
-use self::template::Template;
-use crate::output::print_message_unbroken;
+use crate::output::{human_bytes, print_message_unbroken, printable};
 
 mod lines;
-mod template;
+mod many;
 
-/// The progress of one command, which shows one bar after the other. The lines appear at regular intervals from the
-/// start of the command on, whatever the bar.
+pub(crate) use many::Bars;
+
+/// The progress of one command, which shows one bar after the other. Lines appear at regular intervals from the start
+/// of the command, independent of the bars.
 #[derive(Clone, Debug)]
 pub(crate) struct Progress(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     quiet: bool,
-    /// Whether standard error is a terminal that can show bars.
     has_bars: bool,
     current: Arc<Mutex<Current>>,
     /// Set with the first bar, if there are no bars on a terminal.
     lines: Mutex<Option<Lines>>,
 }
 
-/// The state that the lines show.
 #[derive(Debug, Default)]
 struct Current {
-    /// How many bars there were.
     count: u64,
     shown: Option<Shown>,
 }
 
 #[derive(Debug)]
 struct Shown {
-    id: u64,
     bar: ProgressBar,
-    label: String,
-    /// The reason for a wait.
-    status: Option<String>,
-    start_bytes: u64,
-    since: Instant,
+    state: State,
 }
 
-/// The progress of one piece of work. It shows nothing with `--json` and `--quiet`.
+/// The progress of one piece of work. It is hidden with `--json` and `--quiet`.
 #[derive(Debug)]
 pub(crate) struct Bar {
     bar: ProgressBar,
@@ -67,12 +58,11 @@ impl Progress {
         Self(Arc::new(Shared { quiet, has_bars, current: Arc::default(), lines: Mutex::new(None) }))
     }
 
-    /// The bar of the next piece of work.
     pub(crate) fn bar(&self, label: &str, total: u64) -> Bar {
         self.start(label, total, self.0.has_bars && !self.0.quiet)
     }
 
-    /// The same for work whose amount is unknown. It has lines, but no bar.
+    /// For work whose amount is unknown: lines, but no bar.
     pub(crate) fn unmeasured(&self, label: &str) -> Bar {
         self.start(label, 0, false)
     }
@@ -98,36 +88,28 @@ impl Progress {
         }
     }
 
-    /// Changes what the lines show, if that is the bar with this ID.
     fn change(&self, id: u64, change: impl FnOnce(&mut Shown)) {
         let mut current = lock(&self.0.current);
-        if let Some(shown) = current.shown.as_mut().filter(|shown| shown.id == id) {
+        if let Some(shown) = current.shown.as_mut().filter(|shown| shown.state.id == id) {
             change(shown);
         }
     }
 }
 
 impl Current {
-    /// Returns the ID of the bar, which is shown from now on.
     fn begin(&mut self, bar: &ProgressBar) -> u64 {
         self.count = self.count.saturating_add(1);
-        let (id, label, bar) = (self.count, bar.message(), bar.clone());
-        self.shown = Some(Shown { id, bar, label, status: None, start_bytes: 0, since: Instant::now() });
+        let (id, label, since) = (self.count, bar.message(), Instant::now());
+        let state = State { id, label, status: None, start: 0, done: 0, total: 0, since };
+        self.shown = Some(Shown { bar: bar.clone(), state });
         id
     }
 }
 
 impl Shown {
     fn state(&self) -> State {
-        State {
-            id: self.id,
-            label: self.label.clone(),
-            status: self.status.clone(),
-            start: self.start_bytes,
-            done: self.bar.position(),
-            total: self.bar.length().unwrap_or_default(),
-            since: self.since,
-        }
+        let (done, total) = (self.bar.position(), self.bar.length().unwrap_or_default());
+        State { done, total, ..self.state.clone() }
     }
 }
 
@@ -137,15 +119,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Bar {
-    /// The bar of a command that shows only one.
+    /// For a command that shows only one bar.
     pub(crate) fn new(label: &str, total: u64, quiet: bool) -> Self {
         Progress::new(quiet).bar(label, total)
     }
 
     fn set_template(&self, template: Template) {
-        if let Ok(style) = ProgressStyle::with_template(template.text()) {
-            self.bar.set_style(style.progress_chars("██ "));
-        }
+        template.apply_to(&self.bar);
     }
 
     /// Shows only the total, until the first call of [`Self::set`] or [`Self::begin_at`].
@@ -158,7 +138,7 @@ impl Bar {
     pub(crate) fn interrupt(&self, status: &str) {
         let status = printable(status);
         self.bar.set_message(status.clone());
-        self.progress.change(self.id, |shown| shown.status = Some(status));
+        self.progress.change(self.id, |shown| shown.state.status = Some(status));
         let has_total = self.bar.length() != Some(0);
         self.set_template(if has_total { Template::Interrupted } else { Template::Message });
         self.bar.tick();
@@ -166,7 +146,7 @@ impl Bar {
 
     pub(crate) fn resume(&self, label: &str) {
         self.bar.set_message(printable(label));
-        self.progress.change(self.id, |shown| shown.status = None);
+        self.progress.change(self.id, |shown| shown.state.status = None);
         self.set_template(Template::Transferring);
     }
 
@@ -178,10 +158,10 @@ impl Bar {
         self.bar.set_position(completed);
     }
 
-    /// Starts at `completed` bytes, which do not count for the speed.
+    /// Starts at `completed` bytes, which do not count towards the speed.
     pub(crate) fn begin_at(&mut self, completed: u64, total: u64) {
         self.start_bytes = completed;
-        self.progress.change(self.id, |shown| shown.start_bytes = completed);
+        self.progress.change(self.id, |shown| shown.state.start = completed);
         self.set(completed, total);
         // The speed estimate reads the position only when the bar is drawn.
         self.bar.tick();
@@ -227,8 +207,57 @@ impl Drop for Bar {
     /// The lines show nothing until the next bar.
     fn drop(&mut self) {
         let mut current = lock(&self.progress.0.current);
-        if current.shown.as_ref().is_some_and(|shown| shown.id == self.id) {
+        if current.shown.as_ref().is_some_and(|shown| shown.state.id == self.id) {
             current.shown = None;
+        }
+    }
+}
+
+/// The layout of a bar, which must fit one line of the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Template {
+    Transferring,
+    /// Only the total, while it is unknown how much is done.
+    Waiting,
+    /// A note instead of the speed.
+    Noted,
+    /// The reason for a wait, shown instead of the bar.
+    Interrupted,
+    Message,
+}
+
+/// Enough columns for the wide layout with a short bar.
+const WIDE_COLUMNS: u16 = 78;
+
+impl Template {
+    fn apply_to(self, bar: &ProgressBar) {
+        if let Ok(style) = ProgressStyle::with_template(self.text()) {
+            bar.set_style(style.progress_chars("██ "));
+        }
+    }
+
+    fn text(self) -> &'static str {
+        // The width may change while the bar is shown; the next change of the layout adapts to it.
+        let columns = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col);
+        self.text_for(columns)
+    }
+
+    const fn text_for(self, columns: u16) -> &'static str {
+        let is_wide = columns == 0 || columns >= WIDE_COLUMNS;
+        match self {
+            Self::Transferring if is_wide => {
+                "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {binary_bytes_per_sec:>13} {eta:>4}"
+            }
+            Self::Transferring => "{wide_msg} {percent:>3}% {binary_bytes_per_sec:>13} {eta:>4}",
+            Self::Waiting if is_wide => "{msg:24!} {binary_total_bytes:>11}",
+            Self::Waiting => "{wide_msg} {binary_total_bytes:>11}",
+            Self::Noted if is_wide => {
+                "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {prefix:>18!}"
+            }
+            Self::Noted => "{wide_msg} {percent:>3}% {prefix:>18!}",
+            Self::Interrupted if is_wide => "{msg:52!} {binary_bytes:>11} / {binary_total_bytes:<11}",
+            Self::Interrupted => "{wide_msg} {percent:>3}%",
+            Self::Message => "{wide_msg}",
         }
     }
 }

@@ -1,16 +1,14 @@
 //! `blobd promote`
 
-use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::event::{Event, WorkProgress};
-use blobd_client::protocol::promote::{PromoteParams, Promoted};
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
+use blobd_client::protocol::naming::{PromoteParams, Promoted};
 use clap::Args;
 
-use super::connect::{client_error, connect, print_report, print_result};
-use super::model_name::{ModelName, only};
-use super::progress::Bar;
-use super::{Global, lost_models};
+use crate::connect::{client_error, connect, print_report, print_result};
+use crate::model_name::{ModelName, only};
+use crate::output::{counted, human_bytes, printable};
+use crate::progress::Bar;
+use crate::{ErrorBody, Global, lost_models};
 
 /// Copy a model of a lower store into the writable store
 #[derive(Debug, Args)]
@@ -45,18 +43,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         bar.clear();
     }
     let promoted = promoted.map_err(client_error)?;
-    match params.dry_run {
-        true => print_result(global, &promoted, render),
-        false => print_report(global, &promoted, render),
-    }
+    let print = if params.dry_run { print_result } else { print_report };
+    print(global, &promoted, render)
 }
 
 fn render(promoted: &Promoted) -> String {
     let (name, size) = (printable(&promoted.name), human_bytes(promoted.copied_bytes));
-    let blobs = match promoted.copied_blobs {
-        1 => "1 blob".to_owned(),
-        count => format!("{count} blobs"),
-    };
+    let blobs = counted(promoted.copied_blobs, "blob");
     let from = promoted.from.as_ref().map_or_else(String::new, |from| format!(" from {}", printable(from)));
     let summary = match (promoted.dry_run, promoted.copied_blobs) {
         (_, 0) if promoted.from.is_none() => format!("{name}: whole in the writable store already\n"),

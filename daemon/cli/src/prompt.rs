@@ -2,21 +2,17 @@
 
 use std::io::{self, BufRead as _, IsTerminal as _};
 
-use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::text::printable;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use crate::output::print_message;
+use crate::ErrorBody;
+use crate::output::{print_message, printable};
 
-/// Whether the terminal shows the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Echo {
     On,
-    /// For secrets.
     Off,
 }
 
-/// Prints the question and reads one line.
 pub(super) fn ask(question: &str, echo: Echo) -> Result<String, ErrorBody> {
     if !io::stdin().is_terminal() {
         let hint = "give -u USER --password-stdin, or --token-stdin";
@@ -64,7 +60,6 @@ fn hidden_line() -> io::Result<Option<String>> {
     }
 }
 
-/// The terminal's mode, restored on drop.
 struct Hidden {
     before: Termios,
 }
@@ -94,7 +89,6 @@ const KILL: u8 = 21;
 const QUIT: u8 = 28;
 const DELETE: u8 = 127;
 
-/// The line typed so far.
 #[derive(Default)]
 struct Line {
     bytes: Vec<u8>,
@@ -120,7 +114,6 @@ impl Line {
         Pressed::More
     }
 
-    /// Removes the last UTF-8 character.
     fn remove_last(&mut self) {
         while self.bytes.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
     }

@@ -1,24 +1,26 @@
-//! `blobd ps`
+//! `blobd ps` and `blobd release`: the sessions of processes that have models open
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::response::{RunningPull, RunningPulls, SessionList, SessionSummary};
+use std::str::FromStr;
+
+use blobd_client::protocol::pull::{RunningPull, RunningPulls};
+use blobd_client::protocol::request::ReleaseParams;
+use blobd_client::protocol::response::{Released, SessionList, SessionSummary};
 use blobd_client::residency::Residency;
-use blobd_store_format::size::human_bytes;
 use clap::Args;
 use serde::Serialize;
 
-use super::connect::show;
-use super::{Global, residency};
-use crate::output::{Table, terminal_width};
+use crate::connect::{client_error, connect, print_report, show};
+use crate::model_name::{ModelName, expand_among, names};
+use crate::output::{Table, human_bytes, or_dash, terminal_width};
 use crate::times::relative;
+use crate::{Client, ErrorBody, ErrorCode, Global, residency, usage};
 
 /// List the processes that have models open, how much of each model is in memory, and the pulls in progress
 #[derive(Debug, Args)]
 #[command(
     after_help = "BYTES is the size of the blobs that the process has received. IN MEMORY is how much of the whole
-model is in the page cache, which all processes share. Of `blobd exec`, the program that it runs is
-shown, and of a program in a container the start of the container's ID.
+model is in the page cache, which all processes share. For `blobd exec`, the program that it runs is
+shown, and for a program in a container the start of the container's ID.
 
 Examples:
   blobd ps
@@ -27,7 +29,6 @@ Examples:
 )]
 pub(super) struct Params {}
 
-/// What is printed as JSON.
 #[derive(Debug, Serialize)]
 struct Document {
     #[serde(flatten)]
@@ -36,7 +37,7 @@ struct Document {
     pulls: RunningPulls,
 }
 
-pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+pub(super) fn run(global: &Global) -> Result<(), ErrorBody> {
     let request = |client: &Client| {
         let sessions = client.sessions_with_residency()?;
         let pulls = match client.running_pulls() {
@@ -48,50 +49,100 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     };
     show(global, request, |document| {
         let (sessions, pulls) = (&document.sessions.sessions, &document.pulls.pulls);
-        let mut text = match sessions.is_empty() {
-            true => "no model is open\n".to_owned(),
-            false => session_table(sessions).render(terminal_width()),
-        };
-        if !pulls.is_empty() {
-            text.push('\n');
-            text += &pull_table(pulls).render(terminal_width());
-        }
-        text
+        let [sessions, pulls] = [session_table(sessions), pull_table(pulls)];
+        let none = "no model is open\n".to_owned();
+        let text = if sessions.has_rows() { sessions.render(terminal_width()) } else { none };
+        if pulls.has_rows() { text + "\n" + &pulls.render(terminal_width()) } else { text }
     })
 }
 
-fn session_table(sessions: &[SessionSummary]) -> Table {
-    let mut table =
-        Table::new(&["MODEL", "PID", "USER", "COMMAND", "SINCE", "BYTES", "IN MEMORY"], &[1, 5, 6]);
-    for session in sessions {
-        let residency = session.model_bytes.zip(session.resident_bytes);
-        let in_memory = residency.map_or_else(
-            || "-".to_owned(),
-            |(bytes, resident_bytes)| residency::share(Residency { bytes, resident_bytes }),
-        );
-        table.row(row(session).into_iter().chain([in_memory]));
+/// End the leases of a process, or all leases of a model
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A program keeps its maps when its lease ends, and they stay valid; but the model may then be
+removed. Ending leases of other users' processes requires administrator rights. A number means a
+process: write NAME:latest for a model whose name is a number.
+
+Examples:
+  blobd ps                             list processes and the models that they have open
+  blobd release 4711                   end the leases of process 4711
+  blobd release llama3:8b              end all leases of a model
+  blobd release 4711 --json | jq '.released[].model'"
+)]
+pub(super) struct ReleaseArgs {
+    /// A process, as `blobd ps` lists it, or a model, by name or by pattern
+    #[arg(value_name = "PID|REF|PATTERN")]
+    target: Target,
+}
+
+#[derive(Clone, Debug)]
+enum Target {
+    Process(i32),
+    Model(ModelName),
+}
+
+impl FromStr for Target {
+    type Err = ErrorBody;
+
+    fn from_str(text: &str) -> Result<Self, ErrorBody> {
+        let text = text.trim();
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            let pid = text.parse().ok().filter(|pid| *pid > 0);
+            let refused = || usage("not a process id: expected a number from 1 to 2147483647");
+            return pid.map(Self::Process).ok_or_else(refused);
+        }
+        text.parse().map(Self::Model)
     }
-    table
+}
+
+pub(super) fn release(global: &Global, args: &ReleaseArgs) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let client = &connected.client;
+    let requests = match &args.target {
+        Target::Process(pid) => vec![ReleaseParams { pid: Some(*pid), reference: None }],
+        Target::Model(model) => requests(client, model)?,
+    };
+    let mut released = Released { released: Vec::new() };
+    for request in requests {
+        released.released.extend(client.release(&request).map_err(client_error)?.released);
+    }
+    print_report(global, &released, |released| {
+        let headings = ["ENDED LEASE OF", "PID", "USER", "COMMAND", "SINCE", "BYTES"];
+        Table::with_rows(&headings, &[1, 5], released.released.iter().map(row)).render(terminal_width())
+    })
+}
+
+/// A request for each model. A pattern is compared with the models that are open, which may have been removed.
+fn requests(client: &Client, model: &ModelName) -> Result<Vec<ReleaseParams>, ErrorBody> {
+    let open = || {
+        let sessions = client.sessions().map_err(client_error)?.sessions;
+        Ok(names(sessions.iter().map(|session| session.model.as_str())))
+    };
+    let named = expand_among(std::slice::from_ref(model), open)?;
+    let request = |reference| ReleaseParams { pid: None, reference: Some(reference) };
+    named.into_iter().map(|named| named.reference.map(request)).collect()
+}
+
+fn session_table(sessions: &[SessionSummary]) -> Table {
+    let rows = sessions.iter().map(|session| {
+        let share = |(bytes, resident_bytes)| residency::share(Residency { bytes, resident_bytes });
+        let in_memory = or_dash(session.model_bytes.zip(session.resident_bytes).map(share));
+        row(session).into_iter().chain([in_memory])
+    });
+    Table::with_rows(&["MODEL", "PID", "USER", "COMMAND", "SINCE", "BYTES", "IN MEMORY"], &[1, 5, 6], rows)
 }
 
 fn pull_table(pulls: &[RunningPull]) -> Table {
-    let mut table = Table::new(&["PULL OF", "USER", "SINCE", "DONE", "OF", "SPEED", ""], &[3, 4, 5]);
-    for pull in pulls {
-        table.row([
-            pull.model.clone(),
-            pull.user.clone().unwrap_or_else(|| pull.uid.to_string()),
-            relative(&pull.since),
-            human_bytes(pull.completed_bytes),
-            pull.total_bytes.map_or_else(|| "-".to_owned(), human_bytes),
-            format!("{}/s", human_bytes(pull.bytes_per_second)),
-            pull.status.clone(),
-        ]);
-    }
-    table
+    let rows = pulls.iter().map(|pull| {
+        let user = pull.user.clone().unwrap_or_else(|| pull.uid.to_string());
+        let (done, total) = (human_bytes(pull.completed_bytes), or_dash(pull.total_bytes.map(human_bytes)));
+        let speed = format!("{}/s", human_bytes(pull.bytes_per_second));
+        [pull.model.clone(), user, relative(&pull.since), done, total, speed, pull.status.clone()]
+    });
+    Table::with_rows(&["PULL OF", "USER", "SINCE", "DONE", "OF", "SPEED", ""], &[3, 4, 5], rows)
 }
 
-/// Model, process, user, command, start and bytes of a session.
-pub(super) fn row(session: &SessionSummary) -> [String; 6] {
+fn row(session: &SessionSummary) -> [String; 6] {
     [
         session.model.clone(),
         pid(session),
@@ -102,13 +153,12 @@ pub(super) fn row(session: &SessionSummary) -> [String; 6] {
     ]
 }
 
-/// The process that uses the model. One of another PID namespace has no number here.
+/// The process that uses the model. A process in another PID namespace has no number here.
 fn pid(session: &SessionSummary) -> String {
     let pid = session.engine.as_ref().map_or(session.pid, |engine| engine.pid);
     if pid > 0 { pid.to_string() } else { "-".to_owned() }
 }
 
-/// Its program and container.
 fn program(session: &SessionSummary) -> String {
     let command = session.engine.as_ref().map(|engine| &engine.command).or(session.command.as_ref());
     match (command, &session.container) {
@@ -156,5 +206,15 @@ mod tests {
         let elsewhere = Some("another PID namespace".to_owned());
         let unseen = SessionSummary { pid: 0, command: None, container: elsewhere, ..session() };
         assert_eq!(shown(unseen), ("-".into(), "in another PID namespace".into()));
+    }
+
+    #[test]
+    fn number_is_a_process_and_anything_else_a_model() {
+        assert!(matches!("4711".parse(), Ok(Target::Process(4711))));
+        assert!(matches!("4711:latest".parse(), Ok(Target::Model(_))));
+        assert!(matches!("llama3".parse(), Ok(Target::Model(_))));
+        for text in ["0", "99999999999", "../x", ""] {
+            assert!(text.parse::<Target>().is_err(), "{text:?}");
+        }
     }
 }

@@ -4,29 +4,26 @@ use std::sync::{Arc, PoisonError};
 
 use blobd_client::error::ClientError;
 use blobd_client::process::on_interrupt;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::event::{Event, State};
-use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::naming::LostModel;
+use blobd_client::protocol::pull::{PullDone, PullProgress};
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::{PullDone, PullProgress};
-use blobd_store_format::reference::Reference;
-use blobd_store_format::size::{human_bytes, parse_rate};
+use blobd_store_format::size::parse_rate;
 use blobd_store_format::source::{Components, Draft, Projector, PullSource};
 use clap::Args;
 use serde_json::json;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-use super::advice::{instead_of_pull, parse_source};
-use super::batch::Batch;
-use super::connect::{Connected, client_error, connect_or_create, print_result};
-use super::model_name::parse_new_name;
-use super::progress::{Bar, Progress};
-use super::pull_plan::chosen_line;
-use super::upstream::{Followed, followed, nothing_to_compare};
-use super::{Global, corrected, lost_models, pull_plan, usage};
-use crate::output::{print, print_json, print_message, print_text};
+use crate::advice::{instead_of_pull, parse_source};
+use crate::batch::Batch;
+use crate::connect::{Connected, client_error, connect_or_create, print_result};
+use crate::model_name::parse_new_name;
+use crate::outdated::{Followed, followed, nothing_to_compare};
+use crate::output::{human_bytes, print, print_json, print_message, print_text};
+use crate::progress::{Bar, Progress};
+use crate::{ErrorBody, ErrorCode, Global, Reference, internal, lost_models, pull_report, usage};
 
-/// Download models from registries, and GGUF files from Hugging Face or any URL
+/// Download models from registries and Hugging Face, and GGUF files from any URL
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd pull llama3:8b
@@ -35,6 +32,8 @@ use crate::output::{print, print_json, print_message, print_text};
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
   blobd pull hf.co/ggml-org/gemma-3-4b-it-GGUF --projector F16
+  blobd pull hf.co/sentence-transformers/all-MiniLM-L6-v2     safetensors, with all its small files
+  blobd pull hf.co/org/model --include 'fp16/*' --revision v1.1
   blobd pull docker.io/smollm2                   a model of Docker Model Runner, in docker.io/ai
   blobd pull https://example.org/models/tiny.gguf --name tiny
   blobd pull --all                               update all models that `blobd outdated` compares
@@ -63,6 +62,15 @@ pub(super) struct Params {
     /// Pull no model for speculative decoding with a model of a repository at Hugging Face
     #[arg(long, conflicts_with = "all")]
     no_draft: bool,
+    /// Pull exactly the files of a repository at Hugging Face whose path matches, such as '*.safetensors'
+    #[arg(long, value_name = "PATTERN", conflicts_with = "all")]
+    include: Vec<String>,
+    /// Do not pull the files of the repository whose path matches, such as 'onnx/'
+    #[arg(long, value_name = "PATTERN", conflicts_with = "all")]
+    exclude: Vec<String>,
+    /// Pull this branch, tag or commit of the repository; it becomes the tag of the model's name
+    #[arg(long, value_name = "REVISION", conflicts_with = "all")]
+    revision: Option<String>,
     /// Show what would be downloaded and reused, and whether there is space for it
     #[arg(long)]
     dry_run: bool,
@@ -92,13 +100,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let screen = Arc::new(Mutex::new(Screen::new(global)));
     let interrupted = Arc::clone(&screen);
-    on_interrupt(move || {
+    let stop = move || {
         let mut screen = lock(&interrupted);
         screen.print_stopped();
         // Never unlocked, so that nothing is drawn below the last line.
         std::mem::forget(screen);
-    })
-    .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    };
+    on_interrupt(stop).map_err(internal)?;
     let mut batch = Batch::of_lines(global, requests.len());
     for request in &requests {
         lock(&screen).received = Received::Nothing;
@@ -132,7 +140,10 @@ impl Params {
             None if self.no_projector => Projector::None,
             None => Projector::Nearest,
         };
-        Components { projector, draft: if self.no_draft { Draft::None } else { Draft::Nearest } }
+        let draft = if self.no_draft { Draft::None } else { Draft::Nearest };
+        let Self { include, exclude, revision, .. } = self;
+        let (include, exclude, revision) = (include.clone(), exclude.clone(), revision.clone());
+        Components { projector, draft, include, exclude, revision }
     }
 }
 
@@ -160,11 +171,11 @@ fn followed_models(
 
 fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
     let plan = connected.client.plan_pull(request).map_err(client_error)?;
-    print_result(global, &plan, pull_plan::render)
+    print_result(global, &plan, pull_report::plan)
 }
 
-/// Adds a hint whether the pull can be resumed: most downloaded data is kept if the daemon or the registry fails. If
-/// there is no such model, the hint says how to import a file of that name.
+/// Adds a hint: whether the pull can be resumed or, for an unknown model, how to import a file of that name. Most
+/// downloaded data is kept if the daemon or the registry fails.
 fn pull_error(error: ClientError, received: Received, source: &PullSource) -> ErrorBody {
     let is_closed = matches!(error, ClientError::Closed);
     let body = client_error(error);
@@ -185,7 +196,6 @@ fn pull_error(error: ClientError, received: Received, source: &PullSource) -> Er
     }
 }
 
-/// What has been received when a pull ends early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Received {
     Nothing,
@@ -196,7 +206,7 @@ enum Received {
 }
 
 impl Received {
-    /// What the same command does after this one has stopped.
+    /// What the same command will do next time.
     const fn next_time(self) -> &'static str {
         match self {
             Self::Nothing | Self::Kept => {
@@ -212,7 +222,7 @@ impl Received {
 
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, size, .. } = done;
-    let chosen = chosen_line(done.chosen.as_ref());
+    let chosen = pull_report::chosen_line(done.chosen.as_ref());
     if done.unchanged {
         return format!("{name} {}: unchanged, nothing downloaded\n{chosen}", digest.short());
     }
@@ -230,19 +240,17 @@ fn summary(done: &PullDone) -> String {
             format!(" = {}", sizes.collect::<Vec<_>>().join(" + "))
         }
     };
-    let corrected = corrected::render(&done.corrected);
+    let corrected = pull_report::corrected(&done.corrected);
     let effects = lost_models::effects(&done.effects);
     format!("{name} {}: {}{sources}\n{chosen}{corrected}{effects}", digest.short(), human_bytes(*size))
 }
 
-/// Shows events as progress bars or JSON lines.
 struct Screen {
     json: bool,
     quiet: bool,
     progress: Progress,
     bar: Option<FileBar>,
     received: Received,
-    /// Models that this pull has evicted.
     evicted: Vec<LostModel>,
     /// Why a line of JSON could not be written. The pull goes on.
     output_failure: Option<ErrorBody>,
@@ -252,7 +260,6 @@ struct FileBar {
     /// Empty while no file is fetched.
     status: String,
     bar: Bar,
-    /// Whether it shows that the transfer waits for its host.
     is_waiting: bool,
     /// The bar never moves back: if a file is downloaded again from its start, the bar waits here.
     highest_bytes: u64,
@@ -336,7 +343,7 @@ impl Screen {
     }
 
     fn draw_waiting(&mut self, progress: &PullProgress) {
-        // Without a file in progress there is no bar that could say it.
+        // Without a file in progress no bar could show it.
         if progress.total.is_none() && self.bar.as_ref().is_none_or(|current| !current.is_waiting) {
             self.end_bar();
         }

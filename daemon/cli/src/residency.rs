@@ -1,30 +1,28 @@
-//! How much of a model is in the page cache: for `ps`, `warm` and `show --residency`.
+//! Which part of a model is in the page cache, for `ps`, `warm` and `show --residency`.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use blobd_client::error::ModelError;
 use blobd_client::model::{BlobSlice, OpenModel};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::OpenParams;
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::residency::Residency;
 use blobd_store_format::expert::separate_expert;
-use blobd_store_format::size::human_bytes;
 use serde::Serialize;
 
-use super::Global;
-use super::connect::{client_error, connect, note_name};
-use super::model_name::{ModelName, only};
-use crate::output::{Table, print, print_json, terminal_width};
+use crate::connect::{client_error, connect, model_error, note_name};
+use crate::model_name::{ModelName, only};
+use crate::output::{Table, human_bytes, or_dash, print, print_json, terminal_width};
+use crate::{ErrorBody, ErrorCode, Global};
 
 /// A stack of experts, or all other tensors of a model.
 #[derive(Debug, Default, Serialize)]
 struct Group {
     name: String,
-    /// The number of experts; 0 if this is not a stack.
+    /// 0 if this is not a stack.
     experts: u64,
-    /// How many of them are completely in memory.
+    /// Experts that are completely in memory.
     resident_experts: u64,
     bytes: u64,
     resident_bytes: u64,
@@ -38,7 +36,6 @@ struct ModelResidency<'m> {
     groups: Vec<Group>,
 }
 
-/// All blobs of an open model, in the order of its files.
 pub(super) fn blobs(model: &OpenModel) -> Result<Vec<BlobSlice>, ModelError> {
     let count = u32::try_from(model.fd_count()).unwrap_or(u32::MAX);
     (0..count).map(|number| model.blob_bytes(number)).collect()
@@ -57,7 +54,6 @@ pub(super) fn share(residency: Residency) -> String {
     format!("{} ({percent} %)", human_bytes(resident_bytes))
 }
 
-/// Shows how much is in memory of each stack of experts, of the other tensors, and of all files.
 pub(super) fn show(global: &Global, model: &ModelName) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let reference = only(global, &connected.client, model)?;
@@ -69,21 +65,13 @@ pub(super) fn show(global: &Global, model: &ModelName) -> Result<(), ErrorBody> 
     if global.json {
         return print_json(&ModelResidency { name: model.name(), bytes, resident_bytes, groups });
     }
-    let mut table = Table::new(&["PART", "EXPERTS", "SIZE", "IN MEMORY"], &[1, 2, 3]);
-    for group in groups {
-        let (bytes, resident_bytes) = (group.bytes, group.resident_bytes);
-        let experts = match group.experts {
-            0 => "-".to_owned(),
-            count => format!("{}/{count}", group.resident_experts),
-        };
-        table.row([group.name, experts, human_bytes(bytes), share(Residency { bytes, resident_bytes })]);
-    }
+    let rows = groups.into_iter().map(|Group { name, experts, resident_experts, bytes, resident_bytes }| {
+        let experts = or_dash((experts > 0).then(|| format!("{resident_experts}/{experts}")));
+        [name, experts, human_bytes(bytes), share(Residency { bytes, resident_bytes })]
+    });
+    let mut table = Table::with_rows(&["PART", "EXPERTS", "SIZE", "IN MEMORY"], &[1, 2, 3], rows);
     table.row(["all files".to_owned(), String::new(), human_bytes(bytes), share(all)]);
     print(&table.render(terminal_width()))
-}
-
-pub(super) fn model_error(error: ModelError) -> ErrorBody {
-    ErrorBody::new(error.code(), error)
 }
 
 fn denied() -> ErrorBody {

@@ -1,31 +1,29 @@
-//! `blobd rm`
+//! `blobd rm` and `blobd undelete`
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::request::RemoveParams;
-use blobd_client::protocol::response::Removed;
-use blobd_client::protocol::upkeep::Spared;
-use blobd_store_format::size::human_bytes;
+use blobd_client::error::ClientError;
+use blobd_client::protocol::lists::MAX_REMOVED_NAMES;
+use blobd_client::protocol::naming::{Removed, Spared};
+use blobd_client::protocol::request::{RemoveParams, UndeleteParams};
 use blobd_store_format::text::one_line;
 use clap::Args;
 
-use super::batch;
-use super::connect::{client_error, connect, print_report};
-use super::model_name::ModelName;
-use super::prompt::{self, Echo};
-use super::{Global, lost_models, usage};
-use crate::output::print_message;
+use crate::batch::{self, Batch};
+use crate::connect::{client_error, connect, print_report};
+use crate::model_name::{ModelName, expand_among, names, parse_new_name};
+use crate::output::{human_bytes, print, print_message, printable};
+use crate::prompt::{self, Echo};
 use crate::times::parse_period;
+use crate::{Client, ErrorBody, Global, Reference, lost_models, usage};
 
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Remove models and free what nothing else needs\n\nOf several names, those that cannot be removed are \
-reported, and the others are removed. Pinned models are never removed. Users remove the names that they have added, \
+    long_about = "Remove models and free what nothing else needs\n\nNames that cannot be removed are reported, and the \
+others are removed. Pinned models are never removed. Users remove the names that they have added, \
 administrators all. A pattern, --older-than and --unused leave out names of other users and models that are pinned, and \
 the last two also models that are open now. The \
 daemon records when models are used. Where records are missing, such as before its first start or after a crash, \
@@ -86,7 +84,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if is_selected && !params.dry_run && !params.yes && io::stdin().is_terminal() {
         request = confirmed(client, request)?;
     }
-    let removed = client.remove(&request).map_err(client_error)?;
+    let removed = remove_all(client, request).map_err(client_error)?;
     if count <= 1 {
         return print_report(global, &removed, summary);
     }
@@ -98,9 +96,75 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     batch::result(count, errors, ["models was not removed", "models were not removed"])
 }
 
-/// Shows what would be removed, and asks. Only that is removed then: a model that matches meanwhile was not shown.
+/// Removes with as many requests as the names need. Those of a command are removed one by one in any case.
+fn remove_all(client: &Client, mut request: RemoveParams) -> Result<Removed, ClientError> {
+    let mut rest = request.references.split_off(request.references.len().min(MAX_REMOVED_NAMES));
+    let mut all = client.remove(&request)?;
+    request.patterns.clear();
+    while !rest.is_empty() {
+        let following = rest.split_off(rest.len().min(MAX_REMOVED_NAMES));
+        request.references = std::mem::replace(&mut rest, following);
+        let removed = client.remove(&request)?;
+        all.removed.extend(removed.removed);
+        all.models.extend(removed.models);
+        all.kept.extend(removed.kept);
+        all.spared.extend(removed.spared);
+        all.failed.extend(removed.failed);
+        all.freed_bytes = all.freed_bytes.saturating_add(removed.freed_bytes);
+        all.trashed_until = removed.trashed_until.or(all.trashed_until);
+    }
+    Ok(all)
+}
+
+/// Restore models from the trash
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd undelete llama3:8b
+  blobd undelete llama3:8b --name llama3:old   beside the model that has the name now
+  blobd undelete llama3:8b --force             in place of it
+  blobd ls --trash                             list the models in the trash")]
+pub(super) struct UndeleteArgs {
+    /// The models, by the names that they had before, or by pattern
+    #[arg(required = true, value_name = "REF|PATTERN")]
+    models: Vec<ModelName>,
+    /// Restore the model under this name
+    #[arg(long, value_name = "REF", value_parser = parse_new_name)]
+    name: Option<Reference>,
+    /// Replace another model that has the name now, also a pinned one; that model goes to the trash
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) fn undelete(global: &Global, args: &UndeleteArgs) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let trash = || {
+        let trash = connected.client.trash().map_err(client_error)?.models;
+        Ok(names(trash.iter().map(|model| model.name.as_str())))
+    };
+    let models = expand_among(&args.models, trash)?;
+    if args.name.is_some() && models.len() > 1 {
+        return Err(usage("--name: names one model, but several are given"));
+    }
+    let mut batch = Batch::new(global, models.len());
+    for model in models {
+        let undelete = |reference| {
+            let request = UndeleteParams { reference, name: args.name.clone(), force: args.force };
+            connected.client.undelete(&request).map_err(client_error)
+        };
+        if let Some(done) = batch.add(&model.label, model.reference.and_then(undelete))
+            && !global.hides_reports()
+        {
+            let effects = lost_models::effects(&done.effects);
+            print(&format!("{} {} restored\n{effects}", printable(&done.name), done.digest.short()))?;
+        }
+    }
+    batch.finish("undeleted", ["models was not restored", "models were not restored"])
+}
+
+/// Shows what would be removed and asks. Removes only that: a model that matches meanwhile was not shown.
 fn confirmed(client: &Client, request: RemoveParams) -> Result<RemoveParams, ErrorBody> {
-    let planned = client.remove(&RemoveParams { dry_run: true, ..request.clone() }).map_err(client_error)?;
+    let planned =
+        remove_all(client, RemoveParams { dry_run: true, ..request.clone() }).map_err(client_error)?;
     if planned.models.is_empty() {
         return Ok(request);
     }
@@ -112,7 +176,7 @@ fn confirmed(client: &Client, request: RemoveParams) -> Result<RemoveParams, Err
         return Err(usage("rm: not confirmed: nothing was removed"));
     }
     let shown = planned.models.iter().filter_map(|model| model.name.parse().ok());
-    // Names that are refused are reported once more.
+    // Names that were refused stay in the request, so that they are reported.
     let refused = request
         .references
         .iter()
@@ -122,14 +186,10 @@ fn confirmed(client: &Client, request: RemoveParams) -> Result<RemoveParams, Err
 }
 
 fn summary(removed: &Removed) -> String {
-    let (done, freed) = match removed.dry_run {
-        true => ("would remove", "would free"),
-        false => ("removed", "freed"),
-    };
+    let (done, freed) = if removed.dry_run { ("would remove", "would free") } else { ("removed", "freed") };
     let is_alone = removed.models.len() == 1;
-    let line = |model| match is_alone {
-        true => format!("{}\n", lost_models::subject(done, model)),
-        false => lost_models::line(done, model),
+    let line = |model| {
+        if is_alone { lost_models::subject(done, model) + "\n" } else { lost_models::line(done, model) }
     };
     let mut text: String = removed.models.iter().map(line).collect();
     if removed.models.is_empty() {
@@ -145,9 +205,10 @@ fn summary(removed: &Removed) -> String {
     text + &lost_models::kept(&removed.kept) + &spared(&removed.spared)
 }
 
-/// A line per reason, with as many models as fit.
+/// One line for each reason, with as many models as fit.
 fn spared(spared: &[Spared]) -> String {
     const WIDTH: usize = 80;
+    const MAX_REASONS: usize = 12;
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for model in spared {
         reasons.entry(&model.reason).or_default().push(&model.name);
@@ -160,6 +221,3 @@ fn spared(spared: &[Spared]) -> String {
     };
     reasons.into_iter().map(line).collect()
 }
-
-/// The most lines of models that are not removed.
-const MAX_REASONS: usize = 12;

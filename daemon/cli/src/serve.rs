@@ -1,9 +1,15 @@
-//! `blobd serve`
+//! The daemon: `blobd serve`, `blobd health` and `blobd limit`; and `blobd demo`, which runs one
 
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::LimitParams;
+use blobd_client::protocol::upkeep::{Health, HealthStatus};
+use blobd_store_format::size;
 use clap::Args;
 
-use super::Global;
+use crate::connect::{
+    client_error, connect, connect_for_checks, load_settings, print_result, refuse_silent_socket,
+};
+use crate::output::{human_bytes, printable};
+use crate::{ErrorBody, ErrorCode, Global, usage};
 
 /// Run the daemon
 #[derive(Debug, Args)]
@@ -21,6 +27,109 @@ As a service of systemd, it ends with exit code 78 if the configuration or the s
 corrected before a start can succeed.")]
 pub(super) struct Params {}
 
-pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    global.server.serve(&global.paths)
+pub(super) fn serve(global: &Global) -> Result<(), ErrorBody> {
+    (global.server.serve)(&global.paths)
+}
+
+/// Ask the daemon whether it works
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The exit code is 0 if the daemon works, even if it is degraded, 1 if it is failing, 3 if no
+daemon is running, and 8 if the system's daemon is installed and does not answer. `blobd doctor`
+says what to do.
+
+Examples:
+  blobd health
+  blobd --quiet health                         only the exit code, for scripts and containers
+  blobd health --strict                        exit code 1 if it is degraded, too
+  blobd health --json | jq -r '.checks[] | select(.status != \"ok\").detail'"
+)]
+pub(super) struct HealthArgs {
+    /// Fail if the daemon is degraded, too
+    #[arg(long)]
+    strict: bool,
+}
+
+pub(super) fn health(global: &Global, args: &HealthArgs) -> Result<(), ErrorBody> {
+    refuse_silent_socket(global)?;
+    let connected = connect_for_checks(global, &*load_settings(global)?)?;
+    if connected.is_embedded() {
+        let error = ErrorBody::new(ErrorCode::NotFound, "health: no daemon is running");
+        return Err(error.with_hint("start it with `blobd serve` or `systemctl start blobd`"));
+    }
+    let health = connected.client.health().map_err(client_error)?;
+    if !global.quiet || global.json {
+        print_result(global, &health, render_health)?;
+    }
+    let worst = if args.strict { HealthStatus::Ok } else { HealthStatus::Degraded };
+    if health.status <= worst { Ok(()) } else { Err(unhealthy(&health)) }
+}
+
+fn render_health(health: &Health) -> String {
+    let mut text = format!("{}\n", health.status.name());
+    for check in &health.checks {
+        let (name, detail) = (printable(&check.name), printable(&check.detail));
+        text += &format!("  {name:8} {:9} {detail}\n", check.status.name());
+    }
+    text
+}
+
+fn unhealthy(health: &Health) -> ErrorBody {
+    let worst = health.checks.iter().filter(|check| check.status == health.status);
+    let reasons: Vec<_> = worst.map(|check| format!("{}: {}", check.name, check.detail)).collect();
+    let message = format!("the daemon is {}: {}", health.status.name(), reasons.join("; "));
+    ErrorBody::new(ErrorCode::Internal, message).with_hint("`blobd doctor` says what to do")
+}
+
+/// Show or set the rate limit of all pulls of the daemon together
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd limit                                  show the limit
+  blobd limit 20MB                             20 MB per second; applies to running pulls at once
+  blobd limit off                              no limit
+
+The limit lasts until the daemon stops. It starts with limit_rate under [transfer] in the
+configuration. `blobd pull --limit-rate` limits a single pull.")]
+pub(super) struct LimitArgs {
+    /// Bytes per second, such as 20MB, or off; if omitted, the limit is shown
+    #[arg(value_name = "RATE", value_parser = parse_rate)]
+    rate: Option<Rate>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rate(Option<u64>);
+
+fn parse_rate(text: &str) -> Result<Rate, String> {
+    let is_off = matches!(text, "off" | "none");
+    if is_off { Ok(Rate(None)) } else { size::parse_rate(text).map(|bytes| Rate(Some(bytes))) }
+}
+
+pub(super) fn limit(global: &Global, args: &LimitArgs) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let limit = match args.rate {
+        None => connected.client.limit(),
+        Some(_) if connected.is_embedded() => {
+            let hint = "start `blobd serve`, limit one pull with `blobd pull --limit-rate`, or set limit_rate \
+                        under [transfer] in the configuration";
+            let error = usage("limit: no daemon is running, so the limit would have no effect");
+            return Err(error.with_hint(hint));
+        }
+        Some(Rate(bytes_per_second)) => connected.client.set_limit(&LimitParams { bytes_per_second }),
+    };
+    let limit = limit.map_err(client_error)?;
+    print_result(global, &limit, |limit| match limit.bytes_per_second {
+        None => "no limit\n".to_owned(),
+        Some(rate) => format!("{} per second\n", human_bytes(rate)),
+    })
+}
+
+/// Show pull, import, sharing, export and removal with generated models, without a network
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd demo                                   needs no network and leaves nothing behind
+  blobd demo --json | jq .saved_bytes          only the figures")]
+pub(super) struct DemoArgs {}
+
+pub(super) fn demo(global: &Global) -> Result<(), ErrorBody> {
+    (global.server.demo)(global.json)
 }

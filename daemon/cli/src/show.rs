@@ -1,20 +1,17 @@
 //! `blobd show`
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
 
 use self::document::Document;
 use self::hash::HashArgs;
 use self::texts::Text;
-use super::connect::print_result;
-use super::model_source::ModelArgs;
-use super::{Global, residency};
+use crate::connect::print_result;
+use crate::model_source::ModelArgs;
+use crate::{ErrorBody, ErrorCode, Global, residency};
 
 mod document;
-mod full;
 mod hash;
-mod kind_row;
-mod network_layers;
+mod header;
 mod render;
 mod tensors;
 mod texts;
@@ -93,7 +90,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let mut document = Document::new(&model, connected.as_ref(), params.full)?;
     if params.layers {
-        document.network_layers = Some(network_layers::of(&document.tensors));
+        document.network_layers = Some(tensors::network_layers(&document.tensors));
     }
     if global.json && !params.full {
         document.forget_file_offsets();

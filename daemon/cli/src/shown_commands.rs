@@ -18,7 +18,6 @@ const PLACES: [&str; 10] = [
     "tests/src/bin",
     "justfile",
 ];
-/// Endings of the files that have texts.
 const ENDINGS: [&str; 9] = ["md", "rs", "html", "js", "py", "go", "h", "service", "justfile"];
 /// Mistakes whose answers are documented.
 const DELIBERATE: [&str; 2] = ["lst", "ls --jso"];
@@ -79,7 +78,6 @@ fn joined(text: &str) -> String {
     parts.fold(first, |joined, part| joined + part.trim_start_matches([' ', '/']))
 }
 
-/// What is wrong with a command, if it names anything that the parser does not know.
 fn mistake(line: &str) -> Option<String> {
     let root = crate::command();
     let mut command = &root;
@@ -139,7 +137,6 @@ fn has_long(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
 }
 
-/// Whether the next word is the option's value.
 fn takes_next(arg: &Arg) -> bool {
     arg.get_action().takes_values()
         && !arg.is_require_equals_set()
@@ -165,7 +162,7 @@ fn every_command_that_is_shown_anywhere_exists() {
 #[test]
 fn commands_that_do_not_exist_are_found() {
     for (line, expected) in [
-        ("import --from-ollama", Some("--from-ollama is not an option of import")),
+        ("import --from-nowhere", Some("--from-nowhere is not an option of import")),
         ("improt x.gguf", Some("improt is not a command")),
         ("ls -Z", Some("-Z is not an option of ls")),
         ("export m -o - | sha256sum --tag", None),

@@ -1,15 +1,48 @@
-//! A stored file that is read at any offset, and verified.
+//! The files of an open model: their paths in an export, and their content, which is read at any offset and verified.
 
 use std::borrow::Cow;
 
-use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::OpenPiece;
-use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::file_format::FormatError;
+use blobd_store_format::digest::Hasher;
+use blobd_store_format::file_format::{FileFormat, FileKind, FormatError};
+use blobd_store_format::file_paths::{ListedFile, paths};
 use blobd_store_format::gguf::{GgufError, Header, HeaderParser, Progress};
 use blobd_store_format::stored_file::FilePieces;
+
+use crate::connect::model_error;
+use crate::{Digest, ErrorBody, ErrorCode, Reference};
+
+/// The name of files that have none of their own: `llama3-8b` for `llama3:8b`.
+pub(super) fn stem(reference: &Reference) -> String {
+    /// A file name has at most 255 bytes, and the longest names of models have more. Suffixes need the rest.
+    const MAX_STEM_BYTES: usize = 200;
+    let stem = format!("{}-{}", reference.model(), reference.tag());
+    stem.get(..MAX_STEM_BYTES).unwrap_or(&stem).to_owned()
+}
+
+/// The path of each layer below the folder of an export: its own from the manifest, or made from the model's name.
+pub(super) fn file_paths(reference: &Reference, model: &OpenModel) -> Vec<String> {
+    let listed = model.layers().iter().enumerate().map(|(layer, open)| ListedFile {
+        media_type: &open.media_type,
+        name: open.name.as_deref(),
+        digest: open.digest,
+        extension: extension(model, layer),
+    });
+    paths(&stem(reference), &listed.collect::<Vec<_>>())
+}
+
+/// The extension of a file's format by its first bytes. `None` if it cannot be read; then its export fails too.
+fn extension(model: &OpenModel, layer: usize) -> Option<&'static str> {
+    const START_BYTES: usize = 512;
+    let mut start = vec![0; START_BYTES];
+    let read = model.file(layer).ok()?.read_at(0, &mut start, |fd, at, bytes| model.read_at(fd, at, bytes));
+    start.truncate(read.ok()?);
+    let format = FileFormat::from_start(&start).map(FileFormat::extension);
+    format.or_else(|| FileKind::from_start(&start).extension())
+}
+
+const STEP_BYTES: usize = 1 << 20;
 
 /// A file of an open model. It is hashed as far as it is read from the start to the end.
 pub(super) struct SourceFile<'m> {
@@ -23,7 +56,7 @@ pub(super) struct SourceFile<'m> {
 
 impl<'m> SourceFile<'m> {
     pub(super) fn open(model: &'m OpenModel, layer: usize) -> Result<Self, ErrorBody> {
-        let pieces = model.file(layer).map_err(|error| failed(&error))?;
+        let pieces = model.file(layer).map_err(model_error)?;
         let digest = model.layers().get(layer).map_or_else(|| Digest::of(b""), |layer| layer.digest);
         Ok(Self { model, pieces, digest, hasher: Hasher::new(), hashed: 0 })
     }
@@ -32,12 +65,10 @@ impl<'m> SourceFile<'m> {
         self.pieces.size()
     }
 
-    /// The name of the model, for messages.
     pub(super) fn model(&self) -> &str {
         self.model.name()
     }
 
-    /// The GGUF header at the start of the file.
     pub(super) fn read_header(&mut self) -> Result<Header, ErrorBody> {
         let mut parser = HeaderParser::new();
         let mut offset = 0;
@@ -49,7 +80,7 @@ impl<'m> SourceFile<'m> {
             match parser.push(bytes) {
                 Ok(Progress::NeedMore) => {}
                 Ok(Progress::Done) => break,
-                Err(GgufError::Magic { .. }) => return Err(self.invalid(&FormatError::unknown(bytes))),
+                Err(GgufError::Magic { .. }) => return Err(self.of_another_format(bytes)),
                 Err(error) => return Err(self.invalid(&error)),
             }
         }
@@ -97,7 +128,18 @@ impl<'m> SourceFile<'m> {
 
     fn load(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, ErrorBody> {
         let read = self.pieces.read_at(offset, buffer, |fd, at, bytes| self.model.read_at(fd, at, bytes));
-        read.map_err(|error| failed(&error))
+        read.map_err(model_error)
+    }
+
+    fn of_another_format(&self, start: &[u8]) -> ErrorBody {
+        match FileFormat::from_start(start) {
+            Some(format) => self.invalid(&format_args!(
+                "wrong format: expected a {} file, found a {} file",
+                FileFormat::GGUF.title(),
+                format.title()
+            )),
+            None => self.invalid(&FormatError::unknown(start)),
+        }
     }
 
     fn invalid(&self, error: &impl std::fmt::Display) -> ErrorBody {
@@ -106,10 +148,3 @@ impl<'m> SourceFile<'m> {
             .with_hint("only GGUF files can be rewritten or hashed")
     }
 }
-
-fn failed(error: &ModelError) -> ErrorBody {
-    ErrorBody::new(error.code(), error)
-}
-
-/// Bytes that are read at once.
-const STEP_BYTES: usize = 1 << 20;

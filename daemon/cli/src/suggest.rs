@@ -8,16 +8,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blobd_client::client::Client;
 use blobd_client::paths::{GivenPaths, SYSTEM_ROOT, default_root};
 use blobd_client::sockets::user_sockets;
-use blobd_store_format::text::printable;
 use clap::{Args, ValueEnum};
 
-use super::Global;
-use super::connect::{is_own, load_settings};
-use super::limited::within;
-use super::local_server::StoredNames;
+use crate::connect::{is_own, load_settings};
+use crate::local_server::StoredNames;
+use crate::output::printable;
+use crate::system_service::within;
+use crate::{Client, Global};
 
 /// The name of the command, which users do not type.
 pub(super) const COMMAND: &str = "__suggest";
@@ -33,7 +32,6 @@ pub(super) struct Params {
     words: Vec<OsString>,
 }
 
-/// What a word names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(super) enum Kind {
     Models,
@@ -48,21 +46,16 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const fn word(self) -> &'static str {
-        match self {
-            Self::Models => "models",
-            Self::Trash => "trash",
-            Self::Downloads => "downloads",
-            Self::Processes => "processes",
-            Self::Commands => "commands",
-        }
+    /// The argument of this command that stands for it.
+    pub(super) fn word(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
 /// Longer than any daemon of this machine needs, and short enough for somebody who waits for a word.
 const TIME_LIMIT: Duration = Duration::from_millis(1500);
 
-/// Returns one name per line. There is no failure: a shell has nobody to tell it to.
+/// Returns one name per line, and none after a failure: a shell could not show it.
 pub(super) fn names(global: &Global, params: &Params) -> String {
     let (global, params) = (global.clone(), params.clone());
     let search = move || {
@@ -79,11 +72,11 @@ fn with_typed_options(global: Global, words: &[OsString]) -> Global {
         let equals = format!("{name}=");
         words.iter().enumerate().find_map(|(place, word)| {
             let text = word.to_str()?;
-            match text == name {
-                // Bash makes the sign a word of its own.
-                true => words.iter().skip(place + 1).find(|word| *word != "=").map(PathBuf::from),
-                false => text.strip_prefix(&equals).map(PathBuf::from),
+            if text != name {
+                return text.strip_prefix(&equals).map(PathBuf::from);
             }
+            // Bash makes the sign a word of its own.
+            words.iter().skip(place + 1).find(|word| *word != "=").map(PathBuf::from)
         })
     };
     let paths = GivenPaths {
@@ -116,7 +109,6 @@ fn lower_stores(global: &Global) -> Vec<PathBuf> {
     load_settings(global).map(|settings| settings.lower_stores()).unwrap_or_default()
 }
 
-/// Where the names are.
 enum Place {
     Daemon(Client),
     Store(PathBuf),
@@ -134,7 +126,7 @@ impl Place {
     }
 }
 
-/// The same place as that of all commands, except that no store is opened.
+/// The place that all commands use, except that no store is opened.
 fn place(global: &Global) -> Option<Place> {
     let daemon = |socket: &Path| Client::connect(socket).ok().map(Place::Daemon);
     match (&global.paths.root, &global.paths.socket) {
@@ -179,16 +171,16 @@ fn served(client: &Client, kind: Kind) -> Option<Vec<String>> {
     })
 }
 
-/// What the directory says. Only a process that has the store open knows which processes use its models.
+/// Reads the store's directory. Only a process that has the store open knows which processes use its models.
 fn stored(global: &Global, root: &Path, kind: Kind) -> Vec<String> {
-    let names = |kind| global.server.stored_names(root, kind);
+    let names = |kind| (global.server.stored_names)(root, kind);
     match kind {
         Kind::Models => names(StoredNames::Models),
         Kind::Trash => names(StoredNames::Trash),
         Kind::Downloads => names(StoredNames::Downloads),
-        Kind::Processes => {
-            global.server.client_of_holder(root).and_then(|client| served(&client, kind)).unwrap_or_default()
-        }
+        Kind::Processes => (global.server.client_of_holder)(root)
+            .and_then(|client| served(&client, kind))
+            .unwrap_or_default(),
         Kind::Commands => Vec::new(),
     }
 }
@@ -220,12 +212,5 @@ mod tests {
         assert_eq!(found(&global, Kind::Trash), ["Trash"]);
         assert_eq!(found(&global, Kind::Downloads), ["Downloads"]);
         assert_eq!(found(&global, Kind::Processes), [""; 0], "no process has it open");
-    }
-
-    #[test]
-    fn word_of_each_kind_is_the_argument_for_it() {
-        for kind in Kind::value_variants() {
-            assert_eq!(kind.to_possible_value().unwrap().get_name(), kind.word());
-        }
     }
 }

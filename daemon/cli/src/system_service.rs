@@ -1,29 +1,25 @@
-//! The state of the system's service, for errors and checks: what systemd says about its units, and the last error that
-//! the daemon has logged.
+//! The state of the system's service, for errors and checks: systemd's state of its units, and the last error that the
+//! daemon has logged.
 
-use std::fmt;
 use std::io::Read as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
+use std::{fmt, thread};
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::SYSTEM_UNITS;
 
-/// Where systemd says that it runs.
-const SYSTEMD: &str = "/run/systemd/system";
-/// How long systemd may take to answer: an error must not hang on the state that it describes.
+use crate::{ErrorBody, ErrorCode};
+
+/// For answers of systemd: an error must not hang while its cause is looked up.
 const TIME_LIMIT: Duration = Duration::from_secs(3);
-/// More is not printed by either program.
+/// More than either program prints.
 const MAX_OUTPUT_BYTES: u64 = 64 << 10;
-/// The longest part of a journal line that an error quotes.
 const MAX_LINE_CHARACTERS: usize = 500;
 
-/// Whether systemd manages this machine.
 pub(super) fn has_systemd() -> bool {
-    Path::new(SYSTEMD).is_dir()
+    Path::new("/run/systemd/system").is_dir()
 }
 
 /// The units of the system's daemon, as systemd knows them; empty if it cannot be asked.
@@ -32,7 +28,8 @@ pub(super) fn units() -> Vec<Unit> {
         "--property=Id,LoadState,ActiveState,SubState,Result,UnitFileState,ExecMainStatus,InvocationID";
     let mut show = Command::new("systemctl");
     show.arg("show").arg(PROPERTIES).args(SYSTEM_UNITS);
-    output_of(show).map_or_else(Vec::new, |text| text.split("\n\n").filter_map(Unit::parse).collect())
+    output_within(TIME_LIMIT, show)
+        .map_or_else(Vec::new, |text| text.split("\n\n").filter_map(Unit::parse).collect())
 }
 
 /// The error of a command for the system's daemon while nothing listens at its socket.
@@ -58,6 +55,21 @@ pub(super) fn telling(units: &[Unit]) -> Option<&Unit> {
     let loaded = || units.iter().filter(|unit| unit.load != "not-found");
     let was_started = |unit: &&Unit| unit.is_service() && unit.active != "inactive";
     loaded().find(was_started).or_else(|| loaded().next())
+}
+
+/// Does work that may never return, such as a question to a daemon or a directory server. Returns `None` if there is no
+/// result in time; the work then continues until the process ends.
+pub(crate) fn within<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, result) = channel();
+    let run = move || {
+        // The receiver may have given up.
+        let _ = done.send(work());
+    };
+    let _not_joined = thread::Builder::new().name("limited".to_owned()).spawn(run).ok()?;
+    result.recv_timeout(limit).ok()
 }
 
 /// A unit, in the words of `systemctl show`.
@@ -126,14 +138,13 @@ impl Unit {
         let mut journal = Command::new("journalctl");
         journal.args(["--quiet", "--no-pager", "--output=cat", "--priority=err"]);
         journal.arg(format!("_SYSTEMD_INVOCATION_ID={}", self.invocation));
-        let text = output_of(journal)?;
+        let text = output_within(TIME_LIMIT, journal)?;
         // The message of a command is followed by its hint.
         let line = text.lines().rev().find(|line| !line.starts_with("hint: ") && !line.trim().is_empty())?;
         let line = line.trim().trim_start_matches("blobd: ");
         Some(line.chars().take(MAX_LINE_CHARACTERS).collect())
     }
 
-    /// What an administrator does next.
     pub(super) fn next_step(&self) -> String {
         const LOOK: &str = "look at it with `systemctl status blobd.socket blobd` and `journalctl -u blobd`";
         match self.active.as_str() {
@@ -142,7 +153,7 @@ impl Unit {
         }
     }
 
-    /// The command that starts a unit which does not run.
+    /// The command that starts the unit.
     pub(super) fn mended_by(&self) -> String {
         let id = &self.id;
         match (self.is_masked(), self.file_state.as_str()) {
@@ -177,32 +188,23 @@ impl fmt::Display for Unit {
     }
 }
 
-/// What a program prints on standard output; `None` if it is missing, fails or takes too long.
-fn output_of(command: Command) -> Option<String> {
-    output_within(TIME_LIMIT, command)
-}
-
+/// The standard output of a program; `None` if it is missing, fails or takes too long.
 fn output_within(limit: Duration, mut command: Command) -> Option<String> {
     // The texts of systemd are not translated, but its pager and colours depend on the environment.
     command.env("SYSTEMD_PAGER", "").env("SYSTEMD_COLORS", "0").env("LC_ALL", "C");
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
     let mut child = Killed(child);
     let output = child.0.stdout.take()?;
-    let (done, result) = channel();
     let read = move || {
         let mut bytes = Vec::new();
-        let is_read = output.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes).is_ok();
-        // The receiver may have given up.
-        let _ = done.send(is_read.then_some(bytes));
+        output.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes).is_ok().then_some(bytes)
     };
-    // Not joined: it ends when the program does, which is killed below.
-    thread::Builder::new().name("systemd-state".to_owned()).spawn(read).ok()?;
-    let bytes = result.recv_timeout(limit).ok()??;
+    // The thread ends when the program does, which is killed on return.
+    let bytes = within(limit, read)??;
     let has_succeeded = child.0.wait().is_ok_and(|status| status.success());
     has_succeeded.then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A child process that does not outlive this value.
 struct Killed(Child);
 
 impl Drop for Killed {

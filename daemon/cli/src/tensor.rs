@@ -5,20 +5,17 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use blobd_client::protocol::error::ErrorBody;
 use blobd_model::quant;
 use clap::Args;
 
 use self::source::StoredTensor;
-use super::connect::{connect, print_result};
-use super::model_name::only;
-use super::model_source::ModelArgs;
-use super::output_file::Existing;
-use super::target::refuse_terminal;
-use super::{Global, usage};
+use crate::connect::{connect, print_result};
+use crate::model_name::only;
+use crate::model_source::ModelArgs;
 use crate::output::print_json;
+use crate::output_file::{Existing, refuse_terminal};
+use crate::{ErrorBody, Global, usage};
 
-mod npy;
 mod packed;
 mod source;
 mod statistics;
@@ -125,7 +122,6 @@ fn parse_range(text: &str) -> Result<Range<u64>, String> {
     if start < end { Ok(start..end) } else { Err(format!("{start}..{end} has no elements")) }
 }
 
-/// An error in the conversion of a tensor.
 fn quant_error(name: &str, error: &quant::QuantError) -> ErrorBody {
     use blobd_client::protocol::error::ErrorCode;
     let message = format!("tensor {name:?}: {error}");

@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::sys::local_time;
 
-/// Parses a period of time, such as `30d` or `1h 30m`.
 pub(crate) fn parse_period(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_refusal| format!("{text:?}: not a time; write for example 30d, 12h or 90s"))
@@ -22,7 +21,7 @@ pub(crate) fn local(rfc3339: &str) -> String {
     since_1970.and_then(|since| local_time(since.as_secs())).unwrap_or_else(|| rfc3339.to_owned())
 }
 
-/// How long ago a time was; zero if it is in the future or no time.
+/// The time that has passed since; zero if it is in the future or cannot be parsed.
 pub(crate) fn age(rfc3339: &str) -> Duration {
     let time = humantime::parse_rfc3339(rfc3339).ok();
     time.and_then(|time| SystemTime::now().duration_since(time).ok()).unwrap_or_default()

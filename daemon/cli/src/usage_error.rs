@@ -3,18 +3,16 @@
 use std::borrow::Cow;
 use std::ffi::OsString;
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::source::without_userinfo;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
-use super::advice::Refused;
-use super::global::GlobalOptions;
-use super::habits::{advice, nearest};
+use crate::global::GlobalOptions;
+use crate::other_tools::{advice, nearest};
+use crate::{ErrorBody, ErrorCode};
 
-/// The error's message and what to do instead.
 pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
-    let usage = Usage::of(error, arguments);
+    let usage = Usage::new(error, arguments);
     let (message, hint) = match error.kind() {
         ErrorKind::InvalidSubcommand => unknown_command(&text(error, ContextKind::InvalidSubcommand), &usage),
         ErrorKind::UnknownArgument => unknown_argument(error, &usage),
@@ -25,7 +23,7 @@ pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
             (format!("{}: a command is missing", usage.command), Some(usage.commands()))
         }
         ErrorKind::InvalidValue => invalid_value(error),
-        ErrorKind::ValueValidation => (refused_value(error), advised(error)),
+        ErrorKind::ValueValidation => refused_value(error),
         ErrorKind::ArgumentConflict => (conflict(error), None),
         ErrorKind::NoEquals => {
             (format!("{}: = expected before the value", text(error, ContextKind::InvalidArg)), None)
@@ -42,7 +40,6 @@ pub(super) fn output_options(arguments: &[OsString]) -> GlobalOptions {
     GlobalOptions { json: has(&["--json"]), quiet: has(&["-q", "--quiet"]), ..GlobalOptions::default() }
 }
 
-/// The error about a command of `parent` that does not exist.
 pub(super) fn unknown(parent: &Command, word: &str) -> ErrorBody {
     // The full name is set only once the commands are built.
     let name = parent.get_bin_name().unwrap_or_else(|| parent.get_name());
@@ -51,7 +48,6 @@ pub(super) fn unknown(parent: &Command, word: &str) -> ErrorBody {
     ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint.unwrap_or_default())
 }
 
-/// The command that was used, and how it is used.
 struct Usage {
     command: String,
     line: String,
@@ -59,7 +55,7 @@ struct Usage {
 
 impl Usage {
     /// Some errors do not carry the usage: then the command is the first argument that is one.
-    fn of(error: &Error, arguments: &[OsString]) -> Self {
+    fn new(error: &Error, arguments: &[OsString]) -> Self {
         let usage = match error.get(ContextKind::Usage) {
             Some(ContextValue::StyledStr(usage)) => usage.to_string(),
             _ => String::new(),
@@ -78,7 +74,6 @@ impl Usage {
         Self { command, line }
     }
 
-    /// How to find a command of the used one.
     fn commands(&self) -> String {
         let blobd = crate::command();
         let words = self.command.split_whitespace().skip(1);
@@ -125,36 +120,34 @@ fn invalid_value(error: &Error) -> (String, Option<String>) {
         return (format!("{argument}: a value is missing"), None);
     }
     let possible = texts(error, ContextKind::ValidValue);
-    let problem = match possible.is_empty() {
-        true => format!("wrong value {value:?}"),
-        false => format!("expected {}, found {value:?}", possible.join(", ")),
-    };
+    let expected = format!("expected {}, found {value:?}", possible.join(", "));
+    let problem = if possible.is_empty() { format!("wrong value {value:?}") } else { expected };
     let suggested = text(error, ContextKind::SuggestedValue);
     let hint = (!suggested.is_empty()).then(|| format!("did you mean {suggested}?"));
     (format!("{argument}: {problem}"), hint)
 }
 
-fn refused_value(error: &Error) -> String {
+/// If the parser of the value has a hint, that is returned too.
+fn refused_value(error: &Error) -> (String, Option<String>) {
     let (argument, value) = (text(error, ContextKind::InvalidArg), text(error, ContextKind::InvalidValue));
     let quoted = format!("{:?}", without_secrets(&value));
-    let reason = std::error::Error::source(error).map_or_else(|| "refused".to_owned(), ToString::to_string);
-    match reason.contains(&quoted) {
-        true => format!("{argument}: {reason}"),
-        false => format!("{argument}: {quoted}: {reason}"),
-    }
+    let source = std::error::Error::source(error);
+    let body = source.and_then(|source| source.downcast_ref::<ErrorBody>());
+    let reason = match (body, source) {
+        (Some(body), _) => body.message.clone(),
+        (None, Some(source)) => source.to_string(),
+        (None, None) => "refused".to_owned(),
+    };
+    let reason = if reason.contains(&quoted) { reason } else { format!("{quoted}: {reason}") };
+    (format!("{argument}: {reason}"), body.and_then(|body| body.hint.clone()))
 }
 
-/// What the refused value is instead, if that is known.
-fn advised(error: &Error) -> Option<String> {
-    std::error::Error::source(error)?.downcast_ref::<Refused>()?.hint.clone()
-}
-
-/// A URL without its user, its password and its query.
+/// Removes user, password and query from a URL.
 fn without_secrets(value: &str) -> Cow<'_, str> {
-    match value.contains("://") {
-        true => without_userinfo(value.split('?').next().unwrap_or_default()),
-        false => Cow::Borrowed(value),
+    if !value.contains("://") {
+        return Cow::Borrowed(value);
     }
+    without_userinfo(value.split('?').next().unwrap_or_default())
 }
 
 fn conflict(error: &Error) -> String {
@@ -172,7 +165,6 @@ fn are(missing: &[String]) -> String {
     format!("{} {}", missing.join(" "), if missing.len() == 1 { "is" } else { "are" })
 }
 
-/// The parser's own message, without its introduction.
 fn first_line(error: &Error) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
@@ -195,7 +187,6 @@ fn texts(error: &Error, kind: ContextKind) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     fn error(line: &str) -> (String, String) {
@@ -243,15 +234,9 @@ mod tests {
 
     #[test]
     fn errors_are_one_line_and_begin_in_lower_case() {
-        for line in [
-            "nope",
-            "show",
-            "ls --x",
-            "history a b",
-            "pull --limit-rate x y",
-            "gc --plan-eviction=x",
-            "show a --tensors=x",
-        ] {
+        let lines =
+            "nope,show,ls --x,history a b,pull --limit-rate x y,gc --plan-eviction=x,show a --tensors=x";
+        for line in lines.split(',') {
             let (message, hint) = error(line);
             assert!(!message.contains('\n') && !hint.contains('\n'), "{line}: {message} {hint}");
             assert!(!message.starts_with(|c: char| c.is_uppercase()), "{line}: {message}");

@@ -1,21 +1,19 @@
-//! `blobd verify`
+//! `blobd verify` and `blobd reindex`: compare the store with what it should contain
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::error::FailedItem;
 use blobd_client::protocol::event::Event;
 use blobd_client::protocol::request::VerifyParams;
-use blobd_client::protocol::upkeep::{CorruptBlob, Unavailable, Verified, VerifyProgress};
-use blobd_store_format::reference::Reference;
-use blobd_store_format::size::human_bytes;
+use blobd_client::protocol::upkeep::{CorruptBlob, Reindexed, Unavailable, Verified, VerifyProgress};
 use blobd_store_format::text::one_line;
 use clap::Args;
 use serde::Serialize;
 
-use super::Global;
-use super::batch::{Batch, Failed};
-use super::connect::{Connected, client_error, connect, print_result};
-use super::model_name::{ModelName, expand};
-use super::progress::{Bar, Progress};
-use crate::output::{Table, terminal_width};
+use crate::batch::Batch;
+use crate::connect::{Connected, client_error, connect, print_result, report};
+use crate::model_name::{ModelName, expand};
+use crate::output::{Table, counted, human_bytes, terminal_width};
+use crate::progress::{Bar, Progress};
+use crate::{Client, ErrorBody, ErrorCode, Global, Reference};
 
 /// Read the stored data from the disk and compare it with its digests
 #[derive(Debug, Args)]
@@ -64,6 +62,29 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
 }
 
+/// Compare the index with the disk and correct it
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd reindex                                after files were put into the store by hand
+  blobd reindex --json | jq .differences       0: the index was right
+
+The index is a cache: nothing is lost with it, and models can be opened while it is rebuilt.")]
+pub(super) struct ReindexArgs {}
+
+pub(super) fn reindex(global: &Global) -> Result<(), ErrorBody> {
+    report(global, Client::reindex, reindexed)
+}
+
+fn reindexed(done: &Reindexed) -> String {
+    let (blobs, recipes, models) = (done.blob_count, done.recipe_count, done.model_count);
+    let what = [counted(blobs, "blob"), counted(recipes, "recipe"), counted(models, "model")].join(", ");
+    match done.differences {
+        0 => format!("{what}: the index was right\n"),
+        1 => format!("{what}: 1 wrong entry corrected\n"),
+        count => format!("{what}: {count} wrong entries corrected\n"),
+    }
+}
+
 fn verify(
     global: &Global,
     params: &Params,
@@ -78,16 +99,15 @@ fn verify(
     verified.map_err(client_error)
 }
 
-/// The result of a command, for `--json`.
 #[derive(Serialize)]
 struct Report<'r> {
     #[serde(flatten)]
     verified: &'r Verified,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    failed: &'r [Failed],
+    failed: &'r [FailedItem],
 }
 
-/// The results of several models as one. What two models share was read for each of them.
+/// The results of several models as one. Blobs that two models share were read for each of them.
 fn sum(verified: &[Verified]) -> Verified {
     let mut sum = Verified::default();
     for one in verified {
@@ -133,22 +153,17 @@ fn damaged(count: usize, names: &[String], is_repaired: bool) -> ErrorBody {
 
 fn render(verified: &Verified) -> String {
     let Verified { checked_blobs, checked_bytes, corrupt, unavailable: _ } = verified;
-    let noun = if *checked_blobs == 1 { "blob" } else { "blobs" };
-    let counted = format!("{checked_blobs} {noun}, {}", human_bytes(*checked_bytes));
+    let checked = format!("{}, {}", counted(checked_blobs, "blob"), human_bytes(*checked_bytes));
     if *checked_blobs == 0 && corrupt.is_empty() {
         return "nothing is stored, so there is nothing to verify\n".to_owned();
     }
     if corrupt.is_empty() {
-        return format!("{counted}: no damage found\n");
+        return format!("{checked}: no damage found\n");
     }
-    let mut table = Table::new(&["DIGEST", "MODELS", "STATE", "REASON"], &[]);
-    for blob in corrupt {
-        table.row(row(blob));
-    }
-    format!("{}{counted} read\n", table.render(terminal_width()))
+    let table = Table::with_rows(&["DIGEST", "MODELS", "STATE", "REASON"], &[], corrupt.iter().map(row));
+    format!("{}{checked} read\n", table.render(terminal_width()))
 }
 
-/// The most characters of the models in a row; JSON lists all.
 const MODELS_WIDTH: usize = 60;
 
 fn row(blob: &CorruptBlob) -> [String; 4] {
@@ -163,7 +178,6 @@ fn row(blob: &CorruptBlob) -> [String; 4] {
 
 struct Screen {
     progress: Progress,
-    /// What the bar shows.
     status: String,
     bar: Option<Bar>,
 }

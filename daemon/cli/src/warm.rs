@@ -5,21 +5,20 @@ use std::time::Instant;
 
 use blobd_client::model::{BlobSlice, OpenModel};
 use blobd_client::process::{Signals, first_of, listen_for_end};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::OpenParams;
 use blobd_client::residency::{MemoryLock, Prefetch, Residency};
-use blobd_store_format::size::{human_bytes, parse_size};
+use blobd_store_format::size::parse_size;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
-use super::Global;
-use super::connect::{client_error, connect, note_name, print_report};
-use super::model_name::{ModelName, only};
-use super::progress::Bar;
-use super::residency::{blobs, model_error};
-use crate::output::print_message;
+use crate::connect::{client_error, connect, model_error, note_name, print_report};
+use crate::model_name::{ModelName, only};
+use crate::output::{human_bytes, print_message};
+use crate::progress::Bar;
+use crate::residency::blobs;
+use crate::{ErrorBody, ErrorCode, Global, internal};
 
 /// Read a model into memory before it is used
 #[derive(Debug, Args)]
@@ -45,7 +44,7 @@ pub(super) struct Params {
     lock: Option<u64>,
 }
 
-/// How much is read and locked at a time, while the kernel reads the next piece ahead.
+/// A piece is read and locked at a time, while the kernel reads the next one ahead.
 const PIECE_BYTES: u64 = 32 << 20;
 
 #[derive(Debug, Default, Serialize)]
@@ -77,7 +76,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let warmed = warm(&model, &pieces, &mut locker, global.hides_progress())?;
     // Handled only from here on: until then a signal ends the command.
     let stop = params.lock.filter(|budget| *budget > 0).map(|_| stop_signals()).transpose();
-    let stop = stop.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let stop = stop.map_err(internal)?;
     print_report(global, &warmed, sentence)?;
     stop.map_or(Ok(()), |(runtime, signals)| hold(global, &warmed, &locker, &runtime, signals))
 }
@@ -91,7 +90,6 @@ fn pieces(blobs: &[BlobSlice]) -> Vec<BlobSlice> {
     blobs.iter().flat_map(cut).collect()
 }
 
-/// Reads the pieces in order, and lets the kernel read each next one ahead.
 fn warm(
     model: &OpenModel,
     pieces: &[BlobSlice],
@@ -169,7 +167,6 @@ fn sentence(warmed: &Warmed) -> String {
     format!("{read}\n{}", gone.unwrap_or_default())
 }
 
-/// Locks pieces until the budget is used up, or the kernel refuses.
 #[derive(Debug, Default)]
 struct Locker {
     left: u64,

@@ -9,35 +9,30 @@
 //! | file | responsibility |
 //! |---|---|
 //! | `access` | the one-time token, the key of the session, and which requests are refused |
-//! | `assets` | the files of the page |
-//! | `relay` | the requests that the page may make, and what the daemon is asked for them |
+//! | `routes` | the files of the page, and the requests that are relayed to the daemon |
 //! | `server` | accepts connections, with limits on each |
 
-use std::env;
-use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-use blobd_client::process::{Signals, first_of, listen_for_end};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use clap::Args;
-use serde::Serialize;
-use tempfile::NamedTempFile;
-
-use super::Global;
-use super::connect::{connect, print_result};
-
-mod access;
-mod assets;
-mod relay;
-mod server;
+use std::{env, fs};
 
 use access::Secret;
-use relay::Relay;
+use blobd_client::process::{Signals, first_of, listen_for_end};
+use clap::Args;
+use routes::Relay;
+use serde_json::json;
 use server::WebServer;
+use tempfile::NamedTempFile;
+
+use crate::connect::{connect, print_result};
+use crate::{ErrorBody, ErrorCode, Global, internal};
+
+mod access;
+mod routes;
+mod server;
 
 /// Show the disk, the models, pulls and sessions on a page in the browser
 #[derive(Debug, Args)]
@@ -62,19 +57,11 @@ pub(super) struct Params {
     no_open: bool,
 }
 
-/// What is printed as JSON.
-#[derive(Debug, Serialize)]
-struct Page {
-    url: String,
-}
-
 /// The daemon may be preparing its index for a minute before it can answer.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(90);
-/// How long requests in progress may take at the end.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let internal = |error: io::Error| ErrorBody::new(ErrorCode::Internal, error);
     let connected = connect(global)?;
     let relay = Relay::new(connected.client.clone().with_timeout(QUESTION_TIMEOUT));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -87,12 +74,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let server = runtime.block_on(WebServer::bind(params.port, token.clone(), relay));
     let server = server.map_err(|error| cannot_listen(params.port, &error))?;
     let url = format!("http://{}/#{}", server.address().map_err(internal)?, token.as_str());
-    let page = Page { url };
-    print_result(global, &page, |page| {
-        format!("{}\nThe link works once. Ctrl-C ends the page.\n", page.url)
+    print_result(global, &json!({ "url": url }), |_page| {
+        format!("{url}\nThe link works once. Ctrl-C ends the page.\n")
     })?;
     // Deleted at the end.
-    let _link = (!params.no_open && !global.json).then(|| open_browser(&page.url));
+    let _link = (!params.no_open && !global.json).then(|| open_browser(&url));
     runtime.block_on(serve(&server, stop));
     runtime.shutdown_timeout(END_TIMEOUT);
     Ok(())
@@ -126,7 +112,7 @@ fn open_browser(url: &str) -> Option<NamedTempFile> {
     let link = write_link(url).ok()?;
     let mut command = Command::new("xdg-open");
     command.arg(link.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // Without such a program, the printed link remains.
+    // Without a program that opens it, the printed link remains.
     let mut child = command.spawn().ok()?;
     std::thread::spawn(move || child.wait());
     Some(link)

@@ -1,47 +1,32 @@
 //! The table of `df --users`.
 
-use blobd_client::protocol::accounts::{ChargedUser, QuotaState, UserLimits, UserUsage};
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
+use blobd_client::protocol::space::{ChargedUser, QuotaState, UserLimits, UserUsage};
 
-use crate::output::Table;
+use crate::output::{Table, human_bytes, or_dash, printable};
 
 pub(super) fn render(usage: &UserUsage, width: usize) -> String {
     let columns = ["USER", "UID", "CHARGED", "UNIQUE", "SHARED", "MODELS", "QUOTA", "STATE"];
-    let mut table = Table::new(&columns, &[1, 2, 3, 4, 5]);
-    for user in &usage.users {
-        table.row([
-            name(user),
-            user.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string()),
-            human_bytes(user.charged_bytes),
-            human_bytes(user.unique_bytes),
-            human_bytes(user.shared_bytes),
-            user.models.to_string(),
-            user.quota.map_or_else(|| "-".to_owned(), limits),
-            state(user.state).to_owned(),
-        ]);
-    }
+    let rows = usage.users.iter().map(|user| {
+        let [charged, unique, shared] =
+            [user.charged_bytes, user.unique_bytes, user.shared_bytes].map(human_bytes);
+        let (uid, quota, state) = (or_dash(user.uid), or_dash(user.quota.map(limits)), state(user.state));
+        [name(user), uid, charged, unique, shared, user.models.to_string(), quota, state.to_owned()]
+    });
+    let table = Table::with_rows(&columns, &[1, 2, 3, 4, 5], rows);
     let total = usage.disk_bytes.map(|bytes| format!("total {} on disk\n", human_bytes(bytes)));
     table.render(width) + &total.unwrap_or_default() + &groups(usage, width)
 }
 
-/// The quotas that members of groups share; empty if there are none.
 fn groups(usage: &UserUsage, width: usize) -> String {
     if usage.groups.is_empty() {
         return String::new();
     }
     let columns = ["GROUP", "CHARGED", "MEMBERS", "QUOTA", "STATE"];
-    let mut table = Table::new(&columns, &[1, 2]);
-    for group in &usage.groups {
-        table.row([
-            printable(&group.group),
-            human_bytes(group.charged_bytes),
-            group.members.to_string(),
-            limits(group.quota),
-            state(group.state).to_owned(),
-        ]);
-    }
-    format!("\n{}", table.render(width))
+    let rows = usage.groups.iter().map(|group| {
+        let (charged, state) = (human_bytes(group.charged_bytes), state(group.state).to_owned());
+        [printable(&group.group), charged, group.members.to_string(), limits(group.quota), state]
+    });
+    format!("\n{}", Table::with_rows(&columns, &[1, 2], rows).render(width))
 }
 
 fn name(user: &ChargedUser) -> String {
@@ -54,7 +39,7 @@ fn name(user: &ChargedUser) -> String {
 
 /// `80.0 GiB / 100 GiB`: soft and hard.
 fn limits(limits: UserLimits) -> String {
-    let size = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), human_bytes);
+    let size = |limit: Option<u64>| or_dash(limit.map(human_bytes));
     format!("{} / {}", size(limits.soft_bytes), size(limits.hard_bytes))
 }
 

@@ -2,70 +2,52 @@
 
 use blobd_model::diff::Change;
 use blobd_model::metadata_json::short_text;
-use blobd_store_format::digest::Digest;
-use blobd_store_format::size::{human_bytes, human_number};
-use blobd_store_format::text::printable;
+use blobd_store_format::size::human_number;
 use serde_json::Value as Json;
 
-use super::report::{Report, TensorForm};
-use crate::output::{Table, terminal_width};
+use super::report::{Report, TensorForm, TensorRow};
+use crate::Digest;
+use crate::output::{Table, human_bytes, or_dash, printable, terminal_width};
 
-/// Values of metadata are cut at this length.
 const MAX_VALUE_CHARS: usize = 40;
 
 pub(super) fn render(report: &Report) -> String {
     let head = format!(
-        "A  {}\nB  {}\n{} shared, {} only in A, {} only in B\n\n",
+        "A  {}\nB  {}\n{} shared, {} only in A, {} only in B\n",
         printable(&report.a),
         printable(&report.b),
         human_bytes(report.shared_bytes),
         human_bytes(report.only_a_bytes),
         human_bytes(report.only_b_bytes)
     );
-    let not_compared = report.unknown_bytes.map(|bytes| {
-        format!(
-            "{} of the same types and shapes, not compared: a model is not in the store\n\n",
-            human_bytes(bytes)
-        )
+    let not_compared = report.unknown_bytes.map_or_else(String::new, |bytes| {
+        let bytes = human_bytes(bytes);
+        format!("{bytes} of the same types and shapes, not compared: a model is not in the store\n")
     });
-    let head = not_compared.map_or(head.clone(), |line| head.trim_end().to_owned() + "\n" + &line);
-    let mut tables = vec![changes(report)];
-    tables.extend([tensors(report), metadata(report), layers(report)].into_iter().flatten());
-    let tables: Vec<_> = tables.iter().map(|table| table.render(terminal_width())).collect();
-    head + &tables.join("\n")
+    let details = [tensors(report), metadata(report), layers(report)];
+    let tables = [changes(report)].into_iter().chain(details.into_iter().filter(Table::has_rows));
+    let tables: Vec<_> = tables.map(|table| table.render(terminal_width())).collect();
+    format!("{head}{not_compared}\n{}", tables.join("\n"))
 }
 
 fn changes(report: &Report) -> Table {
-    let mut table = Table::new(&["CHANGE", "TENSORS", "IN A", "IN B"], &[1, 2, 3]);
-    for sum in &report.changes {
-        table.row([
-            sum.change.name().to_owned(),
-            sum.tensors.to_string(),
-            human_bytes(sum.a_bytes),
-            human_bytes(sum.b_bytes),
-        ]);
-    }
-    table
+    let rows = report.changes.iter().map(|sum| {
+        let [a, b] = [sum.a_bytes, sum.b_bytes].map(human_bytes);
+        [sum.change.name().to_owned(), sum.tensors.to_string(), a, b]
+    });
+    Table::with_rows(&["CHANGE", "TENSORS", "IN A", "IN B"], &[1, 2, 3], rows)
 }
 
-/// The tensors that differ.
-fn tensors(report: &Report) -> Option<Table> {
+fn tensors(report: &Report) -> Table {
     let has_errors = report.tensors.iter().any(|tensor| tensor.relative_error.is_some());
     let headings: &[&str] = &["TENSOR", "CHANGE", "IN A", "IN B", "ERROR"];
-    let mut table = Table::new(if has_errors { headings } else { &headings[..4] }, &[]);
-    let mut differing = report
-        .tensors
-        .iter()
-        .filter(|tensor| !matches!(tensor.change, Change::Shared | Change::Unknown))
-        .peekable();
-    differing.peek()?;
-    for tensor in differing {
-        let form = |form: &Option<TensorForm>| form.as_ref().map_or_else(|| "-".to_owned(), described);
+    let is_different = |tensor: &&TensorRow| !matches!(tensor.change, Change::Shared | Change::Unknown);
+    let rows = report.tensors.iter().filter(is_different).map(|tensor| {
+        let [a, b] = [&tensor.a, &tensor.b].map(|form| or_dash(form.as_ref().map(described)));
         let error = tensor.relative_error.map(|error| human_number(error, 4));
-        let cells = [tensor.name.clone(), tensor.change.name().to_owned(), form(&tensor.a), form(&tensor.b)];
-        table.row(cells.into_iter().chain(error));
-    }
-    Some(table)
+        [tensor.name.clone(), tensor.change.name().to_owned(), a, b].into_iter().chain(error)
+    });
+    Table::with_rows(if has_errors { headings } else { &headings[..4] }, &[], rows)
 }
 
 /// `Q4_K 256×768 108 KiB`
@@ -74,12 +56,9 @@ fn described(form: &TensorForm) -> String {
     format!("{} {} {}", form.type_name, shape.join("×"), human_bytes(form.bytes))
 }
 
-fn metadata(report: &Report) -> Option<Table> {
-    let mut table = Table::new(&["KEY", "IN A", "IN B"], &[]);
-    for row in &report.metadata {
-        table.row([row.key.clone(), cut(&row.a), cut(&row.b)]);
-    }
-    (!report.metadata.is_empty()).then_some(table)
+fn metadata(report: &Report) -> Table {
+    let rows = report.metadata.iter().map(|row| [row.key.clone(), cut(&row.a), cut(&row.b)]);
+    Table::with_rows(&["KEY", "IN A", "IN B"], &[], rows)
 }
 
 fn cut(value: &Json) -> String {
@@ -91,11 +70,8 @@ fn cut(value: &Json) -> String {
     if shown.len() < text.len() { shown + "…" } else { shown }
 }
 
-fn layers(report: &Report) -> Option<Table> {
-    let mut table = Table::new(&["FILE", "IN A", "IN B"], &[]);
-    let digest = |digest: Option<Digest>| digest.map_or_else(|| "-".to_owned(), Digest::short);
-    for row in &report.layers {
-        table.row([row.component.clone(), digest(row.a), digest(row.b)]);
-    }
-    (!report.layers.is_empty()).then_some(table)
+fn layers(report: &Report) -> Table {
+    let digest = |digest: Option<Digest>| or_dash(digest.map(Digest::short));
+    let rows = report.layers.iter().map(|row| [row.component.clone(), digest(row.a), digest(row.b)]);
+    Table::with_rows(&["FILE", "IN A", "IN B"], &[], rows)
 }

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use blobd_model::diff::{Change, TensorDiff, TensorPair, diff_metadata};
 use blobd_model::metadata_json::Abridger;
-use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::key_text;
 use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::side::Side;
+use crate::Digest;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -19,10 +19,9 @@ pub(super) struct Report {
     pub(super) shared_bytes: u64,
     pub(super) only_a_bytes: u64,
     pub(super) only_b_bytes: u64,
-    /// The bytes of tensors whose contents were not compared, because a model is not pulled.
+    /// Bytes of tensors that were not compared, because a model is not pulled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) unknown_bytes: Option<u64>,
-    /// One entry per kind of change.
     pub(super) changes: Vec<ChangeSum>,
     pub(super) tensors: Vec<TensorRow>,
     pub(super) metadata: Vec<KeyRow>,
@@ -89,10 +88,8 @@ impl Report {
             layers: layers(a, b),
         }
     }
-}
 
-impl Report {
-    /// Counts the tensors whose contents are unknown by themselves: only the others are known to differ.
+    /// Counts tensors with unknown contents separately: only the others are known to differ.
     pub(super) fn without_contents(mut self) -> Self {
         let sum =
             |change: &dyn Fn(&ChangeSum) -> u64| self.changes.iter().map(change).fold(0, u64::saturating_add);

@@ -3,23 +3,18 @@
 use std::collections::BTreeSet;
 use std::ops::Deref;
 
-use blobd_client::error::ModelError;
 use blobd_client::model::{OpenModel, TensorMap};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_model::diff::packed_blobs;
 use blobd_store_format::descriptor::MediaType;
-use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, Header};
 use blobd_store_format::recipe::TensorEntry;
-use blobd_store_format::reference::Reference;
 
-use crate::Global;
-use crate::connect::{Connected, client_error};
+use crate::connect::{Connected, client_error, model_error};
 use crate::local_model::{LocalModel, entry};
 use crate::model_source::{DescribedModel, ModelArgs, Place, describe_files};
+use crate::{Digest, ErrorBody, ErrorCode, Global, Reference};
 
-/// A model that is compared.
 pub(super) struct Side {
     pub(super) name: String,
     pub(super) tensors: Vec<TensorEntry>,
@@ -95,12 +90,10 @@ impl Side {
         Ok(Self { name: described.name.clone(), tensors, header: first, texts, place: SidePlace::Remote })
     }
 
-    /// Whether the contents of its tensors are known.
     pub(super) const fn has_contents(&self) -> bool {
         !matches!(self.place, SidePlace::Remote)
     }
 
-    /// Opens some of the model's tensors.
     pub(super) fn open(
         &self,
         connected: Option<&Connected>,
@@ -123,7 +116,6 @@ impl Side {
         }
     }
 
-    /// The blobs that hold packed groups of experts.
     pub(super) fn packed_blobs(&self) -> BTreeSet<Digest> {
         match &self.place {
             SidePlace::Stored(_, packed) => packed.clone(),
@@ -131,25 +123,21 @@ impl Side {
         }
     }
 
-    /// The byte order of its tensors.
     pub(super) fn byte_order(&self) -> ByteOrder {
         self.header.as_ref().map_or(ByteOrder::Little, Header::byte_order)
     }
 
-    /// Whether only one tensor has this name, so that the name identifies it.
     pub(super) fn is_unique(&self, name: &str) -> bool {
         self.tensors.iter().filter(|tensor| tensor.name == name).nth(1).is_none()
     }
 }
 
-/// The files without tensors, with their components.
 fn texts_of<'m>(files: impl Iterator<Item = (&'m MediaType, Option<Digest>)>) -> Vec<(String, Digest)> {
     let is_text = |media_type: &MediaType| !media_type.holds_tensors() && media_type.component() != "tensor";
     let texts = files.filter(|(media_type, _)| is_text(media_type));
     texts.filter_map(|(media_type, digest)| Some((media_type.component().to_owned(), digest?))).collect()
 }
 
-/// Tensors that can be read.
 pub(super) enum Opened<'s> {
     Model(Box<OpenModel>),
     Files(&'s LocalModel),
@@ -164,11 +152,6 @@ impl Opened<'_> {
     }
 }
 
-fn model_error(error: ModelError) -> ErrorBody {
-    ErrorBody::new(error.code(), error)
-}
-
-/// The bytes of a tensor.
 pub(super) enum TensorBytes {
     Mapped(TensorMap),
     Read(Vec<u8>),

@@ -1,12 +1,11 @@
 //! Checks which daemon or store the commands of this user reach.
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::Version;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 
-use crate::Global;
 use crate::connect::{Connected, client_error, connect_for_checks};
 use crate::local_server::Settings;
+use crate::{ErrorBody, ErrorCode, Global};
 
 const NAME: &str = "connection";
 
@@ -15,7 +14,6 @@ pub(super) struct Reached {
     pub(super) check: Check,
 }
 
-/// Connects as every command does, but creates no store.
 pub(super) fn reach(global: &Global, settings: &dyn Settings) -> Reached {
     let reached = connect_for_checks(global, settings).and_then(|connected| {
         let version = connected.client.version().map_err(client_error)?;
@@ -55,15 +53,14 @@ fn not_reached(global: &Global, error: &ErrorBody) -> Check {
             .mended_by("blobd pull smollm:135m");
     }
     let check = failed(NAME, error);
-    match global.paths.socket.is_some() && global.paths.socket_is_from_environment {
-        true => check
-            .with_hint("start the daemon of this socket, or unset BLOBD_SOCKET to use the default ones")
-            .mended_by("unset BLOBD_SOCKET"),
-        false => check,
+    if global.paths.socket.is_none() || !global.paths.socket_is_from_environment {
+        return check;
     }
+    check
+        .with_hint("start the daemon of this socket, or unset BLOBD_SOCKET to use the default ones")
+        .mended_by("unset BLOBD_SOCKET")
 }
 
-/// A check that could not be done.
 pub(super) fn failed(name: &str, error: &ErrorBody) -> Check {
     let hint = error.hint.clone();
     Check::new(name, CheckStatus::Failure, &error.message)

@@ -5,14 +5,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use blobd_client::paths::default_config;
-use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_store_format::text::quoted;
 
-use crate::Global;
 use crate::local_server::Settings;
+use crate::{ErrorBody, Global};
 
-/// What is known of a file without reading it.
 #[derive(Clone, Copy, Debug)]
 struct Status {
     mode: u32,
@@ -84,7 +82,7 @@ fn permissions_of_credentials(path: &Path, status: Option<Status>) -> Check {
         .mended_by(format!("{}chmod 0600 {}", sudo(owner), quoted(&path.to_string_lossy())))
 }
 
-/// What a command begins with that changes a file of this owner.
+/// The start of a command that changes a file of this owner.
 fn sudo(owner: u32) -> &'static str {
     if owner == rustix::process::geteuid().as_raw() { "" } else { "sudo " }
 }

@@ -4,23 +4,22 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use blobd_client::client::Client;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_store_format::source::{PullSource, PulledSource};
 
 use crate::connect::client_error;
 use crate::local_server::Settings;
+use crate::{Client, ErrorBody, ErrorCode};
 
-/// How long a registry may take. The daemon repeats requests that fail.
+/// The daemon repeats requests that fail.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
-/// The most registries that are asked: each is a thread here and a request in the daemon.
+/// Each is a thread here and a request in the daemon.
 const MOST_REGISTRIES: usize = 16;
 const DEFAULT_REGISTRY: &str = "registry.ollama.ai";
 
-/// One request to each registry, all at the same time: that for the manifest of a model that was pulled from there.
-/// What a pull would send is sent, and nothing else.
+/// Requests one manifest from each registry, all at the same time: that of a model that was pulled from there. Sends
+/// only what a pull would send.
 pub(super) fn check(client: &Client, settings: &dyn Settings) -> Vec<Check> {
     let client = client.clone().with_timeout(TIME_LIMIT);
     let registries = sources(&client, settings);
@@ -34,7 +33,6 @@ pub(super) fn check(client: &Client, settings: &dyn Settings) -> Vec<Check> {
     })
 }
 
-/// What to ask each registry for, by its host.
 fn sources(client: &Client, settings: &dyn Settings) -> BTreeMap<String, PullSource> {
     let models = client.models().map(|list| list.models).unwrap_or_default();
     let origins = models.iter().filter_map(|model| model.origin.as_deref()?.parse::<PulledSource>().ok());

@@ -1,17 +1,16 @@
 //! Checks of the user's environment and limits, and of the units of systemd.
 
-use std::env;
-use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::{env, fs};
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_client::sockets::{SYSTEM_UNITS, unit_file};
-use blobd_store_format::size::human_bytes;
 use rustix::process::{Resource, geteuid, getrlimit};
 
-use crate::Global;
+use crate::output::human_bytes;
 use crate::system_service::{self, Unit, telling};
+use crate::{Global, other_stores};
 
 pub(super) fn environment(global: &Global) -> Check {
     let paths = ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG"];
@@ -22,7 +21,7 @@ pub(super) fn environment(global: &Global) -> Check {
         .map(|name| format!("{name}={}", env::var_os(name).unwrap_or_default().to_string_lossy()))
         .collect();
     // The value may have a password in it.
-    let proxies = global.server.proxies();
+    let proxies = (global.server.proxies)();
     found.extend(proxies.names.iter().filter(|name| set(name)).map(|name| format!("{name} is set")));
     let detail =
         if found.is_empty() { "no variable of blobd or of a proxy".to_owned() } else { found.join(", ") };
@@ -46,6 +45,13 @@ pub(super) fn environment(global: &Global) -> Check {
             None => Check::new("environment", CheckStatus::Ok, detail),
         },
     }
+}
+
+/// The models that other programs have on this machine.
+pub(super) fn other_programs() -> Check {
+    let found = other_stores::present();
+    let detail = found.unwrap_or_else(|| "none has models in its usual place".to_owned());
+    Check::new("other programs", CheckStatus::Ok, detail)
 }
 
 /// Only `blobd warm --lock` locks memory.

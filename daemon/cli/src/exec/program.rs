@@ -1,29 +1,31 @@
 //! Checks whether a library can be preloaded into a program. Without this check a statically linked
-//! program would run and report that the model's file does not exist.
+//! program that is given the path of a model would run and report that the file does not exist.
+//!
+//! Programs whose own calls the library cannot see, static ones and those in Go, may be run for their child processes, such
+//! as `ollama serve`.
 
-use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::{env, io};
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use crate::{ErrorBody, ErrorCode, usage};
 
-use super::super::usage;
-
-/// How deep scripts may name scripts as interpreters; the kernel allows five.
+/// The most scripts that are interpreters of each other; the kernel allows five.
 const MAX_DEPTH: usize = 5;
 /// Most programs have about a dozen program headers.
 const MAX_HEADERS: u64 = 256;
 
-/// Refuses a program that is not found, or into which no library can be preloaded.
-pub(super) fn check(program: &OsStr) -> Result<(), ErrorBody> {
-    check_at_depth(program, 0)
+/// Refuses a program that is not found, or into which no library can be preloaded. One that only its child processes can
+/// profit from is refused if an argument is the path of a model.
+pub(super) fn check(program: &OsStr, arguments: &[OsString]) -> Result<(), ErrorBody> {
+    let names_model = |argument: &OsString| argument.as_bytes().windows(7).any(|part| part == b"/blobd/");
+    check_at_depth(program, arguments.iter().any(names_model), 0)
 }
 
-fn check_at_depth(program: &OsStr, depth: usize) -> Result<(), ErrorBody> {
+fn check_at_depth(program: &OsStr, names_model: bool, depth: usize) -> Result<(), ErrorBody> {
     let path = find(program)?;
     let unreadable = |error: io::Error| {
         ErrorBody::new(ErrorCode::Denied, format!("exec: {}: {error}", path.display()))
@@ -38,13 +40,17 @@ fn check_at_depth(program: &OsStr, depth: usize) -> Result<(), ErrorBody> {
         Kind::Dynamic => Ok(()),
         Kind::Script(words) if depth < MAX_DEPTH => {
             let [interpreter, arguments @ ..] = &*words else { return Ok(()) };
-            check_at_depth(interpreter, depth + 1)?;
+            check_at_depth(interpreter, names_model, depth + 1)?;
             // `#!/usr/bin/env python3`
             let is_env = Path::new(interpreter).file_name() == Some(OsStr::new("env"));
             let named = arguments.iter().find(|word| !word.as_bytes().starts_with(b"-"));
-            named.filter(|_| is_env).map_or(Ok(()), |named| check_at_depth(named, depth + 1))
+            named.filter(|_| is_env).map_or(Ok(()), |named| check_at_depth(named, names_model, depth + 1))
         }
         Kind::Script(_) => Err(refused(&path, "has more than five nested interpreters")),
+        Kind::Static | Kind::Go if !names_model => Ok(()),
+        Kind::Go => {
+            Err(refused(&path, "is written in Go, and makes system calls that the library does not see"))
+        }
         Kind::Static => Err(refused(&path, "is linked statically, so no library can be preloaded")),
         Kind::Musl => Err(refused(&path, "uses musl, and the preloaded library requires glibc")),
         Kind::Foreign => Err(refused(&path, "is not a program for this machine")),
@@ -56,7 +62,6 @@ fn refused(path: &Path, reason: &str) -> ErrorBody {
         .with_hint("give the program a real file: `blobd export REF -o model.gguf`")
 }
 
-/// The path of the program, searched in `PATH` as a shell does.
 fn find(program: &OsStr) -> Result<PathBuf, ErrorBody> {
     let is_program = |path: &PathBuf| {
         path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
@@ -77,15 +82,15 @@ fn find(program: &OsStr) -> Result<PathBuf, ErrorBody> {
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Dynamic,
+    /// Written in Go, and linked dynamically.
+    Go,
     Static,
     Musl,
     /// Not ELF, or for another machine.
     Foreign,
-    /// The interpreter and its arguments.
     Script(Vec<OsString>),
 }
 
-/// Determines the kind of a program from its first bytes, as the kernel does.
 fn inspect(file: &File) -> io::Result<Kind> {
     const LONGEST_LINE: usize = 256;
     let mut head = [0; LONGEST_LINE];
@@ -104,10 +109,12 @@ fn inspect(file: &File) -> io::Result<Kind> {
     interpreter(file, head)
 }
 
-/// Reads which dynamic linker an ELF file names.
+/// Finds out which dynamic linker an ELF file names.
 fn interpreter(file: &File, head: &[u8]) -> io::Result<Kind> {
     const INTERPRETER: u64 = 3;
+    const NOTE: u64 = 4;
     const LONGEST_PATH: usize = 4096;
+    let (mut kind, mut is_go) = (Kind::Static, false);
     let (Some(table), Some(size), Some(count)) =
         (number(head, 32, 8), number(head, 54, 2), number(head, 56, 2))
     else {
@@ -122,24 +129,34 @@ fn interpreter(file: &File, head: &[u8]) -> io::Result<Kind> {
         if file.read_at(&mut header, offset)? < header.len() {
             break;
         }
-        if number(&header, 0, 4) == Some(INTERPRETER) {
-            let (offset, length) = (number(&header, 8, 8), number(&header, 32, 8));
-            let length = usize::try_from(length.unwrap_or(0)).unwrap_or(usize::MAX).min(LONGEST_PATH);
-            let mut path = vec![0; length];
-            let length = file.read_at(&mut path, offset.and_then(in_file).unwrap_or(0))?;
-            let is_musl = path.get(..length).unwrap_or_default().windows(7).any(|part| part == b"ld-musl");
-            return Ok(if is_musl { Kind::Musl } else { Kind::Dynamic });
+        let header_type = number(&header, 0, 4);
+        if header_type != Some(INTERPRETER) && header_type != Some(NOTE) {
+            continue;
+        }
+        let (offset, length) = (number(&header, 8, 8), number(&header, 32, 8));
+        let length = usize::try_from(length.unwrap_or(0)).unwrap_or(usize::MAX).min(LONGEST_PATH);
+        let mut content = vec![0; length];
+        let length = file.read_at(&mut content, offset.and_then(in_file).unwrap_or(0))?;
+        content.truncate(length);
+        let has = |text: &[u8]| content.windows(text.len()).any(|part| part == text);
+        match header_type {
+            Some(NOTE) => is_go |= has(GO_NOTE),
+            _ if has(b"ld-musl") => kind = Kind::Musl,
+            _ => kind = Kind::Dynamic,
         }
     }
-    Ok(Kind::Static)
+    Ok(if is_go && kind == Kind::Dynamic { Kind::Go } else { kind })
 }
+
+/// The type and the name of the note with the ID of a Go program's build.
+const GO_NOTE: &[u8] = b"\x04\0\0\0Go\0\0";
 
 /// The kernel refuses larger file offsets.
 fn in_file(offset: u64) -> Option<u64> {
     i64::try_from(offset).is_ok().then_some(offset)
 }
 
-/// Decodes a little-endian number of `length` bytes.
+/// A little-endian number of `length` bytes.
 fn number(bytes: &[u8], offset: usize, length: usize) -> Option<u64> {
     let bytes = bytes.get(offset..offset.checked_add(length)?)?;
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -160,7 +177,6 @@ mod tests {
         inspect(&file).unwrap()
     }
 
-    /// An ELF file with one program header of this type.
     fn elf(header_type: u8, path: &[u8]) -> Vec<u8> {
         let mut file = vec![0; 64 + 56];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -177,6 +193,7 @@ mod tests {
         assert_eq!(kind_of(&elf(3, b"/lib64/ld-linux-x86-64.so.2\0")), Kind::Dynamic);
         assert_eq!(kind_of(&elf(3, b"/lib/ld-musl-x86_64.so.1\0")), Kind::Musl);
         assert_eq!(kind_of(&elf(1, b"")), Kind::Static);
+        assert_eq!(kind_of(&elf(4, GO_NOTE)), Kind::Static, "Go programs are linked statically by default");
         assert_eq!(inspect(&File::open("/bin/sh").unwrap()).unwrap(), Kind::Dynamic);
     }
 
@@ -203,9 +220,32 @@ mod tests {
     }
 
     #[test]
+    fn go_program_is_run_unless_it_is_given_the_path_of_a_model() {
+        let mut file = vec![0; 64 + 2 * 56];
+        file[..120].copy_from_slice(&elf(3, b"")[..120]);
+        file[56] = 2;
+        for (at, offset, content) in [(64, 176, &b"/lib64/ld-linux-x86-64.so.2\0"[..]), (120, 204, GO_NOTE)] {
+            file[at] = if content == GO_NOTE { 4 } else { 3 };
+            file[at + 8..at + 16].copy_from_slice(&u64::to_le_bytes(offset));
+            file[at + 32..at + 40].copy_from_slice(&(content.len() as u64).to_le_bytes());
+        }
+        file.extend(b"/lib64/ld-linux-x86-64.so.2\0");
+        file.extend(GO_NOTE);
+        assert_eq!(kind_of(&file), Kind::Go);
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("ollama");
+        std::fs::write(&program, &file).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let check = |argument: &str| check(program.as_os_str(), &[argument.into()]);
+        assert!(check("serve").is_ok());
+        let error = check("--model=/blobd/tiny.gguf").unwrap_err();
+        assert!(error.message.contains("written in Go"), "{error:?}");
+    }
+
+    #[test]
     fn unknown_command_is_not_found() {
-        let error = check(OsStr::new("blobd-no-such-program")).unwrap_err();
+        let error = check(OsStr::new("blobd-no-such-program"), &[]).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotFound);
-        assert!(check(OsStr::new("sh")).is_ok());
+        assert!(check(OsStr::new("sh"), &[]).is_ok());
     }
 }

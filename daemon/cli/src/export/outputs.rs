@@ -1,19 +1,21 @@
 //! The files of an export: all are written, then all get their names, or none does.
 
 use std::fs;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 use blobd_client::process::on_end;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::digest::Hasher;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::plan::{Place, PlannedFile, refuse_link};
-use crate::output_file::{OutputFile, TemporaryName};
-use crate::target::{Target, write_error};
+use crate::output_file::{OutputFile, Target, TemporaryName, write_error};
+use crate::progress::Bar;
+use crate::{Digest, ErrorBody, internal};
 
-/// Files that have no names yet. If it is dropped before [`Outputs::publish`] has succeeded, nothing is left.
+/// Files that have no names yet. Dropped before [`Outputs::publish`] has succeeded, it leaves nothing.
 #[derive(Debug)]
 pub(super) struct Outputs {
     targets: Vec<Output>,
@@ -28,7 +30,7 @@ struct Output {
 }
 
 impl Outputs {
-    /// Creates the files, and has space reserved for all of them before any is written.
+    /// Creates the files, and reserves space for all of them before any is written.
     pub(super) fn create(files: &[&PlannedFile], force: bool) -> Result<Self, ErrorBody> {
         allow_open_files(files.len());
         let names: Vec<_> = files.iter().map(|_file| TemporaryName::default()).collect();
@@ -41,7 +43,7 @@ impl Outputs {
                 Place::Named(path) => Target::create(path, size, existing, name),
                 place @ Place::Below { .. } => {
                     let output = OutputFile::create_in(&place.existing_folder(), &path, existing, name);
-                    output.and_then(|output| Target::of_file(output, size))
+                    output.and_then(|output| Target::from_file(output, size))
                 }
             };
             let target = target.map_err(|error| write_error(&path, &error))?;
@@ -75,6 +77,43 @@ impl Outputs {
         }
         list.clear();
         Ok(())
+    }
+}
+
+/// Writes and hashes in one pass, and shows how far it is.
+pub(super) struct HashingWriter<'b, W: Write> {
+    out: BufWriter<W>,
+    hasher: Hasher,
+    written: u64,
+    size: u64,
+    bar: &'b Bar,
+}
+
+impl<'b, W: Write> HashingWriter<'b, W> {
+    pub(super) fn new(out: W, size: u64, bar: &'b Bar) -> Self {
+        const BUFFER_BYTES: usize = 1 << 20;
+        let out = BufWriter::with_capacity(BUFFER_BYTES, out);
+        Self { out, hasher: Hasher::new(), written: 0, size, bar }
+    }
+
+    /// The digest of what was written.
+    pub(super) fn finish(mut self) -> io::Result<Digest> {
+        self.out.flush()?;
+        Ok(self.hasher.finish())
+    }
+}
+
+impl<W: Write> Write for HashingWriter<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = self.out.write(bytes)?;
+        self.hasher.update(bytes.get(..length).unwrap_or_default());
+        self.written = self.written.saturating_add(length as u64);
+        self.bar.set(self.written, self.size);
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
@@ -116,7 +155,7 @@ impl std::ops::DerefMut for MadeList<'_> {
     }
 }
 
-/// What is still listed belongs to an export that has failed.
+/// Removes what is still listed: it belongs to an export that has failed.
 impl Drop for MadeList<'_> {
     fn drop(&mut self) {
         for path in self.0.drain(..).rev() {
@@ -130,19 +169,18 @@ fn is_folder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
-/// A signal that ends the process removes what has been made.
 fn remove_at_end(names: Vec<TemporaryName>, made: Made) -> Result<(), ErrorBody> {
     let remove = move || {
         // Never unlocked: the process ends, and no file must get its name before it does.
         std::mem::forget(made.lock());
         names.iter().for_each(TemporaryName::remove_and_block);
     };
-    on_end(remove).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+    on_end(remove).map_err(internal)
 }
 
 /// Raises the limit of open files, if it may be: every file stays open until all are written.
 fn allow_open_files(count: usize) {
-    /// As many are open for other purposes at most: the model's own descriptors take up to half of the limit.
+    /// The most files that are open for other purposes; the model's own descriptors take up to half of the limit.
     const OTHERS: u64 = 64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let needed = current.unwrap_or(u64::MAX).saturating_add(count as u64).saturating_add(OTHERS);

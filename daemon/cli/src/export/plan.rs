@@ -1,30 +1,28 @@
-//! Which files an export writes, and where: decided and checked before anything is written.
+//! The files of an export and their places, decided and checked before anything is written.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store_format::digest::Digest;
+use blobd_store_format::digest::Hasher;
 use blobd_store_format::file_paths::{case_twins, check, distinct};
 
-use crate::output_file::Existing;
-use crate::target::write_error;
-use crate::{file_error, usage};
+use crate::output_file::{Existing, write_error};
+use crate::progress::Bar;
+use crate::{Digest, ErrorBody, ErrorCode, Global, file_error, usage};
 
-/// A file before it has a place.
 #[derive(Clone, Debug)]
 pub(super) struct NewFile {
-    /// Its number among the files of the model, or of those that are made of it.
+    /// Its number among the files of the model, or among those made from it.
     pub(super) index: usize,
-    /// Its path below a folder, which is safe.
+    /// A safe path below a folder.
     pub(super) path: String,
     pub(super) digest: Digest,
     pub(super) size: u64,
 }
 
-/// The files of an export with their places. No two files have the same place.
+/// No two files have the same place.
 #[derive(Debug)]
 pub(super) struct ExportPlan {
     pub(super) files: Vec<PlannedFile>,
@@ -36,7 +34,6 @@ pub(super) struct PlannedFile {
     pub(super) place: Place,
 }
 
-/// Where a file is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The path that the user gave: links are followed, and devices are written to.
@@ -61,7 +58,7 @@ impl Place {
         root.into_iter().chain(ends.map(|end| folder.join(end))).collect()
     }
 
-    /// The innermost of the folders that exists: on its file system, the file is written.
+    /// The innermost folder that exists: the file is written on its file system.
     pub(super) fn existing_folder(&self) -> PathBuf {
         match self {
             Self::Named(path) => parent_of(path).to_owned(),
@@ -74,8 +71,8 @@ impl Place {
 }
 
 impl ExportPlan {
-    /// Distributes files: into the given folder or the current one, or, a single file, to the given path. A file that is
-    /// listed several times is written once.
+    /// Places files in the given folder or the current one, or a single file at the given path. A file that is listed
+    /// several times is written once.
     pub(super) fn new(output: Option<&Path>, files: &[NewFile]) -> Result<Self, ErrorBody> {
         let listed = || files.iter().map(|file| (file.path.as_str(), file.digest));
         check(listed()).map_err(|clash| {
@@ -144,21 +141,18 @@ impl ExportPlan {
         };
         let folder = place.existing_folder();
         let ignores_case = ignores_case(&folder).map_err(|error| write_error(&folder, &error))?;
-        match ignores_case {
-            false => Ok(()),
-            true => {
-                let message =
-                    format!("{}: {first} and {second} are one file on this file system", folder.display());
-                let body = ErrorBody::new(ErrorCode::InvalidRequest, message);
-                Err(body.with_hint("export to a file system that distinguishes upper and lower case"))
-            }
+        if !ignores_case {
+            return Ok(());
         }
+        let message = format!("{}: {first} and {second} are one file on this file system", folder.display());
+        let body = ErrorBody::new(ErrorCode::InvalidRequest, message);
+        Err(body.with_hint("export to a file system that distinguishes upper and lower case"))
     }
 }
 
 impl PlannedFile {
-    /// What may be done with a file that is there. One that appears during the export is never replaced: it may be
-    /// another file of this export.
+    /// What may be done with an existing file. One that appears during the export is never replaced: it may be another
+    /// file of this export.
     pub(super) fn existing(&self, force: bool) -> Existing {
         match (force, &self.place) {
             (true, Place::Named(_)) => Existing::Replace,
@@ -169,7 +163,7 @@ impl PlannedFile {
         }
     }
 
-    /// Fails if something other than a file is there, which cannot be replaced.
+    /// Fails if something other than a file has this name: it cannot be replaced.
     pub(super) fn check_kind(&self) -> Result<(), ErrorBody> {
         let Place::Below { .. } = self.place else { return Ok(()) };
         let path = self.place.path();
@@ -192,6 +186,52 @@ pub(super) fn refuse_link(place: &Place, folder: &Path) -> Result<(), ErrorBody>
     }
 }
 
+/// Fails if there is a file with any content. A device or pipe is written to, not replaced.
+pub(super) fn refuse_existing(path: &Path) -> Result<(), ErrorBody> {
+    existing_bytes(path).map_or(Ok(()), |_size| Err(write_error(path, &io::ErrorKind::AlreadyExists.into())))
+}
+
+/// The size of a file that has content.
+fn existing_bytes(path: &Path) -> Option<u64> {
+    path.metadata().ok().filter(|found| found.is_file() && found.len() > 0).map(|found| found.len())
+}
+
+/// Whether there is a file with this digest and size. Fails if there is one with other content.
+pub(super) fn has_content(
+    global: &Global,
+    path: &Path,
+    digest: Digest,
+    expected: u64,
+) -> Result<bool, ErrorBody> {
+    let Some(size) = existing_bytes(path) else { return Ok(false) };
+    if size == expected {
+        let bar = Bar::new(&format!("comparing {}", path.display()), size, global.hides_progress());
+        let found = digest_of(path, &bar).map_err(|error| file_error(&path.display().to_string(), &error));
+        bar.clear();
+        if found? == digest {
+            return Ok(true);
+        }
+    }
+    let refused = write_error(path, &io::ErrorKind::AlreadyExists.into());
+    Err(ErrorBody { message: format!("{}, with other content", refused.message), ..refused })
+}
+
+fn digest_of(path: &Path, bar: &Bar) -> io::Result<Digest> {
+    const BUFFER_BYTES: usize = 1 << 20;
+    let (mut file, mut hasher) = (File::open(path)?, Hasher::new());
+    let size = file.metadata()?.len();
+    let (mut buffer, mut done) = (vec![0; BUFFER_BYTES], 0_u64);
+    loop {
+        let length = file.read(&mut buffer)?;
+        if length == 0 {
+            return Ok(hasher.finish());
+        }
+        hasher.update(buffer.get(..length).unwrap_or_default());
+        done = done.saturating_add(length as u64);
+        bar.set(done, size);
+    }
+}
+
 fn refused(path: &Path, found: &str, expected: &str) -> ErrorBody {
     let message = format!("{}: wrong kind of file: expected {expected}, found {found}", path.display());
     ErrorBody::new(ErrorCode::Busy, message).with_hint("move it away, or give another folder with -o")
@@ -207,11 +247,11 @@ fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Whether a folder's file system takes names that differ in case as one: found out with a file.
+/// Whether a folder's file system treats names that differ only in case as one: tested with a file.
 fn ignores_case(folder: &Path) -> io::Result<bool> {
     let name = format!(".blobd-export-{}-case", std::process::id());
     let (path, twin) = (folder.join(&name), folder.join(name.to_uppercase()));
-    fs::File::options().write(true).create_new(true).open(&path)?;
+    File::options().write(true).create_new(true).open(&path)?;
     let found = fs::symlink_metadata(&twin).is_ok();
     fs::remove_file(&path)?;
     Ok(found)

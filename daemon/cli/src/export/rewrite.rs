@@ -1,21 +1,22 @@
 //! Exports that write other files with the same tensors.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Read as _, Write};
+use std::ops::Range;
 
 use blobd_client::model::OpenModel;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_model::quant::swap_bytes;
 use blobd_model::rewrite::{
     RewriteError, RewriteOptions, RewritePiece, RewritePlan, RewriteSource, RewrittenFile, Sharding,
 };
-use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError};
 use blobd_store_format::size::parse_size;
 use clap::{Args, ValueEnum};
 
+use super::outputs::HashingWriter;
 use crate::progress::Bar;
 use crate::source_file::SourceFile;
+use crate::{Digest, ErrorBody, ErrorCode, file_error, internal};
 
 /// Options that make other files than the original.
 #[derive(Debug, Args)]
@@ -58,7 +59,6 @@ impl RewriteArgs {
     }
 }
 
-/// The files of an open model, and what is to be written.
 pub(super) struct Rewriting<'m> {
     sources: Vec<SourceFile<'m>>,
     /// The number of each source among the model's layers.
@@ -67,7 +67,7 @@ pub(super) struct Rewriting<'m> {
 }
 
 impl<'m> Rewriting<'m> {
-    pub(super) fn of(model: &'m OpenModel, options: &RewriteOptions) -> Result<Self, ErrorBody> {
+    pub(super) fn new(model: &'m OpenModel, options: &RewriteOptions) -> Result<Self, ErrorBody> {
         let mut sources = Vec::new();
         let mut headers = Vec::new();
         // A file that the manifest names several times is one source.
@@ -91,7 +91,7 @@ impl<'m> Rewriting<'m> {
         self.plan.files()
     }
 
-    /// Writes the file with this index, and returns its digest.
+    /// Returns the digest of the file.
     pub(super) fn write(
         &mut self,
         index: usize,
@@ -99,26 +99,26 @@ impl<'m> Rewriting<'m> {
         name: &str,
         bar: &Bar,
     ) -> Result<Digest, ErrorBody> {
-        const BUFFER_BYTES: usize = 1 << 20;
+        let failed = |error: io::Error| file_error(name, &error);
         let Self { sources, plan, .. } = self;
         let Some(file) = plan.files().get(index) else { return Ok(Digest::of(b"")) };
-        let (size, out) = (file.size(), BufWriter::with_capacity(BUFFER_BYTES, out));
-        let mut out = Output { out, hasher: Hasher::new(), written: 0, size, name, bar };
-        out.write(file.header())?;
+        let mut out = HashingWriter::new(out, file.size(), bar);
+        out.write_all(file.header()).map_err(failed)?;
         for piece in file.pieces() {
             match *piece {
-                RewritePiece::Zeros { length } => out.zeros(length)?,
+                RewritePiece::Zeros { length } => {
+                    io::copy(&mut io::repeat(0).take(length), &mut out).map_err(failed)?;
+                }
                 RewritePiece::Tensor { source, offset, size, swapped } => {
                     if let Some(source) = sources.get_mut(source) {
-                        copy(source, offset, size, swapped, &mut out)?;
+                        copy(source, offset..offset.saturating_add(size), swapped, &mut out, failed)?;
                     }
                 }
             }
         }
-        out.finish()
+        out.finish().map_err(failed)
     }
 
-    /// Checks that the data that was read is that of the model.
     pub(super) fn verify(self) -> Result<(), ErrorBody> {
         self.sources.into_iter().try_for_each(SourceFile::verify)
     }
@@ -140,68 +140,29 @@ fn refused(model: &OpenModel, error: &RewriteError) -> ErrorBody {
     }
 }
 
-/// Copies a tensor, in chunks of whole blocks if its bytes are swapped.
+/// Copies in chunks of whole blocks if bytes are swapped.
 fn copy(
     source: &mut SourceFile<'_>,
-    offset: u64,
-    size: u64,
+    range: Range<u64>,
     swapped: Option<GgmlType>,
-    out: &mut Output<'_, impl Write>,
+    out: &mut impl Write,
+    failed: impl Fn(io::Error) -> ErrorBody,
 ) -> Result<(), ErrorBody> {
     const CHUNK_BYTES: u64 = 4 << 20;
     let block_bytes = swapped.and_then(GgmlType::block).map_or(1, |(_elements, bytes)| bytes.max(1));
-    let step = CHUNK_BYTES.saturating_sub(CHUNK_BYTES % block_bytes).min(size);
-    let mut buffer = vec![0; usize::try_from(step).unwrap_or_default()];
-    let mut done = 0;
-    while done < size {
-        let length = usize::try_from(size.saturating_sub(done)).unwrap_or(usize::MAX).min(buffer.len());
-        let chunk = buffer.get_mut(..length).unwrap_or_default();
-        source.read(offset.saturating_add(done), chunk)?;
+    let step = CHUNK_BYTES.saturating_sub(CHUNK_BYTES % block_bytes).max(block_bytes);
+    let mut buffer = Vec::new();
+    let mut offset = range.start;
+    while offset < range.end {
+        let length = step.min(range.end.saturating_sub(offset));
+        buffer.resize(usize::try_from(length).unwrap_or_default(), 0);
+        source.read(offset, &mut buffer)?;
         if let Some(ggml_type) = swapped {
             // The plan has only types that can be swapped.
-            swap_bytes(ggml_type, chunk).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+            swap_bytes(ggml_type, &mut buffer).map_err(internal)?;
         }
-        out.write(chunk)?;
-        done = done.saturating_add(length as u64);
+        out.write_all(&buffer).map_err(&failed)?;
+        offset = offset.saturating_add(length);
     }
     Ok(())
-}
-
-/// A file that is written and hashed.
-struct Output<'o, W: Write> {
-    out: BufWriter<W>,
-    hasher: Hasher,
-    written: u64,
-    size: u64,
-    name: &'o str,
-    bar: &'o Bar,
-}
-
-impl<W: Write> Output<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> Result<(), ErrorBody> {
-        self.out.write_all(bytes).map_err(|error| self.failed(&error))?;
-        self.hasher.update(bytes);
-        self.written = self.written.saturating_add(bytes.len() as u64);
-        self.bar.set(self.written, self.size);
-        Ok(())
-    }
-
-    fn zeros(&mut self, mut length: u64) -> Result<(), ErrorBody> {
-        const ZEROS: [u8; 4096] = [0; 4096];
-        while length > 0 {
-            let portion = ZEROS.get(..usize::try_from(length).unwrap_or(usize::MAX)).unwrap_or(&ZEROS);
-            self.write(portion)?;
-            length = length.saturating_sub(portion.len() as u64);
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Digest, ErrorBody> {
-        self.out.flush().map_err(|error| self.failed(&error))?;
-        Ok(self.hasher.finish())
-    }
-
-    fn failed(&self, error: &io::Error) -> ErrorBody {
-        crate::file_error(self.name, error)
-    }
 }

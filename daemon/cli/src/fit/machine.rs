@@ -9,16 +9,15 @@ use std::time::{Duration, Instant};
 use blobd_client::fit::Room;
 use serde::Serialize;
 
-/// How long `nvidia-smi` may take; it hangs if the driver does.
+/// `nvidia-smi` hangs if the driver does.
 const NVIDIA_SMI_LIMIT: Duration = Duration::from_secs(5);
-/// What llama.cpp leaves free on each GPU when it chooses the layers itself (`--fit-target`).
+/// The memory that llama.cpp leaves free on each GPU when it chooses the layers itself (`--fit-target`).
 const GPU_MARGIN: u64 = 1 << 30;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// What is free on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Machine {
-    /// `MemAvailable`; `None` if the kernel does not say.
+    /// `MemAvailable`, or what the cgroup leaves if that is less; `None` if the kernel does not say.
     pub(super) available_bytes: Option<u64>,
     pub(super) gpus: Vec<Gpu>,
 }
@@ -34,10 +33,12 @@ impl Machine {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let mut gpus = nvidia_smi().map(|text| nvidia_gpus(&text)).unwrap_or_default();
         gpus.extend(amd_gpus(Path::new("/sys/class/drm")));
-        Self { available_bytes: available(&meminfo), gpus }
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let in_cgroup = left_in_cgroups(Path::new("/sys/fs/cgroup"), &own);
+        let available_bytes = [available(&meminfo), in_cgroup].into_iter().flatten().min();
+        Self { available_bytes, gpus }
     }
 
-    /// What a model may take of it.
     pub(super) fn room(&self) -> Room {
         let devices = self.gpus.iter().map(|gpu| gpu.free_bytes.saturating_sub(GPU_MARGIN)).collect();
         Room { devices, memory_bytes: self.available_bytes }
@@ -50,7 +51,26 @@ fn available(meminfo: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// What `nvidia-smi` prints; `None` if it is missing, fails or hangs.
+/// The least memory that the process's cgroup (v2) or one that contains it leaves; `None` if none has a limit. `own` is
+/// the content of `/proc/self/cgroup`.
+fn left_in_cgroups(root: &Path, own: &str) -> Option<u64> {
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let cgroup = root.join(path);
+    cgroup.ancestors().take_while(|folder| folder.starts_with(root)).filter_map(left_in_cgroup).min()
+}
+
+/// What a cgroup's `memory.max` leaves. Inactive page cache counts as free, because the kernel drops it first.
+fn left_in_cgroup(folder: &Path) -> Option<u64> {
+    let text = |file: &str| fs::read_to_string(folder.join(file)).ok();
+    let number = |file: &str| -> Option<u64> { text(file)?.trim().parse().ok() };
+    let limit = number("memory.max")?;
+    let statistics = text("memory.stat").unwrap_or_default();
+    let inactive = statistics.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+    let used = number("memory.current").unwrap_or(0).saturating_sub(inactive.unwrap_or(0));
+    Some(limit.saturating_sub(used))
+}
+
+/// `None` if `nvidia-smi` is missing, fails or hangs.
 fn nvidia_smi() -> Option<String> {
     let query = ["--query-gpu=name,memory.free", "--format=csv,noheader,nounits"];
     let mut child = Command::new("nvidia-smi")
@@ -82,7 +102,7 @@ fn nvidia_gpus(text: &str) -> Vec<Gpu> {
     text.lines().filter_map(gpu).collect()
 }
 
-/// The GPUs whose driver tells their memory in the sysfs folder, which is AMD's.
+/// GPUs whose driver reports their memory in the sysfs folder, as AMD's does.
 fn amd_gpus(folder: &Path) -> Vec<Gpu> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -113,6 +133,28 @@ mod tests {
         for text in ["", "MemAvailable: much kB\n", "MemAvailable: 18446744073709551615 kB\n"] {
             assert_eq!(available(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn cgroup_with_the_least_left_limits_the_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let cgroup = |path: &str, files: &[(&str, &str)]| {
+            let folder = root.path().join(path);
+            fs::create_dir_all(&folder).unwrap();
+            for (file, content) in files {
+                fs::write(folder.join(file), content).unwrap();
+            }
+        };
+        let left = |own: &str| left_in_cgroups(root.path(), own);
+        cgroup("a/b", &[("memory.max", "max\n"), ("memory.current", "5\n")]);
+        assert_eq!(left("0::/a/b\n"), None, "no limit");
+        cgroup("a", &[("memory.max", "1000\n"), ("memory.current", "700\n")]);
+        assert_eq!(left("0::/a/b\n"), Some(300));
+        cgroup("a", &[("memory.stat", "anon 600\ninactive_file 100\nactive_file 50\n")]);
+        assert_eq!(left("0::/a/b\n"), Some(400), "inactive page cache is free");
+        cgroup("a/b", &[("memory.max", "6\n")]);
+        assert_eq!(left("0::/a/b\n"), Some(1));
+        assert_eq!(["", "4:memory:/a/b\n", "0::/absent\n"].map(left), [None; 3]);
     }
 
     #[test]

@@ -1,20 +1,21 @@
 //! The tables of `fit`.
 
-use blobd_client::protocol::fit::{ContextSource, FitAnswer, FitDevice, FitMemory, FitReport, LayerPlace};
+use blobd_client::protocol::fit::{
+    ContextSource, FitAnswer, FitDevice, FitMemory, FitReport, FitsIn, LayerPlace,
+};
 use blobd_model::estimate::ModelSet;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
 
 use super::Fit;
 use super::machine::Machine;
-use crate::output::{Table, terminal_width};
+use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 
 pub(super) fn render(fit: &Fit, with_layers: bool) -> String {
     let Fit { report, machine } = fit;
     let mut tables = vec![overview(fit).render(usize::MAX)];
     tables.extend(with_layers.then(|| layers(report).render(terminal_width())));
-    let on_devices = report.answer.iter().map(|answer| &answer.devices).filter(|devices| !devices.is_empty());
-    tables.extend(on_devices.map(|found| devices(found, machine.as_ref()).render(terminal_width())));
+    let answer = report.answer.as_ref().filter(|_| report.memory.has_rule);
+    let found = answer.map(|answer| &answer.devices).filter(|devices| !devices.is_empty());
+    tables.extend(found.map(|found| devices(found, machine.as_ref()).render(terminal_width())));
     let mut text = tables.join("\n");
     for note in &report.notes {
         text.push_str(&format!("note: {note}\n"));
@@ -33,6 +34,10 @@ fn overview(fit: &Fit) -> Table {
     if memory.has_rule && !memory.missing_keys.is_empty() {
         row("missing", memory.missing_keys.join(", "));
     }
+    if memory.unsized_tensors > 0 {
+        let count = memory.unsized_tensors;
+        row("unknown types", format!("of {count} tensors, which count up to the next tensor"));
+    }
     if memory.table_bytes > 0 {
         row("tables", format!("{} read from disk row by row, not resident", human_bytes(memory.table_bytes)));
     }
@@ -43,13 +48,13 @@ fn overview(fit: &Fit) -> Table {
     table
 }
 
-/// The answer in one line.
 fn needs(report: &FitReport) -> String {
     let memory = &report.memory;
     let (needed, weights) = (human_bytes(report.needed_bytes), human_bytes(memory.weights_bytes));
-    if !memory.has_rule {
+    if memory.basis.starts_with("weights only") {
         return format!("more than {needed}: weights {weights}, KV cache and graph are not known");
     }
+    let at_least = if memory.has_rule { "" } else { "more than " };
     let mut parts = vec![
         format!("weights {}", human_bytes(memory.weights_bytes.saturating_sub(memory.table_bytes))),
         format!("KV cache {}", human_bytes(memory.kv_total_bytes)),
@@ -57,7 +62,7 @@ fn needs(report: &FitReport) -> String {
     ];
     let has_companions = report.projector.is_some() || report.draft.is_some() || !report.adapters.is_empty();
     parts.extend(has_companions.then(|| "and what belongs to it".to_owned()));
-    format!("{needed} at context {}: {}", memory.context, parts.join(", "))
+    format!("{at_least}{needed} at context {}: {}", memory.context, parts.join(", "))
 }
 
 fn context(report: &FitReport) -> String {
@@ -70,15 +75,9 @@ fn context(report: &FitReport) -> String {
         (ContextSource::Default, Some(trained)) if trained == *context => ", as trained".to_owned(),
         (ContextSource::Default, Some(trained)) => format!(" of the {trained} trained (--ctx 0 for all)"),
     };
-    let sequences = match parallel {
-        1 => "1 sequence".to_owned(),
-        count => format!("{count} sequences"),
-    };
-    let cache = if cache_type_k == cache_type_v {
-        cache_type_k.clone()
-    } else {
-        format!("{cache_type_k} keys and {cache_type_v} values")
-    };
+    let sequences = counted(parallel, "sequence");
+    let mixed = format!("{cache_type_k} keys and {cache_type_v} values");
+    let cache = if cache_type_k == cache_type_v { cache_type_k } else { &mixed };
     format!("{context}{source}; {sequences}, batch {batch}, cache {cache}")
 }
 
@@ -117,7 +116,12 @@ fn answer(fit: &Fit, answer: &FitAnswer, row: &mut impl FnMut(&str, String)) {
     let largest = match answer.max_context {
         0 => "none fits".to_owned(),
         ModelSet::MAX_CONTEXT => "any".to_owned(),
-        context if report.context_length == Some(context) => format!("{context}, as trained"),
+        trained
+            if report.context_length == Some(trained) && report.memory.context > trained && answer.fits =>
+        {
+            format!("{trained}, as trained, or more")
+        }
+        trained if report.context_length == Some(trained) => format!("{trained}, as trained"),
         context => context.to_string(),
     };
     row("largest context", largest);
@@ -140,7 +144,12 @@ fn verdict(fit: &Fit, answer: &FitAnswer) -> String {
     let memory = format!("{}{of_memory} in this machine's memory", human_bytes(*memory_bytes));
     match machine {
         Some(machine) if machine.gpus.is_empty() => format!("{word}, {memory}, no GPU found"),
-        Some(_) => format!("{word}, {layers} of {layers_of} layers on this machine's GPUs, {memory}"),
+        Some(_) if answer.fits_in == Some(FitsIn::Devices) => {
+            format!("yes, on this machine's GPUs: {layers} of {layers_of} layers, {memory}")
+        }
+        Some(_) => {
+            format!("{word}, {layers} of {layers_of} layers on this machine's GPUs and the rest, {memory}")
+        }
         None if *memory_bytes > 0 => {
             let memory = human_bytes(*memory_bytes);
             format!("{word}, {layers} of {layers_of} layers on devices, {memory} in the machine's memory")
@@ -149,21 +158,24 @@ fn verdict(fit: &Fit, answer: &FitAnswer) -> String {
     }
 }
 
-/// The parts of the file. Their sum is its size.
+/// The sum of the rows is the size of the file.
 fn layers(report: &FitReport) -> Table {
     let memory = &report.memory;
     let mut table = Table::new(&["LAYER", "WEIGHTS", "KV CACHE", "WHERE"], &[1, 2]);
+    let has_several = report.answer.as_ref().is_some_and(|answer| answer.devices.len() > 1);
     for layer in &memory.weights {
         let block = layer.layer.strip_prefix("blk.").and_then(|number| number.parse::<usize>().ok());
         let kv = block.and_then(|block| memory.kv_bytes.get(block));
-        let kv = kv.map_or_else(|| "-".to_owned(), |bytes| human_bytes(*bytes));
+        let kv = or_dash(kv.map(|bytes| human_bytes(*bytes)));
+        let number = layer.device.filter(|_| has_several);
+        let device = number.map_or_else(|| "device".to_owned(), |number| format!("device {number}"));
         let place = match layer.place {
-            LayerPlace::Device => "device",
-            LayerPlace::Memory => "memory",
-            LayerPlace::DeviceAndMemory => "device, experts in memory",
-            LayerPlace::Disk => "disk, not resident",
+            LayerPlace::Device => device,
+            LayerPlace::Memory => "memory".to_owned(),
+            LayerPlace::DeviceAndMemory => format!("{device}, experts in memory"),
+            LayerPlace::Disk => "disk, not resident".to_owned(),
         };
-        table.row([printable(&layer.layer), human_bytes(layer.bytes), kv, place.to_owned()]);
+        table.row([printable(&layer.layer), human_bytes(layer.bytes), kv, place]);
     }
     let none = || "-".to_owned();
     table.row(["header, padding".to_owned(), human_bytes(report.header_bytes), none(), none()]);
@@ -173,12 +185,10 @@ fn layers(report: &FitReport) -> Table {
 }
 
 fn devices(devices: &[FitDevice], machine: Option<&Machine>) -> Table {
-    let mut table = Table::new(&["DEVICE", "MEMORY", "LAYERS", "USED"], &[1, 2, 3]);
-    for (number, device) in devices.iter().enumerate() {
+    let rows = devices.iter().enumerate().map(|(number, device)| {
         let gpu = machine.and_then(|machine| machine.gpus.get(number));
         let name = gpu.map_or_else(|| number.to_string(), |gpu| printable(&gpu.name));
-        let (vram, used) = (human_bytes(device.vram_bytes), human_bytes(device.used_bytes));
-        table.row([name, vram, device.layers.to_string(), used]);
-    }
-    table
+        [name, human_bytes(device.vram_bytes), device.layers.to_string(), human_bytes(device.used_bytes)]
+    });
+    Table::with_rows(&["DEVICE", "MEMORY", "LAYERS", "USED"], &[1, 2, 3], rows)
 }

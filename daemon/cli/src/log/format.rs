@@ -3,52 +3,41 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use blobd_client::protocol::error::ErrorBody;
 use tracing::Subscriber;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
-use super::super::usage;
 use super::journal::Journal;
 use super::{has_color, value_of};
+use crate::{ErrorBody, usage};
 
-/// The variable that says in which form the log is written.
 const VARIABLE: &str = "BLOBD_LOG_FORMAT";
 /// Names the device and the inode of the socket to which systemd has connected standard output or standard error of a
 /// service, as `DEVICE:INODE`.
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
-/// How the log is written.
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// One line per message, for people.
     Text,
-    /// One JSON object per line.
     Json,
     /// The protocol of systemd's journal, which keeps the fields of messages apart.
     Journal,
 }
 
 impl Format {
-    /// As the environment says; for a service of systemd whose standard error is the journal, that.
-    pub(super) fn of_environment() -> Result<Self, ErrorBody> {
-        let Some(name) = value_of(VARIABLE) else {
-            return Ok(if is_journal() { Self::Journal } else { Self::Text });
-        };
-        Self::of_name(&name)
-            .ok_or_else(|| usage(format!("{VARIABLE}: expected text, json or journal, found {name:?}")))
-    }
-
-    fn of_name(name: &str) -> Option<Self> {
-        match name {
-            "text" => Some(Self::Text),
-            "json" => Some(Self::Json),
-            "journal" => Some(Self::Journal),
-            _ => None,
+    /// The format that the environment names, else the journal for a service whose standard error is the journal.
+    pub(super) fn from_environment() -> Result<Self, ErrorBody> {
+        match value_of(VARIABLE).as_deref() {
+            None if is_journal() => Ok(Self::Journal),
+            None | Some("text") => Ok(Self::Text),
+            Some("json") => Ok(Self::Json),
+            Some("journal") => Ok(Self::Journal),
+            Some(name) => Err(usage(format!("{VARIABLE}: expected text, json or journal, found {name:?}"))),
         }
     }
 
-    /// Writes the messages. Text if there is no journal.
+    /// Falls back to text if there is no journal.
     pub(super) fn layer<S>(self) -> Box<dyn Layer<S> + Send + Sync>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
@@ -78,7 +67,6 @@ pub(in super::super) fn at_error_priority(text: &str) -> String {
     }
 }
 
-/// Whether systemd has connected standard error to the journal.
 fn is_journal() -> bool {
     value_of(JOURNAL_VARIABLE).is_some_and(|stream| names(&stream, io::stderr().as_fd()))
 }
@@ -105,11 +93,5 @@ mod tests {
         {
             assert!(!names(&other, file.as_fd()), "{other}");
         }
-    }
-
-    #[test]
-    fn formats_have_names() {
-        assert_eq!(Format::of_name("json"), Some(Format::Json));
-        assert_eq!(Format::of_name("JSON"), None);
     }
 }

@@ -13,7 +13,6 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Sends messages to the journal.
 #[derive(Debug)]
 pub(super) struct Journal {
     socket: UnixDatagram,
@@ -59,7 +58,6 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Journal {
     }
 }
 
-/// The message of an event and its fields.
 #[derive(Debug, Default)]
 struct Entry {
     message: String,
@@ -104,7 +102,6 @@ impl Entry {
     }
 }
 
-/// As syslog numbers them.
 fn priority(level: Level) -> &'static str {
     match level {
         Level::ERROR => "3",

@@ -8,17 +8,16 @@ use blobd_model::kind::{ModelKind, UnknownKind};
 use blobd_store_format::glob::Glob;
 use blobd_store_format::name_pattern::NamePattern;
 
-use super::facts::Facts;
+use super::Facts;
 use crate::times::{age, parse_period};
 
-/// A condition that a listed model meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
     Name(NamePattern),
     Origin(Glob),
     Architecture(Glob),
     Quantization(Glob),
-    Kind(ModelKind),
+    Kind(Vec<ModelKind>),
     Pinned(bool),
     Damaged(bool),
     Older(Duration),
@@ -38,7 +37,10 @@ impl FromStr for Filter {
             "origin" => Ok(Self::Origin(Glob::containing(value))),
             "architecture" | "family" => Ok(Self::Architecture(Glob::new(value))),
             "quantization" => Ok(Self::Quantization(Glob::new(value))),
-            "kind" => value.parse().map(Self::Kind).map_err(|error| UnknownKind::to_string(&error)),
+            "kind" => {
+                let kinds = value.split(',').map(str::parse).collect::<Result<_, UnknownKind>>();
+                kinds.map(Self::Kind).map_err(|error| error.to_string())
+            }
             "pinned" => truth(key, value).map(Self::Pinned),
             "damaged" => truth(key, value).map(Self::Damaged),
             "older" => duration(key, value).map(Self::Older),
@@ -60,7 +62,7 @@ fn duration(key: &str, value: &str) -> Result<Duration, String> {
 }
 
 impl Filter {
-    /// Whether it needs what only the model's header says. The kind of a model is usually recorded.
+    /// Whether only the model's header has what it compares. The kind is usually recorded.
     pub(super) const fn needs_header(&self, model: &ModelSummary) -> bool {
         match self {
             Self::Architecture(_) | Self::Quantization(_) => true,
@@ -74,9 +76,9 @@ impl Filter {
         match self {
             Self::Name(pattern) => model.name.parse().is_ok_and(|name| pattern.matches(&name)),
             Self::Origin(pattern) => is(pattern, model.origin.as_deref()),
-            Self::Architecture(pattern) => is(pattern, facts.architecture(&model.name)),
-            Self::Quantization(pattern) => is(pattern, facts.quantization(&model.name)),
-            Self::Kind(kind) => model.kind.or_else(|| facts.kind(&model.name)) == Some(*kind),
+            Self::Architecture(pattern) => is(pattern, facts.architecture(model)),
+            Self::Quantization(pattern) => is(pattern, facts.quantization(model)),
+            Self::Kind(kinds) => facts.kind(model).is_some_and(|kind| kinds.contains(&kind)),
             Self::Pinned(pinned) => model.pinned == *pinned,
             Self::Damaged(damaged) => model.damage.is_some() == *damaged,
             Self::Older(time) => age(&model.modified) >= *time,
@@ -87,20 +89,22 @@ impl Filter {
 
 #[cfg(test)]
 mod tests {
-    use blobd_store_format::digest::Digest;
-
+    use super::super::summary;
     use super::*;
 
     #[test]
     fn conditions_are_read_and_wrong_ones_are_explained() {
         assert_eq!("name=Llama".parse(), Ok(Filter::Name(NamePattern::search("Llama").unwrap())));
         assert_eq!("family=llama".parse(), Ok(Filter::Architecture(Glob::new("llama"))));
-        assert_eq!("kind=adapter".parse(), Ok(Filter::Kind(ModelKind::Adapter)));
+        assert_eq!("kind=adapter".parse(), Ok(Filter::Kind(vec![ModelKind::Adapter])));
+        let several = Filter::Kind(vec![ModelKind::Reranker, ModelKind::Projector]);
+        assert_eq!("kind=reranker,projector".parse(), Ok(several));
         assert_eq!("older=2d".parse(), Ok(Filter::Older(Duration::from_secs(2 * 86400))));
         for (text, part) in [
             ("llama", "KEY=VALUE"),
             ("size=3", "quantization, pinned"),
             ("kind=lora", "adapter"),
+            ("kind=adapter,lora", "\"lora\""),
             ("pinned=yes", "true or false"),
             ("older=long", "30d"),
         ] {
@@ -111,41 +115,21 @@ mod tests {
     #[test]
     fn models_match_by_name_origin_and_age() {
         let model = ModelSummary {
-            name: "hf.co/me/Llama:Q4".to_owned(),
-            digest: Digest::of(b""),
-            size: 1,
-            kind: None,
+            kind: Some(ModelKind::Reranker),
             modified: "2020-01-01T00:00:00Z".to_owned(),
             pinned: true,
             origin: Some("https://hf.co/me/Llama".to_owned()),
-            follows: None,
-            damage: None,
-            store: None,
-            added_by: None,
+            ..summary("hf.co/me/Llama:Q4")
         };
         let matches = |text: &str| text.parse::<Filter>().unwrap().matches(&model, &Facts::default());
-        for text in [
-            "name=llama",
-            "name=hf.co/*",
-            "name=me/*",
-            "name=ME/LLAMA*",
-            "origin=hf.co",
-            "origin=*/ME/*",
-            "pinned=true",
-            "damaged=false",
-            "older=30d",
-        ] {
+        let matching = "name=llama name=hf.co/* name=me/* name=ME/LLAMA* origin=hf.co origin=*/ME/* pinned=true \
+                        damaged=false older=30d kind=reranker kind=projector,reranker";
+        for text in matching.split(' ') {
             assert!(matches(text), "{text}");
         }
-        for text in [
-            "name=qwen",
-            "name=my/*",
-            "origin=me/*",
-            "pinned=false",
-            "newer=30d",
-            "architecture=llama",
-            "damaged=true",
-        ] {
+        let other = "name=qwen name=my/* origin=me/* pinned=false newer=30d architecture=llama damaged=true \
+                     kind=projector,model";
+        for text in other.split(' ') {
             assert!(!matches(text), "{text}");
         }
     }

@@ -3,13 +3,12 @@
 use std::str::FromStr;
 
 use blobd_client::protocol::response::ModelSummary;
-use blobd_store_format::size::human_bytes;
-use blobd_store_format::text::printable;
+use clap::ValueEnum;
 
-use super::facts::Facts;
+use super::Facts;
+use crate::output::{human_bytes, or_dash, printable};
 use crate::times::relative;
 
-/// A line with fields, or the usual table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template {
     /// Empty for the table.
@@ -22,7 +21,7 @@ enum Part {
     Field(Field),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Field {
     Name,
     Id,
@@ -38,22 +37,6 @@ enum Field {
     Architecture,
     Quantization,
 }
-
-const FIELDS: [(&str, Field); 13] = [
-    ("name", Field::Name),
-    ("id", Field::Id),
-    ("digest", Field::Digest),
-    ("size", Field::Size),
-    ("bytes", Field::Bytes),
-    ("modified", Field::Modified),
-    ("age", Field::Age),
-    ("used", Field::Used),
-    ("pinned", Field::Pinned),
-    ("origin", Field::Origin),
-    ("kind", Field::Kind),
-    ("architecture", Field::Architecture),
-    ("quantization", Field::Quantization),
-];
 
 impl FromStr for Template {
     type Err = String;
@@ -77,10 +60,10 @@ impl FromStr for Template {
 }
 
 fn field(text: &str) -> Result<Field, String> {
-    let name = text.trim().trim_start_matches('.').to_ascii_lowercase();
-    let found = FIELDS.into_iter().find(|(known, _)| *known == name);
-    found.map(|(_, field)| field).ok_or_else(|| {
-        let known: Vec<&str> = FIELDS.into_iter().map(|(known, _)| known).collect();
+    let name = text.trim().trim_start_matches('.');
+    <Field as ValueEnum>::from_str(name, true).map_err(|_unknown| {
+        let known = Field::value_variants().iter().filter_map(Field::to_possible_value);
+        let known: Vec<String> = known.map(|value| value.get_name().to_owned()).collect();
         format!("unknown field {text:?}: expected one of {}", known.join(", "))
     })
 }
@@ -90,30 +73,27 @@ impl Template {
         self.parts.is_empty()
     }
 
-    /// Whether it shows when models were used.
     pub(super) fn needs_use(&self) -> bool {
         self.parts.contains(&Part::Field(Field::Used))
     }
 
-    /// Whether it shows of a model what only its header says. The kind is usually recorded.
+    /// Whether it shows something that only the model's header says. The kind is usually recorded.
     pub(super) fn needs_header(&self, model: &ModelSummary) -> bool {
         let shows = |field| self.parts.contains(&Part::Field(field));
         shows(Field::Architecture) || shows(Field::Quantization) || shows(Field::Kind) && model.kind.is_none()
     }
 
-    /// The line of a model.
     pub(super) fn line(&self, model: &ModelSummary, facts: &Facts) -> String {
         let part = |part: &Part| match part {
             Part::Text(text) => text.clone(),
-            Part::Field(field) => printable(&field.of(model, facts)),
+            Part::Field(field) => printable(&field.value(model, facts)),
         };
         self.parts.iter().map(part).chain(["\n".to_owned()]).collect()
     }
 }
 
 impl Field {
-    fn of(self, model: &ModelSummary, facts: &Facts) -> String {
-        let or_dash = |text: Option<&str>| text.unwrap_or("-").to_owned();
+    fn value(self, model: &ModelSummary, facts: &Facts) -> String {
         match self {
             Self::Name => model.name.clone(),
             Self::Id => model.digest.short(),
@@ -122,15 +102,12 @@ impl Field {
             Self::Bytes => model.size.to_string(),
             Self::Modified => model.modified.clone(),
             Self::Age => relative(&model.modified),
-            Self::Used => or_dash(facts.used(&model.name)),
+            Self::Used => or_dash(facts.used(model)),
             Self::Pinned => model.pinned.to_string(),
             Self::Origin => or_dash(model.origin.as_deref()),
-            Self::Kind => {
-                let kind = model.kind.or_else(|| facts.kind(&model.name));
-                kind.map_or_else(|| "-".to_owned(), |kind| kind.to_string())
-            }
-            Self::Architecture => or_dash(facts.architecture(&model.name)),
-            Self::Quantization => or_dash(facts.quantization(&model.name)),
+            Self::Kind => or_dash(facts.kind(model)),
+            Self::Architecture => or_dash(facts.architecture(model)),
+            Self::Quantization => or_dash(facts.quantization(model)),
         }
     }
 }
@@ -139,23 +116,13 @@ impl Field {
 mod tests {
     use blobd_store_format::digest::Digest;
 
+    use super::super::summary;
     use super::*;
 
     #[test]
     fn fields_are_filled_in_both_spellings() {
-        let model = ModelSummary {
-            name: "a\u{1b}:b".to_owned(),
-            digest: Digest::of(b""),
-            size: 2048,
-            kind: None,
-            modified: "2020-01-01T00:00:00Z".to_owned(),
-            pinned: false,
-            origin: None,
-            follows: None,
-            damage: None,
-            store: None,
-            added_by: None,
-        };
+        let model =
+            ModelSummary { size: 2048, modified: "2020-01-01T00:00:00Z".to_owned(), ..summary("a\u{1b}:b") };
         let line = |text: &str| text.parse::<Template>().unwrap().line(&model, &Facts::default());
         assert_eq!(line("{name}\\t{size} {bytes}!"), "a\u{fffd}:b\t2.00 KiB 2048!\n");
         assert_eq!(line("{{.Name}} {{ .Origin }}"), "a\u{fffd}:b -\n");

@@ -3,7 +3,6 @@
 use super::escaped;
 use crate::local_server::ConfigurationKey;
 
-/// The name of the page, without its section.
 pub(super) const NAME: &str = "blobd.toml";
 
 const DOCUMENT: &str = include_str!("../../../../docs/CONFIGURATION.md");
@@ -47,13 +46,12 @@ fn entry(key: &ConfigurationKey) -> String {
     format!(".TP\n\\fB{}\\fR\n{}. Default: {default}.{restart}\n", escaped(key.name), inline(key.meaning))
 }
 
-/// The text between two fences, without the name of its language.
 fn code(block: &str) -> String {
     let lines = block.lines().skip(1).map(|line| escaped(line) + "\n");
     format!(".PP\n.nf\n{}.fi\n", lines.collect::<String>())
 }
 
-/// One line of Markdown: code becomes bold, and of links the text stays.
+/// One line of Markdown: code becomes bold, and links become their text.
 fn inline(line: &str) -> String {
     let mut text = String::new();
     for (index, part) in without_targets(line).split('`').enumerate() {
@@ -77,11 +75,11 @@ fn without_targets(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local_server::{LocalServer as _, NoServer};
+    use crate::local_server::LocalServer;
 
     #[test]
     fn page_has_every_key_with_its_default_and_the_example_line_by_line() {
-        let keys = NoServer.configuration_keys();
+        let keys = (LocalServer::default().configuration_keys)();
         let page = page(&keys);
         for key in keys {
             assert!(page.contains(&format!(".TP\n\\fB{}\\fR\n", escaped(key.name))), "{}", key.name);

@@ -4,20 +4,17 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use blobd_client::client::Client;
 use blobd_client::error::ClientError;
-use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::ModelSummary;
-use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::digest::Digest;
-use blobd_store_format::manifest::Manifest;
-use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::{Mutex, RwLock};
 
-use super::tree::{Inodes, MountedModel, Tree};
+use super::names::MountedModel;
+use super::tree::{Inodes, Tree};
+use crate::model_folder::{Manifests, manifests};
+use crate::{Client, Digest, ErrorCode, Reference};
 
-/// How old the tree may be: a pulled or removed model appears or disappears after this time, and a program
-/// that opens thousands of files causes one request to the daemon.
+/// The greatest age of the tree: a pulled or removed model appears or disappears after this time, and a program that
+/// opens thousands of files causes one request to the daemon.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Keeps the last tree while the daemon cannot be reached.
@@ -77,34 +74,13 @@ impl Catalog {
     }
 }
 
-/// A manifest, and the same with the files in archives in place of these.
-type Manifests = (Arc<Manifest>, Arc<Manifest>);
-
-fn manifests(client: &Client, reference: &Reference) -> Result<Manifests, ClientError> {
-    let manifest = Arc::new(client.manifest(reference)?);
-    if !manifest.files().any(|file| file.media_type.archive_of_weights().is_some()) {
-        return Ok((Arc::clone(&manifest), manifest));
-    }
-    let files = client.model(reference)?.layers.into_iter().map(|layer| {
-        (Descriptor { media_type: layer.media_type, digest: layer.digest, size: layer.size }, layer.name)
-    });
-    let config = manifest.config().clone();
-    let layers = files.filter(|(file, _)| file.digest != config.digest).collect();
-    match Manifest::compose_named(config, layers) {
-        Ok(contents) => Ok((manifest, Arc::new(contents))),
-        Err(error) => {
-            tracing::warn!("model {}: the files in its archives are not shown: {error}", reference.short());
-            Ok((Arc::clone(&manifest), manifest))
-        }
-    }
-}
-
 impl Cache {
-    /// Requests the models; `None` if nothing has changed.
+    /// `None` if nothing has changed.
     fn update(&mut self, client: &Client) -> Result<Option<Tree>, ClientError> {
         let models = client.models()?.models;
         let is_same = |(old, new): (&ModelSummary, &ModelSummary)| {
-            (&old.name, old.digest, &old.modified) == (&new.name, new.digest, &new.modified)
+            (&old.name, old.digest, &old.modified, &old.origin)
+                == (&new.name, new.digest, &new.modified, &new.origin)
         };
         if !models.is_empty()
             && models.len() == self.models.len()
@@ -122,8 +98,7 @@ impl Cache {
         Ok(Some(Tree::build(&listed, &mut self.inodes)))
     }
 
-    /// Adds the manifest to a model; `None` if the model was removed meanwhile, or its manifest is damaged
-    /// and its files are therefore unknown.
+    /// `None` if the model was removed meanwhile, or if its manifest is damaged and its files are therefore unknown.
     fn listed(&self, client: &Client, model: &ModelSummary) -> Result<Option<MountedModel>, ClientError> {
         let Ok(reference) = model.name.parse::<Reference>() else { return Ok(None) };
         let (manifest, contents) = match self.manifests.get(&model.digest) {
@@ -138,7 +113,8 @@ impl Cache {
             },
         };
         let modified = humantime::parse_rfc3339(&model.modified).unwrap_or(SystemTime::UNIX_EPOCH);
-        Ok(Some(MountedModel { reference, manifest, contents, modified }))
+        let origin = model.origin.clone();
+        Ok(Some(MountedModel { reference, manifest, contents, origin, modified }))
     }
 
     /// Logs when the daemon becomes unreachable or reachable, but not each failed request in between.

@@ -4,15 +4,15 @@ use std::io;
 use std::path::PathBuf;
 
 use blobd_client::error::ClientError;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use fuser::Errno;
+
+use crate::{ErrorBody, ErrorCode};
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum MountError {
     #[error("{directory}: {reason}", directory = directory.display())]
     Directory { directory: PathBuf, reason: io::Error },
-    /// The directory has a stale mount: the process that served it has died.
     #[error("{directory}: has a stale mount, whose process has died", directory = directory.display())]
     Dead { directory: PathBuf },
     #[error("{directory}: not a directory", directory = directory.display())]
@@ -26,10 +26,8 @@ pub(crate) enum MountError {
     /// The helper that unprivileged processes need to mount was not found.
     #[error("fusermount3: {0}")]
     NoHelper(io::Error),
-    /// The kernel or the helper refused.
     #[error("{directory}: cannot mount: {reason}", directory = directory.display())]
     Refused { directory: PathBuf, reason: io::Error },
-    /// A thread or process cannot be started.
     #[error("cannot start: {0}")]
     Start(io::Error),
     #[error(transparent)]
@@ -83,7 +81,6 @@ pub(super) enum OpenError {
 }
 
 impl OpenError {
-    /// The error that the program gets.
     pub(super) fn errno(&self) -> Errno {
         match self {
             Self::Removed => Errno::ESTALE,

@@ -4,22 +4,23 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    BackingId, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyStatfs, Request,
+    BackingId, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, Request, TimeOrNow,
 };
-use tracing_mutex::stdsync::{Mutex, RwLock};
+use tracing_mutex::stdsync::{Mutex, MutexGuard, RwLock};
 
+use super::aliases::{AliasDirectory, Aliases};
 use super::catalog::{Catalog, MAX_AGE};
 use super::file::OpenFile;
-use super::opener::Opener;
-use super::tree::{Directory, File, Node, Tree};
-use super::workers::Workers;
+use super::opener::{Opener, Workers};
+use super::tree::{Directory, Entry, File, Node, Tree};
 
 #[derive(Debug)]
 pub(super) struct ModelFileSystem {
@@ -34,7 +35,8 @@ struct State {
     owner: (u32, u32),
     next_handle: AtomicU64,
     files: RwLock<HashMap<u64, OpenHandle>>,
-    directories: Mutex<HashMap<u64, Arc<Tree>>>,
+    directories: Mutex<HashMap<u64, Arc<OpenDirectory>>>,
+    aliases: Mutex<Aliases>,
     backings: Mutex<HashMap<u64, Weak<BackingId>>>,
     /// Whether the kernel supports passthrough and this process may use it.
     can_pass_through: AtomicBool,
@@ -48,6 +50,15 @@ struct OpenHandle {
     _backing: Option<Arc<BackingId>>,
 }
 
+/// A directory as it was when it was opened, so that no entry is skipped or listed twice.
+#[derive(Debug)]
+struct OpenDirectory {
+    tree: Arc<Tree>,
+    parent: u64,
+    /// The entries that are not in the tree.
+    aliases: Vec<(String, Entry)>,
+}
+
 impl ModelFileSystem {
     pub(super) fn new(catalog: Catalog, opener: Opener) -> io::Result<Self> {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -58,6 +69,7 @@ impl ModelFileSystem {
             next_handle: AtomicU64::new(1),
             files: RwLock::default(),
             directories: Mutex::default(),
+            aliases: Mutex::default(),
             backings: Mutex::default(),
             can_pass_through: AtomicBool::new(false),
         };
@@ -70,10 +82,12 @@ impl State {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn attributes(&self, inode: u64, node: &Node) -> FileAttr {
+    fn attributes(&self, tree: &Tree, inode: u64, node: &Node) -> FileAttr {
         match node {
             Node::File(file) => self.file_attributes(inode, file),
-            Node::Directory(directory) => self.directory_attributes(inode, directory),
+            Node::Directory(directory) => {
+                self.directory_attributes(inode, directory, tree.ollama_blobs() == Some(inode))
+            }
         }
     }
 
@@ -89,9 +103,54 @@ impl State {
         }
     }
 
-    fn directory_attributes(&self, inode: u64, directory: &Directory) -> FileAttr {
+    fn directory_attributes(&self, inode: u64, directory: &Directory, is_writable: bool) -> FileAttr {
         let nlink = directory.directory_count().saturating_add(2);
-        FileAttr { nlink, ..self.common_attributes(inode, directory.modified) }
+        let perm = if is_writable { 0o755 } else { 0o555 };
+        FileAttr { nlink, perm, ..self.common_attributes(inode, directory.modified) }
+    }
+
+    fn alias_attributes(&self, directory: &AliasDirectory) -> FileAttr {
+        FileAttr { perm: 0o755, ..self.common_attributes(directory.inode, directory.modified) }
+    }
+
+    fn aliases(&self) -> MutexGuard<'_, Aliases> {
+        self.aliases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The attributes of an entry of a directory.
+    fn find(&self, tree: &Tree, parent: u64, name: &OsStr) -> Option<FileAttr> {
+        let name = name.to_str()?;
+        let listed = tree.directory(parent).and_then(|directory| directory.entries.get(name));
+        if let Some(entry) = listed {
+            return Some(self.attributes(tree, entry.inode, tree.node(entry.inode)?));
+        }
+        let aliases = self.aliases();
+        if let Some(directory) = aliases.by_inode(parent) {
+            let inode = *directory.links.get(name)?;
+            return Some(self.attributes(tree, inode, tree.node(inode)?));
+        }
+        let directory = aliases.by_name(name).filter(|_| tree.ollama_blobs() == Some(parent))?;
+        Some(self.alias_attributes(directory))
+    }
+
+    fn open_directory(&self, inode: u64) -> Option<OpenDirectory> {
+        let tree = self.catalog.tree();
+        let aliases = self.aliases();
+        let entry = |name: &String, inode, is_directory| (name.clone(), Entry { inode, is_directory });
+        if let Some(directory) = aliases.by_inode(inode) {
+            let links = directory.links.iter().map(|(name, inode)| entry(name, *inode, false)).collect();
+            return Some(OpenDirectory {
+                parent: tree.ollama_blobs()?,
+                aliases: links,
+                tree: Arc::clone(&tree),
+            });
+        }
+        let parent = tree.directory(inode)?.parent;
+        let aliases = match tree.ollama_blobs() == Some(inode) {
+            true => aliases.list().map(|(name, inode)| entry(name, inode, true)).collect(),
+            false => Vec::new(),
+        };
+        Some(OpenDirectory { parent, aliases, tree: Arc::clone(&tree) })
     }
 
     /// The attributes of an empty directory.
@@ -206,19 +265,125 @@ impl Filesystem for ModelFileSystem {
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let tree = self.state.catalog.tree();
-        let entry = name.to_str().and_then(|name| tree.directory(parent.0)?.entries.get(name));
-        match entry.and_then(|entry| Some((entry.inode, tree.node(entry.inode)?))) {
-            Some((inode, node)) => reply.entry(&MAX_AGE, &self.state.attributes(inode, node), Generation(0)),
+        match self.state.find(&tree, parent.0, name) {
+            Some(attributes) => reply.entry(&MAX_AGE, &attributes, Generation(0)),
             None => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        let listed = self.state.catalog.tree().node(inode.0).map(|node| self.state.attributes(inode.0, node));
-        match listed.or_else(|| self.state.attributes_of_open(inode.0)) {
+        let tree = self.state.catalog.tree();
+        let listed = tree.node(inode.0).map(|node| self.state.attributes(&tree, inode.0, node));
+        let alias = || {
+            let aliases = self.state.aliases();
+            aliases.by_inode(inode.0).map(|directory| self.state.alias_attributes(directory))
+        };
+        match listed.or_else(alias).or_else(|| self.state.attributes_of_open(inode.0)) {
             Some(attributes) => reply.attr(&MAX_AGE, &attributes),
             None => reply.error(Errno::ESTALE),
         }
+    }
+
+    fn mkdir(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let tree = self.state.catalog.tree();
+        match self.state.aliases().make(&tree, parent.0, name) {
+            Ok(made) => reply.entry(&MAX_AGE, &self.state.alias_attributes(made), Generation(0)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let tree = self.state.catalog.tree();
+        answer(self.state.aliases().remove(&tree, parent.0, name), reply);
+    }
+
+    fn link(&self, _request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let tree = self.state.catalog.tree();
+        if let Err(errno) = self.state.aliases().link(&tree, inode.0, parent.0, name) {
+            return reply.error(errno);
+        }
+        match tree.node(inode.0) {
+            Some(node) => {
+                reply.entry(&MAX_AGE, &self.state.attributes(&tree, inode.0, node), Generation(0));
+            }
+            None => reply.error(Errno::ESTALE),
+        }
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer(self.state.aliases().unlink(parent.0, name), reply);
+    }
+
+    fn create(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn symlink(&self, _: &Request, _parent: INodeNo, _name: &OsStr, _target: &Path, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn mknod(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _device: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _new_parent: INodeNo,
+        _new_name: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        _size: Option<u64>,
+        _accessed: Option<TimeOrNow>,
+        _modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _flags_changed: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.error(Errno::EROFS);
     }
 
     fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -278,16 +443,14 @@ impl Filesystem for ModelFileSystem {
     }
 
     fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let tree = self.state.catalog.tree();
-        if tree.directory(inode.0).is_none() {
-            return reply.error(Errno::ESTALE);
-        }
+        let Some(directory) = self.state.open_directory(inode.0) else { return reply.error(Errno::ESTALE) };
         let handle = self.state.new_handle();
-        self.state.directories.lock().unwrap_or_else(PoisonError::into_inner).insert(handle, tree);
+        let mut directories = self.state.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        directories.insert(handle, Arc::new(directory));
+        drop(directories);
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
-    /// Lists the tree as it was when the directory was opened, so that no entry is skipped or listed twice.
     fn readdir(
         &self,
         _request: &Request,
@@ -296,14 +459,14 @@ impl Filesystem for ModelFileSystem {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let tree =
+        let open =
             self.state.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&handle.0).cloned();
-        let Some(directory) = tree.as_ref().and_then(|tree| tree.directory(inode.0)) else {
-            return reply.error(Errno::EBADF);
-        };
-        let dots = [(".", inode.0, true), ("..", directory.parent, true)].into_iter();
-        let entries =
-            directory.entries.iter().map(|(name, entry)| (&**name, entry.inode, entry.is_directory));
+        let Some(open) = open else { return reply.error(Errno::EBADF) };
+        let dots = [(".", inode.0, true), ("..", open.parent, true)].into_iter();
+        let listed = open.tree.directory(inode.0).into_iter().flat_map(|directory| &directory.entries);
+        let listed = listed.map(|(name, entry)| (&**name, entry));
+        let aliases = open.aliases.iter().map(|(name, entry)| (name.as_str(), entry));
+        let entries = listed.chain(aliases).map(|(name, entry)| (name, entry.inode, entry.is_directory));
         let skip = usize::try_from(offset).unwrap_or(usize::MAX);
         for ((name, inode, is_directory), next) in dots.chain(entries).zip(1u64..).skip(skip) {
             let kind = if is_directory { FileType::Directory } else { FileType::RegularFile };
@@ -334,6 +497,13 @@ impl Filesystem for ModelFileSystem {
     }
 }
 
+fn answer(result: Result<(), Errno>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
 thread_local! {
     /// Each thread's read buffer, which grows to the largest request.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -345,5 +515,5 @@ const BLOCK_BYTES: u32 = 4096;
 const MAX_READ_BYTES: usize = 256 << 20;
 /// The most that the kernel may read ahead; its limit `read_ahead_kb` is usually lower.
 const MAX_READAHEAD_BYTES: u32 = 16 << 20;
-/// How many read-ahead requests the kernel may have in progress: enough to keep all threads busy.
+/// The most read-ahead requests of the kernel in progress: enough to keep all threads busy.
 const MAX_BACKGROUND: u16 = 64;

@@ -1,16 +1,34 @@
 //! The names of a model's files in the mount.
 
+use std::sync::Arc;
+use std::time::SystemTime;
+
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_paths::{self, ListedFile};
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::reference::Reference;
+
+use crate::Reference;
+use crate::model_folder::{self, is_folder};
 
 /// The directory with the layout of Ollama's models directory.
 pub(super) const OLLAMA: &str = "ollama";
 pub(super) const OLLAMA_BLOBS: [&str; 2] = [OLLAMA, layout::BLOBS];
 pub(super) const OLLAMA_MANIFESTS: [&str; 2] = [OLLAMA, layout::MANIFESTS];
+
+/// A stored model, as far as the tree depends on it.
+#[derive(Clone, Debug)]
+pub(crate) struct MountedModel {
+    pub reference: Reference,
+    pub manifest: Arc<Manifest>,
+    /// A copy of the manifest that lists the files in archives instead of the archives.
+    pub contents: Arc<Manifest>,
+    /// Where the model is from, if that is recorded.
+    pub origin: Option<String>,
+    /// When the tag was last set.
+    pub modified: SystemTime,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedFile<'m> {
@@ -56,14 +74,35 @@ pub(super) fn companions<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile
     named(tag, manifest, |file| !is_weights(file))
 }
 
+/// A file of a folder: the directory that it is in, and its name there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FolderFile<'m> {
+    pub(super) directory: Vec<String>,
+    pub(super) name: String,
+    pub(super) file: &'m Descriptor,
+}
+
+/// The files of a folder under their own paths: `tiny/latest/config.json`.
+pub(super) fn folder<'m>(reference: &Reference, manifest: &'m Manifest) -> Vec<FolderFile<'m>> {
+    let top = directory(reference).into_iter().chain([reference.tag()]).map(str::to_owned);
+    let top: Vec<String> = top.collect();
+    let placed = |(path, file): (String, &'m Descriptor)| {
+        let (folders, name) = path.rsplit_once('/').unwrap_or(("", &path));
+        let folders = folders.split('/').filter(|folder| !folder.is_empty()).map(str::to_owned);
+        FolderFile { directory: top.iter().cloned().chain(folders).collect(), name: name.to_owned(), file }
+    };
+    model_folder::files(reference, manifest).map(placed).collect()
+}
+
 fn is_weights(file: &Descriptor) -> bool {
     file.media_type.component() == "model"
 }
 
-/// The files of a model with a known format, and thus a known extension. The tag names them, because the files of all
+/// The files of a model that is not a folder with a known format, and thus a known extension. The tag names them, because the files of all
 /// tags of a model are in one directory.
 fn named<'m>(tag: &str, manifest: &'m Manifest, is_wanted: fn(&Descriptor) -> bool) -> Vec<NamedFile<'m>> {
-    let wanted = manifest.files().zip(manifest.names()).filter(|(file, _)| is_wanted(file));
+    let all = manifest.files().zip(manifest.names()).filter(|_| !is_folder(manifest));
+    let wanted = all.filter(|(file, _)| is_wanted(file));
     let (files, listed): (Vec<&Descriptor>, Vec<ListedFile<'_>>) = wanted
         .filter_map(|(file, name)| {
             let format = FileFormat::announced(&file.media_type, name)?;
@@ -164,14 +203,34 @@ mod tests {
     }
 
     #[test]
-    fn other_formats_have_no_gguf_file() {
+    fn files_have_the_extension_of_their_format_and_unknown_formats_no_name() {
         let raw = "application/vnd.cncf.model.weight.v1.raw";
-        let other = manifest(&[
-            ("application/vnd.docker.ai.safetensors", None),
-            (raw, Some("model.safetensors")),
-            ("application/vnd.cncf.model.weight.v1.tar", None),
-        ]);
-        assert!(weights("8b", &other).is_empty());
+        let unknown =
+            manifest(&[(raw, Some("model.onnx")), ("application/vnd.cncf.model.weight.v1.tar", None)]);
+        assert!(weights("8b", &unknown).is_empty());
+        for (media_type, name) in
+            [("application/vnd.docker.ai.safetensors", None), (raw, Some("model.safetensors"))]
+        {
+            assert_eq!(names(&weights("8b", &manifest(&[(media_type, name)]))), ["8b.safetensors"]);
+        }
         assert_eq!(names(&weights("8b", &manifest(&[(raw, Some("m.GGUF"))]))), ["8b.gguf"]);
+    }
+
+    #[test]
+    fn folder_has_its_own_paths_in_a_directory_of_its_tag() {
+        let json = MediaType::OLLAMA_JSON;
+        let safetensors = MediaType::PACK_SAFETENSORS;
+        let folder_of = manifest(&[
+            (safetensors, Some("model.safetensors")),
+            (json, Some("config.json")),
+            (MediaType::PACK_CONFIG, Some("tokenizer/vocab.txt")),
+        ]);
+        let files = folder(&"me/tiny:v1".parse().unwrap(), &folder_of);
+        let paths: Vec<_> =
+            files.iter().map(|file| format!("{}/{}", file.directory.join("/"), file.name)).collect();
+        let expected = ["model.safetensors", "config.json", "tokenizer/vocab.txt"];
+        assert_eq!(paths, expected.map(|path| format!("me/tiny/v1/{path}")));
+        assert!(is_folder(&folder_of) && weights("v1", &folder_of).is_empty());
+        assert!(!is_folder(&manifest(&[(MediaType::OLLAMA_MODEL, None)])));
     }
 }

@@ -1,18 +1,20 @@
-//! Opens files. Each model and each file is opened once at the daemon, however many handles there are.
+//! Opens files, on threads of its own. Each model and each file is opened once at the daemon, however many handles there
+//! are.
 
 use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, PoisonError, Weak};
+use std::{io, thread};
 
-use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
-use blobd_store_format::digest::Digest;
 use tracing_mutex::stdsync::Mutex;
 
 use super::error::OpenError;
 use super::file::OpenFile;
 use super::tree::{Content, LayerSource};
+use crate::{Client, Digest};
 
 #[derive(Debug)]
 pub(super) struct Opener {
@@ -21,7 +23,6 @@ pub(super) struct Opener {
     files: Table<u64, OpenFile>,
 }
 
-/// Open models or files by key.
 type Table<K, T> = Mutex<HashMap<K, Weak<T>>>;
 
 impl Opener {
@@ -36,7 +37,7 @@ impl Opener {
             return Ok(file);
         }
         let file = match content {
-            Content::Manifest(manifest) => OpenFile::of_manifest(Arc::clone(manifest)),
+            Content::Bytes(bytes) => OpenFile::of_bytes(Arc::clone(bytes)),
             Content::Layer(digest, sources) => {
                 let mut tried = Err(OpenError::Removed);
                 for source in sources {
@@ -53,7 +54,6 @@ impl Opener {
         Ok(file)
     }
 
-    /// The file with this inode, if it is open.
     pub(super) fn opened(&self, inode: u64) -> Option<Arc<OpenFile>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).get(&inode)?.upgrade()
     }
@@ -84,9 +84,42 @@ impl Opener {
     }
 }
 
-/// Adds an entry, and removes the entries of models or files that are closed.
 fn remember<K: std::hash::Hash + Eq, T>(table: &Table<K, T>, key: K, value: &Arc<T>) {
     let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
     table.retain(|_, known| known.strong_count() > 0);
     table.insert(key, Arc::downgrade(value));
+}
+
+/// Opening a model takes milliseconds; more threads would only wait for the daemon's disk.
+const THREADS: usize = 4;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// The threads end when this is dropped.
+#[derive(Debug)]
+pub(super) struct Workers(Sender<Work>);
+
+impl Workers {
+    pub(super) fn start() -> io::Result<Self> {
+        let (sender, waiting) = channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        for _ in 0..THREADS {
+            let waiting = Arc::clone(&waiting);
+            thread::Builder::new().name("mount-open".to_owned()).spawn(move || work(&waiting))?;
+        }
+        Ok(Self(sender))
+    }
+
+    pub(super) fn run(&self, work: impl FnOnce() + Send + 'static) {
+        // Cannot fail: the threads live as long as the sender.
+        let _ = self.0.send(Box::new(work));
+    }
+}
+
+fn work(waiting: &Mutex<Receiver<Work>>) {
+    loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(next) = next else { return };
+        next();
+    }
 }

@@ -9,22 +9,13 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::manifest::Manifest;
-use blobd_store_format::reference::Reference;
 
-use super::names::{self, OLLAMA_BLOBS, OLLAMA_MANIFESTS};
-
-#[derive(Clone, Debug)]
-pub(crate) struct MountedModel {
-    pub reference: Reference,
-    pub manifest: Arc<Manifest>,
-    /// The same with the files in archives in place of these.
-    pub contents: Arc<Manifest>,
-    /// When the tag was last set.
-    pub modified: SystemTime,
-}
+use super::hub::{self, HUB, Snapshot};
+use super::names::{self, MountedModel, OLLAMA_BLOBS, OLLAMA_MANIFESTS};
+use super::router::{self, LM_STUDIO, MODELS};
+use crate::model_folder::is_folder;
+use crate::{Digest, Reference};
 
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
@@ -55,30 +46,36 @@ pub(crate) struct Entry {
 
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// In bytes.
     pub size: u64,
     /// The time of its oldest tag.
     pub modified: SystemTime,
-    /// The number of its names.
     pub links: u32,
     pub content: Content,
 }
 
-/// Where the bytes of a file come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
-    Manifest(Arc<Manifest>),
+    /// These bytes, such as a manifest.
+    Bytes(Arc<[u8]>),
     /// The layer with this digest, in any of these models.
     Layer(Digest, Vec<LayerSource>),
 }
 
-/// A model that contains a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LayerSource {
     pub reference: Reference,
-    /// The manifest's digest.
     pub manifest: Digest,
     pub component: Box<str>,
+}
+
+/// The inode of a file with this content, unless it collides with another.
+pub(crate) fn inode(digest: Digest) -> u64 {
+    number(&digest.to_string())
+}
+
+fn number(key: &str) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = *Digest::of(key.as_bytes()).as_bytes();
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// Assigns inode numbers. The same content or directory has the same number in each tree and, except for
@@ -92,8 +89,7 @@ impl Inodes {
     /// The number for a key, taken from its hash. If two keys collide, the later one gets the next number, so
     /// that the content of one layer is never served for another.
     fn number(&mut self, key: &str) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = *Digest::of(key.as_bytes()).as_bytes();
-        let mut number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+        let mut number = number(key);
         loop {
             // 0 is invalid, and 1 is the root.
             number = number.max(Tree::ROOT + 1);
@@ -118,7 +114,7 @@ impl Tree {
     pub(crate) fn build(models: &[MountedModel], inodes: &mut Inodes) -> Self {
         let mut builder = Builder { nodes: HashMap::new(), inodes };
         builder.nodes.insert(Self::ROOT, Node::Directory(Directory::new(Self::ROOT)));
-        for path in [&OLLAMA_BLOBS, &OLLAMA_MANIFESTS] {
+        for path in [&OLLAMA_BLOBS[..], &OLLAMA_MANIFESTS, &[HUB], &MODELS, &LM_STUDIO] {
             builder.directory(path, UNIX_EPOCH);
         }
         for model in models {
@@ -133,6 +129,15 @@ impl Tree {
         }
         for model in models {
             builder.add_ollama(model);
+            builder.add_for_engines(model);
+        }
+        for snapshot in hub::snapshots(models) {
+            builder.add_snapshot(&snapshot);
+        }
+        for model in models.iter().filter(|model| is_folder(&model.contents)) {
+            for placed in names::folder(&model.reference, &model.contents) {
+                builder.add_layer(&placed.directory, &placed.name, model, placed.file);
+            }
         }
         for find in [names::weights, names::companions] {
             for model in models {
@@ -158,11 +163,18 @@ impl Tree {
         }
     }
 
+    /// The directory of Ollama's blobs.
+    pub(crate) fn ollama_blobs(&self) -> Option<u64> {
+        OLLAMA_BLOBS
+            .iter()
+            .try_fold(Self::ROOT, |inode, name| Some(self.directory(inode)?.entries.get(*name)?.inode))
+    }
+
     pub(crate) fn node_count(&self) -> u64 {
         self.nodes.len() as u64
     }
 
-    /// The total size of all files; each content counts once.
+    /// Each content counts once.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.nodes.values().fold(0, |sum, node| match node {
             Node::File(file) => file.size.saturating_add(sum),
@@ -189,18 +201,55 @@ struct Builder<'i> {
 
 impl Builder<'_> {
     fn add_ollama(&mut self, model: &MountedModel) {
-        let manifest = &model.manifest;
-        let file = File {
-            size: manifest.raw().len() as u64,
-            modified: model.modified,
-            links: 0,
-            content: Content::Manifest(Arc::clone(manifest)),
-        };
         let directory = names::ollama_directory(&model.reference);
-        self.add(&directory, model.reference.tag(), manifest.digest(), file);
-        for layer in manifest.files() {
+        self.add_bytes(&directory, model.reference.tag(), model.manifest.raw(), model.modified);
+        for layer in model.manifest.files() {
             self.add_layer(&OLLAMA_BLOBS, &layout::blob_name(layer.digest), model, layer);
         }
+    }
+
+    /// The model as a folder of its own, for engines that take a directory of those.
+    fn add_for_engines(&mut self, model: &MountedModel) {
+        let name = router::folder_name(&model.reference);
+        let parents: [&[&str]; 2] = [&MODELS, &LM_STUDIO];
+        for file in router::files(&name, &model.contents) {
+            for parent in parents {
+                let directory: Vec<&str> = parent.iter().copied().chain([name.as_str()]).collect();
+                self.add_layer(&directory, &file.name, model, file.file);
+            }
+        }
+    }
+
+    fn add_snapshot(&mut self, snapshot: &Snapshot<'_>) {
+        let top = |folders: &[&str]| {
+            let parts = [HUB, &snapshot.repository].into_iter().chain(folders.iter().copied());
+            parts.map(str::to_owned).collect::<Vec<_>>()
+        };
+        if snapshot.is_main {
+            self.add_bytes(&top(&["refs"]), "main", snapshot.commit.as_bytes(), snapshot.modified);
+        }
+        let tree = format!("{}.json", snapshot.commit);
+        self.add_bytes(&top(&["trees"]), &tree, &snapshot.tree(), snapshot.modified);
+        let placed = snapshot.files.iter().map(|(path, file)| {
+            let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
+            let mut directory = top(&["snapshots", &snapshot.commit]);
+            directory.extend(folders.split('/').filter(|folder| !folder.is_empty()).map(str::to_owned));
+            (directory, name, *file)
+        });
+        let placed: Vec<_> = placed.collect();
+        // A directory takes the name of a file.
+        for (directory, ..) in &placed {
+            self.directory(directory, snapshot.modified);
+        }
+        for (directory, name, (model, file)) in &placed {
+            self.add_layer(directory, name, model, file);
+        }
+    }
+
+    fn add_bytes(&mut self, directory: &[String], name: &str, bytes: &[u8], modified: SystemTime) -> bool {
+        let content = Content::Bytes(bytes.into());
+        let file = File { size: bytes.len() as u64, modified, links: 0, content };
+        self.add(directory, name, Digest::of(bytes), file)
     }
 
     fn add_layer(
@@ -271,7 +320,6 @@ impl Builder<'_> {
 }
 
 impl File {
-    /// Adds the link, time and sources of another name of the same content.
     fn merge(&mut self, other: Self, is_new_name: bool) {
         self.links = self.links.saturating_add(is_new_name.into());
         self.modified = self.modified.min(other.modified);

@@ -6,9 +6,9 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use blobd_store_format::size::human_bytes;
+use crate::output::human_bytes;
 
-/// The variable that sets the seconds between two lines; 0 for no lines.
+/// The seconds between two lines; 0 for no lines.
 const INTERVAL_VARIABLE: &str = "BLOBD_PROGRESS_INTERVAL";
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -21,14 +21,11 @@ pub(super) struct Lines {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How far the work is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// Another number for each piece of work.
+    /// Unique for each piece of work.
     pub(super) id: u64,
-    /// The current step.
     pub(super) label: String,
-    /// The reason for a wait.
     pub(super) status: Option<String>,
     /// The bytes that were done when the work began.
     pub(super) start: u64,
@@ -39,7 +36,7 @@ pub(super) struct State {
 }
 
 impl Lines {
-    /// `None` if the user wants no lines. No line is printed while there is no state.
+    /// `None` if the user wants no lines. Prints no line while there is no state.
     pub(super) fn start(state: impl Fn() -> Option<State> + Send + 'static) -> Option<Self> {
         let interval = interval(env::var(INTERVAL_VARIABLE).ok().as_deref())?;
         let (stop, stopped) = channel();
@@ -47,12 +44,12 @@ impl Lines {
             let mut meter = Meter::default();
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 if let Some(state) = state() {
-                    // Progress that nobody can read is no failure.
+                    // Progress that nobody can read is not a failure.
                     let _ = writeln!(io::stderr(), "{}", meter.line(&state, Instant::now()));
                 }
             }
         };
-        // Without a thread there is no progress, but the work is done.
+        // Without a thread no progress is shown, but the work is done.
         let thread = thread::Builder::new().name("progress".to_owned()).spawn(run).ok()?;
         Some(Self { stop: Some(stop), thread: Some(thread) })
     }
@@ -76,7 +73,6 @@ fn interval(seconds: Option<&str>) -> Option<Duration> {
     }
 }
 
-/// Measures the speed since the last line.
 #[derive(Debug, Default)]
 struct Meter {
     last: Option<Measured>,
@@ -84,7 +80,6 @@ struct Meter {
 
 #[derive(Clone, Copy, Debug)]
 struct Measured {
-    /// Of which work.
     id: u64,
     done: u64,
     at: Instant,

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::policy::PolicyDecision;
-use blobd_client::protocol::response::{ModelSharing, SharedWith};
+use blobd_client::protocol::access::PolicyDecision;
+use blobd_client::protocol::response::ModelSharing;
+use blobd_client::protocol::space::SharedWith;
 use blobd_model::capabilities::{CapabilitySources, capabilities};
 use blobd_model::card::ModelCard;
 use blobd_model::facts::ModelFacts;
@@ -13,26 +13,23 @@ use blobd_model::manifest_config::{ConfiguredDraft, ManifestConfig};
 use blobd_model::metadata_json::Abridger;
 use blobd_model::overview::{ModelOverview, TypeShare};
 use blobd_store_format::descriptor::MediaType;
-use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{Header, MAGIC, key_text};
-use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::full::{self, HeaderForm, OtherHeader, WholeKey};
+use super::header::{self, HeaderForm, OtherHeader, WholeKey};
 use super::invalid;
-use super::network_layers::NetworkLayer;
-use super::tensors::{self, ParsedFile, ShownTensor};
+use super::tensors::{self, NetworkLayer, ParsedFile, ShownTensor, TensorFacts};
 use crate::connect::{Connected, client_error};
 use crate::model_source::{DescribedModel, Place};
+use crate::{Digest, ErrorBody, Reference};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
     pub(super) name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) digest: Option<Digest>,
-    /// Whether it is in the store.
     pub(super) stored: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) origin: Option<String>,
@@ -40,6 +37,9 @@ pub(super) struct Document {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) policy: Option<PolicyDecision>,
     pub(super) kind: ModelKind,
+    /// What an adapter's header says of it; absent for other kinds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) adapter: Option<ShownAdapter>,
     /// Who made the model, and under which license; absent if no header says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) about: Option<ModelCard>,
@@ -78,9 +78,32 @@ pub(super) struct Document {
     /// With `--layers`, the layers of the network; `layers` are files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) network_layers: Option<Vec<NetworkLayer>>,
-    /// The parsed files, for the tables.
     #[serde(skip)]
     pub(super) files: Vec<ParsedFile>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct ShownAdapter {
+    /// `adapter.type`, such as `lora`.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    type_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alpha: Option<f64>,
+    /// The name of the model for which it was made, or its page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<String>,
+}
+
+impl ShownAdapter {
+    fn of(header: &Header) -> Self {
+        let text = |key: &str| header.value(key)?.as_str().map(str::to_owned);
+        let base = ModelCard::from_header(header).base_models.into_iter().next();
+        Self {
+            type_name: text("adapter.type"),
+            alpha: header.value("adapter.lora.alpha").and_then(|alpha| alpha.to_string().parse().ok()),
+            base: base.and_then(|base| base.name.or(base.url)),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -122,7 +145,6 @@ pub(super) struct Sharing {
     pub(super) shared_with: Vec<SharedWith>,
 }
 
-/// A file of the model.
 #[derive(Debug, Serialize)]
 pub(super) struct LayerRow {
     pub(super) media_type: MediaType,
@@ -138,33 +160,31 @@ pub(super) struct LayerRow {
 }
 
 impl Document {
-    /// Describes a model; for one in the store, with what the daemon of `connected` knows of it.
     pub(super) fn new(
         model: &DescribedModel,
         connected: Option<&Connected>,
         is_full: bool,
     ) -> Result<Self, ErrorBody> {
         let files = parse(model)?;
-        let document = Self::of_files(model, files);
-        let mut document = match (&model.place, connected) {
-            (Place::Store(reference), Some(connected)) => document.stored(connected, reference)?,
-            _ => document.not_stored(),
-        };
+        let mut document = Self::from_files(model, files);
+        match (&model.place, connected) {
+            (Place::Store(reference), Some(connected)) => document.add_stored(connected, reference)?,
+            _ => document.tensors = tensors::in_files(&document.files),
+        }
         if is_full {
             document.add_headers();
         }
         Ok(document)
     }
 
-    /// Facts from the headers and texts.
-    fn of_files(model: &DescribedModel, files: Vec<ParsedFile>) -> Self {
+    fn from_files(model: &DescribedModel, files: Vec<ParsedFile>) -> Self {
         let config = config(model);
         let weights = weights(&files);
         let overview = ModelOverview::new(weights.iter().map(|file| (&file.header, &file.layout)));
         let first = weights.first().map(|file| &file.header);
         let facts = first.map(|header| ModelFacts::from_header(header)).unwrap_or_default();
         let kind = kind(model, weights.first().copied());
-        let about = first.map(ModelCard::of).filter(|card| *card != ModelCard::default());
+        let about = first.map(ModelCard::from_header).filter(|card| *card != ModelCard::default());
         let origin = match &model.place {
             Place::Registry(origin) => Some(origin.clone()),
             Place::Store(_) | Place::LocalFiles => None,
@@ -176,6 +196,7 @@ impl Document {
             origin,
             policy: None,
             kind,
+            adapter: first.filter(|_| kind == ModelKind::Adapter).map(ShownAdapter::of),
             about,
             architecture: facts.architecture,
             parameters: overview.parameters,
@@ -205,13 +226,7 @@ impl Document {
         }
     }
 
-    fn not_stored(mut self) -> Self {
-        self.tensors = tensors::in_files(&self.files);
-        self
-    }
-
-    /// Adds what the daemon knows: blobs, and what is shared.
-    fn stored(mut self, connected: &Connected, reference: &Reference) -> Result<Self, ErrorBody> {
+    fn add_stored(&mut self, connected: &Connected, reference: &Reference) -> Result<(), ErrorBody> {
         let details = connected.client.model(reference).map_err(client_error)?;
         let whole = details.whole_files();
         // The index may still be in preparation; everything else can be shown.
@@ -234,7 +249,56 @@ impl Document {
         });
         self.layers = layers.collect();
         self.add_facts_of_layers();
-        Ok(self)
+        Ok(())
+    }
+
+    /// For models without a GGUF header, such as those with safetensors files: adds the numbers and the quantisation mix that
+    /// follow from the daemon's description.
+    fn add_facts_of_layers(&mut self) {
+        if !self.files.is_empty() || self.tensors.is_empty() {
+            return;
+        }
+        let architecture = self.architecture.clone().unwrap_or_default();
+        let metadata = &self.metadata;
+        let number = |key| metadata.get(&format!("{architecture}.{key}")).and_then(Json::as_u64);
+        self.context_length = number("context_length");
+        self.embedding_length = number("embedding_length");
+        self.block_count = number("block_count");
+        self.head_count = number("attention.head_count");
+        self.head_count_kv = number("attention.head_count_kv");
+        self.expert_count = number("expert_count");
+        self.expert_used_count = number("expert_used_count");
+        self.vocabulary_size = number("vocab_size");
+        self.types = self.types_of_tensors();
+        self.bits_per_weight = self.bits_of_layers();
+    }
+
+    fn types_of_tensors(&self) -> Vec<TypeRow> {
+        let mut types: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
+        for tensor in &self.tensors {
+            let TensorFacts { type_name, shape, size, .. } = tensor.facts();
+            let (tensors, elements, bytes) = types.entry(type_name).or_default();
+            let count = shape.iter().fold(1_u64, |count, length| count.saturating_mul(*length));
+            (*tensors, *elements) = (tensors.saturating_add(1), elements.saturating_add(count));
+            *bytes = bytes.saturating_add(size);
+        }
+        let row = |(name, (tensors, elements, bytes)): (&str, _)| {
+            let type_name = name.to_owned();
+            TypeRow { type_name, tensors, elements, bytes }
+        };
+        let mut rows: Vec<_> = types.into_iter().map(row).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.bytes));
+        rows
+    }
+
+    /// The bits per parameter: of one layer per tensor with scales, biases and headers, otherwise of the tensors.
+    #[expect(clippy::cast_precision_loss, reason = "shown with two decimals")]
+    fn bits_of_layers(&self) -> Option<f64> {
+        let layers = self.layers.iter().filter(|layer| layer.media_type.component() == "tensor");
+        let of_layers = layers.fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+        let of_types = || self.types.iter().fold(0_u64, |sum, row| sum.saturating_add(row.bytes));
+        let bytes = if of_layers > 0 { of_layers } else { of_types() };
+        (self.parameters > 0).then(|| bytes as f64 * 8.0 / self.parameters as f64)
     }
 
     /// Without `--full`, the tensors in the store have exactly the keys of the daemon's own description.
@@ -249,13 +313,13 @@ impl Document {
     fn add_headers(&mut self) {
         let mut files = self.files.iter();
         if let Some(first) = files.next() {
-            self.header = Some(HeaderForm::of(&first.header));
-            self.keys = Some(full::keys(&first.header));
+            self.header = Some(HeaderForm::new(&first.header));
+            self.keys = Some(header::keys(&first.header));
         }
         let other = files.map(|file| OtherHeader {
             layer: file.number,
-            header: HeaderForm::of(&file.header),
-            keys: full::keys(&file.header),
+            header: HeaderForm::new(&file.header),
+            keys: header::keys(&file.header),
         });
         self.other_headers = other.collect();
     }
@@ -298,7 +362,7 @@ fn parse(model: &DescribedModel) -> Result<Vec<ParsedFile>, ErrorBody> {
     let mut parsed = Vec::new();
     for (number, file) in model.files.iter().enumerate() {
         let content = file.content.as_deref().filter(|_| file.media_type.holds_tensors());
-        // Weights of another format are stored whole and have no header that can be read.
+        // Only GGUF headers have the metadata that is described here.
         let Some(content) = content.filter(|content| content.starts_with(&MAGIC)) else { continue };
         if file.digest.is_some_and(|digest| !seen.insert(digest)) {
             continue;
@@ -318,8 +382,7 @@ fn config(model: &DescribedModel) -> ManifestConfig {
     content.map(ManifestConfig::parse).unwrap_or_default()
 }
 
-/// The files of the component that the description is about: the model, or what there is in its place, such as an
-/// adapter.
+/// The files of the described component: the model, or what takes its place, such as an adapter.
 fn weights(files: &[ParsedFile]) -> Vec<&ParsedFile> {
     let is_model = files.iter().any(|file| file.component == "model");
     let component = if is_model { Some("model") } else { files.first().map(|file| file.component.as_str()) };
@@ -328,10 +391,10 @@ fn weights(files: &[ParsedFile]) -> Vec<&ParsedFile> {
 
 fn kind(model: &DescribedModel, first: Option<&ParsedFile>) -> ModelKind {
     if let Some(file) = first {
-        return ModelKind::of_layer(&file.component, Some(&file.header));
+        return ModelKind::for_layer(&file.component, Some(&file.header));
     }
     let weights = model.files.iter().find(|file| file.media_type.holds_tensors());
-    weights.map_or_else(ModelKind::default, |file| ModelKind::of_layer(file.media_type.component(), None))
+    weights.map_or_else(ModelKind::default, |file| ModelKind::for_layer(file.media_type.component(), None))
 }
 
 fn capabilities_of(
@@ -369,54 +432,4 @@ fn layers(model: &DescribedModel) -> Vec<LayerRow> {
         unpacked_from: None,
     };
     model.files.iter().map(row).collect()
-}
-
-impl Document {
-    /// For models with one layer per tensor, which have no GGUF header: adds the numbers and the quantisation mix that
-    /// follow from the daemon's description.
-    fn add_facts_of_layers(&mut self) {
-        if !self.files.is_empty() || self.tensors.is_empty() {
-            return;
-        }
-        let architecture = self.architecture.clone().unwrap_or_default();
-        let metadata = &self.metadata;
-        let number = |key| metadata.get(&format!("{architecture}.{key}")).and_then(Json::as_u64);
-        self.context_length = number("context_length");
-        self.embedding_length = number("embedding_length");
-        self.block_count = number("block_count");
-        self.head_count = number("attention.head_count");
-        self.head_count_kv = number("attention.head_count_kv");
-        self.expert_count = number("expert_count");
-        self.expert_used_count = number("expert_used_count");
-        self.vocabulary_size = number("vocab_size");
-        self.types = self.types_of_tensors();
-        self.bits_per_weight = self.bits_of_layers();
-    }
-
-    fn types_of_tensors(&self) -> Vec<TypeRow> {
-        let mut types: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
-        for tensor in &self.tensors {
-            let (tensors, elements, bytes) = types.entry(tensor.type_name()).or_default();
-            let count = tensor.shape().iter().fold(1_u64, |count, length| count.saturating_mul(*length));
-            (*tensors, *elements) = (tensors.saturating_add(1), elements.saturating_add(count));
-            *bytes = bytes.saturating_add(tensor.size());
-        }
-        let row = |(name, (tensors, elements, bytes)): (&str, _)| TypeRow {
-            type_name: name.to_owned(),
-            tensors,
-            elements,
-            bytes,
-        };
-        let mut rows: Vec<_> = types.into_iter().map(row).collect();
-        rows.sort_by_key(|row| std::cmp::Reverse(row.bytes));
-        rows
-    }
-
-    /// The bits of the layers per parameter: with scales and biases, and with their headers.
-    #[expect(clippy::cast_precision_loss, reason = "shown with two decimals")]
-    fn bits_of_layers(&self) -> Option<f64> {
-        let layers = self.layers.iter().filter(|layer| layer.media_type.component() == "tensor");
-        let bytes = layers.fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
-        (self.parameters > 0).then(|| bytes as f64 * 8.0 / self.parameters as f64)
-    }
 }

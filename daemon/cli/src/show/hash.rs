@@ -2,31 +2,27 @@
 //!
 //! Source of the form and of the numbers: `examples/gguf-hash` of llama.cpp.
 
-mod check;
-mod hashes;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use blobd_client::model::OpenModel;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_store_format::file_paths::distinct;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::reference::Reference;
-use blobd_store_format::text::printable;
 use clap::Args;
 use serde::Serialize;
 
 use self::check::{Comparison, Manifest};
 use self::hashes::{Algorithm, Hashes};
 use crate::connect::{client_error, connect, note_name};
-use crate::file_name::file_paths;
 use crate::model_name::{ModelName, only};
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, printable};
 use crate::progress::Bar;
-use crate::source_file::SourceFile;
-use crate::{Global, file_error};
+use crate::source_file::{SourceFile, file_paths};
+use crate::{ErrorBody, ErrorCode, Global, Reference, file_error};
+
+mod check;
+mod hashes;
 
 /// Options of `show --hash`.
 #[derive(Debug, Args)]
@@ -57,7 +53,6 @@ impl HashArgs {
     }
 }
 
-/// One line of the output.
 #[derive(Debug, Serialize)]
 struct Line {
     algorithm: Algorithm,
@@ -128,7 +123,7 @@ fn read_manifest(path: &Path) -> Result<Manifest, ErrorBody> {
     })
 }
 
-/// The hashes of a file's tensors in the order of its table, and of their bytes one after the other.
+/// The hashes of a file's tensors in the order of its table, and of all their bytes in sequence.
 fn file_lines(
     global: &Global,
     name: &str,
@@ -174,7 +169,6 @@ fn tensor_ranges(header: &Header, source: &SourceFile<'_>) -> Result<Vec<(String
     Ok(layout.tensors().iter().map(|range| (range.name.clone(), place(range.offset), range.size)).collect())
 }
 
-/// Bytes that are read and hashed at once.
 const STEP_BYTES: usize = 1 << 20;
 
 impl Line {

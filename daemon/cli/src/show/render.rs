@@ -1,19 +1,18 @@
 //! The tables of `show`.
 
-use blobd_client::protocol::policy::PolicyDecision;
+use blobd_client::protocol::access::PolicyDecision;
 use blobd_model::facts::ModelFacts;
 use blobd_model::kind::ModelKind;
 use blobd_model::metadata_json::short_text;
-use blobd_store_format::digest::Digest;
-use blobd_store_format::size::human_bytes;
 use blobd_store_format::stored_file::StoredForm;
-use blobd_store_format::text::printable;
 
 use super::document::{Document, LayerRow, Sharing};
-use super::network_layers::NetworkLayer;
-use super::{Params, kind_row, tensors, texts};
+use super::header::{self, WholeKey};
+use super::tensors::{self, NetworkLayer, TensorFacts};
+use super::{Params, texts};
+use crate::Digest;
 use crate::model_source::{DescribedModel, Place};
-use crate::output::{Table, terminal_width};
+use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 
 /// The most lines of the overview: fewer than on a screen of 40, with the command above it.
 const MAX_LINES: usize = 38;
@@ -27,9 +26,9 @@ pub(super) fn render(document: &Document, model: &DescribedModel, params: &Param
     let overview = overview(document, model);
     let mut tables = vec![files(document)];
     if is_overview {
-        tables.extend(types(document));
-        tables.rotate_right(1);
-        tables.extend(document.sharing.as_ref().and_then(sharers));
+        tables.insert(0, types(document));
+        tables.extend(document.sharing.as_ref().map(sharers));
+        tables.retain(Table::has_rows);
         shorten(&mut tables, MAX_LINES.saturating_sub(overview.len() + 1));
     }
     tables.extend(document.network_layers.as_deref().map(layers));
@@ -37,7 +36,7 @@ pub(super) fn render(document: &Document, model: &DescribedModel, params: &Param
     tables.extend(params.full.then(|| form(document)).flatten());
     tables.extend(params.full.then(|| keys(document)).flatten());
     tables.extend(params.tensors.then(|| tensors(document)));
-    let tables = tables.iter().filter(|table| table.len() > 0);
+    let tables = tables.iter().filter(|table| table.has_rows());
     let tables: Vec<_> = tables.map(|table| table.render(terminal_width())).collect();
     let overview = overview.render(terminal_width());
     if tables.is_empty() { overview } else { overview + "\n" + &tables.join("\n") }
@@ -69,7 +68,10 @@ fn overview(document: &Document, model: &DescribedModel) -> Table {
     let number = |number: Option<u64>| number.map(|number| number.to_string());
     let is_model = document.kind == ModelKind::Model && remote(document).is_none();
     let unknown = || is_model.then(|| "-".to_owned());
-    row("kind", Some(kind_row::text(document)));
+    row(
+        "kind",
+        Some(header::kind_with_facts(document.kind, document.files.first().map(|file| &file.header))),
+    );
     row("digest", document.digest.map(digest));
     row("place", remote(document).or_else(|| place(&model.place)));
     row("origin", document.origin.clone().filter(|_| document.stored));
@@ -102,7 +104,6 @@ fn digest(digest: Digest) -> String {
     if LABEL_CHARS + whole.len() <= terminal_width() { whole } else { digest.short() }
 }
 
-/// Where a model without weights runs.
 fn remote(document: &Document) -> Option<String> {
     let config = document.config.as_ref()?;
     let host = config.remote_host.as_ref().filter(|_| document.tensors.is_empty())?;
@@ -110,7 +111,6 @@ fn remote(document: &Document) -> Option<String> {
     Some(format!("runs at {host}, has no weights{model}"))
 }
 
-/// Who made the model, what it is for, and of what it was made.
 fn about(document: &Document, row: &mut impl FnMut(&str, Option<String>)) {
     let Some(about) = &document.about else { return };
     let quantized = about.quantized_by.as_ref().map(|name| format!("quantised by {name}"));
@@ -156,7 +156,7 @@ fn parameters(document: &Document) -> Option<String> {
     }
     let short = ModelFacts { parameters, ..ModelFacts::default() }.parameter_size();
     let count = if parameters < 1000 { short } else { format!("{short} ({parameters})") };
-    Some(format!("{count} in {tensors} tensor{}", if tensors == 1 { "" } else { "s" }))
+    Some(format!("{count} in {}", counted(tensors, "tensor")))
 }
 
 fn blocks(document: &Document) -> Option<String> {
@@ -188,7 +188,6 @@ fn experts(document: &Document) -> Option<String> {
     })
 }
 
-/// The sizes of the files of a component beside the weights.
 fn beside(document: &Document, model: &DescribedModel, component: &str) -> Option<String> {
     if document.kind.name() == component {
         return None;
@@ -198,7 +197,6 @@ fn beside(document: &Document, model: &DescribedModel, component: &str) -> Optio
     (!sizes.is_empty()).then(|| sizes.join(", "))
 }
 
-/// The draft model that the configuration names among the layers.
 fn configured_draft(document: &Document) -> Option<String> {
     let draft = document.config.as_ref()?.draft.as_ref()?;
     let prefix = draft.tensor_prefix.as_ref().map(|prefix| format!("tensors {prefix}…"));
@@ -206,7 +204,6 @@ fn configured_draft(document: &Document) -> Option<String> {
     Some(if parts.is_empty() { "among the layers".to_owned() } else { parts.join(", ") })
 }
 
-/// How Ollama runs the model.
 fn for_ollama(document: &Document) -> Option<String> {
     let config = document.config.as_ref()?;
     let fields = [
@@ -232,7 +229,6 @@ fn defaults(document: &Document) -> Option<String> {
     (!found.is_empty()).then(|| format!("{} (recommended)", found.join(", ")))
 }
 
-/// The first line of the license, or what the header says.
 fn license(document: &Document, model: &DescribedModel) -> Option<String> {
     let of_layer = model.text("license").map(first_line);
     let of_header = || {
@@ -255,25 +251,17 @@ fn size(document: &Document) -> String {
     }
 }
 
-/// The first line that is not empty.
 fn first_line(text: &str) -> String {
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
 }
 
-/// The quantisation mix.
-fn types(document: &Document) -> Option<Table> {
-    let mut table = Table::new(&["TYPE", "TENSORS", "SIZE", "SHARE"], &[1, 2, 3]);
+fn types(document: &Document) -> Table {
     let total = document.types.iter().fold(0_u64, |sum, row| sum.saturating_add(row.bytes)).max(1);
-    for row in &document.types {
+    let rows = document.types.iter().map(|row| {
         let percent = u128::from(row.bytes) * 100 / u128::from(total);
-        table.row([
-            row.type_name.clone(),
-            row.tensors.to_string(),
-            human_bytes(row.bytes),
-            format!("{percent} %"),
-        ]);
-    }
-    (!document.types.is_empty()).then_some(table)
+        [row.type_name.clone(), row.tensors.to_string(), human_bytes(row.bytes), format!("{percent} %")]
+    });
+    Table::with_rows(&["TYPE", "TENSORS", "SIZE", "SHARE"], &[1, 2, 3], rows)
 }
 
 /// The files of the model. Models with a file per tensor have thousands: these are one row.
@@ -287,7 +275,7 @@ fn files(document: &Document) -> Table {
             Some(name) => format!("{component} {name}"),
             None => component.to_owned(),
         };
-        let digest = layer.digest.map_or_else(|| "-".to_owned(), Digest::short);
+        let digest = or_dash(layer.digest.map(Digest::short));
         table.row([name, digest, human_bytes(layer.size), stored_as(layer)]);
     }
     if let Some(first) = tensors.first() {
@@ -308,62 +296,45 @@ fn stored_as(layer: &LayerRow) -> String {
     format!("{stored}{}", unpacked.unwrap_or_default())
 }
 
-fn sharers(sharing: &Sharing) -> Option<Table> {
-    let mut table = Table::new(&["SHARES WITH", "ON DISK"], &[1]);
-    for other in &sharing.shared_with {
-        table.row([other.name.clone(), human_bytes(other.bytes)]);
-    }
-    (!sharing.shared_with.is_empty()).then_some(table)
+fn sharers(sharing: &Sharing) -> Table {
+    let rows = sharing.shared_with.iter().map(|other| [other.name.clone(), human_bytes(other.bytes)]);
+    Table::with_rows(&["SHARES WITH", "ON DISK"], &[1], rows)
 }
 
 fn layers(rows: &[NetworkLayer]) -> Table {
-    let mut table = Table::new(&["LAYER", "TENSORS", "SIZE"], &[1, 2]);
-    for row in rows {
-        table.row([row.layer.clone(), row.tensors.to_string(), human_bytes(row.bytes)]);
-    }
-    table
+    let rows = rows.iter().map(|row| [row.layer.clone(), row.tensors.to_string(), human_bytes(row.bytes)]);
+    Table::with_rows(&["LAYER", "TENSORS", "SIZE"], &[1, 2], rows)
 }
 
 fn metadata(document: &Document) -> Table {
-    let mut table = Table::new(&["KEY", "VALUE"], &[]).truncating(1);
-    for (key, value) in &document.metadata {
-        table.row([key.clone(), short_text(value)]);
-    }
-    table
+    let rows = document.metadata.iter().map(|(key, value)| [key.clone(), short_text(value)]);
+    Table::with_rows(&["KEY", "VALUE"], &[], rows).truncating(1)
 }
 
 fn form(document: &Document) -> Option<Table> {
     let form = document.header.as_ref()?;
-    let mut table = Table::new(&["HEADER", ""], &[]);
-    table.row(["version".to_owned(), form.version.to_string()]);
-    table.row(["byte order".to_owned(), form.byte_order.to_owned()]);
-    table.row(["alignment".to_owned(), form.alignment.to_string()]);
-    table.row(["data offset".to_owned(), form.data_offset.to_string()]);
     let other: u64 = document.files.iter().map(tensors::other_bytes).fold(0, u64::saturating_add);
-    table.row(["header and padding".to_owned(), human_bytes(other)]);
-    Some(table)
+    let rows = [
+        ("version", form.version.to_string()),
+        ("byte order", form.byte_order.to_owned()),
+        ("alignment", form.alignment.to_string()),
+        ("data offset", form.data_offset.to_string()),
+        ("header and padding", human_bytes(other)),
+    ];
+    Some(Table::with_rows(&["HEADER", ""], &[], rows.map(|(label, value)| [label.to_owned(), value])))
 }
 
 fn keys(document: &Document) -> Option<Table> {
-    let mut table = Table::new(&["KEY", "TYPE", "VALUE"], &[]).truncating(2);
-    for key in document.keys.as_ref()? {
-        table.row(key.cells());
-    }
-    Some(table)
+    let rows = document.keys.as_ref()?.iter().map(WholeKey::cells);
+    Some(Table::with_rows(&["KEY", "TYPE", "VALUE"], &[], rows).truncating(2))
 }
 
 fn tensors(document: &Document) -> Table {
-    let mut table = Table::new(&["TENSOR", "TYPE", "SHAPE", "SIZE", "OFFSET", "BLOB"], &[3, 4]);
-    for tensor in &document.tensors {
-        let shape: Vec<String> = tensor.shape().iter().map(u64::to_string).collect();
-        table.row([
-            tensor.name().to_owned(),
-            tensor.type_name().to_owned(),
-            shape.join("×"),
-            human_bytes(tensor.size()),
-            tensor.file_offset().map_or_else(|| "-".to_owned(), |offset| offset.to_string()),
-            tensor.blob().unwrap_or_else(|| "-".to_owned()),
-        ]);
-    }
-    table
+    let rows = document.tensors.iter().map(|tensor| {
+        let TensorFacts { name, type_name, shape, size, file_offset, blob } = tensor.facts();
+        let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+        let (offset, blob) = (or_dash(file_offset), or_dash(blob.map(Digest::short)));
+        [name.to_owned(), type_name.to_owned(), shape.join("×"), human_bytes(size), offset, blob]
+    });
+    Table::with_rows(&["TENSOR", "TYPE", "SHAPE", "SIZE", "OFFSET", "BLOB"], &[3, 4], rows)
 }

@@ -1,26 +1,26 @@
 //! The tensors of a described model, with their positions in the original files.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use blobd_client::protocol::model_tensor::{ModelTensor, TensorFormat};
-use blobd_store_format::digest::Digest;
+use blobd_client::protocol::response::ModelTensor;
+use blobd_model::layers::{block_number, split_name};
 use blobd_store_format::file_layout::{FileLayout, RangeContent, TensorRange};
 use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Experts;
+use blobd_store_format::tensor::TensorFormat;
 use serde::Serialize;
 
-/// A parsed file of a described model.
+use crate::Digest;
+
 #[derive(Debug)]
 pub(super) struct ParsedFile {
-    /// The number of the file in its model.
     pub(super) number: usize,
     pub(super) component: String,
     pub(super) header: Header,
     pub(super) layout: FileLayout,
 }
 
-/// A tensor, stored or not.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum ShownTensor {
@@ -45,51 +45,39 @@ pub(super) enum ShownTensor {
     },
 }
 
+/// The facts of a tensor, stored or not.
+pub(super) struct TensorFacts<'t> {
+    pub(super) name: &'t str,
+    pub(super) type_name: &'t str,
+    pub(super) shape: &'t [u64],
+    pub(super) size: u64,
+    pub(super) file_offset: Option<u64>,
+    pub(super) blob: Option<Digest>,
+}
+
 impl ShownTensor {
-    pub(super) fn name(&self) -> &str {
+    pub(super) fn facts(&self) -> TensorFacts<'_> {
         match self {
-            Self::Stored { entry, .. } => &entry.name,
-            Self::InFile { name, .. } => name,
-        }
-    }
-
-    pub(super) fn type_name(&self) -> &str {
-        match self {
-            Self::Stored { entry, .. } => &entry.type_name,
-            Self::InFile { type_name, .. } => type_name,
-        }
-    }
-
-    pub(super) fn shape(&self) -> &[u64] {
-        match self {
-            Self::Stored { entry, .. } => &entry.shape,
-            Self::InFile { shape, .. } => shape,
-        }
-    }
-
-    pub(super) const fn size(&self) -> u64 {
-        match self {
-            Self::Stored { entry, .. } => entry.size,
-            Self::InFile { size, .. } => *size,
-        }
-    }
-
-    pub(super) const fn file_offset(&self) -> Option<u64> {
-        match self {
-            Self::Stored { file_offset, .. } => *file_offset,
-            Self::InFile { file_offset, .. } => Some(*file_offset),
-        }
-    }
-
-    pub(super) fn blob(&self) -> Option<String> {
-        match self {
-            Self::Stored { entry, .. } => Some(entry.digest.short()),
-            Self::InFile { .. } => None,
+            Self::Stored { entry, file_offset } => TensorFacts {
+                name: &entry.name,
+                type_name: &entry.type_name,
+                shape: &entry.shape,
+                size: entry.size,
+                file_offset: *file_offset,
+                blob: Some(entry.digest),
+            },
+            Self::InFile { name, type_name, shape, size, file_offset, .. } => TensorFacts {
+                name,
+                type_name,
+                shape,
+                size: *size,
+                file_offset: Some(*file_offset),
+                blob: None,
+            },
         }
     }
 }
 
-/// The tensors of files that are not stored.
 pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
     let tensors = files.iter().flat_map(|file| {
         file.layout.tensors().iter().map(|tensor| ShownTensor::InFile {
@@ -128,6 +116,38 @@ pub(super) fn stored(
         ShownTensor::Stored { entry, file_offset }
     }));
     shown
+}
+
+/// The tensors of one layer of the network, for `show --layers`.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct NetworkLayer {
+    pub(super) layer: String,
+    pub(super) tensors: u64,
+    pub(super) bytes: u64,
+}
+
+/// Groups the tensors by layer: the blocks by number, then the others in the order of the file.
+pub(super) fn network_layers(tensors: &[ShownTensor]) -> Vec<NetworkLayer> {
+    let mut layers: Vec<NetworkLayer> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut blocks = Vec::new();
+    for tensor in tensors {
+        let TensorFacts { name: tensor, size, .. } = tensor.facts();
+        let (name, _) = split_name(tensor);
+        let place = *places.entry(name).or_insert_with(|| {
+            layers.push(NetworkLayer { layer: name.to_owned(), tensors: 0, bytes: 0 });
+            blocks.push(block_number(tensor));
+            layers.len() - 1
+        });
+        if let Some(layer) = layers.get_mut(place) {
+            layer.tensors += 1;
+            layer.bytes = layer.bytes.saturating_add(size);
+        }
+    }
+    let mut ordered: Vec<_> = blocks.into_iter().zip(layers).collect();
+    // The sort is stable, so layers outside the blocks keep their order.
+    ordered.sort_by_key(|(block, _)| (block.is_none(), *block));
+    ordered.into_iter().map(|(_, layer)| layer).collect()
 }
 
 fn file_offset(file: &ParsedFile, tensor: &TensorRange) -> u64 {

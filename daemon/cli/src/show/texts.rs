@@ -1,14 +1,12 @@
 //! The texts of a model: template, system prompt, licenses, parameters, and a Modelfile made of them.
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_model::card::ModelCard;
 use serde_json::{Map, Value as Json, json};
 
-use super::super::Global;
-use super::super::model_source::{DescribedFile, DescribedModel, Place};
+use crate::model_source::{DescribedFile, DescribedModel, Place};
 use crate::output::{print as print_text, print_json};
+use crate::{ErrorBody, ErrorCode, Global};
 
-/// A text that is printed alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Text {
     Template,
@@ -40,7 +38,6 @@ impl Text {
     }
 }
 
-/// Prints the text as the file has it, or as JSON.
 pub(super) fn print(global: &Global, model: &DescribedModel, text: Text) -> Result<(), ErrorBody> {
     let found = text.of(model).ok_or_else(|| {
         let message = format!("model {}: has no {}", model.name, text.name());
@@ -68,7 +65,7 @@ pub(super) fn license(model: &DescribedModel) -> Option<String> {
     let texts: Vec<_> = model.texts("license").collect();
     let of_header = || {
         let mut headers = model.files.iter().filter_map(DescribedFile::header);
-        headers.find_map(|header| ModelCard::of(&header).license_text())
+        headers.find_map(|header| ModelCard::from_header(&header).license_text())
     };
     if texts.is_empty() { of_header() } else { Some(texts.join("\n")) }
 }
@@ -89,7 +86,6 @@ fn parameter(value: &Json) -> String {
     value.as_str().filter(is_plain).map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// A file from which Ollama makes a model like this one.
 fn modelfile(model: &DescribedModel) -> String {
     let source = match &model.place {
         Place::Store(_) | Place::Registry(_) => model.name.clone(),
@@ -106,7 +102,7 @@ fn modelfile(model: &DescribedModel) -> String {
     text + &model.texts("license").map(|license| quoted("LICENSE", license)).collect::<String>()
 }
 
-/// The messages that precede each conversation.
+/// Messages that precede each conversation.
 fn messages(model: &DescribedModel) -> String {
     let messages: Vec<Map<String, Json>> =
         model.text("messages").and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();

@@ -1,12 +1,12 @@
 //! A quantised tensor of a model with a layer per tensor: its scales and biases are other tensors.
 
 use blobd_client::model::BlobSlice;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::weights::{Dtype, ManifestWeights, WeightMap, WeightsError};
 use blobd_model::convert::convert;
 use blobd_model::tensor_layers::{PackedTensor, Part, Quantization, UnpackError};
 
-/// How a tensor is packed, and its parts.
+use crate::{ErrorBody, ErrorCode};
+
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
     quantization: Quantization,
@@ -16,7 +16,7 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// `None` of a tensor that is not quantised, or that has numbers which blobd does not know.
+    /// `None` if the tensor is not quantised, or has numbers that blobd does not know.
     pub(super) fn of(weights: &ManifestWeights, tensor: &WeightMap) -> Result<Option<Self>, ErrorBody> {
         let name = tensor.name();
         let Some(quantization) = weights.quantization_of(name).filter(|found| found.bits().is_some()) else {
@@ -32,7 +32,6 @@ impl Packed {
         Ok(Some(Self { quantization, scales, biases: part("_qbias")?, global_scale }))
     }
 
-    /// How it is quantised, as `show` names it.
     pub(super) fn type_name(&self) -> String {
         self.quantization.quant_type.clone().unwrap_or_default().to_uppercase()
     }
@@ -47,7 +46,6 @@ impl Packed {
         shape
     }
 
-    /// The parts of one of `count` experts.
     pub(super) fn expert(self, number: u64, count: u64) -> Result<Self, ErrorBody> {
         let part = |(bytes, dtype): (BlobSlice, Dtype)| {
             let stride = (bytes.len() as u64).checked_div(count).unwrap_or(0);
@@ -59,7 +57,6 @@ impl Packed {
         Ok(Self { scales: part(self.scales)?, biases: self.biases.map(part).transpose()?, ..self })
     }
 
-    /// The numbers of the tensor `name`, whose packed bytes these are.
     pub(super) fn view<'b>(&'b self, name: &str, bytes: &'b [u8]) -> Result<PackedTensor<'b>, ErrorBody> {
         let part = |(bytes, dtype): &'b (BlobSlice, Dtype)| Part { bytes, dtype: *dtype };
         let (scales, biases) = (part(&self.scales), self.biases.as_ref().map(part));

@@ -5,48 +5,41 @@ use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::model::{BlobSlice, OpenModel};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::weights::{Dtype, ManifestWeights, WeightsError};
 use blobd_model::quant::{self, Values};
 use blobd_model::tensor_layers::PackedTensor;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, Header};
 use blobd_store_format::recipe::Experts;
-use blobd_store_format::reference::Reference;
+use blobd_store_format::tensor::TensorFormat;
 
 use super::packed::Packed;
 use super::{quant_error, usage};
-use crate::connect::client_error;
+use crate::connect::{client_error, model_error};
 use crate::local_model::LocalModel;
 use crate::model_source::describe_files;
-use crate::residency::model_error;
+use crate::{Client, ErrorBody, ErrorCode, Reference};
 
 /// A tensor, or one expert of a stack.
 #[derive(Debug)]
 pub(super) struct StoredTensor {
     pub(super) name: String,
-    /// The name of its type in its format.
     pub(super) type_name: String,
-    /// Its dimensions in the order of its format.
     pub(super) shape: Vec<u64>,
-    /// The order of the dimensions.
     pub(super) is_fastest_first: bool,
     pub(super) expert: Option<u64>,
-    /// Its bytes, as they are stored.
     pub(super) bytes: Bytes,
-    /// The ggml type with the same numbers; an error if there is none.
+    /// The ggml type with the same numbers, or why there is none.
     ggml_type: Result<GgmlType, ErrorBody>,
-    /// How to unpack a quantised tensor whose scales are in other tensors.
     packed: Option<Packed>,
     is_big_endian: bool,
     experts: Option<Experts>,
 }
 
-/// The bytes of a tensor: mapped, or read from a local file.
 #[derive(Clone, Debug)]
 pub(super) enum Bytes {
     Mapped(BlobSlice),
@@ -54,7 +47,7 @@ pub(super) enum Bytes {
 }
 
 impl Bytes {
-    /// A part of them; `None` if they are shorter.
+    /// `None` if the bytes are shorter.
     fn part(&self, offset: u64, length: u64) -> Option<Self> {
         match self {
             Self::Mapped(slice) => slice.part(offset, length).map(Self::Mapped),
@@ -78,7 +71,7 @@ impl Deref for Bytes {
     }
 }
 
-/// Says of a model that is not in the store why its tensors are not read from a registry.
+/// For a model that is not stored, says why its tensors are not read from a registry.
 fn pull_first(error: ErrorBody) -> ErrorBody {
     if error.code != ErrorCode::NotFound {
         return error;
@@ -89,7 +82,6 @@ fn pull_first(error: ErrorBody) -> ErrorBody {
 }
 
 impl StoredTensor {
-    /// Reads a tensor of a local file.
     pub(super) fn of_file(path: &Path, name: &str) -> Result<Self, ErrorBody> {
         let model = LocalModel::open(path, &describe_files(path)?)?;
         let (Some(tensor), Some(bytes)) = (model.tensor(name), model.read(name)?) else {
@@ -111,12 +103,11 @@ impl StoredTensor {
         })
     }
 
-    /// Opens a tensor by its name, and nothing else of the model.
     pub(super) fn open(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
         let tensors = TensorSelection::Names(vec![name.to_owned()]);
         match client.open_with(&OpenParams { tensors, ..OpenParams::new(reference.clone()) }) {
             Ok(model) => match model.tensor(name) {
-                Some(tensor) => Self::of_gguf(&model, tensor),
+                Some(tensor) => Self::of_split(&model, tensor),
                 // The name is that of a layer.
                 None => Self::of_layers(client, reference, name),
             },
@@ -141,11 +132,15 @@ impl StoredTensor {
         Err(with_nearest(error, name, details.tensors.iter().map(|tensor| tensor.name.as_str())))
     }
 
-    fn of_gguf(model: &OpenModel, tensor: &TensorLocation) -> Result<Self, ErrorBody> {
+    /// A tensor of a file that is split.
+    fn of_split(model: &OpenModel, tensor: &TensorLocation) -> Result<Self, ErrorBody> {
         let map = model.map_tensor(tensor).map_err(model_error)?;
         let layer = usize::try_from(tensor.layer).unwrap_or(usize::MAX);
-        let header = Header::parse(&model.layer_header(layer).map_err(model_error)?);
-        let header = header.map_err(|error| ErrorBody::new(ErrorCode::Corrupt, error))?;
+        let header = model.layer_header(layer).map_err(model_error)?;
+        if FileFormat::from_start(&header).map(FileFormat::tensor_format) == Some(TensorFormat::Safetensors) {
+            return Ok(Self::of_safetensors(tensor, map.bytes().clone()));
+        }
+        let header = Header::parse(&header).map_err(|error| ErrorBody::new(ErrorCode::Corrupt, error))?;
         Ok(Self {
             name: tensor.name.clone(),
             type_name: tensor.type_name.clone(),
@@ -158,6 +153,23 @@ impl StoredTensor {
             is_big_endian: header.byte_order() == ByteOrder::Big,
             experts: tensor.experts,
         })
+    }
+
+    fn of_safetensors(tensor: &TensorLocation, bytes: BlobSlice) -> Self {
+        Self {
+            name: tensor.name.clone(),
+            type_name: tensor.type_name.clone(),
+            shape: tensor.shape.clone(),
+            is_fastest_first: false,
+            expert: None,
+            bytes: Bytes::Mapped(bytes),
+            ggml_type: Dtype::from_name(&tensor.type_name)
+                .and_then(plain_type)
+                .ok_or_else(|| not_converted(&tensor.name, &tensor.type_name)),
+            packed: None,
+            is_big_endian: false,
+            experts: tensor.experts,
+        }
     }
 
     /// A tensor of a model with a safetensors file per tensor.
@@ -173,10 +185,7 @@ impl StoredTensor {
         })?;
         let packed = Packed::of(&weights, &tensor)?;
         let dtype = tensor.dtype();
-        let unknown = || {
-            let message = format!("tensor {name:?}: safetensors type {} is not converted", dtype.name());
-            usage(message).with_hint("--dump writes its bytes as they are")
-        };
+        let unknown = || not_converted(name, dtype.name());
         let bytes = tensor.mapped().cloned().unwrap_or_default();
         let count = tensor.shape().first().copied().filter(|count| tensor.shape().len() > 2 && *count > 0);
         let experts = count.map(|count| Experts { count, stride: bytes.len() as u64 / count });
@@ -194,10 +203,9 @@ impl StoredTensor {
         })
     }
 
-    /// One expert of a stack.
     pub(super) fn expert(self, number: u64) -> Result<Self, ErrorBody> {
         let Some(Experts { count, stride }) = self.experts else {
-            return Err(usage(format!("tensor {:?}: is no stack of experts", self.name)));
+            return Err(usage(format!("tensor {:?}: is not a stack of experts", self.name)));
         };
         let part = (number < count).then(|| self.bytes.part(number.saturating_mul(stride), stride)).flatten();
         let Some(bytes) = part else {
@@ -227,7 +235,6 @@ impl StoredTensor {
         self.shape.iter().fold(1, |product, length| product.saturating_mul(*length))
     }
 
-    /// The type as which the bytes are converted.
     pub(super) fn ggml_type(&self) -> Result<GgmlType, ErrorBody> {
         self.ggml_type.clone()
     }
@@ -237,7 +244,6 @@ impl StoredTensor {
         self.pieces_of(&self.bytes)
     }
 
-    /// Some of the tensor's blocks in the same way.
     pub(super) fn pieces_of<'b>(
         &'b self,
         bytes: &'b [u8],
@@ -254,12 +260,11 @@ impl StoredTensor {
         }))
     }
 
-    /// The numbers of a quantised tensor with its scales in other tensors; `None` of any other.
+    /// The numbers of a quantised tensor whose scales are other tensors; `None` for other tensors.
     pub(super) fn packed(&self) -> Result<Option<PackedTensor<'_>>, ErrorBody> {
         self.packed.as_ref().map(|packed| packed.view(&self.name, &self.bytes)).transpose()
     }
 
-    /// Calls a function with all numbers, piece by piece.
     pub(super) fn each_piece(&self, mut visit: impl FnMut(&[f64])) -> Result<(), ErrorBody> {
         if let Some(packed) = self.packed()? {
             for range in parts(packed.len()) {
@@ -270,13 +275,19 @@ impl StoredTensor {
         let ggml_type = self.ggml_type()?;
         let mut numbers = Vec::new();
         for piece in self.pieces()? {
-            let values = Values::of(ggml_type, &piece?).map_err(|error| quant_error(&self.name, &error))?;
+            let values =
+                Values::from_bytes(ggml_type, &piece?).map_err(|error| quant_error(&self.name, &error))?;
             numbers.clear();
             values.append_to(&mut numbers);
             visit(&numbers);
         }
         Ok(())
     }
+}
+
+fn not_converted(tensor: &str, type_name: &str) -> ErrorBody {
+    let message = format!("tensor {tensor:?}: safetensors type {type_name} is not converted");
+    usage(message).with_hint("--dump writes its bytes as they are")
 }
 
 fn ggml_type(tensor: &str, name: &str) -> Result<GgmlType, ErrorBody> {
@@ -286,14 +297,12 @@ fn ggml_type(tensor: &str, name: &str) -> Result<GgmlType, ErrorBody> {
     })
 }
 
-/// Ranges of elements that are unpacked at a time.
 pub(super) fn parts(elements: u64) -> impl Iterator<Item = Range<u64>> {
     const PART_ELEMENTS: usize = 1 << 16;
     let starts = (0..elements).step_by(PART_ELEMENTS);
     starts.map(move |start| start..start.saturating_add(PART_ELEMENTS as u64).min(elements))
 }
 
-/// The ggml type with the same numbers.
 fn plain_type(dtype: Dtype) -> Option<GgmlType> {
     Some(match dtype {
         Dtype::F64 => GgmlType::F64,
@@ -308,14 +317,13 @@ fn plain_type(dtype: Dtype) -> Option<GgmlType> {
     })
 }
 
-/// Adds the names that are most similar to the wrong one.
 fn with_nearest<'n>(error: ErrorBody, name: &str, names: impl Iterator<Item = &'n str>) -> ErrorBody {
     const SHOWN: usize = 3;
     let mut nearest: Vec<&str> = names.collect();
     nearest.sort_by_cached_key(|known| (strsim::levenshtein(name, known), *known));
     nearest.truncate(SHOWN);
-    match nearest.is_empty() {
-        true => error,
-        false => error.with_hint(format!("the most similar names are {}", nearest.join(", "))),
+    if nearest.is_empty() {
+        return error;
     }
+    error.with_hint(format!("the most similar names are {}", nearest.join(", ")))
 }

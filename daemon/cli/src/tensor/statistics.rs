@@ -1,17 +1,16 @@
 //! Statistics of a tensor, and their display.
 
-use blobd_client::protocol::error::ErrorBody;
 use blobd_model::quant::{Histogram, Range};
-use blobd_store_format::size::{human_bytes, human_number};
+use blobd_store_format::size::human_number;
 use serde::Serialize;
 
 use super::source::StoredTensor;
-use crate::output::{Table, terminal_width};
+use crate::ErrorBody;
+use crate::output::{Table, human_bytes, or_dash, terminal_width};
 
 /// Parts of the histogram: as many as a terminal shows with the other lines.
 const BINS: usize = 16;
 
-/// The length of the longest bar.
 const BAR_CHARS: usize = 40;
 
 #[derive(Debug, Serialize)]
@@ -65,7 +64,7 @@ pub(super) fn of(tensor: &StoredTensor) -> Result<TensorStatistics, ErrorBody> {
 }
 
 pub(super) fn render(statistics: &TensorStatistics) -> String {
-    let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| human_number(value, 6));
+    let number = |value: Option<f64>| or_dash(value.map(|value| human_number(value, 6)));
     let shape: Vec<_> = statistics.shape.iter().map(u64::to_string).collect();
     let mut table = Table::new(&["tensor", &blobd_store_format::text::printable(&statistics.name)], &[]);
     let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
@@ -93,11 +92,9 @@ fn histogram(shown: &Shown) -> String {
     if most == 0 {
         return String::new();
     }
-    let mut table = Table::new(&["FROM", "COUNT", "HISTOGRAM"], &[0, 1]);
-    for (edge, count) in shown.edges.iter().zip(&shown.counts) {
-        table.row([human_number(*edge, 4), count.to_string(), bar(*count, most)]);
-    }
-    table.render(usize::MAX)
+    let bins = shown.edges.iter().zip(&shown.counts);
+    let rows = bins.map(|(edge, count)| [human_number(*edge, 4), count.to_string(), bar(*count, most)]);
+    Table::with_rows(&["FROM", "COUNT", "HISTOGRAM"], &[0, 1], rows).render(usize::MAX)
 }
 
 /// A bar whose length is the count's share of the greatest. A bin that is not empty has a bar.

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use blobd_client::protocol::error::ErrorBody;
 use blobd_model::quant::Values;
 use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::source::StoredTensor;
 use super::{quant_error, usage};
+use crate::ErrorBody;
 use crate::output::{Table, terminal_width};
 
 /// The most elements at a time: the result is one JSON document, which is collected in memory.
@@ -34,10 +34,11 @@ pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValu
     let elements = tensor.elements();
     let count = range.end.saturating_sub(range.start);
     if range.end > elements {
-        return Err(usage(format!("--values: {} is beyond the tensor's {elements} elements", range.end)));
+        let end = range.end;
+        return Err(usage(format!("--values: beyond the tensor: expected at most {elements}, found {end}")));
     }
     if count > MAX_VALUES {
-        let message = format!("--values: {count} elements, at most {MAX_VALUES} are shown at a time");
+        let message = format!("--values: too many elements: expected at most {MAX_VALUES}, found {count}");
         return Err(usage(message).with_hint("--npy writes all"));
     }
     let found = |values: Vec<Json>, texts: Vec<String>| TensorValues {
@@ -62,7 +63,8 @@ pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValu
     let bytes = blocks.start.saturating_mul(block_bytes)..blocks.end.saturating_mul(block_bytes);
     let bytes = tensor.bytes.get(index(bytes.start)..index(bytes.end)).unwrap_or_default();
     for piece in tensor.pieces_of(bytes)? {
-        let converted = Values::of(ggml_type, &piece?).map_err(|error| quant_error(&tensor.name, &error))?;
+        let converted =
+            Values::from_bytes(ggml_type, &piece?).map_err(|error| quant_error(&tensor.name, &error))?;
         append(&converted, &mut values, &mut texts);
     }
     let (skipped, wanted) = (index(range.start % block), index(count));
@@ -71,11 +73,8 @@ pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValu
 }
 
 pub(super) fn render(found: &TensorValues) -> String {
-    let mut table = Table::new(&["ELEMENT", "VALUE"], &[0, 1]);
-    for (number, text) in (found.first..).zip(&found.texts) {
-        table.row([number.to_string(), text.clone()]);
-    }
-    table.render(terminal_width())
+    let rows = (found.first..).zip(&found.texts).map(|(number, text)| [number.to_string(), text.clone()]);
+    Table::with_rows(&["ELEMENT", "VALUE"], &[0, 1], rows).render(terminal_width())
 }
 
 fn append(converted: &Values, values: &mut Vec<Json>, texts: &mut Vec<String>) {

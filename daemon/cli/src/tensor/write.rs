@@ -1,25 +1,23 @@
-//! A whole tensor as a file.
+//! Writes a whole tensor: its raw bytes, or a numpy file.
+//!
+//! Source of the numpy header: numpy's `NEP 1` and `numpy/lib/format.py`, version 1.0.
 
 use std::io::{self, Write};
 use std::path::Path;
 
 use blobd_client::process::on_end;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_model::quant::{dequantize, element_count};
 use blobd_store_format::gguf::GgmlType;
 
+use super::quant_error;
 use super::source::{StoredTensor, parts};
-use super::{npy, quant_error};
-use crate::file_error;
 use crate::output::DataOutput;
-use crate::output_file::{Existing, TemporaryName};
-use crate::target::{Target, write_error};
+use crate::output_file::{Existing, Target, TemporaryName, write_error};
+use crate::{ErrorBody, file_error, internal};
 
-/// What is written.
 #[derive(Debug)]
 pub(super) struct Content<'t> {
     tensor: &'t StoredTensor,
-    /// For numpy; otherwise the raw bytes.
     npy: Option<Npy>,
 }
 
@@ -37,7 +35,7 @@ impl<'t> Content<'t> {
 
     pub(super) fn npy(tensor: &'t StoredTensor) -> Result<Self, ErrorBody> {
         let ggml_type = if tensor.packed()?.is_some() { GgmlType::F32 } else { tensor.ggml_type()? };
-        let header = npy::header(npy::numpy_type(ggml_type), &tensor.numpy_shape());
+        let header = npy_header(numpy_type(ggml_type), &tensor.numpy_shape());
         Ok(Self { tensor, npy: Some(Npy { header, ggml_type }) })
     }
 
@@ -45,7 +43,7 @@ impl<'t> Content<'t> {
         match &self.npy {
             None => self.tensor.bytes.len() as u64,
             Some(Npy { header, ggml_type }) => {
-                let numbers = self.tensor.elements().saturating_mul(npy::item_bytes(*ggml_type));
+                let numbers = self.tensor.elements().saturating_mul(item_bytes(*ggml_type));
                 numbers.saturating_add(header.len() as u64)
             }
         }
@@ -65,7 +63,7 @@ impl<'t> Content<'t> {
             }
             return out.flush().map_err(failed);
         }
-        let converts = npy::numpy_type(*ggml_type) == "<f4" && *ggml_type != GgmlType::F32;
+        let converts = numpy_type(*ggml_type) == "<f4" && *ggml_type != GgmlType::F32;
         for piece in self.tensor.pieces()? {
             let piece = piece?;
             let converted;
@@ -94,14 +92,76 @@ pub(super) fn to_stdout(content: &Content<'_>) -> Result<(), ErrorBody> {
     out.result(written)
 }
 
-/// Writes a file that gets its name when it is complete.
 pub(super) fn to_file(content: &Content<'_>, path: &Path, existing: Existing) -> Result<(), ErrorBody> {
     let name = path.display().to_string();
     let temporary = TemporaryName::default();
     let removed = temporary.clone();
-    on_end(move || removed.remove_and_block()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    on_end(move || removed.remove_and_block()).map_err(internal)?;
     let target = Target::create(path, content.size(), existing, &temporary);
     let target = target.map_err(|error| write_error(path, &error))?;
     content.write(target.file(), &name)?;
     target.publish().map_err(|error| write_error(path, &error))
+}
+
+/// Numpy's name for the numbers that a tensor of this type is written as: `float32` for quantised types and `BF16`,
+/// which numpy lacks.
+const fn numpy_type(ggml_type: GgmlType) -> &'static str {
+    match ggml_type {
+        GgmlType::F16 => "<f2",
+        GgmlType::F64 => "<f8",
+        GgmlType::I8 => "|i1",
+        GgmlType::I16 => "<i2",
+        GgmlType::I32 => "<i4",
+        GgmlType::I64 => "<i8",
+        _ => "<f4",
+    }
+}
+
+const fn item_bytes(ggml_type: GgmlType) -> u64 {
+    match ggml_type {
+        GgmlType::I8 => 1,
+        GgmlType::F16 | GgmlType::I16 => 2,
+        GgmlType::F64 | GgmlType::I64 => 8,
+        _ => 4,
+    }
+}
+
+/// The header of an array in C order, with the slowest dimension first.
+fn npy_header(numpy_type: &str, shape: &[u64]) -> Vec<u8> {
+    const MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
+    const ALIGNMENT: usize = 64;
+    let lengths: String = shape.iter().map(|length| format!("{length}, ")).collect();
+    let mut text =
+        format!("{{'descr': '{numpy_type}', 'fortran_order': False, 'shape': ({}), }}", lengths.trim_end());
+    let start = MAGIC.len() + size_of::<u16>();
+    let end = (start + text.len() + 1).next_multiple_of(ALIGNMENT);
+    text.extend(std::iter::repeat_n(' ', end - start - text.len() - 1));
+    text.push('\n');
+    // At most 1,024 dimensions of 20 digits: never saturates.
+    let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+    [MAGIC, &length.to_le_bytes(), text.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::tensor::Shape;
+
+    use super::*;
+
+    #[test]
+    fn headers_are_python_and_end_at_a_multiple_of_64() {
+        let text = |shape: &[u64]| {
+            let header = npy_header("<f4", shape);
+            assert_eq!(header.len() % 64, 0);
+            assert_eq!(header.last(), Some(&b'\n'));
+            assert_eq!(usize::from(u16::from_le_bytes([header[8], header[9]])), header.len() - 10);
+            String::from_utf8(header[10..].to_vec()).unwrap().trim_end().to_owned()
+        };
+        assert_eq!(text(&[2, 3]), "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3,), }");
+        assert_eq!(text(&[7]), "{'descr': '<f4', 'fortran_order': False, 'shape': (7,), }");
+        assert_eq!(text(&[]), "{'descr': '<f4', 'fortran_order': False, 'shape': (), }");
+        assert_eq!(text(&[u64::MAX; 4]).len(), 142);
+        let longest = Shape::MAX_DIMENSIONS;
+        assert_eq!(text(&vec![u64::MAX; longest]).matches(&u64::MAX.to_string()).count(), longest);
+    }
 }

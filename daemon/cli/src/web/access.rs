@@ -15,7 +15,6 @@ use blobd_client::loopback::Foreign;
 use hyper::header::{HeaderMap, HeaderName};
 use tracing_mutex::stdsync::Mutex;
 
-/// The header with the key of the session.
 pub(super) const KEY_HEADER: HeaderName = HeaderName::from_static("x-blobd-key");
 
 /// 128 random bits, in hexadecimal digits: with more, the link would not fit one line of a terminal.
@@ -43,25 +42,21 @@ impl Secret {
     }
 }
 
-/// Does not show it.
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret")
     }
 }
 
-/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// A page of another site may have sent it.
     Foreign(Foreign),
     /// The token has been used, or is wrong.
     Token,
-    /// Without the key of the session.
     Key,
 }
 
-/// The token and the session of one server.
 #[derive(Debug)]
 pub(super) struct Access {
     /// `None` once it has been used.
@@ -74,7 +69,6 @@ impl Access {
         Self { token: Mutex::new(Some(token)), key }
     }
 
-    /// Exchanges the token for the key of the session, once.
     pub(super) fn redeem(&self, token: &[u8]) -> Result<&Secret, Refusal> {
         let mut expected = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         match &*expected {
@@ -86,7 +80,6 @@ impl Access {
         }
     }
 
-    /// Checks that a request for data has the key.
     pub(super) fn check_key(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let key = headers.get(KEY_HEADER).ok_or(Refusal::Key)?;
         if self.key.equals(key.as_bytes()) { Ok(()) } else { Err(Refusal::Key) }

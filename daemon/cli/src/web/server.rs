@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blobd_client::error::ClientError;
 use blobd_client::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use blobd_client::protocol::error::ErrorResponse;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -24,8 +24,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::access::{Access, Refusal, Secret};
-use super::assets;
-use super::relay::{self, Relay};
+use super::routes::{self, Relay};
+use crate::{ErrorBody, ErrorCode};
 
 /// The only body is a token.
 const MAX_BODY_BYTES: usize = 1 << 10;
@@ -36,7 +36,6 @@ const MAX_QUESTIONS: usize = 4;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Headers of every response besides the policy.
 const HEADERS: [(HeaderName, &str); 6] = [
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (X_FRAME_OPTIONS, "DENY"),
@@ -46,7 +45,6 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-/// A server of the page that listens.
 #[derive(Debug)]
 pub(crate) struct WebServer {
     server: LoopbackServer,
@@ -64,8 +62,6 @@ struct Shared {
 struct Session<'k> {
     key: &'k str,
 }
-
-type WebResponse = LoopbackResponse;
 
 impl WebServer {
     /// Listens on a port of 127.0.0.1; on any free one for port 0. The page gets its session with `token`.
@@ -88,7 +84,6 @@ impl WebServer {
         self.server.address()
     }
 
-    /// Serves until the future is dropped.
     pub(crate) async fn serve(&self) {
         let shared = Arc::clone(&self.shared);
         let respond = move |request| {
@@ -99,16 +94,16 @@ impl WebServer {
     }
 }
 
-async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> WebResponse {
+async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> LoopbackResponse {
     if let Err(foreign) = check_origin(request.headers()) {
         return refused(Refusal::Foreign(foreign));
     }
     let (method, uri) = (request.method().clone(), request.uri().clone());
     match (&method, uri.path()) {
         (&Method::POST, "/session") => redeem(shared, request).await,
-        (&Method::GET, path) => match assets::find(path) {
+        (&Method::GET, path) => match routes::asset(path) {
             Some(asset) => with_type(StatusCode::OK, asset.media_type, asset.content.into()),
-            None => match (relay::find(&uri), shared.access.check_key(request.headers())) {
+            None => match (routes::request(&uri), shared.access.check_key(request.headers())) {
                 (Some(question), Ok(())) => answer(shared, question).await,
                 (Some(_), Err(refusal)) => refused(refusal),
                 (None, _) => unknown(&method, path),
@@ -118,7 +113,7 @@ async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> WebRespons
     }
 }
 
-async fn redeem(shared: &Shared, request: Request<Incoming>) -> WebResponse {
+async fn redeem(shared: &Shared, request: Request<Incoming>) -> LoopbackResponse {
     let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
     let Ok(Ok(body)) = timeout(HEAD_TIMEOUT, body).await else {
         return error(ErrorBody::new(ErrorCode::InvalidRequest, "session: the token was not received"));
@@ -129,7 +124,7 @@ async fn redeem(shared: &Shared, request: Request<Incoming>) -> WebResponse {
     }
 }
 
-async fn answer(shared: &Arc<Shared>, question: relay::Request) -> WebResponse {
+async fn answer(shared: &Arc<Shared>, question: routes::Request) -> LoopbackResponse {
     let Ok(_permit) = shared.questions.acquire().await else {
         return error(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"));
     };
@@ -154,7 +149,7 @@ struct Refused {
     error: ErrorBody,
 }
 
-fn refused(refusal: Refusal) -> WebResponse {
+fn refused(refusal: Refusal) -> LoopbackResponse {
     const AGAIN: &str = "run `blobd web` again, and open the link that it prints";
     let (message, hint) = match refusal {
         Refusal::Foreign(Foreign::Host) => {
@@ -168,23 +163,23 @@ fn refused(refusal: Refusal) -> WebResponse {
     json(StatusCode::FORBIDDEN, &Refused { refused: true, error })
 }
 
-fn unknown(method: &Method, path: &str) -> WebResponse {
+fn unknown(method: &Method, path: &str) -> LoopbackResponse {
     // As much of it as fits a line.
     let path: String = path.chars().take(80).collect();
     error(ErrorBody::new(ErrorCode::NotFound, format!("{method} {path}: no such request")))
 }
 
-fn error(error: ErrorBody) -> WebResponse {
+fn error(error: ErrorBody) -> LoopbackResponse {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     json(status, &ErrorResponse { error })
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> WebResponse {
+fn json(status: StatusCode, value: &impl Serialize) -> LoopbackResponse {
     // Strings can always be serialised.
     with_type(status, "application/json", serde_json::to_vec(value).unwrap_or_default().into())
 }
 
-fn with_type(status: StatusCode, media_type: &'static str, content: Bytes) -> WebResponse {
+fn with_type(status: StatusCode, media_type: &'static str, content: Bytes) -> LoopbackResponse {
     let mut response = Response::new(Full::new(content));
     *response.status_mut() = status;
     let headers = response.headers_mut();

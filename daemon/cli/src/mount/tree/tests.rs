@@ -1,12 +1,12 @@
 use std::time::Duration;
 
 use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::manifest::Manifest;
 
 use super::*;
 
 const LICENSE: &str = "application/vnd.ollama.image.license";
 
-/// A model with these layers: media type, content, size.
 fn listed(name: &str, day: u64, layers: &[(&str, &str, u64)]) -> MountedModel {
     let descriptor = |(media_type, content, size): &(&str, &str, u64)| Descriptor {
         media_type: MediaType::new(*media_type),
@@ -18,7 +18,7 @@ fn listed(name: &str, day: u64, layers: &[(&str, &str, u64)]) -> MountedModel {
     let modified = UNIX_EPOCH + Duration::from_secs(day * 86_400);
     let manifest = Arc::new(manifest);
     let contents = Arc::clone(&manifest);
-    MountedModel { reference: name.parse().unwrap(), manifest, contents, modified }
+    MountedModel { reference: name.parse().unwrap(), manifest, contents, origin: None, modified }
 }
 
 fn model(name: &str, content: &str) -> MountedModel {
@@ -67,6 +67,8 @@ fn model_is_a_gguf_file_and_a_model_of_ollama() {
     let blob = |content: &str| format!("ollama/blobs/{}", layout::blob_name(Digest::of(content.as_bytes())));
     let mut expected = vec![
         "llama3/8b.gguf".to_owned(),
+        "models/llama3:8b/llama3:8b.gguf".to_owned(),
+        "lmstudio/blobd/llama3:8b/llama3:8b.gguf".to_owned(),
         "ollama/manifests/registry.ollama.ai/library/llama3/8b".to_owned(),
         blob("w"),
         blob("mit"),
@@ -77,7 +79,7 @@ fn model_is_a_gguf_file_and_a_model_of_ollama() {
     found.sort();
     assert_eq!(found, expected);
     let manifest = file(&tree, "ollama/manifests/registry.ollama.ai/library/llama3/8b").1;
-    assert!(matches!(&manifest.content, Content::Manifest(raw) if raw.raw().len() as u64 == manifest.size));
+    assert!(matches!(&manifest.content, Content::Bytes(raw) if raw.len() as u64 == manifest.size));
 }
 
 #[test]
@@ -88,7 +90,7 @@ fn same_content_is_one_inode_under_all_its_names() {
     let tree = Tree::build(&models, &mut inodes);
     let (inode, weights) = file(&tree, "a/1.gguf");
     assert_eq!(file(&tree, "b/2.gguf").0, inode);
-    assert_eq!(weights.links, 3, "and the blob");
+    assert_eq!(weights.links, 7, "the blob, and two folders for engines of each model");
     assert_eq!(weights.modified, UNIX_EPOCH + Duration::from_secs(3 * 86_400));
     let Content::Layer(_, sources) = &weights.content else { panic!("{weights:?}") };
     assert_eq!(sources.len(), 2);
@@ -153,7 +155,10 @@ fn every_file_of_names_with_many_parts_is_reachable() {
         let path = if *name == "h/a/b:c" { "h/a/b/c+model.gguf" } else { path };
         assert_eq!(file(&tree, path).1.size, size, "{path}");
     }
-    let is_weights = |path: &&String| path.ends_with(".gguf") && !path.starts_with("ollama");
+    let of_engines = ["ollama", "models", "lmstudio"];
+    let is_weights = |path: &&String| {
+        path.ends_with(".gguf") && !of_engines.iter().any(|directory| path.starts_with(directory))
+    };
     assert_eq!(paths(&tree).iter().filter(is_weights).count(), names.len());
     let is_manifest = |path: &&String| path.starts_with("ollama/manifests");
     assert_eq!(paths(&tree).iter().filter(is_manifest).count(), names.len());
@@ -184,11 +189,39 @@ fn paths_that_lead_nowhere_are_none() {
     assert_eq!(find(&tree, "/").unwrap().0, Tree::ROOT);
 }
 
-/// The entry at a path from the root.
 fn find<'t>(tree: &'t Tree, path: &str) -> Option<(u64, &'t Node)> {
     let parts = path.split('/').filter(|part| !part.is_empty());
     let inode = parts
         .into_iter()
         .try_fold(Tree::ROOT, |inode, part| Some(tree.directory(inode)?.entries.get(part)?.inode))?;
     Some((inode, tree.node(inode)?))
+}
+
+#[test]
+fn every_tag_has_a_folder_of_its_own_for_engines() {
+    let projector = (MediaType::OLLAMA_PROJECTOR, "p", 2);
+    let models = [
+        listed("llama3:8b", 1, &[(MediaType::OLLAMA_MODEL, "a", 1), projector]),
+        listed("llama3:70b", 1, &[(MediaType::OLLAMA_MODEL, "b", 3), (MediaType::OLLAMA_MODEL, "c", 4)]),
+    ];
+    let tree = build(&models);
+    for top in ["models", "lmstudio/blobd"] {
+        assert_eq!(file(&tree, &format!("{top}/llama3:8b/llama3:8b.gguf")).1.size, 1);
+        assert_eq!(file(&tree, &format!("{top}/llama3:8b/mmproj-llama3:8b.gguf")).1.size, 2);
+        assert_eq!(file(&tree, &format!("{top}/llama3:70b/llama3:70b-00002-of-00002.gguf")).1.size, 4);
+    }
+}
+
+#[test]
+fn model_from_the_hub_is_in_the_hub_tree() {
+    let mut models = [model("hf.co/me/tiny-GGUF:Q4_K_M", "w"), model("other:1", "x")];
+    models[0].origin = Some("hf.co/me/tiny-GGUF:Q4_K_M".to_owned());
+    let tree = build(&models);
+    let commit = &models[0].manifest.digest().to_hex()[..40];
+    let hub = "hub/models--me--tiny-GGUF";
+    let main = file(&tree, &format!("{hub}/refs/main")).1;
+    assert!(matches!(&main.content, Content::Bytes(bytes) if **bytes == *commit.as_bytes()));
+    assert_eq!(file(&tree, &format!("{hub}/snapshots/{commit}/tiny-Q4_K_M.gguf")).1.size, 1000);
+    assert!(find(&tree, &format!("{hub}/trees/{commit}.json")).is_some());
+    assert_eq!(tree.directory(find(&tree, "hub").unwrap().0).unwrap().entries.len(), 1);
 }

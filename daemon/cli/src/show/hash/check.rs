@@ -7,7 +7,6 @@ use serde::Serialize;
 use super::Line;
 use super::hashes::Algorithm;
 
-/// How a hash compares with its manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Comparison {
@@ -28,7 +27,6 @@ impl Comparison {
 
 /// Lines such as `sha256    ba78…  model.gguf:token_embd.weight`. Others are ignored.
 pub(super) struct Manifest {
-    /// The hash by algorithm and label.
     entries: BTreeMap<(Algorithm, String), String>,
 }
 
@@ -39,18 +37,16 @@ impl Manifest {
         (!entries.is_empty()).then_some(Self { entries })
     }
 
-    /// The algorithms that it has, in the order of the output.
     pub(super) fn algorithms(&self) -> Vec<Algorithm> {
         let mut algorithms: Vec<_> = self.entries.keys().map(|(algorithm, _)| *algorithm).collect();
         algorithms.dedup();
         algorithms
     }
 
-    /// Sets the result of each line. Returns the labels of tensors that are in the manifest and not among the
-    /// lines.
+    /// Sets the result of each line, and returns the labels of tensors that only the manifest has.
     ///
-    /// The manifest may have been made from a file with another name: if the model has one file, the name before
-    /// the tensor's is not compared.
+    /// The manifest may have been made from a file with another name: if the model has one file, the part of a label
+    /// before the tensor's name is not compared.
     pub(super) fn compare(&self, lines: &mut [Line]) -> Vec<String> {
         let renamed = self.other_name(lines);
         let label = |line: &Line| match (&renamed, &line.tensor) {
@@ -77,8 +73,8 @@ impl Manifest {
         rest.into_keys().filter(is_missing).map(|(_, label)| label.clone()).collect()
     }
 
-    /// The name that the manifest has for the only file of the lines, if it is another one: what precedes the name
-    /// of the first tensor that both have.
+    /// The manifest's name for the only file of the lines, if it is another one: the part before the name of the first
+    /// tensor that both have.
     fn other_name(&self, lines: &[Line]) -> Option<String> {
         let file = &lines.first()?.file;
         let is_known = |line: &Line| self.entries.contains_key(&(line.algorithm, line.label()));

@@ -39,7 +39,6 @@ impl Algorithm {
     }
 }
 
-/// The algorithms in the order of the output, each once.
 pub(super) fn expanded(chosen: &[Algorithm]) -> Vec<Algorithm> {
     let is_chosen = |algorithm: &Algorithm| chosen.contains(algorithm) || chosen.contains(&Algorithm::All);
     Algorithm::EACH.into_iter().filter(is_chosen).collect()
@@ -49,7 +48,6 @@ pub(super) fn expanded(chosen: &[Algorithm]) -> Vec<Algorithm> {
 const UUID_NAMESPACE: [u8; 16] =
     [0xef, 0x00, 0x12, 0x06, 0xda, 0xdc, 0x5f, 0x6d, 0xa1, 0x5f, 0x33, 0x59, 0xe5, 0x77, 0xd4, 0xe5];
 
-/// Several hashes of the same bytes.
 pub(super) struct Hashes(Vec<State>);
 
 enum State {
@@ -60,7 +58,7 @@ enum State {
 }
 
 impl Hashes {
-    /// Those of one tensor; it has no UUID.
+    /// A single tensor has no UUID.
     pub(super) fn of_tensor(algorithms: &[Algorithm]) -> Self {
         let own = algorithms.iter().filter(|algorithm| **algorithm != Algorithm::Uuid);
         Self(own.filter_map(|algorithm| State::new(*algorithm)).collect())
@@ -80,7 +78,6 @@ impl Hashes {
         }
     }
 
-    /// Each algorithm with its hash as text.
     pub(super) fn finish(self) -> Vec<(Algorithm, String)> {
         let text = |state| match state {
             State::Xxh64(hasher) => (Algorithm::Xxh64, format!("{:016x}", hasher.finish())),

@@ -1,0 +1,268 @@
+//! The hub tree: models that came from Hugging Face, as the `huggingface_hub` library keeps them in its cache.
+//!
+//! Models of one repository and commit make one snapshot. Where no commit is recorded, the snapshot has a made-up name of
+//! the same form, which depends on the manifests of its models: huggingface_hub then finds it by the branch `main`.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_paths::{self, ListedFile};
+use blobd_store_format::git_id::GitId;
+use blobd_store_format::manifest::is_file_name;
+use blobd_store_format::origin::Origin;
+use blobd_store_format::source::{HubFile, PullSource};
+use serde_json::json;
+
+use super::names::MountedModel;
+use crate::{Digest, Reference};
+
+/// The directory with the layout of the hub's cache.
+pub(super) const HUB: &str = "hub";
+
+/// The hexadecimal digits of a commit.
+const COMMIT_DIGITS: usize = 40;
+
+/// A repository at one commit, with the files of its stored models.
+#[derive(Debug)]
+pub(super) struct Snapshot<'m> {
+    /// `models--ORG--NAME`.
+    pub(super) repository: String,
+    pub(super) commit: String,
+    /// Whether `main` is this commit: it has the model that was set last.
+    pub(super) is_main: bool,
+    pub(super) modified: SystemTime,
+    /// The key is the file's path in the repository.
+    pub(super) files: BTreeMap<String, (&'m MountedModel, &'m Descriptor)>,
+}
+
+/// The snapshots of all repositories.
+pub(super) fn snapshots(models: &[MountedModel]) -> Vec<Snapshot<'_>> {
+    let mut repositories: BTreeMap<String, BTreeMap<Option<String>, Vec<&MountedModel>>> = BTreeMap::new();
+    for model in models {
+        if let Some(place) = model.origin.as_deref().and_then(Place::parse) {
+            let commits = repositories.entry(place.repository).or_default();
+            commits.entry(place.commit).or_default().push(model);
+        }
+    }
+    repositories.into_iter().flat_map(|(repository, commits)| of_repository(&repository, commits)).collect()
+}
+
+fn of_repository<'m>(
+    repository: &str,
+    commits: BTreeMap<Option<String>, Vec<&'m MountedModel>>,
+) -> Vec<Snapshot<'m>> {
+    let snapshots = commits.into_iter().map(|(commit, models)| Snapshot::new(repository, commit, models));
+    let mut snapshots: Vec<_> = snapshots.collect();
+    if let Some(newest) = snapshots.iter_mut().max_by_key(|snapshot| snapshot.modified) {
+        newest.is_main = true;
+    }
+    snapshots
+}
+
+/// Where a model is at the hub.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    repository: String,
+    commit: Option<String>,
+}
+
+impl Place {
+    /// `None` if the origin is not the hub.
+    fn parse(origin: &str) -> Option<Self> {
+        let (Origin::Copy(source) | Origin::Source(source)) = Origin::parse(origin)? else { return None };
+        let (repository, commit) = match &source {
+            PullSource::Hub(file) => (file.repository().to_owned(), is_commit(file.revision())),
+            PullSource::Registry(reference) => (repository(reference)?, None),
+            PullSource::Url(_) => return None,
+        };
+        let commit = commit.map(str::to_owned);
+        Some(Self { repository: format!("models--{}", repository.replace('/', "--")), commit })
+    }
+}
+
+fn is_commit(revision: &str) -> Option<&str> {
+    let is_commit = revision.len() == COMMIT_DIGITS && revision.chars().all(|c| c.is_ascii_hexdigit());
+    is_commit.then_some(revision)
+}
+
+/// The repository with this name at the hub.
+fn repository(reference: &Reference) -> Option<String> {
+    let is_hub = [HubFile::HOST, HubFile::API_HOST].contains(&reference.host());
+    is_hub.then(|| format!("{}/{}", reference.namespace(), reference.model()))
+}
+
+impl<'m> Snapshot<'m> {
+    fn new(repository: &str, commit: Option<String>, mut models: Vec<&'m MountedModel>) -> Self {
+        // If two models have a file of the same path, that of the model whose name was set last is shown.
+        models.sort_by_key(|model| std::cmp::Reverse(model.modified));
+        let mut files = BTreeMap::new();
+        for model in &models {
+            for (path, file) in paths(model) {
+                files.entry(path).or_insert((*model, file));
+            }
+        }
+        Self {
+            repository: repository.to_owned(),
+            commit: commit.unwrap_or_else(|| made_up_commit(&models)),
+            is_main: false,
+            modified: models.first().map_or(SystemTime::UNIX_EPOCH, |model| model.modified),
+            files,
+        }
+    }
+
+    /// The content of `trees/COMMIT.json`. Every file is described as if it were stored by Git LFS, because only such
+    /// entries have a SHA-256.
+    pub(super) fn tree(&self) -> Vec<u8> {
+        let entry = |(path, (_, file)): (&String, &(_, &Descriptor))| {
+            let entry = json!({
+                "size": file.size,
+                "blob_id": pointer_id(file),
+                "lfs_sha256": file.digest.to_hex(),
+                "lfs_size": file.size,
+                "xet_hash": null,
+            });
+            (path.clone(), entry)
+        };
+        let files: serde_json::Map<_, _> = self.files.iter().map(entry).collect();
+        json!({ "format_version": 1, "files": files }).to_string().into_bytes()
+    }
+}
+
+/// The first digits of the manifest's digest; of several models, of a digest of all.
+fn made_up_commit(models: &[&MountedModel]) -> String {
+    let mut digests: Vec<String> = models.iter().map(|model| model.manifest.digest().to_hex()).collect();
+    digests.sort();
+    let digest = match &*digests {
+        [only] => only.clone(),
+        several => Digest::of(several.concat().as_bytes()).to_hex(),
+    };
+    digest.chars().take(COMMIT_DIGITS).collect()
+}
+
+/// The name that Git gives to the file's pointer.
+fn pointer_id(file: &Descriptor) -> String {
+    let (digest, size) = (file.digest.to_hex(), file.size);
+    let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n");
+    GitId::of(pointer.as_bytes()).to_string()
+}
+
+/// The files with the paths that they have in the repository. Weights without a recorded path have the name that is usual
+/// there; other files without one are not from the repository.
+fn paths(model: &MountedModel) -> Vec<(String, &Descriptor)> {
+    let files = || model.contents.files().zip(model.contents.names()).skip(1);
+    let own =
+        files().filter_map(|(file, name)| Some((name.filter(|name| is_file_name(name))?.to_owned(), file)));
+    let subject = model.reference.model();
+    let subject = subject.strip_suffix("-GGUF").or_else(|| subject.strip_suffix("-gguf")).unwrap_or(subject);
+    let unnamed: Vec<_> =
+        files().filter(|(file, name)| name.is_none() && file.media_type.holds_tensors()).collect();
+    let listed = unnamed.iter().map(|(file, _)| ListedFile {
+        media_type: &file.media_type,
+        name: None,
+        digest: file.digest,
+        extension: FileFormat::announced(&file.media_type, None).map(FileFormat::extension),
+    });
+    let made =
+        file_paths::names(&format!("{subject}-{}", model.reference.tag()), &listed.collect::<Vec<_>>());
+    own.chain(made.into_iter().zip(unnamed.iter().map(|(file, _)| *file))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use blobd_store_format::descriptor::MediaType;
+    use blobd_store_format::manifest::Manifest;
+
+    use super::*;
+
+    const COMMIT: &str = "0123456789012345678901234567890123456789";
+
+    fn model(name: &str, origin: &str, day: u64, files: &[(&str, Option<&str>, &str)]) -> MountedModel {
+        let descriptor = |media_type: &str, content: &str| Descriptor {
+            media_type: MediaType::new(media_type),
+            digest: Digest::of(content.as_bytes()),
+            size: content.len() as u64,
+        };
+        let layers = files
+            .iter()
+            .map(|(media_type, name, content)| (descriptor(media_type, content), name.map(str::to_owned)));
+        let config = descriptor(MediaType::DOCKER_CONFIG, "{}");
+        let manifest = Arc::new(Manifest::compose_named(config, layers.collect()).unwrap());
+        MountedModel {
+            reference: name.parse().unwrap(),
+            contents: Arc::clone(&manifest),
+            manifest,
+            origin: Some(origin.to_owned()),
+            modified: SystemTime::UNIX_EPOCH + Duration::from_secs(day),
+        }
+    }
+
+    fn folder(name: &str, origin: &str, day: u64, content: &str) -> MountedModel {
+        let files = [
+            (MediaType::PACK_SAFETENSORS, Some("model.safetensors"), content),
+            (MediaType::OLLAMA_JSON, Some("config.json"), "{}"),
+            (MediaType::OLLAMA_JSON, Some(".hidden/x.json"), "[]"),
+        ];
+        model(name, origin, day, &files)
+    }
+
+    #[test]
+    fn place_is_read_from_the_origin() {
+        let place = |origin| Place::parse(origin).map(|place| (place.repository, place.commit));
+        let found =
+            |repository: &str, commit: Option<&str>| Some((repository.to_owned(), commit.map(str::to_owned)));
+        assert_eq!(place("copy hf.co/me/tiny:latest"), found("models--me--tiny", None));
+        assert_eq!(place("hf.co/me/tiny-GGUF:Q4_K_M"), found("models--me--tiny-GGUF", None));
+        let file = format!("https://huggingface.co/me/tiny/resolve/{COMMIT}/a.gguf");
+        assert_eq!(place(&file), found("models--me--tiny", Some(COMMIT)));
+        let branch = "https://huggingface.co/me/tiny/resolve/main/a.gguf";
+        assert_eq!(place(branch), found("models--me--tiny", None));
+        for other in ["import tiny", "registry.ollama.ai/library/llama3:8b", "ghcr.io/me/tiny:1", ""] {
+            assert_eq!(place(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn snapshot_has_the_paths_of_the_repository() {
+        let models =
+            [folder("hf.co/me/tiny", "copy hf.co/me/tiny", 1, "w"), folder("mine", "import mine", 1, "w")];
+        let [only] = snapshots(&models).try_into().unwrap();
+        assert_eq!((only.repository.as_str(), only.is_main), ("models--me--tiny", true));
+        assert_eq!(only.commit, models[0].manifest.digest().to_hex()[..40]);
+        let paths: Vec<&String> = only.files.keys().collect();
+        assert_eq!(paths, [".hidden/x.json", "config.json", "model.safetensors"]);
+        let tree: serde_json::Value = serde_json::from_slice(&only.tree()).unwrap();
+        assert_eq!(tree["files"]["config.json"]["lfs_sha256"], Digest::of(b"{}").to_hex());
+        assert_eq!(tree["files"]["config.json"]["blob_id"].as_str().unwrap().len(), 40);
+    }
+
+    #[test]
+    fn tags_without_names_of_files_make_one_snapshot_with_usual_names() {
+        let tag = |tag: &str, content| {
+            let name = format!("hf.co/me/tiny-GGUF:{tag}");
+            let template = ("application/vnd.ollama.image.template", None, "t");
+            model(&name, &name, 1, &[(MediaType::OLLAMA_MODEL, None, content), template])
+        };
+        let models = [tag("Q4_K_M", "four"), tag("Q8_0", "eight")];
+        let [only] = snapshots(&models).try_into().unwrap();
+        let paths: Vec<&String> = only.files.keys().collect();
+        assert_eq!(paths, ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"]);
+        assert_eq!(only.commit.len(), 40);
+        assert_ne!(only.commit, models[0].manifest.digest().to_hex()[..40]);
+    }
+
+    #[test]
+    fn main_is_the_commit_of_the_model_that_was_set_last() {
+        let file =
+            |commit: &str| format!("https://huggingface.co/me/tiny/resolve/{commit}/model.safetensors");
+        let other = COMMIT.replace('0', "a");
+        let models = [folder("a", &file(COMMIT), 2, "new"), folder("b", &file(&other), 1, "old")];
+        let found: Vec<_> =
+            snapshots(&models).into_iter().map(|snapshot| (snapshot.commit, snapshot.is_main)).collect();
+        assert_eq!(found, [(COMMIT.to_owned(), true), (other, false)]);
+    }
+}

@@ -1,0 +1,185 @@
+//! A model in another program's store, and its files.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use blobd_client::protocol::request::SidecarComponent;
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::source::PullSource;
+
+use crate::local_folder::{Identity, open_listed};
+use crate::{ErrorBody, ErrorCode, Reference, file_error};
+
+/// A model in another program's store.
+#[derive(Debug)]
+pub(crate) struct FoundModel {
+    /// As its program calls it.
+    pub(crate) name: String,
+    /// The name that it gets; `None` if it cannot be imported.
+    pub(crate) target: Option<Reference>,
+    /// What it needs there, in bytes.
+    pub(crate) size: u64,
+    pub(crate) files: Vec<FoundFile>,
+    /// Its manifest, if its program keeps one of the kind that the store has.
+    pub(crate) manifest: Option<Manifest>,
+    /// Where its program has pulled it from, if it says so.
+    pub(crate) source: Option<PullSource>,
+    /// When its program last gave the name another content.
+    pub(crate) updated: Option<SystemTime>,
+    /// What a user should know about it.
+    pub(crate) notes: Vec<String>,
+    pub(crate) problem: Option<Problem>,
+}
+
+impl FoundModel {
+    /// A model that gets this name.
+    pub(super) fn new(target: Reference, files: Vec<FoundFile>) -> Self {
+        let size = files.iter().map(|file| file.size).fold(0, u64::saturating_add);
+        let name = target.short();
+        Self { target: Some(target), size, files, ..Self::without_files(name) }
+    }
+
+    pub(super) fn unusable(name: String, problem: Problem) -> Self {
+        Self { problem: Some(problem), ..Self::without_files(name) }
+    }
+
+    const fn without_files(name: String) -> Self {
+        Self {
+            name,
+            target: None,
+            size: 0,
+            files: Vec::new(),
+            manifest: None,
+            source: None,
+            updated: None,
+            notes: Vec::new(),
+            problem: None,
+        }
+    }
+
+    pub(super) fn rename(&mut self, target: Reference) {
+        self.name = target.short();
+        self.target = Some(target);
+    }
+
+    /// A model that its program has pulled under its own name.
+    pub(super) fn pulled(self) -> Self {
+        Self { source: self.target.clone().map(PullSource::Registry), ..self }
+    }
+
+    /// Whether the stored model of its name has the same files, by the digests that their program gives them. Small files
+    /// without one are read; a large one counts as another file.
+    pub(super) fn is_like(&self, stored: &Manifest) -> bool {
+        if let Some(own) = &self.manifest {
+            return own.digest() == stored.digest();
+        }
+        let is_like = |(file, layer): (&FoundFile, &Descriptor)| {
+            file.size == layer.size && file.claimed.or_else(|| file.small_digest()) == Some(layer.digest)
+        };
+        self.files.len() == stored.layers().len() && self.files.iter().zip(stored.layers()).all(is_like)
+    }
+
+    pub(crate) fn largest_file(&self) -> Option<Identity> {
+        self.files.iter().map(|file| file.identity).max_by_key(Identity::size)
+    }
+
+    /// Whether it consists of the same files on disk, under the same paths.
+    pub(crate) fn has_files_of(&self, other: &Self) -> bool {
+        let is_single = self.files.len() == 1;
+        let is_same = |(own, other): (&FoundFile, &FoundFile)| {
+            own.identity == other.identity
+                && own.component == other.component
+                && (is_single || own.path == other.path)
+        };
+        let manifest = |model: &Self| model.manifest.as_ref().map(Manifest::digest);
+        let (own, others) = (&self.files, &other.files);
+        manifest(self) == manifest(other) && own.len() == others.len() && own.iter().zip(others).all(is_same)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct FoundFile {
+    /// Its path in the model.
+    pub(crate) path: String,
+    pub(crate) source: PathBuf,
+    pub(crate) size: u64,
+    /// The SHA-256 that its program gives it. It only serves to find out what is stored already.
+    pub(super) claimed: Option<Digest>,
+    /// The SHA-256 that it must have, or it is damaged.
+    pub(crate) certain: Option<Digest>,
+    /// What it is in the model, if that does not follow from its content.
+    pub(crate) component: Option<SidecarComponent>,
+    pub(super) identity: Identity,
+}
+
+impl FoundFile {
+    pub(super) const fn new(path: String, source: PathBuf, identity: Identity) -> Self {
+        Self { path, source, size: identity.size(), claimed: None, certain: None, component: None, identity }
+    }
+
+    /// Opens the file for reading.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or is not the file that was found.
+    pub(crate) fn open(&self) -> Result<File, ErrorBody> {
+        open_listed(&self.source, self.identity)
+    }
+
+    /// The digest of a small file; `None` if it is large or cannot be read.
+    fn small_digest(&self) -> Option<Digest> {
+        const MAX_BYTES: u64 = 32 << 20;
+        let bytes = (self.size <= MAX_BYTES).then(|| self.read().ok()).flatten()?;
+        Some(Digest::of(&bytes))
+    }
+
+    /// The content of the file that was found.
+    pub(super) fn read(&self) -> Result<Vec<u8>, ErrorBody> {
+        let mut bytes = Vec::new();
+        let read = self.open()?.take(self.size).read_to_end(&mut bytes);
+        read.map_err(|error| file_error(&self.source.display().to_string(), &error))?;
+        Ok(bytes)
+    }
+}
+
+/// Why a model cannot be imported.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}: {what}", path.display())]
+pub(crate) struct Problem {
+    path: PathBuf,
+    what: String,
+    hint: Option<&'static str>,
+}
+
+impl Problem {
+    pub(super) fn new(path: &Path, what: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), what: what.into(), hint: None }
+    }
+
+    pub(super) fn with_hint(self, hint: &'static str) -> Self {
+        Self { hint: Some(hint), ..self }
+    }
+
+    pub(super) fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |error| Self::new(&path, format!("cannot be read: {error}"))
+    }
+
+    pub(crate) fn error(&self) -> ErrorBody {
+        let body = ErrorBody::new(ErrorCode::InvalidInput, self.to_string());
+        match self.hint {
+            Some(hint) => body.with_hint(hint),
+            None => body,
+        }
+    }
+}
+
+/// The bytes of the files, each file once: hard links and symbolic links to a file are one file.
+pub(super) fn distinct_bytes<'f>(files: impl Iterator<Item = &'f FoundFile>) -> u64 {
+    let mut seen = BTreeSet::new();
+    files.filter(|file| seen.insert(file.identity)).map(|file| file.size).fold(0, u64::saturating_add)
+}

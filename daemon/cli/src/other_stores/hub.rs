@@ -1,0 +1,327 @@
+//! The cache of Hugging Face's libraries: `models--ORG--NAME/{refs,snapshots,blobs,trees}`.
+//!
+//! The layout is that of huggingface_hub 1.x and 2.x: a file of a snapshot is a link into `blobs/` of its repository, which
+//! may itself be a link into `blobs/` of the cache, or it is a regular file where links are not available. A link that leads
+//! out of the cache is not followed. Every commit that is there is imported, that of `main` under the repository's own name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::model_folder::{FolderFile, ListedFolder, Selection};
+use serde::Deserialize;
+
+use super::file_list::FileList;
+use super::found::{FoundFile, FoundModel, Problem};
+use super::{cache_home, read_small, variable};
+use crate::local_folder::{Links, file_without_links};
+use crate::output::counted;
+use crate::{ErrorBody, file_error};
+
+/// A kind of repositories in the cache.
+#[derive(Debug)]
+struct Repositories {
+    /// What the names of their folders begin with.
+    prefix: &'static str,
+    /// What the names of their models begin with.
+    host: &'static str,
+    /// Whether the host serves them by these names.
+    is_source: bool,
+}
+
+const HUB: Repositories = Repositories { prefix: "models--", host: "hf.co", is_source: true };
+/// Lemonade keeps models of ModelScope beside those of the hub. Their revisions are not those of ModelScope.
+const MODEL_SCOPE: Repositories =
+    Repositories { prefix: "modelscope--models--", host: "modelscope", is_source: false };
+
+/// The most entries of a snapshot, folders included.
+const MAX_ENTRIES: usize = 100_000;
+/// The most folders in each other.
+const MAX_DEPTH: usize = 16;
+
+/// Where the cache may be, the first place first, as huggingface_hub looks for it.
+pub(super) fn default_folders() -> Vec<PathBuf> {
+    let set = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().filter_map(variable);
+    let home = variable("HF_HOME").map(|home| home.join("hub"));
+    let own = cache_home().map(|cache| cache.join("huggingface/hub"));
+    set.chain(home).chain(own).collect()
+}
+
+pub(super) fn is_store(folder: &Path) -> bool {
+    HUB.has_any(folder)
+}
+
+/// The models of the cache in `folder`, by name. A model that cannot be imported is listed with the reason.
+///
+/// # Errors
+/// That of the folder if it cannot be listed.
+pub(super) fn models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+    HUB.models(folder)
+}
+
+/// Whether the cache has models that Lemonade has downloaded from ModelScope.
+pub(super) fn is_lemonade_store(folder: &Path) -> bool {
+    MODEL_SCOPE.has_any(folder)
+}
+
+pub(super) fn lemonade_models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+    MODEL_SCOPE.models(folder)
+}
+
+impl Repositories {
+    fn has_any(&self, folder: &Path) -> bool {
+        self.list(folder).is_ok_and(|repositories| !repositories.is_empty())
+    }
+
+    fn models(&self, folder: &Path) -> Result<Vec<FoundModel>, ErrorBody> {
+        let failed = |error: io::Error| file_error(&folder.display().to_string(), &error);
+        let root = fs::canonicalize(folder).map_err(failed)?;
+        let mut found = Vec::new();
+        for (name, path) in self.list(&root).map_err(failed)? {
+            let name = format!("{}/{name}", self.host);
+            match commits(&path) {
+                Ok(commits) => {
+                    for commit in commits {
+                        match Snapshot::scan(&root, &name, &path, &commit) {
+                            Ok(snapshot) => found.extend(snapshot.models(self.is_source)),
+                            Err(problem) => found.push(FoundModel::unusable(name.clone(), problem)),
+                        }
+                    }
+                }
+                Err(problem) => found.push(FoundModel::unusable(name, problem)),
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// The folders of models, by the names of their repositories.
+    fn list(&self, folder: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
+        let mut found = BTreeMap::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let repository = name.to_str().and_then(|name| name.strip_prefix(self.prefix));
+            if let Some(repository) = repository
+                && entry.file_type()?.is_dir()
+            {
+                found.insert(repository.replace("--", "/"), entry.path());
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// A commit of a repository that is in the cache.
+struct Commit {
+    /// The name of its folder in `snapshots/`.
+    id: String,
+    /// What tells its models from those of `main`; `None` for `main` itself.
+    revision: Option<String>,
+    /// When the reference to it was set.
+    updated: Option<SystemTime>,
+}
+
+/// The commits of a repository. That of `main`, or the only one, has no revision.
+fn commits(repository: &Path) -> Result<Vec<Commit>, Problem> {
+    let refs = references(&repository.join("refs"))?;
+    let snapshots = repository.join("snapshots");
+    let listed = fs::read_dir(&snapshots).map_err(Problem::unreadable(&snapshots))?;
+    let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut ids: Vec<String> = names.filter(|name| is_commit(name)).collect();
+    ids.sort_unstable();
+    let main = refs.get("main").map(|(id, _)| id.clone());
+    if let Some(main) = main.as_ref().filter(|main| !ids.contains(main)) {
+        ids.push(main.clone());
+    }
+    let is_only = ids.len() == 1;
+    let commits = ids.into_iter().map(|id| {
+        let named = refs.iter().find(|(_, (of, _))| *of == id);
+        let updated = named.and_then(|(_, (_, updated))| *updated);
+        let is_main = main.as_ref() == Some(&id) || main.is_none() && is_only;
+        let revision = || named.map_or_else(|| short(&id), |(name, _)| name.replace('/', "-"));
+        Commit { revision: (!is_main).then(revision), updated, id }
+    });
+    Ok(commits.collect())
+}
+
+/// The commit of each branch and tag by its name, and when it was set. Names whose content is not a commit are left out.
+fn references(refs: &Path) -> Result<BTreeMap<String, (String, Option<SystemTime>)>, Problem> {
+    let (mut found, mut left) = (BTreeMap::new(), vec![(PathBuf::new(), 0)]);
+    while let Some((folder, depth)) = left.pop() {
+        let path = refs.join(&folder);
+        let listed = match fs::read_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            listed => listed.map_err(Problem::unreadable(&path))?,
+        };
+        for entry in listed.take(MAX_ENTRIES).flatten() {
+            let place = folder.join(entry.file_name());
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if depth < MAX_DEPTH {
+                    left.push((place, depth + 1));
+                }
+                continue;
+            }
+            let text = read_small(&entry.path()).and_then(|bytes| String::from_utf8(bytes).ok());
+            let id = text.map(|text| text.trim().to_owned()).filter(|id| is_commit(id));
+            if let (Some(id), Some(name)) = (id, place.to_str()) {
+                let updated = entry.metadata().ok().and_then(|data| data.modified().ok());
+                found.insert(name.to_owned(), (id, updated));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn is_commit(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn short(id: &str) -> String {
+    id.get(..12).unwrap_or(id).to_owned()
+}
+
+/// The files of a repository at one commit.
+struct Snapshot {
+    files: FileList,
+    tree: Option<Tree>,
+    updated: Option<SystemTime>,
+}
+
+/// What the hub said about the files of a commit.
+#[derive(Deserialize)]
+struct Tree {
+    format_version: u64,
+    files: BTreeMap<String, TreeFile>,
+}
+
+#[derive(Deserialize)]
+struct TreeFile {
+    size: u64,
+    lfs_sha256: Option<String>,
+    lfs_size: Option<u64>,
+}
+
+impl Snapshot {
+    fn scan(root: &Path, name: &str, repository: &Path, commit: &Commit) -> Result<Self, Problem> {
+        let snapshot = repository.join("snapshots").join(&commit.id);
+        let mut files = FileList::new(name.to_owned(), snapshot.clone());
+        files.revision.clone_from(&commit.revision);
+        let mut folders = vec![(PathBuf::new(), 0)];
+        let mut entries = 0_usize;
+        while let Some((folder, depth)) = folders.pop() {
+            let path = snapshot.join(&folder);
+            let listed = fs::read_dir(&path).map_err(Problem::unreadable(&path))?;
+            for entry in listed {
+                let entry = entry.map_err(Problem::unreadable(&snapshot))?;
+                entries = entries.saturating_add(1);
+                if entries > MAX_ENTRIES || depth > MAX_DEPTH {
+                    return Err(Problem::new(&snapshot, "too many files or folders"));
+                }
+                let place = folder.join(entry.file_name());
+                if entry.file_type().map_err(Problem::unreadable(&entry.path()))?.is_dir() {
+                    folders.push((place, depth + 1));
+                } else {
+                    files.add(place.to_string_lossy().into_owned(), file(root, &snapshot, &place));
+                }
+            }
+        }
+        let tree = read_tree(&repository.join("trees").join(format!("{}.json", commit.id)));
+        for (path, listed) in tree.iter().flat_map(|tree| &tree.files) {
+            if let Some(file) = files.file_mut(path) {
+                let digest = listed.lfs_sha256.as_deref().and_then(|hex| Digest::from_hex(hex).ok());
+                file.claimed = file.claimed.or(digest.filter(|_| listed.content_size() == file.size));
+                file.certain = file.claimed;
+            }
+        }
+        Ok(Self { files, tree, updated: commit.updated })
+    }
+
+    fn models(&self, is_source: bool) -> Vec<FoundModel> {
+        let folder = self.files.folder_model().map(|mut model| {
+            model.notes.extend(self.missing_files());
+            model
+        });
+        let models = self.files.gguf_models().into_iter().chain(folder);
+        // Only what the reference `main` means has the name at its source.
+        let is_named = is_source && self.files.revision.is_none();
+        let models = models.map(|model| if is_named { model.pulled() } else { model });
+        models.map(|model| FoundModel { updated: self.updated, ..model }).collect()
+    }
+
+    /// Says how many files of the model are not in the snapshot, which may be what its user wanted.
+    fn missing_files(&self) -> Option<String> {
+        let tree = self.tree.as_ref()?;
+        let listed = tree
+            .files
+            .iter()
+            .map(|(path, file)| FolderFile { path: path.clone(), size: file.content_size() });
+        let whole = ListedFolder::new(listed, &Selection::default()).ok()?.plan(&BTreeMap::new()).ok()?;
+        let missing = whole.files().iter().filter(|file| !self.files.has(&file.path)).count();
+        let (files, are) = (counted(missing, "file"), if missing == 1 { "is" } else { "are" });
+        (missing > 0).then(|| format!("partial: {files} of the repository {are} not here"))
+    }
+}
+
+impl TreeFile {
+    fn content_size(&self) -> u64 {
+        self.lfs_size.unwrap_or(self.size)
+    }
+}
+
+fn read_tree(path: &Path) -> Option<Tree> {
+    let tree: Tree = serde_json::from_slice(&read_small(path)?).ok()?;
+    (tree.format_version == 1).then_some(tree)
+}
+
+/// The file at `place` in a snapshot, which may be a link to a file in the cache.
+fn file(root: &Path, snapshot: &Path, place: &Path) -> Result<FoundFile, Problem> {
+    let path = snapshot.join(place);
+    let source = fs::canonicalize(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => missing_content(&path),
+        _ => Problem::unreadable(&path)(error),
+    })?;
+    if !source.starts_with(root) {
+        return Err(Problem::new(&path, "is a link to a file outside of the cache"));
+    }
+    let identity = file_without_links(&source).map_err(Problem::unreadable(&source))?;
+    let name = place.to_str().ok_or_else(|| Problem::new(&path, "its name is not UTF-8"))?;
+    let not_a_file = || Problem::new(&path, "wrong kind of file: expected a regular file");
+    let identity = identity.ok_or_else(not_a_file)?;
+    // In `blobs/` of the repository, the files of Git LFS are named by their SHA-256, all others by Git's SHA-1. What a
+    // name there links to, in `blobs/` of the cache, has the name of another hash.
+    let link = fs::read_link(&path).ok();
+    let claimed = link.and_then(|link| Digest::from_hex(link.file_name()?.to_str()?).ok());
+    let certain = claimed;
+    Ok(FoundFile { claimed, certain, ..FoundFile::new(name.to_owned(), source, identity) })
+}
+
+/// The problem of a link to a file that does not exist. Repositories that were copied out of their cache have such links.
+fn missing_content(path: &Path) -> Problem {
+    /// A snapshot links to the repository's blobs, which link to those of the cache.
+    const MAX_LINKS: usize = 8;
+    let mut place = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(target) = fs::read_link(&place) else { break };
+        place = without_dots(&place.parent().unwrap_or(Path::new("/")).join(target));
+    }
+    let what = format!("its content is missing: expected the file {}", place.display());
+    let hint = "if the folder was copied from a cache, import that cache, or download the model again";
+    Problem::new(path, what).with_hint(hint)
+}
+
+/// A path without `.` and `..`.
+fn without_dots(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir => drop(clean.pop()),
+            std::path::Component::CurDir => {}
+            other => clean.push(other),
+        }
+    }
+    clean
+}

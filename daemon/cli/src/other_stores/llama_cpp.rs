@@ -1,0 +1,143 @@
+//! llama.cpp's own folder of downloads: `ORG_REPO_FILE.gguf`, and for each model `manifest=ORG=REPO=TAG.json`.
+//!
+//! Newer versions use the cache of Hugging Face's libraries, in the same folder or in theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use blobd_client::protocol::request::SidecarComponent;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_type::ShardName;
+use blobd_store_format::model_folder::is_never_taken;
+use blobd_store_format::source::PullSource;
+use serde::Deserialize;
+
+use super::file_list::FileList;
+use super::folders::{self, LLAMA_CPP};
+use super::found::{FoundFile, FoundModel, Problem};
+use super::hub;
+use super::{read_small, variable};
+use crate::local_folder::{Folder, Links};
+use crate::{ErrorBody, Reference};
+
+pub(super) fn default_folders() -> Vec<PathBuf> {
+    let own = super::cache_home().map(|cache| cache.join("llama.cpp"));
+    variable("LLAMA_CACHE").into_iter().chain(own).chain(hub::default_folders()).collect()
+}
+
+pub(super) fn is_store(folder: &Path) -> bool {
+    hub::is_store(folder) || folders::has_model(folder, &LLAMA_CPP)
+}
+
+/// What llama.cpp has noted about a model that it has downloaded by its name.
+#[derive(Deserialize)]
+struct Manifest {
+    #[serde(rename = "ggufFile")]
+    model: Option<RepositoryFile>,
+    #[serde(rename = "mmprojFile")]
+    projector: Option<RepositoryFile>,
+}
+
+#[derive(Deserialize)]
+struct RepositoryFile {
+    rfilename: String,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+}
+
+/// The models of the folder: those of the hub's layout, those with a manifest, and the other files by their names.
+pub(super) fn models(root: &Path, links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+    let mut models = if hub::is_store(root) { hub::models(root, links)? } else { Vec::new() };
+    // The cache of the hub has models for other programs, too.
+    let is_gguf = |file: &FoundFile| FileFormat::GGUF.stem_of(&file.path).is_some();
+    models.retain(|model| model.files.iter().all(is_gguf));
+    let folder = Folder::list(root, links)?;
+    let mut taken = BTreeSet::new();
+    for path in folder.paths().filter(|path| path.starts_with("manifest=")) {
+        let named = path.strip_suffix(".json").map(|name| name.split('=').collect::<Vec<_>>());
+        let Some(["manifest", org, repository, tag]) = named.as_deref() else { continue };
+        let place = root.join(path);
+        let manifest = read_small(&place).and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let name = format!("hf.co/{org}/{repository}:{tag}");
+        models.push(match manifest {
+            Some(manifest) => of_manifest(&folder, (&name, &format!("{org}_{repository}_")), &manifest),
+            None => FoundModel::unusable(name, Problem::new(&place, "expected a manifest in JSON")),
+        });
+        taken.extend(models.last().into_iter().flat_map(|model| &model.files).map(|file| file.path.clone()));
+    }
+    models.extend(without_manifest(&folder, &taken));
+    Ok(models)
+}
+
+fn of_manifest(folder: &Folder, (name, start): (&str, &str), manifest: &Manifest) -> FoundModel {
+    let mut files = Vec::new();
+    let parts = [(&manifest.model, None), (&manifest.projector, Some(SidecarComponent::Projector))];
+    for (listed, component) in parts {
+        let Some(listed) = listed else { continue };
+        let local = format!("{start}{}", listed.rfilename.replace('/', "_"));
+        let all = ShardName::from_path(&local).map_or_else(|| vec![local.clone()], |shard| shard.all());
+        let claimed = listed.lfs.as_ref().and_then(|lfs| Digest::from_hex(lfs.sha256.as_deref()?).ok());
+        for path in all {
+            let claimed = claimed.filter(|_| path == local);
+            match file(folder, &path) {
+                Ok(file) => files.push(FoundFile { claimed, component, ..file }),
+                Err(problem) => return FoundModel::unusable(name.to_owned(), problem),
+            }
+        }
+    }
+    let named =
+        name.parse::<Reference>().map_err(|error| Problem::new(folder.path(), format!("{name}: {error}")));
+    match named {
+        Ok(target) if manifest.model.is_some() => FoundModel::new(target, files).pulled(),
+        Ok(_) => {
+            FoundModel::unusable(name.to_owned(), Problem::new(folder.path(), "its manifest names no model"))
+        }
+        Err(problem) => FoundModel::unusable(name.to_owned(), problem),
+    }
+}
+
+fn file(folder: &Folder, path: &str) -> Result<FoundFile, Problem> {
+    let place = folder.path().join(path);
+    match folder.identity(path) {
+        Ok(identity) => Ok(FoundFile::new(path.to_owned(), place, identity)),
+        Err("nothing") => Err(Problem::new(&place, "is missing")),
+        Err(found) => Err(Problem::new(&place, format!("expected a file of the folder, found {found}"))),
+    }
+}
+
+/// Files that no manifest names. An older record beside a file says where it is from.
+fn without_manifest(folder: &Folder, taken: &BTreeSet<String>) -> Vec<FoundModel> {
+    let mut lists: BTreeMap<String, FileList> = BTreeMap::new();
+    let paths = folder.paths().filter(|path| !path.contains('/') && !is_never_taken(path));
+    for path in paths.filter(|path| !taken.contains(*path)) {
+        let Some((_, name)) = LLAMA_CPP.place_of(path) else { continue };
+        let name = format!("{}/{name}", LLAMA_CPP.prefix());
+        let list = lists.entry(name.clone());
+        let list = list.or_insert_with(|| FileList::new(name, folder.path().to_owned()));
+        list.add(path.to_owned(), file(folder, path));
+    }
+    let models = lists.into_values().flat_map(|list| folders::with_plain_tag(list.models()));
+    models.map(|model| with_record(folder, model)).collect()
+}
+
+#[derive(Deserialize)]
+struct Record {
+    url: String,
+}
+
+fn with_record(folder: &Folder, mut model: FoundModel) -> FoundModel {
+    let first = model.files.first().map(|file| format!("{}.json", file.path)).unwrap_or_default();
+    let record = read_small(&folder.path().join(first));
+    let record = record.and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
+    let source = record.and_then(|record| record.url.parse::<PullSource>().ok());
+    if let Some((source, name)) = source.and_then(|source| Some((source.clone(), source.name().ok()?))) {
+        model.rename(name);
+        model.source = Some(source);
+    }
+    model
+}

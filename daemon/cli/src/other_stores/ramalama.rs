@@ -1,0 +1,132 @@
+//! RamaLama's store: `TRANSPORT/ORG/MODEL/{refs/TAG.json,blobs/sha256-HEX,snapshots/HASH/FILE}`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use blobd_store_format::derived_name::name_part;
+use blobd_store_format::digest::Digest;
+use serde::Deserialize;
+
+use super::file_list::FileList;
+use super::found::{FoundFile, FoundModel, Problem};
+use super::{data_home, read_small};
+use crate::local_folder::{Links, file_without_links};
+use crate::{ErrorBody, Reference};
+
+/// Folders between the store and a model.
+const MAX_DEPTH: usize = 8;
+/// The most entries of all folders that are looked at.
+const MAX_ENTRIES: usize = 100_000;
+
+pub(super) fn default_folders() -> Vec<PathBuf> {
+    let own = data_home().map(|data| data.join("ramalama/store"));
+    own.into_iter().chain([PathBuf::from("/var/lib/ramalama/store")]).collect()
+}
+
+pub(super) fn is_store(folder: &Path) -> bool {
+    !model_folders(folder).is_empty()
+}
+
+/// What a reference says about the files of a model. Older references are lines of text.
+#[derive(Deserialize)]
+struct Ref {
+    hash: String,
+    #[serde(default)]
+    files: Vec<RefFile>,
+}
+
+#[derive(Deserialize)]
+struct RefFile {
+    hash: String,
+    name: String,
+}
+
+pub(super) fn models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+    let mut found = Vec::new();
+    for place in model_folders(folder) {
+        let parts = place.strip_prefix(folder).unwrap_or(&place).iter();
+        let parts: Vec<String> = parts.map(|part| name_part(&part.to_string_lossy())).collect();
+        let name = format!("ramalama/{}", parts.join("/"));
+        for entry in fs::read_dir(place.join("refs")).into_iter().flatten().flatten() {
+            let Ok(file_name) = entry.file_name().into_string() else { continue };
+            let tag = name_part(file_name.strip_suffix(".json").unwrap_or(&file_name));
+            let parsed = read_small(&entry.path()).and_then(|bytes| parse(&bytes));
+            match parsed {
+                Some(parsed) => found.extend(of_ref(folder, &place, (&name, &tag), &parsed)),
+                None => {
+                    let problem = Problem::new(&entry.path(), "expected a reference of RamaLama");
+                    found.push(FoundModel::unusable(format!("{name}:{tag}"), problem));
+                }
+            }
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+fn parse(bytes: &[u8]) -> Option<Ref> {
+    if let Ok(parsed) = serde_json::from_slice(bytes) {
+        return Some(parsed);
+    }
+    // A hash, then `NAME---model`, `NAME---chat` or `NAME---mmproj`.
+    let mut lines = std::str::from_utf8(bytes).ok()?.lines();
+    let hash = lines.next()?.to_owned();
+    let file = |line: &str| {
+        let (name, _kind) = line.rsplit_once("---")?;
+        Some(RefFile { hash: String::new(), name: name.to_owned() })
+    };
+    let files: Vec<RefFile> = lines.filter_map(file).collect();
+    (!files.is_empty()).then_some(Ref { hash, files })
+}
+
+/// The model of a reference, or one for each GGUF file if there are several.
+fn of_ref(root: &Path, place: &Path, (name, tag): (&str, &str), listed: &Ref) -> Vec<FoundModel> {
+    let mut files = FileList::new(name.to_owned(), place.to_owned());
+    for file in &listed.files {
+        files.add(file.name.clone(), found_file(root, place, (&listed.hash, file)));
+    }
+    let mut models = files.models();
+    if let [only] = models.as_mut_slice()
+        && let Ok(target) = format!("{name}:{tag}").parse::<Reference>()
+        && only.target.is_some()
+    {
+        only.rename(target);
+    }
+    models
+}
+
+fn found_file(root: &Path, place: &Path, (snapshot, file): (&str, &RefFile)) -> Result<FoundFile, Problem> {
+    let hex = file.hash.strip_prefix("sha256").unwrap_or(&file.hash).trim_start_matches(['-', ':']);
+    let claimed = Digest::from_hex(hex).ok();
+    let blob = claimed.map(|digest| place.join("blobs").join(format!("sha256-{}", digest.to_hex())));
+    let snapshot = place.join("snapshots").join(snapshot.replace(':', "-")).join(&file.name);
+    let path = blob.filter(|blob| blob.exists()).unwrap_or(snapshot);
+    let source = fs::canonicalize(&path).map_err(Problem::unreadable(&path))?;
+    if !fs::canonicalize(root).is_ok_and(|root| source.starts_with(root)) {
+        return Err(Problem::new(&path, "leads to a file outside of the store"));
+    }
+    let identity = file_without_links(&source).map_err(Problem::unreadable(&source))?;
+    let not_a_file = || Problem::new(&path, "wrong kind of file: expected a regular file");
+    let identity = identity.ok_or_else(not_a_file)?;
+    Ok(FoundFile { claimed, ..FoundFile::new(file.name.clone(), source, identity) })
+}
+
+/// The folders with references, sorted. Links are not followed.
+fn model_folders(root: &Path) -> Vec<PathBuf> {
+    let (mut found, mut left, mut entries) = (Vec::new(), vec![(root.to_owned(), 0)], 0_usize);
+    while let Some((folder, depth)) = left.pop() {
+        if depth > 0 && folder.join("refs").is_dir() && folder.join("snapshots").is_dir() {
+            found.push(folder);
+            continue;
+        }
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            entries = entries.saturating_add(1);
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            if is_folder && depth < MAX_DEPTH && entries < MAX_ENTRIES {
+                left.push((entry.path(), depth + 1));
+            }
+        }
+    }
+    found.sort_unstable();
+    found
+}
