@@ -8,34 +8,37 @@
 //! It needs neither root nor a network, removes all its files and processes, and fails if any step has an
 //! unexpected result.
 
-mod error;
-mod memory;
-mod models;
-mod processes;
-pub(crate) mod reader;
-mod registry;
-mod report;
-mod sandbox;
-mod screen;
-
+use std::io;
+use std::path::Path;
+use std::process::ExitStatus;
 use std::time::Instant;
 
 use blobd_cli::output::print_json;
-use blobd_client::protocol::response::{DiskUsage, ModelSummary};
+use blobd_client::error::ClientError;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::response::ModelSummary;
+use blobd_client::protocol::space::DiskUsage;
+use blobd_fixtures::model::ModelError;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::reference::Reference;
+use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::reference::{Reference, ReferenceError};
 use blobd_store_format::size::human_bytes;
 
-pub(crate) use self::error::DemoError;
-use self::error::expect;
 use self::models::{DemoModels, ModelFile};
 use self::processes::{DaemonProcess, ReaderProcess};
 use self::reader::{Rehashed, Request};
 use self::report::{Findings, Pulled, Reading};
 use self::sandbox::{Sandbox, digest_of_file};
 
-/// Runs the demo, and tells what it does; with `is_json` it only prints its figures. Blocks for some seconds; must
-/// not be called on an async worker.
+mod models;
+mod processes;
+pub(crate) mod reader;
+mod report;
+mod sandbox;
+mod screen;
+
+/// Runs the demo and prints its steps; with `is_json` only its figures. Blocks for some seconds; must not be called on an
+/// async worker.
 pub(crate) fn run(is_json: bool) -> Result<(), DemoError> {
     let started = Instant::now();
     if is_json {
@@ -86,7 +89,7 @@ fn pull(sandbox: &Sandbox, base: &ModelFile) -> Result<(Pulled, DaemonProcess), 
     screen::heading("2  Pull the first model")?;
     let reference: Reference = base.reference.parse()?;
     let registry = sandbox.start_registry()?;
-    let size = registry::publish(&registry, &reference, base)?;
+    let size = models::publish(&registry, &reference, base)?;
     screen::text(&format!("A registry that speaks Ollama's protocol listens on {}.", registry.url()))?;
     screen::command("blobd serve &")?;
     let daemon = DaemonProcess::start(sandbox)?;
@@ -100,7 +103,6 @@ fn pull(sandbox: &Sandbox, base: &ModelFile) -> Result<(Pulled, DaemonProcess), 
     Ok((pulled, daemon))
 }
 
-/// The digest of a model's weights, as the daemon reports it.
 fn stored_file(sandbox: &Sandbox, model: &ModelFile) -> Result<Digest, DemoError> {
     let details = sandbox.client()?.model(&model.reference.parse()?)?;
     let weights = details.layers.iter().find(|layer| layer.media_type.component() == "model");
@@ -226,4 +228,74 @@ fn remove(sandbox: &Sandbox, model: &ModelFile) -> Result<(), DemoError> {
         found: human_bytes(after),
         expected: format!("less than {}", human_bytes(before)),
     })
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DemoError {
+    #[error("{what}: expected {expected}, found {found}")]
+    Mismatch { what: String, found: String, expected: String },
+    /// The command has printed the reason on standard error.
+    #[error("{command}: {status}")]
+    Command { command: String, status: ExitStatus },
+    #[error("daemon: {problem}; the last line of its log is {last_log_line:?}")]
+    Daemon { problem: String, last_log_line: String },
+    /// The reader has printed the reason on standard error.
+    #[error("reader {number}: {problem}")]
+    Reader { number: usize, problem: String },
+    #[error("{subject}: {source}")]
+    Io { subject: String, source: io::Error },
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    #[error(transparent)]
+    Output(#[from] ErrorBody),
+    #[error("demo: interrupted; its processes and files are removed")]
+    Interrupted,
+}
+
+impl DemoError {
+    pub(crate) fn body(&self) -> ErrorBody {
+        match self {
+            Self::Output(body) => body.clone(),
+            Self::Mismatch { .. } => ErrorBody::new(ErrorCode::Corrupt, self),
+            Self::Client(error) => ErrorBody::new(error.code(), error),
+            _ if self.is_lack_of_space() => {
+                let body = ErrorBody::new(ErrorCode::NoSpace, self);
+                body.with_hint("the demo needs about 200 MiB; set TMPDIR to use another directory")
+            }
+            _ => ErrorBody::new(ErrorCode::Internal, self),
+        }
+    }
+
+    fn is_lack_of_space(&self) -> bool {
+        match self {
+            Self::Io { source, .. } | Self::Model(ModelError::Io { source, .. }) => {
+                source.kind() == io::ErrorKind::StorageFull
+            }
+            Self::Command { status, .. } => status.code() == Some(ErrorCode::NoSpace.exit_code().into()),
+            _ => false,
+        }
+    }
+
+    fn io(subject: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let subject = subject.into();
+        move |source| Self::Io { subject, source }
+    }
+
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        Self::io(path.display().to_string())
+    }
+}
+
+fn expect<T: PartialEq + std::fmt::Display>(what: &str, found: &T, expected: &T) -> Result<(), DemoError> {
+    if found == expected {
+        return Ok(());
+    }
+    let (found, expected) = (found.to_string(), expected.to_string());
+    Err(DemoError::Mismatch { what: what.to_owned(), found, expected })
 }

@@ -11,7 +11,7 @@ use blobd_client::Client;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
-use super::error::DemoError;
+use super::DemoError;
 use super::reader::{self, Opened, Request};
 use super::sandbox::Sandbox;
 
@@ -46,12 +46,10 @@ impl DaemonProcess {
         self.child.0.id()
     }
 
-    /// Sends SIGKILL.
     pub(super) fn kill(self) -> Result<(), DemoError> {
         self.child.kill().map_err(DemoError::io("daemon"))
     }
 
-    /// Sends SIGTERM and waits until the process has ended.
     pub(super) fn stop(mut self) -> Result<(), DemoError> {
         let pid = Pid::from_child(&self.child.0);
         kill_process(pid, Signal::TERM).map_err(io::Error::from).map_err(DemoError::io("daemon"))?;
@@ -102,12 +100,10 @@ impl ReaderProcess {
         self.child.0.id()
     }
 
-    /// Waits until it has opened and checked the model.
     pub(super) fn opened(&mut self) -> Result<Opened, DemoError> {
         self.response()
     }
 
-    /// Sends a request and waits for the response.
     pub(super) fn request<A: DeserializeOwned>(&mut self, request: Request) -> Result<A, DemoError> {
         let mut line = serde_json::to_vec(&request).map_err(|error| self.failed(&error))?;
         line.push(b'\n');
@@ -129,7 +125,6 @@ impl ReaderProcess {
     }
 }
 
-/// Kills the process on drop.
 #[derive(Debug)]
 struct ChildGuard(Child);
 

@@ -18,8 +18,7 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
-use super::error::{DemoError, expect};
-use super::memory::MemoryUse;
+use super::{DemoError, expect};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -44,10 +43,23 @@ pub(crate) struct Rehashed {
     pub(crate) bytes: u64,
 }
 
+/// How much memory a process uses, and how much of it is mapped weights, in bytes.
+///
+/// Resident memory (RSS) counts every page that a process has mapped and touched. Proportional memory (PSS) divides a page
+/// among the processes that share it, so only PSS can be added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemoryUse {
+    pub(crate) rss_bytes: u64,
+    pub(crate) pss_bytes: u64,
+    pub(crate) weights_rss_bytes: u64,
+    pub(crate) weights_pss_bytes: u64,
+    /// Private memory: heap and stacks.
+    pub(crate) anonymous_bytes: u64,
+}
+
 /// The first argument of a reader; the second one is the model.
 pub(crate) const COMMAND: &str = "demo-reader";
 
-/// Runs a reader, whose environment names the socket.
 pub(crate) fn main() -> ExitCode {
     let socket = env::var_os("BLOBD_SOCKET").unwrap_or_default();
     let reference = env::args().nth(2).unwrap_or_default().parse().map_err(DemoError::from);
@@ -58,7 +70,6 @@ pub(crate) fn main() -> ExitCode {
     ExitCode::from(error.body().code.exit_code())
 }
 
-/// Opens a model, reports, and serves requests until standard input ends.
 fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
     let (model, tensors, open_micros) = open_repeatedly(socket, reference)?;
     let details = Client::connect(socket)?.with_timeout(TIMEOUT).model(reference)?;
@@ -78,6 +89,44 @@ fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
     // Kept until here, because it holds the lease.
     drop(model);
     Ok(())
+}
+
+impl MemoryUse {
+    fn of_this_process() -> io::Result<Self> {
+        std::fs::read_to_string("/proc/self/smaps").map(|smaps| Self::parse(&smaps))
+    }
+
+    fn parse(smaps: &str) -> Self {
+        let mut sum = Self::default();
+        let mut is_weights = false;
+        for line in smaps.lines() {
+            match figure(line) {
+                None => is_weights = line.contains("/blobs/sha256-"),
+                Some(("Rss", bytes)) => {
+                    sum.rss_bytes += bytes;
+                    sum.weights_rss_bytes += if is_weights { bytes } else { 0 };
+                }
+                Some(("Pss", bytes)) => {
+                    sum.pss_bytes += bytes;
+                    sum.weights_pss_bytes += if is_weights { bytes } else { 0 };
+                }
+                Some(("Anonymous", bytes)) => sum.anonymous_bytes += bytes,
+                Some(_) => {}
+            }
+        }
+        sum
+    }
+}
+
+/// Parses `Rss:     120 kB` into a name and bytes; `None` for the line that begins a mapping. Lines without
+/// kilobytes count as zero.
+fn figure(line: &str) -> Option<(&str, u64)> {
+    let (name, value) = line.split_once(':')?;
+    if name.contains(['-', ' ']) {
+        return None;
+    }
+    let kilobytes = value.trim().strip_suffix(" kB").and_then(|number| number.parse::<u64>().ok());
+    Some((name, kilobytes.unwrap_or_default().saturating_mul(1024)))
 }
 
 /// Opens the model several times and keeps the last.
@@ -128,3 +177,40 @@ fn respond(found: &impl Serialize) -> Result<(), DemoError> {
 const OPEN_COUNT: usize = 9;
 /// Much longer than any response of a local daemon takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_counted_separately_from_other_mappings() {
+        let smaps = "\
+7f00-7f01 r--s 00000000 fe:00 12 /tmp/store/blobs/sha256-ab (deleted)
+Size:                 64 kB
+Rss:                  60 kB
+Pss:                  30 kB
+Pss_Dirty:             4 kB
+Anonymous:             0 kB
+VmFlags: rd sh mr
+7f02-7f03 rw-p 00000000 00:00 0                          [heap]
+Rss:                   8 kB
+Pss:                   8 kB
+Anonymous:             8 kB
+";
+        let expected = MemoryUse {
+            rss_bytes: 68 << 10,
+            pss_bytes: 38 << 10,
+            weights_rss_bytes: 60 << 10,
+            weights_pss_bytes: 30 << 10,
+            anonymous_bytes: 8 << 10,
+        };
+        assert_eq!(MemoryUse::parse(smaps), expected);
+    }
+
+    #[test]
+    fn kernel_reports_the_memory_of_this_process() {
+        let memory = MemoryUse::of_this_process().unwrap();
+        assert!(memory.pss_bytes > 0 && memory.rss_bytes >= memory.pss_bytes, "{memory:?}");
+        assert!(memory.anonymous_bytes > 0);
+    }
+}

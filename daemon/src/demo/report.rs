@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use blobd_cli::output::Table;
-use blobd_client::protocol::response::DiskUsage;
+use blobd_client::protocol::space::DiskUsage;
 use blobd_store_format::size::human_bytes;
 use serde::Serialize;
 
-use super::memory::MemoryUse;
-use super::reader::Opened;
+use super::reader::{MemoryUse, Opened};
 
 #[derive(Clone, Debug)]
 pub(super) struct Findings {
@@ -32,7 +31,6 @@ pub(super) struct Reading {
     pub(super) memory: MemoryUse,
 }
 
-/// The document of `demo --json`.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     pulled_bytes: u64,
@@ -91,7 +89,6 @@ pub(super) fn opened(number: usize, pid: u32, opened: &Opened) -> String {
     format!("reader {number} (pid {pid}): {count} tensors mapped in {time}, all digests match")
 }
 
-/// One row per reader.
 pub(super) fn memory_table(readings: &[Reading]) -> String {
     let mut table =
         Table::new(&["", "RSS", "PSS", "WEIGHTS RSS", "WEIGHTS PSS", "PRIVATE"], &[1, 2, 3, 4, 5]);

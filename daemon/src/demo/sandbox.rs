@@ -13,10 +13,9 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::error::DemoError;
+use super::DemoError;
 use super::screen;
 
-/// Deletes the directory on drop.
 #[derive(Debug)]
 pub(super) struct Sandbox {
     binary: PathBuf,
@@ -61,7 +60,6 @@ impl Sandbox {
         Ok(registry)
     }
 
-    /// A command of this binary that uses the demo's store.
     pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command
@@ -74,7 +72,6 @@ impl Sandbox {
         command
     }
 
-    /// Prints a command line, runs it, and prints its output.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<(), DemoError> {
         self.check_interrupted()?;
         let line = format!("blobd {}", arguments.join(" "));
@@ -94,7 +91,6 @@ impl Sandbox {
         Ok(Client::connect(self.socket())?)
     }
 
-    /// Fails after Ctrl-C.
     pub(super) fn check_interrupted(&self) -> Result<(), DemoError> {
         match self.interrupted.load(Ordering::Relaxed) {
             true => Err(DemoError::Interrupted),

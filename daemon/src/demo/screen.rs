@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_cli::output::{print, wrap};
 
-use super::error::DemoError;
+use super::DemoError;
 
 /// Whether output is suppressed. One flag for the process, which runs one demo.
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// Suppresses all output from now on.
 pub(super) fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }
@@ -32,7 +31,6 @@ pub(super) fn output(text: &str) -> Result<(), DemoError> {
     show(&text.lines().fold(String::new(), |text, line| text + &fit(line)))
 }
 
-/// Rows of a name and a text, in two aligned columns.
 pub(super) fn facts(rows: &[(&str, String)]) -> Result<(), DemoError> {
     show(&aligned(rows))
 }
@@ -42,7 +40,6 @@ fn aligned(rows: &[(&str, String)]) -> String {
     rows.iter().fold(String::new(), |text, (name, fact)| text + &format!("{INDENT}{name:<width$}  {fact}\n"))
 }
 
-/// Indents a line, and wraps it if it is too long.
 fn fit(line: &str) -> String {
     if INDENT.len() + line.trim_end().chars().count() > COLUMNS {
         return wrap(line, COLUMNS, INDENT, "      ");
