@@ -14,6 +14,20 @@ use serde_json::Value as Json;
 use crate::programs;
 use crate::wait::DEADLINE;
 
+/// Variables that say where the models of other programs are.
+const OTHER_PROGRAMS: [&str; 10] = [
+    "XDG_CACHE_HOME",
+    "XDG_STATE_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "LLAMA_CACHE",
+    "OLLAMA_MODELS",
+    "MODELS_PATH",
+    "MODELSCOPE_CACHE",
+    "EXO_MODELS_DIR",
+];
+
 /// The command line with one store. The user's own configuration and environment do not affect it.
 #[derive(Clone, Debug)]
 pub struct Blobd {
@@ -86,7 +100,7 @@ impl Blobd {
         for variable in ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG", "BLOBD_LOG", "RUST_LOG"] {
             command.env_remove(variable);
         }
-        for variable in Proxies::VARIABLES {
+        for variable in Proxies::VARIABLES.iter().chain(&OTHER_PROGRAMS) {
             command.env_remove(variable);
         }
         let variables = ["HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"];

@@ -16,7 +16,11 @@ use crate::programs;
 use crate::temp_dirs::{disk_directory, tmpfs_directory};
 use crate::wait::{DEADLINE, eventually, eventually_some};
 
-/// `blobd serve` with a temporary root and socket; killed when dropped.
+/// How many lines of the daemon's log a failed test prints.
+const LOG_LINES: usize = 40;
+
+/// `blobd serve` with a temporary root and socket; killed when dropped. If the test has failed by then, the end of
+/// the log is printed, and with `BLOBD_KEEP` in the environment the directory is not deleted.
 #[derive(Debug)]
 pub struct TestDaemon {
     child: Option<Child>,
@@ -328,5 +332,17 @@ impl TestDaemon {
 impl Drop for TestDaemon {
     fn drop(&mut self) {
         self.kill_if_running();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!(
+                "the end of the daemon's log:\n{}",
+                lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+            );
+            if std::env::var_os("BLOBD_KEEP").is_some() {
+                self.folder.disable_cleanup(true);
+                eprintln!("kept: {}", self.folder.path().display());
+            }
+        }
     }
 }

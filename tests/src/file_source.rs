@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use blobd_client::protocol::pull::Imported;
 use blobd_client::protocol::request::ImportParams;
-use blobd_client::protocol::response::Imported;
 use blobd_server::ingest::{IngestError, IngestedFile, ingest_file};
 use blobd_server::ops::{self, FileFacts, ImportSource, OpError};
 use blobd_store::{Ingest, Store};
@@ -75,6 +75,6 @@ impl blobd_server::ingest::FileSource for FileSource<'_> {
 
 impl ImportSource for FileSource<'_> {
     fn inspect(&mut self) -> io::Result<FileFacts> {
-        FileFacts::of(self.file)
+        FileFacts::from_file(self.file)
     }
 }

@@ -15,7 +15,7 @@
 //! - [`daemon`], [`command`], [`reader`]: processes: the daemon, a command, a client that maps a model
 //! - [`service`]: a daemon as systemd starts it
 //! - [`verbs`]: the same calls for a store in this process, the socket and embedded commands
-//! - [`model`], [`raw_gguf`]: model files, valid and malformed; [`oracle`] reads them independently of blobd
+//! - [`model`], [`raw_gguf`], [`folders`]: model files, valid and malformed, and models of several files; [`oracle`] reads them independently of blobd
 //! - [`store_dir`], [`memory`], [`http`]: files of a store, memory of a process, raw requests; [`routes`]: a request of each
 //!   route
 //! - [`temp_dirs`], [`wait`], [`programs`], [`compiler`]: temporary directories, waiting with a deadline, the
@@ -39,6 +39,7 @@ pub mod daemon;
 pub mod faulty_disk;
 pub mod file_source;
 pub mod filler;
+pub mod folders;
 pub mod fuse;
 pub mod hanging;
 pub mod http;

@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use blobd_client::protocol::lists::{
+    MAX_EDITED_KEYS, MAX_EXPERTS, MAX_LOG_CHOICES, MAX_PARTIAL_TARGETS, MAX_PATTERNS, MAX_REMOVED_NAMES,
+    MAX_SIDECARS, MAX_TENSOR_NAMES,
+};
 use blobd_client::protocol::route::Route;
 
 use crate::raw_gguf::{RawGguf, id, string};
@@ -75,6 +79,103 @@ pub fn request(route: &str, models: Models<'_>) -> String {
     };
     let (method, path) = route.split_once(' ').unwrap();
     format!("{method} {path} HTTP/1.1\r\nHost: blobd\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+/// The longest body that the daemon receives.
+const MAX_BODY_BYTES: usize = 1 << 20;
+
+/// Requests of a route of [`all_routes`] whose bodies are as long as they can be: with its longest list or text, both with
+/// as many entries as a body has room for and with as many as the list may have. None for a route without a body.
+///
+/// # Panics
+/// When it is not known what is the longest of a route: a new one must be added here.
+#[must_use]
+pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
+    let Models { stored, source } = models;
+    if route.starts_with("GET ") {
+        return Vec::new();
+    }
+    let name: fn(usize) -> String = |place| format!(r#""n{place}""#);
+    let pattern: fn(usize) -> String = |place| format!(r#""{place}*""#);
+    let text = "x".repeat(MAX_BODY_BYTES - 100);
+    let bodies = match route {
+        "POST /v1/remove" => [
+            lists(r#"{"dry_run":true,"go_on":true,"references":["#, name, MAX_REMOVED_NAMES, "]}"),
+            lists(r#"{"dry_run":true,"go_on":true,"patterns":["#, pattern, MAX_PATTERNS, "]}"),
+        ]
+        .concat(),
+        "POST /v1/log" => [
+            lists(r#"{"verb":["#, |_| r#""undelete""#.to_owned(), MAX_LOG_CHOICES, "]}").to_vec(),
+            lists(r#"{"result":["#, name, MAX_LOG_CHOICES, "]}").to_vec(),
+            vec![format!(r#"{{"verb":"{text}"}}"#), format!(r#"{{"model":"{text}"}}"#)],
+            vec![format!(r#"{{"model":"{}b"}}"#, "*a".repeat(text.len() / 2))],
+        ]
+        .concat(),
+        "POST /v1/partials/remove" => [
+            lists(r#"{"targets":["#, name, MAX_PARTIAL_TARGETS, "]}").to_vec(),
+            vec![format!(r#"{{"targets":["{text}"]}}"#)],
+        ]
+        .concat(),
+        "POST /v1/edit" => {
+            let before = format!(r#"{{"source":"{stored}","target":"edited","dry_run":true,"keys":["#);
+            let key = |place| format!(r#"{{"key":"{place}","value":"1"}}"#);
+            lists(&before, key, MAX_EDITED_KEYS, "]}").to_vec()
+        }
+        "POST /v1/open" => {
+            let before = |list| format!(r#"{{"reference":"{stored}","tensors":{{{list}:["#);
+            let number: fn(usize) -> String = |place| place.to_string();
+            [
+                lists(&before(r#""names""#), name, MAX_TENSOR_NAMES, "]}}"),
+                lists(&before(r#""experts":{"numbers""#), number, MAX_EXPERTS, "]}}}"),
+            ]
+            .concat()
+        }
+        "POST /v1/import" => {
+            let sidecar: fn(usize) -> String =
+                |place| format!(r#"{{"component":"draft","file_name":"{place}.gguf"}}"#);
+            let before = r#"{"file_name":"never-sent.gguf","sidecars":["#;
+            lists(before, sidecar, MAX_SIDECARS, "]}").to_vec()
+        }
+        "POST /v1/pull" | "POST /v1/pull/plan" | "POST /v1/resolve" | "POST /v1/inspect" => vec![
+            format!(r#"{{"reference":"{text}"}}"#),
+            format!(r#"{{"reference":"{source}","components":{{"projector":{{"named":"{text}"}}}}}}"#),
+        ],
+        "POST /v1/tag" | "POST /v1/rename" => {
+            vec![format!(r#"{{"source":"{stored}","target":"{text}"}}"#)]
+        }
+        "POST /v1/pin" => vec![format!(r#"{{"pinned":true,"reference":"{text}"}}"#)],
+        "POST /v1/verify" | "POST /v1/promote" | "POST /v1/undelete" | "POST /v1/release" => {
+            vec![format!(r#"{{"reference":"{text}"}}"#)]
+        }
+        "POST /v1/gc" | "POST /v1/limit" | "POST /v1/reindex" => vec![format!(r#"{{"{text}":1}}"#)],
+        _ => panic!("{route}: say in tests/src/routes.rs what is the longest that it may be asked with"),
+    };
+    let path = route.split_once(' ').unwrap().1;
+    let request = |body: &String| match route {
+        "POST /v1/open" | "POST /v1/import" => upgrade(path, body),
+        _ => format!(
+            "{route} HTTP/1.1\r\nHost: blobd\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ),
+    };
+    bodies.iter().map(request).collect()
+}
+
+/// A body with as many entries as it has room for, and one with `limit`.
+fn lists(before: &str, entry: impl Fn(usize) -> String, limit: usize, after: &str) -> [String; 2] {
+    let list = |entries: &mut dyn Iterator<Item = usize>| {
+        let mut body = before.to_owned();
+        for (place, number) in entries.enumerate() {
+            let entry = entry(number);
+            if body.len() + entry.len() + after.len() >= MAX_BODY_BYTES {
+                break;
+            }
+            body.push_str(if place == 0 { "" } else { "," });
+            body.push_str(&entry);
+        }
+        body + after
+    };
+    [list(&mut (0..)), list(&mut (0..limit))]
 }
 
 fn get(path: &str) -> String {

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd_client::protocol::edit::{EditParams, KeyChange};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::promote::PromoteParams;
+use blobd_client::protocol::naming::PromoteParams;
+use blobd_client::protocol::naming::{EditParams, KeyChange};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
@@ -254,12 +254,7 @@ fn undelete(before: &World, name: usize) -> Outcomes {
 
 fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
     let opened = in_memory(&files()[file].bytes);
-    let params = ImportParams {
-        file_name: "model.gguf".to_owned(),
-        name: Some(reference(name)),
-        force: true,
-        sidecars: Vec::new(),
-    };
+    let params = ImportParams { name: Some(reference(name)), force: true, ..ImportParams::new("model.gguf") };
     import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
 }
 

@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
-use blobd_client::protocol::edit::{EditParams, Edited, KeyChange};
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
-};
-use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
+use blobd_client::protocol::naming::{EditParams, Edited, KeyChange};
+use blobd_client::protocol::naming::{Pinned, TrashList, Undeleted};
+use blobd_client::protocol::naming::{Removed, Renamed, Tagged};
+use blobd_client::protocol::pull::Imported;
+use blobd_client::protocol::response::{ModelDetails, ModelList};
+use blobd_client::protocol::space::DiskUsage;
+use blobd_client::protocol::upkeep::GcReport;
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 

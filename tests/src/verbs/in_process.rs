@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::naming::{EditParams, Edited};
+use blobd_client::protocol::naming::{Pinned, TrashList, Undeleted};
+use blobd_client::protocol::naming::{Removed, Renamed, Tagged};
+use blobd_client::protocol::pull::Imported;
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, RenameParams, TagParams, UndeleteParams,
 };
-use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
-};
-use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
+use blobd_client::protocol::response::{ModelDetails, ModelList};
+use blobd_client::protocol::space::DiskUsage;
+use blobd_client::protocol::upkeep::GcReport;
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan};
 use blobd_server::ops::{self, DoctorContext, OpError, Requester};
 use blobd_store::{FileReader, Store, StoreError, StoreOptions};
 
@@ -67,7 +70,7 @@ impl Verbs for InProcess {
 
     fn import_with(&self, file: &Path, name: Option<&str>, force: bool) -> Result<Imported, ErrorBody> {
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let params = ImportParams { file_name, name: name.map(reference), force, sidecars: Vec::new() };
+        let params = ImportParams { name: name.map(reference), force, ..ImportParams::new(file_name) };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         let never = AtomicBool::new(false);
         import_file(&self.store, &params, &file, &never, &mut |_, _| ()).map_err(|error| error.body())
@@ -79,7 +82,7 @@ impl Verbs for InProcess {
         let contents = model.contents().map_err(|error| OpError::from(error).body())?;
         let mut files = contents.iter().map(|named| &named.file);
         let file = files.find(|file| file.descriptor.media_type.component() == "model");
-        let mut reader = FileReader::of(self.store.content(), file.expect("an imported model has its file"));
+        let mut reader = FileReader::new(self.store.content(), file.expect("an imported model has its file"));
         reader.read_range(0..u64::MAX).map_err(|error| OpError::from(error).body())
     }
 

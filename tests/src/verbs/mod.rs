@@ -3,12 +3,15 @@
 
 use std::path::Path;
 
-use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
-};
-use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
+use blobd_client::protocol::naming::{EditParams, Edited};
+use blobd_client::protocol::naming::{Pinned, TrashList, Undeleted};
+use blobd_client::protocol::naming::{Removed, Renamed, Tagged};
+use blobd_client::protocol::pull::Imported;
+use blobd_client::protocol::response::{ModelDetails, ModelList};
+use blobd_client::protocol::space::DiskUsage;
+use blobd_client::protocol::upkeep::GcReport;
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan};
 
 mod commands;
 mod in_process;

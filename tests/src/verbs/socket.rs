@@ -5,16 +5,19 @@ use std::path::Path;
 
 use blobd_client::Client;
 use blobd_client::error::ClientError;
-use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::naming::{EditParams, Edited};
+use blobd_client::protocol::naming::{Pinned, TrashList, Undeleted};
+use blobd_client::protocol::naming::{Removed, Renamed, Tagged};
+use blobd_client::protocol::pull::Imported;
 use blobd_client::protocol::request::{
     FileSelection, GcParams, ImportParams, OpenParams, OpenPurpose, PinParams, RemoveParams, RenameParams,
     TagParams, TensorSelection, UndeleteParams,
 };
-use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
-};
-use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
+use blobd_client::protocol::response::{ModelDetails, ModelList};
+use blobd_client::protocol::space::DiskUsage;
+use blobd_client::protocol::upkeep::GcReport;
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan};
 
 use super::{Verbs, reference};
 use crate::daemon::TestDaemon;
@@ -42,7 +45,7 @@ impl Verbs for ThroughSocket {
 
     fn import_with(&self, file: &Path, name: Option<&str>, force: bool) -> Result<Imported, ErrorBody> {
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let params = ImportParams { file_name, name: name.map(reference), force, sidecars: Vec::new() };
+        let params = ImportParams { name: name.map(reference), force, ..ImportParams::new(file_name) };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         self.client.import(&params, &file, |_, _| ()).map_err(body)
     }

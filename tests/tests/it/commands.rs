@@ -105,7 +105,7 @@ fn errors_are_json_on_standard_error_and_nothing_is_on_standard_output() {
         ("export moe:F16 --component projector --json", 3, "not_found"),
         ("import /nonexistent.gguf --json", 3, "not_found"),
         ("import /etc/passwd --json", 1, "invalid_input"),
-        ("import /dev --json", 2, "invalid_request"),
+        ("import /dev/null --json", 2, "invalid_request"),
         ("pull http://127.0.0.1:1/a/b --json", 1, "upstream"),
     ] {
         let run = daemon.command().line(line).exits_with(code);

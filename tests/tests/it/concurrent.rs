@@ -24,12 +24,8 @@ fn models() -> [ModelFile; 3] {
 }
 
 fn import(client: &Client, path: &Path, name: &str) {
-    let params = ImportParams {
-        file_name: "m.gguf".into(),
-        name: Some(name.parse().unwrap()),
-        force: true,
-        sidecars: Vec::new(),
-    };
+    let params =
+        ImportParams { name: Some(name.parse().unwrap()), force: true, ..ImportParams::new("m.gguf") };
     client.import(&params, File::open(path).unwrap(), |_, _| ()).unwrap();
 }
 

@@ -120,7 +120,7 @@ fn replace(
     verbs: &impl blobd_tests::verbs::Verbs,
     file: &blobd_tests::model::ModelFile,
     name: &str,
-) -> blobd_client::protocol::response::Imported {
+) -> blobd_client::protocol::pull::Imported {
     let folder = blobd_tests::temp_dirs::tmpfs_directory();
     let path = file.write_to(folder.path(), "model.gguf");
     verbs.import_with(&path, Some(name), true).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -131,7 +131,7 @@ fn import(
     verbs: &impl blobd_tests::verbs::Verbs,
     file: &blobd_tests::model::ModelFile,
     name: &str,
-) -> blobd_client::protocol::response::Imported {
+) -> blobd_client::protocol::pull::Imported {
     let folder = blobd_tests::temp_dirs::tmpfs_directory();
     let path = file.write_to(folder.path(), "model.gguf");
     verbs.import(&path, Some(name)).unwrap_or_else(|error| panic!("{name}: {error}"))

@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use blobd_client::protocol::edit::{EditParams, KeyChange};
+use blobd_client::protocol::naming::{EditParams, KeyChange};
 use blobd_server::ops;
 use blobd_store::Store;
 use blobd_store_format::gguf::Header;

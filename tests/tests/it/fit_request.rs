@@ -13,8 +13,17 @@ const MODEL: &str = "application/vnd.ollama.image.model";
 const TINY: Dimensions = Dimensions { block_count: 2, vocabulary_length: 512, ..Dimensions::SMALL_MIXTRAL };
 
 /// The fields that say whether a model fits.
-const ANSWER: [&str; 8] =
-    ["vram_bytes", "layers", "layers_of", "total_bytes", "memory_bytes", "fits", "max_context", "devices"];
+const ANSWER: [&str; 9] = [
+    "vram_bytes",
+    "layers",
+    "layers_of",
+    "total_bytes",
+    "memory_bytes",
+    "fits",
+    "fits_in",
+    "max_context",
+    "devices",
+];
 
 /// A daemon with a model that has everything that is counted.
 fn daemon_with_model() -> TestDaemon {
@@ -77,7 +86,8 @@ fn without_memory_to_fit_into_only_the_need_is_answered() {
     for field in ANSWER {
         assert!(need.get(field).is_none(), "{field}: {need}");
     }
-    assert_eq!(need["options"], json!(["-c", "3000"]), "no -ngl");
+    let options = ["-c", "3000", "--mmproj", "PROJECTOR", "-md", "DRAFT", "--lora", "ADAPTER"];
+    assert_eq!(need["options"], json!(options), "no -ngl");
     // A machine without devices.
     let needed = need["needed_bytes"].as_u64().unwrap();
     for (memory, fits) in [(needed, true), (needed - 1, false)] {
@@ -85,6 +95,14 @@ fn without_memory_to_fit_into_only_the_need_is_answered() {
         assert_eq!((&answer["fits"], &answer["memory_bytes"]), (&json!(fits), &json!(needed)), "{answer}");
         assert_eq!(answer["devices"], json!([]));
     }
+    // Layers beside a device that is one byte too small, and beside one that holds none.
+    let required = need["required_bytes"].as_u64().unwrap();
+    for (vram, fits_in) in [(1, "memory"), (required - 1, "devices_and_memory"), (required, "devices")] {
+        let (_, answer) = ask(&daemon, &format!("tuned?memory_bytes={needed}&vram_bytes={vram}"));
+        assert_eq!((&answer["fits"], &answer["fits_in"]), (&json!(true), &json!(fits_in)), "{answer}");
+    }
+    let (_, only_devices) = ask(&daemon, &format!("tuned?vram_bytes={}", required - 1));
+    assert_eq!((&only_devices["fits"], &only_devices["fits_in"]), (&json!(false), &Json::Null));
     // The rest beside a device.
     let (_, beside) =
         ask(&daemon, "tuned?vram_bytes=1073741824&memory_bytes=18446744073709551615&cpu_moe=true");

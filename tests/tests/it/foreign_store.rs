@@ -404,3 +404,56 @@ fn group_of_a_shared_store_is_passed_on() {
         }
     }
 }
+
+/// A configuration whose log is in this directory of the folder.
+fn audited_in(place: &mut Place, name: &str) -> PathBuf {
+    let directory = place.folder.path().join(name);
+    let config = place.folder.path().join("config.toml");
+    fs::write(&config, format!("[audit]\ndirectory = \"{}\"\n", directory.display())).unwrap();
+    place.blobd = Blobd::at_root(&place.root()).configured_by(&config);
+    directory
+}
+
+#[test]
+fn changes_of_root_are_recorded_in_a_log_directory_of_the_owner() {
+    let Some(mut place) = Place::new() else { return };
+    let directory = audited_in(&mut place, "store.home/log");
+    for line in ["import DIR/a.gguf --name a", "tag a copy"] {
+        let run = place.as_root(line).succeeds();
+        assert!(!run.stderr.contains("audit"), "{}", run.stderr);
+    }
+    place.as_owner("tag a another").succeeds();
+    assert_eq!(foreign(&directory), [""; 0]);
+    let tags = place.as_root("log --verb tag --json").succeeds().text();
+    let uids: Vec<_> = tags.lines().filter(|line| line.contains("\"verb\":\"tag\"")).collect();
+    assert!(
+        uids.len() == 2 && uids[0].contains("\"uid\":0,") && uids[1].contains("\"uid\":65534,"),
+        "{uids:?}"
+    );
+    assert_eq!(check(&place.as_root("doctor --json"), "audit log")["status"], "ok");
+    place.as_owner("rm copy").succeeds();
+}
+
+#[test]
+fn change_that_cannot_be_recorded_in_a_named_directory_is_refused() {
+    let Some(mut place) = Place::new() else { return };
+    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    for (name, uid, mode) in
+        [("of-root", 0, 0o755), ("of-stranger", STRANGER, 0o755), ("writable", OWNER, 0o777)]
+    {
+        let directory = audited_in(&mut place, name);
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+        chown(&directory, Some(uid), Some(uid)).unwrap();
+        for user in [0, OWNER] {
+            place.run_as(user, "ls").succeeds();
+            let error = place.run_as(user, "tag a copy --json").exits_with(7).error();
+            let key = format!("config.toml:2: audit.directory: {}: ", directory.display());
+            assert!(error.message.contains(&key), "{name} of {user}: {error}");
+            let found = check(&place.run_as(user, "doctor --json"), "audit log");
+            assert_eq!(found["status"], "failure", "{name} of {user}: {found}");
+        }
+        assert!(names(&directory).is_empty(), "nothing of root is left for the owner to find");
+        assert!(!place.as_owner("ls").text().contains("copy"));
+    }
+}

@@ -203,7 +203,7 @@ fn recipes_of_all_earlier_versions_are_read_and_not_rewritten() {
         walk(&folder.path().join("out-archive")).into_iter().find(|path| path.ends_with("m/tiny.gguf"));
     blobd.run(["import", inner.unwrap().to_str().unwrap(), "--name", "inner"]).succeeds();
     let after = recipes(root);
-    assert_eq!(versions(after.values()), [1, 1, 2, 3, 3, 4, 5]);
+    assert_eq!(versions(after.values()), [1, 1, 2, 3, 3, 4, 6]);
     assert!(before.iter().all(|(name, text)| after.get(name) == Some(text)));
     blobd.line("verify").succeeds();
 }
@@ -229,16 +229,16 @@ fn recipe_of_a_later_version_stops_a_collection_and_is_kept() {
     let (_folder, daemon) = all_versions();
     let (blobd, root) = (daemon.command(), daemon.root());
     let name = format!("sha256-{}.json", VERSIONS[3].1);
-    let text = recipes(root)[&name].replace("\"version\":1", "\"version\":6,\"kind\":\"folded\"");
+    let text = recipes(root)[&name].replace("\"version\":1", "\"version\":7,\"kind\":\"folded\"");
     let body = text.split(",\"check\"").next().unwrap();
     let later = seal(format!("{body}}}").into_bytes());
     let path = root.join("recipes").join(&name);
     fs::remove_file(&path).unwrap();
     fs::write(&path, &later).unwrap();
     let error = blobd.run(["export", "plain", "-o", "-", "--json"]).exits_with(5).error();
-    assert!(error.message.contains("version 6, this blobd reads 1 to 5; upgrade blobd"), "{error}");
+    assert!(error.message.contains("version 7, this blobd reads 1 to 6; upgrade blobd"), "{error}");
     let error = blobd.line("gc --json").exits_with(5).error();
-    assert!(error.message.contains("version 6, this blobd reads 1 to 5"), "{error}");
+    assert!(error.message.contains("version 7, this blobd reads 1 to 6"), "{error}");
     blobd.line("rm archive").succeeds();
     check_export(&blobd, ("above", VERSIONS[0].1));
     assert!(fs::read(&path).unwrap() == later);

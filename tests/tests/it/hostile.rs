@@ -120,8 +120,8 @@ fn invalid_metadata_is_refused() {
             raw().key("a", id::U8, [1]).key("b", id::U8, [1]).key("a", id::U8, [2]).bytes(),
             "appears twice",
         ),
-        ("a type that does not exist", value(13, &[0; 8]), "value type 13"),
-        ("a negative type", value(u32::MAX, &[0; 8]), "value type 4294967295"),
+        ("a type that does not exist", value(13, &[0; 8]), "found 13"),
+        ("a negative type", value(u32::MAX, &[0; 8]), "found 4294967295"),
         ("a string of 2^64 - 1 bytes (CVE-2024-23496)", string_of(u64::MAX), "18446744073709551615"),
         ("a string of 1 GiB (CVE-2025-0315)", string_of(1 << 30), "1073741824"),
         ("a string longer than the file", string_of(100), "metadata entry 1"),
@@ -132,7 +132,7 @@ fn invalid_metadata_is_refused() {
         ("an array longer than the file", value(id::ARRAY, &array(id::U32, 1000)), "metadata entry 1"),
         ("an array of arrays", value(id::ARRAY, &array(id::ARRAY, 1)), "array of arrays"),
         ("arrays a thousand deep (gguf_py_f001)", value(id::ARRAY, &nested), "array of arrays"),
-        ("an array of a type that does not exist", value(id::ARRAY, &array(99, 1)), "value type 99"),
+        ("an array of a type that does not exist", value(id::ARRAY, &array(99, 1)), "found 99"),
     ]);
 }
 

@@ -31,6 +31,13 @@ fn files() -> Vec<(ModelKind, ModelFile)> {
     let tensors = ["token_embd.weight", "blk.0.attn_q.weight"];
     let pooling = |number: u32| vec![("qwen3.pooling_type", Value::from(number))];
     let declared = |name: &str| ("general.type", Value::from(name));
+    let adapter = [
+        declared("adapter"),
+        ("adapter.type", Value::from("lora")),
+        ("adapter.lora.alpha", Value::from(0.1_f32)),
+        ("general.base_model.count", Value::from(1_u32)),
+        ("general.base_model.0.name", Value::from("Base")),
+    ];
     let tokens = Value::strings((0..300).map(|number| format!("token{number}").into_bytes()));
     vec![
         (ModelKind::Model, full()),
@@ -39,7 +46,7 @@ fn files() -> Vec<(ModelKind, ModelFile)> {
         (ModelKind::Encoder, file("t5encoder", &[], &["token_embd.weight", "enc.blk.0.attn_q.weight"])),
         (ModelKind::Diffusion, file("flux", &[], &["double_blocks.0.img_attn.qkv.weight"])),
         (ModelKind::Vocabulary, file("llama", &[("tokenizer.ggml.tokens", tokens)], &[])),
-        (ModelKind::Adapter, file("llama", &[declared("adapter")], &["blk.0.attn_q.weight.lora_a"])),
+        (ModelKind::Adapter, file("llama", &adapter, &["blk.0.attn_q.weight.lora_a"])),
         (ModelKind::ControlVector, file("controlvector", &[], &["direction.1", "direction.2"])),
         (ModelKind::Imatrix, file("", &[declared("imatrix")], &["blk.0.attn_q.weight.in_sum2"])),
         (ModelKind::Projector, file("clip", &[declared("mmproj")], &["v.patch_embd.weight"])),
@@ -131,6 +138,9 @@ fn only_models_that_continue_text_have_completion() {
         let shown = daemon.command().run(["show", &name, "--json"]).succeeds().json();
         let completes = shown["capabilities"].as_array().unwrap().contains(&json!("completion"));
         assert_eq!(completes, kind == ModelKind::Model, "{kind}: {}", shown["capabilities"]);
+        let adapter =
+            (kind == ModelKind::Adapter).then(|| json!({"type": "lora", "alpha": 0.1, "base": "Base"}));
+        assert_eq!(shown.get("adapter"), adapter.as_ref(), "{kind}");
     }
 }
 
@@ -153,6 +163,8 @@ fn list_has_a_column_of_kinds_if_they_differ_and_filters_them() {
     }
     let names = daemon.command().line("ls -q --filter kind=adapter").succeeds().text();
     assert_eq!(names, "adapter-x:latest\n");
+    let names = daemon.command().line("ls -q --filter kind=adapter,draft").succeeds().text();
+    assert_eq!(names, "adapter-x:latest\ndraft-x:latest\n");
     let line = daemon.command().run(["ls", "--format", "{kind} {name}", "draft"]).succeeds().text();
     assert_eq!(line, "draft draft-x:latest\n");
     let refused = daemon.command().line("ls --filter kind=lora").exits_with(2);
@@ -256,5 +268,5 @@ fn adapter_that_was_imported_by_itself_can_be_edited_and_run() {
     let run = daemon.command().run(["exec", "--", "cat", "/blobd/lora.gguf"]).succeeds();
     let seen = Header::parse(&run.stdout).unwrap();
     assert_eq!(seen.tensors().len(), adapter.tensors.len());
-    assert_eq!(ModelKind::of(&seen), ModelKind::Adapter);
+    assert_eq!(ModelKind::from_header(&seen), ModelKind::Adapter);
 }

@@ -11,6 +11,7 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::folders::ModelFolder;
 use blobd_tests::model::{End, ModelFile};
 use blobd_tests::mount::TestMount;
 use blobd_tests::oracle::sha256;
@@ -52,7 +53,8 @@ fn mounted_file_is_the_original() {
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!((metadata.len(), metadata.mode()), (model.bytes().len() as u64, 0o100_444));
     }
-    assert_eq!(names(&mount.path("")), ["bare", "ghcr.io", "hf.co", "llama3", "me", "ollama"]);
+    let top = ["bare", "ghcr.io", "hf.co", "hub", "llama3", "lmstudio", "me", "models", "ollama"];
+    assert_eq!(names(&mount.path("")), top);
     assert_eq!(names(&mount.path("llama3")), ["8b.gguf"]);
 }
 
@@ -189,6 +191,45 @@ fn compose(root: &Path, name: &str, layers: &[(&str, &[u8])]) {
     let path = root.join(layout::manifest(&reference));
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, manifest.raw()).unwrap();
+}
+
+/// What Ollama does while it loads a sharded model.
+#[test]
+fn directory_of_links_to_shards_can_be_made_beside_the_blobs() {
+    let daemon = TestDaemon::start();
+    let model = ModelFile::dense(1);
+    import(&daemon, &model, "m:1");
+    let Some(mount) = TestMount::start(&daemon) else { return };
+    let blobs = mount.path("ollama/blobs");
+    let blob = blobs.join(format!("sha256-{}", sha256(&model.bytes())));
+    let (directory, before) = (blobs.join(".ollama-split-428306-1"), names(&blobs));
+    let link = directory.join("model-00001-of-00001.gguf");
+    fs::create_dir(&directory).unwrap();
+    fs::hard_link(&blob, &link).unwrap();
+    assert!(fs::read(&link).unwrap() == model.bytes());
+    assert_eq!(names(&directory), ["model-00001-of-00001.gguf"]);
+    assert_eq!(names(&blobs).len(), before.len() + 1);
+    assert_eq!(fs::metadata(&link).unwrap().ino(), fs::metadata(&blob).unwrap().ino(), "cached once");
+    for (error, expected) in [
+        (fs::create_dir(&directory).unwrap_err(), ErrorKind::AlreadyExists),
+        (fs::hard_link(&blob, &link).unwrap_err(), ErrorKind::AlreadyExists),
+        (fs::remove_dir(&directory).unwrap_err(), ErrorKind::DirectoryNotEmpty),
+        (fs::write(directory.join("x"), b"x").unwrap_err(), ErrorKind::ReadOnlyFilesystem),
+        (fs::create_dir(directory.join("x")).unwrap_err(), ErrorKind::ReadOnlyFilesystem),
+        (fs::hard_link(&blob, blobs.join("x")).unwrap_err(), ErrorKind::ReadOnlyFilesystem),
+        (fs::create_dir(mount.path(".ollama-split-1")).unwrap_err(), ErrorKind::ReadOnlyFilesystem),
+        (fs::rename(&link, directory.join("x")).unwrap_err(), ErrorKind::ReadOnlyFilesystem),
+        (fs::remove_file(&blob).unwrap_err(), ErrorKind::ReadOnlyFilesystem),
+    ] {
+        assert_eq!(error.kind(), expected, "{error}");
+    }
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    let error = fs::set_permissions(&link, permissions).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
+    assert!(std::os::unix::fs::symlink("x", directory.join("y")).is_err());
+    fs::remove_dir_all(&directory).unwrap();
+    assert_eq!(names(&blobs), before);
+    assert!(fs::read(&blob).unwrap() == model.bytes());
 }
 
 #[test]
@@ -343,6 +384,92 @@ fn invalid_mount_point_is_refused() {
     let file = daemon.scratch().join("file");
     fs::write(&file, b"x").unwrap();
     assert!(mount(&file).exits_with(2).stderr.contains("not a directory"));
+}
+
+/// The bytes of the model's tensors that are in the page cache of the store.
+fn resident(daemon: &TestDaemon, name: &str) -> u64 {
+    let model = daemon.client().open(&name.parse().unwrap()).unwrap();
+    let maps = model.map_all().unwrap();
+    maps.iter().map(|tensor| tensor.bytes().residency().unwrap().resident_bytes).sum()
+}
+
+#[test]
+fn reading_leaves_the_page_cache_of_the_store_as_it_was() {
+    let daemon = TestDaemon::start_on_disk();
+    let model = large();
+    import(&daemon, &model, "m:1");
+    import(&daemon, &ModelFile::dense_of(7, 2, 512), "n:1");
+    let Some(mount) = TestMount::start(&daemon) else { return };
+    daemon.command().line("warm m:1").succeeds();
+    let warm = resident(&daemon, "m:1");
+    assert!(warm >= model.tensors.iter().map(blobd_tests::model::ModelTensor::size_bytes).sum(), "all of it");
+    let mut file = File::open(mount.path("m/1.gguf")).unwrap();
+    file.read_exact(&mut [0; 4096]).unwrap();
+    drop(file);
+    assert!(fs::read(mount.path("m/1.gguf")).unwrap() == model.bytes());
+    assert_eq!(resident(&daemon, "m:1"), warm, "what `warm` has read stays");
+
+    rustix::fs::sync();
+    let blobs = fs::read_dir(daemon.root().join("blobs")).unwrap();
+    for blob in blobs {
+        let file = File::open(blob.unwrap().path()).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        // Linux before 6.14, or a file system without it.
+        let flag = rustix::io::ReadWriteFlags::from_bits_retain(0x80);
+        let read = rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut [0])], 0, flag);
+        if read == Err(rustix::io::Errno::OPNOTSUPP) {
+            return;
+        }
+    }
+    let cold = resident(&daemon, "n:1");
+    assert!(fs::read(mount.path("n/1.gguf")).unwrap() == ModelFile::dense_of(7, 2, 512).bytes());
+    let left = resident(&daemon, "n:1");
+    assert!(left <= cold + warm / 10, "no second copy stays: {left} of {warm}, {cold} before");
+}
+
+#[test]
+fn models_from_the_hub_are_in_the_layout_of_its_cache() {
+    const NAME: &str = "hf.co/me/tiny:latest";
+    let daemon = TestDaemon::start();
+    let folder = ModelFolder::transformers(1);
+    let cache = daemon.scratch().join("cache/models--me--tiny");
+    fs::create_dir_all(cache.join("refs")).unwrap();
+    fs::write(cache.join("refs/main"), "a".repeat(40)).unwrap();
+    folder.write_to(cache.join("snapshots").join("a".repeat(40)));
+    let from = format!("--from-hf={}", daemon.scratch().join("cache").display());
+    daemon.command().run(["import", &from]).succeeds();
+    import(&daemon, &ModelFile::dense(1), "not-from-there:1");
+    let Some(mount) = TestMount::start(&daemon) else { return };
+    assert_eq!(names(&mount.path("hub")), ["models--me--tiny"]);
+    let repository = mount.path("hub/models--me--tiny");
+    assert_eq!(names(&repository), ["refs", "snapshots", "trees"]);
+    let commit = fs::read_to_string(repository.join("refs/main")).unwrap();
+    assert!(commit.len() == 40 && commit.chars().all(|c| c.is_ascii_hexdigit()), "{commit}");
+    assert_eq!(ModelFolder::read(&repository.join("snapshots").join(&commit)), folder);
+    let tree = fs::read(repository.join("trees").join(format!("{commit}.json"))).unwrap();
+    let tree: Json = serde_json::from_slice(&tree).unwrap();
+    assert_eq!(tree["format_version"], 1);
+    for (path, bytes) in &folder.0 {
+        let entry = &tree["files"][path];
+        assert_eq!((&entry["size"], &entry["lfs_sha256"]), (&bytes.len().into(), &sha256(bytes).into()));
+    }
+    let other = mount.path(&NAME.replace(':', "/"));
+    assert_eq!(ModelFolder::read(&other), folder, "also by its name");
+}
+
+#[test]
+fn engines_find_every_tag_in_a_folder_of_its_own() {
+    let daemon = TestDaemon::start();
+    let models = [("llama3:8b", ModelFile::dense(1)), ("llama3:70b", ModelFile::dense(2))];
+    models.iter().for_each(|(name, model)| import(&daemon, model, name));
+    let Some(mount) = TestMount::start(&daemon) else { return };
+    for top in ["models", "lmstudio/blobd"] {
+        assert_eq!(names(&mount.path(top)), ["llama3:70b", "llama3:8b"]);
+        for (name, model) in &models {
+            let file = mount.path(top).join(name).join(format!("{name}.gguf"));
+            assert!(fs::read(file).unwrap() == model.bytes(), "{top} {name}");
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 
 use blobd_client::client::Client;
-use blobd_client::protocol::edit::{EditParams, KeyChange};
+use blobd_client::protocol::naming::{EditParams, KeyChange};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PullParams, RenameParams, TagParams, UndeleteParams,
 };
@@ -163,7 +163,7 @@ impl World {
         let path = self.daemon.scratch().join("import.gguf");
         fs::write(&path, ModelFile::dense_of(seed, 1, 32).bytes()).unwrap();
         let file_name = file_name.to_owned();
-        let params = ImportParams { file_name, name, force: false, sidecars: Vec::new() };
+        let params = ImportParams { name, ..ImportParams::new(file_name) };
         drop(self.client.import(&params, File::open(&path).unwrap(), |_, _| ()));
     }
 

@@ -4,6 +4,7 @@ use std::fs;
 
 use blobd_tests::command::Run;
 use blobd_tests::model::ModelFile;
+use blobd_tests::registry::FakeRegistry;
 use serde_json::json;
 
 use super::access::{ADMIN, CONFIG, PULLER, READER, STRANGER, Shared, User, can_be_others};
@@ -167,4 +168,41 @@ fn name_without_a_history_belongs_to_administrators() {
     names.run(PULLER, &format!("import {file} --name m")).succeeds();
     names.run(PULLER, "rm m").exits_with(7);
     names.run(ADMIN, "rm m").succeeds();
+}
+
+/// Otherwise whoever pulls a newer version first takes the name away from the user who added it.
+#[test]
+fn update_by_another_user_leaves_the_name_to_the_user_who_added_it() {
+    let Some(names) = Names::start() else { return };
+    let registry = FakeRegistry::start().unwrap();
+    let publish = |seed| {
+        let content = ModelFile::dense(seed).bytes();
+        registry
+            .add_model("library/m:latest", b"{}", &[("application/vnd.ollama.image.model", &content)])
+            .unwrap();
+    };
+    let (source, added_by) = (registry.name("library/m"), |names: &Names| {
+        let models = names.run(READER, "ls").succeeds().json();
+        models["models"][0]["added_by"].clone()
+    });
+    publish(1);
+    names.0.run(PULLER, &format!("pull {source}")).succeeds();
+    for (seed, user) in [(2, OTHER), (3, ADMIN), (4, OTHER)] {
+        publish(seed);
+        let before = names.run(READER, "ls").succeeds().json()["models"][0]["digest"].clone();
+        names.0.run(user, &format!("pull {source}")).succeeds();
+        assert_ne!(names.run(READER, "ls").succeeds().json()["models"][0]["digest"], before, "{seed}");
+        assert_eq!(added_by(&names), json!(PULLER.uid), "{seed}");
+    }
+    for line in ["rm", "pin", "unpin", "rm --keep 1d"] {
+        names.is_refused(OTHER, &format!("{line} {source}"), PULLER);
+    }
+    names.run(PULLER, &format!("pin {source}")).succeeds();
+    names.run(PULLER, &format!("unpin {source}")).succeeds();
+    names.run(PULLER, &format!("rm {source} --keep 1d")).succeeds();
+    names.is_refused(OTHER, &format!("undelete {source}"), PULLER);
+    names.run(PULLER, &format!("undelete {source}")).succeeds();
+    assert_eq!(added_by(&names), json!(PULLER.uid));
+    names.run(PULLER, &format!("rename {source} mine")).succeeds();
+    names.run(PULLER, "rm mine").succeeds();
 }

@@ -31,7 +31,7 @@ pub(super) fn daemon() -> TestDaemon {
 }
 
 /// Requests an upgrade and reads the head of the response byte by byte, because frames follow.
-fn upgrade(daemon: &TestDaemon, path: &str, body: &str) -> UnixStream {
+pub(super) fn upgrade(daemon: &TestDaemon, path: &str, body: &str) -> UnixStream {
     let mut stream = http::connect(&daemon.socket());
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: blobd\r\nConnection: upgrade\r\nUpgrade: blobd-fd/1\r\nContent-Length: {}\r\n\r\n",

@@ -4,6 +4,7 @@ mod archives;
 mod artifacts;
 mod faults;
 mod files;
+mod folders;
 mod interactive;
 mod large_headers;
 mod long_names;

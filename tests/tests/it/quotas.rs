@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use blobd_client::protocol::accounts::{ChargedUser, QuotaState, UserUsage};
+use blobd_client::protocol::space::{ChargedUser, QuotaState, UserUsage};
 use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;

@@ -21,7 +21,7 @@ type Refused = (Vec<u8>, &'static str, &'static str, &'static str);
 fn refused_files() -> Vec<Refused> {
     let gguf = ModelFile::dense(1).bytes();
     let version = |version| RawGguf { version, ..RawGguf::new() }.bytes();
-    let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let header = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,1]}}"#;
     let safetensors = [&(header.len() as u64).to_le_bytes(), &header[..], b"1"].concat();
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 4661211424\n";
     let denied = b"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>";
@@ -31,12 +31,12 @@ fn refused_files() -> Vec<Refused> {
     let at_source = "only its publisher can correct this";
     vec![
         (vec![0; 100_000], "found a file that starts with zeros only", "download it again", "incomplete"),
-        (safetensors, "found a safetensors file", "convert_hf_to_gguf.py", "-GGUF"),
+        (safetensors, "tensor \"a\": wrong size", "it is incomplete or damaged", at_source),
         (
             index.to_vec(),
             "found the index of a sharded safetensors model",
-            "convert_hf_to_gguf.py",
-            "GGUF file of the",
+            "names the files with the weights: import those",
+            "use their addresses",
         ),
         (gzip(&gguf), "found a file compressed with gzip", "`gunzip`", "unpack it"),
         (b"\x28\xb5\x2f\xfd0000".to_vec(), "found a file compressed with zstd", "`unzstd`", "unpack it"),
@@ -95,7 +95,7 @@ fn reason_and_advice_fit_the_file_whoever_reads_it() {
 }
 
 fn params() -> ImportParams {
-    ImportParams { file_name: "file.gguf".to_owned(), name: None, force: false, sidecars: Vec::new() }
+    ImportParams::new("file.gguf")
 }
 
 /// The error after passing a descriptor to the daemon.
@@ -162,11 +162,11 @@ fn shard_and_what_is_no_file_are_refused_with_what_works() {
     let shard = ModelFile::dense(1).shards(2).swap_remove(0);
     let path = shard.write_to(folder.path(), "m-00001-of-00002.gguf");
     let error = blobd.run(["import", path.to_str().unwrap(), "--json"]).exits_with(1).error();
-    assert!(error.message.contains("expected a whole GGUF file, found one of 2 shards"), "{error}");
-    assert!(error.hint.unwrap().contains("`llama-gguf-split --merge`"));
-    for (verb, hint) in [("import", "name the files in it"), ("show", "name a GGUF file")] {
-        let error = blobd.run([verb, folder.path().to_str().unwrap(), "--json"]).exits_with(2).error();
-        assert!(error.message.contains("expected a regular file, found a directory"), "{verb}: {error}");
-        assert!(error.hint.unwrap().contains(hint), "{verb}");
-    }
+    assert!(error.message.contains("missing are \"m-00002-of-00002.gguf\""), "{error}");
+    assert!(error.hint.unwrap().contains("download the missing shards"));
+    let error = blobd.run(["show", folder.path().to_str().unwrap(), "--json"]).exits_with(2).error();
+    assert!(error.message.contains("expected a regular file, found a directory"), "{error}");
+    assert!(error.hint.unwrap().contains("name a GGUF file"));
+    let error = blobd.run(["import", folder.path().to_str().unwrap(), "--json"]).exits_with(1).error();
+    assert!(error.message.contains("missing are \"m-00002-of-00002.gguf\""), "{error}");
 }

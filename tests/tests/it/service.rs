@@ -131,7 +131,7 @@ fn long_start_asks_systemd_for_more_time() {
 fn descriptor_that_is_no_listening_socket_is_refused() {
     let folder = tmpfs_directory();
     let others: [(OwnedFd, &str); 2] = [
-        (fs::File::create(folder.path().join("file")).unwrap().into(), "a file that is no socket"),
+        (fs::File::create(folder.path().join("file")).unwrap().into(), "a file that is not a socket"),
         (UnixStream::pair().unwrap().0.into(), "a Unix socket that does not listen"),
     ];
     for (descriptor, found) in others {

@@ -153,7 +153,7 @@ fn local_file_that_is_no_model_is_refused() {
     fs::write(&path, b"<html>").unwrap();
     let run = daemon.command().run(["show", path.to_str().unwrap()]).exits_with(1);
     assert!(
-        run.stderr.contains("no.gguf: wrong format: expected a GGUF file, found a web page"),
+        run.stderr.contains("no.gguf: wrong format: expected a GGUF or safetensors file, found a web page"),
         "{}",
         run.stderr
     );

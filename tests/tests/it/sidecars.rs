@@ -129,12 +129,8 @@ fn descriptors_are_as_many_as_the_request_names() {
     let sidecar =
         |number: usize| Sidecar { component: SidecarComponent::Draft, file_name: format!("{number}.gguf") };
     let import = |sidecars: usize, files: &[&str]| {
-        let params = ImportParams {
-            file_name: MODEL.to_owned(),
-            name: None,
-            force: false,
-            sidecars: (0..sidecars).map(sidecar).collect(),
-        };
+        let sidecars = (0..sidecars).map(sidecar).collect();
+        let params = ImportParams { sidecars, ..ImportParams::new(MODEL) };
         let files: Vec<File> = files.iter().map(|name| File::open(folder.join(name)).unwrap()).collect();
         client.import_files(&params, &files.iter().map(|file| file.as_fd()).collect::<Vec<_>>(), |_, _| ())
     };

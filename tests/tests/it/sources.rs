@@ -36,7 +36,6 @@ fn irregular_files_are_refused_without_waiting() {
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     for (path, what) in [
         (pipe.as_path(), "a pipe"),
-        (daemon.scratch(), "a directory"),
         (Path::new("/dev/zero"), "a device"),
         (Path::new("/dev/null"), "a device"),
     ] {
@@ -152,8 +151,7 @@ fn file_that_changes_while_it_is_imported_is_refused() {
                 change(&file, size);
             }
         };
-        let params =
-            ImportParams { file_name: "m.gguf".into(), name: None, force: false, sidecars: Vec::new() };
+        let params = ImportParams::new("m.gguf");
         let never = AtomicBool::new(false);
         let done = import_file(&verbs.store, &params, &file, &never, &mut at_first_progress);
         let error = done.unwrap_err().body();
@@ -171,7 +169,7 @@ fn import_that_is_cancelled_leaves_nothing() {
     let file = File::options().read(true).write(true).open(path).unwrap();
     file.set_len(48 << 20).unwrap();
     let cancelled = AtomicBool::new(false);
-    let params = ImportParams { file_name: "m.gguf".into(), name: None, force: false, sidecars: Vec::new() };
+    let params = ImportParams::new("m.gguf");
     let mut cancel = |_, _| cancelled.store(true, Ordering::Relaxed);
     let done = import_file(&verbs.store, &params, &file, &cancelled, &mut cancel);
     assert!(done.unwrap_err().to_string().contains("has gone"));

@@ -32,7 +32,8 @@ enum System {
 #[derive(Clone, Copy, Debug)]
 struct Machine {
     system: System,
-    /// Created as root; a name that ends with `/null` is a link to `/dev/null`.
+    /// Created as root; a name that ends with `/null` is a link to `/dev/null`, and one that ends with `/hidden` is in a
+    /// directory that only root may enter.
     file: &'static str,
     has_own_daemon: bool,
     command_line: &'static str,
@@ -67,6 +68,8 @@ const MACHINES: &[Machine] = &[
     machine(System::Absent, "/usr/local/lib/systemd/system/blobd.socket", true, "unavailable", "unavailable"),
     machine(System::Absent, "/usr/lib/systemd/system/blobd.service", false, "unavailable", "unavailable"),
     machine(System::Absent, "/etc/blobd/config.toml", true, "unavailable", "unavailable"),
+    machine(System::Absent, "/etc/blobd/config.toml/hidden", true, "unavailable", "unavailable"),
+    machine(System::Absent, "/etc/blobd/config.toml/hidden", false, "unavailable", "unavailable"),
     machine(System::Absent, "/etc/systemd/system/blobd.socket/null", true, "own:latest", "own:latest"),
     machine(System::Absent, "/etc/systemd/system/blobd-gc.timer", true, "own:latest", "own:latest"),
 ];
@@ -123,11 +126,17 @@ impl Machine {
             writeln!(script, "mv /tmp/blobd-{OWNER}/kept /tmp/blobd-{OWNER}/blobd.sock").unwrap();
         }
         let (file, is_mask) = self.file.strip_suffix("/null").map_or((self.file, false), |file| (file, true));
+        let (file, is_hidden) = file.strip_suffix("/hidden").map_or((file, false), |file| (file, true));
+        let show = if is_hidden { format!("chmod 755 $(dirname {file})\n") } else { String::new() };
         if !file.is_empty() {
             let create = if is_mask { "ln -s /dev/null" } else { "touch" };
             writeln!(script, "mkdir -p $(dirname {file}); {create} {file}").unwrap();
         }
+        if is_hidden {
+            writeln!(script, "chmod 700 $(dirname {file})").unwrap();
+        }
         script += "echo machine; show\n";
+        script += &show;
         if !file.is_empty() {
             writeln!(script, "rm {file}").unwrap();
         }
@@ -223,6 +232,7 @@ fn every_command_of_a_user_fails_with_the_state_of_the_service_and_creates_nothi
         as_owner env BLOBD_ROOT=/tmp/home/own \"$blobd\" ls 2>&1
         as_owner mkdir -p /tmp/home/.config/blobd
         echo 'root = \"/tmp/home/own\"' >/tmp/home/.config/blobd/config.toml
+        run config show; grep 'note: commands of this user use these settings' /tmp/out
         run ls"
     );
     let Some(run) = in_empty_machine(&script) else { return };
@@ -242,6 +252,14 @@ fn every_command_of_a_user_fails_with_the_state_of_the_service_and_creates_nothi
     let others: Vec<&str> = lines.collect();
     assert_eq!(others.len(), 25, "{text}");
     assert!(others.iter().all(|line| line.starts_with("8 ")), "{text}");
+    let note = rest.lines().rev().nth(1).unwrap();
+    assert!(
+        note.ends_with(
+            "models of the system's daemon: /run/blobd/blobd.sock: the system's daemon does not answer: \
+        blobd.service is failed (exit code 78): /etc/blobd/config.toml:3:1: unknown key \"quotas\""
+        ),
+        "{text}"
+    );
     let (doctor, rest) = rest.split_once("0 config show\n").unwrap();
     assert!(doctor.contains("blobd.service is failed (exit code 78)"), "{doctor}");
     let rest: Vec<&str> = rest.lines().collect();

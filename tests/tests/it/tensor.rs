@@ -4,6 +4,7 @@ use std::fs;
 
 use blobd_model::quant::{dequantize, swap_bytes};
 use blobd_store_format::gguf::{ByteOrder, GgmlType};
+use blobd_store_format::safetensors::{Dtype, HeaderWriter};
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{ModelFile, ModelTensor};
@@ -204,6 +205,33 @@ fn packed_experts_are_found_by_their_names() {
     let daemon = imported(&file.bytes());
     let found = daemon.command().line("tensor m blk.0.ffn_up.2.weight --dump").succeeds().stdout;
     assert_eq!(found, tensor.bytes());
+}
+
+#[test]
+fn tensors_of_a_safetensors_file_are_shown_by_its_own_types() {
+    let mut writer = HeaderWriter::new();
+    writer.tensor("m.experts.up_proj", Dtype::F32, &[2, 2, 8]).unwrap();
+    writer.tensor("small", Dtype::F8_E4M3, &[3]).unwrap();
+    let values: Vec<f32> = (0_u8..32).map(f32::from).collect();
+    let file = [writer.header().unwrap(), floats(&values), vec![1, 2, 3]].concat();
+    let daemon = imported(&file);
+    let blobd = daemon.command();
+    let shown = blobd.line("tensor m m.experts.up_proj --json").succeeds().json();
+    assert_eq!(
+        (&shown["type"], &shown["shape"], &shown["max"]),
+        (&json!("F32"), &json!([2, 2, 8]), &json!(31.0))
+    );
+    let second = blobd.line("tensor m m.experts.up_proj --expert 1 --dump").succeeds().stdout;
+    assert_eq!(second, floats(&values[16..]));
+    assert_eq!(blobd.line("tensor m small --dump").succeeds().stdout, [1, 2, 3]);
+    let error = blobd.line("tensor m small --json").exits_with(2).error();
+    assert!(error.message.contains("safetensors type F8_E4M3 is not converted"), "{error}");
+    let shown = blobd.line("show m --json").succeeds().json();
+    assert_eq!(shown["bits_per_weight"], json!(131.0 * 8.0 / 35.0));
+    let path = daemon.scratch().join("x.safetensors");
+    fs::write(&path, &file).unwrap();
+    let error = blobd.run(["show", path.to_str().unwrap(), "--json"]).exits_with(2).error();
+    assert!(error.message.ends_with("expected a GGUF file, found a safetensors file"), "{error}");
 }
 
 #[test]

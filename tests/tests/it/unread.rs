@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
 use blobd_tests::memory::{status_bytes, threads};
+use blobd_tests::model::ModelFile;
 use blobd_tests::registry::FakeRegistry;
-use blobd_tests::routes::{Models, all_routes, model_with_large_header, request};
+use blobd_tests::routes::{Models, all_routes, longest_requests, model_with_large_header, request};
 use blobd_tests::wait::eventually;
 
 const LAYER: &str = "application/vnd.ollama.image.model";
@@ -30,11 +31,14 @@ struct Store {
 impl Store {
     /// A daemon that has a model with a large header, and a registry that has the same one.
     fn start() -> Self {
+        Self::with_model(&model_with_large_header(HEADER_MIB))
+    }
+
+    fn with_model(model: &[u8]) -> Self {
         let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
-        let model = model_with_large_header(HEADER_MIB);
-        registry.add_model("library/heads:latest", b"{}", &[(LAYER, &model)]).unwrap();
+        registry.add_model("library/heads:latest", b"{}", &[(LAYER, model)]).unwrap();
         let path = daemon.scratch().join("heads.gguf");
-        std::fs::write(&path, &model).unwrap();
+        std::fs::write(&path, model).unwrap();
         daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
         Self { daemon, registry }
     }
@@ -88,6 +92,35 @@ fn unread_responses_to_all_requests_keep_within_memory_and_threads() {
     });
     let heads = store.daemon.client().heads(&"heads".parse().unwrap()).unwrap();
     assert!(heads.content_bytes() > HEADER_MIB << 20, "complete");
+}
+
+/// The longest of each request is refused or done soon, and those that need no memory of it are answered meanwhile.
+#[test]
+fn longest_request_of_each_route_is_answered_soon_and_delays_no_other() {
+    const OF_ANOTHER: Duration = Duration::from_secs(5);
+    const LONGEST: Duration = Duration::from_secs(20);
+    // With a short header: otherwise requests wait for the memory of a long one.
+    let store = Store::with_model(&ModelFile::dense(1).bytes());
+    let models = Models { stored: "heads", source: &store.registry.name("library/heads") };
+    for route in all_routes() {
+        for request in longest_requests(&route, models) {
+            let start = Instant::now();
+            let asked: Vec<_> = (0..4).map(|_| store.ask(&request)).collect();
+            assert_eq!(http::get(&store.daemon.socket(), "/v1/version").status, 200);
+            let what: String = request.split("\r\n\r\n").nth(1).unwrap().chars().take(60).collect();
+            let version = start.elapsed();
+            // What waits for descriptors is never answered.
+            for mut stream in asked.into_iter().filter(|_| !request.contains("Upgrade")) {
+                let status = http::read_answer(&mut stream).status;
+                assert!(status < 500, "{route} {what}: {status}");
+            }
+            let all = start.elapsed();
+            assert!(version < OF_ANOTHER && all < LONGEST, "{route} {what}: {version:?}, {all:?}");
+        }
+    }
+    let pid = store.daemon.pid();
+    let peak = status_bytes(pid, "VmHWM").saturating_sub(status_bytes(pid, "RssFile"));
+    assert!(peak < MEMORY_BYTES, "{} MiB", peak >> 20);
 }
 
 #[test]

@@ -87,12 +87,7 @@ impl AttackContext {
     pub(crate) fn import(&self, name: &str, bytes: &[u8]) -> Outcome<()> {
         let path = self.folder.join("model.gguf");
         std::fs::write(&path, bytes)?;
-        let params = ImportParams {
-            file_name: "model.gguf".to_owned(),
-            name: Some(name.parse()?),
-            force: false,
-            sidecars: Vec::new(),
-        };
+        let params = ImportParams { name: Some(name.parse()?), ..ImportParams::new("model.gguf") };
         let client = self.client().with_timeout(PREPARATION_TIMEOUT);
         client.import(&params, std::fs::File::open(&path)?, |_completed, _total| ())?;
         Ok(())

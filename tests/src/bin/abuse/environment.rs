@@ -105,12 +105,7 @@ impl Environment {
 
     fn import(&self, model: &ModelFile, name: &str) -> Outcome<()> {
         let path = model.write_to(self.daemon.scratch(), "model.gguf");
-        let params = ImportParams {
-            file_name: "model.gguf".to_owned(),
-            name: Some(name.parse()?),
-            force: false,
-            sidecars: Vec::new(),
-        };
+        let params = ImportParams { name: Some(name.parse()?), ..ImportParams::new("model.gguf") };
         self.client(TIMEOUT).import(&params, fs::File::open(path)?, |_completed, _total| ())?;
         Ok(())
     }

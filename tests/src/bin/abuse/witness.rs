@@ -246,8 +246,7 @@ impl Imports {
         fs::write(&path, model.bytes())?;
         let file = File::open(&path)?;
         let name = Some(format!("{IMPORTED}{number}").parse()?);
-        let params =
-            ImportParams { file_name: "model.gguf".to_owned(), name, force: false, sidecars: Vec::new() };
+        let params = ImportParams { name, ..ImportParams::new("model.gguf") };
         let client = self.client.clone();
         Ok(move || Ok(client.import(&params, &file, |_completed, _total| ()).map(drop)?))
     }

@@ -16,6 +16,8 @@ mod mount;
 mod open;
 mod plain_map;
 mod pull;
+mod recipes;
+mod safetensors;
 mod scale;
 mod touch;
 mod verify;
@@ -42,10 +44,12 @@ pub(crate) struct Setup {
 
 type Measurement = fn(&Setup) -> measure::Outcome<()>;
 
-const MEASUREMENTS: [(&str, Measurement); 7] = [
+const MEASUREMENTS: [(&str, Measurement); 9] = [
     ("hash", hash::run),
     ("headers", headers::run),
+    ("recipes", recipes::run),
     ("import", import::run),
+    ("safetensors", safetensors::run),
     ("pull", pull::run),
     ("verify", verify::run),
     ("open", open::run),
@@ -57,7 +61,7 @@ const MEASUREMENTS: [(&str, Measurement); 7] = [
 const ON_DEMAND: [(&str, Measurement); 2] = [("scale", scale::run), ("mount", mount::run)];
 
 const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N, --blobs=N, --models=N or \
-                     --only=hash|headers|import|pull|verify|open|touch|scale|mount";
+                     --only=hash|headers|recipes|import|safetensors|pull|verify|open|touch|scale|mount";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setup = Setup::from_args(std::env::args().skip(1))?;

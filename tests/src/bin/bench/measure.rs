@@ -213,12 +213,10 @@ impl Daemon {
         Ok(Client::connect(&self.socket)?)
     }
 
-    pub(crate) fn import(&self, file: &Path) -> Outcome<blobd_client::protocol::response::Imported> {
+    pub(crate) fn import(&self, file: &Path) -> Outcome<blobd_client::protocol::pull::Imported> {
         let params = blobd_client::protocol::request::ImportParams {
-            file_name: "bench.gguf".to_owned(),
             name: Some("bench".parse()?),
-            force: false,
-            sidecars: Vec::new(),
+            ..blobd_client::protocol::request::ImportParams::new("bench.gguf")
         };
         Ok(self.client()?.import(&params, File::open(file)?, |_completed, _total| ())?)
     }

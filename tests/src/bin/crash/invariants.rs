@@ -194,13 +194,19 @@ fn blobs_of_file(root: &Path, file: &Json) -> Outcome<Vec<String>> {
     })?;
     let mut blobs = Vec::new();
     for piece in recipe["pieces"].as_array().ok_or("a recipe without pieces")? {
-        if let Some(digest) = piece["blob"].as_str() {
+        if let Some(digest) = blob_of(&recipe, piece) {
             let end =
                 piece["offset"].as_u64().unwrap_or_default() + piece["length"].as_u64().unwrap_or_default();
             blobs.push(blob_of_length(root, digest, end)?);
         }
     }
     Ok(blobs)
+}
+
+/// The digest of the blob that a piece of a recipe names.
+fn blob_of<'r>(recipe: &'r Json, piece: &Json) -> Option<&'r str> {
+    let number = usize::try_from(piece["blob"].as_u64()?).ok()?;
+    recipe["blobs"].get(number)?.as_str()
 }
 
 fn blob_of_length(root: &Path, digest: &str, least: u64) -> Outcome<String> {
@@ -231,13 +237,9 @@ fn kept_by_downloads(root: &Path) -> Outcome<BTreeSet<String>> {
         }
         kept.insert(download.clone());
         let recipe = root.join("recipes").join(format!("{download}.json"));
-        for piece in if recipe.exists() { parse(&recipe)? } else { Json::Null }["pieces"]
-            .as_array()
-            .into_iter()
-            .flatten()
-        {
-            kept.extend(piece["blob"].as_str().map(|digest| digest.replace(':', "-")));
-        }
+        let recipe = if recipe.exists() { parse(&recipe)? } else { Json::Null };
+        let blobs = recipe["blobs"].as_array().into_iter().flatten();
+        kept.extend(blobs.filter_map(Json::as_str).map(|digest| digest.replace(':', "-")));
     }
     Ok(kept)
 }

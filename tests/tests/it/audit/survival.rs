@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
@@ -25,7 +26,7 @@ fn killed_daemon_leaves_a_log_that_can_be_read_and_continued() {
     daemon.command().line("rm m").succeeds();
     eventual_records(&daemon.command(), "", &["import ok", "rm ok"]);
     let run = daemon.command().line("log").succeeds();
-    assert!(run.stderr.contains("1 line of the log is no record"), "{}", run.stderr);
+    assert!(run.stderr.contains("1 line of the log is not a record"), "{}", run.stderr);
     assert_eq!(files(&audit(&daemon)).len(), 1);
 }
 
@@ -97,20 +98,29 @@ fn log_is_private_and_in_the_directory_that_the_configuration_names() {
 }
 
 #[test]
-fn daemon_whose_directory_of_the_log_is_not_safe_does_not_start() {
+fn daemon_whose_directory_of_the_log_cannot_be_used_does_not_start() {
     let folder = tmpfs_directory();
-    let directory = folder.path().join("log");
-    let text = format!("[audit]\ndirectory = \"{}\"\n", directory.display());
-    let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config(folder.path(), &text));
-    fs::create_dir(folder.path().join("other")).unwrap();
-    symlink(folder.path().join("other"), &directory).unwrap();
-    let error = blobd.line("serve --json").exits_with(1).error();
-    assert!(error.message.starts_with("audit.directory: "), "{error}");
-    fs::remove_file(&directory).unwrap();
-    fs::create_dir(&directory).unwrap();
-    fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
-    let error = blobd.line("serve --json").exits_with(1).error();
-    assert!(error.message.contains("mode 0777"), "{error}");
+    let refusal = |directory: &Path| {
+        let text = format!("[audit]\nkeep = 3\ndirectory = \"{}\"\n", directory.display());
+        let config = config(folder.path(), &text);
+        let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config);
+        let run = blobd.line("serve --json");
+        let error = run.error();
+        let place = format!("{}:3: audit.directory: {}: ", config.display(), directory.display());
+        assert!(error.message.starts_with(&place), "{error}");
+        (run.code, error.message)
+    };
+    let [other, link, file] = ["other", "link", "file"].map(|name| folder.path().join(name));
+    fs::create_dir(&other).unwrap();
+    symlink(&other, &link).unwrap();
+    fs::write(&file, "").unwrap();
+    // A service manager gets code 78 for each of these.
+    for wrong in [link.clone(), file, folder.path().join("missing/log")] {
+        assert_eq!(refusal(&wrong).0, 2, "{}", wrong.display());
+    }
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, message) = refusal(&other);
+    assert!(code == 7 && message.contains("mode 0777"), "{code}: {message}");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use blobd_client::protocol::edit::{EditParams, Edited, KeyChange};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::naming::{EditParams, Edited, KeyChange};
 use blobd_store_format::gguf::Header;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{blob_path, check_blobs, flip_byte, names, snapshot, staged};
@@ -51,10 +51,8 @@ pub(super) fn edited_model_of_every_layout_differs_only_in_the_edited_keys(verbs
         let edited = edit(verbs, layout, &target, vec![set("new.key", "text"), unset("old.key")]);
         let edited = edited.unwrap_or_else(|error| panic!("{layout}: {error}"));
         let changed: Vec<_> = edited.changed.into_iter().map(|c| (c.key, c.from, c.to)).collect();
-        let expected = [
-            ("new.key".to_owned(), json!(null), json!("text")),
-            ("old.key".to_owned(), json!(7), json!(null)),
-        ];
+        let expected =
+            [("new.key".to_owned(), None, Some(json!("text"))), ("old.key".to_owned(), Some(json!(7)), None)];
         assert_eq!(changed, expected, "{layout}");
         let (before, after) = (model.bytes(), verbs.export(&target).unwrap());
         assert!(rest(&before) == rest(&after), "{layout}");
@@ -151,7 +149,7 @@ pub(super) fn dry_run_of_an_edit_writes_nothing(verbs: &impl Verbs) {
     let edited = verbs.edit(&dry).unwrap();
     assert!(stored() == before);
     assert_eq!((edited.digest, edited.dry_run), (None, true));
-    assert_eq!((edited.changed[0].from.clone(), edited.changed[0].to.clone()), (json!(null), json!(1)));
+    assert_eq!((edited.changed[0].from.clone(), edited.changed[0].to.clone()), (None, Some(json!(1))));
     assert!(edited.new_bytes > 0);
     assert_eq!(verbs.show("n").unwrap_err().code, ErrorCode::NotFound);
 }

@@ -164,7 +164,7 @@ pub(super) fn unreadable_recipe_stops_collection(verbs: &impl Verbs) {
 /// A file with neither blob nor recipe had a recipe, whose blobs are unknown.
 pub(super) fn missing_recipe_costs_no_blob(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "good");
-    let file = import(verbs, &ModelFile::dense(2), "bad").file;
+    let file = import(verbs, &ModelFile::dense(2), "bad").file.unwrap();
     fs::remove_file(verbs.root().join("recipes").join(format!("sha256-{}.json", file.to_hex()))).unwrap();
     let before = blobs(verbs);
     match verbs.gc(false) {

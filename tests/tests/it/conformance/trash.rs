@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::response::GcReason;
+use blobd_client::protocol::upkeep::GcReason;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{check_blobs, check_empty, names};
 use blobd_tests::verbs::Verbs;

@@ -3,8 +3,8 @@
 use std::fs;
 
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::response::GcReason;
 use blobd_client::protocol::upkeep::CheckStatus;
+use blobd_client::protocol::upkeep::GcReason;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{allocated_bytes, check_empty, names, staged};
 use blobd_tests::verbs::Verbs;

@@ -142,12 +142,7 @@ fn root_in(folder: &tempfile::TempDir) -> PathBuf {
 fn import(store: &Arc<Store>, seed: u64, name: &str) -> Result<(), OpError> {
     let folder = tmpfs_directory();
     let path = model(seed).write_to(folder.path(), "m.gguf");
-    let params = ImportParams {
-        file_name: "m.gguf".into(),
-        name: Some(name.parse().unwrap()),
-        force: false,
-        sidecars: Vec::new(),
-    };
+    let params = ImportParams { name: Some(name.parse().unwrap()), ..ImportParams::new("m.gguf") };
     let file = File::open(path).unwrap();
     import_file(store, &params, &file, &AtomicBool::new(false), &mut |_, _| ()).map(drop)
 }

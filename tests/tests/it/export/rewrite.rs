@@ -224,7 +224,7 @@ fn options_that_do_not_fit_are_usage_errors_and_write_nothing() {
     assert!(run.exits_with(2).stderr.contains("give a directory"));
     let run = daemon.command().line("export m --component config --alignment 64 --json");
     let error = run.exits_with(1).error();
-    assert!(error.message.contains("expected a GGUF file, found a JSON document"), "{error}");
+    assert!(error.message.contains("expected a GGUF or safetensors file, found a JSON document"), "{error}");
     assert!(error.hint.unwrap().contains("only GGUF files"));
 }
 

@@ -42,7 +42,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd import nothere.gguf", 3, &["nothere.gguf"]),
     step("blobd import notes.txt", 1, &["notes.txt", "GGUF"]),
     step("blobd import half.gguf", 1, &["half.gguf"]),
-    step("blobd import models", 2, &["models", "directory"]),
+    step("mkdir nothing; blobd import nothing", 1, &["nothing", "no weights", "name the folder"]),
     step(
         "blobd import notes.txt models/other-8b.gguf",
         1,

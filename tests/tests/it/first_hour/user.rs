@@ -161,6 +161,11 @@ impl Drop for User {
 
 fn base() -> ModelFile {
     ModelFile::dense_of(1, 2, 64)
+        .with("llama.block_count", 2_u32)
+        .with("llama.context_length", 8192_u32)
+        .with("llama.embedding_length", 64_u32)
+        .with("llama.feed_forward_length", 256_u32)
+        .with("llama.attention.head_count", 4_u32)
 }
 
 fn publish(registry: &FakeRegistry) {

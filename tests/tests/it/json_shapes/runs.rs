@@ -172,6 +172,17 @@ fn showing(session: &mut Session, sample: &Sample) {
     for file in ["moe.gguf", "llama.gguf"] {
         session.ok("show", ["show", &sample.path(file)]);
     }
+    let adapter = ModelFile::empty().with("general.type", "adapter");
+    let described = adapter
+        .clone()
+        .with("adapter.type", "lora")
+        .with("adapter.lora.alpha", 16_f32)
+        .with("general.base_model.count", 1_u32)
+        .with("general.base_model.0.name", "Base");
+    for (file, model) in [("adapter.gguf", adapter), ("described-adapter.gguf", described)] {
+        fs::write(sample.path(file), model.bytes()).unwrap();
+        session.ok("show", ["show", &sample.path(file)]);
+    }
     let rule = "[[policy.rules]]\naction = \"deny\"\nname = \"base\"\nreason = \"not reviewed\"";
     let denying = sample.config("denying.toml", rule);
     session.line("show", &format!("base --config {}", denying.display()));
@@ -225,12 +236,15 @@ fn numbers(session: &mut Session, sample: &Sample) {
     let chat = sample.registry.name("me/chat:1");
     session.ok("fit", ["fit", &sample.path("llama.gguf"), "--layers"]);
     session.line("fit", "moe --cpu-moe");
+    session.line("fit", "separate");
+    session.line("fit", &format!("{chat} --ctx 0"));
     session.line("fit", &format!("{chat} --ctx 512 --batch 64 --parallel 2"));
     session.line(
         "fit",
         "llama --stored --basis llama.cpp --cache-type-k q8_0 --cache-type-v q8_0 --ctx 1000000",
     );
     session.line("fit --vram", "64GiB llama");
+    session.line("fit --vram", "64GiB moe --cpu-moe");
     let run = session.run(["fit", "--vram", "1KiB", "llama"]);
     assert_eq!(run.code, 1, "it does not fit, which is no error");
     session.succeeded("fit --vram", &Run { code: 0, ..run });
@@ -540,14 +554,16 @@ fn interrupted(session: &mut Session, sample: &Sample) {
     let reference = sample.registry.name("me/half:1");
     sample.registry.add_fault("/cdn/", usize::MAX, Fault::StallAfter(64 << 10, Duration::from_secs(600)));
     let arguments = ["pull", &reference, "--name", "stopped"];
+    let listed = |blobd: &Blobd| blobd.line("ps --json").succeeds().json()["pulls"][0].clone();
     let run = until_document_and(session, &arguments, Signal::INT, |session| {
         // Without a daemon, this process asks the one that pulls.
-        let listed = || session.blobd.line("ps --json").succeeds().json()["pulls"][0].clone();
-        eventually("the pull is listed with its size", || listed()["total_bytes"].is_u64());
+        eventually("the pull is listed with its size", || listed(&session.blobd)["total_bytes"].is_u64());
         session.line("ps", "");
     });
     session.check("pull", &run);
     session.check_failure(&run, "interrupted");
+    // A daemon notices later than the test that the client is gone. Until then the faults have to stop its download.
+    eventually("the pull has ended", || listed(&session.blobd).is_null());
     sample.registry.clear_faults();
 }
 

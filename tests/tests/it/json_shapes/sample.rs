@@ -185,7 +185,11 @@ fn numbers(values: [f32; 4]) -> ModelTensor {
 
 fn mixture() -> ModelFile {
     let file = ModelFile::stacked_experts(1, 4);
-    file.with("llama.expert_count", 4_u32).with("llama.expert_used_count", 2_u32)
+    file.with("llama.expert_count", 4_u32)
+        .with("llama.expert_used_count", 2_u32)
+        .with("llama.block_count", 1_u32)
+        .with("llama.embedding_length", 32_u32)
+        .with("llama.attention.head_count", 4_u32)
 }
 
 fn large(seed: u64) -> ModelFile {

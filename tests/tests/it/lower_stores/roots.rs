@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::promote::{PromoteParams, Promoted};
+use blobd_client::protocol::naming::{PromoteParams, Promoted};
 use blobd_server::ops::{self, Requester};
 use blobd_store::{SpacePolicy, StoreOptions};
 use blobd_tests::model::{End, ModelFile};

@@ -91,7 +91,8 @@ fn shards_and_other_files_in_an_archive_are_files_of_the_model() {
     let kit = Kit::new();
     let model = ModelFile::dense(1);
     let shards: Vec<Vec<u8>> = model.shards(2).iter().map(ModelFile::bytes).collect();
-    let safetensors = [&16_u64.to_le_bytes()[..], br#"{"__metadata__":}"#, &[7; 100_000]].concat();
+    let header = br#"{"a":{"dtype":"U8","shape":[100000],"data_offsets":[0,100000]}}"#;
+    let safetensors = [&(header.len() as u64).to_le_bytes(), &header[..], &[7; 100_000]].concat();
     let files: [(&str, &[u8]); 4] = [
         ("m/big-00001-of-00002.gguf", &shards[0]),
         ("m/config.json", b"{}"),
@@ -101,7 +102,7 @@ fn shards_and_other_files_in_an_archive_are_files_of_the_model() {
     kit.offer(PACK_WEIGHTS, &tar(&files));
     kit.pull().succeeds();
     let open = kit.daemon.client().open(&kit.name.parse().unwrap()).unwrap();
-    assert_eq!(open.tensors().len(), model.tensors.len());
+    assert_eq!(open.tensors().len(), model.tensors.len() + 1);
     let names: Vec<_> = open.layers().iter().map(|layer| layer.name.clone().unwrap_or_default()).collect();
     assert_eq!(names[1..], files.map(|(name, _)| name.to_owned()));
     for (index, (name, content)) in files.iter().enumerate() {

@@ -72,7 +72,7 @@ fn files_that_are_not_gguf_are_refused_with_what_they_are() {
         (b"PK\x03\x04\x00\x00", "a zip archive"),
         (br#"{"a": 1}"#, "a JSON document"),
         (b"tjgg\x03\x00\x00\x00", "an old ggml file"),
-        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "a safetensors file"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{]", "safetensors: wrong header"),
         (b"", "an empty file"),
     ] {
         let repository = [("x-Q8_0.gguf".to_owned(), start.to_vec())];

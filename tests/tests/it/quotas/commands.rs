@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use blobd_client::protocol::accounts::UserUsage;
+use blobd_client::protocol::space::UserUsage;
 use blobd_tests::command::Blobd;
 use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::tmpfs_directory;

@@ -37,8 +37,8 @@ pub(super) fn file_and_blobs(root: &Path, digest: &str) -> Content {
     let mut all = Content::from([format!("blobs/{digest}"), recipe.clone()]);
     if root.join(&recipe).exists() {
         let json = json(&root.join(recipe));
-        let pieces = json["pieces"].as_array().unwrap_or_else(|| panic!("{json}"));
-        let blobs = pieces.iter().filter_map(|piece| piece["blob"].as_str());
+        let blobs = json["blobs"].as_array().unwrap_or_else(|| panic!("{json}"));
+        let blobs = blobs.iter().map(|blob| blob.as_str().unwrap());
         all.extend(blobs.map(|blob| format!("blobs/{}", blob.replace(':', "-"))));
     }
     all

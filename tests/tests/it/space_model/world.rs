@@ -16,7 +16,7 @@ use blobd_client::protocol::request::{
     FileSelection, GcParams, ImportParams, OpenParams, OpenPurpose, PinParams, RemoveParams, TagParams,
     TensorSelection, UndeleteParams, VerifyParams,
 };
-use blobd_client::protocol::response::{GcReason, GcReport};
+use blobd_client::protocol::upkeep::{GcReason, GcReport};
 use blobd_store_format::reference::Reference;
 use blobd_tests::oracle::sha256;
 use blobd_tests::samples::files;
@@ -252,12 +252,8 @@ impl<'o> Pair<'o> {
     fn import(&mut self, file: usize, name: usize) {
         let path = self.place.daemon.scratch().join("model.gguf");
         fs::write(&path, &files()[file].bytes).unwrap();
-        let params = ImportParams {
-            file_name: "model.gguf".to_owned(),
-            name: Some(reference(name)),
-            force: true,
-            sidecars: Vec::new(),
-        };
+        let params =
+            ImportParams { name: Some(reference(name)), force: true, ..ImportParams::new("model.gguf") };
         match self.client.import(&params, File::open(&path).unwrap(), |_, _| ()) {
             Ok(_) => self.learn(name),
             Err(error) => self.may_be_pinned_or_damaged(&error, name),

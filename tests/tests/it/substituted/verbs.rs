@@ -153,12 +153,7 @@ fn ask_everything(
     ask("verify --repair", &mut || {
         drop(client.verify(&VerifyParams { repair: true, ..VerifyParams::default() }, |_| ()));
     });
-    let params = ImportParams {
-        file_name: "n.gguf".to_owned(),
-        name: Some(name("n")),
-        force: false,
-        sidecars: Vec::new(),
-    };
+    let params = ImportParams { name: Some(name("n")), ..ImportParams::new("n.gguf") };
     ask("import", &mut || drop(client.import(&params, File::open(further).unwrap(), |_, _| ())));
     ask("tag", &mut || drop(client.tag(&TagParams { source: name("a"), target: name("a2"), force: false })));
     for pinned in [true, false] {

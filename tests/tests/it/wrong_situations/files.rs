@@ -25,7 +25,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
         },
         code: 1,
         happened: "notes.txt",
-        why: "wrong format: expected a GGUF file, found a text",
+        why: "wrong format: expected a GGUF or safetensors file, found a text",
         to_do: "it has no weights: name the file that has them",
     },
     Situation {
@@ -42,16 +42,16 @@ pub(super) const SITUATIONS: &[Situation] = &[
         to_do: "it is incomplete: copy or download it again",
     },
     Situation {
-        did: "importing a directory",
+        did: "importing a folder without a model",
         command: "blobd import models/",
         run: |place| {
             fs::create_dir(place.path("models")).unwrap();
             place.run(&["import", "models"])
         },
-        code: 2,
-        happened: "models: wrong kind of file",
-        why: "expected a regular file, found a directory",
-        to_do: "name the files in it",
+        code: 1,
+        happened: "models: folder",
+        why: "no weights: expected a safetensors file",
+        to_do: "name the folder that has the weights",
     },
     Situation {
         did: "exporting onto a file that exists",

@@ -1,11 +1,11 @@
 //! Every route of the daemon, asked by clients that read nothing of the response, or a little at a time.
 
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use blobd_tests::registry::FakeRegistry;
-use blobd_tests::routes::{Models, all_routes, model_with_large_header, request};
+use blobd_tests::routes::{Models, all_routes, longest_requests, model_with_large_header, request};
 
 use super::Begin;
 use crate::Outcome;
@@ -27,6 +27,8 @@ const PERIOD: Duration = Duration::from_secs(15);
 /// From one read of a slow client to the next, and how much it reads.
 const READ_PERIOD: Duration = Duration::from_millis(500);
 const READ_BYTES: usize = 512;
+/// How long a client waits for the daemon to receive its request.
+const SENDING: Duration = Duration::from_millis(20);
 
 pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
     prepare_with(context, UNREAD, SLOW)
@@ -46,7 +48,11 @@ fn prepare_with(context: &AttackContext, unread: usize, slow: usize) -> Outcome<
     drop(model);
     let source = registry.name("library/heads");
     let models = Models { stored: MODEL, source: &source };
-    let requests: Vec<_> = all_routes().iter().map(|route| request(route, models)).collect();
+    let of_route = |route: &String| {
+        let longest = longest_requests(route, models);
+        std::iter::once(request(route, models)).chain(longest).collect::<Vec<_>>()
+    };
+    let requests: Vec<_> = all_routes().iter().flat_map(of_route).collect();
     let context = context.clone();
     Ok(Box::new(move || {
         let mut held = Vec::new();
@@ -74,7 +80,7 @@ fn prepare_with(context: &AttackContext, unread: usize, slow: usize) -> Outcome<
             reading.retain_mut(|stream| {
                 let read = stream.read(&mut [0; READ_BYTES]);
                 read.as_ref().is_ok_and(|read| *read > 0)
-                    || read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+                    || read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
             });
             Ok(())
         });
@@ -82,10 +88,15 @@ fn prepare_with(context: &AttackContext, unread: usize, slow: usize) -> Outcome<
     }))
 }
 
-/// Sends a request, and reads nothing yet.
+/// Sends a request, and reads nothing yet. Of a body that the daemon does not receive, only the beginning is sent: it waits
+/// for memory of its user, which other clients of this attack use.
 fn ask(context: &AttackContext, text: &str) -> Outcome<UnixStream> {
     let mut stream = context.connect()?;
-    std::io::Write::write_all(&mut stream, text.as_bytes())?;
+    stream.set_write_timeout(Some(SENDING))?;
+    match stream.write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => context.count("sent in part"),
+        sent => sent?,
+    }
     stream.set_nonblocking(true)?;
     Ok(stream)
 }

@@ -1,0 +1,302 @@
+//! Imports of the models in the cache of Hugging Face's libraries.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use blobd_tests::command::Run;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::store_dir::{check_blobs, check_empty, flip_byte};
+use serde_json::{Value as Json, json};
+
+const COMMIT: &str = "0123456789012345678901234567890123456789";
+
+/// A cache as huggingface_hub 1.x writes it.
+struct Cache(PathBuf);
+
+impl Cache {
+    fn new(scratch: &Path) -> Self {
+        Self(scratch.join("hub"))
+    }
+
+    fn repository(&self, name: &str) -> PathBuf {
+        self.0.join(format!("models--{}", name.replace('/', "--")))
+    }
+
+    fn snapshot(&self, name: &str) -> PathBuf {
+        self.repository(name).join("snapshots").join(COMMIT)
+    }
+
+    /// Adds a file to a repository: a blob, and a link to it in the snapshot of `main`.
+    fn add(&self, name: &str, path: &str, bytes: &[u8]) {
+        self.add_to((name, COMMIT), path, bytes);
+        fs::write(self.repository(name).join("refs/main"), COMMIT).unwrap();
+    }
+
+    fn add_to(&self, (name, commit): (&str, &str), path: &str, bytes: &[u8]) {
+        let repository = self.repository(name);
+        let place = repository.join("snapshots").join(commit).join(path);
+        let blob = repository.join("blobs").join(sha256(bytes));
+        for folder in [repository.join("refs"), repository.join("blobs"), place.parent().unwrap().into()] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(&blob, bytes).unwrap();
+        let up = "../".repeat(path.matches('/').count() + 2);
+        symlink(format!("{up}blobs/{}", sha256(bytes)), place).unwrap();
+    }
+
+    /// Writes what the hub said about the files of `main`: path, size and digest.
+    fn add_tree(&self, name: &str, version: u64, files: &[(&str, u64, &str)]) {
+        let file = |(path, size, digest): &(&str, u64, &str)| {
+            let file =
+                json!({ "size": size, "blob_id": "0".repeat(40), "lfs_sha256": digest, "lfs_size": size });
+            ((*path).to_owned(), file)
+        };
+        let files: serde_json::Map<String, Json> = files.iter().map(file).collect();
+        let folder = self.repository(name).join("trees");
+        fs::create_dir_all(&folder).unwrap();
+        let tree = json!({ "format_version": version, "files": files });
+        fs::write(folder.join(format!("{COMMIT}.json")), tree.to_string()).unwrap();
+    }
+
+    fn import(&self, daemon: &TestDaemon, more: &[&str]) -> Run {
+        let from = format!("--from-hf={}", self.0.display());
+        daemon.command().run(["import", &from, "--json"].iter().chain(more))
+    }
+}
+
+fn names(list: &Json) -> Vec<&str> {
+    list.as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect()
+}
+
+/// A safetensors file with one tensor of four bytes.
+fn safetensors() -> Vec<u8> {
+    let header = br#"{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    [&(header.len() as u64).to_le_bytes(), &header[..], &1_f32.to_le_bytes()].concat()
+}
+
+#[test]
+fn gguf_models_are_imported_by_tag_and_safetensors_as_a_folder() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let (q8, q4) = (ModelFile::dense(1), ModelFile::dense(1).with_changed("output.weight"));
+    cache.add("ann/tiny", "tiny-Q8_0.gguf", &q8.bytes());
+    cache.add("ann/tiny", "tiny-Q4_K_M.gguf", &q4.bytes());
+    cache.add("ann/tiny", "README.md", b"# Tiny");
+    cache.add("ben/folder", "config.json", b"{}");
+    cache.add("ben/folder", "model.safetensors", &safetensors());
+    cache.add("ben/folder", "tokenizer/vocab.txt", b"a b c");
+    let listed = cache.import(&daemon, &["--list"]).succeeds().json();
+    let expected = ["hf.co/ann/tiny:Q4_K_M", "hf.co/ann/tiny:Q8_0", "hf.co/ben/folder:latest"];
+    assert_eq!(names(&listed["models"]), expected);
+    cache.import(&daemon, &[]).succeeds();
+    let blobd = daemon.command();
+    assert!(blobd.line("export hf.co/ann/tiny:Q4_K_M -o -").succeeds().stdout == q4.bytes());
+    let out = daemon.scratch().join("out");
+    blobd.run(["export", "hf.co/ben/folder", "-o", &format!("{}/", out.display())]).succeeds();
+    assert_eq!(fs::read(out.join("model.safetensors")).unwrap(), safetensors());
+    assert_eq!(fs::read(out.join("tokenizer/vocab.txt")).unwrap(), b"a b c");
+    check_blobs(daemon.root());
+    let again = cache.import(&daemon, &["--list"]).succeeds().json();
+    assert!(again["models"].as_array().unwrap().iter().all(|model| model["state"] == "stored"), "{again}");
+}
+
+#[test]
+fn snapshot_with_regular_files_is_imported() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let model = ModelFile::dense(1).bytes();
+    cache.add("ann/tiny", "tiny-Q8_0.gguf", &model);
+    let place = cache.snapshot("ann/tiny").join("tiny-Q8_0.gguf");
+    fs::remove_file(&place).unwrap();
+    fs::write(&place, &model).unwrap();
+    fs::remove_dir_all(cache.repository("ann/tiny").join("blobs")).unwrap();
+    cache.import(&daemon, &[]).succeeds();
+    assert!(daemon.command().line("export hf.co/ann/tiny:Q8_0 -o -").succeeds().stdout == model);
+}
+
+#[test]
+fn changed_file_of_the_same_size_is_imported_again() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    cache.add("ann/folder", "model.safetensors", &safetensors());
+    cache.add("ann/folder", "config.json", b"{\"a\":1}");
+    // Without links, no file has a digest.
+    for path in ["config.json", "model.safetensors"] {
+        let place = cache.snapshot("ann/folder").join(path);
+        let bytes = fs::read(&place).unwrap();
+        fs::remove_file(&place).unwrap();
+        fs::write(&place, bytes).unwrap();
+    }
+    cache.import(&daemon, &[]).succeeds();
+    let state = || cache.import(&daemon, &["--list"]).succeeds().json()["models"][0]["state"].clone();
+    assert_eq!(state(), "stored");
+    fs::write(cache.snapshot("ann/folder").join("config.json"), b"{\"a\":2}").unwrap();
+    assert_eq!(state(), "new");
+    cache.import(&daemon, &["--force"]).succeeds();
+    assert_eq!(state(), "stored");
+}
+
+#[test]
+fn links_out_of_the_cache_and_dangling_links_are_named_and_not_followed() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let secret = daemon.scratch().join("secret.gguf");
+    fs::write(&secret, ModelFile::dense(9).bytes()).unwrap();
+    cache.add("ann/leading", "README.md", b"#");
+    symlink(&secret, cache.snapshot("ann/leading").join("m-Q8_0.gguf")).unwrap();
+    cache.add("ben/dangling", "m-Q8_0.gguf", b"GGUF");
+    fs::remove_dir_all(cache.repository("ben/dangling").join("blobs")).unwrap();
+    let imported = cache.import(&daemon, &[]).exits_with(1).json();
+    let failed = imported["failed"].to_string();
+    assert!(failed.contains("outside of the cache") && failed.contains("is missing"), "{failed}");
+    check_empty(daemon.root());
+}
+
+const OTHER: &str = "abcdef0123456789012345678901234567890123";
+
+#[test]
+fn other_commits_have_names_with_the_revision() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    cache.add("ann/tiny", "tiny-Q8_0.gguf", &ModelFile::dense(1).bytes());
+    cache.add_to(("ann/tiny", OTHER), "tiny-Q8_0.gguf", &ModelFile::dense(2).bytes());
+    let third = "1".repeat(40);
+    cache.add_to(("ann/tiny", &third), "model.safetensors", &safetensors());
+    let reference = cache.repository("ann/tiny").join("refs/refs/pr/1");
+    fs::create_dir_all(reference.parent().unwrap()).unwrap();
+    fs::write(reference, OTHER).unwrap();
+    // The only commit needs no revision, whatever its reference.
+    cache.add_to(("ben/one", OTHER), "one-Q8_0.gguf", &ModelFile::dense(3).bytes());
+    fs::write(cache.repository("ben/one").join("refs/v1.0"), OTHER).unwrap();
+    let imported = cache.import(&daemon, &[]).succeeds().json();
+    let expected = [
+        "hf.co/ann/tiny:111111111111",
+        "hf.co/ann/tiny:Q8_0",
+        "hf.co/ann/tiny:Q8_0-refs-pr-1",
+        "hf.co/ben/one:Q8_0",
+    ];
+    assert_eq!(names(&imported["imported"]), expected);
+    let blobd = daemon.command();
+    assert!(
+        blobd.line(&format!("export {} -o -", expected[1])).succeeds().stdout == ModelFile::dense(1).bytes()
+    );
+    assert!(
+        blobd.line(&format!("export {} -o -", expected[2])).succeeds().stdout == ModelFile::dense(2).bytes()
+    );
+    let origin = |name: &str| blobd.line(&format!("show {name} --json")).succeeds().json()["origin"].clone();
+    assert_eq!(origin(expected[1]), "copy hf.co/ann/tiny:Q8_0");
+    // A pull of this name would fetch the content of `main`.
+    assert_eq!(origin(expected[2]), "import tiny:Q8_0-refs-pr-1");
+    check_blobs(daemon.root());
+}
+
+#[test]
+fn tree_of_a_commit_says_what_is_stored_and_what_is_missing() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let weights = safetensors();
+    cache.add("ann/folder", "model.safetensors", &weights);
+    cache.add("ann/folder", "config.json", b"{}");
+    let listed = |cache: &Cache| cache.import(&daemon, &["--list"]).succeeds().json()["models"][0].clone();
+    let files = [
+        ("model.safetensors", weights.len() as u64, sha256(&weights)),
+        ("config.json", 2, "0".repeat(64)),
+        ("tokenizer.json", 7, "0".repeat(64)),
+        ("vocab.txt", 7, "0".repeat(64)),
+        ("pytorch_model.bin", 7, "0".repeat(64)),
+    ];
+    let files: Vec<_> = files.iter().map(|(path, size, digest)| (*path, *size, digest.as_str())).collect();
+    cache.add_tree("ann/folder", 1, &files);
+    assert_eq!(listed(&cache)["notes"], json!(["partial: 2 files of the repository are not here"]));
+    let imported = cache.import(&daemon, &[]).succeeds().json();
+    assert!(imported["imported"][0]["notes"].to_string().contains("partial: 2 files"), "{imported}");
+    assert_eq!(listed(&cache)["state"], "stored");
+    // Another version of the listing is not read.
+    cache.add_tree("ann/folder", 2, &files);
+    assert_eq!(listed(&cache)["notes"], Json::Null);
+    // Weights that the index names are needed.
+    let index = json!({ "weight_map": { "t": "model.safetensors", "u": "absent.safetensors" } });
+    cache.add("ann/folder", "model.safetensors.index.json", index.to_string().as_bytes());
+    assert_eq!(listed(&cache)["state"], "unusable");
+    assert!(listed(&cache)["reason"].to_string().contains("absent.safetensors"), "{}", listed(&cache));
+}
+
+#[test]
+fn files_of_the_shared_store_are_read_and_a_copied_folder_says_which_are_missing() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let model = ModelFile::dense(1).bytes();
+    cache.add("ann/tiny", "tiny-Q8_0.gguf", &model);
+    let (blob, hash) = (cache.repository("ann/tiny").join("blobs").join(sha256(&model)), "a9".repeat(32));
+    let shared = cache.0.join("blobs/a9").join(&hash);
+    fs::create_dir_all(shared.parent().unwrap()).unwrap();
+    fs::write(cache.0.join("blobs/.huggingface-shared-blobs"), "1\n").unwrap();
+    fs::rename(&blob, &shared).unwrap();
+    fs::write(shared.with_extension("refs"), "not to be trusted").unwrap();
+    symlink(format!("../../blobs/a9/{hash}"), &blob).unwrap();
+    // A copy of the folder of this repository only.
+    let copy = Cache(daemon.scratch().join("copy"));
+    copy.add("ann/tiny", "tiny-Q8_0.gguf", &model);
+    copy.add("ann/tiny", "tiny-Q4_0.gguf", &ModelFile::dense(2).bytes());
+    let copied = copy.repository("ann/tiny").join("blobs").join(sha256(&model));
+    fs::remove_file(&copied).unwrap();
+    symlink(format!("../../blobs/a9/{hash}"), &copied).unwrap();
+    let run = copy.import(&daemon, &[]).exits_with(1).json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ann/tiny:Q4_0"]);
+    let missing = copy.0.join("blobs/a9").join(&hash);
+    let failed = run["failed"][0].to_string();
+    assert!(failed.contains(missing.to_str().unwrap()) && failed.contains("copied from a cache"), "{failed}");
+    let run = cache.import(&daemon, &[]).succeeds().json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ann/tiny:Q8_0"]);
+    assert!(daemon.command().line("export hf.co/ann/tiny:Q8_0 -o -").succeeds().stdout == model);
+}
+
+#[test]
+fn newer_commit_of_the_same_repository_replaces_the_name_unless_it_is_pinned() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let reference = cache.repository("ann/tiny").join("refs/main");
+    let files = [ModelFile::dense(1).bytes(), ModelFile::dense(2).bytes(), ModelFile::dense(3).bytes()];
+    let set = |number: usize, commit: char| {
+        let commit = commit.to_string().repeat(40);
+        cache.add_to(("ann/tiny", &commit), "tiny-Q8_0.gguf", &files[number]);
+        fs::write(&reference, &commit).unwrap();
+    };
+    let name = "hf.co/ann/tiny:Q8_0";
+    let has = |number: usize| {
+        daemon.command().line(&format!("export {name} -o -")).succeeds().stdout == files[number]
+    };
+    set(0, 'a');
+    cache.import(&daemon, &[name]).succeeds();
+    set(1, 'b');
+    let imported = cache.import(&daemon, &[name]).succeeds().json();
+    assert!(has(1) && imported["imported"][0]["displaced"] != Json::Null, "{imported}");
+    daemon.command().line(&format!("pin {name}")).succeeds();
+    set(2, 'c');
+    cache.import(&daemon, &[name]).exits_with(7);
+    assert!(has(1));
+    daemon.command().line(&format!("unpin {name}")).succeeds();
+    // Neither does it replace what has come from elsewhere.
+    daemon.command().line(&format!("rm {name}")).succeeds();
+    let own = ModelFile::dense(4).write_to(daemon.scratch(), "own.gguf");
+    daemon.command().run(["import", own.to_str().unwrap(), "--name", name]).succeeds();
+    cache.import(&daemon, &[name]).exits_with(4);
+    cache.import(&daemon, &[name, "--force"]).succeeds();
+    assert!(has(2));
+}
+
+#[test]
+fn damaged_file_is_named_and_nothing_of_its_model_is_kept() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let model = ModelFile::dense(1).bytes();
+    cache.add("ann/tiny", "tiny-Q8_0.gguf", &model);
+    let blob = cache.repository("ann/tiny").join("blobs").join(sha256(&model));
+    flip_byte(&blob, model.len() as u64 - 1);
+    let error = cache.import(&daemon, &[]).exits_with(1).error();
+    assert!(error.message.contains("tiny-Q8_0.gguf: wrong digest"), "{error}");
+    check_empty(daemon.root());
+}

@@ -1,0 +1,194 @@
+//! Imports of the models in Ollama's own store.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::registry::FakeRegistry;
+use blobd_tests::store_dir::{check_blobs, check_empty, flip_byte};
+use blobd_tests::temp_dirs::tmpfs_directory;
+use serde_json::{Value as Json, json};
+
+const LIBRARY: &str = "registry.ollama.ai/library";
+
+/// A models folder as Ollama writes it.
+struct Ollama(PathBuf);
+
+impl Ollama {
+    fn new(scratch: &Path) -> Self {
+        let folder = scratch.join("ollama-models");
+        fs::create_dir_all(folder.join("blobs")).unwrap();
+        fs::create_dir_all(folder.join("manifests")).unwrap();
+        Self(folder)
+    }
+
+    fn blob(&self, bytes: &[u8]) -> PathBuf {
+        self.0.join("blobs").join(format!("sha256-{}", sha256(bytes)))
+    }
+
+    fn add_blob(&self, kind: &str, bytes: &[u8]) -> Json {
+        fs::write(self.blob(bytes), bytes).unwrap();
+        let media_type = format!("application/vnd.{kind}");
+        json!({ "mediaType": media_type, "digest": format!("sha256:{}", sha256(bytes)), "size": bytes.len() })
+    }
+
+    /// Adds a model with these weights and this template, and returns the path of its manifest.
+    fn add(&self, place: &str, weights: &ModelFile, template: &str) -> PathBuf {
+        let config = self.add_blob("docker.container.image.v1+json", br#"{"model_format":"gguf"}"#);
+        let mut model = self.add_blob("ollama.image.model", &weights.bytes());
+        model["from"] = "/home/ann/weights.gguf".into();
+        let template = self.add_blob("ollama.image.template", template.as_bytes());
+        let manifest = json!({ "schemaVersion": 2, "config": config, "layers": [model, template] });
+        let path = self.0.join("manifests").join(place);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, serde_json::to_vec_pretty(&manifest).unwrap()).unwrap();
+        path
+    }
+
+    fn import(&self, blobd: &Blobd, more: &[&str]) -> blobd_tests::command::Run {
+        let from = format!("--from-ollama={}", self.0.display());
+        blobd.run(["import", &from, "--json"].iter().chain(more))
+    }
+}
+
+fn states(listed: &Json) -> Vec<(String, String)> {
+    let text = |value: &Json| value.as_str().unwrap().to_owned();
+    let models = listed["models"].as_array().unwrap();
+    models.iter().map(|model| (text(&model["name"]), text(&model["state"]))).collect()
+}
+
+/// Runs a check with a daemon and without one.
+fn with_and_without_daemon(check: impl Fn(&Blobd, &Path, &Path)) {
+    let daemon = TestDaemon::start();
+    check(&daemon.command(), daemon.scratch(), daemon.root());
+    let scratch = tmpfs_directory();
+    let root = scratch.path().join("store");
+    check(&Blobd::at_root(&root), scratch.path(), &root);
+}
+
+#[test]
+fn models_keep_names_manifests_and_files_and_share_their_tensors() {
+    with_and_without_daemon(|blobd, scratch, root| {
+        let ollama = Ollama::new(scratch);
+        let (base, tuned) = (ModelFile::dense(1), ModelFile::dense(1).with_changed("output.weight"));
+        let manifest = ollama.add(&format!("{LIBRARY}/base/8b"), &base, "{{ .Prompt }}");
+        ollama.add("registry.ollama.ai/ann/tuned/latest", &tuned, "{{ .Prompt }}!");
+        let listed = ollama.import(blobd, &["--list"]).succeeds().json();
+        let expected = [("ann/tuned:latest", "new"), ("base:8b", "new")];
+        assert_eq!(states(&listed), expected.map(|(name, state)| (name.to_owned(), state.to_owned())));
+        ollama.import(blobd, &[]).succeeds();
+        let shown = blobd.line("show base:8b --json").succeeds().json();
+        assert_eq!(shown["digest"], format!("sha256:{}", sha256(&fs::read(manifest).unwrap())));
+        assert_eq!(shown["origin"], format!("copy {LIBRARY}/base:8b"));
+        assert!(blobd.line("export base:8b -o -").succeeds().stdout == base.bytes());
+        assert!(blobd.line("export ann/tuned -o -").succeeds().stdout == tuned.bytes());
+        let usage = blobd.line("df --json").succeeds().json();
+        let of_base = |key: &str| usage["models"][1][key].as_u64().unwrap();
+        assert!(of_base("shared_bytes") > 3 * of_base("unique_bytes"), "{usage}");
+        check_blobs(root);
+        let again = ollama.import(blobd, &["--list"]).succeeds().json();
+        assert!(states(&again).iter().all(|(_, state)| state == "stored"), "{again}");
+        assert_eq!(again["read_bytes"], 0);
+        assert_eq!(ollama.import(blobd, &[]).succeeds().json(), json!({ "imported": [] }));
+    });
+}
+
+#[test]
+fn models_are_selected_by_name_and_pattern() {
+    let daemon = TestDaemon::start();
+    let ollama = Ollama::new(daemon.scratch());
+    for (seed, tag) in (1..).zip(["a/1", "a/2", "b/1"]) {
+        ollama.add(&format!("{LIBRARY}/{tag}"), &ModelFile::dense(seed), "");
+    }
+    let listed = ollama.import(&daemon.command(), &["--list", "a:*"]).succeeds().json();
+    assert_eq!(states(&listed).len(), 2, "{listed}");
+    let imported = ollama.import(&daemon.command(), &["b:1"]).succeeds().json();
+    assert_eq!(imported["imported"][0]["name"], "b:1");
+    let error = ollama.import(&daemon.command(), &["c*"]).exits_with(2).stderr;
+    assert!(error.contains("--list"), "{error}");
+}
+
+#[test]
+fn unusable_models_are_named_and_do_not_stop_the_others() {
+    let daemon = TestDaemon::start();
+    let ollama = Ollama::new(daemon.scratch());
+    let place = |model: &str| format!("{LIBRARY}/{model}/latest");
+    let (missing, damaged, short) = (ModelFile::dense(1), ModelFile::dense(2), ModelFile::dense(3));
+    for (name, weights) in [("missing", &missing), ("damaged", &damaged), ("short", &short)] {
+        ollama.add(&place(name), weights, name);
+    }
+    ollama.add(&place("good"), &ModelFile::dense(4), "good");
+    fs::remove_file(ollama.blob(&missing.bytes())).unwrap();
+    flip_byte(&ollama.blob(&damaged.bytes()), damaged.bytes().len() as u64 - 1);
+    fs::write(ollama.blob(&short.bytes()), b"GGUF").unwrap();
+    fs::write(ollama.0.join("manifests").join(place("good")).with_file_name("broken"), b"{").unwrap();
+    let outside = daemon.scratch().join("outside");
+    fs::write(&outside, b"secret").unwrap();
+    symlink(&outside, ollama.0.join("manifests").join(place("good")).with_file_name("link")).unwrap();
+    let run = ollama.import(&daemon.command(), &[]).exits_with(1);
+    let imported = run.json();
+    assert_eq!(imported["imported"].as_array().unwrap().len(), 1, "{imported}");
+    let failed: Vec<_> = imported["failed"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    for (name, what) in [
+        ("missing:latest", "is missing"),
+        ("damaged:latest", "wrong digest"),
+        ("short:latest", "found 4"),
+        ("good:broken", "manifest"),
+        ("good:link", "outside of the store"),
+    ] {
+        let of_name = |text: &&String| text.contains(&format!("\"name\":\"{name}\""));
+        let error = failed.iter().find(of_name).unwrap_or_else(|| panic!("{name}: {failed:?}"));
+        assert!(error.contains(what) && !error.contains("secret"), "{error}");
+    }
+    check_blobs(daemon.root());
+}
+
+#[test]
+fn old_spelling_of_blobs_and_links_between_tags_are_read() {
+    let daemon = TestDaemon::start();
+    let ollama = Ollama::new(daemon.scratch());
+    let model = ModelFile::dense(1);
+    let manifest = ollama.add(&format!("{LIBRARY}/old/1"), &model, "");
+    for entry in fs::read_dir(ollama.0.join("blobs")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().replacen('-', ":", 1);
+        fs::rename(&path, path.with_file_name(name)).unwrap();
+    }
+    symlink(&manifest, manifest.with_file_name("2")).unwrap();
+    let imported = ollama.import(&daemon.command(), &[]).succeeds().json();
+    assert_eq!(imported["imported"].as_array().unwrap().len(), 2, "{imported}");
+    assert!(daemon.command().line("export old:2 -o -").succeeds().stdout == model.bytes());
+}
+
+#[test]
+fn pull_of_an_imported_model_downloads_nothing_and_makes_it_a_pulled_one() {
+    let daemon = TestDaemon::start();
+    let (ollama, registry) = (Ollama::new(daemon.scratch()), FakeRegistry::start().unwrap());
+    let host = registry.url().replace("http://", "");
+    let model = ModelFile::dense(1);
+    let manifest = ollama.add(&format!("{host}/ann/m/1"), &model, "{{ .Prompt }}");
+    registry.add_manifest("ann/m:1", &fs::read(&manifest).unwrap());
+    for blob in fs::read_dir(ollama.0.join("blobs")).unwrap() {
+        registry.add_blob(fs::read(blob.unwrap().path()).unwrap());
+    }
+    ollama.import(&daemon.command(), &[]).succeeds();
+    let listed = || daemon.command().line("ls --json").succeeds().json()["models"][0].clone();
+    assert_eq!(listed()["follows"], Json::Null);
+    let done = daemon.command().run(["pull", &registry.name("ann/m:1"), "--json"]).succeeds();
+    let done = done.json_lines().pop().unwrap();
+    assert_eq!(done["downloaded_bytes"], 0, "{done}");
+    assert!(listed()["follows"].as_str().is_some_and(|source| source.contains("ann/m:1")), "{}", listed());
+    daemon.command().line("outdated").succeeds();
+}
+
+#[test]
+fn folder_without_a_store_is_named() {
+    let daemon = TestDaemon::start();
+    let run = daemon.command().run(["import", "--from-ollama=/nonexistent/models"]).exits_with(3);
+    assert!(run.stderr.contains("/nonexistent/models"), "{}", run.stderr);
+    check_empty(daemon.root());
+}
