@@ -11,6 +11,14 @@ clients:
     cargo build --package blobd
     .ci/clients
 
+# After an edit: format, lints, and the tests of what changed since a commit
+quick base="HEAD":
+    .ci/after-edit {{ base }}
+
+# How many of N random changes to a crate do its unit tests notice? Needs cargo-mutants
+mutants crate n="20" *seed:
+    .ci/mutants {{ crate }} {{ n }} {{ seed }}
+
 # Format and lints alone
 lint:
     cargo fmt --all --check
@@ -111,6 +119,10 @@ engines model prompt=" The" text="": build
 # Two engine processes on two models that share tensors: the memory of their weights together
 siblings one two prompt=" The": build
     tests/engines/siblings target/release/blobd {{ one }} {{ two }} "{{ prompt }}"
+
+# Two Python processes on one folder of safetensors files: the memory of their weights together; takes NumPy or PyTorch
+folder model: build
+    tests/engines/folder target/release/blobd {{ model }}
 
 # Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
 fuzz seconds="60":
