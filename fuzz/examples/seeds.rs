@@ -48,9 +48,18 @@ fn main() -> Result<()> {
             "quantised",
             r#"{"w":{"dtype":"U32","shape":[2,2],"data_offsets":[0,16]},"w.scale":{"dtype":"BF16","shape":[24],"data_offsets":[16,64]}}"#,
         ),
+        (
+            "experts",
+            r#"{"m.experts.1.w1.weight":{"dtype":"U8","shape":[64],"data_offsets":[0,64]},"m.experts.0.w1.weight":{"dtype":"U8","shape":[64],"data_offsets":[64,128]}}"#,
+        ),
     ] {
         write("safetensors", name, json.as_bytes())?;
     }
+    let shards =
+        "model-00001-of-00002.safetensors\nmodel-00002-of-00002.safetensors\nunet/x.safetensors\nx.bin";
+    let index = r#"{"metadata":{"total_size":9},"weight_map":{"a":"model-00001-of-00002.safetensors"}}"#;
+    let pipeline = r#"{"_class_name":"P","unet":["diffusers","U"],"vae":["diffusers","V"]}"#;
+    write("model_folder", "shards", [shards, index, pipeline].join("\n\n").as_bytes())?;
     for kind in *b"0LxS" {
         write("tar", &format!("kind-{}", char::from(kind)), &tar(kind))?;
     }
@@ -181,6 +190,7 @@ fn recipes() -> Result<Vec<(&'static str, Vec<u8>)>> {
         ("version-2", earlier(2, 8, &format!(r#","members":{member}"#))),
         ("version-3", earlier(3, 4, &format!(r#","members":{member},"unpacked":{unpacked}"#))),
         ("version-4", earlier(4, 8, r#","whole":true"#)),
+        ("version-5", earlier(5, 8, r#","kind":"whole""#)),
     ])
 }
 

@@ -62,9 +62,9 @@ fn edit(header: &Header) {
     let change = Change::Set { value_type: None, text: "1".to_owned() };
     // Refused only if the header becomes too long, or has the most keys already.
     let Ok(edited) = EditedHeader::new(header, &[KeyEdit { key: key.clone(), change }]) else { return };
-    assert!(edited.header().tensors().eq(header.tensors()));
-    assert_eq!(edited.header().value(&key).and_then(|value| value.as_u64()), Some(1));
-    assert_eq!(edited.header().metadata().count(), header.metadata().count() + 1);
+    assert!(edited.header.tensors().eq(header.tensors()));
+    assert_eq!(edited.header.value(&key).and_then(|value| value.as_u64()), Some(1));
+    assert_eq!(edited.header.metadata().count(), header.metadata().count() + 1);
 }
 
 /// Plans a file with another alignment and byte order, as if the data were there.

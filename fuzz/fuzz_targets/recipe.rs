@@ -8,8 +8,7 @@
 #![no_main]
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::outline::RecipeOutline;
-use blobd_store_format::recipe::{Piece, Recipe, RecipeKind, TensorEntry, seal};
+use blobd_store_format::recipe::{Piece, Recipe, RecipeKind, RecipeOutline, TensorEntry, seal};
 use blobd_store_format::stored_file::Source;
 use libfuzzer_sys::fuzz_target;
 

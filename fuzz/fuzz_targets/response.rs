@@ -40,12 +40,7 @@ fuzz_target!(|input: &[u8]| {
         1 => drop(client.model(&reference)),
         2 => drop(client.pull(&PullParams::of(reference), |_event| ())),
         3 => {
-            let params = ImportParams {
-                file_name: "m.gguf".to_owned(),
-                name: None,
-                force: false,
-                sidecars: Vec::new(),
-            };
+            let params = ImportParams::new("m.gguf");
             drop(client.import(&params, blob(), |_completed, _total| ()));
         }
         4 => open(&client, &OpenParams::new(reference)),
