@@ -65,7 +65,8 @@ fn model_of_many_files_needs_few_descriptors_and_is_exported_bit_for_bit() {
     assert!(most < 40, "{most} descriptors");
     assert_eq!((imported.file_count, imported.size), (Some(208), files.size()));
     assert_eq!((imported.tensor_count, imported.files.len()), (4, 208));
-    assert!(last.0 <= last.1 && last.1 == files.size(), "{last:?}");
+    // An import that takes a moment reports no progress.
+    assert!(last == (0, 0) || last.0 <= last.1 && last.1 == files.size(), "{last:?}");
     daemon
         .command()
         .run(["export", "tiny", "-o", daemon.scratch().join("out/").to_str().unwrap()])
