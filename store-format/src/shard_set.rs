@@ -15,8 +15,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::file_format::{FileFormat, Shard};
+use crate::file_format::{FileFormat, ModelHeader, Shard};
 use crate::file_type::ShardName;
+use crate::gguf::Header;
 use crate::text::quoted;
 
 /// A file of a folder, and the names of all files beside it.
@@ -27,10 +28,32 @@ pub struct FolderShards<'n> {
 }
 
 /// What the header of a file says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardHeader {
-    pub shard: Option<Shard>,
-    pub tensor_count: u64,
+    shard: Option<Shard>,
+    tensor_count: u64,
+    /// Many shards other than the first have none.
+    architecture: Option<String>,
+    /// The names of the tensors of a GGUF file.
+    tensors: Vec<String>,
+}
+
+impl ShardHeader {
+    pub fn new(header: &dyn ModelHeader) -> Self {
+        let gguf = header.as_gguf();
+        Self {
+            shard: header.shard(),
+            tensor_count: header.tensor_count(),
+            architecture: gguf.and_then(Header::architecture).map(str::to_owned),
+            tensors: gguf.map_or_else(Vec::new, |gguf| {
+                gguf.tensors().map(|tensor| tensor.name().to_owned()).collect()
+            }),
+        }
+    }
+
+    pub const fn shard(&self) -> Option<Shard> {
+        self.shard
+    }
 }
 
 impl<'n> FolderShards<'n> {
@@ -104,9 +127,11 @@ impl<'n> FolderShards<'n> {
             let same = with_count.filter(|(_, shard, _)| {
                 (shard.count, shard.total_tensor_count) == (own.count, own.total_tensor_count)
             });
-            shards.extend(same.map(|(name, _, header)| (name, *header)));
+            shards.extend(same.map(|(name, _, header)| (name, header)));
         }
-        in_order(&shards, own)
+        let ordered = in_order(&shards, own)?;
+        check_contents(&shards)?;
+        Ok(ordered)
     }
 
     /// Files of another splitter: their names are all that there is.
@@ -114,7 +139,11 @@ impl<'n> FolderShards<'n> {
         let names = self.by_name()?;
         let with_key = names.iter().find_map(|name| Some((*name, headers.get(name)?.shard?)));
         match with_key {
-            None => Ok(names),
+            None => {
+                let known = names.iter().filter_map(|name| Some((*name, headers.get(name)?)));
+                check_contents(&known.collect::<Vec<_>>())?;
+                Ok(names)
+            }
             Some((other, shard)) => Err(ShardSetError::Foreign {
                 name: self.given.to_owned(),
                 expected: format!("a shard of {}, as {other:?}", shard.count),
@@ -123,13 +152,13 @@ impl<'n> FolderShards<'n> {
         }
     }
 
-    fn named_shard(
+    fn named_shard<'h>(
         &self,
         name: &str,
         own: Shard,
-        headers: &BTreeMap<&'n str, ShardHeader>,
-    ) -> Result<ShardHeader, ShardSetError> {
-        let header = headers.get(name).copied();
+        headers: &'h BTreeMap<&'n str, ShardHeader>,
+    ) -> Result<&'h ShardHeader, ShardSetError> {
+        let header = headers.get(name);
         let found = match header.map(|header| header.shard) {
             Some(Some(shard)) if shard.count == own.count => None,
             Some(Some(shard)) => Some(format!("a shard of {}", shard.count)),
@@ -173,6 +202,8 @@ pub enum ShardSetError {
     Foreign { name: String, expected: String, found: String },
     #[error("{name:?}: wrong shard number: expected 1 to {count}, found {}", number_text(*number))]
     Number { name: String, number: Option<u64>, count: u64 },
+    #[error("tensor {tensor:?}: expected in one shard, found in {first:?} and {second:?}")]
+    TensorTwice { tensor: String, first: String, second: String },
     #[error("wrong number of tensors in all shards: expected {expected}, found {found}")]
     TensorCount { expected: u64, found: u64 },
 }
@@ -186,15 +217,46 @@ impl ShardSetError {
             Self::Twice { .. } => {
                 "move the one that does not belong to the model to another folder".to_owned()
             }
-            Self::Foreign { .. } | Self::Number { .. } | Self::TensorCount { .. } => {
+            Self::Foreign { .. }
+            | Self::Number { .. }
+            | Self::TensorTwice { .. }
+            | Self::TensorCount { .. } => {
                 "a shard is of another model or version: download all shards again from one place".to_owned()
             }
         }
     }
 }
 
+/// Checks that the shards are parts of one model: they have the same architecture, and each tensor is in one of them.
+fn check_contents(shards: &[(&str, &ShardHeader)]) -> Result<(), ShardSetError> {
+    let mut architectures =
+        shards.iter().filter_map(|(name, header)| Some((*name, header.architecture.as_deref()?)));
+    if let Some((first, expected)) = architectures.next()
+        && let Some((name, found)) = architectures.find(|(_, found)| *found != expected)
+    {
+        return Err(ShardSetError::Foreign {
+            name: name.to_owned(),
+            expected: format!("architecture {expected:?}, as {first:?}"),
+            found: format!("{found:?}"),
+        });
+    }
+    let mut holders: BTreeMap<&str, &str> = BTreeMap::new();
+    for (name, header) in shards {
+        for tensor in &header.tensors {
+            if let Some(first) = holders.insert(tensor, name) {
+                return Err(ShardSetError::TensorTwice {
+                    tensor: tensor.clone(),
+                    first: first.to_owned(),
+                    second: (*name).to_owned(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checks that these are all the shards, once each.
-fn in_order<'n>(shards: &[(&'n str, ShardHeader)], own: Shard) -> Result<Vec<&'n str>, ShardSetError> {
+fn in_order<'n>(shards: &[(&'n str, &ShardHeader)], own: Shard) -> Result<Vec<&'n str>, ShardSetError> {
     let mut found: BTreeMap<u64, &str> = BTreeMap::new();
     for (name, header) in shards {
         let number = header.shard.and_then(|shard| shard.number);
@@ -247,6 +309,12 @@ fn same_model(name: &str, other: &str) -> Option<usize> {
     is_same.then(|| shard.number())
 }
 
+/// If one of the files is a part of a file that was cut: its name, and the command that joins the parts.
+pub fn first_part(names: &[&str]) -> Option<(String, String)> {
+    let part = |name: &&str| Some(((*name).to_owned(), Part::from_name(name)?.join(names)));
+    names.iter().find_map(part)
+}
+
 /// A part of a file that was cut, by its name: `x.gguf.part1of2`, `x.gguf-split-a`.
 struct Part<'n> {
     whole: &'n str,
@@ -291,17 +359,18 @@ mod tests {
 
     fn shard(number: u64, count: u64, tensor_count: u64, total: u64) -> ShardHeader {
         let shard = Shard { number: Some(number), count, total_tensor_count: Some(total) };
-        ShardHeader { shard: Some(shard), tensor_count }
+        ShardHeader { shard: Some(shard), tensor_count, ..ShardHeader::default() }
     }
 
-    const NO_SHARD: ShardHeader = ShardHeader { shard: None, tensor_count: 3 };
+    const NO_SHARD: ShardHeader =
+        ShardHeader { shard: None, tensor_count: 3, architecture: None, tensors: Vec::new() };
 
     /// Does what an importer does.
     fn find(given: &str, files: &[(&str, ShardHeader)]) -> Result<Vec<String>, ShardSetError> {
-        let all: BTreeMap<&str, ShardHeader> = files.iter().copied().collect();
+        let all: BTreeMap<&str, ShardHeader> = files.iter().cloned().collect();
         let shards = FolderShards::new(given, all.keys().copied())?;
         let inspected = shards.to_inspect(all.get(given).and_then(|header| header.shard))?;
-        let headers = inspected.into_iter().filter_map(|name| Some((name, *all.get(name)?)));
+        let headers = inspected.into_iter().filter_map(|name| Some((name, all.get(name)?.clone())));
         let found = shards.resolve(&headers.collect())?;
         Ok(found.into_iter().map(str::to_owned).collect())
     }
@@ -399,6 +468,29 @@ mod tests {
     }
 
     #[test]
+    fn shards_of_other_architectures_or_with_the_same_tensor_are_named() {
+        let with = |number, architecture: Option<&str>, tensors: &[&str]| ShardHeader {
+            architecture: architecture.map(str::to_owned),
+            tensors: tensors.iter().map(|name| (*name).to_owned()).collect(),
+            ..shard(number, 2, tensors.len() as u64, 2)
+        };
+        let llama = with(0, Some("llama"), &["a"]);
+        assert!(find(ONE, &[(ONE, llama.clone()), (TWO, with(1, None, &["b"]))]).is_ok());
+        let foreign = [(ONE, llama.clone()), (TWO, with(1, Some("qwen2"), &["b"]))];
+        let expected = format!(
+            "{TWO:?}: does not belong to the others: expected architecture \"llama\", as {ONE:?}, found \"qwen2\""
+        );
+        assert_eq!(refused(TWO, &foreign), expected);
+        let twice = [(ONE, llama), (TWO, with(1, None, &["a"]))];
+        assert_eq!(
+            refused(ONE, &twice),
+            format!("tensor \"a\": expected in one shard, found in {ONE:?} and {TWO:?}")
+        );
+        let without_keys = twice.map(|(name, header)| (name, ShardHeader { shard: None, ..header }));
+        assert!(matches!(find(ONE, &without_keys), Err(ShardSetError::TensorTwice { .. })));
+    }
+
+    #[test]
     fn parts_of_files_are_to_be_joined() {
         let names: Vec<String> = (1..=11).map(|number| format!("a b.gguf.part{number}of11")).collect();
         let shards = FolderShards::new(&names[3], names.iter().map(String::as_str));
@@ -434,7 +526,7 @@ mod tests {
             };
             let names: Vec<String> = (0..count).map(name).collect();
             let header = |number: usize| match count {
-                1 => ShardHeader { shard: None, tensor_count: 2 },
+                1 => ShardHeader { tensor_count: 2, ..ShardHeader::default() },
                 _ => shard(number as u64, count as u64, 2, 2 * count as u64),
             };
             let mut files: Vec<_> = names.iter().enumerate().map(|(number, name)| (name.as_str(), header(number))).collect();

@@ -59,10 +59,10 @@ pub(super) fn shards_among<'n>(
     let Some(own) = FileFormat::GGUF.stem_of(given).and_then(|_| header(open(given)?)) else {
         return Ok(None);
     };
-    if ShardName::from_path(given).is_none() && own.shard.is_none_or(|shard| shard.count <= 1) {
+    if ShardName::from_path(given).is_none() && own.shard().is_none_or(|shard| shard.count <= 1) {
         return Ok(None);
     }
-    let inspected = shards.to_inspect(own.shard).map_err(refused)?;
+    let inspected = shards.to_inspect(own.shard()).map_err(refused)?;
     let headers = inspected.into_iter().filter_map(|name| Some((name, header(open(name)?)?)));
     let headers: BTreeMap<&str, ShardHeader> = headers.collect();
     let found = shards.resolve(&headers).map_err(refused)?;
@@ -88,8 +88,7 @@ fn header(mut file: File) -> Option<ShardHeader> {
             break;
         }
     }
-    let header = reader.finish().ok()?;
-    Some(ShardHeader { shard: header.shard(), tensor_count: header.tensor_count() })
+    Some(ShardHeader::new(&*reader.finish().ok()?))
 }
 
 /// The projector or the draft that belongs to a local model file and is in its folder.
