@@ -342,7 +342,7 @@ func (r *headerReader) count(bytes int) error {
 func (t *fileTensor) place(start uint64) error {
 	size, ok := sizeBytes(dtypeBits[t.dtype], t.shape)
 	if !ok {
-		return invalidHeader("tensor %.64q: shape %.64s of %s is not a whole number of bytes",
+		return invalidHeader("tensor %.64q: shape %.64s of %s takes no whole number of bytes below 2^64",
 			t.name, fmt.Sprint(t.shape), t.dtype)
 	}
 	_, carry := bits.Add64(start, t.end, 0)

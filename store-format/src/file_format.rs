@@ -233,6 +233,9 @@ impl FormatError {
         match self {
             Self::Unknown(found) => found.advice(origin),
             Self::Gguf(error) => gguf_format::advice(error, origin),
+            Self::Safetensors(error) if error.is_over_limit() => {
+                "models that are in use are far below this limit: the file may be damaged"
+            }
             Self::Safetensors(_) | Self::Layout(_) => match origin {
                 FileOrigin::Disk => "it is incomplete or damaged: copy or download it again",
                 FileOrigin::Download => {

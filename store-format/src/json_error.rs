@@ -23,9 +23,18 @@ pub fn reason(error: &Error) -> String {
         ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant ", "unknown field "];
     match text.rfind(", expected ") {
         Some(end) if quotes.iter().any(|known| text.starts_with(known)) => {
-            format!("wrong value: {}", text.get(end.saturating_add(2)..).unwrap_or_default())
+            format!("wrong value: {}", without_type(text.get(end.saturating_add(2)..).unwrap_or_default()))
         }
         _ => format!("wrong value at line {} column {}", error.line(), error.column()),
+    }
+}
+
+/// Replaces the name of a type of this program, `struct Document with 4 elements`, by what it is in JSON.
+fn without_type(expected: &str) -> String {
+    let Some(named) = expected.strip_prefix("expected struct ") else { return expected.to_owned() };
+    match named.find(" at line ") {
+        Some(place) => format!("expected an object{}", named.get(place..).unwrap_or_default()),
+        None => "expected an object".to_owned(),
     }
 }
 
@@ -67,6 +76,14 @@ mod tests {
             let error = serde_json::from_str::<Document>(json).unwrap_err();
             assert!(!reason(&error).contains("secret"), "{json}: {}", reason(&error));
             assert!(reason(&error).contains("line 1"), "{json}: {}", reason(&error));
+        }
+        for json in ["[]", "[1]", "7"] {
+            let error = serde_json::from_str::<Document>(json).unwrap_err();
+            assert!(
+                reason(&error).starts_with("wrong value: expected an object at line 1"),
+                "{}",
+                reason(&error)
+            );
         }
         let missing = serde_json::from_str::<Document>("{}").unwrap_err();
         assert_eq!(reason(&missing), "missing field `number` at line 1 column 2");

@@ -30,7 +30,7 @@ pub fn layer_type(path: &str, format: Option<TensorFormat>) -> MediaType {
 }
 
 /// Whether a file has weights in a format that is not split, by its extension.
-pub(crate) fn has_other_weights(path: &str) -> bool {
+pub fn has_other_weights(path: &str) -> bool {
     let path = path.to_ascii_lowercase();
     is_pickle(&path) || OTHER_WEIGHTS.contains(&extension(&path))
 }

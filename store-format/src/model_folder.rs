@@ -24,6 +24,7 @@ mod selection;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -35,6 +36,7 @@ pub use self::selection::{LeftOut, Reason, Selection, is_never_taken};
 use crate::file_format::FileFormat;
 use crate::file_type::ShardName;
 use crate::model_file::{ModelPathError, check_paths, has_other_weights};
+use crate::shard_set::first_part;
 
 /// A regular file with its path below the folder, `/` between the parts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -130,7 +132,17 @@ impl ListedFolder {
         let folder = Self { files: taken, left_out };
         match folder.files.iter().any(|file| is_weights(&file.path, selection)) {
             true => Ok(folder),
-            false => Err(FolderError::NoWeights { left_out: folder.weights_left_out() }),
+            false => Err(folder.without_weights()),
+        }
+    }
+
+    fn without_weights(&self) -> FolderError {
+        let left_out = self.left_out.iter().map(|left| &left.file);
+        let mut paths: Vec<&str> = self.files.iter().chain(left_out).map(|file| file.path.as_str()).collect();
+        paths.sort_unstable();
+        match first_part(&paths) {
+            Some((path, command)) => FolderError::Part { path, command },
+            None => FolderError::NoWeights { left_out: self.weights_left_out() },
         }
     }
 
@@ -245,14 +257,21 @@ pub enum FolderError {
         /// Paths of files with weights that are left out.
         left_out: Vec<String>,
     },
+    #[error("{path:?}: expected a whole file, found a part of one")]
+    Part {
+        path: String,
+        /// What joins the parts.
+        command: String,
+    },
     #[error("{path:?}: too long: expected at most {} bytes", ListedFolder::MAX_TEXT_BYTES)]
     TextTooLong { path: String },
 }
 
 impl FolderError {
     /// What a user can do about it.
-    pub fn advice(&self) -> &'static str {
-        match self {
+    pub fn advice(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::Part { command, .. } => return format!("join the parts: `{command}`").into(),
             Self::TooManyFiles => "name the folder of one model, or leave files out with `--exclude PATTERN`",
             Self::Path(_) => "rename the file, or leave it out with `--exclude PATTERN`",
             Self::NoWeights { left_out } if left_out.iter().any(|path| is_gguf(path)) => {
@@ -263,7 +282,7 @@ impl FolderError {
             }
             Self::NoWeights { .. } => "name the folder that has the weights",
             Self::TextTooLong { .. } => "it is damaged: copy or download it again",
-        }
+        })
     }
 }
 
@@ -317,13 +336,13 @@ impl<'f> Known<'f> {
 /// Shards that are missing by their numbers, or that no index names.
 fn faults_of_numbers(known: &Known<'_>, indexes: &[ShardIndex]) -> Vec<FolderFault> {
     let indexed: BTreeSet<&str> = indexes.iter().flat_map(ShardIndex::shards).collect();
+    // Of an index without shards too.
+    let with_index: BTreeSet<&str> = indexes.iter().map(|index| folder_of(index.path())).collect();
     let (mut faults, mut seen) = (Vec::new(), BTreeSet::new());
     let safetensors = |path: &&&str| FileFormat::SAFETENSORS.stem_of(path).is_some();
     for path in known.taken.iter().filter(safetensors) {
         let Some(shard) = ShardName::from_path(path).filter(|_| !indexed.contains(path)) else { continue };
-        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let is_in_folder = |other: &&&str| other.rsplit_once('/').map_or("", |(folder, _)| folder) == folder;
-        if indexed.iter().any(|other| is_in_folder(&other)) {
+        if with_index.contains(folder_of(path)) {
             faults.push(FolderFault::NotInIndex { shard: (*path).to_owned() });
             continue;
         }
@@ -334,6 +353,10 @@ fn faults_of_numbers(known: &Known<'_>, indexes: &[ShardIndex]) -> Vec<FolderFau
         }
     }
     faults
+}
+
+fn folder_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
 /// Components of a pipeline that have no folder.

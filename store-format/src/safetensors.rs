@@ -36,6 +36,13 @@ pub use self::dtype::Dtype;
 pub use self::header::{Header, HeaderWriter, Tensor};
 use crate::tensor::shown;
 
+impl SafetensorsError {
+    /// Whether the header exceeds a limit, and is not wrong otherwise.
+    pub const fn is_over_limit(&self) -> bool {
+        matches!(self, Self::HeaderLength { .. } | Self::TooMany(_) | Self::Name { .. } | Self::Rank { .. })
+    }
+}
+
 /// A limit of what a header may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -82,7 +89,10 @@ pub enum SafetensorsError {
         Header::MAX_DIMENSIONS
     )]
     Rank { name: String, found: usize },
-    #[error("safetensors: tensor {name:?}: shape {} of {dtype} is not a whole number of bytes", shown(shape))]
+    #[error(
+        "safetensors: tensor {name:?}: shape {} of {dtype} takes no whole number of bytes below 2^64",
+        shown(shape)
+    )]
     Size { name: String, dtype: Dtype, shape: Vec<u64> },
     #[error(
         "safetensors: tensor {name:?}: wrong size: expected {expected} bytes by its shape, found {begin} to {end}"

@@ -8,7 +8,7 @@ mod folder;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::model_file::layer_type;
+use blobd_store_format::model_file::{has_other_weights, layer_type};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::repository::{Choice, Refusal, RepositoryFiles, Wanted};
 use blobd_store_format::source::{Components, Draft, HubFile, Projector};
@@ -58,8 +58,8 @@ impl RegistryClient {
         let listed = match self.list(&repository, revision).await {
             Ok(listed) if listed.weights().next().is_some() || chooses => listed,
             // The registry's own reason comes first.
-            Ok(_) if published.is_err() => {
-                let refused = published.map_err(|error| no_model(error, &repository));
+            Ok(listed) if published.is_err() => {
+                let refused = published.map_err(|error| no_model(error, &repository, &listed));
                 return refused.map(|manifest| RemoteModel::Published(manifest.into()));
             }
             // A mirror of the registry alone has no list, so nothing can be chosen.
@@ -322,9 +322,17 @@ fn refused(
 }
 
 /// Explains the registry's refusal when the repository has no model file in a known format.
-fn no_model(error: RegistryError, repository: &str) -> RegistryError {
-    error
-        .explained(format!("{} has no model file that blobd knows: pull a GGUF variant", address(repository)))
+fn no_model(error: RegistryError, repository: &str, listed: &Listed) -> RegistryError {
+    let address = address(repository);
+    let mut others =
+        listed.files.iter().map(|file| file.path.as_str()).filter(|path| has_other_weights(path));
+    error.explained(match others.next() {
+        Some(path) => format!(
+            "{address} has weights of a format that is not split, such as {path}: `--include '*'` stores all its files \
+             whole; or pull a variant with safetensors or GGUF files"
+        ),
+        None => format!("{address} has no model file that blobd knows: pull a GGUF variant"),
+    })
 }
 
 fn file_name(path: &str) -> &str {

@@ -313,13 +313,18 @@ const fn without_weights(
     }
 }
 
-/// The length of a header in JSON, and its first character after any number of spaces. The format has no signature.
+/// The length of a header in JSON, and its first character after any number of spaces. The format has no signature. A length
+/// over the limit takes two characters, so that the error says that it is over the limit.
 pub(super) fn is_safetensors(start: &[u8]) -> bool {
     let Some((length, rest)) = start.split_first_chunk() else { return false };
     let length = u64::from_le_bytes(*length);
     let json = rest.trim_ascii_start();
     let is_json = json.starts_with(b"{") || (json.is_empty() && start.len() >= START_BYTES);
-    (2..=Header::MAX_BYTES).contains(&length) && is_json
+    match length {
+        0..2 => false,
+        2..=Header::MAX_BYTES => is_json,
+        _ => rest.starts_with(b"{\""),
+    }
 }
 
 fn is_json(start: &[u8]) -> bool {

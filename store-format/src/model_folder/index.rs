@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::Known;
+use super::{Known, folder_of};
 use crate::file_format::FileFormat;
 use crate::json_error::reason;
 use crate::manifest::is_file_name;
@@ -50,6 +50,11 @@ fn named_by(index: Option<&str>) -> String {
 }
 
 impl FolderFault {
+    /// Whether an index says what is wrong, and not the names of the files.
+    pub const fn is_of_index(&self) -> bool {
+        !matches!(self, Self::MissingShard { index: None, .. } | Self::NoComponent { .. })
+    }
+
     /// Whether no program can load the model. The others are for the user to know.
     pub const fn is_fatal(&self) -> bool {
         match self {
@@ -111,7 +116,7 @@ impl ShardIndex {
     pub(super) fn parse(path: &str, json: &[u8]) -> Result<Self, FolderFault> {
         let refused = |reason| FolderFault::Index { index: path.to_owned(), reason };
         let raw: RawIndex = serde_json::from_slice(json).map_err(|error| refused(reason(&error)))?;
-        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let folder = folder_of(path);
         let names: BTreeSet<&str> = raw.weight_map.values().map(|name| &**name).collect();
         let names: Vec<&str> = names.into_iter().collect();
         if names.len() > Self::MAX_SHARDS || raw.weight_map.len() > Self::MAX_TENSORS {
@@ -126,6 +131,11 @@ impl ShardIndex {
         };
         let total_size = raw.metadata.as_ref().and_then(|metadata| size(metadata.get("total_size")?));
         Ok(Self { path: path.to_owned(), shards: names.iter().map(shard).collect(), tensors, total_size })
+    }
+
+    /// The path of the index itself.
+    pub(super) fn path(&self) -> &str {
+        &self.path
     }
 
     /// The paths of the shards.

@@ -158,6 +158,19 @@ fn folder_without_safetensors_is_refused_with_what_can_be_done_with_its_other_we
     assert!(error.advice().contains("FOLDER/*.gguf"));
     assert!(refused(&["a.json", "x.bin"]).advice().contains("--include '*'"));
     assert_eq!(refused(&["a.json"]).advice(), "name the folder that has the weights");
+    let parts = refused(&["README.md", "a.gguf.part1of2", "a.gguf.part2of2"]);
+    assert_eq!(parts.to_string(), "\"a.gguf.part1of2\": expected a whole file, found a part of one");
+    assert_eq!(parts.advice(), "join the parts: `cat a.gguf.part1of2 a.gguf.part2of2 > a.gguf`");
+}
+
+#[test]
+fn shards_beside_an_index_that_names_none_are_reported() {
+    let index = ("model.safetensors.index.json".to_owned(), br#"{"weight_map":{}}"#.to_vec());
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let files = listing(&[shards[0], shards[1], &index.0]);
+    let plan = ListedFolder::new(files, &Selection::default()).unwrap().plan(&[index].into()).unwrap();
+    let expected = shards.map(|shard| FolderFault::NotInIndex { shard: shard.to_owned() });
+    assert_eq!(plan.faults(), expected);
 }
 
 #[test]

@@ -283,7 +283,7 @@ def _are_numbers(value: object) -> bool:
 def _place(name: str, dtype: str, shape: List[int], offsets: List[int], start: int) -> FileTensor:
     size, shown = size_bytes(dtype, shape), f"tensor {name[:64]!r}"
     if size is None:
-        raise SafetensorsError(f"{shown}: shape {_shown(shape)} of {dtype} is not a whole number of bytes")
+        raise SafetensorsError(f"{shown}: shape {_shown(shape)} of {dtype} takes no whole number of bytes below 2^64")
     begin, end = offsets
     if end - begin != size or start + end > _MAX_U64:
         raise SafetensorsError(f"{shown}: wrong size: expected {size} bytes by its shape, found {begin} to {end}")

@@ -223,9 +223,13 @@ impl ListedModel {
             message.push_str(&format!("; and {more} more"));
         }
         let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {message}", self.file_name()));
-        Err(body.with_hint(
-            "download the missing or wrong files again, or leave the index out with `--exclude PATTERN`",
-        ))
+        let names_index = self.faults.iter().any(|fault| fault.is_fatal() && fault.is_of_index());
+        Err(body.with_hint(match names_index {
+            true => {
+                "download the missing or wrong files again, or leave the index out with `--exclude PATTERN`"
+            }
+            false => "download the missing files again",
+        }))
     }
 
     /// What is wrong with the folder, for its user to know.

@@ -95,8 +95,8 @@ impl Hub<'_> {
 /// Why the files that the patterns choose are no model.
 fn refused(repository: &str, error: &FolderError) -> RegistryError {
     let advice = match error {
-        FolderError::NoWeights { .. } => "the patterns have to match at least one file with weights",
+        FolderError::NoWeights { .. } => "the patterns have to match at least one file with weights".into(),
         _ => error.advice(),
     };
-    RegistryError::unusable(address(repository), error.to_string()).explained(advice.to_owned())
+    RegistryError::unusable(address(repository), error.to_string()).explained(advice.into_owned())
 }

@@ -55,6 +55,11 @@ impl NewModel {
         Self { advice: "give exactly the shards of one model", ..Self::new(name, files) }
     }
 
+    /// The files, in the order of the manifest.
+    pub(super) fn files(&self) -> &[NewFile] {
+        &self.files
+    }
+
     /// Notes what the model is, and checks that its files are all shards of one model. `manifest` is the one that its
     /// registry has published.
     ///
@@ -212,6 +217,12 @@ fn contradiction(shards: &[(Shard, &ModelFacts)]) -> Option<String> {
     if found != count {
         return Some(missing(shards, count).unwrap_or_else(|| format!("{found} of {count} shards")));
     }
+    let mut architectures = shards.iter().filter_map(|(_, file)| file.architecture.as_deref());
+    if let Some(expected) = architectures.next()
+        && let Some(found) = architectures.find(|found| *found != expected)
+    {
+        return Some(format!("shards of several models: expected architecture {expected}, found {found}"));
+    }
     let mut seen = BTreeSet::new();
     for (shard, _) in shards {
         match shard.number {
@@ -278,6 +289,13 @@ mod tests {
         assert!(refused(&[file(0, 1, 4), file(0, 1, 4)]).contains("2 of 1 shards"));
         assert!(refused(&[file(0, 2, 4), file(0, 2, 4)]).contains("shard 1 twice"));
         assert!(refused(&[file(0, 2, 4), file(7, 2, 4)]).contains("number 7"));
+        let of = |number, architecture: Option<&str>| ModelFacts {
+            architecture: architecture.map(str::to_owned),
+            ..file(number, 2, 4)
+        };
+        assert!(joined(&[of(0, Some("llama")), of(1, None)]).is_ok());
+        let found = "expected architecture llama, found qwen2";
+        assert!(refused(&[of(0, Some("llama")), of(1, Some("qwen2"))]).contains(found));
         assert!(refused(&[file(0, 2, 4), file(1, 3, 4)]).contains("another says 3"));
         assert!(refused(&[file(0, 2, 5), file(1, 2, 5)]).contains("4 tensors in all shards, 5 declared"));
     }
