@@ -318,6 +318,11 @@ impl Ingest {
         self.recipes.insert(recipe.file(), recipe);
     }
 
+    /// The recipe of a file that was added and is not published.
+    pub fn added_recipe(&self, file: Digest) -> Option<&Recipe> {
+        self.recipes.get(&file)
+    }
+
     /// The commit records these versions with the origin.
     pub fn note_versions(&mut self, versions: impl IntoIterator<Item = FileVersion>) {
         self.versions.extend(versions);

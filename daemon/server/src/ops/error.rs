@@ -201,6 +201,10 @@ impl OpError {
                 "something changes data on its way: pull again over another network, proxy or mirror, and if that \
                  does not help test this machine's memory; the received data was deleted"
             }
+            (Self::Interrupted { source, .. }, _) if source.is_wrong_content() => {
+                "a proxy or mirror keeps another version, or only its publisher can correct it: the next pull downloads \
+                 this file again"
+            }
             (Self::DamagedParts { model, .. }, _) => {
                 return Some(format!(
                     "`blobd verify --repair {model}` repairs it; the other parts can be opened"

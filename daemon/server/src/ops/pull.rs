@@ -30,6 +30,7 @@ use crate::running_pulls::PullState;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
 mod plan;
+mod pulled_folder;
 mod remote_model;
 mod reusable;
 mod source;
@@ -84,6 +85,8 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         sources,
         present: RefCell::default(),
         corrected: Vec::new(),
+        texts: pulled_folder::Texts::new(),
+        notes: Vec::new(),
     };
     let (files, published, origin) = match remote {
         RemoteModel::Published(published) => {
@@ -96,10 +99,11 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| expiring_record(&params.source));
     let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
-    let Incoming { ingest, sources, corrected, .. } = model;
+    let Incoming { ingest, sources, corrected, notes, .. } = model;
     let ingest = ingest.with_name_origin(name_origin);
     let is_allowed = |name: &Reference| policy.check_source(&params.source, Some(name)).is_ok();
-    let named = change.commit(ingest, target.clone(), &manifest, Some(&origin), is_allowed)?;
+    let mut named = change.commit(ingest, target.clone(), &manifest, Some(&origin), is_allowed)?;
+    named.effects.notes.extend(notes);
     let Sources { downloaded_bytes, reused_bytes, already_stored_bytes } = sources;
     Ok(PullDone {
         status: "success".to_owned(),
@@ -196,6 +200,10 @@ struct Incoming<'p> {
     /// Whether a file is stored and may be reused, as far as it was looked up.
     present: RefCell<BTreeMap<Digest, bool>>,
     corrected: Vec<CorrectedFile>,
+    /// Small files that were received.
+    texts: pulled_folder::Texts,
+    /// What the user should know about the model.
+    notes: Vec<String>,
 }
 
 impl Incoming<'_> {
@@ -220,7 +228,14 @@ impl Incoming<'_> {
         let model = self.take_all(files)?;
         match published {
             Some(manifest) => model.check_published(&mut self.ingest, &manifest).map(|()| manifest),
-            None => model.compose(&mut self.ingest),
+            None => {
+                // Whoever chooses the files knows that others are missing.
+                if !self.pull.params.components.have_patterns() {
+                    let (name, files) = (self.reference.short(), model.files());
+                    self.notes = pulled_folder::check(&self.ingest, &name, files, &self.texts)?;
+                }
+                model.compose(&mut self.ingest)
+            }
         }
     }
 
@@ -372,6 +387,9 @@ impl Incoming<'_> {
         self.sources.add(size, 0, size);
         self.ingest.admit(std::iter::once(size))?;
         self.ingest.add_bytes(&bytes)?;
+        if let Some(path) = file.name().filter(|path| pulled_folder::is_text(path)) {
+            self.texts.insert(path.to_owned(), bytes);
+        }
         self.corrected.extend(corrected);
         self.send_file_progress(file, &job.again, Some(0));
         let media_type = file.media_type().clone();

@@ -78,6 +78,11 @@ pub enum TransferError {
 }
 
 impl TransferError {
+    /// Whether the content is not what the list of files says.
+    pub(crate) const fn is_wrong_content(&self) -> bool {
+        matches!(self, Self::GitId { .. } | Self::StreamDigest { .. } | Self::WrongHeader { .. })
+    }
+
     /// Whether a retry cannot use the received data.
     pub(super) const fn is_final(&self) -> bool {
         matches!(

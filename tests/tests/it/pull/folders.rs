@@ -101,6 +101,39 @@ fn repository_without_gguf_is_pulled_as_a_folder() {
     check_blobs(&commands.root());
 }
 
+/// The files with an index in which this file has the tensors.
+fn with_index(holder: &str, total_size: u64) -> Vec<(&'static str, Vec<u8>)> {
+    let index =
+        json!({ "metadata": { "total_size": total_size }, "weight_map": { "a": holder, "b": holder } });
+    let mut files = files();
+    files.retain(|(path, _)| *path != "model-00002-of-00002.safetensors");
+    files[3].0 = "model.safetensors";
+    files.push(("model.safetensors.index.json", index.to_string().into_bytes()));
+    files
+}
+
+#[test]
+fn index_that_contradicts_the_files_is_refused_as_in_an_import() {
+    let (_registry, commands) = hub(&with_index("other.safetensors", 1_200_000));
+    let error = commands.run(&["pull", NAME]).exits_with(1).error();
+    assert!(error.message.contains("other.safetensors: missing"), "{}", error.message);
+    check_empty(&commands.root());
+    let (_registry, commands) = hub(&with_index("model.safetensors", 7));
+    let done = last_line(commands.run(&["pull", NAME]));
+    let note = done["notes"][0].as_str().unwrap();
+    assert!(note.contains("wrong total_size: expected 1200000 bytes"), "{note}");
+}
+
+#[test]
+fn repository_of_pickles_is_refused_with_the_option_that_stores_them() {
+    let pickles = vec![("config.json", b"{}".to_vec()), ("pytorch_model.bin", b"\x80\x02pickle".to_vec())];
+    let (_registry, commands) = hub(&pickles);
+    let error = commands.run(&["pull", NAME]).exits_with(3).error();
+    assert!(error.hint.unwrap().contains("`--include '*'` stores all its files whole"));
+    let done = last_line(commands.run(&["pull", NAME, "--include", "*"]));
+    assert_eq!(done["status"], "success");
+}
+
 #[test]
 fn changed_small_file_is_pulled_alone() {
     let (registry, commands) = hub(&files());
