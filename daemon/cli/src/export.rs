@@ -52,7 +52,8 @@ pub(super) struct Params {
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// The part to export: model, projector, adapter, template, params, license, config. The default is the model, or
-    /// what there is in its place, such as an adapter; of a model that is a folder, all of its files
+    /// what there is in its place, such as an adapter; of a model that is a folder or has a file for each tensor, all of
+    /// its files
     #[arg(long, value_name = "NAME")]
     component: Option<String>,
     /// Replace files that exist, and write weights to a terminal
@@ -119,11 +120,14 @@ fn open_component(
     client.open_with(&request).map_err(client_error)
 }
 
-/// The component of the weights; `None`, for all, if the model is a folder.
+/// The component of the weights; `None`, for all, if the model is a folder or has a file for each tensor.
 fn default_component(client: &Client, reference: &Reference) -> Option<String> {
     let layers = client.model(reference).map(|details| details.layers).unwrap_or_default();
     let media_types = layers.iter().map(|layer| &layer.media_type);
-    (!is_folder_of(media_types.clone())).then(|| MediaType::weights_component(media_types).to_owned())
+    let is_of_tensors = media_types.clone().any(|media_type| media_type.component() == "tensor")
+        && !media_types.clone().any(MediaType::holds_tensors);
+    let is_all = is_of_tensors || is_folder_of(media_types.clone());
+    (!is_all).then(|| MediaType::weights_component(media_types).to_owned())
 }
 
 /// The plan of an export, for which no file with other content is in the way.

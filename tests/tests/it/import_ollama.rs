@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::folders::safetensors;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::registry::FakeRegistry;
@@ -49,6 +50,24 @@ impl Ollama {
         path
     }
 
+    /// Adds a model with a file for each tensor, and returns these files by their names.
+    fn add_of_tensors(&self, place: &str) -> [(String, Vec<u8>); 2] {
+        let tensors = ["a.weight", "b.weight"].map(|name| (name, safetensors(&[(1, name)])));
+        let config = self.add_blob("docker.container.image.v1+json", br#"{"model_format":"safetensors"}"#);
+        let mut layers = vec![self.add_blob("ollama.image.json", b"{}")];
+        layers[0]["name"] = "config.json".into();
+        for (name, file) in &tensors {
+            let mut layer = self.add_blob("ollama.image.tensor", file);
+            layer["name"] = (*name).into();
+            layers.push(layer);
+        }
+        let manifest = json!({ "schemaVersion": 2, "config": config, "layers": layers });
+        let path = self.0.join("manifests").join(place);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+        tensors.map(|(name, file)| (format!("{name}.safetensors"), file))
+    }
+
     fn import(&self, blobd: &Blobd, more: &[&str]) -> blobd_tests::command::Run {
         let from = format!("--from-ollama={}", self.0.display());
         blobd.run(["import", &from, "--json"].iter().chain(more))
@@ -68,6 +87,22 @@ fn with_and_without_daemon(check: impl Fn(&Blobd, &Path, &Path)) {
     let scratch = tmpfs_directory();
     let root = scratch.path().join("store");
     check(&Blobd::at_root(&root), scratch.path(), &root);
+}
+
+#[test]
+fn model_with_a_file_for_each_tensor_is_exported_bit_for_bit() {
+    with_and_without_daemon(|blobd, scratch, _root| {
+        let ollama = Ollama::new(scratch);
+        let files = ollama.add_of_tensors(&format!("{LIBRARY}/tensors/1"));
+        ollama.import(blobd, &[]).succeeds();
+        let out = scratch.join("exported");
+        blobd.run(["export", "tensors:1", "-o", &format!("{}/", out.display())]).succeeds();
+        for (name, file) in files {
+            assert!(fs::read(out.join(&name)).unwrap() == file, "{name}");
+        }
+        assert_eq!(fs::read(out.join("config.json")).unwrap(), b"{}");
+        blobd.run(["export", "tensors:1", "-o", "-"]).exits_with(2);
+    });
 }
 
 #[test]
