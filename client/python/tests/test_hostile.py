@@ -19,7 +19,7 @@ from test_daemon import numpy
 
 import blobd
 from blobd import _wire
-from blobd._responses import component
+from blobd._responses import Head, _read_layer, _read_plain_tensor, _read_tensor, component
 from blobd._sockets import check_private, hint_for
 
 Script = Callable[[FakePeer], None]
@@ -406,6 +406,29 @@ class LyingSizes(unittest.TestCase):
         with FakeDaemon(script) as fake, blobd.Client(fake.socket).open("m") as model:
             with self.assertRaises(blobd.ModelError):
                 model.text("template")
+
+
+class TensorEntries(unittest.TestCase):
+    def test_short_way_of_reading_an_entry_gives_what_the_long_one_gives(self) -> None:
+        head = Head("m", "sha256:0", tuple(_read_layer(0, layer(), 1) for _ in range(2)), 1, 3)
+        plain = {"name": "t", "type": "F32", "shape": [2, 3], "layer": 1, "fd": 2, "offset": 64, "size": 24}
+        read = _read_plain_tensor(plain, head)
+        self.assertEqual(read, _read_tensor(plain, head))
+        self.assertEqual(repr(read), repr(_read_tensor(plain, head)))
+        without_offset = {key: value for key, value in plain.items() if key != "offset"}
+        self.assertEqual(_read_plain_tensor(without_offset, head), _read_tensor(without_offset, head))
+        wrong: List[Any] = [None, True, -1, 1 << 64, 2.0, "2", [], {}, [True], [-1], [2.0], [None]]
+        for key in plain:
+            for value in wrong:
+                changed = {**plain, key: value}
+                found = _read_plain_tensor(changed, head)
+                if found is not None:
+                    self.assertEqual(found, _read_tensor(changed, head), changed)
+            found = _read_plain_tensor({name: value for name, value in plain.items() if name != key}, head)
+            self.assertEqual(found is None, key != "offset", key)
+        for changes in ({"layer": 2}, {"fd": 3}, {"size": (1 << 64) - 64}, {"experts": {"count": 2, "stride": 12}}):
+            self.assertIsNone(_read_plain_tensor({**plain, **changes}, head), changes)
+        self.assertIsNone(_read_plain_tensor([plain], head))
 
 
 class Words(unittest.TestCase):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 from . import safetensors
 from ._elements import NumpyElements, TorchElements
@@ -39,12 +38,6 @@ class TensorMeta:
     """The path of its file in the model; empty if the file has no name."""
 
 
-@dataclass(frozen=True)
-class _Entry:
-    meta: TensorMeta
-    read: Callable[[], memoryview]
-
-
 class SafeOpen:
     """The tensors of a model of safetensors files, all under one view; see `Client.safe_open`.
 
@@ -58,14 +51,18 @@ class SafeOpen:
         has no file with this path."""
         self._model = model
         self._elements = elements
-        self._files: Dict[str, int] = {}
-        self._entries: Dict[str, _Entry] = {}
-        self._by_layer: Dict[int, List[Tensor]] = {}
+        self._files: Dict[int, str] = {}
+        self._tensors: Dict[str, Tensor] = {}
+        # Needed only for `data_offsets`, so counted only when those are asked for.
+        self._starts: Dict[str, int] = {}
+        by_layer: Dict[int, List[Tensor]] = {}
         for tensor in model.tensors:
-            self._by_layer.setdefault(tensor.layer, []).append(tensor)
+            by_layer.setdefault(tensor.layer, []).append(tensor)
         layers = _weight_layers(model)
         for number in _chosen(model, layers, file):
-            self._add(number, layers[number])
+            path = self._files[number] = layers[number]
+            is_split = model.layers[number].header_fd is not None
+            self._add(self._checked(by_layer.get(number, []), number, path) if is_split else self._whole(number, path))
 
     @property
     def model(self) -> OpenModel:
@@ -75,12 +72,12 @@ class SafeOpen:
     def keys(self) -> List[str]:
         """The names of all tensors, sorted."""
         self._check_open()
-        return sorted(self._entries)
+        return sorted(self._tensors)
 
     def offset_keys(self) -> List[str]:
         """The names of all tensors, file by file in the order of their data."""
         self._check_open()
-        return list(self._entries)
+        return list(self._tensors)
 
     def metadata(self) -> Optional[Dict[str, str]]:
         """The metadata in the header, `None` if there is none.
@@ -88,7 +85,7 @@ class SafeOpen:
         Of several files, those entries that have the same value in all files that have their key.
         """
         self._check_open()
-        headers = [self._header(number, path) for path, number in self._files.items()]
+        headers = [self._header(number, path) for number, path in self._files.items()]
         found = [header.metadata for header in headers if header.has_metadata]
         if not found:
             return None
@@ -99,8 +96,8 @@ class SafeOpen:
 
     def get_tensor(self, name: str) -> Any:
         """A whole tensor."""
-        meta, data = self._read(name)
-        return self._elements.whole(name, meta.dtype, meta.shape, data)
+        tensor = self._tensor(name)
+        return self._elements.whole(name, tensor.type, tensor.shape, self._model.map(tensor))
 
     def get_tensors(self, names: Optional[Iterable[str]] = None) -> Dict[str, Any]:
         """Tensors by name: these, or all in the order of `offset_keys`."""
@@ -108,12 +105,14 @@ class SafeOpen:
 
     def get_slice(self, name: str) -> TensorSlice:
         """A tensor that is read in parts: `get_slice("w")[:, :8]`."""
-        meta, data = self._read(name)
-        return TensorSlice(name, meta.dtype, tuple(meta.shape), data, self._elements)
+        return self._sliced(name, self._elements)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Type, shape and place of a tensor; reads nothing."""
-        return self._entry(name).meta
+        tensor = self._tensor(name)
+        start = self._start(tensor)
+        path = self._files[tensor.layer]
+        return TensorMeta(tensor.type, list(tensor.shape), (start, start + tensor.size), path)
 
     def prefetch(
         self, plan: Optional[PrefetchPlan] = None, *, device: Optional[Union[str, int]] = None, threads: int = 8
@@ -147,72 +146,73 @@ class SafeOpen:
 
     def __repr__(self) -> str:
         state = ", closed" if self._model.closed else ""
-        return f"<blobd.SafeOpen {self._model.name}: {len(self._entries)} tensors{state}>"
+        return f"<blobd.SafeOpen {self._model.name}: {len(self._tensors)} tensors{state}>"
 
     def _elements_on(self, device: Union[str, int]) -> Elements:
         return choose_elements("numpy" if isinstance(self._elements, NumpyElements) else "pt", device)
 
     def _sliced(self, name: str, elements: Elements) -> TensorSlice:
-        meta, data = self._read(name)
-        return TensorSlice(name, meta.dtype, tuple(meta.shape), data, elements)
+        tensor = self._tensor(name)
+        return TensorSlice(name, tensor.type, tensor.shape, self._model.map(tensor), elements)
 
-    def _read(self, name: str) -> Tuple[TensorMeta, memoryview]:
-        entry = self._entry(name)
-        return entry.meta, entry.read()
-
-    def _entry(self, name: str) -> _Entry:
+    def _tensor(self, name: str) -> Tensor:
         self._check_open()
-        entry = self._entries.get(name)
-        if entry is None:
-            near = _near(name, self._entries)
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            near = _near(name, self._tensors)
             advice = f"did you mean {_quoted(near)}?" if near else "keys() lists all"
             raise NoTensorError(f"model {self._model.name}: no tensor {name!r}; {advice}")
-        return entry
+        return tensor
+
+    def _start(self, tensor: Tensor) -> int:
+        """The first byte of a tensor in the data of its file, which its tensors fill without a gap."""
+        if not self._starts:
+            ends: Dict[int, int] = {}
+            for each in self._tensors.values():
+                start = self._starts[each.name] = ends.get(each.layer, 0)
+                ends[each.layer] = start + each.size
+        return self._starts[tensor.name]
 
     def _check_open(self) -> None:
         if self._model.closed:
             raise SessionClosedError(f"model {self._model.name}: closed; open it again")
 
-    def _add(self, number: int, path: str) -> None:
+    def _add(self, tensors: Iterable[Tensor]) -> None:
         """Adds the tensors of a file."""
-        self._files[path] = number
-        if self._model.layers[number].header_fd is None:
-            self._add_whole(number, path)
-        else:
-            self._add_split(number, path)
+        known = self._tensors
+        for tensor in tensors:
+            first = known.setdefault(tensor.name, tensor)
+            if first is not tensor:
+                raise WeightsError(
+                    f"model {self._model.name}: tensor {tensor.name!r}: expected in one file, found in "
+                    f"{self._files[first.layer]!r} and {self._files[tensor.layer]!r}; choose one with file=, or a "
+                    "folder that ends in a slash"
+                )
 
-    def _add_split(self, number: int, path: str) -> None:
+    def _checked(self, tensors: List[Tensor], number: int, path: str) -> List[Tensor]:
         """Of a split file, the daemon lists the tensors in the order of their data, so the header is not read."""
-        model, layer, begin = self._model, self._model.layers[number], 0
-        for tensor in self._by_layer.get(number, ()):
-            if tensor.type not in safetensors.BITS:
-                raise WeightsError(f"tensor {tensor.name!r}: unknown element type {tensor.type!r}; update the client")
-            size = safetensors.size_bytes(tensor.type, tensor.shape)
-            if size != tensor.size:
-                raise self._contradiction(f"tensor {tensor.name!r} of {tensor.type}", size, tensor.size)
-            meta = TensorMeta(tensor.type, list(tensor.shape), (begin, begin + tensor.size), path)
-            self._insert(tensor.name, _Entry(meta, functools.partial(model.map, tensor)))
-            begin += tensor.size
-        if layer.header_size + begin != layer.size:
-            raise self._contradiction(f"data of file {path!r}", layer.size - layer.header_size, begin)
+        layer = self._model.layers[number]
+        # Thousands of tensors have a few types and shapes.
+        sizes: Dict[Tuple[str, Tuple[int, ...]], Optional[int]] = {}
+        for tensor in tensors:
+            kind = (tensor.type, tensor.shape)
+            if kind not in sizes:
+                if tensor.type not in safetensors.BITS:
+                    raise WeightsError(
+                        f"tensor {tensor.name!r}: unknown element type {tensor.type!r}; update the client"
+                    )
+                sizes[kind] = safetensors.size_bytes(tensor.type, tensor.shape)
+            if sizes[kind] != tensor.size:
+                raise self._contradiction(f"tensor {tensor.name!r} of {tensor.type}", sizes[kind], tensor.size)
+        data = sum(tensor.size for tensor in tensors)
+        if layer.header_size + data != layer.size:
+            raise self._contradiction(f"data of file {path!r}", layer.size - layer.header_size, data)
+        return tensors
 
-    def _add_whole(self, number: int, path: str) -> None:
-        header = self._header(number, path)
-        for tensor in header.tensors:
-            begin = tensor.offset - header.data_offset
-            meta = TensorMeta(tensor.dtype, list(tensor.shape), (begin, begin + tensor.size), path)
-            self._insert(tensor.name, _Entry(meta, functools.partial(self._bytes_of, number, tensor)))
-
-    def _insert(self, name: str, entry: _Entry) -> None:
-        known = self._entries.setdefault(name, entry)
-        if known is not entry:
-            raise WeightsError(
-                f"model {self._model.name}: tensor {name!r}: expected in one file, found in {known.meta.file!r} and "
-                f"{entry.meta.file!r}; choose one with file=, or a folder that ends in a slash"
-            )
-
-    def _bytes_of(self, number: int, tensor: safetensors.FileTensor) -> memoryview:
-        return self._model.layer_bytes(number)[tensor.offset : tensor.offset + tensor.size]
+    def _whole(self, number: int, path: str) -> Iterator[Tensor]:
+        fd = self._model.layers[number].fd
+        for each in self._header(number, path).tensors:
+            yield Tensor(each.name, each.dtype, each.shape, number, fd, each.offset, each.size, None)
 
     def _header(self, number: int, path: str) -> safetensors.Header:
         layer = self._model.layers[number]

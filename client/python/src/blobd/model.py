@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 from . import _views
 from ._elements import NumpyElements, TorchElements
 from ._memory import Blob, max_open_files
-from ._responses import Fields, Head, Layer, Tensor, as_list, read_head, read_tensor
+from ._responses import Fields, Head, Layer, Tensor, as_list, read_head, read_tensors
 from ._wire import Wire
 from .contiguous import ContiguousGguf, assemble
 from .errors import ModelError, NoTensorError, ProtocolError, SessionClosedError
@@ -276,7 +276,7 @@ def receive(wire: Wire, details: Details) -> OpenModel:
         left = head.tensor_count - len(tensors)
         if not 0 < len(part) <= left:
             raise ProtocolError(f"tensors in one frame: expected 1 to {left}, found {len(part)}")
-        tensors.extend(read_tensor(tensor, head) for tensor in part)
+        tensors.extend(read_tensors(part, head))
     blobs = _receive_blobs(wire, head.fd_count)
     lease = wire.detach()
     return OpenModel(head, tensors, blobs, lease, details)
