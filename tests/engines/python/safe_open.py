@@ -19,8 +19,9 @@ def tensors(model: str, framework: str) -> dict:
         return blobd.load_file(model, framework=framework)
     import safetensors
 
-    files = sorted(pathlib.Path(model).glob("*.safetensors"))
-    return {key: value for file in files for key, value in safetensors.safe_open(file, framework).get_tensors().items()}
+    files = sorted(pathlib.Path(model).rglob("*.safetensors"))
+    opened = {file: safetensors.safe_open(file, framework) for file in files}
+    return {(file, key): value for file in files for key, value in opened[file].get_tensors().items()}
 
 
 def total(tensor: object, framework: str) -> int:
