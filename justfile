@@ -124,6 +124,14 @@ siblings one two prompt=" The": build
 folder model: build
     tests/engines/folder target/release/blobd {{ model }}
 
+# What llama.cpp's converter leaves alone in models of three architectures, and blobd shares; takes transformers and torch
+converted converter: build
+    python3 tests/converted.py target/release/blobd {{ converter }}
+
+# A cache of the hub that huggingface_hub itself makes, imported, pulled and shown; takes huggingface_hub, 1.x or 2.x
+hub-stores model: build
+    python3 tests/hub_stores.py target/release/blobd {{ model }}
+
 # Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
 fuzz seconds="60":
     #!/usr/bin/env bash
