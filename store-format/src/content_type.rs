@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_reading_order_are_no_old_format() {
+    fn names_in_reading_order_are_not_an_old_format() {
         for start in [&b"ggml"[..], b"ggjt", b"GGJT", b"", b"\0\0\0\0"] {
             assert_eq!(content_type(start), None, "{start:?}");
         }

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_no_ids_are_refused() {
+    fn texts_that_are_not_ids_are_refused() {
         let id = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391";
         for text in [
             "",

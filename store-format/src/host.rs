@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_told_from_namespaces() {
+    fn hosts_are_distinguished_from_namespaces() {
         for host in [
             "localhost:5000",
             "lan:80",

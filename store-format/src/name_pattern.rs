@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_urls_are_no_patterns() {
+    fn names_and_urls_are_not_patterns() {
         for text in ["llama3", "[::1]:5000/a/b", "[::1]/a/b", "https://h/x.gguf?download=true", ""] {
             assert!(!NamePattern::is_pattern(text), "{text}");
         }

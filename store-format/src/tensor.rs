@@ -274,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn row_of_a_broken_block_is_refused() {
+    fn row_of_an_incomplete_block_is_refused() {
         let error = TensorError::Row { ggml_type: GgmlType::Q4_K, row: 384, block: 256 };
         assert_eq!(size(GgmlType::Q4_K, &[384, 256]), Err(error));
         assert!(matches!(size(GgmlType::Q4_0, &[]), Err(TensorError::Row { row: 1, .. })));
     }
 
     #[test]
-    fn row_of_a_broken_block_belongs_to_a_forks_type_if_forks_use_the_id() {
+    fn row_of_an_incomplete_block_belongs_to_the_type_of_a_fork_if_forks_use_the_id() {
         assert_eq!(size(GgmlType::Q1_0, &[256, 2]), Ok(Some(72)));
         assert_eq!(size(GgmlType::Q1_0, &[96]), Ok(None));
         assert_eq!(size(GgmlType::Q2_0, &[96]), Ok(None));

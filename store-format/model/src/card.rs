@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_empty_texts_and_huge_counts_are_no_facts() {
+    fn wrong_types_empty_texts_and_huge_counts_are_ignored() {
         let card = card(&[
             ("general.name", Value::from(7_u32)),
             ("general.author", Value::from("  ")),

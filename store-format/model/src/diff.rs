@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_change_is_told_apart() {
+    fn every_kind_of_change_is_distinguished() {
         let a = [
             tensor("same", "F32", &[4], 1, 0),
             tensor("other_values", "F32", &[4], 2, 0),

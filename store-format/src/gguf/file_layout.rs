@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_that_contradict_the_table_show_a_forks_type() {
+    fn offsets_that_contradict_the_table_indicate_the_type_of_a_fork() {
         let wide: [(_, _, &[u64], _); 3] =
             [("a", Q1_0, &[256], 0), ("b", F32, &[8], 96), ("c", Q1_0, &[256], 128)];
         assert_eq!(ranges(&wide, 224).unwrap(), [row("type-41", 96), row("F32", 32), row("type-41", 96)]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_whole_blocks_show_a_forks_type() {
+    fn rows_of_incomplete_blocks_indicate_the_type_of_a_fork() {
         // 96 elements are no whole blocks of 128.
         let bytes = |ggml_type: u32, offset: u64| {
             let mut writer = GgufWriter::new();
@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn gaps_in_a_file_are_no_sign_of_a_fork() {
+    fn gaps_in_a_file_do_not_indicate_a_fork() {
         let gaps: [(_, _, &[u64], _); 3] =
             [("a", F32, &[8], 0), ("b", F32, &[8], 64), ("c", Q1_0, &[256], 128)];
         assert_eq!(ranges(&gaps, 1000).unwrap()[2], row("Q1_0", 36));
     }
 
     #[test]
-    fn separate_experts_of_a_forks_type_are_no_group() {
+    fn separate_experts_of_the_type_of_a_fork_are_not_a_group() {
         let mut writer = GgufWriter::new();
         // 4096 elements of Q1_0 are 576 bytes, which would be a group's stride.
         for expert in 0..3 {

@@ -345,7 +345,7 @@ fn well_known_key_of_wrong_type_is_ignored() {
 }
 
 #[test]
-fn alignment_that_is_no_power_of_two_is_refused() {
+fn alignment_that_is_not_a_power_of_two_is_refused() {
     for found in [0, 13, 48, u32::MAX] {
         let raw = Raw::new(0, 1).key(ALIGNMENT_KEY, 4).u32(found);
         assert_eq!(raw.refused(), GgufError::Alignment { found });
@@ -453,7 +453,7 @@ fn removed_types_are_refused_at_the_type() {
 }
 
 #[test]
-fn row_of_a_broken_block_is_refused_at_the_type() {
+fn row_of_an_incomplete_block_is_refused_at_the_type() {
     let raw = Raw::new(1, 0).string(b"a").u32(1).u64(384).u32(12);
     assert!(matches!(raw.refused_tensor(), TensorError::Row { row: 384, block: 256, .. }));
 }

@@ -39,7 +39,7 @@ const TWO: &str = "model-00002-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 #[test]
-fn kinds_of_folders_are_told_by_their_files() {
+fn kinds_of_folders_are_recognised_by_their_files() {
     for (files, kind) in [
         (&["config.json", INDEX, ONE, TWO][..], FolderKind::Transformers),
         (&["model_index.json", "unet/config.json", "unet/x.safetensors"], FolderKind::Diffusers),
@@ -249,7 +249,7 @@ fn faults_of_an_index_are_named_by_the_list_of_files() {
 }
 
 #[test]
-fn shard_that_a_pattern_leaves_out_is_no_error() {
+fn shard_that_a_pattern_leaves_out_is_not_an_error() {
     let selection = Selection::new([], [TWO]);
     let folder = ListedFolder::new(listing(&[INDEX, ONE, TWO]), &selection).unwrap();
     let text = index(&[("a", ONE), ("b", TWO)], &json!(null)).to_string();

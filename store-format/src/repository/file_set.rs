@@ -27,7 +27,7 @@ enum Content {
 /// Groups the files with weights among `paths`, in the order of the list. Only GGUF files are models that a tag can
 /// mean; others are taken by their names.
 pub(super) fn file_sets<'p>(paths: &[&'p str]) -> Vec<FileSet<'p>> {
-    let (mut sets, mut natures) = (Vec::<FileSet<'p>>::new(), Vec::new());
+    let (mut sets, mut certainties) = (Vec::<FileSet<'p>>::new(), Vec::new());
     let mut sharded = BTreeMap::new();
     for (position, path) in paths.iter().enumerate() {
         let format = FileFormat::split_name(file_name(path)).filter(|(stem, _)| !stem.is_empty());
@@ -45,15 +45,15 @@ pub(super) fn file_sets<'p>(paths: &[&'p str]) -> Vec<FileSet<'p>> {
                 Content::Shards([(shard.number(), position)].into(), shard.count())
             }
         };
-        natures.push(if format.is_gguf() { nature(stem) } else { Nature::Certain(Kind::Other) });
+        certainties.push(if format.is_gguf() { certainty(stem) } else { Certainty::Certain(Kind::Other) });
         sets.push(FileSet { path, stem, kind: Kind::Model, content });
     }
-    let has_model = natures.contains(&Nature::Certain(Kind::Model));
-    for (set, nature) in sets.iter_mut().zip(natures) {
-        set.kind = match nature {
-            Nature::Certain(kind) => kind,
+    let has_model = certainties.contains(&Certainty::Certain(Kind::Model));
+    for (set, certainty) in sets.iter_mut().zip(certainties) {
+        set.kind = match certainty {
+            Certainty::Certain(kind) => kind,
             // If all models have the word in their names, it does not tell what they are.
-            Nature::Likely(kind) => {
+            Certainty::Likely(kind) => {
                 if has_model {
                     kind
                 } else {
@@ -153,7 +153,7 @@ pub(super) enum DraftKind {
 
 /// How surely a name tells what a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Nature {
+enum Certainty {
     Certain(Kind),
     /// Unless all models of the repository have such names.
     Likely(Kind),
@@ -175,20 +175,20 @@ const VOCABULARY: &str = "ggml-vocab-";
 const OTHERS: [&str; 5] = ["lora", "adapter", "cvector", "control-vector", "control_vector"];
 
 /// What a file is, from its path without extension and shard number.
-fn nature(stem: &str) -> Nature {
+fn certainty(stem: &str) -> Certainty {
     let stem = stem.to_ascii_lowercase();
     let name = file_name(&stem);
     let folder = stem.rsplit('/').nth(1).unwrap_or_default();
     if PROJECTORS.iter().any(|word| name.contains(word)) || PROJECTOR_FOLDERS.contains(&folder) {
-        return Nature::Certain(Kind::Projector);
+        return Certainty::Certain(Kind::Projector);
     }
     if name.contains(IMATRIX) {
         let is_certain = name.starts_with(IMATRIX)
             || !name.split(['-', '.']).any(|part| quantization_bits(part).is_some());
-        return if is_certain { Nature::Certain(Kind::Other) } else { Nature::Likely(Kind::Other) };
+        return if is_certain { Certainty::Certain(Kind::Other) } else { Certainty::Likely(Kind::Other) };
     }
     if name.starts_with(VOCABULARY) {
-        return Nature::Certain(Kind::Other);
+        return Certainty::Certain(Kind::Other);
     }
     let is_draft = |(word, _): &&(&str, DraftKind)| {
         folder == *word
@@ -197,9 +197,9 @@ fn nature(stem: &str) -> Nature {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '_', '.']))
     };
     if let Some((_, kind)) = DRAFTS.iter().find(is_draft) {
-        return Nature::Certain(Kind::Draft(*kind));
+        return Certainty::Certain(Kind::Draft(*kind));
     }
-    likely(name).map_or(Nature::Certain(Kind::Model), Nature::Likely)
+    likely(name).map_or(Certainty::Certain(Kind::Model), Certainty::Likely)
 }
 
 fn likely(name: &str) -> Option<Kind> {

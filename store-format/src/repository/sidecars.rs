@@ -24,14 +24,14 @@ fn nearest<'s, 'p: 's>(
     candidates: impl Iterator<Item = &'s FileSet<'p>>,
     sets: &'s [FileSet<'p>],
 ) -> Option<&'s FileSet<'p>> {
-    let others = Others::new(model, sets);
+    let others = SidecarContext::new(model, sets);
     let measured =
         candidates.filter(|set| set.is_complete()).filter_map(|set| Some((others.distance(set)?, set)));
     measured.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, set)| set)
 }
 
 /// What a sidecar is compared with.
-struct Others<'p> {
+struct SidecarContext<'p> {
     folders: Vec<&'p str>,
     subject: String,
     quantization: Option<&'p str>,
@@ -58,7 +58,7 @@ struct Distance<'p> {
     path: &'p str,
 }
 
-impl<'p> Others<'p> {
+impl<'p> SidecarContext<'p> {
     fn new(model: &FileSet<'p>, sets: &[FileSet<'p>]) -> Self {
         let parts = parts_of_name(model);
         let subject = parts.subject;

@@ -92,7 +92,7 @@ fn json_of_another_form_is_refused() {
 }
 
 #[test]
-fn places_that_lie_are_refused() {
+fn invalid_data_offsets_are_refused() {
     let two = |a: (u64, u64), b: (u64, u64)| format!("{{{},{}}}", entry("a", a.0, a.1), entry("b", b.0, b.1));
     for (what, json, data, words) in [
         ("a gap", two((0, 4), (5, 8)), 8, "wrong offset in the data: expected 4, found 5"),
@@ -169,7 +169,7 @@ fn tensors_are_counted() {
 }
 
 #[test]
-fn what_no_reader_takes_is_not_written() {
+fn headers_that_no_reader_accepts_are_not_written() {
     let mut writer = HeaderWriter::new();
     writer.tensor("a", Dtype::U8, &[1]).unwrap();
     for (name, dtype, shape) in [

@@ -169,7 +169,7 @@ fn quants_of_four_and_five_bits_have_offsets_or_minimums() {
 }
 
 #[test]
-fn second_field_of_q8_1_is_no_minimum() {
+fn second_field_of_q8_1_is_not_a_minimum() {
     let block = scaled_block(TWO, ONE.to_le_bytes().into_iter().chain([255; 32]));
     assert_eq!(numbers(GgmlType::Q8_1, &block), [-2.0; 32]);
 }
