@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scopes_of_well_known_addresses() {
+    fn well_known_addresses_have_their_scopes() {
         for (address, scope) in [
             ("1.1.1.1", AddressScope::Public),
             ("172.32.0.1", AddressScope::Public),

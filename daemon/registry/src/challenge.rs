@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_as_registries_write_them() {
+    fn challenges_of_real_registries_are_parsed() {
         let docker = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:ai/x:pull,push""#;
         let expected = (
             "https://auth.docker.io/token".to_owned(),

@@ -94,7 +94,7 @@ pub use self::proxy::{Proxies, ProxyFault};
 pub use self::regular_file::{open_regular, read_regular};
 pub use self::remote::{Chosen, ChosenFile, KnownFile, PublishedModel, RemoteFile, RemoteModel};
 use self::retry::Counts;
-pub use self::retry::{Retry, RetryPolicy, Troubles};
+pub use self::retry::{FailureCounts, Retry, RetryPolicy};
 pub use self::server_reason::ServerReason;
 pub use self::stream::{ByteStream, Sender};
 use self::token_cache::TokenCache;

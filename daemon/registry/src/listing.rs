@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_entries_do_not_hide_the_others() {
+    fn invalid_entries_do_not_hide_the_others() {
         let long = format!("{}.gguf", "x".repeat(307));
         for path in [
             "../x.gguf",

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn registry_of_a_host_is_told_from_its_mirrors() {
+    fn registry_of_a_host_is_distinguished_from_its_mirrors() {
         let is_of = |base: &str, host: &str| Registry::at(base).unwrap().is_of(host);
         assert!(is_of("https://registry.ollama.ai", "Registry.Ollama.ai"));
         assert!(is_of("https://registry-1.docker.io/", "docker.io"));

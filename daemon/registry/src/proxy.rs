@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn values_as_people_write_them() {
+    fn proxy_addresses_in_common_forms_are_parsed() {
         for (value, expected) in [
             ("http://proxy:3128", "Http http://proxy:3128/"),
             ("http://proxy", "Http http://proxy:80/"),

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn locations_that_are_no_http_url_are_refused() {
+    fn locations_that_are_not_http_urls_are_refused() {
         for location in
             ["file:///etc/passwd", "gopher://x/", "data:x", "javascript:x", "https://", "//", "http://a b/"]
         {
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_never_given_up() {
+    fn tls_is_never_downgraded() {
         assert_eq!(redirect("https://a.example/", "http://a.example/"), Err(DOWNGRADE));
         assert_eq!(redirect("http://a.example/", "https://b.example/"), Ok("https://b.example/".into()));
         assert_eq!(redirect("http://a.example/", "http://b.example/"), Ok("http://b.example/".into()));

@@ -131,7 +131,7 @@ impl Counts {
 
 /// The counts at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Troubles {
+pub struct FailureCounts {
     /// Requests repeated after a failure.
     pub retries: u64,
     /// Connections given up because they delivered nothing, or far less than others.
@@ -146,11 +146,11 @@ fn increment(count: &AtomicU64) {
 
 impl RegistryClient {
     /// How often something went wrong with this client and the clients that it replaces.
-    pub fn troubles(&self) -> Troubles {
+    pub fn failure_counts(&self) -> FailureCounts {
         let Counts { retries, stalls, wrong_files, received_bytes: _ } = &*self.counts;
         let [retries, stalls, wrong_files] =
             [retries, stalls, wrong_files].map(|count| count.load(Ordering::Relaxed));
-        Troubles { retries, stalls, wrong_files }
+        FailureCounts { retries, stalls, wrong_files }
     }
 
     /// Bytes of files that arrived over the network, for this client and the clients that it replaces. Unwanted bytes
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn only_failures_in_a_row_without_progress_end_it() {
+    fn only_consecutive_failures_without_progress_end_the_retries() {
         let mut retry = Retry::new(POLICY);
         assert_eq!(retry.wait_after(&busy(None), 1 << 20), Some(FIRST));
         assert_eq!(retry.wait_after(&busy(None), 9), Some(FIRST * 2));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_that_a_server_asks_for_is_kept_up_to_a_limit() {
+    fn wait_that_a_server_requests_is_obeyed_up_to_a_limit() {
         let after = |seconds, bytes| Retry::new(POLICY).wait_after(&busy(Some(seconds)), bytes);
         assert_eq!(after(60, 1 << 20), Some(Duration::from_secs(60)));
         assert_eq!(after(3600, 1 << 20), Some(POLICY.longest_retry_after));

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn header_and_body_are_not_said_twice() {
+    fn sentence_in_header_and_body_is_quoted_once() {
         let message = [("x-error-message", "Access is restricted")];
         let body = br#"{"error":"Access is restricted. Log in."}"#;
         assert_eq!(said(403, &message, body), ": \"Access is restricted. Log in.\"");

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_as_docker_writes_them() {
+    fn entries_written_by_docker_are_read() {
         let auth = STANDARD.encode("me:p:w");
         let hub = format!(r#"{{"auths":{{"https://index.docker.io/v1/":{{"auth":"{auth}"}}}},"x":1}}"#);
         assert_found(&hub, "docker.io", "me:p:w");

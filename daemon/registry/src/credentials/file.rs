@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_comes_back_until_it_is_removed() {
+    fn saved_credentials_are_read_until_they_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let file = CredentialFile::at(dir.path().join("config/credentials.json"));
         assert!(file.get(&host("r.example")).unwrap().is_none());
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_file_is_refused() {
+    fn special_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert!(CredentialFile::at(dir.path()).get(&host("r.example")).is_err());
     }

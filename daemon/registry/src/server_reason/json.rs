@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_from_other_documents() {
+    fn errors_are_distinguished_from_other_documents() {
         for json in [
             r#"{"error":"no"}"#,
             r#"{"errors":[{"message":"no"}]}"#,

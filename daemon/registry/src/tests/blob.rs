@@ -256,7 +256,7 @@ async fn partial_and_missing_blobs_are_refused() {
 }
 
 #[tokio::test]
-async fn labels_of_encodings_do_no_harm_to_bytes_that_are_as_expected() {
+async fn wrong_encoding_labels_do_not_affect_correct_bytes() {
     for label in ["aws-chunked", "gzip", "br", "aws-chunked, gzip", "zstd"] {
         let announced = move || response(200, &format!("Content-Encoding: {label}\r\n"), WEIGHTS);
         assert_eq!(fetch_from(move || Reply::Whole(announced())).await.unwrap(), WEIGHTS, "{label}");

@@ -308,7 +308,7 @@ async fn ollamas_key_signs_token_requests_of_configured_hosts() {
 }
 
 #[tokio::test]
-async fn ollamas_key_signs_for_nobody_else() {
+async fn ollamas_key_signs_for_no_other_host() {
     let server = checking_signatures().await;
     let policy = CredentialPolicy { ollama_key: Some(ollama_key()), ..CredentialPolicy::default() };
     let error = client_with_credentials(policy).manifest(&tiny(&server)).await.unwrap_err();

@@ -69,7 +69,7 @@ async fn list_may_be_compressed() {
 }
 
 #[tokio::test]
-async fn odd_paths_do_not_make_a_repository_unusable() {
+async fn invalid_paths_do_not_make_a_repository_unusable() {
     let long = format!("{}.txt", "x".repeat(308));
     let paths = ["notes\\readme.md", &long, "../up.gguf", "a\u{7}.gguf", "m.gguf"];
     let list = format!("[{}]", paths.map(entry).join(","));

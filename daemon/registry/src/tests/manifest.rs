@@ -56,7 +56,7 @@ async fn registry_that_contradicts_its_own_digest_is_refused() {
 }
 
 #[tokio::test]
-async fn pinned_manifest_is_asked_for_by_digest_then_by_tag() {
+async fn pinned_manifest_is_requested_by_digest_then_by_tag() {
     let server = Server::start(|seen, _| {
         let found = !seen.path.contains("sha256:");
         Reply::Whole(if found { ok(manifest_json().as_bytes()) } else { response(404, "", b"") })
@@ -133,7 +133,7 @@ async fn silent_heads_and_trickling_manifests_stall() {
 }
 
 #[tokio::test]
-async fn compressed_manifests_are_decompressed_and_untrue_labels_do_no_harm() {
+async fn compressed_manifests_are_decompressed_and_wrong_labels_are_ignored() {
     let manifest = manifest_json();
     let (plain, packed) = (manifest.as_bytes(), gzip(manifest.as_bytes()));
     for (label, body) in [

@@ -122,7 +122,7 @@ async fn most_relevant_error_of_several_mirrors_is_reported_and_the_others_are_i
 
 /// Unlike a mirror, the host itself knows what it has.
 #[tokio::test]
-async fn absence_at_the_host_itself_is_worth_more_than_a_mirror_that_is_down() {
+async fn not_found_at_the_host_takes_precedence_over_a_mirror_that_is_down() {
     let (own, down) = (start(Empty).await, TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
     let host = own.address().to_string();
     let mirrors = [(host.clone(), vec![format!("http://{down}"), own.url("")])].into();
@@ -134,7 +134,7 @@ async fn absence_at_the_host_itself_is_worth_more_than_a_mirror_that_is_down() {
 
 /// After a mirror refuses or sends wrong data, the next one is tried.
 #[tokio::test]
-async fn next_mirror_is_asked_after_every_failure_of_a_server() {
+async fn next_mirror_is_tried_after_every_failure_of_a_server() {
     let good = Server::always(ok(manifest_json().as_bytes())).await;
     for mirror in [Tags, Empty, Denied, Broken, LoginPage] {
         let bad = start(mirror).await;

@@ -23,7 +23,7 @@ fn partial(content_range: &str, body: &[u8]) -> Reply {
 }
 
 #[tokio::test]
-async fn part_is_asked_for_by_a_range_also_behind_a_redirect() {
+async fn part_is_requested_by_a_range_even_after_a_redirect() {
     let cdn = Server::start(|_, _| partial("bytes 5-7/14", b"and")).await;
     let target = cdn.url("/file?X-Signature=s");
     let server = Server::start(move |_, _| redirect(307, &target)).await;
@@ -163,7 +163,7 @@ async fn missing_and_unsatisfiable_parts_are_refused() {
 }
 
 #[tokio::test]
-async fn range_outside_the_file_is_not_asked_for() {
+async fn range_outside_the_file_is_not_requested() {
     let server = Server::always(ok(WEIGHTS)).await;
     for range in [5..5, 5..15, 14..15, 0..u64::MAX] {
         let error = client().open_range(&layer(&server), range.clone()).await.unwrap_err();

@@ -3,7 +3,7 @@
 use std::fs;
 
 use blobd_client::protocol::space::DiskUsage;
-use blobd_registry::Troubles;
+use blobd_registry::FailureCounts;
 use blobd_store::StoreEvents;
 use prometheus::Error;
 use rustix::param::{clock_ticks_per_second, page_size};
@@ -20,7 +20,7 @@ pub(crate) struct Reading {
     pub(crate) is_writable: bool,
     pub(crate) is_index_ready: bool,
     pub(crate) downloaded_bytes: u64,
-    pub(crate) registry: Troubles,
+    pub(crate) registry: FailureCounts,
     pub(crate) store: StoreEvents,
     /// Records of the audit log that were lost and omitted, by class.
     pub(crate) lost_records: Vec<(&'static str, u64)>,

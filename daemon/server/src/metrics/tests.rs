@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use blobd_registry::Troubles;
+use blobd_registry::FailureCounts;
 
 use super::register::Described;
 use super::*;
@@ -58,7 +58,10 @@ fn counters_never_decrease() {
     let metrics = metrics();
     let value = |stalls| {
         let text = metrics
-            .text(&Reading { registry: Troubles { stalls, ..Troubles::default() }, ..Reading::default() })
+            .text(&Reading {
+                registry: FailureCounts { stalls, ..FailureCounts::default() },
+                ..Reading::default()
+            })
             .unwrap();
         let line = text.lines().find(|line| line.starts_with("blobd_download_stalls_total ")).unwrap();
         line.rsplit_once(' ').unwrap().1.to_owned()

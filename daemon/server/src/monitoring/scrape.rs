@@ -73,7 +73,7 @@ fn reading(daemon: &Daemon) -> Reading {
         is_writable: content.read_only_reason().is_none(),
         is_index_ready: content.index().catalog_now().is_some(),
         downloaded_bytes: registry.received_bytes(),
-        registry: registry.troubles(),
+        registry: registry.failure_counts(),
         store: content.events(),
         lost_records: by_class(dropped),
         omitted_records: by_class(omitted),
