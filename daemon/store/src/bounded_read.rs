@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn interruptions_between_bytes_do_no_harm() {
+    fn interruptions_between_bytes_are_retried() {
         let mut calls = 0;
         let read = |rest: &mut [u8], offset: u64| {
             calls += 1;

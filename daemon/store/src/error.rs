@@ -91,9 +91,9 @@ pub enum StoreError {
     #[error("{}: wrong type: expected a {expected}, found a {found}; move it out of the store", path.display())]
     UnexpectedFile { path: Place, found: String, expected: &'static str },
     /// A directory is missing without which it is unknown what tags need.
-    #[error("{}: missing; put it back, or make an empty one if what was in it is to be given up", path.display())]
+    #[error("{}: missing; put it back, or create an empty one if its content can be lost", path.display())]
     MissingDirectory { path: Place },
-    #[error("{}: not a file of blobd's, and nothing is collected while it is there; move it out of the store", path.display())]
+    #[error("{}: not a file of blobd, and nothing is collected while it is there; move it out of the store", path.display())]
     ForeignFile { path: Place },
     /// A record in the trash is damaged, so it is unknown what it protects.
     #[error("{}: damaged record of a model in the trash: {what}; move it out of the store", path.display())]
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_errors_are_told_apart() {
+    fn kinds_of_errors_are_distinguished() {
         let name = || "m".to_owned();
         let missing = StoreError::NoSuchModel { name: name(), similar: Vec::new() };
         let (store, problem) = ("/lower".into(), String::new());

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn reserve_without_blocks_is_made_again_and_what_is_no_file_is_none() {
+    fn reserve_without_blocks_is_made_again_and_a_special_file_is_not_a_reserve() {
         let (_folder, store) = new_store();
         let path = store.path(layout::RESERVE_FILE);
         std::fs::File::create(&path).unwrap().set_len(MAX_BYTES).unwrap();

@@ -1,6 +1,6 @@
 //! What is alive: leases, what names need, and the collection of the rest.
 //!
-//! Collections and evictions take names away and remove records of them, so this part is above the names.
+//! Collections and evictions remove names and their records, so this part uses the names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, TryLockError};
@@ -34,7 +34,8 @@ pub struct Liveness {
     /// Blobs and recipes that no tag is likely to need, but that could not be collected yet, such as those of a removed
     /// model that is still open. Only a hint: the collection checks whether anything needs them.
     condemned: Mutex<BTreeSet<Digest>>,
-    /// Who pays for what displaced models leave until it is collected. Lost when the process ends, like `condemned`.
+    /// Who is charged for what displaced models leave until it is collected. Lost when the process ends, like
+    /// `condemned`.
     displaced: Mutex<BTreeMap<Node, u32>>,
     space_maker: OnceLock<Box<dyn MakeSpace>>,
 }
@@ -88,7 +89,7 @@ impl Liveness {
         std::mem::take(&mut *lock(&self.condemned))
     }
 
-    /// Charges what a name kept before to the user who has given it to another model, as far as nothing else keeps it.
+    /// Charges what a name kept before to the user who gave the name to another model, unless something else keeps it.
     pub fn charge_displaced(&self, uid: u32, nodes: impl IntoIterator<Item = Node>) {
         lock(&self.displaced).extend(nodes.into_iter().map(|node| (node, uid)));
         self.ledger.note_charges_changed();
@@ -167,11 +168,12 @@ impl Liveness {
         }
     }
 
-    /// Deletes displaced models from the trash to make `bytes` fit, whether eviction is on or not, but none if that
-    /// cannot suffice. Returns whether anything was deleted.
+    /// Deletes displaced models from the trash to make `bytes` fit, even if eviction is off, but none if that would
+    /// not be enough. Returns whether anything was deleted.
     fn drop_displaced_for(&self, bytes: u64) -> Result<bool, StoreError> {
         let shortage = self.ledger.shortage(bytes);
-        // Without a shortage the disk has less space than the file system says: what helps is not known.
+        // Without a shortage, the disk has less space than the file system reports, and it is unknown what
+        // would help.
         if shortage > 0 {
             let displaced = displaced_bytes(self, None)?;
             let evictable = if self.ledger.can_make_space() { evictable_bytes(self)? } else { 0 };

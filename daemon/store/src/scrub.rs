@@ -69,7 +69,7 @@ impl Scrubber {
             policy,
             throttle,
             observe,
-            unsaved: Unsaved::none(),
+            unsaved: UnsavedProgress::none(),
             retries: RetryLimit::default(),
         };
         let thread = thread::Builder::new().name("scrub".to_owned()).spawn(move || scrub_loop.run())?;
@@ -96,7 +96,7 @@ struct ScrubLoop {
     throttle: Throttle,
     /// Told of each damaged blob.
     observe: Box<Observe>,
-    unsaved: Unsaved,
+    unsaved: UnsavedProgress,
     retries: RetryLimit,
 }
 
@@ -146,7 +146,7 @@ impl ScrubLoop {
             }
         }
         cursor.end(unix_seconds());
-        self.unsaved = Unsaved::none();
+        self.unsaved = UnsavedProgress::none();
         let Found { damaged, unread } = found;
         let (blobs, bytes) = (cursor.blobs, cursor.bytes);
         tracing::info!("scrub: blobs {blobs}, bytes {bytes}, damaged {damaged}, unreadable {unread}");
@@ -239,12 +239,12 @@ impl RetryLimit {
 }
 
 /// What was read since the cursor was saved: it would be read again after a crash.
-struct Unsaved {
+struct UnsavedProgress {
     bytes: u64,
     since: Instant,
 }
 
-impl Unsaved {
+impl UnsavedProgress {
     const MAX_BYTES: u64 = 1 << 30;
     const MAX_AGE: Duration = Duration::from_secs(60);
 

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn store_file_that_is_none_is_named() {
+    fn invalid_store_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(folder.path()).unwrap();
         assert!(find_store(&root).unwrap().is_none() && store_id(&root).is_none());

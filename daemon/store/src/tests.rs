@@ -352,7 +352,7 @@ fn removed_tag_is_not_reported_as_a_disk_failure() {
 }
 
 #[test]
-fn files_that_are_no_tags_are_listed_as_foreign() {
+fn files_that_are_not_tags_are_listed_as_foreign() {
     let (_folder, store) = new_store();
     add(&store, "m", &[b"1", b"one"]);
     let manifests = store.path(layout::MANIFESTS);
@@ -367,7 +367,7 @@ fn files_that_are_no_tags_are_listed_as_foreign() {
 }
 
 #[test]
-fn removed_tag_takes_its_empty_directories_along_and_no_others() {
+fn removal_of_a_tag_removes_its_empty_directories_and_no_others() {
     let (_folder, store) = new_store();
     for tag in ["m:a", "m:b", "me/n"] {
         add(&store, tag, &[b"1", b"one"]);
@@ -573,7 +573,7 @@ fn audit_directory_is_noticed() {
 }
 
 #[test]
-fn what_is_no_file_in_the_place_of_a_tag_is_reported() {
+fn special_file_in_place_of_a_tag_is_reported() {
     let (folder, store) = new_store();
     let path = folder.path().join("store").join(layout::manifest(&name("m")));
     fs::create_dir_all(&path).unwrap();

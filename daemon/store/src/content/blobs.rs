@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn blob_is_found_in_this_store_first_and_then_below() {
+    fn blob_is_found_in_this_store_first_and_then_in_lower_stores() {
         let (_folders, store) = above(&[b"below", b"both"]);
         add_blobs(&store, [b"above"]);
         let [above, below, absent] = [&b"above"[..], b"below", b"absent"].map(Digest::of);

@@ -1,4 +1,4 @@
-//! Checks and creates the directories of a store, and hands out the names in `staging/`.
+//! Checks and creates the directories of a store, and allocates the names in `staging/`.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -29,7 +29,8 @@ pub(crate) const RECORDS: [&str; 10] = [
 ];
 
 impl Content {
-    /// Checks that the essential directories exist: a collection would delete everything if it took one for empty.
+    /// Checks that the essential directories exist: a collection would delete everything if it treated a missing
+    /// one as empty.
     pub(crate) fn check_directories(&self) -> Result<(), StoreError> {
         self.essential.iter().try_for_each(|name| self.root.existing_directory(name).map(drop))
     }
@@ -46,7 +47,7 @@ impl Content {
     }
 
     /// The directory of the audit log, which is created if it does not exist. Its files are written without the store's
-    /// disk: a fault of the one must not stop the other.
+    /// disk: a fault of one must not stop the other.
     pub fn audit_directory(&self) -> Result<File, StoreError> {
         let path = Path::new(layout::AUDIT);
         self.create_directories(path)?;
@@ -54,8 +55,8 @@ impl Content {
         directory.file.try_clone().map_err(StoreError::io("open directory", self.root.full(path)))
     }
 
-    /// Tries whether the file system can give a file a name without replacing another one. If it cannot, the store
-    /// refuses changes from now on: an import would fail when everything is read.
+    /// Checks whether the file system can give a file a name without replacing another one. If it cannot, the
+    /// store refuses changes from now on: otherwise an import would fail only after it has read everything.
     pub fn try_renames(&self) -> Result<(), StoreError> {
         let path = |name| Path::new(layout::STAGING).join(name);
         // Not the name of a transaction. What a crash leaves is removed as abandoned.
@@ -86,7 +87,8 @@ impl Content {
         Some(StoreError::UnexpectedFile { path: self.root.full(path), found, expected })
     }
 
-    /// Creates a directory and its parents, durably. A missing essential one is not: its content is gone too.
+    /// Creates a directory and its parents, durably. A missing essential one is not created, because its
+    /// content is lost too.
     pub(crate) fn create_directories(&self, relative: &Path) -> Result<(), StoreError> {
         let top = relative.iter().next().and_then(|top| top.to_str());
         if let Some(top) = self.essential.iter().find(|name| Some(**name) == top) {
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_of_the_wrong_type_is_named() {
+    fn missing_entries_and_wrong_types_are_named() {
         let (_folder, store) = new_store();
         let found = || store.content.misplaced().iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(found(), [""; 0]);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn record_that_a_file_is_stored_whole_is_no_recipe_to_read_it_by() {
+    fn record_of_a_whole_file_is_not_used_to_read_it() {
         let (_folder, store) = crate::testing::new_store();
         let whole = Recipe::for_whole_file(Digest::of(b"whole"), 5).unwrap();
         fs::write(store.path(layout::recipe(whole.file())), whole.to_json()).unwrap();

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn useless_recipe_is_dropped_if_the_file_is_stored_whole() {
+    fn unneeded_recipe_is_removed_if_the_file_is_stored_whole() {
         let has_recipe =
             |store: &Store, file: &Descriptor| store.content.has_own_recipe(file.digest).unwrap();
         for (is_whole, is_damaged, lacks_blob, is_dropped) in [

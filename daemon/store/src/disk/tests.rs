@@ -154,7 +154,7 @@ fn content_of(folder: &tempfile::TempDir, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn modes_are_as_asked_whatever_the_umask_is() {
+fn requested_modes_are_set_with_any_umask() {
     let folder = tempfile::tempdir().unwrap();
     let disk = disk_in(&folder, KernelDisk);
     for mode in [0o600, 0o644, 0o666, 0o444] {

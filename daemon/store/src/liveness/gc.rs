@@ -26,7 +26,7 @@ pub use displaced::{displaced_bytes, drop_displaced};
 pub use evict::{EvictionPlan, Victim, evict, evictable_bytes, plan_eviction};
 pub use lost::{LossReport, LostModel, Untagged};
 pub use mark::needs;
-pub use plan::{Beyond, GcPlan, KeptBytes, Litter, UNKNOWN_HOLDER};
+pub use plan::{GcPlan, KeptBytes, OtherDeletion, UNKNOWN_HOLDER, Unlisted};
 pub use walk::{Owned, Owner, Snapshot, Visit, check_models, walk, walk_beside_tags};
 
 use execute::{execute, remove_unreferenced_origins};
@@ -95,7 +95,7 @@ fn collect_up_to(
     let _barred = store.content.block_internal_reads(plan.blobs());
     let deleted = execute(store, &plan, &collection)?;
     remove_unreferenced_origins(store, &snapshot, &collection)?;
-    Ok(GcPlan { beyond: plan.beyond, ..deleted })
+    Ok(GcPlan { unlisted: plan.unlisted, ..deleted })
 }
 
 /// Collects condemned digests that nothing needs or holds any more. After an error they stay condemned.

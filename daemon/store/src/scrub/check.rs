@@ -77,7 +77,7 @@ impl DiskReader {
     ///
     /// # Errors
     /// [`StoreError::Io`] when this process cannot read any blob, for example because it has too many open files.
-    /// Everything else is a verdict, so that the caller goes on to the next blob.
+    /// Everything else is a verdict, so that the caller continues with the next blob.
     pub fn check(
         &mut self,
         store: &Store,

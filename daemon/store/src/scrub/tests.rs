@@ -139,12 +139,12 @@ fn blob_that_always_fails_is_skipped_after_some_tries() {
 
 #[test]
 fn position_is_saved_after_many_bytes_or_some_time() {
-    let mut unsaved = Unsaved::none();
-    assert!(!unsaved.add(Unsaved::MAX_BYTES - 1));
+    let mut unsaved = UnsavedProgress::none();
+    assert!(!unsaved.add(UnsavedProgress::MAX_BYTES - 1));
     assert!(unsaved.add(1));
     assert!(!unsaved.add(1), "counted from the start again");
-    let since = Instant::now().checked_sub(Unsaved::MAX_AGE).unwrap();
-    assert!(Unsaved { bytes: 0, since }.add(0));
+    let since = Instant::now().checked_sub(UnsavedProgress::MAX_AGE).unwrap();
+    assert!(UnsavedProgress { bytes: 0, since }.add(0));
 }
 
 #[test]

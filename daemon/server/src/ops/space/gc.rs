@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::upkeep::{GcItem, GcReason, GcReport, QuarantinedItem};
 use blobd_model::facts::ModelFacts;
-use blobd_store::gc::{self, Beyond, GcPlan, Litter, Node};
+use blobd_store::gc::{self, GcPlan, Node, OtherDeletion, Unlisted};
 use blobd_store::{QuarantinedBlob, Store};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -33,7 +33,7 @@ pub fn gc(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
     if params.dry_run {
         let plan = gc::plan(store.liveness())?;
         add(&mut report, store, &plan, &Descriptions::new(store, &plan));
-        let Beyond { files, bytes } = plan.beyond;
+        let Unlisted { files, bytes } = plan.unlisted;
         note_unlisted(&mut report, files, bytes);
         return Ok(report);
     }
@@ -77,7 +77,8 @@ fn note_unlisted(report: &mut GcReport, files: u64, bytes: u64) {
 }
 
 fn items(plan: &GcPlan, descriptions: &Descriptions) -> impl Iterator<Item = GcItem> {
-    let items = plan.litter.iter().map(litter).chain(plan.deletions.iter().copied().map(deletion));
+    let items =
+        plan.other_deletions.iter().map(other_deletion).chain(plan.deletions.iter().copied().map(deletion));
     let described = move |item: GcItem| {
         let of = item.digest.and_then(|digest| descriptions.get(digest));
         GcItem { of: of.map(ToOwned::to_owned), ..item }
@@ -93,11 +94,11 @@ fn deletion((node, size): (Node, u64)) -> GcItem {
     GcItem { digest: Some(node.digest()), size, reason, of: None, quarantined: None }
 }
 
-const fn litter(litter: &Litter) -> GcItem {
-    let (digest, size, reason) = match litter {
-        Litter::Trash { record, bytes } => (Some(*record), *bytes, GcReason::ExpiredTrash),
-        Litter::Partial { file, bytes } => (Some(*file), *bytes, GcReason::AbandonedDownload),
-        Litter::Staging { bytes, .. } => (None, *bytes, GcReason::AbandonedStaging),
+const fn other_deletion(deletion: &OtherDeletion) -> GcItem {
+    let (digest, size, reason) = match deletion {
+        OtherDeletion::Trash { record, bytes } => (Some(*record), *bytes, GcReason::ExpiredTrash),
+        OtherDeletion::Partial { file, bytes } => (Some(*file), *bytes, GcReason::AbandonedDownload),
+        OtherDeletion::Staging { bytes, .. } => (None, *bytes, GcReason::AbandonedStaging),
     };
     GcItem { digest, size, reason, of: None, quarantined: None }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread::{self, ScopedJoinHandle};
 
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind, UsageRow};
-use blobd_store::gc::{GcPlan, Litter};
+use blobd_store::gc::{GcPlan, OtherDeletion};
 use blobd_store::index::{ModelShare, SharedPart};
 use blobd_store::{Eviction, OtherFiles, Store, StoreError, VisitedFiles};
 use blobd_store_format::digest::Digest;
@@ -224,11 +224,13 @@ impl Parts<'_> {
 
     fn unneeded(&self) -> Unneeded {
         let mut unneeded = Unneeded::default();
-        for litter in &self.plan.litter {
-            match litter {
-                Litter::Trash { bytes, .. } => unneeded.trash = unneeded.trash.saturating_add(*bytes),
-                Litter::Staging { bytes, .. } => unneeded.staging = unneeded.staging.saturating_add(*bytes),
-                Litter::Partial { file, bytes } => drop(unneeded.downloads.insert(*file, *bytes)),
+        for deletion in &self.plan.other_deletions {
+            match deletion {
+                OtherDeletion::Trash { bytes, .. } => unneeded.trash = unneeded.trash.saturating_add(*bytes),
+                OtherDeletion::Staging { bytes, .. } => {
+                    unneeded.staging = unneeded.staging.saturating_add(*bytes);
+                }
+                OtherDeletion::Partial { file, bytes } => drop(unneeded.downloads.insert(*file, *bytes)),
             }
         }
         unneeded

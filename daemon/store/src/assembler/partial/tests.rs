@@ -536,7 +536,7 @@ fn journal_that_was_followed_by_other_records_is_cut_where_it_is_torn() {
 }
 
 #[test]
-fn what_is_no_file_in_the_place_of_one_is_not_removed() {
+fn special_file_in_place_of_a_file_is_not_removed() {
     let download = Download::new();
     download.receive(std::iter::once(0..300));
     fs::remove_file(download.path("0")).unwrap();

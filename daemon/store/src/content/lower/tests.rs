@@ -292,7 +292,7 @@ fn copied_blob_is_verified() {
 }
 
 #[test]
-fn damaged_blob_is_not_missed_while_a_lower_store_has_it() {
+fn damaged_blob_does_not_count_as_missing_while_a_lower_store_has_it() {
     let stores = Stores::new();
     let store = stores.open();
     let mut ingest = begin(&store).keeping_own_copies();
@@ -309,7 +309,7 @@ fn damaged_blob_is_not_missed_while_a_lower_store_has_it() {
 }
 
 #[test]
-fn blob_of_a_lower_store_is_good_if_its_bytes_are() {
+fn blob_of_a_lower_store_is_valid_if_its_bytes_are() {
     let stores = Stores::new();
     stores.damage(b"first");
     let store = stores.open();

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::held::is_held;
-use super::{GcPlan, Litter, Node, Snapshot};
+use super::{GcPlan, Node, OtherDeletion, Snapshot};
 use crate::leases::Collection;
 use crate::liveness::Liveness;
 use crate::{StoreError, lock};
@@ -33,9 +33,9 @@ fn execute_into(
     collection: &Collection,
     done: &mut GcPlan,
 ) -> Result<(), StoreError> {
-    for litter in &plan.litter {
-        if remove_litter(store, litter, collection)? {
-            done.litter.push(litter.clone());
+    for deletion in &plan.other_deletions {
+        if remove_other(store, deletion, collection)? {
+            done.other_deletions.push(deletion.clone());
         }
     }
     if !plan.deletions.is_empty() || !plan.held.is_empty() {
@@ -102,11 +102,15 @@ fn delete(store: &Liveness, node: Node) -> Result<Outcome, StoreError> {
 }
 
 /// Returns whether it was removed: a download may have been resumed meanwhile.
-fn remove_litter(store: &Liveness, litter: &Litter, collection: &Collection) -> Result<bool, StoreError> {
-    match litter {
-        Litter::Trash { record, .. } => store.names.remove_from_trash(*record).map(|_freed| true),
-        Litter::Staging { name, .. } => store.content.remove_abandoned(name).map(|()| true),
-        Litter::Partial { file, .. } => {
+fn remove_other(
+    store: &Liveness,
+    deletion: &OtherDeletion,
+    collection: &Collection,
+) -> Result<bool, StoreError> {
+    match deletion {
+        OtherDeletion::Trash { record, .. } => store.names.remove_from_trash(*record).map(|_freed| true),
+        OtherDeletion::Staging { name, .. } => store.content.remove_abandoned(name).map(|()| true),
+        OtherDeletion::Partial { file, .. } => {
             let removed = collection.delete_unleased(*file, || store.ledger.remove_partial(*file));
             Ok(removed.transpose()?.is_some())
         }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn own_verification_holds_a_blob_but_is_no_program() {
+    fn own_verification_holds_a_blob_but_is_not_a_program() {
         let (_folder, store, digest) = crate::testing::store_with(b"x");
         let (store, content) = (&store.liveness, &store.content);
         assert!(!is_held(store, digest) && !is_held_by_a_program(store, digest));

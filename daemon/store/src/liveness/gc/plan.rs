@@ -16,7 +16,7 @@ pub const UNKNOWN_HOLDER: &str = "a program that has it open or mapped";
 
 /// Something else that a collection removes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Litter {
+pub enum OtherDeletion {
     /// The record of an expired model in the trash.
     Trash { record: Digest, bytes: u64 },
     /// Files that a transaction left in `staging/` when its process died.
@@ -25,14 +25,14 @@ pub enum Litter {
     Partial { file: Digest, bytes: u64 },
 }
 
-impl Beyond {
+impl Unlisted {
     fn add(&mut self, bytes: u64) {
         self.files = self.files.saturating_add(1);
         self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 
-impl Litter {
+impl OtherDeletion {
     pub(super) const fn bytes(&self) -> u64 {
         match self {
             Self::Trash { bytes, .. } | Self::Staging { bytes, .. } | Self::Partial { bytes, .. } => *bytes,
@@ -56,14 +56,14 @@ pub struct GcPlan {
     pub held: Vec<(Node, u64)>,
     /// Unneeded, but leased: kept until the lease ends.
     pub leased: Vec<Digest>,
-    pub litter: Vec<Litter>,
+    pub other_deletions: Vec<OtherDeletion>,
     /// What is unneeded too, and not listed because there is so much of it.
-    pub beyond: Beyond,
+    pub unlisted: Unlisted,
 }
 
 /// Unneeded blobs and recipes that a plan does not list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beyond {
+pub struct Unlisted {
     /// How many, at least.
     pub files: u64,
     /// Their size on disk in bytes, if the plan is not executed.
@@ -109,7 +109,7 @@ impl GcPlan {
         for node in unneeded {
             let is_full = plan.deletions.len() >= extent.deletions;
             if is_full && !extent.measures_all {
-                plan.beyond.files = 1;
+                plan.unlisted.files = 1;
                 break;
             }
             if leased.contains(&node.digest()) {
@@ -119,7 +119,7 @@ impl GcPlan {
             let Some(bytes) = store.content.bytes_on_disk(node)? else { continue };
             match node {
                 Node::Blob(digest) if is_held_by_a_program(store, digest) => plan.held.push((node, bytes)),
-                _ if is_full => plan.beyond.add(bytes),
+                _ if is_full => plan.unlisted.add(bytes),
                 _ => plan.deletions.push((node, bytes)),
             }
         }
@@ -130,15 +130,16 @@ impl GcPlan {
     pub fn with_litter(mut self, store: &Liveness, now: SystemTime) -> Result<Self, StoreError> {
         for trashed in store.names.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)) {
             let bytes = store.names.trashed_bytes(trashed.record)?;
-            self.litter.push(Litter::Trash { record: trashed.record, bytes });
+            self.other_deletions.push(OtherDeletion::Trash { record: trashed.record, bytes });
         }
         for (name, bytes) in store.content.abandoned_staging()? {
-            self.litter.push(Litter::Staging { name, bytes });
+            self.other_deletions.push(OtherDeletion::Staging { name, bytes });
         }
         let leased = store.leases().leased();
         for partial in store.content.partials()?.into_iter().filter(|partial| partial.is_abandoned(now)) {
             if !leased.contains(&partial.file) {
-                self.litter.push(Litter::Partial { file: partial.file, bytes: partial.bytes });
+                self.other_deletions
+                    .push(OtherDeletion::Partial { file: partial.file, bytes: partial.bytes });
             }
         }
         Ok(self)
@@ -151,12 +152,14 @@ impl GcPlan {
 
     pub fn freed_bytes(&self) -> u64 {
         let deletions = self.deletions.iter().map(|(_, bytes)| *bytes);
-        deletions.chain(self.litter.iter().map(Litter::bytes)).fold(self.beyond.bytes, u64::saturating_add)
+        deletions
+            .chain(self.other_deletions.iter().map(OtherDeletion::bytes))
+            .fold(self.unlisted.bytes, u64::saturating_add)
     }
 
     /// Whether nothing is left to delete. A plan that could delete nothing is the last, so that a collection ends.
     pub fn is_last_batch(&self) -> bool {
-        self.beyond.files == 0 || self.deletions.is_empty()
+        self.unlisted.files == 0 || self.deletions.is_empty()
     }
 
     pub fn held_bytes(&self) -> u64 {

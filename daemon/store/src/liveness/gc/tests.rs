@@ -25,9 +25,9 @@ fn much_garbage_is_planned_as_a_number_and_deleted_in_batches() {
         std::fs::write(path, [number]).unwrap();
     }
     let plan = plan_locked(&store.liveness, Extent { deletions: 4, measures_all: true }).unwrap().0;
-    assert_eq!((plan.deletions.len(), plan.beyond.files), (4, 6));
+    assert_eq!((plan.deletions.len(), plan.unlisted.files), (4, 6));
     assert_eq!(plan.freed_bytes(), plan_locked(&store.liveness, Extent::SHOWN).unwrap().0.freed_bytes());
-    assert!(plan.beyond.bytes > 0);
+    assert!(plan.unlisted.bytes > 0);
     let extent = Extent { deletions: 4, measures_all: false };
     let batch =
         || collect_up_to(&store.liveness, extent, &mut |plan| assert!(plan.deletions.len() <= 4)).unwrap();
@@ -160,17 +160,20 @@ fn leftovers_are_planned_with_their_sizes_and_removed_unless_they_are_used() {
     let root = &store.content.root;
     let bytes_of = |path: &Path| root.allocated_bytes(path).unwrap();
     let staging = Path::new("staging/4711-0");
-    let litter = [
-        Litter::Trash { record: expired, bytes: bytes_of(&layout::trashed(expired)) },
-        Litter::Staging { name: "4711-0".into(), bytes: bytes_of(staging) + bytes_of(&staging.join("0")) },
-        Litter::Partial {
+    let leftovers = [
+        OtherDeletion::Trash { record: expired, bytes: bytes_of(&layout::trashed(expired)) },
+        OtherDeletion::Staging {
+            name: "4711-0".into(),
+            bytes: bytes_of(staging) + bytes_of(&staging.join("0")),
+        },
+        OtherDeletion::Partial {
             file: abandoned,
             bytes: store.content.bytes_of_partial(abandoned).unwrap().unwrap(),
         },
     ];
-    let sum: u64 = litter.iter().map(Litter::bytes).sum();
+    let sum: u64 = leftovers.iter().map(OtherDeletion::bytes).sum();
     assert!(sum > 3 * 4096);
-    let expected = GcPlan { litter: litter.to_vec(), ..GcPlan::default() };
+    let expected = GcPlan { other_deletions: leftovers.to_vec(), ..GcPlan::default() };
     assert_eq!(plan(&store.liveness).unwrap(), expected);
     assert_eq!((expected.freed_bytes(), expected.is_last_batch()), (sum, true));
     assert_eq!(collect(&store.liveness).unwrap(), sum);
@@ -185,7 +188,7 @@ fn leftovers_are_planned_with_their_sizes_and_removed_unless_they_are_used() {
     // A download that is continued after the plan was made stays.
     drop(lease);
     let plan = plan(&store.liveness).unwrap();
-    assert_eq!(plan.litter.len(), 1);
+    assert_eq!(plan.other_deletions.len(), 1);
     let lease = store.liveness.leases().grant("a pull");
     lease.protect(leased);
     let done = execute(&store.liveness, &plan, &store.liveness.leases().begin_collection()).unwrap();
@@ -216,7 +219,7 @@ fn expired_models_leave_the_trash_with_what_only_they_need() {
 }
 
 #[test]
-fn needed_and_unneeded_data_of_a_store_are_told_apart() {
+fn needed_and_unneeded_data_of_a_store_are_distinguished() {
     let (_folder, store) = new_store();
     let mut ingest = begin(&store);
     for bytes in [&b"head"[..], b"tensor", b"config"] {
@@ -232,7 +235,10 @@ fn needed_and_unneeded_data_of_a_store_are_told_apart() {
     let found = plan(&store.liveness).unwrap();
     let unneeded = [Node::Recipe(garbage.file()), Node::Blob(other)];
     assert_eq!(found.deletions.iter().map(|(node, _)| *node).collect::<Vec<_>>(), unneeded);
-    assert_eq!((found.leased.as_slice(), found.held.len(), found.litter.len()), (&[leased][..], 0, 0));
+    assert_eq!(
+        (found.leased.as_slice(), found.held.len(), found.other_deletions.len()),
+        (&[leased][..], 0, 0)
+    );
     assert_eq!(found.blobs(), [other].into());
     assert_eq!(plan_unless_collecting(&store.liveness).unwrap(), Some(found));
     let names = |files: &[&[u8]]| files.iter().map(|bytes| Digest::of(bytes)).collect::<BTreeSet<_>>();

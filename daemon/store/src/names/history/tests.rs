@@ -75,7 +75,7 @@ fn history_says_who_set_and_removed_a_name() {
 }
 
 #[test]
-fn model_that_stays_the_same_is_no_change() {
+fn unchanged_model_is_not_a_change() {
     let (_folder, store) = new_store();
     let digest = set(&store, pull(ANN), "m:a", "one");
     set(&store, pull(BOB), "m:a", "one");
@@ -101,7 +101,7 @@ fn change_that_did_not_happen_is_left_out_and_replaced() {
 }
 
 #[test]
-fn first_setting_that_did_not_happen_is_no_history() {
+fn first_change_that_did_not_happen_is_not_history() {
     let (_folder, store) = new_store();
     set(&store, pull(ANN), "m:a", "one");
     std::fs::remove_file(store.path(layout::manifest(&name("m:a")))).unwrap();

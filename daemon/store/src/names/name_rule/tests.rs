@@ -122,7 +122,7 @@ fn name_follows_a_source_in_whatever_form_it_is_given() {
 }
 
 #[test]
-fn name_with_other_content_is_taken_only_if_that_is_asked_for() {
+fn name_with_other_content_is_taken_only_with_force() {
     let (_folder, store) = new_store();
     give(&store, rule(ANN), "m", b"one").unwrap();
     give(&store, rule(ANN), "m", b"one").unwrap();
@@ -336,7 +336,7 @@ fn derived_name_is_the_one_that_has_the_model_or_a_free_one() {
 }
 
 #[test]
-fn displaced_models_are_the_first_to_go_when_space_is_needed() {
+fn displaced_models_are_deleted_first_when_space_is_needed() {
     let (_folder, store) = new_store();
     let content = |seed: u8| vec![seed; 100 << 10];
     give(&store, rule(ANN), "m", &content(1)).unwrap();
@@ -410,7 +410,7 @@ proptest! {
     /// After any sequence of changes, each name that had content has the same, unless it was forced, or was pulled from
     /// the source that it follows; and all that was displaced is in the trash.
     #[test]
-    fn no_name_loses_its_content_unasked(
+    fn no_name_loses_its_content_unless_asked_to(
         steps in prop::collection::vec((0..7_u8, 0..3_u8, 0..3_u8, 0..4_u8, any::<bool>()), 1..20)
     ) {
         let (_folder, store) = new_store();

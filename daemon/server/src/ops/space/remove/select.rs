@@ -99,8 +99,8 @@ pub(super) fn find_wanted(
 ///
 /// # Errors
 /// Unless `refusals` records them: [`StoreError::NoSuchModel`] for a name that was removed meanwhile;
-/// [`OpError::Pinned`] for the name of a pinned model; those of [`blobd_store::Names::check_change`] for a name that is
-/// given.
+/// [`OpError::Pinned`] for the name of a pinned model; those of [`blobd_store::Names::check_change`] for a model that
+/// was named.
 pub(super) fn select(
     store: &Store,
     request: &Request<'_>,
@@ -116,7 +116,7 @@ pub(super) fn select(
     }
     let mut selection = Selection { references: BTreeSet::new(), spared: Vec::new() };
     for reference in wanted.matching.union(&named) {
-        // A name that is given is refused as a whole; a model that only matches is left out.
+        // A model that was named is refused with an error; one that only matches a pattern is left out.
         let is_by_name = !has_rule && named.contains(reference);
         let reason = if is_by_name { Ok(None) } else { reason_to_keep(store, request, reference) };
         // It matched, and was removed before the tags were locked.
@@ -132,7 +132,8 @@ pub(super) fn select(
     Ok(selection)
 }
 
-/// Checks that a name still exists and may be removed. Only a rule leaves out a pinned model without an error.
+/// Checks that a name still exists and may be removed. Pinned models are left out without an error only if a
+/// rule selects them.
 fn check(store: &Store, requester: Requester, stored: &Reference, has_rule: bool) -> Result<(), OpError> {
     store.names().check_tag(stored)?;
     match has_rule {

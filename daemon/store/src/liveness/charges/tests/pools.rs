@@ -89,7 +89,7 @@ fn transactions_of_all_members_are_counted_together() {
 }
 
 #[test]
-fn what_members_have_replaced_keeps_nothing_of_other_members_out() {
+fn displaced_models_of_members_do_not_block_other_members() {
     let (_folder, store) = new_store();
     let limit = on_disk(&store, &[100 * KIB]) + 4 * records(&store);
     store.ledger.set_pools(vec![pool("lab", limit, &[ANN, BOB])]);
