@@ -158,7 +158,7 @@ enum Slot<T> {
 impl<T: Send + 'static> Pending<T> {
     fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
         let slot = Arc::new(Mutex::new(Slot::Working(None)));
-        let finish = Finish(Arc::clone(&slot));
+        let finish = WakeOnDrop(Arc::clone(&slot));
         // If no thread can be started, dropping the closure drops `finish`, which wakes the waiting task.
         let _started = thread::Builder::new()
             .name("blobd-client".to_owned())
@@ -184,9 +184,9 @@ impl<T> Future for Pending<T> {
 }
 
 /// Wakes the waiting task on drop, also after a panic.
-struct Finish<T>(Arc<Mutex<Slot<T>>>);
+struct WakeOnDrop<T>(Arc<Mutex<Slot<T>>>);
 
-impl<T> Finish<T> {
+impl<T> WakeOnDrop<T> {
     fn with(&self, done: Slot<T>) {
         let before = std::mem::replace(&mut *lock(&self.0), done);
         if let Slot::Working(Some(waker)) = before {
@@ -195,7 +195,7 @@ impl<T> Finish<T> {
     }
 }
 
-impl<T> Drop for Finish<T> {
+impl<T> Drop for WakeOnDrop<T> {
     fn drop(&mut self) {
         if matches!(*lock(&self.0), Slot::Working(_)) {
             self.with(Slot::Gone);

@@ -61,7 +61,7 @@ impl Request {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => true,
             sent => sent.map(|()| false)?,
         };
-        let mut wire = Wire::new(stream, self.max_fds);
+        let mut wire = SocketReader::new(stream, self.max_fds);
         loop {
             let received = match wire.receive() {
                 // Before the first byte of a response it says that the daemon has not read the request.
@@ -85,7 +85,7 @@ impl Request {
 /// A response whose head has been read.
 pub(crate) struct Response {
     head: Head,
-    wire: Wire,
+    wire: SocketReader,
 }
 
 impl Response {
@@ -104,7 +104,7 @@ impl Response {
     }
 
     pub(crate) fn into_connection(self) -> Result<Connection, ClientError> {
-        let Wire { stream, received, start, fds, .. } = self.expect_status(101)?.wire;
+        let SocketReader { stream, received, start, fds, .. } = self.expect_status(101)?.wire;
         Ok(Connection::resume(stream, received.get(start..).unwrap_or_default(), fds))
     }
 
@@ -133,7 +133,7 @@ impl Response {
 /// A body that is read line by line.
 pub(crate) struct Lines {
     decoder: BodyDecoder,
-    wire: Wire,
+    wire: SocketReader,
     text: Vec<u8>,
 }
 
@@ -161,7 +161,7 @@ impl Lines {
     }
 }
 
-struct Wire {
+struct SocketReader {
     stream: UnixStream,
     received: Vec<u8>,
     start: usize,
@@ -169,7 +169,7 @@ struct Wire {
     max_fds: usize,
 }
 
-impl Wire {
+impl SocketReader {
     fn new(stream: UnixStream, max_fds: usize) -> Self {
         Self { stream, received: Vec::new(), start: 0, fds: VecDeque::new(), max_fds }
     }

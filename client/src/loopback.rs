@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 
 /// How long a client may take to send the head of a request, or to begin the next one.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The least that hyper takes. A browser's head has less than one kilobyte.
+/// The smallest limit that hyper accepts. A browser's head has less than one kilobyte.
 pub const MAX_HEAD_BYTES: usize = 8 << 10;
 /// A browser opens six connections to a server, and perhaps a few windows.
 pub const MAX_CONNECTIONS: usize = 64;
@@ -106,29 +106,29 @@ async fn serve_connection<F>(
 
 /// A request that a page of another site may have sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Foreign {
+pub enum CrossSiteRequest {
     /// The `Host` is not a name of this machine: a page of another site may use this address.
     Host,
     /// A page of another origin has sent it.
     Origin,
 }
 
-/// Checks the `Host`, and the `Origin` if there is one. A site whose name is suddenly given the address 127.0.0.1 (DNS
-/// rebinding) still has its own name in both.
+/// Checks the `Host`, and the `Origin` if there is one. A site whose name is changed to the address 127.0.0.1 (DNS
+/// rebinding) still sends its own name in both.
 ///
 /// # Errors
-/// What the request may have come from.
-pub fn check_origin(headers: &HeaderMap) -> Result<(), Foreign> {
+/// The header that shows that another site may have sent the request.
+pub fn check_origin(headers: &HeaderMap) -> Result<(), CrossSiteRequest> {
     let mut hosts = headers.get_all(HOST).iter();
-    let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Foreign::Host) };
-    let host = host.to_str().map_err(|_not_ascii| Foreign::Host)?;
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(CrossSiteRequest::Host) };
+    let host = host.to_str().map_err(|_not_ascii| CrossSiteRequest::Host)?;
     if !is_loopback(host) {
-        return Err(Foreign::Host);
+        return Err(CrossSiteRequest::Host);
     }
     let expected = format!("http://{host}");
     match headers.get_all(ORIGIN).iter().all(|origin| origin.as_bytes() == expected.as_bytes()) {
         true => Ok(()),
-        false => Err(Foreign::Origin),
+        false => Err(CrossSiteRequest::Origin),
     }
 }
 
@@ -174,12 +174,12 @@ mod tests {
             "user@127.0.0.1",
             "127.0.0.1:80:80",
         ] {
-            assert_eq!(check_origin(&headers(&[(HOST, host)])), Err(Foreign::Host), "{host}");
+            assert_eq!(check_origin(&headers(&[(HOST, host)])), Err(CrossSiteRequest::Host), "{host}");
         }
-        assert_eq!(check_origin(&headers(&[])), Err(Foreign::Host));
+        assert_eq!(check_origin(&headers(&[])), Err(CrossSiteRequest::Host));
         let mut twice = headers(&[(HOST, "localhost")]);
         twice.append(HOST, HeaderValue::from_static("localhost"));
-        assert_eq!(check_origin(&twice), Err(Foreign::Host));
+        assert_eq!(check_origin(&twice), Err(CrossSiteRequest::Host));
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
             "",
             "http://evil.example",
         ] {
-            assert_eq!(origin(other), Err(Foreign::Origin), "{other}");
+            assert_eq!(origin(other), Err(CrossSiteRequest::Origin), "{other}");
         }
     }
 }

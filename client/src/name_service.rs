@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn service_that_fails_is_not_taken_for_one_that_knows_nobody() {
+    fn failure_of_the_name_service_differs_from_an_unknown_user() {
         assert!(answer::<()>(Err(Errno::ECONNREFUSED)).is_err());
         assert!(answer::<()>(Err(Errno::UnknownErrno)).is_err());
         assert_eq!(answer::<()>(Err(Errno::ESRCH)).unwrap(), None);

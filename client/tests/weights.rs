@@ -292,7 +292,7 @@ fn type_without_a_size_has_its_default_size() {
 
 /// These were read as int4 with groups of 32 and of 64.
 #[test]
-fn scales_of_one_byte_tell_types_with_block_scales() {
+fn scales_of_one_byte_identify_types_with_block_scales() {
     for (columns, scale, groups, expected) in [
         (8, Dtype::U8, 2, Some(("mxfp4", 32))),
         (8, Dtype::F8_E8M0, 2, Some(("mxfp4", 32))),
@@ -315,7 +315,7 @@ fn scales_of_one_byte_tell_types_with_block_scales() {
 }
 
 #[test]
-fn bias_without_a_scale_is_a_tensor_and_no_part() {
+fn bias_without_a_scale_is_a_tensor_and_not_a_part() {
     let bytes = file(&[], &[("a", Dtype::F32, &[1]), ("a.bias", Dtype::F32, &[1])]);
     let weights = open(&[(TENSOR, "group", bytes)], "").unwrap();
     assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "a.bias", "group"]);

@@ -114,7 +114,7 @@ impl Client {
         request: impl Fn() -> Result<HttpRequest, ClientError>,
         mut receive: impl FnMut(Response) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
-        let repeat = if route.is_repeatable() { Repeat::Always } else { Repeat::IfUnread };
+        let repeat = if route.is_repeatable() { RepeatPolicy::Always } else { RepeatPolicy::IfUnread };
         self.run_repeated(repeat, || receive(self.send(request()?)?))
     }
 
@@ -122,7 +122,7 @@ impl Client {
     /// socket stays with systemd: the next one gets the requests that the last one has not read.
     fn run_repeated<T>(
         &self,
-        repeat: Repeat,
+        repeat: RepeatPolicy,
         mut run: impl FnMut() -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
         let Some(replaced) = &self.replaced else { return repeated_by_next_daemon(repeat, run) };
@@ -183,7 +183,7 @@ impl Client {
 /// Runs a request again if the daemon has ended and its service manager keeps the socket, so that the next daemon gets
 /// it. A daemon that ends twice while it runs a request probably ends because of it.
 fn repeated_by_next_daemon<T>(
-    repeat: Repeat,
+    repeat: RepeatPolicy,
     mut run: impl FnMut() -> Result<T, ClientError>,
 ) -> Result<T, ClientError> {
     let mut was_read = false;
@@ -191,7 +191,7 @@ fn repeated_by_next_daemon<T>(
         match run() {
             Err(ClientError::Closed) if repeat.allows(&ClientError::Closed) && !was_read => was_read = true,
             Err(ClientError::NotRunning { .. }) if was_read => return Err(ClientError::Closed),
-            Err(error) if Repeat::IfUnread.allows(&error) => {}
+            Err(error) if RepeatPolicy::IfUnread.allows(&error) => {}
             done => return done,
         }
     }
@@ -199,13 +199,13 @@ fn repeated_by_next_daemon<T>(
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Repeat {
+enum RepeatPolicy {
     Always,
     /// Those that the server has certainly not read.
     IfUnread,
 }
 
-impl Repeat {
+impl RepeatPolicy {
     fn allows(self, error: &ClientError) -> bool {
         match error {
             // Sent by the kernel when a socket is closed whose data was not read.

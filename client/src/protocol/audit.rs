@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn part_of_a_line_is_no_record() {
+    fn part_of_a_line_is_not_a_record() {
         let line = record().line();
         for length in 0..line.len() - 1 {
             assert_eq!(AuditRecord::parse(&line[..length]), None, "{length}");

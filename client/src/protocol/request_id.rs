@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_could_disturb_a_log_are_no_ids() {
+    fn texts_that_could_corrupt_a_log_are_not_ids() {
         let long = "a".repeat(MAX_REQUEST_ID_BYTES + 1);
         for text in ["", "a b", "a\n", "a\"", "é", "a/b", "a=b", &long] {
             assert!(text.parse::<RequestId>().is_err(), "{text:?}");

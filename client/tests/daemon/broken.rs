@@ -55,7 +55,7 @@ fn error_in_the_middle_keeps_its_code() {
 }
 
 #[test]
-fn daemon_that_dies_is_told_apart_wherever_it_does() {
+fn daemon_that_dies_is_reported_at_every_step() {
     let mut model = FakeModel::new();
     for i in 0..100 {
         let fd = model.add_file(b"0123");
@@ -168,7 +168,7 @@ fn frame_out_of_place_is_refused() {
 }
 
 #[test]
-fn more_of_a_list_than_promised_is_refused() {
+fn list_longer_than_announced_is_refused() {
     let error = open_broken(|model| {
         model.add_tensor("u", Some(0), 0, 64);
         model.add_tensor("v", Some(0), 0, 64);
@@ -204,7 +204,7 @@ fn counts_above_the_limits_are_refused_at_once() {
 }
 
 #[test]
-fn fewer_descriptors_than_promised_are_noticed() {
+fn fewer_descriptors_than_announced_are_an_error() {
     let error = open_from(|call| {
         let mut connection = call.upgrade();
         let mut head = FakeModel::new().head;
@@ -235,7 +235,7 @@ fn batches_that_do_not_follow_each_other_are_refused() {
 }
 
 #[test]
-fn tensor_that_points_nowhere_is_refused() {
+fn tensor_with_an_invalid_location_is_refused() {
     for change in [
         (|model| model.tensors[0].fd = Some(1)) as fn(&mut FakeModel),
         |model| model.tensors[0].fd = None,
@@ -250,7 +250,7 @@ fn tensor_that_points_nowhere_is_refused() {
 }
 
 #[test]
-fn layer_that_points_nowhere_is_refused() {
+fn layer_with_an_invalid_location_is_refused() {
     for change in [
         (|model| model.head.layers[0].fd = Some(1)) as fn(&mut FakeModel),
         |model| model.head.layers[0].header = Some(HeaderLocation { fd: 1, size: 1 }),
@@ -270,7 +270,7 @@ fn layer_that_points_nowhere_is_refused() {
 }
 
 #[test]
-fn file_shorter_than_its_tensor_is_an_error_and_no_crash() {
+fn file_shorter_than_its_tensor_is_an_error_and_not_a_crash() {
     let model = open_broken(|model| {
         model.add_tensor("past", Some(0), 4096, 64);
         model.add_tensor("long", Some(0), 32, 33);

@@ -48,7 +48,7 @@ fn bodies_of_the_examples_are_bodies() {
 }
 
 #[test]
-fn error_table_is_the_code() {
+fn error_table_matches_the_code() {
     let table = SPECIFICATION.lines().skip_while(|line| !line.starts_with("| code |")).skip(2);
     let mut count = 0;
     for row in table.take_while(|line| line.starts_with('|')) {

@@ -140,7 +140,7 @@ fn pull_that_fails_midway_returns_the_daemons_error() {
 }
 
 #[test]
-fn pull_without_a_last_line_is_not_taken_for_done() {
+fn pull_without_a_last_line_is_an_error() {
     for (chunks, complete) in [(&[PROGRESS, "\n"][..], true), (&[PROGRESS, "\n"], false), (&[], false)] {
         assert!(matches!(pull(chunks, complete).0, Err(ClientError::Closed)));
     }
@@ -155,7 +155,7 @@ fn error_before_the_response_keeps_its_code() {
 }
 
 #[test]
-fn absent_daemon_is_told_with_what_to_do() {
+fn absent_daemon_is_reported_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("blobd.sock");
     let expected =

@@ -178,7 +178,7 @@ fn image_takes_all_tensors() {
 }
 
 #[test]
-fn header_that_lies_is_refused() {
+fn header_that_contradicts_the_file_is_refused() {
     let mut model = model_of(&[("a", 1)]);
     set_header(&mut model, 0, b"GGUF\xff\xff\xff\xff");
     let error = open(model).contiguous().unwrap_err();

@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::io::{self, Read as _};
 use std::sync::PoisonError;
 
-use blobd_client::loopback::Foreign;
+use blobd_client::loopback::CrossSiteRequest;
 use hyper::header::{HeaderMap, HeaderName};
 use tracing_mutex::stdsync::Mutex;
 
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Secret {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// A page of another site may have sent it.
-    Foreign(Foreign),
+    CrossSiteRequest(CrossSiteRequest),
     /// The token has been used, or is wrong.
     Token,
     Key,

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::error::ClientError;
-use blobd_client::loopback::{Foreign, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
+use blobd_client::loopback::{
+    CrossSiteRequest, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin,
+};
 use blobd_client::protocol::error::ErrorResponse;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -96,7 +98,7 @@ impl WebServer {
 
 async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> LoopbackResponse {
     if let Err(foreign) = check_origin(request.headers()) {
-        return refused(Refusal::Foreign(foreign));
+        return refused(Refusal::CrossSiteRequest(foreign));
     }
     let (method, uri) = (request.method().clone(), request.uri().clone());
     match (&method, uri.path()) {
@@ -152,10 +154,10 @@ struct Refused {
 fn refused(refusal: Refusal) -> LoopbackResponse {
     const AGAIN: &str = "run `blobd web` again, and open the link that it prints";
     let (message, hint) = match refusal {
-        Refusal::Foreign(Foreign::Host) => {
+        Refusal::CrossSiteRequest(CrossSiteRequest::Host) => {
             ("the host of the request is not this machine", "open http://127.0.0.1 with the port")
         }
-        Refusal::Foreign(Foreign::Origin) => ("the request comes from another site", AGAIN),
+        Refusal::CrossSiteRequest(CrossSiteRequest::Origin) => ("the request comes from another site", AGAIN),
         Refusal::Token => ("the link has been used already, or is wrong", AGAIN),
         Refusal::Key => ("the request has no valid key of a session", AGAIN),
     };
