@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn last_connections_are_kept_for_administering() {
+    fn last_connections_are_reserved_for_administrators() {
         let limits =
             ConnectionLimits { total: 6, reserved: 2, per_uid: 3, lasting_per_uid: 2, lasting_total: 3 };
         let connections = Connections::new(limits);

@@ -1,6 +1,6 @@
 //! The HTTP API: maps each request to its operation.
 
-// A request takes a thread only with its user's turn, see `clippy.toml`.
+// A request uses a thread only after it has waited for its user's turn: see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::sync::Arc;

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_that_is_open_or_absent_or_empty_is_only_looked_at() {
+    fn inspection_does_not_change_an_open_absent_or_empty_store() {
         let (folder, _store) = new_store();
         let root = folder.path().join("store");
         let before = std::fs::read(root.join("lock")).unwrap();

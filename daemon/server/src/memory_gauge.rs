@@ -45,7 +45,7 @@ enum Waits {
     /// For a limited time, even while it holds some memory.
     Briefly,
     /// As long as necessary, without any memory.
-    EmptyHanded { restarts: AtomicU32 },
+    WithoutMemory { restarts: AtomicU32 },
 }
 
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl<'m> MemoryGauge<'m> {
     }
 
     pub(crate) fn for_pull(pool: &'m PermitPool, uid: u32) -> Self {
-        Self { waits: Waits::EmptyHanded { restarts: AtomicU32::new(0) }, ..Self::new(pool, uid) }
+        Self { waits: Waits::WithoutMemory { restarts: AtomicU32::new(0) }, ..Self::new(pool, uid) }
     }
 
     /// Includes these bytes in later calls of [`Self::cover`].
@@ -94,7 +94,7 @@ impl<'m> MemoryGauge<'m> {
         let more = missing.max(STEP_KIB).min(share.saturating_sub(held));
         let more = match &self.waits {
             Waits::Briefly => timeout(ACQUIRE_TIMEOUT, self.pool.acquire_many(self.uid, more)).await.ok(),
-            Waits::EmptyHanded { .. } => self.pool.try_acquire_many(self.uid, more).ok(),
+            Waits::WithoutMemory { .. } => self.pool.try_acquire_many(self.uid, more).ok(),
         };
         match (more, &self.waits) {
             (Some(more), _) => {
@@ -102,13 +102,13 @@ impl<'m> MemoryGauge<'m> {
                 Covered::Yes
             }
             (None, Waits::Briefly) => Covered::No,
-            (None, Waits::EmptyHanded { .. }) => Covered::AfterRestart,
+            (None, Waits::WithoutMemory { .. }) => Covered::AfterRestart,
         }
     }
 
     /// Whether others wait for memory that this pull has held for too long.
     pub(crate) fn is_overdue(&self) -> bool {
-        let Waits::EmptyHanded { restarts } = &self.waits else { return false };
+        let Waits::WithoutMemory { restarts } = &self.waits else { return false };
         let turn = FIRST_TURN.saturating_mul(1 << restarts.load(Ordering::Relaxed).min(MAX_DOUBLINGS));
         self.pool.waiting() > 0 && lock(&self.held).as_ref().is_some_and(|held| held.since.elapsed() >= turn)
     }
@@ -116,7 +116,7 @@ impl<'m> MemoryGauge<'m> {
     /// Returns all memory, then waits for `bytes`. The caller has discarded what was counted.
     pub(crate) async fn start_again(&self, bytes: usize) {
         drop(lock(&self.held).take());
-        if let Waits::EmptyHanded { restarts } = &self.waits {
+        if let Waits::WithoutMemory { restarts } = &self.waits {
             restarts.fetch_add(1, Ordering::Relaxed);
         }
         self.add(self.pool.acquire_many(self.uid, kib(bytes)).await);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn description_waits_with_what_it_holds() {
+    async fn description_waits_without_releasing_its_memory() {
         let pool = pool();
         let other = pool.acquire_many(1, 4 << 10).await;
         let gauge = MemoryGauge::new(&pool, 1);

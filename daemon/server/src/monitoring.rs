@@ -63,7 +63,9 @@ impl MetricsServer {
 
 fn cannot_listen(address: SocketAddr, error: &io::Error) -> ErrorBody {
     let (code, hint) = match error.kind() {
-        io::ErrorKind::AddrInUse => (ErrorCode::Busy, "another program uses this port; choose another one"),
+        io::ErrorKind::AddrInUse => {
+            (ErrorCode::Busy, "this port is in use by another program; choose another one")
+        }
         io::ErrorKind::PermissionDenied => {
             (ErrorCode::Denied, "ports below 1024 are for root; choose another one")
         }

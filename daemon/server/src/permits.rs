@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn share_that_others_limited_grows_when_they_have_left() {
+    async fn share_that_others_limited_grows_when_they_have_finished() {
         let pool = Arc::new(PermitPool::new(Limits { per_principal: 4, total: 6 }));
         let others = [2, 3].map(|uid| pool.try_acquire(uid).unwrap());
         let _own = [pool.try_acquire(1).unwrap(), pool.try_acquire(1).unwrap()];

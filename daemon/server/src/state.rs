@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_work_is_no_activity() {
+    fn slow_work_is_not_activity() {
         let (activity, start) = (Activity::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert!(!activity.is_active(5 << 30, start), "no earlier measurement");

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_no_change() {
+    fn request_that_changes_nothing_is_not_a_change() {
         assert!(!DroppedDownloads::default().outcome().has_changed);
         assert!(!Reindexed::default().outcome().has_changed);
         assert!(!GcReport::default().outcome().has_changed);

@@ -56,11 +56,11 @@ enum Content {
 }
 
 /// Returns the next part of a body. An error ends the connection, so that no client takes the last part for the end.
-type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>>> + Send;
+type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<Bytes, IncompleteResponse>>> + Send;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the response cannot be completed")]
-pub(crate) struct CutOff;
+pub(crate) struct IncompleteResponse;
 
 /// A part of a response with what counts its memory, a [`Permit`] or the model that it describes, until its last byte
 /// is written or its client has gone.
@@ -248,7 +248,7 @@ pub(super) fn details_response(mut details: DetailsStream, memory: Option<Permit
 }
 
 /// A JSON document whose parts come from elsewhere. The receiver is dropped when the client disconnects.
-pub(super) fn parts_response(mut parts: mpsc::Receiver<Result<Bytes, CutOff>>) -> HttpResponse {
+pub(super) fn parts_response(mut parts: mpsc::Receiver<Result<Bytes, IncompleteResponse>>) -> HttpResponse {
     let next = move |context: &mut Context<'_>| parts.poll_recv(context);
     response(StatusCode::OK, Content::Parts(Box::new(next)))
 }
@@ -268,12 +268,12 @@ fn response(status: StatusCode, content: Content) -> HttpResponse {
 
 impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = CutOff;
+    type Error = IncompleteResponse;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, IncompleteResponse>>> {
         let bytes = match &mut self.content {
             Content::Whole(bytes) => Poll::Ready(bytes.take().map(Ok)),
             Content::Parts(next) => next(context),

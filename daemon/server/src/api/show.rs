@@ -17,7 +17,9 @@ use tracing::Instrument as _;
 
 use super::Caller;
 use super::answer::{json_length, json_of, reduced};
-use super::body::{Answer, CutOff, Params, Reply, counted, details_response, parts_response, raw_response};
+use super::body::{
+    Answer, IncompleteResponse, Params, Reply, counted, details_response, parts_response, raw_response,
+};
 use super::details::{DetailsStream, STREAM_BYTES};
 use super::read_model::{Reads, read_model};
 use crate::large_models::{ReadPermit, ResponseMemory};
@@ -140,7 +142,7 @@ pub(super) async fn heads(caller: &Caller, reference: Params<Reference>) -> Answ
     let send = async move {
         if let Err(Stop::Failed(error)) = stream.send(outline).await {
             tracing::warn!("heads: {error}");
-            let _ = stream.parts.send(Err(CutOff)).await;
+            let _ = stream.parts.send(Err(IncompleteResponse)).await;
         }
     };
     tokio::spawn(send.in_current_span());
@@ -161,7 +163,7 @@ enum Stop {
 struct HeadsStream {
     daemon: Arc<Daemon>,
     uid: u32,
-    parts: Sender<Result<Bytes, CutOff>>,
+    parts: Sender<Result<Bytes, IncompleteResponse>>,
     memory: Option<Arc<Permit>>,
 }
 

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_given_must_apply() {
+    fn all_given_conditions_must_apply() {
         let text = |text: &str| Some(text.to_owned());
         let user = |user| LogParams { user: text(user), ..LogParams::default() };
         assert!(matches(&user("ann")) && matches(&user("70001")) && !matches(&user("bob")));

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn value_that_is_missing_is_said_to_be_nothing() {
+    fn missing_value_is_reported_as_nothing() {
         for text in ["root =", "root =\nsocket = \"/s\"", "root = # later"] {
             let expected = "root: expected a text in quotes, a number, true or false, found nothing";
             assert!(error(text).0.ends_with(expected), "{}", error(text).0);

@@ -99,7 +99,7 @@ fn has_files_of(present: &Manifest, files: &Files) -> bool {
 }
 
 pub(crate) fn client_has_gone() -> io::Error {
-    io::Error::other("the client that asked for this import has gone")
+    io::Error::other("the client of this import has disconnected")
 }
 
 /// The name that the model gets: the requested one, or one made from the file's.

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_lifts_no_rule_about_tags() {
+    fn digest_does_not_bypass_a_rule_about_tags() {
         let fixed = format!("acme/x:stable@sha256:{}", "0".repeat(64));
         let name = ModelName::new(&fixed.parse().unwrap());
         for (pattern, denied, allowed) in [

@@ -82,7 +82,7 @@ fn rule_is_only_for_its_users() {
 }
 
 #[test]
-fn no_name_lifts_a_rule() {
+fn no_name_bypasses_a_rule() {
     let deny = Rule { names: names(&["acme/*"]), ..rule(Action::Deny) };
     let denying = policy(Action::Allow, vec![deny]);
     assert!(!decided(&denying, 1, &pulled("acme/x", &["mine"])).unwrap().0);
@@ -112,7 +112,7 @@ fn registry_is_that_of_the_origin() {
 
 /// All that `blobd pull` accepts for the same host.
 #[test]
-fn no_spelling_of_a_registry_lifts_a_rule() {
+fn no_spelling_of_a_registry_bypasses_a_rule() {
     let deny = Rule { registries: hosts(&["huggingface.co", "10.0.0.7"]), ..rule(Action::Deny) };
     let policy = policy(Action::Allow, vec![deny]);
     for source in [

@@ -111,13 +111,13 @@ async fn refuse(stream: &FrameStream, record: &RequestRecord, error: ErrorBody) 
 
 /// The files that the client is to send next, of an import with a list.
 #[derive(Debug)]
-struct Wants {
+struct RequestedFiles {
     /// `None` if all files have been received.
     next: Option<UnboundedReceiver<(u32, u32)>>,
     refusal: Arc<OnceLock<Refusal>>,
 }
 
-impl Wants {
+impl RequestedFiles {
     /// Waits until files are wanted, or, when none can be wanted any more, until the client has closed its end. Before
     /// that nothing may be received here, because descriptors may be in the queue; a closed connection is then detected
     /// when progress is sent.
@@ -140,7 +140,7 @@ async fn started(
     stream: &FrameStream,
     (turn, permit): (Turn, Permit),
     (params, cancelled): (&ImportParams, &CancelOnDrop),
-) -> Result<(ClientFile, Wants), SessionError> {
+) -> Result<(ClientFile, RequestedFiles), SessionError> {
     let (connection, cancelled) = (stream.connection()?, Arc::clone(&cancelled.0));
     let (listed, count) = (params.files.len(), params.sidecars.len() + 1);
     let (want, next) = unbounded_channel();
@@ -158,14 +158,14 @@ async fn started(
     };
     let received = daemon.blocking(turn, start).await.map_err(io::Error::other)?;
     let file = received?.map_err(refused)?;
-    Ok((file, Wants { next: (listed > 0).then_some(next), refusal }))
+    Ok((file, RequestedFiles { next: (listed > 0).then_some(next), refusal }))
 }
 
 /// Reports progress to the client, and stops the work when the client disconnects. Returns the result in any case,
 /// because the work may be complete before it stops.
 async fn with_progress<T>(
     stream: &FrameStream,
-    (mut progress, wants): (watch::Receiver<(u64, u64)>, &mut Wants),
+    (mut progress, wants): (watch::Receiver<(u64, u64)>, &mut RequestedFiles),
     cancelled: &CancelOnDrop,
     work: impl Future<Output = T>,
 ) -> T {
@@ -298,7 +298,7 @@ mod tests {
             }
             "imported"
         };
-        let mut wants = Wants { next: None, refusal: Arc::default() };
+        let mut wants = RequestedFiles { next: None, refusal: Arc::default() };
         assert_eq!(with_progress(&stream, (progress, &mut wants), &cancelled, work).await, "imported");
     }
 }

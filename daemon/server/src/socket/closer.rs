@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn user_whose_descriptors_block_is_stuck_and_no_other_is() {
+    fn blocking_descriptors_affect_only_their_user() {
         let closer = Arc::new(Closer::default());
         let (release, blocked) = sync_channel(0);
         let (dropped, closed) = channel();

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn client_slower_than_the_least_rate_runs_out_of_patience() {
+    fn client_slower_than_the_minimum_rate_is_disconnected() {
         let second = Some(Duration::from_secs(1));
         let after = |seconds: u32, bytes| {
             (0..seconds).fold(WRITE_TIMEOUT, |patience, _| patience_after(patience, second, bytes))

@@ -273,7 +273,7 @@ impl Fetch {
         let _waiting = self.silence.wait();
         let file = if fallback.is_whole() { &self.file.without_ranges() } else { &self.file };
         let mut opening = std::pin::pin!(self.registry.open_part(file, claim.range.clone()));
-        let mut quiet = Quiet::since(self.received_bytes());
+        let mut quiet = SilentConnection::since(self.received_bytes());
         loop {
             let started = Instant::now();
             if let Ok(opened) = tokio::time::timeout(self.policy.tick, opening.as_mut()).await {
@@ -288,7 +288,7 @@ impl Fetch {
 
     /// Whether a connection has been silent while others have received something. It may be dead, so its range is better
     /// given to them.
-    fn is_outpaced(&self, quiet: &Quiet) -> bool {
+    fn is_outpaced(&self, quiet: &SilentConnection) -> bool {
         let received_by_others = self.received_bytes().saturating_sub(quiet.received_before);
         quiet.lasts >= self.policy.silent_beside_others && received_by_others >= LEAST_PROGRESS_BYTES
     }
@@ -301,7 +301,7 @@ impl Fetch {
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let (mut pieces, mut meter) = (Pieces::new(claim.range.start, stream.sender()), Meter::default());
-        let mut quiet = Quiet::since(self.received_bytes());
+        let mut quiet = SilentConnection::since(self.received_bytes());
         loop {
             let waiting = Instant::now();
             let next = {
@@ -330,7 +330,7 @@ impl Fetch {
             if is_idle {
                 quiet.add(waiting.elapsed());
             } else {
-                quiet = Quiet::since(self.received_bytes());
+                quiet = SilentConnection::since(self.received_bytes());
             }
             if is_too_slow || self.is_outpaced(&quiet) {
                 let what = if is_too_slow { "far slower than the others" } else { "silent" };
@@ -433,12 +433,12 @@ enum Outcome {
 }
 
 /// How long a connection has been silent, and what all had received before.
-struct Quiet {
+struct SilentConnection {
     lasts: Duration,
     received_before: u64,
 }
 
-impl Quiet {
+impl SilentConnection {
     const fn since(received_before: u64) -> Self {
         Self { lasts: Duration::ZERO, received_before }
     }

@@ -52,7 +52,7 @@ const FIRST_BYTES: u64 = 64 << 10;
 pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
     let mut streamed = Streamed::default();
-    match read_header(job, bytes, &mut streamed, Amounts { at_once: u64::MAX, most: u64::MAX }) {
+    match read_header(job, bytes, &mut streamed, HeadLimits { at_once: u64::MAX, most: u64::MAX }) {
         Ok(Some(header)) => Ok(Head::new(&*header, size, streamed)?),
         // No header is longer.
         Ok(None) => Err(TransferError::Incomplete),
@@ -74,11 +74,11 @@ impl Job<'_> {
         excess: u64,
         most: u64,
     ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
-        let amounts = Amounts { at_once: excess, most };
-        self.retried(|_received| match fetch_header(self, amounts) {
+        let limits = HeadLimits { at_once: excess, most };
+        self.retried(|_received| match fetch_header(self, limits) {
             Err(TransferError::SeveralServers) => {
                 let file = &self.file.without_ranges();
-                fetch_header(&Job { file, ..self.clone() }, amounts)
+                fetch_header(&Job { file, ..self.clone() }, limits)
             }
             header => header,
         })
@@ -89,10 +89,10 @@ impl Job<'_> {
 ///
 /// The digest of the file is not verified unless all of it was downloaded. If its parts could come from several servers, a
 /// registry could put a document of another server into a header of its own, by redirecting only some of the requests.
-fn fetch_header(job: &Job<'_>, amounts: Amounts) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+fn fetch_header(job: &Job<'_>, limits: HeadLimits) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
     let mut bytes = Vec::new();
     let mut streamed = Streamed { must_be_one_sender: true, ..Streamed::default() };
-    let header = match read_header(job, &mut bytes, &mut streamed, amounts) {
+    let header = match read_header(job, &mut bytes, &mut streamed, limits) {
         Ok(Some(header)) => header,
         Ok(None) => return Ok(None),
         Err(TransferError::Format(error)) if error.is_unknown_format() => return Ok(None),
@@ -108,7 +108,7 @@ fn fetch_header(job: &Job<'_>, amounts: Amounts) -> Result<Option<Box<dyn ModelH
 
 /// How much may be downloaded to read a header.
 #[derive(Clone, Copy)]
-struct Amounts {
+struct HeadLimits {
     at_once: u64,
     most: u64,
 }
@@ -119,7 +119,7 @@ fn read_header(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
     streamed: &mut Streamed,
-    amounts: Amounts,
+    limits: HeadLimits,
 ) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
     let mut reader = HeaderReader::new();
     let mut read = 0;
@@ -130,7 +130,7 @@ fn read_header(
         if progress == Progress::Done || read as u64 >= job.file.size() {
             return Ok(Some(reader.finish()?));
         }
-        if read as u64 > amounts.most {
+        if read as u64 > limits.most {
             return Ok(None);
         }
         match &mut streamed.whole {
@@ -140,7 +140,7 @@ fn read_header(
                 job.count_header(bytes.len().saturating_add(next.len()))?;
                 bytes.extend_from_slice(&next);
             }
-            None => fetch_more(job, bytes, streamed, amounts.at_once)?,
+            None => fetch_more(job, bytes, streamed, limits.at_once)?,
         }
     }
 }

@@ -55,13 +55,13 @@ fn head_of(assembler: &Assembler) -> Result<Vec<u8>, StoreError> {
 }
 
 /// How to request a file from other senders than those who sent it wrong.
-struct Elsewhere {
+struct OtherSenders {
     registry: RegistryClient,
     file: RemoteFile,
 }
 
-impl Elsewhere {
-    fn than<'s>(job: &Job<'_>, senders: impl IntoIterator<Item = &'s Sender>) -> Self {
+impl OtherSenders {
+    fn excluding<'s>(job: &Job<'_>, senders: impl IntoIterator<Item = &'s Sender>) -> Self {
         job.again.set();
         Self { registry: job.registry.with_fresh_connections(), file: job.file.avoiding(senders) }
     }
@@ -82,7 +82,7 @@ impl Transfers {
         first: &FirstCopy,
     ) -> Result<Received, TransferError> {
         note_wrong(job, first.digest, expected);
-        let elsewhere = Elsewhere::than(job, first.senders.all());
+        let elsewhere = OtherSenders::excluding(job, first.senders.all());
         let job = elsewhere.job(job);
         let mut transfer = self.begin(guard, ingest, &job, Reuse::Nothing { wrong: first.digest })?;
         let hashed = transfer.run()?;
@@ -122,7 +122,7 @@ impl Job<'_> {
             return Ok(SmallFile { bytes, digest, corrected: None });
         };
         note_wrong(self, digest, expected);
-        let elsewhere = Elsewhere::than(self, [&*sender]);
+        let elsewhere = OtherSenders::excluding(self, [&*sender]);
         let (second, second_sender) = elsewhere.job(self).read_whole()?;
         let whole = 0..self.file.size();
         let [mut first_senders, mut second_senders] = [Senders::default(), Senders::default()];
@@ -143,7 +143,7 @@ impl Job<'_> {
     /// Downloads a file of git whose first download was wrong. Which of the two is right, git's name alone says.
     fn receive_again(&self, expected: GitId, sender: &Sender) -> Result<SmallFile, TransferError> {
         self.registry.note_wrong_file();
-        let (bytes, _sender) = Elsewhere::than(self, [sender]).job(self).read_whole()?;
+        let (bytes, _sender) = OtherSenders::excluding(self, [sender]).job(self).read_whole()?;
         let found = GitId::of(&bytes);
         match found == expected {
             true => Ok(SmallFile { digest: Digest::of(&bytes), bytes, corrected: None }),

@@ -18,7 +18,7 @@ pub(super) fn index(facts: &Facts) -> Check {
             .because("nothing is lost, but the next start reads the whole store again")
             .with_hint("models can still be opened; `blobd reindex` or a restart rebuilds it")
             .mended_by("blobd reindex"),
-        IndexStatus::Building => ok("index", "being built, such as after a start without a proper end"),
+        IndexStatus::Building => ok("index", "being built, for example after an unclean shutdown"),
         _ => ok("index", "a cache; nothing depends on it"),
     }
 }
@@ -41,7 +41,9 @@ pub(super) fn content(facts: &Facts) -> Check {
             let bytes = human_bytes(facts.quarantine_bytes);
             note(
                 "content",
-                format!("no blob is known to be damaged; {bytes} of replaced ones are in quarantine"),
+                format!(
+                    "no blob is known to be damaged; {bytes} of blobs that were replaced are in quarantine"
+                ),
             )
             .with_hint("they are kept to find the cause; `blobd gc --quarantine` deletes them")
         }
@@ -102,7 +104,7 @@ pub(super) fn audit(facts: &Facts) -> Check {
             "audit log",
             format!("{directory}: cannot be written: {error}; dropped records: {dropped}"),
         )
-        .because("nobody can find out later what was done meanwhile; requests are served all the same")
+        .because("what is done meanwhile is not recorded; requests are served nevertheless")
         .with_hint("free space there, or correct its permissions; the next record is written then")
         .mended_by(format!("ls -ld {}", quoted(directory)));
     }

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_reserve_of_an_empty_store_is_no_problem() {
+    fn missing_reserve_of_an_empty_store_is_not_a_problem() {
         let facts = Facts { reserve_bytes: None, ..healthy() };
         assert_eq!(reserve(&facts).status, CheckStatus::Warning);
         let space = SpaceFacts { used_bytes: 0, ..facts.space };

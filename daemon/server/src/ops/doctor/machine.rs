@@ -16,7 +16,7 @@ const IMPROVEMENTS: [(u32, u32, &str, &str); 6] = [
         6,
         5,
         "",
-        "no program that `exec` runs opens a model past its library (memfd_secret; before, with secretmem.enable=1)",
+        "no program that `exec` runs opens a model without its library (memfd_secret; before, with secretmem.enable=1)",
     ),
     (6, 9, "", "`mount` shares memory for files stored whole (FUSE passthrough)"),
     (6, 16, "", "the daemon refuses unexpected descriptors before they arrive (SO_PASSRIGHTS)"),
@@ -123,7 +123,7 @@ pub(super) fn clock(facts: &Facts) -> Check {
     if facts.now < UNIX_EPOCH + PAST {
         return mend(
             failure("clock", format!("says {now}, which is in the past"))
-                .because("certificates of registries are not valid yet then, so that no pull succeeds"),
+                .because("certificates of registries are then not valid yet, so no pull succeeds"),
         );
     }
     let is_later = |changed: &SystemTime| changed.duration_since(facts.now).is_ok_and(|by| by > TOLERANCE);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn name_service_that_does_not_answer_is_a_warning_and_files_alone_are_said() {
+    fn name_service_that_does_not_respond_is_a_warning_and_use_of_files_alone_is_mentioned() {
         let with = |failure: Option<&str>, are_of_files_only| {
             let mut facts = healthy();
             facts.names.failure = failure.map(str::to_owned);

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_groups_are_reported_with_the_command_that_mends_them() {
+    fn wrong_groups_are_reported_with_the_command_that_corrects_them() {
         let mut facts = healthy();
         let example = ForeignGroup { path: "blobs/sha256-1".into(), gid: 0, mode: 0o444 };
         facts.ownership.files = 40;

@@ -94,7 +94,7 @@ impl<'m> Weights<'m> {
         let hashed =
             reader.hash_with_start(self.header_bytes, &file.header, &mut |done| report(done, total))?;
         let Some([found, edited]) = hashed else {
-            return Err(OpError::Internal("the client that asked for this edit has gone".to_owned()));
+            return Err(OpError::Internal("the client of this edit has disconnected".to_owned()));
         };
         let expected = self.file.descriptor.digest;
         if found != expected {

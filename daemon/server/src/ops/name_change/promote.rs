@@ -111,7 +111,7 @@ fn copy(
 }
 
 fn client_has_gone() -> OpError {
-    OpError::Internal("the client that asked for this copy has gone".to_owned())
+    OpError::Internal("the client of this promotion has disconnected".to_owned())
 }
 
 /// Checks that each file is rebuilt from its parts: the recipe of a lower store may be wrong although its blobs are right.

@@ -114,7 +114,7 @@ impl<'r> Reading<'r> {
             read.join(reader.map_err(died)??);
         }
         if self.events.is_closed() {
-            return Err(OpError::Internal("the client that asked for this verification has gone".to_owned()));
+            return Err(OpError::Internal("the client of this verification has disconnected".to_owned()));
         }
         Ok(read)
     }
@@ -176,6 +176,6 @@ mod tests {
 
         drop(received);
         let error = Reading::new(&store, blobs, &events).run().unwrap_err();
-        assert!(error.to_string().contains("has gone"), "{error}");
+        assert!(error.to_string().contains("has disconnected"), "{error}");
     }
 }

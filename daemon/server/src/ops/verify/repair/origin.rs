@@ -203,7 +203,7 @@ impl Fetch<'_> {
         self.repair.handle.block_on(async {
             tokio::select! {
                 response = response => response.map_err(|error| error.to_string()),
-                () = events.closed() => Err("the client that asked for this repair has gone".to_owned()),
+                () = events.closed() => Err("the client of this repair has disconnected".to_owned()),
             }
         })
     }
