@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_may_be_a_model_of_a_registry() {
+    fn path_without_a_file_may_be_a_model_of_a_registry() {
         let hint = |text: &str| instead_of_import(Path::new(text));
         for (text, command) in [
             ("hf.co/Qwen/Qwen3-0.6B-GGUF", "`blobd pull hf.co/Qwen/Qwen3-0.6B-GGUF`"),

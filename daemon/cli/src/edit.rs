@@ -49,7 +49,7 @@ pub(super) struct Params {
     /// Set the template layer of the manifest, which Ollama uses; it has the syntax of Go's templates
     #[arg(long, value_name = "TEXT|@FILE")]
     template_layer: Option<String>,
-    /// Replace another model that has the name DST, also a pinned one; that model goes to the trash
+    /// Replace another model that has the name DST, even a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
     /// Only show what would change

@@ -59,7 +59,7 @@ pub(super) struct Params {
     /// The model's name; derived from the name of the file or folder, and made distinct, if omitted
     #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
-    /// Replace another model that has the name, also a pinned one; that model goes to the trash
+    /// Replace another model that has the name, even a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
     /// Store the projector and the draft that are in the file's folder and belong to it in the same model;

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_commands_have_their_own_pages() {
+    fn subcommands_have_their_own_pages() {
         let mut root = crate::command();
         root.build();
         let names: Vec<&str> = all(&root).into_iter().map(|(_, command)| full_name(command)).collect();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_lead_to_the_command_and_never_to_its_opposite() {
+    fn typos_suggest_the_command_and_never_its_opposite() {
         for (typed, meant) in
             [("pul", "pull"), ("improt", "import"), ("exprot", "export"), ("verfy", "verify")]
         {

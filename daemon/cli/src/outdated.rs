@@ -190,7 +190,7 @@ fn render(report: &Report) -> String {
         text.push_str(&format!("{}: not compared: {message}\n", model.name));
     }
     for model in of(Status::Unknown) {
-        text.push_str(&format!("{}: not compared: {} says no digest\n", model.name, model.source));
+        text.push_str(&format!("{}: not compared: {} gives no digest\n", model.name, model.source));
     }
     let count = |status| of(status).count();
     let (current, outdated) = (count(Status::Current), count(Status::Outdated));

@@ -120,7 +120,7 @@ pub(super) fn refuse_terminal(path: Option<&Path>) -> Result<(), ErrorBody> {
         return Ok(());
     }
     let refused = usage(format!("{name} is a terminal, and the data is not text"));
-    Err(refused.with_hint("redirect it, give a file with -o, or write it all the same with --force"))
+    Err(refused.with_hint("redirect it, give a file with -o, or write it anyway with --force"))
 }
 
 pub(super) fn write_error(path: &Path, error: &io::Error) -> ErrorBody {

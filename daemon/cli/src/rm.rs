@@ -130,7 +130,7 @@ pub(super) struct UndeleteArgs {
     /// Restore the model under this name
     #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
-    /// Replace another model that has the name now, also a pinned one; that model goes to the trash
+    /// Replace another model that has the name now, even a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
 }

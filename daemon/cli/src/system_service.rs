@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_a_unit_is_told_in_one_line_with_the_next_step() {
+    fn state_of_a_unit_is_one_line_with_the_next_step() {
         for (properties, told, step) in [
             (
                 "Id=blobd.service LoadState=loaded ActiveState=failed SubState=failed Result=exit-code ExecMainStatus=78 UnitFileState=disabled",
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn service_that_was_started_tells_more_than_its_socket() {
+    fn state_of_a_started_service_takes_precedence_over_its_socket() {
         let socket = unit("Id=blobd.socket LoadState=loaded ActiveState=inactive");
         let service = |state| unit(&format!("Id=blobd.service LoadState=loaded ActiveState={state}"));
         let absent = unit("Id=blobd.service LoadState=not-found ActiveState=inactive");
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_is_missing_fails_or_hangs_says_nothing() {
+    fn missing_failing_or_hanging_program_gives_no_state() {
         let shell = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);

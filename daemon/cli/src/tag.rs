@@ -22,7 +22,7 @@ pub(super) struct TagArgs {
     /// The new name
     #[arg(value_name = "DST", value_parser = parse_new_name)]
     target: Reference,
-    /// Replace another model that has the name, also a pinned one; that model goes to the trash
+    /// Replace another model that has the name, even a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
 }
@@ -41,7 +41,7 @@ pub(super) struct RenameArgs {
     /// Its new name
     #[arg(value_name = "NEW", value_parser = parse_new_name)]
     target: Reference,
-    /// Replace another model that has the new name, also a pinned one; that model goes to the trash
+    /// Replace another model that has the new name, even a pinned one; that model goes to the trash
     #[arg(long)]
     force: bool,
 }

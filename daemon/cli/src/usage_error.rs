@@ -25,9 +25,10 @@ pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
         ErrorKind::InvalidValue => invalid_value(error),
         ErrorKind::ValueValidation => refused_value(error),
         ErrorKind::ArgumentConflict => (conflict(error), None),
-        ErrorKind::NoEquals => {
-            (format!("{}: = expected before the value", text(error, ContextKind::InvalidArg)), None)
-        }
+        ErrorKind::NoEquals => (
+            format!("{}: wrong form: expected = before the value", text(error, ContextKind::InvalidArg)),
+            None,
+        ),
         _ => (first_line(error), None),
     };
     ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint(hint.unwrap_or_else(|| usage.hint()))

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_commands_are_not_confused_with_commands() {
+    fn subcommands_are_not_confused_with_commands() {
         let cases = cases(&places(&visible()));
         assert!(cases.contains("\"partial rm \"* | "), "{cases}");
         assert!(cases.contains("        \"rm \"* | \"rmi \"*"), "{cases}");

@@ -40,7 +40,7 @@ fn served(version: &Version, is_embedded: bool, has_daemon: bool) -> Check {
         return Check::new(NAME, CheckStatus::Ok, detail);
     }
     Check::new(NAME, CheckStatus::Note, format!("{detail}; this command is version {ours}"))
-        .because("one of the two does not know what the other one does")
+        .because("what only the newer one supports does not work")
         .with_hint("restart the daemon after an update; programs keep what they have mapped")
         .mended_by("sudo systemctl restart blobd")
 }

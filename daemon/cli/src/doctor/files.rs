@@ -56,7 +56,7 @@ fn permissions_of_configuration(path: &Path, status: Option<Status>) -> Check {
     }
     Check::new("configuration", CheckStatus::Warning, format!("{detail}: others may write to it"))
         .because("any of them can choose the registries and the directory that this user's blobd uses")
-        .with_hint("take the permission from them")
+        .with_hint("remove that permission")
         .mended_by(format!("{}chmod go-w {}", sudo(owner), quoted(&path.to_string_lossy())))
 }
 
@@ -78,7 +78,7 @@ fn permissions_of_credentials(path: &Path, status: Option<Status>) -> Check {
     }
     Check::new("credentials", CheckStatus::Failure, format!("{detail}: others may use it"))
         .because("others can read the passwords and tokens in it, so blobd does not use them")
-        .with_hint("take the permission from them, and replace the passwords if somebody may have read them")
+        .with_hint("remove that permission, and replace the passwords if somebody may have read them")
         .mended_by(format!("{}chmod 0600 {}", sudo(owner), quoted(&path.to_string_lossy())))
 }
 

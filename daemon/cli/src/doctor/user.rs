@@ -40,7 +40,7 @@ pub(super) fn environment(global: &Global) -> Check {
         .mended_by("unset XDG_RUNTIME_DIR"),
         _ => match proxies.fault {
             Some(fault) => Check::new("environment", CheckStatus::Warning, format!("{fault}; {detail}"))
-                .because("models cannot be pulled: no connection goes past a proxy that is set")
+                .because("models cannot be pulled: no connection bypasses a configured proxy")
                 .with_hint("set the variable to the proxy's URL, or unset it"),
             None => Check::new("environment", CheckStatus::Ok, detail),
         },
@@ -50,7 +50,7 @@ pub(super) fn environment(global: &Global) -> Check {
 /// The models that other programs have on this machine.
 pub(super) fn other_programs() -> Check {
     let found = other_stores::present();
-    let detail = found.unwrap_or_else(|| "none has models in its usual place".to_owned());
+    let detail = found.unwrap_or_else(|| "no models found in the usual folders".to_owned());
     Check::new("other programs", CheckStatus::Ok, detail)
 }
 
@@ -85,7 +85,7 @@ fn service_of(has_systemd: bool, installed: Option<&Path>, units: &[Unit]) -> Ch
         let detail = format!("{file} is installed, and systemd does not say whether it is used");
         return check(CheckStatus::Note, detail)
             .because("commands fail while the system's daemon does not answer")
-            .with_hint("start the daemon, or remove the file if this machine shall have none")
+            .with_hint("start the daemon, or remove the file if this machine should have none")
             .mended_by("systemctl status blobd.socket blobd.service");
     };
     // The service says more than its socket.

@@ -82,7 +82,7 @@ fn plan(header: &Header, pieces: &FilePieces<OpenPiece>, page: u64) -> Result<Fi
     let starts_at_page = |run: &Run<'_>| run.fd_offset.is_multiple_of(page);
     let (whole, mut loose): (Vec<_>, Vec<_>) =
         runs.into_iter().partition(|run| starts_at_page(run) && run.length.is_multiple_of(page));
-    // Those behind it must stay aligned to their elements.
+    // The tensors after it must stay aligned to their elements.
     let bits =
         loose.iter().flat_map(|run| &run.tensors).chain(&scattered).map(|tensor| tensor.dtype().bits());
     let alignment = bits.max().unwrap_or_default().div_ceil(8);

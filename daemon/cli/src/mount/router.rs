@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_engines_would_take_for_weights_is_left_out() {
+    fn files_that_engines_would_take_for_weights_are_left_out() {
         let adapter = "application/vnd.ollama.image.adapter";
         let template = "application/vnd.ollama.image.template";
         assert_eq!(names(&[(MediaType::OLLAMA_MODEL, None), (adapter, None), (template, None)]).len(), 1);

@@ -107,7 +107,7 @@ fn tag_that_names_another_model_gets_another_inode() {
 }
 
 #[test]
-fn inodes_that_collide_are_told_apart() {
+fn colliding_inodes_are_distinguished() {
     let mut inodes = Inodes::default();
     let number = Inodes::default().number("wanted");
     inodes.taken.insert(number, "somebody else's".into());
@@ -181,7 +181,7 @@ fn contradicting_sizes_are_not_both_shown() {
 }
 
 #[test]
-fn paths_that_lead_nowhere_are_none() {
+fn unknown_paths_are_not_found() {
     let tree = build(&[model("a:1", "w")]);
     for path in ["b", "a/1", "a/1.gguf/x", "../a", "a/./1.gguf"] {
         assert!(find(&tree, path).is_none(), "{path}");

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn file_without_hashes_is_no_manifest() {
+    fn file_without_hashes_is_not_a_manifest() {
         for text in ["", "md5 01 a", "xxh64", "xxh64 01", "hello world, how are you"] {
             assert!(Manifest::parse(text).is_none(), "{text}");
         }
