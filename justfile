@@ -24,7 +24,7 @@ lint:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
 
-# Print crates, modules and which uses which; fails if modules use each other in a circle
+# Print crates, modules and which uses which; fails if the modules of a crate depend on each other in a cycle
 structure:
     cargo run --quiet --package blobd-tests --bin structure
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::circles::circles;
+use super::cycles::cycles;
 use super::methods::{MethodUses, method_uses};
 use super::names::{ModulePath, Names};
 use super::source::Module;
@@ -17,9 +17,9 @@ pub(crate) struct Siblings {
     pub(crate) unresolved: usize,
 }
 
-/// Siblings that use each other in a circle.
+/// A cycle of siblings that use each other.
 #[derive(Debug)]
-pub(crate) struct Circle {
+pub(crate) struct Cycle {
     pub(crate) modules: Vec<String>,
     /// Which of them uses which, and through which methods and paths.
     pub(crate) edges: Vec<String>,
@@ -50,7 +50,7 @@ impl Siblings {
         }
     }
 
-    /// Adds the edge between the siblings that two modules are or are below of.
+    /// Adds the edge between the siblings that contain two modules.
     fn add(&mut self, user: &[String], used: &[String], through: String) {
         let common = user.iter().zip(used).take_while(|(one, other)| one == other).count();
         if let (Some(from), Some(to)) = (user.get(..=common), used.get(..=common)) {
@@ -64,19 +64,19 @@ impl Siblings {
         self.used.get(path).into_iter().flatten().filter_map(|used| used.last().cloned()).collect()
     }
 
-    /// The sets of siblings that use each other in a circle.
-    pub(crate) fn circles(&self) -> Vec<Circle> {
-        circles(&self.used).iter().map(|modules| self.circle(modules)).collect()
+    /// The sets of siblings that use each other in a cycle.
+    pub(crate) fn cycles(&self) -> Vec<Cycle> {
+        cycles(&self.used).iter().map(|modules| self.cycle(modules)).collect()
     }
 
-    fn circle(&self, modules: &[ModulePath]) -> Circle {
+    fn cycle(&self, modules: &[ModulePath]) -> Cycle {
         let within =
             self.through.iter().filter(|((from, to), _)| modules.contains(from) && modules.contains(to));
         let edge = |((from, to), through): (&(ModulePath, ModulePath), &BTreeSet<String>)| {
             let through: Vec<&str> = through.iter().map(String::as_str).collect();
             format!("{} -> {}: {}", from.join("::"), to.join("::"), through.join(", "))
         };
-        Circle {
+        Cycle {
             modules: modules.iter().map(|path| path.join("::")).collect(),
             edges: within.map(edge).collect(),
         }
@@ -93,9 +93,9 @@ mod tests {
         Siblings::of(&inline(text), &BTreeSet::new()).used_by(&path)
     }
 
-    fn circles(text: &str) -> Vec<Vec<String>> {
+    fn cycles(text: &str) -> Vec<Vec<String>> {
         let siblings = Siblings::of(&inline(text), &BTreeSet::new());
-        siblings.circles().into_iter().map(|circle| circle.modules).collect()
+        siblings.cycles().into_iter().map(|cycle| cycle.modules).collect()
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_and_its_submodules_share_is_no_edge() {
+    fn use_within_a_module_and_its_submodules_is_not_an_edge() {
         assert!(used_by("mod a { pub struct A; mod b { use super::A; } use b::C; }", "a").is_empty());
         assert!(used_by("mod a { mod b { use super::A; } pub struct A; }", "a::b").is_empty());
         assert_eq!(used_by("mod a { mod b { use super::c::C; } mod c { pub struct C; } }", "a::b"), ["c"]);
@@ -130,27 +130,27 @@ mod tests {
     }
 
     #[test]
-    fn circles_are_found_among_siblings_at_every_level() {
+    fn cycles_are_found_among_siblings_at_every_level() {
         let text = "mod x { mod a { use super::b::B; } mod b { use super::c::C; } mod c { use super::a; } \
                     mod d { use super::a; } }";
-        assert_eq!(circles(text), [["x::a", "x::b", "x::c"]]);
+        assert_eq!(cycles(text), [["x::a", "x::b", "x::c"]]);
         let through_submodules = "mod a { mod c { use crate::b::B; } } mod b { use crate::a::A; }";
-        assert_eq!(circles(through_submodules), [["a", "b"]]);
-        assert!(circles("mod a { use super::b; } mod b {}").is_empty());
+        assert_eq!(cycles(through_submodules), [["a", "b"]]);
+        assert!(cycles("mod a { use super::b; } mod b {}").is_empty());
     }
 
     #[test]
-    fn circle_through_methods_is_found_and_says_which() {
+    fn cycle_through_methods_is_found_and_names_them() {
         let text = "struct Store; mod tags { use crate::Store; impl Store { pub fn tag(&self) { self.record() } } } \
                     mod history { use crate::Store; impl Store { pub fn record(&self) {} pub fn last(&self) { self.tag() } } }";
         let siblings = Siblings::of(&inline(text), &BTreeSet::new());
-        let [circle] = <[Circle; 1]>::try_from(siblings.circles()).unwrap();
-        assert_eq!(circle.modules, ["history", "tags"]);
-        assert_eq!(circle.edges, ["history -> tags: Store::tag", "tags -> history: Store::record"]);
+        let [cycle] = <[Cycle; 1]>::try_from(siblings.cycles()).unwrap();
+        assert_eq!(cycle.modules, ["history", "tags"]);
+        assert_eq!(cycle.edges, ["history -> tags: Store::tag", "tags -> history: Store::record"]);
     }
 
     #[test]
-    fn names_that_lead_in_a_circle_end() {
+    fn cyclic_reexports_terminate() {
         let text = "use self::b::X; mod a { use crate::X; } mod b { pub use super::X; }";
         assert_eq!(used_by(text, "a"), ["b"], "the last module that was followed to");
     }

@@ -2,12 +2,12 @@
 //!
 //! Edges are between siblings: a module counts together with its submodules, so that `a -> b` says that
 //! something in `a` uses something in `b`, wherever it is declared or re-exported. Unit tests are left
-//! out. Ends with exit code 1 if siblings use each other in a circle.
+//! out. Ends with exit code 1 if siblings use each other in a cycle.
 //!
 //! Paths are read from the syntax trees of the sources, `use` declarations and macro arguments included, and so are
 //! calls of methods: one that a module defines for a type of another is a use of that module (`methods`).
 
-mod circles;
+mod cycles;
 mod edges;
 mod methods;
 mod names;
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::process::ExitCode;
 
-use edges::{Circle, Siblings};
+use edges::{Cycle, Siblings};
 use source::Module;
 use types::Declarations;
 use workspace::{Package, packages};
@@ -36,11 +36,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints everything; returns the number of circles.
+/// Prints everything; returns the number of cycles.
 fn print_structure() -> Result<usize, Box<dyn Error>> {
     let packages = packages()?;
     let methods = packages.iter().map(method_names).collect::<Result<Vec<_>, _>>()?;
-    let (mut modules, mut unresolved, mut circles) = (0, 0, Vec::new());
+    let (mut modules, mut unresolved, mut cycles) = (0, 0, Vec::new());
     for (place, package) in packages.iter().enumerate() {
         println!("{} ({})", package.name, package.directory);
         println!("  uses: {}", list(&package.uses));
@@ -52,18 +52,18 @@ fn print_structure() -> Result<usize, Box<dyn Error>> {
             println!("  {}", target.name);
             modules += print_modules(&tree, &siblings, &mut Vec::new());
             unresolved += siblings.unresolved;
-            let named = |circle| (format!("{} {}", package.name, target.name), circle);
-            circles.extend(siblings.circles().into_iter().map(named));
+            let named = |cycle| (format!("{} {}", package.name, target.name), cycle);
+            cycles.extend(siblings.cycles().into_iter().map(named));
         }
         println!();
     }
-    for (name, Circle { modules, edges }) in &circles {
-        println!("circle in {name}: {}", modules.join(", "));
+    for (name, Cycle { modules, edges }) in &cycles {
+        println!("cycle in {name}: {}", modules.join(", "));
         edges.iter().for_each(|edge| println!("  {edge}"));
     }
     println!("calls of methods that several modules define, on a receiver of unknown type: {unresolved}");
-    println!("{} crates, {modules} modules, {} circles", packages.len(), circles.len());
-    Ok(circles.len())
+    println!("{} crates, {modules} modules, {} cycles", packages.len(), cycles.len());
+    Ok(cycles.len())
 }
 
 /// The names of all methods that a package's types have.

@@ -4,7 +4,7 @@
 //! patterns, and the common methods of `Option`, `Result`, collections and iterators. What is still unknown is
 //! resolved by the method's name if that has several words, a single module of the crate defines methods of that name,
 //! and neither another crate of the workspace nor the standard library ([`COMMON`]) does. All other calls are counted
-//! and not followed: they may hide a use, but hardly ever make one up.
+//! and not followed: a use may be missed, but one is hardly ever reported falsely.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ use super::types::{Declarations, Function, Generics, Known, TypeId, TypeReader, 
 pub(crate) struct MethodUses {
     /// The module with the call, the module that defines the method, and the method.
     pub(crate) uses: Vec<(ModulePath, ModulePath, String)>,
-    /// Calls of methods that could be of several modules.
+    /// Calls of methods that several modules define.
     pub(crate) unresolved: usize,
 }
 
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn receiver_is_typed_by_what_is_declared() {
+    fn type_of_a_receiver_is_inferred_from_declarations() {
         let declared = "mod s { pub struct S; pub struct Other; pub fn make() -> Option<S> { None } } \
              mod x { use crate::s::{S, Other}; impl S { pub fn go(&self) {} pub fn same(self) -> Self { self } } \
              impl Other { pub fn go(&self) {} } }";

@@ -35,15 +35,19 @@ impl Module {
     pub(crate) fn read(root: &Path) -> Result<Self, Box<dyn Error>> {
         let directory = root.parent().unwrap_or(root);
         let text = fs::read_to_string(root).map_err(|error| format!("{}: {error}", root.display()))?;
-        Self::parse(String::new(), &text, &Place { file: root.to_path_buf(), below: directory.to_path_buf() })
+        Self::parse(
+            String::new(),
+            &text,
+            &ModuleFile { file: root.to_path_buf(), below: directory.to_path_buf() },
+        )
     }
 
-    fn parse(name: String, text: &str, place: &Place) -> Result<Self, Box<dyn Error>> {
+    fn parse(name: String, text: &str, place: &ModuleFile) -> Result<Self, Box<dyn Error>> {
         let file = syn::parse_file(text).map_err(|error| format!("{}: {error}", place.file.display()))?;
         Self::of_items(name, file.items, place)
     }
 
-    fn of_items(name: String, items: Vec<Item>, place: &Place) -> Result<Self, Box<dyn Error>> {
+    fn of_items(name: String, items: Vec<Item>, place: &ModuleFile) -> Result<Self, Box<dyn Error>> {
         let mut module = Self { name, ..Self::default() };
         for item in items.into_iter().filter(|item| !is_test(attributes(item))) {
             match item {
@@ -180,12 +184,12 @@ pub(crate) fn is_test(attributes: &[Attribute]) -> bool {
 }
 
 /// The file of a module, and the directory of its submodules' files.
-struct Place {
+struct ModuleFile {
     file: PathBuf,
     below: PathBuf,
 }
 
-impl Place {
+impl ModuleFile {
     /// Reads a submodule, from its own file unless it is inline.
     fn read(&self, module: ItemMod) -> Result<Module, Box<dyn Error>> {
         let name = module.ident.to_string();
@@ -204,6 +208,6 @@ impl Place {
 
 #[cfg(test)]
 pub(crate) fn inline(text: &str) -> Module {
-    let place = Place { file: PathBuf::from("test"), below: PathBuf::new() };
+    let place = ModuleFile { file: PathBuf::from("test"), below: PathBuf::new() };
     Module::parse(String::new(), text, &place).unwrap()
 }
