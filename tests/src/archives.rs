@@ -29,7 +29,7 @@ pub fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
 /// The bytes compressed with gzip.
 ///
 /// # Panics
-/// Never: memory takes all bytes.
+/// Never: writing to memory cannot fail.
 #[must_use]
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());

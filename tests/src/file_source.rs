@@ -62,7 +62,7 @@ impl blobd_server::ingest::FileSource for FileSource<'_> {
 
     fn receive(&mut self) -> io::Result<Bytes> {
         if self.cancelled.load(Ordering::Relaxed) {
-            return Err(io::Error::other("the client that asked for this import has gone"));
+            return Err(io::Error::other("the client of this import has disconnected"));
         }
         let Range { start, end } = self.requested.pop_front().unwrap_or_default();
         // Reads at its own offset, because the file offset is shared with the caller.

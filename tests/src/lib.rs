@@ -25,7 +25,7 @@
 //! - [`file_source`]: imports of files that this process has open
 //! - [`registry`]: a registry with chosen faults; [`pulls`]: pulls in this process from such a registry
 //! - [`crash_disk`], [`faulty_disk`]: disks that lose unsynced data or fail; [`steps`]: operations on a store on
-//!   such a disk, with the files of [`samples`]; [`world`]: the expected and the actual content of a store
+//!   such a disk, with the files of [`samples`]; [`store_state`]: the expected and the actual content of a store
 //!
 //! Functions panic with the reason when a test fails.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -56,9 +56,9 @@ pub mod samples;
 pub mod service;
 pub mod steps;
 pub mod store_dir;
+pub mod store_state;
 pub mod terminal;
 pub mod verbs;
 pub mod wait;
-pub mod world;
 
 pub use blobd_fixtures::{model, proxy, registry, temp_dirs};

@@ -1,4 +1,4 @@
-//! All requests that the daemon has, and how each is asked so that its response is as long as it can be.
+//! Every request that the daemon accepts, with parameters that make the response as long as possible.
 
 use std::collections::BTreeMap;
 
@@ -43,10 +43,10 @@ pub struct Models<'m> {
     pub source: &'m str,
 }
 
-/// The bytes of a request of a route of [`all_routes`]. Those that change something change nothing that others need.
+/// The bytes of a request of a route of [`all_routes`]. Requests that change something change nothing that others need.
 ///
 /// # Panics
-/// When it is not known how to ask a route: a new one must be added here.
+/// When no request is defined for the route: a new route must be added here.
 #[must_use]
 pub fn request(route: &str, models: Models<'_>) -> String {
     let Models { stored, source } = models;
@@ -75,20 +75,20 @@ pub fn request(route: &str, models: Models<'_>) -> String {
         "POST /v1/pin" => format!(r#"{{"reference":{nobody},"pinned":true}}"#),
         "POST /v1/undelete" | "POST /v1/release" => format!(r#"{{"reference":{nobody}}}"#),
         "POST /v1/tag" | "POST /v1/rename" => format!(r#"{{"source":{nobody},"target":"other"}}"#),
-        _ => panic!("{route}: say in tests/src/routes.rs how it is asked"),
+        _ => panic!("{route}: no request is defined for it: add one to tests/src/routes.rs"),
     };
     let (method, path) = route.split_once(' ').unwrap();
     format!("{method} {path} HTTP/1.1\r\nHost: blobd\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-/// The longest body that the daemon receives.
+/// The longest body that the daemon accepts.
 const MAX_BODY_BYTES: usize = 1 << 20;
 
-/// Requests of a route of [`all_routes`] whose bodies are as long as they can be: with its longest list or text, both with
+/// Requests of a route of [`all_routes`] with the longest possible bodies: with its longest list or text, both with
 /// as many entries as a body has room for and with as many as the list may have. None for a route without a body.
 ///
 /// # Panics
-/// When it is not known what is the longest of a route: a new one must be added here.
+/// When no longest request is defined for the route: a new route must be added here.
 #[must_use]
 pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
     let Models { stored, source } = models;
@@ -148,7 +148,7 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
             vec![format!(r#"{{"reference":"{text}"}}"#)]
         }
         "POST /v1/gc" | "POST /v1/limit" | "POST /v1/reindex" => vec![format!(r#"{{"{text}":1}}"#)],
-        _ => panic!("{route}: say in tests/src/routes.rs what is the longest that it may be asked with"),
+        _ => panic!("{route}: no longest request is defined for it: add one to tests/src/routes.rs"),
     };
     let path = route.split_once(' ').unwrap().1;
     let request = |body: &String| match route {

@@ -1,6 +1,6 @@
 //! A daemon that is started as systemd starts it: with a socket that it is given, and one for notifications.
 //!
-//! The test's process takes the part of systemd. It keeps the socket while daemons end and start.
+//! The test process acts as systemd. It keeps the socket while daemons end and start.
 
 use std::fs::{self, File};
 use std::io;

@@ -16,8 +16,8 @@ use blobd_store::{Ingest, Store};
 use crate::file_source::{import_file, in_memory, ingest_bytes};
 use crate::pulls;
 use crate::samples::{NAMED, UNNAMED, files, reference};
+use crate::store_state::{Key, StoreState};
 use crate::verbs::InProcess;
-use crate::world::{Key, World};
 
 /// One operation on a store. Names and files are given by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub enum Step {
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
     /// The possible contents of the store after success.
-    pub worlds: Vec<World>,
+    pub states: Vec<StoreState>,
     /// The possible errors of a refusal, after which nothing has changed.
     pub refusals: Vec<ErrorCode>,
 }
@@ -142,7 +142,7 @@ impl Step {
 
     /// The expected outcomes.
     #[must_use]
-    pub fn outcomes(self, before: &World) -> Outcomes {
+    pub fn outcomes(self, before: &StoreState) -> Outcomes {
         match self {
             Self::Import { file, name }
             | Self::Pull { file, name }
@@ -197,8 +197,8 @@ impl Step {
 }
 
 impl Outcomes {
-    fn done(world: World) -> Self {
-        Self { worlds: vec![world], ..Self::default() }
+    fn done(state: StoreState) -> Self {
+        Self { states: vec![state], ..Self::default() }
     }
 
     fn refused(code: ErrorCode) -> Self {
@@ -207,7 +207,7 @@ impl Outcomes {
 }
 
 /// All steps replace the model that has the name, which is in the trash then.
-fn set_tag(before: &World, name: usize, model: usize) -> Outcomes {
+fn set_tag(before: &StoreState, name: usize, model: usize) -> Outcomes {
     let set = before.with(Key::Tag(name), model);
     match before.get(Key::Tag(name)) {
         0 => Outcomes::done(set),
@@ -221,18 +221,18 @@ fn set_tag(before: &World, name: usize, model: usize) -> Outcomes {
 
 /// A record's name is made from its content, with times in seconds: two records of one model may be the same
 /// file.
-fn move_to_trash(before: &World, name: usize) -> Outcomes {
+fn move_to_trash(before: &StoreState, name: usize) -> Outcomes {
     let gone = before.with(Key::Tag(name), 0);
     let record = Key::Trash(name, before.get(Key::Tag(name)) - 1);
     let count = before.get(record);
     let mut outcomes = Outcomes::done(gone.with(record, count + 1));
-    outcomes.worlds.extend((count > 0).then_some(gone));
+    outcomes.states.extend((count > 0).then_some(gone));
     outcomes
 }
 
 /// Takes the newest record. Of several within one second it may be any. A name that another model has is not
 /// replaced, and the error depends on whether the name is pinned.
-fn undelete(before: &World, name: usize) -> Outcomes {
+fn undelete(before: &StoreState, name: usize) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let tagged = before.get(Key::Tag(name));
     let taken = if before.get(Key::Pin(name)) == 1 { ErrorCode::Denied } else { ErrorCode::Busy };
@@ -241,12 +241,12 @@ fn undelete(before: &World, name: usize) -> Outcomes {
         match before.get(record) {
             0 => {}
             count if tagged == 0 || tagged == file + 1 => {
-                outcomes.worlds.push(before.with(Key::Tag(name), file + 1).with(record, count - 1));
+                outcomes.states.push(before.with(Key::Tag(name), file + 1).with(record, count - 1));
             }
             _ => outcomes.refusals.push(taken),
         }
     }
-    if outcomes.worlds.is_empty() && outcomes.refusals.is_empty() {
+    if outcomes.states.is_empty() && outcomes.refusals.is_empty() {
         outcomes.refusals.push(ErrorCode::NotFound);
     }
     outcomes

@@ -43,7 +43,7 @@ pub fn check_empty(root: &Path) {
 ///
 /// # Panics
 /// When they cannot be removed.
-pub fn forget_downloads(root: &Path) {
+pub fn remove_downloads(root: &Path) {
     let directory = root.join("partial");
     if directory.exists() {
         fs::remove_dir_all(&directory).unwrap();

@@ -81,7 +81,12 @@ fn run() -> Result<(), Box<dyn Error>> {
                 drop(model.take());
                 respond(&json!({ "closed": true }));
             }
-            other => return Err(format!("{other:?}: touch or close expected").into()),
+            other => {
+                return Err(format!(
+                    "unknown command: expected touch, close, attack, lock or pass, found {other:?}"
+                )
+                .into());
+            }
         }
     }
     Ok(())
@@ -192,7 +197,7 @@ fn requests(socket: &Path) -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let mut words = line.splitn(3, ' ');
-        let mut word = || words.next().ok_or("METHOD PATH BODY expected");
+        let mut word = || words.next().ok_or("a request has too few words: expected METHOD PATH BODY");
         let answer = match (word()?, word()?) {
             ("GET", path) => http::get(socket, path),
             (_, path) => http::post(socket, path, word()?),

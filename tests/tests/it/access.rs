@@ -258,7 +258,7 @@ fn rights_change_without_a_restart_and_open_models_stay_open() {
 }
 
 #[test]
-fn by_default_all_who_can_connect_pull_and_few_administer() {
+fn by_default_every_user_may_pull_and_few_may_administer() {
     if !can_be_others() {
         return;
     }
@@ -280,7 +280,7 @@ fn owner_of_the_store_has_all_rights() {
 }
 
 #[test]
-fn mistyped_user_is_an_error_with_its_place_and_the_nearest_name() {
+fn mistyped_user_is_an_error_with_its_line_and_the_nearest_name() {
     let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");
     fs::write(&config, "[access]\nread = [\"*\"]\nadmin = [\n  7,\n  \"@roott\",\n]\n").unwrap();

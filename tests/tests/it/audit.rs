@@ -1,4 +1,4 @@
-//! The audit log: what it has records of, who can read them, and what it survives.
+//! The audit log: which requests it records, who can read the records, and which failures they survive.
 
 mod filters;
 mod full_disk;
@@ -44,7 +44,7 @@ fn results(records: &[Json]) -> Vec<String> {
     records.iter().map(|record| format!("{} {}", text(record, "verb"), text(record, "result"))).collect()
 }
 
-/// The same, when the log has these verbs and results: it is written a moment after a request has ended.
+/// Waits until the log has these verbs and results, because records are written shortly after a request has ended.
 fn eventual_records(blobd: &Blobd, options: &str, expected: &[&str]) -> Vec<Json> {
     let start = Instant::now();
     loop {
@@ -52,7 +52,7 @@ fn eventual_records(blobd: &Blobd, options: &str, expected: &[&str]) -> Vec<Json
         if results(&found) == expected {
             return found;
         }
-        assert!(start.elapsed() < DEADLINE, "{expected:?} expected: {found:#?}");
+        assert!(start.elapsed() < DEADLINE, "records: expected {expected:?}, found {found:#?}");
         sleep(Duration::from_millis(5));
     }
 }

@@ -14,12 +14,12 @@ use tempfile::TempDir;
 
 const MODEL: &str = "application/vnd.ollama.image.model";
 
-struct Place {
+struct Fixture {
     folder: TempDir,
     blobd: Blobd,
 }
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
         let folder = tmpfs_directory();
         let blobd = Blobd::at_root(&folder.path().join("store"));
@@ -28,9 +28,9 @@ impl Place {
 
     /// With the models `a` and `c`.
     fn with_models() -> Self {
-        let place = Self::new();
-        place.import(&["a.gguf", "c.gguf"], &[]).succeeds();
-        place
+        let fixture = Self::new();
+        fixture.import(&["a.gguf", "c.gguf"], &[]).succeeds();
+        fixture
     }
 
     /// Imports files: `broken.gguf` is no model, `missing.gguf` does not exist.
@@ -55,10 +55,10 @@ fn count(json: &Json) -> usize {
 }
 
 #[test]
-fn import_goes_on_after_files_that_are_no_models_and_names_each() {
-    let place = Place::new();
-    let run = place.import(&["a.gguf", "broken.gguf", "missing.gguf", "c.gguf"], &[]).exits_with(1);
-    assert_eq!(place.models(), 2);
+fn import_continues_after_files_that_are_not_models_and_names_each() {
+    let fixture = Fixture::new();
+    let run = fixture.import(&["a.gguf", "broken.gguf", "missing.gguf", "c.gguf"], &[]).exits_with(1);
+    assert_eq!(fixture.models(), 2);
     for name in ["broken.gguf", "missing.gguf"] {
         assert!(run.stderr.contains(name), "{}", run.stderr);
     }
@@ -69,9 +69,9 @@ fn import_goes_on_after_files_that_are_no_models_and_names_each() {
 }
 
 #[test]
-fn json_of_an_import_has_what_was_imported_and_what_was_not() {
-    let place = Place::new();
-    let run = place.import(&["a.gguf", "missing.gguf", "c.gguf"], &["--json"]).exits_with(3);
+fn json_of_an_import_lists_imported_and_failed_files() {
+    let fixture = Fixture::new();
+    let run = fixture.import(&["a.gguf", "missing.gguf", "c.gguf"], &["--json"]).exits_with(3);
     let json = run.json();
     assert_eq!((count(&json["imported"]), count(&json["failed"])), (2, 1));
     assert_eq!(json["imported"][1]["name"], "c:latest");
@@ -80,19 +80,19 @@ fn json_of_an_import_has_what_was_imported_and_what_was_not() {
     assert_eq!(failed["error"]["code"], "not_found");
     // All failures are of one kind, so the command's is too.
     assert_eq!(run.error().message, "1 of 3 files was not imported");
-    assert!(place.import(&["a.gguf"], &["--json"]).succeeds().json().get("failed").is_none());
+    assert!(fixture.import(&["a.gguf"], &["--json"]).succeeds().json().get("failed").is_none());
 }
 
 #[test]
-fn pull_goes_on_after_a_model_that_does_not_exist() {
-    let place = Place::new();
+fn pull_continues_after_a_model_that_does_not_exist() {
+    let fixture = Fixture::new();
     let registry = FakeRegistry::start().unwrap();
     for name in ["library/a:latest", "library/c:latest"] {
         let bytes = ModelFile::dense(1).bytes();
         registry.add_model(name, b"{}", &[(MODEL, &bytes)]).unwrap();
     }
     let names = ["a", "b", "c"].map(|name| registry.name(&format!("library/{name}:latest")));
-    let run = place.blobd.run(["pull", &names[0], &names[1], &names[2], "--json"]).exits_with(3);
+    let run = fixture.blobd.run(["pull", &names[0], &names[1], &names[2], "--json"]).exits_with(3);
     let lines = run.json_lines();
     let with = |status: &str| lines.iter().filter(|line| line["status"] == status).collect::<Vec<_>>();
     assert_eq!(with("success").len(), 2);
@@ -102,34 +102,34 @@ fn pull_goes_on_after_a_model_that_does_not_exist() {
         (&Json::from("not_found"), &Json::from(&*names[1]))
     );
     assert_eq!(run.error().message, "1 of 3 models was not pulled");
-    let run = place.blobd.run(["pull", &names[1], &names[0], "--dry-run"]).exits_with(3);
+    let run = fixture.blobd.run(["pull", &names[1], &names[0], "--dry-run"]).exits_with(3);
     assert!(run.text().contains("library/a"), "{}", run.text());
 }
 
 #[test]
-fn pin_unpin_and_undelete_go_on_after_a_model_that_does_not_exist() {
-    let place = Place::with_models();
-    let run = place.blobd.line("pin a b c --json").exits_with(3);
+fn pin_unpin_and_undelete_continue_after_a_model_that_does_not_exist() {
+    let fixture = Fixture::with_models();
+    let run = fixture.blobd.line("pin a b c --json").exits_with(3);
     assert_eq!((count(&run.json()["pins"]), count(&run.json()["failed"])), (2, 1));
-    let run = place.blobd.line("unpin a b c").exits_with(3);
+    let run = fixture.blobd.line("unpin a b c").exits_with(3);
     assert_eq!(run.text().lines().count(), 2, "{}", run.text());
     assert!(run.stderr.contains("1 of 3 models was not unpinned"), "{}", run.stderr);
-    place.blobd.line("rm --keep 1h a c").succeeds();
-    let run = place.blobd.line("undelete a b c --json").exits_with(3);
+    fixture.blobd.line("rm --keep 1h a c").succeeds();
+    let run = fixture.blobd.line("undelete a b c --json").exits_with(3);
     assert_eq!(
         (count(&run.json()["undeleted"]), &run.json()["failed"][0]["name"]),
         (2, &Json::from("b:latest"))
     );
-    assert_eq!(place.models(), 2);
+    assert_eq!(fixture.models(), 2);
 }
 
 #[test]
-fn verify_of_several_models_goes_on_after_one_that_does_not_exist() {
-    let place = Place::with_models();
-    let both = place.blobd.line("verify a c --json").succeeds().json();
-    let one = place.blobd.line("verify a --json").succeeds().json();
+fn verify_of_several_models_continues_after_one_that_does_not_exist() {
+    let fixture = Fixture::with_models();
+    let both = fixture.blobd.line("verify a c --json").succeeds().json();
+    let one = fixture.blobd.line("verify a --json").succeeds().json();
     assert!(both["checked_blobs"].as_u64() > one["checked_blobs"].as_u64(), "{both} {one}");
-    let run = place.blobd.line("verify a b c --json").exits_with(3);
+    let run = fixture.blobd.line("verify a b c --json").exits_with(3);
     assert_eq!(run.json()["checked_blobs"], both["checked_blobs"]);
     assert_eq!(
         (count(&run.json()["failed"]), &run.json()["failed"][0]["name"]),
@@ -138,36 +138,36 @@ fn verify_of_several_models_goes_on_after_one_that_does_not_exist() {
 }
 
 #[test]
-fn rm_goes_on_after_models_that_cannot_be_removed_and_reports_each() {
-    let place = Place::with_models();
-    place.blobd.line("pin c").succeeds();
-    let planned = place.blobd.line("rm --dry-run a b c no-such-* --json").exits_with(1);
+fn rm_continues_after_models_that_cannot_be_removed_and_reports_each() {
+    let fixture = Fixture::with_models();
+    fixture.blobd.line("pin c").succeeds();
+    let planned = fixture.blobd.line("rm --dry-run a b c no-such-* --json").exits_with(1);
     assert_eq!((count(&planned.json()["removed"]), count(&planned.json()["failed"])), (1, 3));
-    assert_eq!(place.models(), 2);
-    let run = place.blobd.line("rm b a c").exits_with(1);
+    assert_eq!(fixture.models(), 2);
+    let run = fixture.blobd.line("rm b a c").exits_with(1);
     assert!(run.text().starts_with("removed a:latest "), "{}", run.text());
     for part in
         ["model b:latest: not in the store", "model c:latest: is pinned", "2 of 3 models were not removed"]
     {
         assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
     }
-    assert_eq!(place.models(), 1);
-    let run = place.blobd.line("rm --keep 1h a b --json").exits_with(3);
+    assert_eq!(fixture.models(), 1);
+    let run = fixture.blobd.line("rm --keep 1h a b --json").exits_with(3);
     assert_eq!(
         (count(&run.json()["removed"]), &run.json()["failed"][0]["error"]["code"]),
         (0, &"not_found".into())
     );
     assert_eq!(run.error().message, "2 of 2 models were not removed");
     // The only name is the command's own failure.
-    let run = place.blobd.line("rm c --json").exits_with(7);
+    let run = fixture.blobd.line("rm c --json").exits_with(7);
     assert_eq!((run.stdout.len(), run.error().message.contains("blobd unpin c")), (0, true));
-    place.blobd.line("unpin c").succeeds();
-    assert_eq!(place.blobd.line("rm a c").exits_with(3).text().lines().count(), 2);
-    assert_eq!(place.models(), 0);
+    fixture.blobd.line("unpin c").succeeds();
+    assert_eq!(fixture.blobd.line("rm a c").exits_with(3).text().lines().count(), 2);
+    assert_eq!(fixture.models(), 0);
 }
 
 #[test]
-fn request_to_remove_several_models_removes_all_or_none_unless_it_says_to_go_on() {
+fn request_to_remove_several_models_removes_all_or_none_unless_go_on_is_set() {
     let daemon = TestDaemon::start();
     for (seed, name) in (1..).zip(["a", "c"]) {
         let path = ModelFile::dense(seed).write_to(daemon.scratch(), &format!("{name}.gguf"));

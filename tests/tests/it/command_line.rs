@@ -1,4 +1,4 @@
-//! Arguments: what is typed wrong, words of other tools, help.
+//! Arguments: mistyped ones, words of other tools, and help.
 
 use std::fs::File;
 use std::process::Command;
@@ -17,7 +17,7 @@ fn blobd() -> (tempfile::TempDir, Blobd) {
 }
 
 #[test]
-fn usage_errors_are_json_with_a_code_and_a_hint_wherever_the_option_stands() {
+fn usage_errors_are_json_with_a_code_and_a_hint_wherever_the_option_is() {
     let (folder, blobd) = blobd();
     for line in [
         "--json nope",
@@ -58,7 +58,7 @@ fn usage_errors_have_the_form_of_all_errors() {
 }
 
 #[test]
-fn unknown_commands_lead_to_what_the_word_means_and_never_to_the_opposite() {
+fn hint_of_an_unknown_command_is_never_a_command_with_the_opposite_effect() {
     let (_folder, blobd) = blobd();
     for (line, part) in [
         ("pul llama3", "`blobd pull`"),
@@ -177,7 +177,7 @@ fn reader_that_closes_the_pipe_ends_a_command_quietly() {
 }
 
 #[test]
-fn command_with_commands_lists_them_if_none_or_a_wrong_one_is_given() {
+fn command_with_subcommands_lists_them_if_none_or_an_unknown_one_is_given() {
     let (folder, blobd) = blobd();
     for line in ["partial", "partial nothing", "help partial nothing", "man partial nothing"] {
         let run = blobd.line(line).exits_with(2);

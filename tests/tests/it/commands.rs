@@ -119,7 +119,7 @@ fn errors_are_json_on_standard_error_and_nothing_is_on_standard_output() {
 }
 
 #[test]
-fn names_that_could_lead_out_of_the_store_are_usage_errors() {
+fn names_that_could_escape_the_store_directory_are_usage_errors() {
     let daemon = TestDaemon::start();
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
     let import = ["import", path.to_str().unwrap(), "--name"];
@@ -166,7 +166,7 @@ fn names_that_could_lead_out_of_the_store_are_usage_errors() {
 }
 
 #[test]
-fn tables_are_for_people_and_sizes_in_binary_units() {
+fn tables_are_readable_and_have_sizes_in_binary_units() {
     let daemon = daemon();
     let listed = daemon.command().line("ls").succeeds().text();
     assert!(listed.starts_with("NAME ") && listed.contains("moe:F16") && listed.contains("KiB"), "{listed}");
@@ -251,7 +251,7 @@ fn export_of_damaged_data_fails_and_leaves_the_old_file() {
 }
 
 #[test]
-fn closed_output_pipe_is_no_failure() {
+fn closed_output_pipe_is_not_a_failure() {
     let daemon = daemon();
     let mut list = daemon.command().command();
     let mut child = list.arg("ls").stdout(Stdio::piped()).spawn().unwrap();

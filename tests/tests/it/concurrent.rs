@@ -110,7 +110,7 @@ fn imports_removals_and_collections_at_once_break_no_model() {
         remove(&client, name);
     }
     empty_trash(&client);
-    // The sessions of the last readers may just have ended.
+    // The sessions of the last readers may have ended a moment ago.
     eventually("nothing is needed any more", || {
         client.gc(&GcParams::default()).unwrap();
         client.disk_usage().unwrap().physical_bytes == 0

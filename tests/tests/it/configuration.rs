@@ -117,7 +117,7 @@ impl Configured {
 }
 
 #[test]
-fn config_show_gives_each_value_and_its_origin() {
+fn config_show_prints_each_value_and_its_origin() {
     let configured = Configured::start("durability = \"fsync\"\n\n[space]\nquota = \"3 GiB\"\n");
     let (quota, used) = configured.setting("space.quota");
     assert_eq!((&quota["value"], &quota["origin"]), (&"3 GiB".into(), &"file".into()));
@@ -255,7 +255,7 @@ fn config_show_names_the_file_that_the_daemon_reads() {
 }
 
 #[test]
-fn settings_of_the_socket_wait_for_a_restart() {
+fn settings_of_the_socket_take_effect_after_a_restart() {
     let mut configured = Configured::start("");
     let log = configured.reload("durability = \"fsync\"\nsocket_mode = \"0666\"\n");
     assert!(log.contains("socket_mode: \"0666\" takes effect when the daemon is restarted"), "{log}");

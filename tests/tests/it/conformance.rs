@@ -43,7 +43,7 @@ macro_rules! conformance {
 
 conformance! {
     content:
-        file_of_every_layout_comes_back_bit_for_bit
+        file_of_every_layout_is_exported_bit_for_bit
         every_tensor_blob_is_the_raw_bytes_of_its_tensor
         experts_are_located_inside_their_group
         show_reports_header_and_config
@@ -53,13 +53,13 @@ conformance! {
     edit:
         edited_model_of_every_layout_differs_only_in_the_edited_keys
         edit_stores_a_header_and_shares_every_tensor
-        edited_model_needs_nothing_of_its_source
+        edited_model_does_not_need_its_source
         edit_does_not_replace_another_model_unless_forced
-        edit_that_changes_nothing_is_the_source
+        edit_that_changes_nothing_results_in_the_source
         dry_run_of_an_edit_writes_nothing
         edit_of_a_damaged_model_stores_nothing
         refused_edits_store_nothing
-        removal_of_an_absent_key_is_a_note;
+        removal_of_an_absent_key_is_reported_as_a_note;
     names:
         file_name_gives_the_model_its_name
         name_is_the_same_in_upper_and_lower_case
@@ -67,7 +67,7 @@ conformance! {
         unknown_name_is_not_found_and_removes_nothing
         digest_in_a_reference_must_match_the_model
         name_is_given_to_other_content_only_with_force
-        replaced_model_comes_back_from_the_trash
+        replaced_model_can_be_restored_from_the_trash
         import_of_another_model_with_the_same_file_name_gets_another_name
         pinned_name_stays_with_its_model
         verb_that_takes_a_name_reports_the_model_that_had_it
@@ -85,14 +85,14 @@ conformance! {
         dry_run_matches_the_collection
         unreadable_manifest_stops_collection
         unreadable_recipe_stops_collection
-        missing_recipe_costs_no_blob
-        file_that_is_no_tag_stops_collection
+        missing_recipe_loses_no_blob
+        file_that_is_not_a_tag_stops_collection
         nothing_is_reclaimable_while_collections_refuse
         reclaimable_bytes_are_those_on_disk_now
         usage_counts_are_consistent;
     trash:
         model_in_the_trash_frees_nothing_and_survives_collections
-        model_taken_out_of_the_trash_comes_back_bit_for_bit
+        model_restored_from_the_trash_is_exported_bit_for_bit
         undelete_does_not_replace_another_model
         undelete_succeeds_if_the_name_has_the_same_model
         undelete_restores_the_model_removed_last
@@ -100,11 +100,11 @@ conformance! {
         expired_model_is_deleted_by_the_next_collection
         trash_is_listed_with_its_expiry
         bytes_in_the_trash_are_reported_separately
-        removal_names_the_trash_as_a_keeper
+        removal_reports_that_the_trash_keeps_the_blobs
         unknown_name_is_not_in_the_trash
         damaged_record_in_the_trash_stops_collection
         damaged_record_does_not_hide_a_removal
-        file_that_is_no_record_stops_collection;
+        file_that_is_not_a_record_stops_collection;
     upkeep:
         pinned_model_is_not_removed_until_it_is_unpinned
         unpinning_an_unpinned_model_succeeds

@@ -18,9 +18,9 @@ use blobd_tests::crash_disk::{CrashChoices, CrashDisk, Omission};
 use blobd_tests::pulls;
 use blobd_tests::samples::{EMPTY, LARGE, LARGE_RELATIVE, MANY, NAMES, PACKED, WHOLE, files, reference};
 use blobd_tests::steps::Step;
+use blobd_tests::store_state::{Allowed, StoreState, check_collection, check_invariants};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::InProcess;
-use blobd_tests::world::{Allowed, World, check_collection, check_invariants};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use tempfile::TempDir;
@@ -47,7 +47,7 @@ enum Action {
     Reopen,
 }
 
-/// The end of a process, after so many calls to the disk, or after the entry if that makes fewer.
+/// The end of a process, after this many calls to the disk, or after the entry if it makes fewer calls.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     calls: u64,
@@ -102,7 +102,7 @@ struct Machine {
     folder: TempDir,
     durability: Durability,
     omission: Option<Omission>,
-    /// The stores below this one. They are not there when its content is checked.
+    /// The stores below this one. They are absent when its content is checked.
     lower: Vec<PathBuf>,
     /// The number of power cuts so far. After each, the store is in another directory.
     life: usize,
@@ -160,25 +160,25 @@ impl Machine {
             End::Power { seed, again } => self.lose_power(seed, again),
         }
         self.reopen();
-        self.allowed.check(&World::observe(&self.verbs.as_ref().unwrap().store));
+        self.allowed.check(&StoreState::observe(&self.verbs.as_ref().unwrap().store));
     }
 
     fn take(&mut self, step: Step) {
         let store = &self.verbs.as_ref().unwrap().store;
-        let before = World::observe(store);
+        let before = StoreState::observe(store);
         let outcomes = step.outcomes(&before);
         match step.take(store) {
             Ok(()) => {
-                let after = World::observe(store);
-                assert!(outcomes.worlds.contains(&after), "{step:?} led from {before:?} to {after:?}");
+                let after = StoreState::observe(store);
+                assert!(outcomes.states.contains(&after), "{step:?} led from {before:?} to {after:?}");
                 self.allowed.settle(&before, &after, step.subject());
             }
             Err(_) if self.disk.is_cut() => {
-                outcomes.worlds.iter().for_each(|after| self.allowed.widen(&before, after));
+                outcomes.states.iter().for_each(|after| self.allowed.widen(&before, after));
             }
             Err(error) => {
                 assert!(outcomes.refusals.contains(&error.code), "{step:?}: {error}");
-                assert_eq!(World::observe(store), before, "{step:?}");
+                assert_eq!(StoreState::observe(store), before, "{step:?}");
             }
         }
     }
@@ -193,7 +193,7 @@ impl Machine {
             self.crash(&mut CrashChoices::new(seed.rotate_left(7)));
         }
         let verbs = InProcess::open(&self.root());
-        let found = World::observe(&verbs.store);
+        let found = StoreState::observe(&verbs.store);
         self.allowed.check(&found);
         check_invariants(&verbs);
         if seed.is_multiple_of(3) {

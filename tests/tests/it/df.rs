@@ -56,7 +56,7 @@ fn removed_model_that_is_open_is_a_row_that_names_the_process() {
 }
 
 #[test]
-fn files_that_are_not_blobds_are_a_row_wherever_they_are() {
+fn foreign_files_are_a_row_wherever_they_are() {
     let daemon = TestDaemon::start_on_disk();
     import(&daemon, &ModelFile::dense(1), "m");
     let root = daemon.root();
@@ -95,7 +95,7 @@ fn file_with_several_names_counts_once() {
 
 /// A change in place does not change the times of the directory.
 #[test]
-fn truncated_blob_counts_what_it_takes_now() {
+fn truncated_blob_counts_with_its_current_size() {
     let daemon = TestDaemon::start_on_disk();
     import(&daemon, &ModelFile::dense(1), "m");
     let before = rows(&daemon);
@@ -114,7 +114,7 @@ fn truncated_blob_counts_what_it_takes_now() {
 }
 
 #[test]
-fn collection_that_would_refuse_does_not_hide_what_nothing_needs() {
+fn unneeded_blobs_are_shown_although_a_collection_would_refuse() {
     let daemon = TestDaemon::start_on_disk();
     import(&daemon, &ModelFile::dense(1), "m");
     fs::write(daemon.root().join("manifests/notes.txt"), "notes").unwrap();

@@ -43,7 +43,7 @@ fn changes(report: &Json) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn model_differs_from_itself_in_nothing() {
+fn model_does_not_differ_from_itself() {
     let daemon = TestDaemon::start();
     import(&daemon, "a", &ModelFile::dense(1));
     let report = diff(&daemon, "a", "a");

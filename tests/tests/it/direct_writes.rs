@@ -1,4 +1,4 @@
-//! Imports of blobs that are large enough to be written past the page cache, if temporary files are on a disk.
+//! Imports of blobs that are large enough for direct I/O, if temporary files are on a disk.
 
 use std::collections::VecDeque;
 use std::ops::Range;

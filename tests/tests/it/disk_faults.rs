@@ -15,9 +15,9 @@ use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
 use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMED, NAMES, PACKED, WHOLE, reference, weights};
 use blobd_tests::steps::Step;
 use blobd_tests::store_dir::staged;
+use blobd_tests::store_state::{Allowed, Key, StoreState, check_collection, check_invariants};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, Verbs as _};
-use blobd_tests::world::{Allowed, Key, World, check_collection, check_invariants};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
@@ -73,7 +73,7 @@ impl Sweep {
     fn fails(&self, fault: Fault) -> bool {
         let test_store = TestStore::new(self.durability, self.step);
         self.before.iter().for_each(|step| step.take(&test_store.verbs.store).unwrap());
-        let before = World::observe(&test_store.verbs.store);
+        let before = StoreState::observe(&test_store.verbs.store);
         let reclaimable = test_store.verbs.usage().unwrap().reclaimable_bytes;
         test_store.disk.arm(fault);
         let result = self.step.take(&test_store.verbs.store);
@@ -122,9 +122,9 @@ impl TestStore {
         let store = &self.verbs.store;
         assert_eq!(store.content().read_only_reason(), None);
         if !is_done {
-            let before = World::observe(store);
+            let before = StoreState::observe(store);
             step.take(store).unwrap_or_else(|error| panic!("once more: {error}"));
-            assert!(step.outcomes(&before).worlds.contains(&World::observe(store)));
+            assert!(step.outcomes(&before).states.contains(&StoreState::observe(store)));
         }
         check_collection(&self.verbs);
     }
@@ -153,7 +153,7 @@ impl TestStore {
         let name = NAMES[KEPT];
         assert!(!self.verbs.list().unwrap().models.is_empty());
         self.verbs.show(name).unwrap();
-        let file = World::observe(&self.verbs.store).get(Key::Tag(KEPT)) - 1;
+        let file = StoreState::observe(&self.verbs.store).get(Key::Tag(KEPT)) - 1;
         assert!(self.verbs.export(name).unwrap() == weights(file));
         let params = OpenParams {
             reference: reference(KEPT),
@@ -176,7 +176,7 @@ impl TestStore {
     fn works_again_when_reopened(self, allowed: &Allowed) {
         drop(self.verbs);
         let verbs = InProcess::open(&self.folder.path().join("store"));
-        allowed.check(&World::observe(&verbs.store));
+        allowed.check(&StoreState::observe(&verbs.store));
         check_invariants(&verbs);
         check_collection(&verbs);
     }
@@ -187,25 +187,26 @@ impl TestStore {
 fn check_outcome(
     test_store: &TestStore,
     step: Step,
-    before: &World,
+    before: &StoreState,
     result: &Result<(), ErrorBody>,
     lost: bool,
     fault: Fault,
 ) -> Allowed {
-    let worlds = step.outcomes(before).worlds;
-    let now = World::observe(&test_store.verbs.store);
+    let states = step.outcomes(before).states;
+    let now = StoreState::observe(&test_store.verbs.store);
     let mut allowed = Allowed::only(before);
-    worlds.iter().for_each(|after| allowed.widen(before, after));
+    states.iter().for_each(|after| allowed.widen(before, after));
     // What other models have replaced is not kept when space is needed.
     let is_full = fault.errno != Errno::IO;
     if is_full {
-        worlds.iter().chain([before]).for_each(|world| allowed.widen(world, &world.without_trash()));
+        states.iter().chain([before]).for_each(|state| allowed.widen(state, &state.without_trash()));
     }
     allowed.check(&now);
     let own = if fault.errno == Errno::IO { ErrorCode::Internal } else { ErrorCode::NoSpace };
-    let is_done = |after: &World| *after == now || is_full && after.without_trash() == now.without_trash();
+    let is_done =
+        |after: &StoreState| *after == now || is_full && after.without_trash() == now.without_trash();
     match result {
-        Ok(()) => assert!(worlds.iter().any(is_done), "acknowledged and not done: {now:?}"),
+        Ok(()) => assert!(states.iter().any(is_done), "acknowledged, but not done: {now:?}"),
         // If another thread hit the fault, this one may report only the consequence.
         Err(error) => assert!(error.code == own || lost && error.code == ErrorCode::ReadOnly, "{error}"),
     }
@@ -305,7 +306,7 @@ fn edit_fails_cleanly_at_every_call() {
     sweep_in_every_mode(BEFORE, Step::Edit { source: OTHER, target: NAME });
 }
 
-/// What is left of a failed promotion does not need the lower store, which is not there when the store is opened again.
+/// The leftovers of a failed promotion do not need the lower store, which is absent when the store is opened again.
 #[test]
 fn promotion_fails_cleanly_at_every_call() {
     sweep_in_every_mode(&[], Step::Promote { file: STRANGER, name: NAME });

@@ -1,4 +1,5 @@
-//! `blobd doctor`: it works where other commands do not, changes nothing, and gives commands that mend what it finds.
+//! `blobd doctor`: it works where other commands do not, changes nothing, and prints commands that correct what it
+//! finds.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -88,7 +89,7 @@ fn doctor_with_a_socket_that_nobody_serves_says_which_variable_names_it() {
 }
 
 #[test]
-fn commands_of_doctor_mend_permissions_of_paths_with_spaces() {
+fn commands_of_doctor_correct_permissions_of_paths_with_spaces() {
     let folder = tmpfs_directory();
     let root = folder.path().join("my store");
     let (config, credentials) =
@@ -115,7 +116,7 @@ fn commands_of_doctor_mend_permissions_of_paths_with_spaces() {
 }
 
 #[test]
-fn report_of_a_daemon_has_the_checks_of_both_and_says_who_serves() {
+fn report_with_a_daemon_has_its_checks_and_those_of_the_command() {
     let daemon = TestDaemon::start();
     let run = daemon.command().line("doctor --json").succeeds();
     let connection = check(&run, "connection");

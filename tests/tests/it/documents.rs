@@ -1,6 +1,6 @@
 //! Checks all documents: their links lead somewhere, long ones list their contents, and those with procedures say for
-//! each block of commands or settings which script of `just systemd` runs it, or why none does. Checks the form of errors
-//! too.
+//! each block of commands or settings which script of `just systemd` runs it, or why none does. Also checks the form of
+//! errors.
 //! `BLESS=1 cargo test -p blobd-tests --test it documents` writes the lists.
 
 use std::collections::BTreeMap;
@@ -65,7 +65,7 @@ fn links(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn links_in_documents_lead_to_files_and_headings() {
+fn links_in_documents_point_to_existing_files_and_headings() {
     let documents = documents();
     assert!(documents.len() > 15, "{:?}", documents.keys());
     let mut broken = Vec::new();
@@ -108,7 +108,7 @@ pub(crate) fn with_contents(text: &str) -> String {
     format!("{head}{list}\n{rest}")
 }
 
-/// The parts of the sources whose texts users read.
+/// The parts of the sources that have texts for users.
 const SOURCES: [&str; 3] = ["store-format", "client", "daemon"];
 
 /// `found, X expected` in a literal of this line: the word is the last one of a text, or of a part of it.
@@ -243,7 +243,7 @@ fn unmarked(document: &str, text: &str, scripts: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_block_of_a_procedure_is_run_under_systemd_or_says_why_not() {
+fn every_block_of_a_procedure_is_run_under_systemd_or_has_a_reason() {
     let scripts = fs::read_dir(repository().join("tests/systemd/inside")).unwrap();
     let scripts = scripts.map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
     let scripts: String = scripts.collect();

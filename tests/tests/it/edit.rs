@@ -161,7 +161,7 @@ fn values_come_from_arguments_and_files_and_keep_their_types() {
 }
 
 #[test]
-fn store_grows_by_no_more_than_header_recipe_and_manifest() {
+fn store_grows_at_most_by_header_recipe_and_manifest() {
     let daemon = TestDaemon::start_on_disk();
     let model = ModelFile::dense_of(1, 4, 512);
     let path = model.write_to(daemon.scratch(), "m.gguf");
@@ -201,7 +201,7 @@ fn cancelled_edit_leaves_nothing_behind() {
         &mut |_read, _total| false,
     )
     .unwrap_err();
-    assert!(error.to_string().contains("has gone"), "{error}");
+    assert!(error.to_string().contains("has disconnected"), "{error}");
     assert_eq!(names(&blobs), before);
     assert_eq!(staged(&folder.path().join("store")), [""; 0]);
     assert_eq!(verbs.list().unwrap().models.len(), 1);

@@ -26,13 +26,13 @@ const MODEL: &str = "application/vnd.ollama.image.model";
 const CONFIG: &[u8] = br#"{"model_format":"gguf","model_family":"llama"}"#;
 
 /// A store that has the model `m`, without a daemon.
-struct Place {
+struct Fixture {
     folder: TempDir,
     root: PathBuf,
     blobd: Blobd,
 }
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
         Self::at("store")
     }
@@ -125,9 +125,9 @@ fn exported(blobd: &Blobd, name: &str) -> Vec<u8> {
 
 #[test]
 fn every_command_works_beside_a_pull_without_a_daemon() {
-    let (place, (_registry, models, names)) = (Place::new(), registry());
-    let pull = place.slow_pull(&names[0]);
-    let other = ModelFile::dense(2).write_to(place.folder.path(), "n.gguf");
+    let (fixture, (_registry, models, names)) = (Fixture::new(), registry());
+    let pull = fixture.slow_pull(&names[0]);
+    let other = ModelFile::dense(2).write_to(fixture.folder.path(), "n.gguf");
     for line in [
         "ls",
         "show m",
@@ -148,69 +148,69 @@ fn every_command_works_beside_a_pull_without_a_daemon() {
         "limit",
         "reindex",
     ] {
-        place.blobd.line(line).succeeds();
+        fixture.blobd.line(line).succeeds();
     }
-    assert!(exported(&place.blobd, "m") == ModelFile::dense(1).bytes());
-    place.blobd.run(["import".as_ref(), other.as_os_str()]).succeeds();
-    assert_eq!(place.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len(), 2);
+    assert!(exported(&fixture.blobd, "m") == ModelFile::dense(1).bytes());
+    fixture.blobd.run(["import".as_ref(), other.as_os_str()]).succeeds();
+    assert_eq!(fixture.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len(), 2);
     // The limit is that of the process that pulls.
-    place.blobd.line("limit off").succeeds();
+    fixture.blobd.line("limit off").succeeds();
     pull.succeeds();
-    assert!(exported(&place.blobd, &names[0]) == models[0].bytes());
-    assert!(!place.socket().exists());
+    assert!(exported(&fixture.blobd, &names[0]) == models[0].bytes());
+    assert!(!fixture.socket().exists());
 }
 
 #[test]
-fn pull_goes_on_when_the_command_that_serves_it_is_killed() {
+fn pull_continues_when_the_command_that_serves_it_is_killed() {
     let (_registry, models, names) = registry();
     for signal in [Signal::KILL, Signal::INT, Signal::TERM] {
-        let place = Place::new();
-        let owner = place.slow_pull(&names[0]);
-        let pull = place.slow_pull(&names[1]);
+        let fixture = Fixture::new();
+        let owner = fixture.slow_pull(&names[0]);
+        let pull = fixture.slow_pull(&names[1]);
         owner.signal(signal);
         eventually("the other pull has opened the store", || {
-            place.blobd.line("ls").succeeds();
-            place.blobd.line("limit off").code == 0
+            fixture.blobd.line("ls").succeeds();
+            fixture.blobd.line("limit off").code == 0
         });
         pull.succeeds();
-        assert!(exported(&place.blobd, &names[1]) == models[1].bytes());
+        assert!(exported(&fixture.blobd, &names[1]) == models[1].bytes());
         drop(owner);
-        place.blobd.run(["pull", &names[0]]).succeeds();
-        assert!(exported(&place.blobd, &names[0]) == models[0].bytes());
+        fixture.blobd.run(["pull", &names[0]]).succeeds();
+        assert!(exported(&fixture.blobd, &names[0]) == models[0].bytes());
     }
 }
 
 #[test]
-fn pull_goes_on_when_the_command_that_serves_it_ends() {
-    let (place, (registry, models, names)) = (Place::new(), registry());
+fn pull_continues_when_the_command_that_serves_it_ends() {
+    let (fixture, (registry, models, names)) = (Fixture::new(), registry());
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(20)));
-    let owner = place.owner();
-    let pull = Pull::start(&place.blobd, &names[0]);
+    let owner = fixture.owner();
+    let pull = Pull::start(&fixture.blobd, &names[0]);
     end(owner);
     registry.clear_faults();
     pull.succeeds();
-    assert!(exported(&place.blobd, &names[0]) == models[0].bytes());
+    assert!(exported(&fixture.blobd, &names[0]) == models[0].bytes());
 }
 
 #[test]
 fn hundred_commands_at_once_without_a_daemon_succeed() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     thread::scope(|scope| {
-        let runs: Vec<_> = (0..100).map(|_| scope.spawn(|| place.blobd.line("ls --json"))).collect();
+        let runs: Vec<_> = (0..100).map(|_| scope.spawn(|| fixture.blobd.line("ls --json"))).collect();
         for run in runs {
             let models = run.join().unwrap().succeeds().json()["models"].clone();
             assert_eq!(models[0]["name"], "m:latest");
         }
     });
-    assert!(!place.socket().exists());
+    assert!(!fixture.socket().exists());
 }
 
 #[test]
 fn changes_by_several_commands_at_once_without_a_daemon_are_all_made() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     thread::scope(|scope| {
         for worker in 0..4 {
-            let blobd = &place.blobd;
+            let blobd = &fixture.blobd;
             scope.spawn(move || {
                 for round in 0..6 {
                     let name = format!("copy-{worker}-{round}");
@@ -222,31 +222,31 @@ fn changes_by_several_commands_at_once_without_a_daemon_are_all_made() {
             });
         }
     });
-    assert_eq!(place.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len(), 1);
+    assert_eq!(fixture.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len(), 1);
 }
 
 #[test]
 fn command_after_a_killed_one_needs_no_wait() {
-    let (place, (_registry, _models, names)) = (Place::new(), registry());
-    let mut killed = place.slow_pull(&names[0]);
+    let (fixture, (_registry, _models, names)) = (Fixture::new(), registry());
+    let mut killed = fixture.slow_pull(&names[0]);
     killed.signal(Signal::KILL);
     killed.child.wait().unwrap();
-    assert!(place.socket().exists(), "left by the killed process");
-    place.blobd.line("ls").succeeds();
-    assert!(!place.socket().exists());
+    assert!(fixture.socket().exists(), "left by the killed process");
+    fixture.blobd.line("ls").succeeds();
+    assert!(!fixture.socket().exists());
 }
 
 #[test]
 fn daemon_starts_when_the_command_that_has_the_store_ends() {
-    let place = Place::new();
-    let owner = place.owner();
-    let (socket, log) = (place.folder.path().join("d.sock"), place.folder.path().join("log"));
-    let mut command = place.blobd.command();
+    let fixture = Fixture::new();
+    let owner = fixture.owner();
+    let (socket, log) = (fixture.folder.path().join("d.sock"), fixture.folder.path().join("log"));
+    let mut command = fixture.blobd.command();
     command.args(["serve".as_ref(), "--socket".as_ref(), socket.as_os_str()]);
     let mut daemon = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
     let said = format!("process {}, a blobd command; waiting until it ends", owner.id());
     eventually("the daemon says that it waits", || fs::read_to_string(&log).unwrap().contains(&said));
-    place.blobd.line("ls").succeeds();
+    fixture.blobd.line("ls").succeeds();
     end(owner);
     eventually("the daemon serves", || Client::connect(&socket).is_ok());
     daemon.kill().unwrap();
@@ -254,18 +254,18 @@ fn daemon_starts_when_the_command_that_has_the_store_ends() {
 }
 
 #[test]
-fn store_with_a_long_path_is_shared_too() {
-    let place = Place::at(&"long/".repeat(40));
-    let owner = place.owner();
-    place.blobd.line("ls").succeeds();
+fn store_with_a_long_path_is_shared() {
+    let fixture = Fixture::at(&"long/".repeat(40));
+    let owner = fixture.owner();
+    fixture.blobd.line("ls").succeeds();
     end(owner);
 }
 
 #[test]
-fn mount_needs_a_daemon_beside_a_command_too() {
-    let place = Place::new();
-    let owner = place.owner();
-    let error = place.blobd.line("mount /nowhere --json").exits_with(2).error();
+fn mount_needs_a_daemon_although_a_command_serves_the_store() {
+    let fixture = Fixture::new();
+    let owner = fixture.owner();
+    let error = fixture.blobd.line("mount /nowhere --json").exits_with(2).error();
     assert!(error.message.contains("no daemon is running"), "{error}");
     end(owner);
 }
@@ -275,16 +275,16 @@ fn command_serves_no_other_user() {
     if !can_be_others() {
         return;
     }
-    let place = Place::new();
-    let owner = place.owner();
+    let fixture = Fixture::new();
+    let owner = fixture.owner();
     let open = |path: &Path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
-    [place.folder.path(), &place.root, &place.socket()].into_iter().for_each(open);
+    [fixture.folder.path(), &fixture.root, &fixture.socket()].into_iter().for_each(open);
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(programs::blobd());
-    Blobd::at_socket(&place.socket()).prepare(&mut command);
+    Blobd::at_socket(&fixture.socket()).prepare(&mut command);
     let run = blobd_tests::command::run(command.args(["ls", "--json"]));
     assert_eq!((run.code, run.error().code), (1, ErrorCode::Internal), "{}", run.stderr);
     assert!(run.stdout.is_empty());
-    Blobd::at_socket(&place.socket()).line("ls").succeeds();
+    Blobd::at_socket(&fixture.socket()).line("ls").succeeds();
     end(owner);
 }

@@ -5,7 +5,7 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::tmpfs_directory;
 
 #[test]
-fn commands_say_in_words_that_there_is_nothing() {
+fn commands_print_a_sentence_if_there_is_nothing_to_list() {
     const NO_MODELS: &str = "no models; `blobd pull llama3:8b` or `blobd import FILE.gguf` adds one\n";
     const NO_DOWNLOADS: &str = "no unfinished downloads\n";
     let folder = tmpfs_directory();
@@ -34,7 +34,7 @@ fn commands_say_in_words_that_there_is_nothing() {
 }
 
 #[test]
-fn nothing_in_json_is_an_empty_list() {
+fn json_of_an_empty_store_has_empty_lists() {
     let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
     for (line, key) in [

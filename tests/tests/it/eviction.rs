@@ -245,7 +245,7 @@ fn shared_bytes_are_not_counted_as_freed() {
 
 /// An imported sibling reuses the stored tensors of a model: evicting that model would free next to nothing.
 #[test]
-fn model_that_an_import_builds_on_is_not_evicted_in_vain() {
+fn model_whose_tensors_an_import_reuses_is_not_evicted() {
     let limited = Limited::start(14, "evict = \"pullable\"");
     limited.pull("base", 1);
     // All but the last tensors are shared, and those do not fit.

@@ -133,7 +133,7 @@ fn no_descriptor_path_gives_wrong_bytes() {
 }
 
 #[test]
-fn program_that_tests_for_writability_finds_a_read_only_file() {
+fn program_that_checks_for_write_access_finds_a_read_only_file() {
     let daemon = TestDaemon::start();
     let Some(program) = compile("tests/programs/careful.c", daemon.scratch(), &["-pthread"]) else { return };
     for (name, file) in [("plain", ModelFile::dense(1)), ("awkward", awkward_model())] {
@@ -247,7 +247,7 @@ fn works_without_a_daemon() {
 }
 
 #[test]
-fn missing_model_is_no_file_with_a_reason() {
+fn missing_model_is_not_found_and_the_reason_is_printed() {
     let daemon = TestDaemon::start();
     let run = exec(&daemon, &["cat", "/blobd/nothing.gguf"]).exits_with(1);
     assert!(

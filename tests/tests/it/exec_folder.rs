@@ -150,7 +150,7 @@ fn nothing_in_a_folder_can_be_changed() {
 }
 
 #[test]
-fn directory_of_a_folder_is_gone_when_no_program_uses_it() {
+fn directory_of_a_folder_is_removed_when_no_program_uses_it() {
     let daemon = TestDaemon::start();
     import(&daemon, "tiny", &folder());
     let script = "cat /blobd/tiny/config.json >/dev/null; cd ${BLOBD_EXEC_SOCKET%/*}/folders; \
@@ -159,7 +159,7 @@ fn directory_of_a_folder_is_gone_when_no_program_uses_it() {
 }
 
 #[test]
-fn what_is_no_folder_is_refused_with_the_path_to_use() {
+fn model_that_is_not_a_folder_is_refused_with_the_path_to_use() {
     let daemon = TestDaemon::start();
     let file = blobd_tests::model::ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
     daemon.command().run(["import".as_ref(), file.as_os_str(), "--name".as_ref(), "one".as_ref()]).succeeds();
@@ -229,7 +229,7 @@ impl Holder {
 }
 
 #[test]
-fn programs_share_the_pages_of_a_folder_also_of_private_writable_maps() {
+fn programs_share_the_pages_of_a_folder_even_in_private_writable_maps() {
     let daemon = TestDaemon::start_on_disk();
     let Some(program) = compile("tests/programs/hold.c", daemon.scratch(), &[]) else { return };
     let mut folder = odd_folder();

@@ -82,7 +82,7 @@ fn children_of_a_static_server_share_the_pages_of_a_mounted_file() {
 }
 
 #[test]
-fn mounted_weights_are_what_exec_shows_and_other_mounted_files_stay_as_they_are() {
+fn exec_aligns_mounted_weights_and_shows_other_mounted_files_unchanged() {
     let daemon = TestDaemon::start();
     let folder = ModelFolder::transformers(1);
     import(&daemon, "tiny", &folder.write_to(daemon.scratch().join("tiny")));

@@ -1,4 +1,4 @@
-//! Operations that wait or are slow hold no resource that other users or other operations need.
+//! Slow or waiting operations hold no resource that other users or other operations need.
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};

@@ -17,7 +17,7 @@ fn every_command_of_the_readme_works_in_the_first_hour() {
 }
 
 #[test]
-fn every_mistake_of_the_first_hour_gets_an_answer_that_helps() {
+fn every_mistake_of_the_first_hour_gets_a_helpful_error() {
     let Some(user) = User::new() else { return };
     user.check_all(mistakes::PREPARATION.iter().chain(mistakes::STEPS));
     assert!(mistakes::STEPS.len() >= 30);

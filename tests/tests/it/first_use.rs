@@ -80,7 +80,7 @@ fn doctor_does_not_warn_of_a_limit_that_serve_raises() {
 }
 
 /// Runs a command as a user other than root without a home directory.
-fn homeless(home: Option<&str>, folder: &Path, words: &[&str]) -> Option<Run> {
+fn without_home(home: Option<&str>, folder: &Path, words: &[&str]) -> Option<Run> {
     let mut command = match rustix::process::geteuid().is_root() {
         false => Command::new("env"),
         true => {
@@ -115,7 +115,7 @@ fn without_a_home_directory_no_store_is_created_in_the_current_one() {
         return;
     }
     for home in [None, Some(""), Some("relative")] {
-        let Some(run) = homeless(home, folder.path(), &["ls"]) else { return };
+        let Some(run) = without_home(home, folder.path(), &["ls"]) else { return };
         let run = run.exits_with(2);
         assert!(run.stderr.contains("HOME: ") && run.stderr.contains("give --root"), "{}", run.stderr);
     }
@@ -129,6 +129,6 @@ fn without_a_home_directory_no_store_is_created_in_the_current_one() {
     let store = root.join("s");
     fs::write(root.join("not-a-model"), "").unwrap();
     let words = ["import", "not-a-model", "--root", store.to_str().unwrap()];
-    homeless(None, &root, &words).unwrap().exits_with(1);
-    homeless(None, folder.path(), &["ls", "--root", store.to_str().unwrap()]).unwrap().succeeds();
+    without_home(None, &root, &words).unwrap().exits_with(1);
+    without_home(None, folder.path(), &["ls", "--root", store.to_str().unwrap()]).unwrap().succeeds();
 }

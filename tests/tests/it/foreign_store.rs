@@ -26,14 +26,14 @@ const STRANGER: u32 = 12345;
 const MODEL: &str = "application/vnd.ollama.image.model";
 
 /// A store of the user [`OWNER`], and a registry with the model `library/tiny`.
-struct Place {
+struct Fixture {
     registry: FakeRegistry,
     model: ModelFile,
     blobd: Blobd,
     folder: TempDir,
 }
 
-impl Place {
+impl Fixture {
     /// `None` unless this process is root.
     fn new() -> Option<Self> {
         Self::at(tmpfs_directory())
@@ -141,76 +141,77 @@ const COMMANDS: [&str; 27] = [
 
 #[test]
 fn what_root_creates_in_a_store_of_another_user_belongs_to_that_user() {
-    let Some(place) = Place::at(disk_directory()) else { return };
+    let Some(fixture) = Fixture::at(disk_directory()) else { return };
     for line in COMMANDS {
-        let run = place.as_root(line);
+        let run = fixture.as_root(line);
         assert!(run.code == 0 || line.starts_with("doctor"), "{line}: {}", run.stderr);
-        assert_eq!(foreign(&place.root()), [""; 0], "{line}");
-        assert_eq!(foreign(&place.folder.path().join("store.home")), [""; 0], "{line}");
+        assert_eq!(foreign(&fixture.root()), [""; 0], "{line}");
+        assert_eq!(foreign(&fixture.folder.path().join("store.home")), [""; 0], "{line}");
     }
     for line in
         ["import DIR/c.gguf --name c", "rm a", "pull REGISTRY/tiny --name again", "gc", "doctor --json"]
     {
-        let run = place.as_owner(line);
+        let run = fixture.as_owner(line);
         assert!(run.code == 0 || line.starts_with("doctor"), "{line}: {}", run.stderr);
     }
-    assert!(!place.as_root("doctor").stdout.is_empty());
+    assert!(!fixture.as_root("doctor").stdout.is_empty());
 }
 
 #[test]
 fn command_of_root_that_is_killed_or_fails_leaves_no_file_of_root() {
-    let Some(place) = Place::new() else { return };
-    let weights = format!("/cdn/sha256:{}", sha256(&place.model.bytes()));
-    place.registry.add_fault(&weights, 1, Fault::CutAfter(place.model.bytes().len() / 2));
-    place.registry.add_fault(&weights, usize::MAX, Fault::Status(404));
-    place.as_root("pull REGISTRY/tiny").exits_with(1);
-    place.registry.clear_faults();
-    assert!(!names(&place.root().join("partial")).is_empty(), "an unfinished download");
-    assert_eq!(foreign(&place.root()), [""; 0]);
-    place.as_owner("pull REGISTRY/tiny").succeeds();
+    let Some(fixture) = Fixture::new() else { return };
+    let weights = format!("/cdn/sha256:{}", sha256(&fixture.model.bytes()));
+    fixture.registry.add_fault(&weights, 1, Fault::CutAfter(fixture.model.bytes().len() / 2));
+    fixture.registry.add_fault(&weights, usize::MAX, Fault::Status(404));
+    fixture.as_root("pull REGISTRY/tiny").exits_with(1);
+    fixture.registry.clear_faults();
+    assert!(!names(&fixture.root().join("partial")).is_empty(), "an unfinished download");
+    assert_eq!(foreign(&fixture.root()), [""; 0]);
+    fixture.as_owner("pull REGISTRY/tiny").succeeds();
     let mut holds = Command::new(programs::blobd());
-    place.blobd.prepare(&mut holds);
+    fixture.blobd.prepare(&mut holds);
     let mut holds = holds.args(["exec", "--", "sleep", "600"]).spawn().unwrap();
     blobd_tests::wait::eventually("the command has the store open", || {
-        fs::read_to_string(place.root().join("lock")).is_ok_and(|lock| lock.contains(&holds.id().to_string()))
+        fs::read_to_string(fixture.root().join("lock"))
+            .is_ok_and(|lock| lock.contains(&holds.id().to_string()))
     });
-    assert_eq!(foreign(&place.root()), [""; 0], "while it serves other commands");
+    assert_eq!(foreign(&fixture.root()), [""; 0], "while it serves other commands");
     holds.kill().unwrap();
     holds.wait().unwrap();
-    assert_eq!(foreign(&place.root()), [""; 0]);
-    place.as_owner("rm REGISTRY/tiny").succeeds();
+    assert_eq!(foreign(&fixture.root()), [""; 0]);
+    fixture.as_owner("rm REGISTRY/tiny").succeeds();
 }
 
 #[test]
 fn daemon_that_root_runs_leaves_the_store_to_its_owner() {
-    let Some(place) = Place::new() else { return };
+    let Some(fixture) = Fixture::new() else { return };
     let mut daemon =
-        TestDaemon::start_at_under(&["sh", "-c", "umask 077; exec \"$@\"", "sh"], &place.root(), None);
+        TestDaemon::start_at_under(&["sh", "-c", "umask 077; exec \"$@\"", "sh"], &fixture.root(), None);
     let blobd = daemon.command();
     for path in ["a.gguf", "b.gguf"] {
-        blobd.run(["import".as_ref(), place.folder.path().join(path).as_os_str()]).succeeds();
+        blobd.run(["import".as_ref(), fixture.folder.path().join(path).as_os_str()]).succeeds();
     }
     blobd.line("reindex").succeeds();
     blobd.line("rm a").succeeds();
     assert!(daemon.stop().success());
-    assert!(place.root().join("index/CLEAN").exists(), "the index was written: {}", daemon.log());
-    assert_eq!(foreign(&place.root()), [""; 0]);
-    place.as_owner("rm b").succeeds();
+    assert!(fixture.root().join("index/CLEAN").exists(), "the index was written: {}", daemon.log());
+    assert_eq!(foreign(&fixture.root()), [""; 0]);
+    fixture.as_owner("rm b").succeeds();
 }
 
 #[test]
 fn new_store_of_root_in_the_folder_of_another_user_belongs_to_that_user() {
-    let Some(place) = Place::new() else { return };
-    let inner = place.folder.path().join("store.home/share/blobd");
+    let Some(fixture) = Fixture::new() else { return };
+    let inner = fixture.folder.path().join("store.home/share/blobd");
     Blobd::at_root(&inner).line("ls").succeeds();
-    assert_eq!(foreign(&place.folder.path().join("store.home")), [""; 0]);
+    assert_eq!(foreign(&fixture.folder.path().join("store.home")), [""; 0]);
 }
 
 #[test]
 fn user_who_is_not_the_owner_is_refused_with_the_command_to_run() {
-    let Some(place) = Place::new() else { return };
-    place.as_owner("import DIR/a.gguf --name a").succeeds();
-    let error = place.run_as(STRANGER, "ls --json").exits_with(7).error();
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.as_owner("import DIR/a.gguf --name a").succeeds();
+    let error = fixture.run_as(STRANGER, "ls --json").exits_with(7).error();
     assert_eq!(error.code, ErrorCode::Denied);
     assert!(error.message.contains("belongs to uid 65534"), "{error}");
     let hint = error.hint.unwrap();
@@ -220,18 +221,18 @@ fn user_who_is_not_the_owner_is_refused_with_the_command_to_run() {
     );
     // Whoever may read it can do so, even where the modes would permit changes.
     for name in ["", "lock", "manifests", "history", "trash", "staging", "blobs", "recipes", "audit"] {
-        fs::set_permissions(place.root().join(name), fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(fixture.root().join(name), fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let list = place.run_as(STRANGER, "ls --json").succeeds().json();
+    let list = fixture.run_as(STRANGER, "ls --json").succeeds().json();
     assert_eq!(list["models"].as_array().unwrap().len(), 1);
     let reason = list["read_only"].as_str().unwrap();
     assert!(reason.contains("sudo -u '#65534' blobd"), "{reason}");
     for line in ["import DIR/b.gguf --json", "rm a --json", "pin a --json", "tag a b --json"] {
-        let error = place.run_as(STRANGER, line).exits_with(1).error();
+        let error = fixture.run_as(STRANGER, line).exits_with(1).error();
         assert_eq!(error.code, ErrorCode::ReadOnly, "{line}: {error}");
         assert!(error.message.contains("sudo -u '#65534' blobd"), "{line}: {error}");
     }
-    assert_eq!(foreign(&place.root()), [""; 0]);
+    assert_eq!(foreign(&fixture.root()), [""; 0]);
 }
 
 /// The check of `doctor` with this name.
@@ -241,10 +242,10 @@ fn check(run: &Run, name: &str) -> serde_json::Value {
 }
 
 #[test]
-fn doctor_finds_each_file_of_another_user_and_its_command_mends_them() {
-    let Some(place) = Place::new() else { return };
+fn doctor_finds_each_file_of_another_user_and_its_command_corrects_them() {
+    let Some(fixture) = Fixture::new() else { return };
     for line in ["import DIR/a.gguf --name a", "pin a", "import DIR/b.gguf --name b", "rm --keep 1d b"] {
-        place.as_owner(line).succeeds();
+        fixture.as_owner(line).succeeds();
     }
     for path in [
         "blobs",
@@ -255,19 +256,19 @@ fn doctor_finds_each_file_of_another_user_and_its_command_mends_them() {
         "trash",
         "lock",
     ] {
-        let path = place.root().join(path);
+        let path = fixture.root().join(path);
         let first = || names(&path).first().map(|name| path.join(name));
         let path = if path.is_dir() { first().unwrap() } else { path };
         chown(&path, Some(0), Some(0)).unwrap();
-        let found = check(&place.as_root("doctor --json"), "ownership");
+        let found = check(&fixture.as_root("doctor --json"), "ownership");
         assert_eq!(found["status"], "failure", "{}: {found}", path.display());
-        let name = path.strip_prefix(place.root()).unwrap().to_str().unwrap();
+        let name = path.strip_prefix(fixture.root()).unwrap().to_str().unwrap();
         assert!(found["detail"].as_str().unwrap().contains(&format!("{name} to uid 0")), "{found}");
         let command = found["command"].as_str().unwrap().trim_start_matches("sudo ").to_owned();
         assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
-        assert_eq!(check(&place.as_root("doctor --json"), "ownership")["status"], "ok");
+        assert_eq!(check(&fixture.as_root("doctor --json"), "ownership")["status"], "ok");
     }
-    place.as_owner("undelete b").succeeds();
+    fixture.as_owner("undelete b").succeeds();
 }
 
 /// What a command has said, without the line breaks of a narrow terminal.
@@ -277,7 +278,7 @@ fn in_one_line(run: &Run) -> String {
 
 /// Runs a command as another user in a user namespace of its own, as in a rootless container; `None` where that is not
 /// possible.
-fn in_user_namespace(place: &Place, options: &[&str], line: &str) -> Option<Run> {
+fn in_user_namespace(fixture: &Fixture, options: &[&str], line: &str) -> Option<Run> {
     let stranger = STRANGER.to_string();
     let as_stranger = ["--reuid", &stranger, "--regid", &stranger, "--clear-groups", "unshare", "--user"];
     let command = |program: &Path| {
@@ -291,75 +292,75 @@ fn in_user_namespace(place: &Place, options: &[&str], line: &str) -> Option<Run>
     }
     let mut blobd = command(programs::blobd());
     blobd.args(line.split(' '));
-    place.blobd.prepare(&mut blobd);
+    fixture.blobd.prepare(&mut blobd);
     Some(command::run(&mut blobd))
 }
 
 #[test]
-fn user_namespace_that_does_not_have_the_owner_is_named_and_no_number_is() {
-    let Some(place) = Place::new() else { return };
-    place.as_owner("import DIR/a.gguf --name a").succeeds();
+fn error_in_a_user_namespace_without_the_owner_names_the_namespace_and_no_uid() {
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.as_owner("import DIR/a.gguf --name a").succeeds();
     for (mode, options) in
         [(0o755, &["--map-root-user"][..]), (0o755, &[]), (0o700, &["--map-root-user"]), (0o700, &[])]
     {
-        fs::set_permissions(place.root(), fs::Permissions::from_mode(mode)).unwrap();
+        fs::set_permissions(fixture.root(), fs::Permissions::from_mode(mode)).unwrap();
         for line in ["rm a", "doctor"] {
-            let Some(run) = in_user_namespace(&place, options, line) else { return };
+            let Some(run) = in_user_namespace(&fixture, options, line) else { return };
             let said = in_one_line(&run);
             let context = format!("{mode:o} {options:?} {line}: {said}");
             assert!(run.code != 0 && said.contains("outside of"), "{context}");
             assert!(!said.contains("sudo -u") && !said.contains("chown"), "{context}");
         }
     }
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o700)).unwrap();
-    assert_eq!(foreign(&place.root()), [""; 0]);
-    place.as_owner("rm a").succeeds();
+    fs::set_permissions(fixture.root(), fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(foreign(&fixture.root()), [""; 0]);
+    fixture.as_owner("rm a").succeeds();
 }
 
 /// As on NFS with `root_squash`, where root has no rights to files of other users.
 #[test]
 fn root_without_rights_to_the_store_is_told_to_run_as_its_owner() {
     const SQUASHED: [&str; 2] = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner,-chown"];
-    let Some(place) = Place::new() else { return };
-    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.as_owner("import DIR/a.gguf --name a").succeeds();
     for line in ["ls", "rm a", "gc", "doctor"] {
         let mut squashed = Command::new(SQUASHED[0]);
         squashed.arg(SQUASHED[1]).arg(programs::blobd()).args(line.split(' '));
-        place.blobd.prepare(&mut squashed);
+        fixture.blobd.prepare(&mut squashed);
         let run = command::run(&mut squashed);
         let said = in_one_line(&run);
         assert!(run.code != 0 && said.contains("root_squash"), "{line}: {said}");
         assert!(said.contains("sudo -u '#65534' blobd") && !said.contains("chown"), "{line}: {said}");
     }
-    assert_eq!(foreign(&place.root()), [""; 0]);
-    place.as_owner("rm a").succeeds();
+    assert_eq!(foreign(&fixture.root()), [""; 0]);
+    fixture.as_owner("rm a").succeeds();
 }
 
 #[test]
-fn doctor_finds_files_with_a_wrong_group_and_its_command_mends_them() {
-    let Some(place) = Place::new() else { return };
-    place.as_owner("import DIR/a.gguf --name a").succeeds();
-    let blobs = place.root().join("blobs");
+fn doctor_finds_files_with_a_wrong_group_and_its_command_corrects_them() {
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.as_owner("import DIR/a.gguf --name a").succeeds();
+    let blobs = fixture.root().join("blobs");
     let blob = blobs.join(&names(&blobs)[0]);
     for (path, mode, status) in [(&blob, 0o444, "warning"), (&blobs, 0o775, "failure")] {
         chown(path, None, Some(0)).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        let found = check(&place.as_root("doctor --json"), "ownership");
+        let found = check(&fixture.as_root("doctor --json"), "ownership");
         assert_eq!(found["status"], status, "{found}");
-        let name = path.strip_prefix(place.root()).unwrap().display().to_string();
+        let name = path.strip_prefix(fixture.root()).unwrap().display().to_string();
         assert!(found["detail"].as_str().unwrap().contains(&format!("{name}: gid 0")), "{found}");
         let command = found["command"].as_str().unwrap().trim_start_matches("sudo ").to_owned();
         assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
-        assert_eq!(check(&place.as_root("doctor --json"), "ownership")["status"], "ok");
+        assert_eq!(check(&fixture.as_root("doctor --json"), "ownership")["status"], "ok");
     }
 }
 
 #[test]
-fn daemon_on_a_spoilt_store_says_why_it_is_read_only() {
-    let Some(place) = Place::new() else { return };
-    place.as_owner("import DIR/a.gguf --name a").succeeds();
-    chown(place.root().join("lock"), Some(0), Some(0)).unwrap();
-    let home = place.folder.path().join("daemon");
+fn daemon_on_a_store_with_a_wrong_owner_says_why_it_is_read_only() {
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.as_owner("import DIR/a.gguf --name a").succeeds();
+    chown(fixture.root().join("lock"), Some(0), Some(0)).unwrap();
+    let home = fixture.folder.path().join("daemon");
     fs::create_dir(&home).unwrap();
     chown(&home, Some(OWNER), Some(GROUP)).unwrap();
     let socket = home.join("s");
@@ -367,14 +368,14 @@ fn daemon_on_a_spoilt_store_says_why_it_is_read_only() {
     daemon
         .args(["--pdeathsig=KILL", "--reuid=65534", "--regid=65533", "--clear-groups"])
         .arg(programs::blobd());
-    place.blobd.prepare(&mut daemon);
-    let log = fs::File::create(place.folder.path().join("log")).unwrap();
+    fixture.blobd.prepare(&mut daemon);
+    let log = fs::File::create(fixture.folder.path().join("log")).unwrap();
     daemon.args(["serve", "--socket"]).arg(&socket).stdout(log.try_clone().unwrap()).stderr(log);
     let mut daemon = daemon.spawn().unwrap();
     let blobd = Blobd::at_socket(&socket);
     blobd_tests::wait::eventually("the daemon responds", || blobd.line("ls").code == 0);
     let reason = "its lock file belongs to uid 0, and the store to uid 65534";
-    let log = fs::read_to_string(place.folder.path().join("log")).unwrap();
+    let log = fs::read_to_string(fixture.folder.path().join("log")).unwrap();
     assert!(log.lines().any(|line| line.contains("WARN") && line.contains(reason)), "{log}");
     assert!(blobd.line("ls").stderr.contains(reason));
     let health = blobd.line("health --json");
@@ -383,19 +384,19 @@ fn daemon_on_a_spoilt_store_says_why_it_is_read_only() {
     assert!(metrics.lines().any(|line| line == "blobd_store_writable 0"), "{metrics}");
     daemon.kill().unwrap();
     daemon.wait().unwrap();
-    place.give_all_to(OWNER, GROUP);
-    place.as_owner("rm a").succeeds();
+    fixture.give_all_to(OWNER, GROUP);
+    fixture.as_owner("rm a").succeeds();
 }
 
 #[test]
-fn group_of_a_shared_store_is_passed_on() {
+fn new_files_have_the_group_of_a_shared_store() {
     const SHARED: u32 = 54321;
-    let Some(place) = Place::new() else { return };
-    chown(place.root(), None, Some(SHARED)).unwrap();
-    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o2750)).unwrap();
-    place.as_root("import DIR/a.gguf --name a").succeeds();
-    place.as_root("tag a deep/er:one").succeeds();
-    let mut next = vec![place.root()];
+    let Some(fixture) = Fixture::new() else { return };
+    chown(fixture.root(), None, Some(SHARED)).unwrap();
+    fs::set_permissions(fixture.root(), fs::Permissions::from_mode(0o2750)).unwrap();
+    fixture.as_root("import DIR/a.gguf --name a").succeeds();
+    fixture.as_root("tag a deep/er:one").succeeds();
+    let mut next = vec![fixture.root()];
     while let Some(path) = next.pop() {
         let status = path.symlink_metadata().unwrap();
         assert_eq!((status.uid(), status.gid()), (OWNER, SHARED), "{}", path.display());
@@ -406,54 +407,54 @@ fn group_of_a_shared_store_is_passed_on() {
 }
 
 /// A configuration whose log is in this directory of the folder.
-fn audited_in(place: &mut Place, name: &str) -> PathBuf {
-    let directory = place.folder.path().join(name);
-    let config = place.folder.path().join("config.toml");
+fn audited_in(fixture: &mut Fixture, name: &str) -> PathBuf {
+    let directory = fixture.folder.path().join(name);
+    let config = fixture.folder.path().join("config.toml");
     fs::write(&config, format!("[audit]\ndirectory = \"{}\"\n", directory.display())).unwrap();
-    place.blobd = Blobd::at_root(&place.root()).configured_by(&config);
+    fixture.blobd = Blobd::at_root(&fixture.root()).configured_by(&config);
     directory
 }
 
 #[test]
 fn changes_of_root_are_recorded_in_a_log_directory_of_the_owner() {
-    let Some(mut place) = Place::new() else { return };
-    let directory = audited_in(&mut place, "store.home/log");
+    let Some(mut fixture) = Fixture::new() else { return };
+    let directory = audited_in(&mut fixture, "store.home/log");
     for line in ["import DIR/a.gguf --name a", "tag a copy"] {
-        let run = place.as_root(line).succeeds();
+        let run = fixture.as_root(line).succeeds();
         assert!(!run.stderr.contains("audit"), "{}", run.stderr);
     }
-    place.as_owner("tag a another").succeeds();
+    fixture.as_owner("tag a another").succeeds();
     assert_eq!(foreign(&directory), [""; 0]);
-    let tags = place.as_root("log --verb tag --json").succeeds().text();
+    let tags = fixture.as_root("log --verb tag --json").succeeds().text();
     let uids: Vec<_> = tags.lines().filter(|line| line.contains("\"verb\":\"tag\"")).collect();
     assert!(
         uids.len() == 2 && uids[0].contains("\"uid\":0,") && uids[1].contains("\"uid\":65534,"),
         "{uids:?}"
     );
-    assert_eq!(check(&place.as_root("doctor --json"), "audit log")["status"], "ok");
-    place.as_owner("rm copy").succeeds();
+    assert_eq!(check(&fixture.as_root("doctor --json"), "audit log")["status"], "ok");
+    fixture.as_owner("rm copy").succeeds();
 }
 
 #[test]
 fn change_that_cannot_be_recorded_in_a_named_directory_is_refused() {
-    let Some(mut place) = Place::new() else { return };
-    place.as_owner("import DIR/a.gguf --name a").succeeds();
+    let Some(mut fixture) = Fixture::new() else { return };
+    fixture.as_owner("import DIR/a.gguf --name a").succeeds();
     for (name, uid, mode) in
         [("of-root", 0, 0o755), ("of-stranger", STRANGER, 0o755), ("writable", OWNER, 0o777)]
     {
-        let directory = audited_in(&mut place, name);
+        let directory = audited_in(&mut fixture, name);
         fs::create_dir(&directory).unwrap();
         fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
         chown(&directory, Some(uid), Some(uid)).unwrap();
         for user in [0, OWNER] {
-            place.run_as(user, "ls").succeeds();
-            let error = place.run_as(user, "tag a copy --json").exits_with(7).error();
+            fixture.run_as(user, "ls").succeeds();
+            let error = fixture.run_as(user, "tag a copy --json").exits_with(7).error();
             let key = format!("config.toml:2: audit.directory: {}: ", directory.display());
             assert!(error.message.contains(&key), "{name} of {user}: {error}");
-            let found = check(&place.run_as(user, "doctor --json"), "audit log");
+            let found = check(&fixture.run_as(user, "doctor --json"), "audit log");
             assert_eq!(found["status"], "failure", "{name} of {user}: {found}");
         }
         assert!(names(&directory).is_empty(), "nothing of root is left for the owner to find");
-        assert!(!place.as_owner("ls").text().contains("copy"));
+        assert!(!fixture.as_owner("ls").text().contains("copy"));
     }
 }

@@ -14,7 +14,7 @@ use blobd_tests::programs::is_unavailable;
 use tempfile::TempDir;
 
 use crate::tensor::parsed_npy;
-use crate::weights::with_layer;
+use crate::tensor_layers::with_layer;
 
 /// Deterministic bytes.
 struct Random(u64);

@@ -30,35 +30,35 @@ const fn one_of_each(writers: [Option<Job>; 2]) -> System {
 }
 
 #[test]
-fn shipped_order_never_leaves_a_model_with_holes() {
+fn shipped_order_never_leaves_an_incomplete_model() {
     assert_safe("two imports, gc, rm", one_of_each([FIRST, SECOND]));
 }
 
 #[test]
-fn two_power_cuts_never_leave_a_model_with_holes() {
+fn two_power_cuts_never_leave_an_incomplete_model() {
     assert_safe("import, gc, rm, again", System { power_cuts: 2, ..one_of_each([FIRST, None]) });
     let imports = System { removals: 0, power_cuts: 2, ..one_of_each([FIRST, SECOND]) };
     assert_safe("two imports, gc, again", imports);
 }
 
 #[test]
-fn kill_before_a_power_cut_never_leaves_a_model_with_holes() {
+fn kill_before_a_power_cut_never_leaves_an_incomplete_model() {
     assert_safe("import, gc, rm, kill", System { kills: 1, ..one_of_each([FIRST, None]) });
 }
 
 #[test]
-fn second_collection_never_leaves_a_model_with_holes() {
+fn second_collection_never_leaves_an_incomplete_model() {
     assert_safe("import, two gc, rm", System { collections: 2, ..one_of_each([FIRST, None]) });
 }
 
 #[test]
-fn tag_never_leads_to_a_model_with_holes() {
+fn tag_never_names_an_incomplete_model() {
     assert_safe("tag, gc, rm", one_of_each([None, Some(Job::Tag)]));
     assert_safe("import, tag, rm", System { collections: 0, ..one_of_each([FIRST, Some(Job::Tag)]) });
 }
 
 #[test]
-fn trash_never_holds_a_model_with_holes() {
+fn trash_never_holds_an_incomplete_model() {
     assert_safe("rm --keep, gc, rm", one_of_each([None, Some(Job::Keep)]));
     assert_safe("import, rm --keep, rm", System { collections: 0, ..one_of_each([FIRST, Some(Job::Keep)]) });
 }
@@ -71,27 +71,27 @@ fn check_at_commit_is_a_second_line_of_defence() {
 }
 
 #[test]
-fn leases_listed_after_the_manifests_and_not_again_cost_a_model_its_blobs() {
+fn leases_listed_once_after_the_manifests_lose_blobs_of_a_model() {
     assert_unsafe(&[Fault::LeasesAfterManifests, Fault::NoRecheck], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn leases_listed_after_the_manifests_cost_a_model_its_blobs() {
+fn leases_listed_after_the_manifests_lose_blobs_of_a_model() {
     assert_unsafe(&[Fault::LeasesAfterManifests], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn without_recheck_at_deletion_a_model_loses_blobs() {
+fn collection_without_recheck_at_deletion_loses_blobs_of_a_model() {
     assert_unsafe(&[Fault::NoRecheck], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn recheck_that_forgets_released_leases_costs_a_model_its_blobs() {
+fn recheck_that_ignores_released_leases_loses_blobs_of_a_model() {
     assert_unsafe(&[Fault::RecheckOfPresentLeasesOnly], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn lease_that_does_not_wait_for_a_deletion_costs_a_model_its_blobs() {
+fn lease_that_does_not_wait_for_a_deletion_loses_blobs_of_a_model() {
     assert_unsafe(&[Fault::LeaseDuringDeletion, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
 }
 
@@ -101,7 +101,7 @@ fn lease_that_does_not_wait_for_a_deletion_fails_an_import() {
 }
 
 #[test]
-fn two_collections_at_once_cost_a_model_its_blobs() {
+fn concurrent_collections_lose_blobs_of_a_model() {
     assert_unsafe(&[Fault::CollectionsOverlap], [FIRST, None], WHOLE);
 }
 
@@ -111,17 +111,17 @@ fn lookup_before_lease_fails_an_import() {
 }
 
 #[test]
-fn lookup_before_lease_without_check_at_commit_tags_a_model_with_holes() {
+fn lookup_before_lease_without_check_at_commit_tags_an_incomplete_model() {
     assert_unsafe(&[Fault::LookupBeforeLease, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
 }
 
 #[test]
-fn tag_that_is_read_once_may_be_of_a_model_that_is_gone() {
+fn tag_that_is_read_once_may_name_a_removed_model() {
     assert_unsafe(&[Fault::NoSecondRead], [None, Some(Job::Tag)], NOT_REFUSED);
 }
 
 #[test]
-fn lease_that_ends_before_the_tag_is_written_costs_a_model_its_blobs() {
+fn lease_that_ends_before_the_tag_is_written_loses_blobs_of_a_model() {
     assert_unsafe(&[Fault::LeaseEndsBeforeTag], [FIRST, None], WHOLE);
 }
 
@@ -131,7 +131,7 @@ fn model_moved_to_the_trash_without_a_lease_loses_blobs() {
 }
 
 #[test]
-fn rm_without_any_sync_brings_a_model_back_with_holes() {
+fn rm_without_any_sync_restores_an_incomplete_model() {
     assert_unsafe(&[Fault::UnsyncedUnlink, Fault::NoSyncBeforeDeletion], [None, None], WHOLE);
 }
 
@@ -141,12 +141,12 @@ fn rm_without_its_own_sync_is_undone_by_a_power_cut() {
 }
 
 #[test]
-fn collection_that_does_not_settle_lets_a_model_come_back_with_holes() {
+fn collection_that_does_not_sync_restores_an_incomplete_model() {
     assert_unsafe(&[Fault::NoSyncBeforeDeletion], [None, None], WHOLE);
 }
 
 #[test]
-fn tag_written_before_its_blobs_are_durable_leads_to_holes() {
+fn tag_written_before_its_blobs_are_durable_names_an_incomplete_model() {
     assert_unsafe(&[Fault::UnsyncedBlobs], [FIRST, None], WHOLE);
 }
 

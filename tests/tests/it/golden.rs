@@ -209,7 +209,7 @@ fn recipes_of_all_earlier_versions_are_read_and_not_rewritten() {
 }
 
 #[test]
-fn archives_of_earlier_versions_are_collected_and_what_they_share_stays() {
+fn archives_of_earlier_versions_are_collected_without_shared_blobs() {
     let (folder, daemon) = all_versions();
     let (blobd, root) = (daemon.command(), daemon.root());
     blobd.line("rm archive packed").succeeds();

@@ -21,7 +21,7 @@ fn code(json: &Json) -> &str {
 }
 
 #[test]
-fn every_query_is_answered_with_json() {
+fn every_query_has_a_json_response() {
     let daemon = daemon();
     let version = get(&daemon.socket(), "/v1/version").json();
     assert_eq!((version["protocol"].as_u64(), version["pid"].as_u64()), (Some(1), Some(daemon.pid().into())));

@@ -148,7 +148,7 @@ fn models_are_selected_by_name_and_pattern() {
 }
 
 #[test]
-fn unusable_models_are_named_and_do_not_stop_the_others() {
+fn unusable_models_are_reported_and_the_others_imported() {
     let daemon = TestDaemon::start();
     let ollama = Ollama::new(daemon.scratch());
     let place = |model: &str| format!("{LIBRARY}/{model}/latest");
@@ -183,7 +183,7 @@ fn unusable_models_are_named_and_do_not_stop_the_others() {
 }
 
 #[test]
-fn old_spelling_of_blobs_and_links_between_tags_are_read() {
+fn old_blob_file_names_and_links_between_tags_are_read() {
     let daemon = TestDaemon::start();
     let ollama = Ollama::new(daemon.scratch());
     let model = ModelFile::dense(1);
@@ -200,7 +200,7 @@ fn old_spelling_of_blobs_and_links_between_tags_are_read() {
 }
 
 #[test]
-fn pull_of_an_imported_model_downloads_nothing_and_makes_it_a_pulled_one() {
+fn pull_of_an_imported_model_downloads_nothing_and_records_its_origin() {
     let daemon = TestDaemon::start();
     let (ollama, registry) = (Ollama::new(daemon.scratch()), FakeRegistry::start().unwrap());
     let host = registry.url().replace("http://", "");

@@ -66,7 +66,7 @@ fn clean_stop_leaves_an_index_that_the_next_start_loads() {
 }
 
 #[test]
-fn index_is_complete_and_private_whatever_the_umask_is() {
+fn index_is_complete_and_private_with_any_umask() {
     for umask in ["000", "022", "077"] {
         let script = format!("umask {umask}; exec \"$@\"");
         let mut daemon = TestDaemon::start_under(&["sh", "-c", &script, "sh"], tmpfs_directory());
@@ -152,7 +152,7 @@ fn daemon_serves_with_any_damage_to_its_index() {
 }
 
 #[test]
-fn imports_and_removals_during_a_rebuild_end_in_the_index() {
+fn index_contains_imports_and_removals_during_its_rebuild() {
     let mut daemon = daemon();
     daemon.kill();
     daemon.restart();

@@ -72,7 +72,7 @@ fn texts_of_a_model_that_is_not_pulled_are_printed() {
 const SECRET: &[u8] = b"password=hunter2";
 
 #[test]
-fn text_that_does_not_have_its_digest_does_not_leave() {
+fn text_with_a_wrong_digest_is_not_returned() {
     let (registry, other) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
     other.add_page("/secret", SECRET, &[]);
     let daemon = TestDaemon::start();
@@ -122,7 +122,7 @@ fn header_whose_parts_are_redirected_to_another_server_is_read_from_one() {
 }
 
 #[test]
-fn header_of_a_file_that_was_downloaded_wholly_is_verified() {
+fn header_of_a_completely_downloaded_file_is_verified() {
     let registry = FakeRegistry::start().unwrap();
     let small = |seed| {
         let mut model = ModelFile::empty();
@@ -138,7 +138,7 @@ fn header_of_a_file_that_was_downloaded_wholly_is_verified() {
 }
 
 #[test]
-fn manifest_that_is_another_document_is_not_quoted() {
+fn response_that_is_not_a_manifest_is_not_quoted() {
     let (registry, other) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
     let name = publish(&registry, &ModelFile::dense(1));
     let daemon = TestDaemon::start();

@@ -1,4 +1,4 @@
-//! docs/JSON.md is true: every command prints exactly the documented shapes, with a daemon and without one, and every
+//! Checks docs/JSON.md: every command prints exactly the documented shapes, with a daemon and without one, and every
 //! failure is one documented error.
 
 mod document;
@@ -113,7 +113,7 @@ const UNUSED_OPTIONS: &[(&str, &str)] = &[
 
 /// One test, because all runs together must show every key.
 #[test]
-fn outputs_have_the_documented_shapes_and_show_every_documented_key() {
+fn outputs_have_the_documented_shapes_and_every_documented_key_occurs() {
     let (embedded, served) = thread::scope(|scope| {
         let embedded = scope.spawn(without_daemon);
         let served = scope.spawn(with_daemon);
@@ -123,7 +123,7 @@ fn outputs_have_the_documented_shapes_and_show_every_documented_key() {
     let mut problems: Vec<_> = sessions.iter().flat_map(|session| session.problems.clone()).collect();
     problems.extend(shapes_not_shown(&sessions));
     problems.extend(options_not_used(&sessions));
-    assert!(problems.is_empty(), "not as docs/JSON.md says:\n{}", lines(&problems));
+    assert!(problems.is_empty(), "differs from docs/JSON.md:\n{}", lines(&problems));
     python_accepts_the_outputs(&sessions);
 }
 

@@ -130,7 +130,7 @@ fn many_files_types_and_sharers_do_not_fill_the_screen() {
 }
 
 #[test]
-fn only_models_that_continue_text_have_completion() {
+fn only_models_that_generate_text_have_completion() {
     let daemon = TestDaemon::start();
     for (kind, model) in files() {
         let name = format!("{kind}-x");
@@ -172,7 +172,7 @@ fn list_has_a_column_of_kinds_if_they_differ_and_filters_them() {
 }
 
 #[test]
-fn kind_of_a_model_survives_copies_edits_and_the_trash() {
+fn kind_of_a_model_is_kept_by_copies_edits_and_the_trash() {
     let daemon = TestDaemon::start();
     let (_, adapter) = files().remove(6);
     import(&daemon, "lora", &adapter);

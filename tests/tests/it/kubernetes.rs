@@ -100,7 +100,7 @@ fn probe(container: &Json, name: &str, socket: &Path) -> (i32, Vec<u8>) {
 }
 
 #[test]
-fn probes_tell_a_degraded_daemon_from_one_that_does_not_answer() {
+fn probes_distinguish_a_degraded_daemon_from_one_that_does_not_respond() {
     let container = cluster().container;
     let mut daemon = TestDaemon::start();
     let socket = daemon.socket();
@@ -146,7 +146,7 @@ fn start(cluster: &Cluster, config: &Path) -> TestDaemon {
 }
 
 #[test]
-fn containers_of_the_manifest_serve_an_engine_and_no_root_of_a_pod() {
+fn containers_of_the_manifest_serve_an_engine_and_refuse_root_of_a_pod() {
     if !can_be_others() {
         return;
     }

@@ -45,7 +45,7 @@ fn second_daemon_on_a_socket_is_refused() {
 }
 
 #[test]
-fn file_where_the_socket_should_be_is_left_alone() {
+fn file_in_place_of_the_socket_is_not_replaced() {
     let folder = tmpfs_directory();
     let precious = folder.path().join("precious");
     fs::write(&precious, "years of work").unwrap();
@@ -56,7 +56,7 @@ fn file_where_the_socket_should_be_is_left_alone() {
 }
 
 #[test]
-fn daemon_without_a_reachable_socket_is_named_with_what_to_do() {
+fn daemon_without_a_reachable_socket_is_reported_with_a_hint() {
     let daemon = TestDaemon::start();
     fs::remove_file(daemon.socket()).unwrap();
     let error = daemon.embedded().line("ls --json").exits_with(4).error();

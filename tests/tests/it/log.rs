@@ -1,4 +1,4 @@
-//! The log of the daemon and of commands; messages that cannot be written do no harm.
+//! The log of the daemon and of commands. Messages that cannot be written cause no failure.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -96,7 +96,7 @@ fn end(mut daemon: TestDaemon) {
 }
 
 #[test]
-fn files_do_not_take_the_place_of_closed_standard_descriptors() {
+fn files_do_not_get_the_numbers_of_closed_standard_descriptors() {
     let folder = tmpfs_directory();
     let start = ["sh", "-c", "exec \"$@\" 0<&- 1>&- 2>&-", "sh"];
     let daemon = TestDaemon::start_under(&start, folder);

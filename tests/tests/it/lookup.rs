@@ -1,4 +1,5 @@
-//! Which model a name means: IDs, names without a tag, and near misses, on the command line and the socket.
+//! Finding the model that a name means: IDs, names without a tag, and similar names, on the command line and the
+//! socket.
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_tests::command::Blobd;
@@ -50,7 +51,7 @@ fn id_that_ls_prints_works_wherever_a_reference_does() {
 }
 
 #[test]
-fn only_tag_of_a_model_is_read_and_named_but_not_removed() {
+fn missing_tag_selects_the_only_one_but_not_for_a_removal() {
     let daemon = TestDaemon::start();
     let blobd = daemon.command();
     import(&blobd, daemon.scratch(), 1, "minilm:q4");
@@ -64,14 +65,14 @@ fn only_tag_of_a_model_is_read_and_named_but_not_removed() {
         let run = blobd.line(line).exits_with(3);
         assert!(run.stderr.contains("did you mean minilm:q4?"), "{}", run.stderr);
     }
-    // A new name is never taken for one that there is, pinned or not.
+    // A new name is never taken for an existing one, pinned or not.
     blobd.line("pin minilm:q4").succeeds();
     import(&blobd, daemon.scratch(), 1, "minilm");
     assert!(blobd.line("ls -q").succeeds().text().contains("minilm:latest\n"));
 }
 
 #[test]
-fn missing_tag_lists_the_tags_that_there_are_and_asks_no_registry() {
+fn missing_tag_lists_existing_tags_and_contacts_no_registry() {
     let daemon = TestDaemon::start();
     let blobd = daemon.command();
     for (layers, tag) in [(1, "q4"), (2, "q5"), (3, "q8")] {
@@ -88,7 +89,7 @@ fn missing_tag_lists_the_tags_that_there_are_and_asks_no_registry() {
 }
 
 #[test]
-fn beginning_of_several_ids_is_refused_with_their_names() {
+fn prefix_of_several_ids_is_refused_with_their_names() {
     let daemon = TestDaemon::start();
     let blobd = daemon.command();
     let id = import(&blobd, daemon.scratch(), 1, "a");
@@ -100,7 +101,7 @@ fn beginning_of_several_ids_is_refused_with_their_names() {
 }
 
 #[test]
-fn name_that_looks_like_an_id_wins() {
+fn name_that_looks_like_an_id_takes_precedence() {
     let daemon = TestDaemon::start();
     let blobd = daemon.command();
     let id = import(&blobd, daemon.scratch(), 1, "a");

@@ -102,7 +102,7 @@ fn pull_of_a_model_that_a_lower_store_has_downloads_no_weights() {
 }
 
 #[test]
-fn names_in_a_lower_store_cannot_be_changed_but_have_others_above() {
+fn names_in_a_lower_store_cannot_be_changed_but_can_be_hidden() {
     let site = Site::with(&base());
     for line in ["rm site", "rename site other", "pin site", "rm site --keep 7d"] {
         let error = site.line(&format!("{line} --json")).exits_with(7).error();
@@ -122,7 +122,7 @@ fn names_in_a_lower_store_cannot_be_changed_but_have_others_above() {
 }
 
 #[test]
-fn removal_and_collection_free_nothing_below_and_say_so() {
+fn removal_and_collection_free_nothing_in_a_lower_store_and_say_so() {
     let site = Site::with(&base());
     site.line("tag site alias").succeeds();
     site.import(&sibling(), "mine").succeeds();
@@ -141,7 +141,7 @@ fn removal_and_collection_free_nothing_below_and_say_so() {
 }
 
 #[test]
-fn damage_in_a_lower_store_is_reported_and_left_there() {
+fn damage_in_a_lower_store_is_reported_and_not_changed() {
     let mut damaged = String::new();
     let site = Site::start(|lower| {
         import_into(lower, &base(), "site");
@@ -187,7 +187,7 @@ fn check_hidden(site: &Site) {
 }
 
 #[test]
-fn mount_that_vanishes_hides_models_and_leads_to_no_deletion() {
+fn missing_mount_of_a_lower_store_hides_models_and_deletes_nothing() {
     let site = Site::with(&base());
     site.line("tag site alias").succeeds();
     site.import(&sibling(), "mine").succeeds();

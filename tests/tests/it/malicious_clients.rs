@@ -122,7 +122,7 @@ fn descriptors_passed_on_stay_readable_and_hold_no_lease() {
 
 /// Up to 10,000 connections, if the limit of open files permits it.
 #[test]
-fn ten_thousand_connections_of_one_user_lock_no_other_user_out() {
+fn ten_thousand_connections_of_one_user_do_not_affect_other_users() {
     if !can_be_others() {
         return;
     }
@@ -164,7 +164,7 @@ fn open(daemon: &TestDaemon) -> UnixStream {
 }
 
 #[test]
-fn connection_that_is_half_shut_ends_and_leaves_nothing() {
+fn half_closed_connection_ends_and_leaves_nothing() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let before = daemon.idle_descriptors();

@@ -284,7 +284,7 @@ fn open_files_survive_the_daemon_and_later_opens_use_the_next_daemon() {
 }
 
 #[test]
-fn removed_model_disappears_and_stays_readable_where_it_is_open() {
+fn removed_model_disappears_and_open_files_stay_readable() {
     let daemon = TestDaemon::start();
     import(&daemon, &large(), "m:1");
     let Some(mount) = TestMount::start(&daemon) else { return };
@@ -299,7 +299,7 @@ fn removed_model_disappears_and_stays_readable_where_it_is_open() {
 }
 
 #[test]
-fn tag_that_moves_shows_the_other_model() {
+fn file_of_a_moved_tag_is_the_new_model() {
     let daemon = TestDaemon::start();
     let models = [ModelFile::dense(1), ModelFile::dense(1).with_changed("output.weight")];
     import(&daemon, &models[0], "m:1");
@@ -394,7 +394,7 @@ fn resident(daemon: &TestDaemon, name: &str) -> u64 {
 }
 
 #[test]
-fn reading_leaves_the_page_cache_of_the_store_as_it_was() {
+fn reading_does_not_change_the_page_cache_of_the_store() {
     let daemon = TestDaemon::start_on_disk();
     let model = large();
     import(&daemon, &model, "m:1");

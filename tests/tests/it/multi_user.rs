@@ -26,7 +26,7 @@ pub(super) fn can_be_others() -> bool {
     let program = Command::new("setpriv").arg("--version").output();
     let may = rustix::process::geteuid().is_root() && program.is_ok_and(|output| output.status.success());
     if !may {
-        println!("skipped: only root with setpriv can act as two users");
+        println!("skipped: only root with setpriv can run commands as two users");
     }
     may
 }

@@ -96,7 +96,7 @@ fn log_of(directory: &Directory, user: &str) -> Vec<Json> {
 }
 
 #[test]
-fn users_of_a_directory_service_have_names_in_every_report() {
+fn users_of_a_directory_service_are_named_in_every_report() {
     let Some(directory) = Directory::start() else { return };
     let blobd = directory.daemon.command();
     import(&blobd, directory.folder.path(), "m");

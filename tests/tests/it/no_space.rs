@@ -83,7 +83,7 @@ fn model_that_is_stored_already_is_imported_on_a_full_disk() {
 
 /// A manifest may declare any size, and a body may be endless.
 #[test]
-fn file_that_claims_to_be_endless_does_not_fill_the_disk() {
+fn file_of_any_declared_size_does_not_fill_the_disk() {
     let Some((daemon, root)) = small_daemon(8) else { return };
     let registry = FakeRegistry::start().unwrap();
     let digest = registry.add_blob(*b"not so long");

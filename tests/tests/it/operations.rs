@@ -47,7 +47,7 @@ fn every_check_of_doctor_is_explained() {
 
 /// The sentence is in the README too.
 #[test]
-fn commands_that_need_a_daemon_are_those_that_the_documents_name() {
+fn documents_name_all_commands_that_need_a_daemon() {
     let sentence = "`health`, `limit RATE`, `log --follow` and `mount` need a daemon";
     let readme = include_str!("../../../README.md").replace('\n', " ");
     assert!(readme.contains(sentence) && OPERATIONS.contains(sentence));

@@ -9,24 +9,24 @@ use serde_json::Value as Json;
 const MODEL: &str = "application/vnd.ollama.image.model";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-struct World {
+struct Fixture {
     daemon: TestDaemon,
     registry: FakeRegistry,
 }
 
-impl World {
+impl Fixture {
     /// With three tags pulled, one of them pinned, a copy of the first, and an imported model.
     fn new() -> Self {
-        let world = Self { daemon: TestDaemon::start(), registry: FakeRegistry::start().unwrap() };
+        let fixture = Self { daemon: TestDaemon::start(), registry: FakeRegistry::start().unwrap() };
         for (tag, seed) in [("a", 1), ("b", 2), ("c", 3)] {
-            world.publish(tag, seed);
-            world.run(&["pull", &world.name(tag)]).succeeds();
+            fixture.publish(tag, seed);
+            fixture.run(&["pull", &fixture.name(tag)]).succeeds();
         }
-        world.run(&["pin", &world.name("c")]).succeeds();
-        world.run(&["tag", &world.name("a"), "copy"]).succeeds();
-        let path = ModelFile::dense(9).write_to(world.daemon.scratch(), "imported.gguf");
-        world.run(&["import", path.to_str().unwrap(), "--name", "imported"]).succeeds();
-        world
+        fixture.run(&["pin", &fixture.name("c")]).succeeds();
+        fixture.run(&["tag", &fixture.name("a"), "copy"]).succeeds();
+        let path = ModelFile::dense(9).write_to(fixture.daemon.scratch(), "imported.gguf");
+        fixture.run(&["import", path.to_str().unwrap(), "--name", "imported"]).succeeds();
+        fixture
     }
 
     fn name(&self, tag: &str) -> String {
@@ -61,52 +61,52 @@ fn expect(compared: &[(String, String)], expected: &[(&str, &str)]) {
 
 #[test]
 fn models_whose_tags_moved_are_listed_and_updated_but_pinned_ones_stay() {
-    let world = World::new();
-    expect(&world.compared(0).0, &[("m:a", "current"), ("m:b", "current"), ("m:c", "current")]);
-    world.publish("b", 12);
-    world.publish("c", 13);
-    let (compared, report) = world.compared(1);
+    let fixture = Fixture::new();
+    expect(&fixture.compared(0).0, &[("m:a", "current"), ("m:b", "current"), ("m:c", "current")]);
+    fixture.publish("b", 12);
+    fixture.publish("c", 13);
+    let (compared, report) = fixture.compared(1);
     expect(&compared, &[("m:a", "current"), ("m:b", "outdated"), ("m:c", "outdated")]);
     assert_ne!(report["models"][1]["local"], report["models"][1]["remote"]);
     assert_eq!(report["models"][2]["pinned"], true);
-    let text = world.run(&["outdated"]).exits_with(1).text();
+    let text = fixture.run(&["outdated"]).exits_with(1).text();
     assert!(text.contains("m:b") && !text.contains("m:a"), "{text}");
     assert!(text.ends_with("1 current, 2 outdated, 0 not compared\n"), "{text}");
-    let before = world.registry.bytes_served();
-    let text = world.run(&["pull", "--all"]).succeeds().text();
+    let before = fixture.registry.bytes_served();
+    let text = fixture.run(&["pull", "--all"]).succeeds().text();
     assert!(text.contains("m:c: pinned, not updated"), "{text}");
-    assert!(world.registry.bytes_served() > before);
-    expect(&world.compared(1).0, &[("m:a", "current"), ("m:b", "current"), ("m:c", "outdated")]);
-    let weights = world.run(&["export", &world.name("b"), "-o", "-"]).succeeds().stdout;
+    assert!(fixture.registry.bytes_served() > before);
+    expect(&fixture.compared(1).0, &[("m:a", "current"), ("m:b", "current"), ("m:c", "outdated")]);
+    let weights = fixture.run(&["export", &fixture.name("b"), "-o", "-"]).succeeds().stdout;
     assert!(weights == ModelFile::dense(12).bytes());
     // A copy is a model of its own.
-    let copy = world.run(&["export", "copy", "-o", "-"]).succeeds().stdout;
+    let copy = fixture.run(&["export", "copy", "-o", "-"]).succeeds().stdout;
     assert!(copy == ModelFile::dense(1).bytes());
 }
 
 #[test]
 fn comparison_fetches_manifests_alone_and_one_failure_does_not_stop_the_others() {
-    let world = World::new();
-    let before = world.registry.bytes_served();
-    world.compared(0);
-    assert_eq!(world.registry.bytes_served(), before);
+    let fixture = Fixture::new();
+    let before = fixture.registry.bytes_served();
+    fixture.compared(0);
+    assert_eq!(fixture.registry.bytes_served(), before);
     // The source of one model is gone, and one server cannot be reached.
     let gone = FakeRegistry::start().unwrap();
     let weights = ModelFile::dense(5).bytes();
     gone.add_model("library/z:latest", b"{}", &[(MODEL, &weights)]).unwrap();
     let name = gone.name("library/z");
-    world.run(&["pull", &name]).succeeds();
+    fixture.run(&["pull", &name]).succeeds();
     gone.add_fault("/manifests/", 1000, blobd_tests::registry::Fault::Status(410));
-    world.publish("b", 12);
-    let (compared, report) = world.compared(1);
+    fixture.publish("b", 12);
+    let (compared, report) = fixture.compared(1);
     assert_eq!(compared.iter().filter(|(_, status)| status == "failed").count(), 1, "{report}");
     assert_eq!(compared.iter().filter(|(_, status)| status == "outdated").count(), 1, "{report}");
-    let run = world.run(&["pull", "--all"]).exits_with(1);
+    let run = fixture.run(&["pull", "--all"]).exits_with(1);
     assert!(run.stderr.contains("410"), "{}", run.stderr);
-    let (compared, _) = world.compared(1);
+    let (compared, _) = fixture.compared(1);
     assert_eq!(compared.iter().filter(|(_, status)| status == "outdated").count(), 0);
     // Nothing is compared that the filter does not name.
-    world.run(&["outdated", "m:a"]).succeeds();
+    fixture.run(&["outdated", "m:a"]).succeeds();
 }
 
 #[test]
@@ -132,38 +132,41 @@ fn file_at_hugging_face_is_compared_with_its_branch() {
 /// Several names of one manifest, one of them given with `--name`.
 #[test]
 fn each_name_follows_its_own_source() {
-    let world = World { daemon: TestDaemon::start(), registry: FakeRegistry::start().unwrap() };
+    let fixture = Fixture { daemon: TestDaemon::start(), registry: FakeRegistry::start().unwrap() };
     for tag in ["8b", "latest"] {
-        world.publish(tag, 1);
-        world.run(&["pull", &world.name(tag)]).succeeds();
+        fixture.publish(tag, 1);
+        fixture.run(&["pull", &fixture.name(tag)]).succeeds();
     }
-    world.run(&["pull", &world.name("8b"), "--name", "mine"]).succeeds();
-    let digest = |name: &str| world.run(&["show", name, "--json"]).succeeds().json()["digest"].clone();
+    fixture.run(&["pull", &fixture.name("8b"), "--name", "mine"]).succeeds();
+    let digest = |name: &str| fixture.run(&["show", name, "--json"]).succeeds().json()["digest"].clone();
     let first = digest("mine");
-    assert_eq!((digest(&world.name("8b")), digest(&world.name("latest"))), (first.clone(), first.clone()));
-    world.publish("latest", 2);
+    assert_eq!(
+        (digest(&fixture.name("8b")), digest(&fixture.name("latest"))),
+        (first.clone(), first.clone())
+    );
+    fixture.publish("latest", 2);
     expect(
-        &world.compared(1).0,
+        &fixture.compared(1).0,
         &[("m:8b", "current"), ("m:latest", "outdated"), ("mine:latest", "current")],
     );
-    world.run(&["pull", "--all"]).succeeds();
-    assert_eq!((digest(&world.name("8b")), digest("mine")), (first.clone(), first.clone()));
-    assert_ne!(digest(&world.name("latest")), first);
-    world.publish("8b", 3);
+    fixture.run(&["pull", "--all"]).succeeds();
+    assert_eq!((digest(&fixture.name("8b")), digest("mine")), (first.clone(), first.clone()));
+    assert_ne!(digest(&fixture.name("latest")), first);
+    fixture.publish("8b", 3);
     expect(
-        &world.compared(1).0,
+        &fixture.compared(1).0,
         &[("m:8b", "outdated"), ("m:latest", "current"), ("mine:latest", "outdated")],
     );
-    world.run(&["pull", "--all"]).succeeds();
-    assert_eq!(digest("mine"), digest(&world.name("8b")));
+    fixture.run(&["pull", "--all"]).succeeds();
+    assert_eq!(digest("mine"), digest(&fixture.name("8b")));
     assert_ne!(digest("mine"), first);
     // What the updates have replaced comes back, and is not updated under another name.
-    world.run(&["undelete", "mine", "--name", "before"]).succeeds();
+    fixture.run(&["undelete", "mine", "--name", "before"]).succeeds();
     assert_eq!(digest("before"), first);
     // An import that took the name is not updated, and not replaced by a pull.
-    let path = ModelFile::dense(9).write_to(world.daemon.scratch(), "imported.gguf");
-    world.run(&["import", path.to_str().unwrap(), "--name", "mine", "--force"]).succeeds();
-    let refused = world.run(&["pull", &world.name("8b"), "--name", "mine"]).exits_with(4);
+    let path = ModelFile::dense(9).write_to(fixture.daemon.scratch(), "imported.gguf");
+    fixture.run(&["import", path.to_str().unwrap(), "--name", "mine", "--force"]).succeeds();
+    let refused = fixture.run(&["pull", &fixture.name("8b"), "--name", "mine"]).exits_with(4);
     assert!(refused.stderr.contains("from import imported.gguf"), "{}", refused.stderr);
-    expect(&world.compared(0).0, &[("m:8b", "current"), ("m:latest", "current")]);
+    expect(&fixture.compared(0).0, &[("m:8b", "current"), ("m:latest", "current")]);
 }

@@ -80,7 +80,7 @@ fn names_are_changed_by_the_user_who_added_them_and_by_administrators() {
 }
 
 #[test]
-fn pin_of_an_administrator_binds_the_user_who_added_the_name() {
+fn pin_of_an_administrator_also_holds_for_the_user_who_added_the_name() {
     let Some(names) = Names::start() else { return };
     names.import(PULLER, 1, "m");
     names.run(PULLER, "pin m").succeeds();
@@ -98,7 +98,7 @@ fn pin_of_an_administrator_binds_the_user_who_added_the_name() {
 }
 
 #[test]
-fn patterns_select_own_names_and_say_what_they_leave_out() {
+fn patterns_select_own_names_and_report_skipped_ones() {
     let Some(names) = Names::start() else { return };
     for (user, seed, name) in [(PULLER, 1, "x:1"), (PULLER, 2, "x:2"), (OTHER, 3, "x:3"), (ADMIN, 4, "y:1")] {
         names.import(user, seed, name);
@@ -164,7 +164,7 @@ fn name_without_a_history_belongs_to_administrators() {
             "{line}: {error}"
         );
     }
-    // The same content takes nothing away, and makes nobody its owner.
+    // Adding the same content again removes nothing and changes no owner.
     names.run(PULLER, &format!("import {file} --name m")).succeeds();
     names.run(PULLER, "rm m").exits_with(7);
     names.run(ADMIN, "rm m").succeeds();

@@ -1,4 +1,4 @@
-//! Patterns of names: every command takes the same, and ignores case alike.
+//! Patterns of names: every command accepts the same patterns and ignores case in the same way.
 
 use std::process::Stdio;
 

@@ -57,7 +57,7 @@ fn denied(shared: &Shared, line: &str) -> String {
 }
 
 #[test]
-fn every_request_that_gives_out_or_brings_a_denied_model_is_refused() {
+fn every_request_that_reads_or_adds_a_denied_model_is_refused() {
     let registry = FakeRegistry::start().unwrap();
     let shared = with_models(&["acme/m", "acme/trashed", "plain"]);
     shared.daemon.command().line("rm acme/trashed --keep 7d").succeeds();
@@ -128,7 +128,7 @@ fn show_tells_the_decision_and_its_rule() {
 }
 
 #[test]
-fn another_name_or_an_edit_lifts_no_rule() {
+fn another_name_or_an_edit_does_not_bypass_a_rule() {
     let registry = FakeRegistry::start().unwrap();
     let file = ModelFile::dense(1).bytes();
     registry.add_model("acme/x:1", b"{}", &[(MODEL, &file)]).unwrap();
@@ -189,7 +189,7 @@ fn host(registry: &FakeRegistry) -> String {
 }
 
 #[test]
-fn manifest_that_names_the_files_of_a_denied_model_gives_none_of_them() {
+fn manifest_that_names_files_of_a_denied_model_does_not_give_access_to_them() {
     let case = Denied::start();
     let raw = [case.manifest.raw(), b" "].concat();
     case.other.add_manifest("x/y:1", &raw);
@@ -230,7 +230,7 @@ fn tensor_of_a_denied_model_cannot_be_named_as_a_layer() {
 }
 
 #[test]
-fn digest_in_a_header_of_a_web_server_gives_no_file_of_a_denied_model() {
+fn digest_in_a_response_header_does_not_give_access_to_a_denied_model() {
     let case = Denied::start();
     let file = ModelFile::dense(3).bytes();
     let digest = format!("\"{}\"", sha256(&case.weights));

@@ -166,7 +166,7 @@ fn client_that_disconnects_in_the_middle_leaves_nothing() {
 }
 
 #[test]
-fn anything_sent_on_an_open_session_ends_it() {
+fn any_byte_sent_on_an_open_session_ends_it() {
     let daemon = daemon();
     let mut stream = open(&daemon);
     read_to_first_batch(&mut stream);
@@ -298,7 +298,7 @@ fn daemon_raises_its_soft_limit_of_descriptors() {
 }
 
 #[test]
-fn idle_connections_lock_no_client_out() {
+fn idle_connections_do_not_affect_other_clients() {
     let daemon = daemon();
     let held: Vec<_> = (0..300).map(|_| http::connect(&daemon.socket())).collect();
     check_serves_others(&daemon);

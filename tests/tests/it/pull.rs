@@ -30,7 +30,7 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
 use blobd_tests::store_dir::{
-    blob_path, check_blobs, check_empty, flip_byte, forget_downloads, names, staged,
+    blob_path, check_blobs, check_empty, flip_byte, names, remove_downloads, staged,
 };
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
@@ -46,7 +46,7 @@ fn check_nothing_but_downloads(blobd: &Blobd, root: &Path) {
     for directory in ["manifests", "origins", "staging"] {
         assert!(is_empty(&root.join(directory)), "{directory}/");
     }
-    forget_downloads(root);
+    remove_downloads(root);
     blobd.line("gc").succeeds();
     check_empty(root);
 }
@@ -69,7 +69,7 @@ fn offer(registry: &FakeRegistry, name: &str, weights: &[u8]) {
 }
 
 #[test]
-fn pulled_model_is_split_and_comes_back_bit_for_bit() {
+fn pulled_model_is_split_and_exported_bit_for_bit() {
     let model = ModelFile { padding: 7, ..ModelFile::separate_experts(1, 12) };
     let registry = registry_with(&model);
     let daemon = TestDaemon::start();
@@ -226,7 +226,7 @@ fn model_can_be_pinned_to_its_manifest() {
 }
 
 #[test]
-fn every_blob_delivery_works_and_tokens_are_not_leaked() {
+fn every_kind_of_blob_delivery_works_and_tokens_are_not_leaked() {
     for delivery in [BlobDelivery::Redirect, BlobDelivery::Direct, BlobDelivery::RelativeLocation] {
         let model = ModelFile::dense(1);
         let registry = registry_with(&model);

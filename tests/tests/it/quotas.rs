@@ -108,7 +108,7 @@ impl Shared {
         let usage = || self.daemon.client().user_usage().unwrap();
         let sum = |usage: &UserUsage| usage.users.iter().map(|user| user.charged_bytes).sum::<u64>();
         // The copy of the index is written a moment later.
-        eventually("the charges are what the disk has", || sum(&usage()) == du(self.daemon.root()));
+        eventually("the charges add up to the disk usage", || sum(&usage()) == du(self.daemon.root()));
         let usage = usage();
         assert_eq!(usage.disk_bytes, Some(sum(&usage)));
         usage
@@ -222,7 +222,7 @@ fn new_versions_of_one_name_cannot_exceed_the_quota() {
 }
 
 #[test]
-fn names_are_charged_even_if_their_data_is_stored() {
+fn names_are_charged_even_if_their_data_is_already_stored() {
     if !can_be_others() {
         return;
     }
@@ -234,13 +234,13 @@ fn names_are_charged_even_if_their_data_is_stored() {
     assert!((1..one / 10).contains(&name), "{name}");
     shared.set_quotas(&hard(ANN, one + 3 * name));
     let run = (2..9).map(|number| shared.import(ANN, 1, &format!("n{number}"))).find(|run| run.code != 0);
-    is_over_quota(run.expect("names have no end"));
+    is_over_quota(run.expect("unlimited names are accepted"));
     assert!(shared.own(ANN).charged_bytes <= one + 3 * name);
     shared.all();
 }
 
 #[test]
-fn name_that_another_user_has_added_is_given_to_another_model_only_by_administrators() {
+fn name_that_another_user_has_added_is_moved_only_by_administrators() {
     if !can_be_others() {
         return;
     }
@@ -301,7 +301,7 @@ fn quotas_are_by_user_by_group_and_by_default() {
 
 /// The quota that the members of a group share, whether the system lists them or only their processes have the group.
 #[test]
-fn group_has_a_quota_together_that_counts_members_who_are_not_connected() {
+fn shared_quota_of_a_group_counts_members_who_are_not_connected() {
     if !can_be_others() {
         return;
     }
@@ -364,7 +364,7 @@ fn work(shared: &Shared, user: u64, round: u64, names: &[String]) {
 }
 
 #[test]
-fn charges_of_ten_users_at_once_add_up_to_what_the_disk_has() {
+fn charges_of_ten_concurrent_users_add_up_to_the_disk_usage() {
     if !can_be_others() {
         return;
     }

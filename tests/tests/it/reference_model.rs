@@ -76,8 +76,8 @@ fn files() -> &'static [Vec<u8>] {
     })
 }
 
-/// A store, and the file that each name should stand for.
-struct Pair {
+/// A store, and the expected file of each name.
+struct CheckedStore {
     folder: TempDir,
     verbs: Option<InProcess>,
     expected: BTreeMap<&'static str, usize>,
@@ -90,7 +90,7 @@ fn open(folder: &TempDir) -> InProcess {
     InProcess::open_with(&folder.path().join("store"), &options).unwrap()
 }
 
-impl Pair {
+impl CheckedStore {
     fn new() -> Self {
         let folder = tmpfs_directory();
         let verbs = Some(open(&folder));
@@ -216,8 +216,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn store_does_what_a_map_would(steps in proptest::collection::vec(step(), 1..24)) {
-        let mut pair = Pair::new();
+    fn store_behaves_like_a_map(steps in proptest::collection::vec(step(), 1..24)) {
+        let mut pair = CheckedStore::new();
         for step in &steps {
             pair.take(step);
             pair.check();

@@ -1,4 +1,4 @@
-//! Files that are not models that blobd can split: what the user reads about each, for every verb that reads one.
+//! Files that blobd cannot split: the error for each, from every verb that reads one.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use blobd_tests::registry::FakeRegistry;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use rustix::fs::{Mode, OFlags};
 
-/// A file, what is wrong with it, what to do if it is on this machine, and what if it is downloaded.
+/// A file, what is wrong with it, and the hint if it is a local file or a downloaded one.
 type Refused = (Vec<u8>, &'static str, &'static str, &'static str);
 
 fn refused_files() -> Vec<Refused> {
@@ -68,7 +68,7 @@ fn refused_files() -> Vec<Refused> {
 }
 
 #[test]
-fn reason_and_advice_fit_the_file_whoever_reads_it() {
+fn reason_and_hint_are_the_same_for_every_verb_that_reads_the_file() {
     let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let registry = FakeRegistry::start().unwrap();
@@ -144,7 +144,7 @@ fn file_whose_file_system_fails_or_interrupts_its_reads_is_the_clients_fault() {
 }
 
 #[test]
-fn incomplete_file_is_called_incomplete_with_its_sizes() {
+fn incomplete_file_is_reported_with_its_sizes() {
     let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let path = folder.path().join("half.gguf");
@@ -156,7 +156,7 @@ fn incomplete_file_is_called_incomplete_with_its_sizes() {
 }
 
 #[test]
-fn shard_and_what_is_no_file_are_refused_with_what_works() {
+fn shard_and_directory_are_refused_with_a_hint() {
     let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let shard = ModelFile::dense(1).shards(2).swap_remove(0);

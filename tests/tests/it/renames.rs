@@ -13,13 +13,13 @@ use blobd_tests::temp_dirs::tmpfs_directory;
 use tempfile::TempDir;
 
 /// A store on which system calls fail.
-struct Place {
+struct Fixture {
     blobd: Blobd,
     file: PathBuf,
     folder: TempDir,
 }
 
-impl Place {
+impl Fixture {
     /// `None` if no process can be traced.
     fn new() -> Option<Self> {
         let traced = Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
@@ -54,8 +54,8 @@ impl Place {
     }
 }
 
-fn exported(place: &Place, name: &str) -> String {
-    sha256(&place.blobd.run(["export", name, "-o", "-"]).succeeds().stdout)
+fn exported(fixture: &Fixture, name: &str) -> String {
+    sha256(&fixture.blobd.run(["export", name, "-o", "-"]).succeeds().stdout)
 }
 
 fn has_one_name(directory: &Path) -> bool {
@@ -68,18 +68,18 @@ const ERRORS: [&str; 3] = ["EINVAL", "ENOSYS", "EOPNOTSUPP"];
 #[test]
 fn store_works_on_a_file_system_that_cannot_rename_without_replacing() {
     for error in ERRORS {
-        let Some(place) = Place::new() else { return };
+        let Some(fixture) = Fixture::new() else { return };
         let faults = [&*format!("renameat2:error={error}")];
         for name in ["m", "n"] {
-            place.import(&faults, name).succeeds();
+            fixture.import(&faults, name).succeeds();
         }
-        place.with_faults(&faults, &["rm", "n"]).succeeds();
-        place.with_faults(&faults, &["verify"]).succeeds();
-        check_blobs(&place.root());
-        assert!(has_one_name(&place.root().join("blobs")), "{error}");
-        assert_eq!(staged(&place.root()), [""; 0]);
-        assert_eq!(exported(&place, "m"), sha256(&std::fs::read(&place.file).unwrap()));
-        let report = place.with_faults(&faults, &["doctor", "--json"]).json();
+        fixture.with_faults(&faults, &["rm", "n"]).succeeds();
+        fixture.with_faults(&faults, &["verify"]).succeeds();
+        check_blobs(&fixture.root());
+        assert!(has_one_name(&fixture.root().join("blobs")), "{error}");
+        assert_eq!(staged(&fixture.root()), [""; 0]);
+        assert_eq!(exported(&fixture, "m"), sha256(&std::fs::read(&fixture.file).unwrap()));
+        let report = fixture.with_faults(&faults, &["doctor", "--json"]).json();
         let checks = report["checks"].as_array().unwrap();
         let renames = checks.iter().find(|check| check["name"] == "renames").unwrap();
         assert_eq!(renames["status"], "ok", "{renames}");
@@ -87,60 +87,60 @@ fn store_works_on_a_file_system_that_cannot_rename_without_replacing() {
 }
 
 #[test]
-fn kill_between_the_link_and_the_removal_of_the_old_name_leaves_nothing_wrong() {
-    let Some(place) = Place::new() else { return };
-    place.blobd.line("ls").succeeds();
+fn kill_between_the_link_and_the_removal_of_the_old_name_damages_nothing() {
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.blobd.line("ls").succeeds();
     let mut kills = 0;
     for number in 1.. {
         let kill = format!("unlinkat:signal=KILL:when={number}");
-        let run = place.import(&["renameat2:error=EINVAL", &kill], "m");
+        let run = fixture.import(&["renameat2:error=EINVAL", &kill], "m");
         if run.code == 0 {
             break;
         }
         kills += 1;
         assert_eq!(run.code, -1, "{}", run.stderr);
         // Opens the store, which removes what the killed process has left.
-        let models = place.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len();
-        assert_eq!(staged(&place.root()), [""; 0]);
-        assert!(has_one_name(&place.root().join("blobs")), "after call {number}");
-        check_blobs(&place.root());
+        let models = fixture.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len();
+        assert_eq!(staged(&fixture.root()), [""; 0]);
+        assert!(has_one_name(&fixture.root().join("blobs")), "after call {number}");
+        check_blobs(&fixture.root());
         if models > 0 {
-            place.blobd.line("rm m").succeeds();
+            fixture.blobd.line("rm m").succeeds();
         }
-        place.blobd.line("gc").succeeds();
+        fixture.blobd.line("gc").succeeds();
     }
     assert!(kills > 2, "a link was followed by a removal: {kills}");
-    assert_eq!(exported(&place, "m"), sha256(&std::fs::read(&place.file).unwrap()));
+    assert_eq!(exported(&fixture, "m"), sha256(&std::fs::read(&fixture.file).unwrap()));
 }
 
 #[test]
-fn file_system_that_has_neither_is_named_before_a_store_is_created() {
-    let Some(place) = Place::new() else { return };
+fn file_system_with_neither_is_refused_before_a_store_is_created() {
+    let Some(fixture) = Fixture::new() else { return };
     let faults = ["renameat2:error=EINVAL", "linkat:error=EPERM"];
-    let error = place.with_faults(&faults, &["ls", "--json"]).exits_with(1).error();
+    let error = fixture.with_faults(&faults, &["ls", "--json"]).exits_with(1).error();
     assert!(error.message.contains("RENAME_NOREPLACE") && error.message.contains("hard links"), "{error}");
     assert!(error.hint.unwrap().contains("ext4"));
-    assert!(!place.root().join("store.json").exists() && !place.root().join("store.json.new").exists());
-    place.blobd.line("ls").succeeds();
-    let error = place.import(&faults, "m").exits_with(1).error();
+    assert!(!fixture.root().join("store.json").exists() && !fixture.root().join("store.json.new").exists());
+    fixture.blobd.line("ls").succeeds();
+    let error = fixture.import(&faults, "m").exits_with(1).error();
     assert!(error.message.contains("RENAME_NOREPLACE"), "a store that was moved there: {error}");
-    let report = place.with_faults(&faults, &["doctor", "--json"]).json();
+    let report = fixture.with_faults(&faults, &["doctor", "--json"]).json();
     let checks = report["checks"].as_array().unwrap();
     let renames = checks.iter().find(|check| check["name"] == "renames").unwrap();
     assert_eq!(renames["status"], "failure", "{renames}");
-    assert_eq!(staged(&place.root()), [""; 0]);
+    assert_eq!(staged(&fixture.root()), [""; 0]);
 }
 
 #[test]
 fn export_replaces_no_file_on_a_file_system_without_the_flag() {
-    let Some(place) = Place::new() else { return };
-    place.import(&[], "m").succeeds();
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.import(&[], "m").succeeds();
     // Without a file that has no name, the export has a temporary one.
-    let target = place.folder.path().join("out.gguf");
+    let target = fixture.folder.path().join("out.gguf");
     let words = ["export", "m", "-o", target.to_str().unwrap()];
-    place.with_faults(&["renameat2:error=EINVAL"], &words).succeeds();
-    assert_eq!(sha256(&std::fs::read(&target).unwrap()), exported(&place, "m"));
+    fixture.with_faults(&["renameat2:error=EINVAL"], &words).succeeds();
+    assert_eq!(sha256(&std::fs::read(&target).unwrap()), exported(&fixture, "m"));
     std::fs::write(&target, "somebody else's").unwrap();
-    assert_ne!(place.with_faults(&["renameat2:error=EINVAL"], &words).code, 0);
+    assert_ne!(fixture.with_faults(&["renameat2:error=EINVAL"], &words).code, 0);
     assert_eq!(std::fs::read(&target).unwrap(), b"somebody else's");
 }

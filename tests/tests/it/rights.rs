@@ -1,5 +1,5 @@
-//! `.ci/depends-on-rights` lists which tests run a second time, as an ordinary user. Checks that it has all crates and
-//! modules that use what the kernel treats differently for root.
+//! `.ci/depends-on-rights` lists the tests that run a second time, as an ordinary user. Checks that it has all crates
+//! and modules that use what the kernel treats differently for root.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -161,7 +161,7 @@ fn crates() -> BTreeMap<String, PathBuf> {
 }
 
 #[test]
-fn what_depends_on_the_user_is_listed_to_run_as_an_ordinary_user() {
+fn tests_that_depend_on_the_user_are_listed_to_run_as_an_ordinary_user() {
     assert_eq!(marker("    let own = rustix::process::geteuid();"), Some("geteuid"));
     assert_eq!(marker(r#"fs::read("/proc/self/status")"#), Some("/proc/"));
     assert_eq!((marker("// geteuid()"), marker("let mounts = guid;")), (None, None));
@@ -185,7 +185,7 @@ fn what_depends_on_the_user_is_listed_to_run_as_an_ordinary_user() {
 }
 
 #[test]
-fn what_is_listed_to_run_as_an_ordinary_user_exists_and_is_listed_once() {
+fn listed_tests_exist_and_are_listed_once() {
     let (modules, listed, crates) = (modules(), listed("it"), crates());
     for entry in &listed {
         let mut within = modules.iter().filter(|(module, _)| is_within(module, entry));

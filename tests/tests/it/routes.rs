@@ -1,4 +1,4 @@
-//! A request of the API is said once: its path stands in the table of requests and nowhere else.
+//! The path of each API request occurs in the sources only once: in the table of requests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,14 +24,14 @@ fn sources(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     }
 }
 
-/// How often a path stands in a text, comments included. One that goes on is another path.
+/// How often a path occurs in a text, comments included. A longer path with this prefix is another path.
 fn count(text: &str, path: &str) -> usize {
     let goes_on = |rest: &str| rest.starts_with(|c: char| c.is_alphanumeric() || "/_-{".contains(c));
     text.match_indices(path).filter(|(start, _)| !goes_on(&text[start + path.len()..])).count()
 }
 
 #[test]
-fn each_path_of_the_api_stands_once_in_the_sources() {
+fn each_path_of_the_api_occurs_once_in_the_sources() {
     let mut found = Vec::new();
     sources(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap(), &mut found);
     assert!(found.len() > 300, "{} files", found.len());
@@ -43,7 +43,7 @@ fn each_path_of_the_api_stands_once_in_the_sources() {
 }
 
 #[test]
-fn second_use_of_a_path_is_found() {
+fn second_occurrence_of_a_path_is_found() {
     assert_eq!(count("GET /v1/pull, \"/v1/pull\"", "/v1/pull"), 2);
     assert_eq!(count("/v1/pull/plan /v1/pulls /v1/pull-x /v1/models/{reference}", "/v1/pull"), 0);
     assert_eq!(count("/v1/models/{reference}", "/v1/models"), 0);

@@ -128,7 +128,7 @@ fn long_start_asks_systemd_for_more_time() {
 }
 
 #[test]
-fn descriptor_that_is_no_listening_socket_is_refused() {
+fn descriptor_that_is_not_a_listening_socket_is_refused() {
     let folder = tmpfs_directory();
     let others: [(OwnedFd, &str); 2] = [
         (fs::File::create(folder.path().join("file")).unwrap().into(), "a file that is not a socket"),
@@ -175,7 +175,7 @@ fn settings_of_a_passed_socket_are_those_of_its_unit() {
 
 /// Its clients are other users than its own, which own no blobs.
 #[test]
-fn passed_socket_that_admits_others_makes_the_daemon_one_for_many_users() {
+fn passed_socket_that_admits_other_users_starts_a_daemon_for_many_users() {
     if rustix::process::geteuid().is_root() {
         println!("skipped: a daemon of root is always for many users");
         return;

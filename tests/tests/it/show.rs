@@ -16,7 +16,7 @@ fn import(daemon: &TestDaemon, name: &str, file: &[u8]) {
 }
 
 #[test]
-fn keys_and_values_that_json_cannot_hold_stay_apart() {
+fn keys_and_values_that_json_cannot_represent_stay_distinct() {
     let daemon = TestDaemon::start();
     let file = RawGguf::new()
         .key(b"k\xff", id::U32, 1_u32.to_le_bytes())
@@ -83,7 +83,7 @@ fn layers_and_tensors_are_listed_as_tables() {
 }
 
 #[test]
-fn full_header_has_every_key_in_order_with_its_type_and_whole_value() {
+fn full_header_has_every_key_in_order_with_its_type_and_complete_value() {
     let daemon = TestDaemon::start();
     let long: Vec<u8> = (0..300_u32).flat_map(u32::to_le_bytes).collect();
     let list = [&id::U32.to_le_bytes()[..], &300_u64.to_le_bytes(), &long].concat();
@@ -124,7 +124,7 @@ fn shared_bytes_are_named_with_the_models_that_share_them() {
 }
 
 #[test]
-fn looking_at_a_model_is_no_use_that_delays_its_eviction() {
+fn show_does_not_delay_the_eviction_of_a_model() {
     let daemon = TestDaemon::start();
     daemon.command().run(["import", &moe(&daemon)]).succeeds();
     let last_opened =
@@ -147,7 +147,7 @@ fn texts_that_a_model_lacks_are_not_found() {
 }
 
 #[test]
-fn local_file_that_is_no_model_is_refused() {
+fn local_file_that_is_not_a_model_is_refused() {
     let daemon = TestDaemon::start();
     let path = daemon.scratch().join("no.gguf");
     fs::write(&path, b"<html>").unwrap();

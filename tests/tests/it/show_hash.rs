@@ -87,7 +87,7 @@ fn check_compares_with_a_file_that_gguf_hash_has_written() {
 }
 
 #[test]
-fn damaged_tensor_is_an_error_and_not_another_hash() {
+fn hash_of_a_damaged_tensor_is_an_error() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let tensor = daemon.command().line("show m --json").json()["tensors"][2]["digest"].clone();
     flip_byte(&blob_path(daemon.root(), tensor.as_str().unwrap()), 3);

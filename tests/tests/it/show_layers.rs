@@ -21,7 +21,7 @@ fn file(metadata: &[(&str, &str)], tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8>
     bytes
 }
 
-/// Media type's end, name, content.
+/// The end of the media type, the name, and the content.
 type Layer = (&'static str, &'static str, Vec<u8>);
 
 /// A daemon that has pulled models of these layers, and their names.

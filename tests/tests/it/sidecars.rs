@@ -122,7 +122,7 @@ fn import_with_a_sidecar_that_is_refused_leaves_nothing() {
 }
 
 #[test]
-fn descriptors_are_as_many_as_the_request_names() {
+fn request_with_a_wrong_number_of_descriptors_is_refused() {
     let daemon = TestDaemon::start();
     let folder = folder(daemon.scratch());
     let client = Client::connect(daemon.socket()).unwrap();

@@ -11,7 +11,7 @@ use blobd_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
-fn signals_that_ask_for_nothing_do_not_end_the_daemon() {
+fn ignored_signals_do_not_end_the_daemon() {
     let daemon = TestDaemon::start();
     let pid = Pid::from_raw(daemon.pid().try_into().unwrap()).unwrap();
     for (signal, line) in [

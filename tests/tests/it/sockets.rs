@@ -77,7 +77,7 @@ fn members_of_the_configured_group_may_read_and_pull() {
 }
 
 #[test]
-fn socket_mode_admits_everybody() {
+fn socket_mode_0666_admits_every_user() {
     if !can_be_others() {
         return;
     }
@@ -139,7 +139,7 @@ fn group_that_the_daemon_cannot_give_is_an_error_with_a_hint() {
 }
 
 #[test]
-fn directory_that_keeps_members_out_is_reported_by_the_daemon() {
+fn directory_that_members_of_the_group_cannot_enter_is_reported() {
     if !can_be_others() {
         return;
     }

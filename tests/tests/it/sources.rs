@@ -172,12 +172,12 @@ fn import_that_is_cancelled_leaves_nothing() {
     let params = ImportParams::new("m.gguf");
     let mut cancel = |_, _| cancelled.store(true, Ordering::Relaxed);
     let done = import_file(&verbs.store, &params, &file, &cancelled, &mut cancel);
-    assert!(done.unwrap_err().to_string().contains("has gone"));
+    assert!(done.unwrap_err().to_string().contains("has disconnected"));
     check_empty(verbs.root());
 }
 
 #[test]
-fn file_with_holes_comes_back_as_zeros() {
+fn holes_of_a_file_are_exported_as_zeros() {
     let daemon = TestDaemon::start();
     let path = ModelFile { end: End::Bare, ..ModelFile::dense(1) }.write_to(daemon.scratch(), "sparse.gguf");
     File::options().write(true).open(&path).unwrap().set_len(8 << 20).unwrap();

@@ -145,7 +145,7 @@ fn check_freed(kind: &str, said: u64, before: u64, after: u64) {
 }
 
 #[test]
-fn file_system_gains_the_bytes_that_rm_and_gc_report() {
+fn free_space_grows_by_the_bytes_that_rm_and_gc_report() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 10), "a").succeeds();
         import(&daemon, &model(2, 10), "b").succeeds();

@@ -9,21 +9,21 @@
 //! `PROPTEST_CASES` sets the number of cases. A failure is printed as the shortest list of steps that causes
 //! it.
 
+mod checked_store;
 mod damage;
 mod disk_snapshot;
+mod location;
 mod model_registry;
 mod needs;
-mod place;
 mod rows;
-mod world;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
+use checked_store::CheckedStore;
 use damage::Refusal;
+use location::{Kind, StoreLocation};
 use model_registry::ModelRegistry;
-use place::{Kind, Place};
-use world::Pair;
 
 /// One operation on a store. Numbers beyond the end of a list wrap around; a step without a suitable object
 /// does nothing.
@@ -103,7 +103,7 @@ enum Step {
     AgeDownloads,
     /// Adds a file that is not blobd's to one of several directories.
     Foreign {
-        place: usize,
+        location: usize,
         pages: usize,
     },
     Collect,
@@ -140,7 +140,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..4_usize).prop_map(|pages| Step::Orphan { pages }),
         1 => (0..4_usize).prop_map(|pages| Step::DeadTransaction { pages }),
         1 => Just(Step::AgeDownloads),
-        1 => (number(), 0..4_usize).prop_map(|(place, pages)| Step::Foreign { place, pages }),
+        1 => (number(), 0..4_usize).prop_map(|(location, pages)| Step::Foreign { location, pages }),
         2 => Just(Step::Collect),
         1 => Just(Step::Stop),
         1 => Just(Step::Kill),
@@ -161,21 +161,22 @@ fn config() -> ProptestConfig {
 }
 
 fn check_random_steps(kind: Kind) {
-    if Place::make(kind).is_none() {
+    if StoreLocation::make(kind).is_none() {
         println!("skipped: {kind:?} for a daemon is not available here");
         return;
     }
     let registry = ModelRegistry::start();
     let run = TestRunner::new(config()).run(&prop::collection::vec(step(), 1..32), |steps| {
-        let mut pair = Pair::new(Place::make(kind).expect("it was available before"), &registry);
+        let mut store =
+            CheckedStore::new(StoreLocation::make(kind).expect("it was available before"), &registry);
         for step in &steps {
-            if pair.is_old() {
+            if store.is_old() {
                 break;
             }
-            pair.take(*step);
-            pair.check();
+            store.take(*step);
+            store.check();
         }
-        pair.collect();
+        store.collect();
         Ok(())
     });
     run.unwrap_or_else(|failure| panic!("{failure}"));
@@ -198,14 +199,14 @@ fn df_gc_and_rm_agree_with_statvfs_on_ext4() {
 
 /// Steps that are refused or do nothing would test nothing.
 #[test]
-fn every_step_reaches_the_state_that_it_is_meant_for() {
+fn every_step_reaches_its_intended_state() {
     let registry = ModelRegistry::start();
-    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &registry);
-    let mut last = pair.reached();
+    let mut store = CheckedStore::new(StoreLocation::make(Kind::Directory).unwrap(), &registry);
+    let mut last = store.reached();
     let mut take = |step| {
-        pair.take(step);
-        pair.check();
-        let (before, reached) = (last, pair.reached());
+        store.take(step);
+        store.check();
+        let (before, reached) = (last, store.reached());
         last = reached;
         (before, reached)
     };
@@ -246,9 +247,9 @@ fn every_step_reaches_the_state_that_it_is_meant_for() {
 
 /// The model is deleted together with its record, not before, although nothing else needs it.
 #[test]
-fn condemned_model_stays_with_its_expired_record() {
+fn expired_model_and_its_record_are_deleted_together() {
     let registry = ModelRegistry::start();
-    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &registry);
+    let mut store = CheckedStore::new(StoreLocation::make(Kind::Directory).unwrap(), &registry);
     let steps = [
         Step::Import { file: 1, name: 0 },
         Step::Tag { source: 0, target: 1 },
@@ -259,8 +260,8 @@ fn condemned_model_stays_with_its_expired_record() {
         Step::Undelete { name: 0 },
     ];
     for step in steps {
-        pair.take(step);
-        pair.check();
+        store.take(step);
+        store.check();
     }
-    assert_eq!(pair.reached().trashed, 0);
+    assert_eq!(store.reached().trashed, 0);
 }

@@ -23,24 +23,24 @@ type Substitute = (&'static str, fn(&Path));
 const TAG: &str = "manifests/registry.ollama.ai/library/m/latest";
 
 /// A store with two models and one in the trash, and a directory outside it.
-struct Place {
+struct Fixture {
     folder: TempDir,
     blobd: Blobd,
 }
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
         let folder = tmpfs_directory();
         let blobd = Blobd::at_root(&folder.path().join("store"));
-        let place = Self { folder, blobd };
+        let fixture = Self { folder, blobd };
         for (seed, name) in [(1, "m"), (2, "n"), (3, "t")] {
-            let path = ModelFile::dense(seed).write_to(place.folder.path(), "model.gguf");
-            place.blobd.run(["import", "--name", name, path.to_str().unwrap()]).succeeds();
+            let path = ModelFile::dense(seed).write_to(fixture.folder.path(), "model.gguf");
+            fixture.blobd.run(["import", "--name", name, path.to_str().unwrap()]).succeeds();
         }
-        place.blobd.line("rm --keep 7d t").succeeds();
-        fs::create_dir(place.outside()).unwrap();
-        fs::write(place.outside().join("precious"), "years of work").unwrap();
-        place
+        fixture.blobd.line("rm --keep 7d t").succeeds();
+        fs::create_dir(fixture.outside()).unwrap();
+        fs::write(fixture.outside().join("precious"), "years of work").unwrap();
+        fixture
     }
 
     fn store(&self, name: &str) -> PathBuf {
@@ -89,50 +89,51 @@ fn fifo(path: &Path) {
 
 #[test]
 fn staging_that_is_a_link_is_not_emptied() {
-    let place = Place::new();
-    let before = (snapshot(&place.store("blobs")), snapshot(&place.outside()));
-    for target in [place.store("blobs"), place.outside()] {
-        place.with(
-            &place.store("staging"),
+    let fixture = Fixture::new();
+    let before = (snapshot(&fixture.store("blobs")), snapshot(&fixture.outside()));
+    for target in [fixture.store("blobs"), fixture.outside()] {
+        fixture.with(
+            &fixture.store("staging"),
             |path| symlink(&target, path).unwrap(),
-            |place| {
-                place.blobd.line("ls").succeeds();
-                let error = place.blobd.line("gc --json").exits_with(5).error();
+            |fixture| {
+                fixture.blobd.line("ls").succeeds();
+                let error = fixture.blobd.line("gc --json").exits_with(5).error();
                 assert!(error.message.contains("found a symbolic link"), "{error}");
             },
         );
     }
-    assert_eq!((snapshot(&place.store("blobs")), snapshot(&place.outside())), before);
+    assert_eq!((snapshot(&fixture.store("blobs")), snapshot(&fixture.outside())), before);
 }
 
 #[test]
 fn link_in_staging_is_removed_without_its_target() {
-    let place = Place::new();
-    let before = (snapshot(&place.store("blobs")), snapshot(&place.outside()));
-    fs::create_dir(place.store("staging/1-0")).unwrap();
+    let fixture = Fixture::new();
+    let before = (snapshot(&fixture.store("blobs")), snapshot(&fixture.outside()));
+    fs::create_dir(fixture.store("staging/1-0")).unwrap();
     for name in ["staging/link", "staging/1-0/link"] {
-        symlink(place.outside(), place.store(name)).unwrap();
+        symlink(fixture.outside(), fixture.store(name)).unwrap();
     }
-    symlink(place.store("blobs"), place.store("staging/blobs")).unwrap();
-    fifo(&place.store("staging/1-0/fifo"));
-    place.blobd.line("ls").succeeds();
-    assert_eq!(names(&place.store("staging")), [""; 0]);
-    assert_eq!((snapshot(&place.store("blobs")), snapshot(&place.outside())), before);
+    symlink(fixture.store("blobs"), fixture.store("staging/blobs")).unwrap();
+    fifo(&fixture.store("staging/1-0/fifo"));
+    fixture.blobd.line("ls").succeeds();
+    assert_eq!(names(&fixture.store("staging")), [""; 0]);
+    assert_eq!((snapshot(&fixture.store("blobs")), snapshot(&fixture.outside())), before);
 }
 
 #[test]
 fn collection_refuses_if_a_record_cannot_be_read() {
-    let place = Place::new();
-    let before = snapshot(&place.store("blobs"));
+    let fixture = Fixture::new();
+    let before = snapshot(&fixture.store("blobs"));
     let records = [
-        place.store(TAG),
-        place.only_in("trash"),
-        place.recipe(),
-        place.store("manifests"),
-        place.store("trash"),
+        fixture.store(TAG),
+        fixture.only_in("trash"),
+        fixture.recipe(),
+        fixture.store("manifests"),
+        fixture.store("trash"),
     ];
-    let more = ["recipes", "blobs", "manifests/registry.ollama.ai", "partial"].map(|name| place.store(name));
-    fs::create_dir_all(place.store("partial")).unwrap();
+    let more =
+        ["recipes", "blobs", "manifests/registry.ollama.ai", "partial"].map(|name| fixture.store(name));
+    fs::create_dir_all(fixture.store("partial")).unwrap();
     let substitutes: [Substitute; 3] =
         [("dangling link", dangles), ("FIFO", fifo), ("directory", |path| fs::create_dir(path).unwrap())];
     for path in records.iter().chain(&more) {
@@ -142,71 +143,71 @@ fn collection_refuses_if_a_record_cannot_be_read() {
             if what == "directory" && !is_file {
                 continue;
             }
-            place.with(path, substitute, |place| {
-                let run = place.blobd.line("gc --json");
+            fixture.with(path, substitute, |fixture| {
+                let run = fixture.blobd.line("gc --json");
                 assert_eq!(run.code, 5, "{} as {what}: {}", path.display(), run.text());
                 let (error, name) = (run.error(), path.file_name().unwrap().to_str().unwrap());
                 assert!(error.message.contains(name), "{} as {what}: {error}", path.display());
             });
         }
     }
-    assert_eq!(snapshot(&place.store("blobs")), before);
-    place.blobd.line("gc").succeeds();
-    assert_eq!(snapshot(&place.store("blobs")), before);
+    assert_eq!(snapshot(&fixture.store("blobs")), before);
+    fixture.blobd.line("gc").succeeds();
+    assert_eq!(snapshot(&fixture.store("blobs")), before);
 }
 
 #[test]
 fn collection_refuses_if_a_directory_is_missing() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let directories = ["manifests", "trash", "recipes", "blobs"];
-    let content = |place: &Place| directories.map(|name| snapshot(&place.store(name)));
-    let before = content(&place);
+    let content = |fixture: &Fixture| directories.map(|name| snapshot(&fixture.store(name)));
+    let before = content(&fixture);
     for name in directories {
-        place.with(
-            &place.store(name),
+        fixture.with(
+            &fixture.store(name),
             |_| (),
-            |place| {
+            |fixture| {
                 for line in ["gc --json", "gc --json --dry-run"] {
-                    let error = place.blobd.line(line).exits_with(5).error();
+                    let error = fixture.blobd.line(line).exits_with(5).error();
                     assert!(error.message.contains(&format!("{name}: missing")), "{line}: {error}");
                 }
-                let doctor = place.blobd.line("doctor --json");
+                let doctor = fixture.blobd.line("doctor --json");
                 assert!(doctor.text().contains(&format!("{name}: missing")), "{}", doctor.text());
-                assert!(!place.store(name).exists(), "{name} is not created again");
+                assert!(!fixture.store(name).exists(), "{name} is not created again");
             },
         );
     }
-    assert_eq!(content(&place), before);
-    place.blobd.line("gc").succeeds();
+    assert_eq!(content(&fixture), before);
+    fixture.blobd.line("gc").succeeds();
 }
 
 #[test]
 fn tag_that_is_a_link_is_listed_as_damaged() {
-    let place = Place::new();
-    place.with(&place.store(TAG), dangles, |place| {
-        let models = place.blobd.line("ls --json").succeeds().json();
+    let fixture = Fixture::new();
+    fixture.with(&fixture.store(TAG), dangles, |fixture| {
+        let models = fixture.blobd.line("ls --json").succeeds().json();
         let damage = models["models"].as_array().unwrap().iter().find(|model| model["name"] == "m:latest");
         let damage = damage.and_then(|model| model["damage"].as_str()).unwrap_or_default();
         assert!(damage.contains("symbolic link"), "{models}");
-        place.blobd.line("export n -o /dev/null").succeeds();
-        place.blobd.line("verify").exits_with(5);
+        fixture.blobd.line("export n -o /dev/null").succeeds();
+        fixture.blobd.line("verify").exits_with(5);
     });
 }
 
 /// For every kind of record, whether it is read, created or removed.
 #[test]
-fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
-    let place = Place::new();
-    place.blobd.line("pin m").succeeds();
-    let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
-    let pin = place.store("pins").join(TAG.strip_prefix("manifests/").unwrap());
+fn special_file_in_place_of_a_record_is_reported_with_its_path() {
+    let fixture = Fixture::new();
+    fixture.blobd.line("pin m").succeeds();
+    let blob = fixture.store("blobs").join(names(&fixture.store("blobs")).remove(0));
+    let pin = fixture.store("pins").join(TAG.strip_prefix("manifests/").unwrap());
     let lines = [
-        (place.store(TAG), ["show m", "tag m new --force", "history m"].as_slice()),
-        (place.recipe(), &["show m", "show n"]),
+        (fixture.store(TAG), ["show m", "tag m new --force", "history m"].as_slice()),
+        (fixture.recipe(), &["show m", "show n"]),
         (pin, &["pin m"]),
-        (place.only_in("trash"), &["undelete t"]),
+        (fixture.only_in("trash"), &["undelete t"]),
         (blob, &["tag m new --force", "tag n other --force"]),
-        (place.store("store.json"), &["ls"]),
+        (fixture.store("store.json"), &["ls"]),
     ];
     let substitutes: [Substitute; 4] = [
         ("a directory", |path| fs::create_dir(path).unwrap()),
@@ -217,11 +218,11 @@ fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
     for ((path, lines), (what, substitute)) in
         lines.iter().flat_map(|line| substitutes.iter().map(move |substitute| (line, substitute)))
     {
-        place.with(path, substitute, |place| {
-            let errors = lines.iter().map(|line| place.blobd.run(line.split(' ').chain(["--json"])));
+        fixture.with(path, substitute, |fixture| {
+            let errors = lines.iter().map(|line| fixture.blobd.run(line.split(' ').chain(["--json"])));
             // A record of the one model or of the other.
             let failed: Vec<_> = errors.filter(|run| run.code != 0).collect();
-            let _ = place.blobd.line("rm new other");
+            let _ = fixture.blobd.line("rm new other");
             assert!(!failed.is_empty(), "{}: {what}", path.display());
             for run in failed {
                 let error = run.exits_with(5).error();
@@ -239,16 +240,16 @@ fn what_is_in_the_place_of_a_record_is_named_with_its_path() {
 
 #[test]
 fn sparse_file_in_the_place_of_a_record_is_refused_without_being_read() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let sparse = |path: &Path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap();
     for (path, line, expected) in [
-        (place.store(TAG), "show m", "expected at most 4194304 bytes"),
-        (place.recipe(), "gc", "too long: expected at most 160 MiB, found 1.00 TiB"),
-        (place.only_in("trash"), "undelete t", "damaged record"),
-        (place.store("store.json"), "ls", "store.json"),
+        (fixture.store(TAG), "show m", "expected at most 4194304 bytes"),
+        (fixture.recipe(), "gc", "too long: expected at most 160 MiB, found 1.00 TiB"),
+        (fixture.only_in("trash"), "undelete t", "damaged record"),
+        (fixture.store("store.json"), "ls", "store.json"),
     ] {
-        place.with(&path, sparse, |place| {
-            let run = place.blobd.run(line.split(' ').chain(["--json"]));
+        fixture.with(&path, sparse, |fixture| {
+            let run = fixture.blobd.run(line.split(' ').chain(["--json"]));
             let error = run.error();
             assert!(error.message.contains(expected), "{}: {error}", path.display());
         });
@@ -257,27 +258,27 @@ fn sparse_file_in_the_place_of_a_record_is_refused_without_being_read() {
 
 #[test]
 fn files_of_the_store_that_are_links_are_not_written_through() {
-    let place = Place::new();
-    let outside = snapshot(&place.outside());
-    fs::create_dir_all(place.store("index")).unwrap();
-    let precious = place.outside().join("precious");
+    let fixture = Fixture::new();
+    let outside = snapshot(&fixture.outside());
+    fs::create_dir_all(fixture.store("index")).unwrap();
+    let precious = fixture.outside().join("precious");
     let names = ["lock", "reserve", "scrub.json", "scrub.json.new", "index/CLEAN.new", "index/CLEAN"];
     let ways: [fn(&Path, &Path); 2] =
         [|to, path| symlink(to, path).unwrap(), |to, path| fs::hard_link(to, path).unwrap()];
     for way in ways {
         for name in names {
-            let path = place.store(name);
+            let path = fixture.store(name);
             let had = fs::read(&path).ok();
             let _ = fs::remove_file(&path);
             way(&precious, &path);
             for line in ["ls", "gc", "rm nothing"] {
-                let _ = place.blobd.line(line);
+                let _ = fixture.blobd.line(line);
             }
             if name != "lock" {
-                let mut daemon = TestDaemon::start_at(&place.store(""), None);
+                let mut daemon = TestDaemon::start_at(&fixture.store(""), None);
                 daemon.stop();
             }
-            assert_eq!(snapshot(&place.outside()), outside, "{name}");
+            assert_eq!(snapshot(&fixture.outside()), outside, "{name}");
             let _ = fs::remove_file(&path);
             had.into_iter().for_each(|content| fs::write(&path, content).unwrap());
         }
@@ -286,35 +287,36 @@ fn files_of_the_store_that_are_links_are_not_written_through() {
 
 #[test]
 fn fifo_in_place_of_a_file_is_an_error_without_a_hang() {
-    let place = Place::new();
-    let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
-    let files = [place.store(TAG), place.recipe(), blob, place.store("store.json"), place.store("lock")];
+    let fixture = Fixture::new();
+    let blob = fixture.store("blobs").join(names(&fixture.store("blobs")).remove(0));
+    let files =
+        [fixture.store(TAG), fixture.recipe(), blob, fixture.store("store.json"), fixture.store("lock")];
     for path in &files {
-        place.with(path, fifo, |place| {
+        fixture.with(path, fifo, |fixture| {
             for line in ["ls", "gc --dry-run", "doctor", "show m", "verify", "export m -o /dev/null"] {
                 // A shorter time limit than that of a test.
                 let mut command = Command::new("timeout");
                 command.arg("60").arg(blobd_tests::programs::blobd()).args(line.split_whitespace());
-                place.blobd.prepare(&mut command);
+                fixture.blobd.prepare(&mut command);
                 let code = run(&mut command).code;
                 assert_ne!(code, 124, "{}: {line} hangs", path.display());
             }
         });
-        let quarantined = place.store("quarantine");
+        let quarantined = fixture.store("quarantine");
         assert!(fs::read_dir(&quarantined).map_or(0, Iterator::count) <= 1, "only the FIFO is quarantined");
     }
     for name in ["m", "n"] {
-        place.blobd.run(["export", name, "-o", "/dev/null"]).succeeds();
+        fixture.blobd.run(["export", name, "-o", "/dev/null"]).succeeds();
     }
 }
 
 #[test]
 fn daemon_stops_with_fifos_in_its_store() {
-    let place = Place::new();
-    let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
-    place.with(&blob, fifo, |place| {
-        place.with(&place.recipe(), fifo, |place| {
-            let mut daemon = TestDaemon::start_at(&place.store(""), None);
+    let fixture = Fixture::new();
+    let blob = fixture.store("blobs").join(names(&fixture.store("blobs")).remove(0));
+    fixture.with(&blob, fifo, |fixture| {
+        fixture.with(&fixture.recipe(), fifo, |fixture| {
+            let mut daemon = TestDaemon::start_at(&fixture.store(""), None);
             let _ = daemon.command().line("ls").succeeds();
             let _ = daemon.command().line("doctor");
             assert!(daemon.stop_within(std::time::Duration::from_secs(60)).is_some());
@@ -325,14 +327,14 @@ fn daemon_stops_with_fifos_in_its_store() {
 /// Each command mounts the store read-only in its own namespace.
 #[test]
 fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
-    let place = Place::new();
-    let root = place.store("");
+    let fixture = Fixture::new();
+    let root = fixture.store("");
     let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
     let wrapper = ["unshare", "--mount", "sh", "-c", script, root.to_str().unwrap()];
     let read_only = |line: &str| {
         let mut command = Command::new(wrapper[0]);
         command.args(&wrapper[1..]).arg(blobd_tests::programs::blobd()).args(line.split_whitespace());
-        place.blobd.prepare(&mut command);
+        fixture.blobd.prepare(&mut command);
         run(&mut command)
     };
     if read_only("--version").code != 0 {
@@ -344,7 +346,7 @@ fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
     let before = content();
     for without_lock in [false, true] {
         if without_lock {
-            fs::remove_file(place.store("lock")).unwrap();
+            fs::remove_file(fixture.store("lock")).unwrap();
         }
         for line in ["ls", "show m", "verify", "df", "doctor --json", "gc --dry-run", "export m -o /dev/null"]
         {
@@ -358,7 +360,7 @@ fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
             assert!(error.message.contains("store is read-only"), "{line}: {error}");
         }
     }
-    fs::write(place.store("lock"), "").unwrap();
+    fs::write(fixture.store("lock"), "").unwrap();
     assert_eq!(content(), before);
     let daemon = TestDaemon::start_at_under(&wrapper, &root, None);
     assert_eq!(daemon.client().models().unwrap().models.len(), 2);
@@ -373,30 +375,30 @@ fn store_without_permission_to_write_is_read() {
         println!("skipped: root may write anywhere");
         return;
     }
-    let place = Place::new();
+    let fixture = Fixture::new();
     let modes = |directory, lock| {
-        fs::set_permissions(place.store("lock"), fs::Permissions::from_mode(lock)).unwrap();
-        fs::set_permissions(place.store(""), fs::Permissions::from_mode(directory)).unwrap();
+        fs::set_permissions(fixture.store("lock"), fs::Permissions::from_mode(lock)).unwrap();
+        fs::set_permissions(fixture.store(""), fs::Permissions::from_mode(directory)).unwrap();
     };
     for lock in [0o400, 0o000] {
         modes(0o500, lock);
-        place.blobd.line("ls").succeeds();
-        place.blobd.line("export m -o /dev/null").succeeds();
-        let error = place.blobd.line("rm m --json").exits_with(1).error();
+        fixture.blobd.line("ls").succeeds();
+        fixture.blobd.line("export m -o /dev/null").succeeds();
+        let error = fixture.blobd.line("rm m --json").exits_with(1).error();
         assert_eq!(error.code, ErrorCode::ReadOnly, "{error}");
         modes(0o700, 0o600);
     }
-    place.blobd.line("rm m").succeeds();
+    fixture.blobd.line("rm m").succeeds();
 }
 
 #[test]
-fn unidentified_holder_is_reported_as_another_process() {
-    let place = Place::new();
+fn unknown_holder_of_the_lock_is_reported_as_another_process() {
+    let fixture = Fixture::new();
     for record in ["", r#"{"pid":47"#] {
-        fs::write(place.store("lock"), record).unwrap();
-        let lock = fs::File::open(place.store("lock")).unwrap();
+        fs::write(fixture.store("lock"), record).unwrap();
+        let lock = fs::File::open(fixture.store("lock")).unwrap();
         flock(&lock, FlockOperation::LockExclusive).unwrap();
-        let error = place.blobd.line("ls --json").exits_with(4).error();
+        let error = fixture.blobd.line("ls --json").exits_with(4).error();
         assert!(error.message.ends_with("held by another process"), "{error}");
     }
 }

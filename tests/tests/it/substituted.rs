@@ -23,7 +23,7 @@ fn replace_each(substitute: Substitute) {
     for user in User::all(substitute).iter().copied() {
         let template = Template::make(user);
         let entries = template.entries();
-        assert!(entries.len() > 30, "a store with a bit of everything: {entries:?}");
+        assert!(entries.len() > 30, "too few kinds of entries: {entries:?}");
         for entry in &entries {
             let replace = || replace_one(&template, user, entry, substitute);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(replace)) {

@@ -269,7 +269,7 @@ fn every_command_of_a_user_fails_with_the_state_of_the_service_and_creates_nothi
 }
 
 #[test]
-fn root_uses_the_systems_own_store_and_says_so_but_creates_no_other() {
+fn root_uses_the_systems_store_and_says_so_but_creates_none() {
     if !can_be_others() {
         return;
     }
@@ -295,7 +295,7 @@ fn root_uses_the_systems_own_store_and_says_so_but_creates_no_other() {
 
 /// The daemon's owner may have named it in the configuration; then it is not the system's default one.
 #[test]
-fn configured_socket_of_somebody_else_must_answer_and_an_own_one_need_not() {
+fn configured_socket_of_another_user_must_respond_and_an_own_one_need_not() {
     let script = "
         mkdir -m 755 /run/theirs; as_owner mkdir -p /tmp/home/.config/blobd /tmp/home/own
         for socket in /run/theirs/blobd.sock /tmp/home/own/blobd.sock; do

@@ -181,7 +181,7 @@ fn raw_bytes_and_files_are_written() {
 }
 
 #[test]
-fn one_expert_of_a_stack_is_a_tensor_of_its_own() {
+fn one_expert_of_a_stack_is_selected_like_a_tensor() {
     each_way(&model().bytes(), |blobd| {
         let line = "tensor m blk.0.ffn_up_exps.weight --expert";
         assert_eq!(blobd.line(&format!("{line} 1 --dump")).succeeds().stdout, [4, 5, 6, 7]);
@@ -291,7 +291,7 @@ fn types_of_forks_are_kept_shown_and_exported_but_not_converted() {
 }
 
 #[test]
-fn terminal_gets_no_raw_bytes() {
+fn raw_bytes_are_not_written_to_a_terminal() {
     let daemon = imported(&model().bytes());
     let mut command = std::process::Command::new("script");
     let line = format!("{} tensor m half --dump", blobd_tests::programs::blobd().display());

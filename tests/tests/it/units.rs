@@ -75,7 +75,7 @@ fn units_are_valid() {
 }
 
 #[test]
-fn services_of_the_system_expose_little() {
+fn system_services_have_a_low_exposure_level() {
     let units = Units::of("system");
     for service in units.paths.iter().filter(|path| path.extension().is_some_and(|kind| kind == "service")) {
         // Tenths: 0 is safe, 100 is a service without any restriction.
@@ -156,7 +156,7 @@ fn allowed_calls(unit: &str, groups: &str) -> BTreeSet<String> {
 
 /// `ps` did not show how much of a model is in memory, because the filter refused `mincore`.
 #[test]
-fn filter_of_the_daemon_allows_the_calls_that_it_makes() {
+fn system_call_filter_allows_the_calls_of_the_daemon() {
     let output = Command::new("systemd-analyze").args(["syscall-filter", "--no-pager"]).output();
     let Ok(output) = output.map_err(|error| println!("skipped: systemd-analyze cannot be run: {error}"))
     else {

@@ -94,7 +94,7 @@ fn import(blobd: &Blobd, model: &ModelFile, folder: &std::path::Path, name: &str
 }
 
 #[test]
-fn questions_of_the_page_are_answered_with_and_without_a_daemon() {
+fn requests_of_the_page_are_answered_with_and_without_a_daemon() {
     let daemon = TestDaemon::start();
     let folder = tmpfs_directory();
     for blobd in [daemon.command(), Blobd::at_root(&folder.path().join("store"))] {
@@ -125,7 +125,7 @@ fn questions_of_the_page_are_answered_with_and_without_a_daemon() {
 }
 
 #[test]
-fn nobody_gets_data_without_the_link() {
+fn data_is_refused_without_the_token_of_the_link() {
     let daemon = TestDaemon::start();
     let web = Web::start(&daemon.command());
     for key in ["", "0", &web.token] {
@@ -148,7 +148,7 @@ fn nobody_gets_data_without_the_link() {
 }
 
 #[test]
-fn page_says_that_the_daemon_does_not_answer() {
+fn page_shows_that_the_daemon_does_not_respond() {
     let mut daemon = TestDaemon::start();
     let web = Web::start(&daemon.command());
     let key = web.key();

@@ -1,5 +1,5 @@
-//! The shapes of responses are said once, in Rust: this test writes the types of docs/JSON.md, of the Python client and
-//! of the Go client from the sources, and compares them with the files.
+//! The shapes of responses are defined once, in Rust: this test writes the types of docs/JSON.md, of the Python client
+//! and of the Go client from the sources, and compares them with the files.
 //!
 //! `BLESS=1 cargo test -p blobd-tests --test types` writes the files. That the Rust types say what is printed is
 //! tested by `json_shapes`, which runs every command.
@@ -53,7 +53,7 @@ fn check(file: &str, expected: &str) {
             (None, None) => break,
             (found, expected) => assert!(
                 found == expected,
-                "{file}:{number}: not as the Rust types say:\n  expected: {}\n  found:    {}\n\
+                "{file}:{number}: differs from the Rust types:\n  expected: {}\n  found:    {}\n\
                  `BLESS=1 cargo test -p blobd-tests --test types` writes the file",
                 expected.unwrap_or("(the end of the file)"),
                 found.unwrap_or("(the end of the file)")

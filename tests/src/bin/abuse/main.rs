@@ -67,7 +67,7 @@ fn run(setup: &Setup) -> Outcome<ExitCode> {
         println!("abuse: skipped: {reason}");
         return Ok(ExitCode::SUCCESS);
     }
-    // First of all, because it restarts this program in a private mount namespace if possible.
+    // Comes first because it restarts this program in a private mount namespace if possible.
     let no_mounts = requirements::private_mounts();
     let mut report = Report::new(setup);
     if let Some(reason) = &no_mounts {
@@ -87,7 +87,7 @@ fn run_role(mut arguments: impl Iterator<Item = OsString>) -> Outcome<ExitCode> 
             let name = next()?.into_string().map_err(|name| format!("{name:?}: no such attack"))?;
             attacker::run(&name, next()?.into(), next()?.as_ref(), arguments.map(Into::into).collect())?;
         }
-        other => return Err(format!("--role {other:?}: witness or attacker expected").into()),
+        other => return Err(format!("--role: expected witness or attacker, found {other:?}").into()),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -99,12 +99,12 @@ impl Setup {
         let mut words =
             arguments.flat_map(|argument| argument.splitn(2, '=').map(str::to_owned).collect::<Vec<_>>());
         while let Some(word) = words.next() {
-            let mut value = || words.next().ok_or_else(|| format!("{word}: a value expected"));
+            let mut value = || words.next().ok_or_else(|| format!("{word}: expected a value, found none"));
             match word.as_str() {
                 "--seconds" => setup.duration = Duration::from_secs(value()?.parse()?),
                 "--only" => setup.only = Some(scenario::checked_name(value()?)?),
                 "--json" => setup.is_json = true,
-                _ => return Err(format!("{word}: {USAGE} expected").into()),
+                _ => return Err(format!("{word}: unknown option: expected {USAGE}").into()),
             }
         }
         Ok(setup)

@@ -32,7 +32,7 @@ pub(crate) fn checked_name(name: String) -> Outcome<String> {
         return Ok(name);
     }
     let names: Vec<_> = ATTACKS.iter().map(|attack| attack.name).chain([stop::NAME]).collect();
-    Err(format!("--only {name}: one of {} expected", names.join(", ")).into())
+    Err(format!("--only: expected one of {}, found {name}", names.join(", ")).into())
 }
 
 /// Runs all attacks that the options select.
@@ -125,7 +125,7 @@ impl Scenario {
         let has_ended = !self.environment.daemon.is_running();
         report.add([
             bounds::of_log(attack.name, attack.users.len(), log.len(), attacked_for),
-            Check::at_most(attack.name, "ends of the daemon", f64::from(u8::from(has_ended)), 0.0, "times"),
+            Check::at_most(attack.name, "exits of the daemon", f64::from(u8::from(has_ended)), 0.0, "times"),
         ]);
         report.add((attack.check_counts)(&counts));
         let (attack, what) = (attack.name.to_owned(), attack.what.to_owned());

@@ -124,7 +124,8 @@ pub(crate) fn run(socket: &Path, folder: PathBuf) -> Outcome<()> {
     });
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        let (command, number) = line.split_once(' ').ok_or("a command and a number expected")?;
+        let (command, number) =
+            line.split_once(' ').ok_or("expected a command and a number, found neither")?;
         match command {
             "phase" => measurements.phase.store(number.parse()?, Ordering::SeqCst),
             _ => println!("{}", serde_json::to_string(&measurements.report(number.parse()?))?),

@@ -56,7 +56,7 @@ const MEASUREMENTS: [(&str, Measurement); 9] = [
     ("touch", touch::run),
 ];
 
-/// Only taken with `--only`: one needs a million inodes and some minutes, the other mounts and drops the page
+/// Run only with `--only`: one needs a million inodes and some minutes, the other mounts and drops the page
 /// cache, which needs root.
 const ON_DEMAND: [(&str, Measurement); 2] = [("scale", scale::run), ("mount", mount::run)];
 
@@ -97,7 +97,7 @@ impl Setup {
                 Some(("--blobs", count)) => setup.blobs = Some(count.parse()?),
                 Some(("--models", count)) => setup.models = Some(count.parse()?),
                 Some(("--only", name)) => setup.only = Some(name.to_owned()),
-                _ => return Err(format!("{argument}: {USAGE} expected").into()),
+                _ => return Err(format!("{argument}: unknown option: expected {USAGE}").into()),
             }
         }
         if !setup.blobd.is_file() {

@@ -25,7 +25,7 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     std::fs::remove_file(&file)?;
     let (mut opened, mut plain) = (Series::default(), Series::default());
     let reference: Reference = "bench".parse()?;
-    // An import writes past the page cache.
+    // An import bypasses the page cache.
     for map in daemon.client()?.open(&reference)?.map_all()? {
         map.bytes().prefetch(Prefetch::Populate)?;
     }

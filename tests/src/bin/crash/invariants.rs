@@ -101,7 +101,7 @@ pub(crate) fn exported_models(blobd: &Blobd) -> Outcome<Contents> {
     Ok(contents)
 }
 
-/// The user and group whom the stores of these tests belong to. Their daemon runs as root.
+/// The user and group that own the stores of these tests. Their daemon runs as root.
 const OWNER: (u32, u32) = (65534, 65533);
 
 /// Creates the directory of a store that belongs to [`OWNER`], durably.
@@ -128,7 +128,7 @@ pub(crate) fn give_to_owner(path: &Path) -> Outcome<()> {
 
 /// I9.
 fn check_owners(root: &Path) -> Outcome<()> {
-    // Before the directory was durable, there is no store, and the daemon creates one of its own user.
+    // If the directory was not yet durable, there is no store, and the daemon creates one that belongs to its own user.
     let Ok(owner) = fs::symlink_metadata(root).map(|found| (found.uid(), found.gid())) else { return Ok(()) };
     let mut next = vec![root.to_path_buf()];
     while let Some(path) = next.pop() {

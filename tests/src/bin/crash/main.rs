@@ -86,7 +86,7 @@ fn main() -> ExitCode {
 fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
     let parts =
         || PARTS.iter().filter(|part| setup.parts.is_empty() || setup.parts.contains(&part.name.into()));
-    // First of all, because it may restart this program in a private mount namespace.
+    // Comes first because it may restart this program in a private mount namespace.
     let no_mounts = if parts().any(|part| part.takes_mounts) { requirements::mounts() } else { None };
     println!("crash tests, seed {}, Linux {}", setup.seed, kernel_release());
     for part in parts() {
@@ -116,9 +116,9 @@ impl Setup {
                 setup.parts.push(word);
                 continue;
             }
-            let value = words.next().ok_or_else(|| format!("{word}: {USAGE} expected"))?;
+            let value = words.next().ok_or_else(|| format!("{word}: has no value: expected {USAGE}"))?;
             let number = || value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"));
-            let unknown = || format!("{word} {value}: {USAGE} expected");
+            let unknown = || format!("{word} {value}: unknown option or value: expected {USAGE}");
             match word.as_str() {
                 "--seed" => setup.seed = u64::try_from(number()?)?,
                 "--states" => setup.states = number()?,

@@ -86,7 +86,7 @@ impl Drop for Recorder {
 const FILE_NAME: &str = "disk";
 const FILE: INodeNo = INodeNo(2);
 /// How long the kernel may cache attributes, which never change.
-const FOR_EVER: Duration = Duration::from_secs(1 << 20);
+const CACHE_LIFETIME: Duration = Duration::from_secs(1 << 20);
 
 struct DiskFile {
     disk: Arc<Mutex<Disk>>,
@@ -102,14 +102,14 @@ impl DiskFile {
 impl Filesystem for DiskFile {
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if name == FILE_NAME {
-            reply.entry(&FOR_EVER, &self.attributes(FILE), Generation(0));
+            reply.entry(&CACHE_LIFETIME, &self.attributes(FILE), Generation(0));
         } else {
             reply.error(Errno::ENOENT);
         }
     }
 
     fn getattr(&self, _request: &Request, inode: INodeNo, _file: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&FOR_EVER, &self.attributes(inode));
+        reply.attr(&CACHE_LIFETIME, &self.attributes(inode));
     }
 
     fn read(

@@ -74,7 +74,7 @@ impl SampleRegistry {
         self.break_after(sample, random.below(sample.size));
     }
 
-    /// The same in the middle of the file.
+    /// Makes the next pull of a model fail in the middle of the file.
     pub(crate) fn break_pull_in_the_middle(&self, sample: &Sample) {
         self.break_after(sample, sample.size / 2);
     }
@@ -130,7 +130,7 @@ impl Samples {
                 shared.push(registry.add(&format!("{family}-{number}"), model)?);
             }
         }
-        // An import writes the whole pages of such a tensor past the page cache.
+        // An import writes the whole pages of such a tensor with direct I/O, which bypasses the page cache.
         let mut direct = ModelFile::dense(4);
         direct.add_noise(4, "direct", GgmlType::I8, &[(4 << 20) + 5000]);
         shared.push(registry.add("direct", &direct)?);

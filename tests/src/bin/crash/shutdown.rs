@@ -22,7 +22,7 @@ use crate::samples::Samples;
 use crate::workload::{Clock, Worker};
 use crate::{Outcome, Setup, invariants};
 
-/// Clients that change the store, each a process per command.
+/// The number of clients that change the store. Each runs one command at a time, as a process.
 const WORKERS: usize = 3;
 /// The longest time from the start to the power cut.
 const LONGEST_LOAD_MS: usize = 400;

@@ -1,4 +1,4 @@
-//! `blobd log` with several conditions, and what it says about records that it leaves out.
+//! `blobd log` with several conditions, and its note about omitted records.
 
 use blobd_tests::daemon::TestDaemon;
 

@@ -44,7 +44,7 @@ fn check(daemon: &TestDaemon) -> Json {
 }
 
 #[test]
-fn full_disk_drops_records_and_no_requests_and_the_log_says_how_many() {
+fn full_disk_drops_records_but_no_requests_and_the_log_says_how_many() {
     let folder = tmpfs_directory();
     let Some((daemon, directory)) = daemon(folder.path()) else { return };
     let blobd = daemon.command();

@@ -1,4 +1,4 @@
-//! What one user cannot hide from the log, however many requests it makes.
+//! A user cannot hide a request from the log, however many requests it sends.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::super::access::{ADMIN, CONFIG, READER, Shared, can_be_others};
 use super::{records, results};
 
-/// Sends a request so often, which is refused each time.
+/// Sends a request `times` times; each is refused.
 fn refuse(shared: &Shared, request: &str, times: usize) {
     // In parts that fit a pipe: the responses are read when all requests of a part were written.
     for part in vec![request.to_owned(); times].chunks(100) {
@@ -64,7 +64,7 @@ fn refusals_are_counted_when_the_daemon_stops() {
 
 /// With a log of the smallest size, which such requests would fill many times.
 #[test]
-fn refusals_and_opens_do_not_push_changes_out_of_the_log() {
+fn refusals_and_opens_do_not_displace_changes_from_the_log() {
     if !can_be_others() {
         return;
     }

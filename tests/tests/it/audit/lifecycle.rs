@@ -71,7 +71,7 @@ fn reload_says_what_has_changed_and_what_needs_a_restart() {
 }
 
 #[test]
-fn log_that_is_switched_off_or_moved_says_so_and_when_it_is_switched_on() {
+fn log_that_is_switched_off_on_or_moved_records_that() {
     let folder = tmpfs_directory();
     let (root, moved) = (folder.path().join("store"), folder.path().join("moved"));
     let path = config(folder.path(), "");
@@ -100,7 +100,7 @@ fn log_that_is_switched_off_or_moved_says_so_and_when_it_is_switched_on() {
     eventual_records(&blobd, OF_DAEMON, &expected);
 }
 
-/// To carry a model away is not to run it.
+/// Copying a model is recorded as a use other than running it.
 #[test]
 fn record_says_what_a_model_was_opened_for() {
     let daemon = TestDaemon::start();
@@ -121,7 +121,7 @@ fn record_says_what_a_model_was_opened_for() {
 }
 
 #[test]
-fn journal_that_does_not_answer_keeps_nothing_from_the_log() {
+fn journal_that_does_not_respond_does_not_affect_the_log() {
     if std::path::Path::new("/run/systemd/journal/socket").exists() {
         println!("skipped: this machine has a journal");
         return;

@@ -1,4 +1,4 @@
-//! Which requests have records, with what, and who can read them.
+//! Which requests have records, what the records contain, and who can read them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,9 +19,9 @@ use super::super::access::{
 use super::super::protocol_violations;
 use super::{config, eventual_records, files, import, records, results};
 
-/// Also of requests that only read.
+/// Refused requests that only read are recorded too.
 #[test]
-fn every_request_that_is_refused_for_want_of_a_right_has_a_record() {
+fn every_request_that_is_refused_for_lack_of_a_right_has_a_record() {
     if !can_be_others() {
         return;
     }
@@ -41,7 +41,7 @@ fn every_request_that_is_refused_for_want_of_a_right_has_a_record() {
 }
 
 #[test]
-fn verb_or_user_that_does_not_exist_is_said() {
+fn unknown_verb_or_user_is_reported() {
     let daemon = TestDaemon::start();
     let blobd = daemon.command();
     let error = blobd.line("log --verb rmm --json").exits_with(2).error();
@@ -298,7 +298,7 @@ fn follower_sees_records_as_they_are_written_over_rotations() {
 }
 
 #[test]
-fn log_that_is_off_leaves_no_files_and_says_so() {
+fn disabled_log_leaves_no_files_and_says_so() {
     let folder = tmpfs_directory();
     let config = config(folder.path(), "[audit]\nenabled = false\n");
     let daemon = TestDaemon::start_at(&folder.path().join("store"), Some(&config));

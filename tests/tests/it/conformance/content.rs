@@ -14,7 +14,7 @@ use blobd_tests::verbs::Verbs;
 use super::import;
 use crate::layouts::layouts;
 
-pub(super) fn file_of_every_layout_comes_back_bit_for_bit(verbs: &impl Verbs) {
+pub(super) fn file_of_every_layout_is_exported_bit_for_bit(verbs: &impl Verbs) {
     let layouts = layouts();
     for (name, file) in &layouts {
         import(verbs, file, name);

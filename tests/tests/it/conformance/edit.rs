@@ -91,7 +91,7 @@ pub(super) fn edit_stores_a_header_and_shares_every_tensor(verbs: &impl Verbs) {
     }
 }
 
-pub(super) fn edited_model_needs_nothing_of_its_source(verbs: &impl Verbs) {
+pub(super) fn edited_model_does_not_need_its_source(verbs: &impl Verbs) {
     let model = ModelFile::separate_experts(1, 12);
     import(verbs, &model, "m");
     edit(verbs, "m", "n", vec![set("general.name", "another")]).unwrap();
@@ -130,7 +130,7 @@ pub(super) fn edit_does_not_replace_another_model_unless_forced(verbs: &impl Ver
     assert!(verbs.export("m").unwrap() == verbs.export("n").unwrap());
 }
 
-pub(super) fn edit_that_changes_nothing_is_the_source(verbs: &impl Verbs) {
+pub(super) fn edit_that_changes_nothing_results_in_the_source(verbs: &impl Verbs) {
     let model = ModelFile::dense(1).with("general.name", "x");
     let imported = import(verbs, &model, "m");
     let edited = edit(verbs, "m", "n", vec![set("general.name", "x")]).unwrap();
@@ -166,7 +166,7 @@ pub(super) fn edit_of_a_damaged_model_stores_nothing(verbs: &impl Verbs) {
     assert_eq!(verbs.list().unwrap().models.len(), 1);
 }
 
-pub(super) fn removal_of_an_absent_key_is_a_note(verbs: &impl Verbs) {
+pub(super) fn removal_of_an_absent_key_is_reported_as_a_note(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let edited = edit(verbs, "m", "n", vec![unset("absent"), set("a", "1")]).unwrap();
     assert_eq!(edited.changed.iter().map(|change| &change.key).collect::<Vec<_>>(), ["a"]);

@@ -97,7 +97,7 @@ pub(super) fn name_is_given_to_other_content_only_with_force(verbs: &impl Verbs)
     assert!(verbs.export("m").unwrap() == ModelFile::dense(2).bytes());
 }
 
-pub(super) fn replaced_model_comes_back_from_the_trash(verbs: &impl Verbs) {
+pub(super) fn replaced_model_can_be_restored_from_the_trash(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     replace(verbs, &ModelFile::dense(2), "m");
     assert_eq!(verbs.gc(false).unwrap().freed_bytes, 0, "a collection deletes nothing of it");

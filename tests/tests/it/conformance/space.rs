@@ -162,7 +162,7 @@ pub(super) fn unreadable_recipe_stops_collection(verbs: &impl Verbs) {
 }
 
 /// A file with neither blob nor recipe had a recipe, whose blobs are unknown.
-pub(super) fn missing_recipe_costs_no_blob(verbs: &impl Verbs) {
+pub(super) fn missing_recipe_loses_no_blob(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "good");
     let file = import(verbs, &ModelFile::dense(2), "bad").file.unwrap();
     fs::remove_file(verbs.root().join("recipes").join(format!("sha256-{}.json", file.to_hex()))).unwrap();
@@ -177,7 +177,7 @@ pub(super) fn missing_recipe_costs_no_blob(verbs: &impl Verbs) {
     assert!(verbs.gc(false).unwrap().deleted.is_empty());
 }
 
-pub(super) fn file_that_is_no_tag_stops_collection(verbs: &impl Verbs) {
+pub(super) fn file_that_is_not_a_tag_stops_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let orphan = add_orphan(verbs, b"an orphan");
     for place in ["manifests/saved-by-hand", "manifests/registry.ollama.ai/library/m/latest~"] {

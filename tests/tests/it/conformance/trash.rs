@@ -42,7 +42,7 @@ pub(super) fn model_in_the_trash_frees_nothing_and_survives_collections(verbs: &
     assert_eq!(check_blobs(verbs.root()), before);
 }
 
-pub(super) fn model_taken_out_of_the_trash_comes_back_bit_for_bit(verbs: &impl Verbs) {
+pub(super) fn model_restored_from_the_trash_is_exported_bit_for_bit(verbs: &impl Verbs) {
     let model = ModelFile::separate_experts(1, 12);
     let imported = import(verbs, &model, "Me/M:8B");
     verbs.move_to_trash(&["me/m:8b"], HOUR).unwrap();
@@ -158,7 +158,7 @@ pub(super) fn bytes_in_the_trash_are_reported_separately(verbs: &impl Verbs) {
     assert_eq!(verbs.usage().unwrap().trash_bytes, 0);
 }
 
-pub(super) fn removal_names_the_trash_as_a_keeper(verbs: &impl Verbs) {
+pub(super) fn removal_reports_that_the_trash_keeps_the_blobs(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     verbs.tag("m", "n").unwrap();
     verbs.move_to_trash(&["m"], HOUR).unwrap();
@@ -223,7 +223,7 @@ pub(super) fn damaged_record_does_not_hide_a_removal(verbs: &impl Verbs) {
     assert_eq!(trashed(verbs), ["a:latest", "c:latest"]);
 }
 
-pub(super) fn file_that_is_no_record_stops_collection(verbs: &impl Verbs) {
+pub(super) fn file_that_is_not_a_record_stops_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     verbs.move_to_trash(&["m"], HOUR).unwrap();
     let before = check_blobs(verbs.root());

@@ -206,7 +206,7 @@ fn every_command_works_on_a_model_that_names_a_file_twice() {
 }
 
 #[test]
-fn clashes_are_refused_before_anything_is_written_also_by_force() {
+fn clashing_paths_are_refused_before_anything_is_written_even_with_force() {
     for layers in [
         [(RAW, &b"one"[..], Some((TITLE, "model.bin"))), (RAW, b"two", Some((TITLE, "model.bin")))],
         [(RAW, b"one", Some((TITLE, "a"))), (RAW, b"two", Some((TITLE, "a/b")))],
@@ -224,7 +224,7 @@ fn clashes_are_refused_before_anything_is_written_also_by_force() {
 }
 
 #[test]
-fn links_and_other_files_in_the_folder_lead_nowhere() {
+fn links_in_the_target_folder_are_not_followed() {
     let two = [(RAW, &b"one"[..], Some((TITLE, "unet/m.bin"))), (RAW, b"two", Some((TITLE, "z.bin")))];
     let daemon = pulled(&two);
     let outside = disk_directory();
@@ -277,7 +277,7 @@ fn export_whose_second_file_fails_leaves_nothing() {
 }
 
 #[test]
-fn export_that_cannot_give_a_file_its_name_takes_back_the_others() {
+fn export_that_cannot_rename_a_file_removes_the_others() {
     let files = [(RAW, &b"one"[..], Some((TITLE, "a/one.bin"))), (RAW, b"two", Some((TITLE, "b/two.bin")))];
     let daemon = pulled(&files);
     let folder = disk_directory();

@@ -68,7 +68,7 @@ fn model_of_every_layout_keeps_its_tensors_at_another_alignment() {
 }
 
 #[test]
-fn big_endian_export_has_swapped_numbers_and_comes_back() {
+fn big_endian_export_has_swapped_numbers_and_can_be_imported() {
     let model = ModelFile::dense(1).with("answer", 42_u32);
     let daemon = daemon_with(&model);
     let big = export(&daemon.command(), &["--endian", "big"]);
@@ -229,7 +229,7 @@ fn options_that_do_not_fit_are_usage_errors_and_write_nothing() {
 }
 
 #[test]
-fn damaged_tensor_is_found_and_no_file_gets_its_name() {
+fn damaged_tensor_is_found_and_no_file_is_written() {
     let model = ModelFile::separate_experts(1, 12);
     let mut daemon = daemon_with(&model);
     daemon.stop();

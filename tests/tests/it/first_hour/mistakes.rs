@@ -1,4 +1,4 @@
-//! Mistakes, each with the answer that a person gets: what happened, and what to do next.
+//! Mistakes, each with the expected error: what happened, and what to do next.
 
 use super::user::Step;
 

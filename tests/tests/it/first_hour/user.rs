@@ -102,7 +102,7 @@ impl User {
         let (code, shown) = self.run(step.line);
         let missing = step.shows.iter().find(|expected| !shown.contains(**expected));
         let problem = match missing {
-            _ if code != step.code => format!("exit code {code}, {} expected", step.code),
+            _ if code != step.code => format!("exit code: expected {}, found {code}", step.code),
             Some(missing) => format!("{missing:?} is missing"),
             None => unreadable(&shown)?,
         };

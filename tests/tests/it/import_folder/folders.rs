@@ -112,7 +112,7 @@ fn refused(daemon: &TestDaemon, folder: &Path) -> String {
 }
 
 #[test]
-fn faults_of_a_folder_are_named_before_anything_is_read() {
+fn invalid_folders_are_reported_before_anything_is_read() {
     let daemon = TestDaemon::start();
     let (one, two) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
     let with = |name: &str, change: &dyn Fn(&mut ModelFolder)| {
@@ -189,7 +189,7 @@ fn nothing_outside_of_a_folder_is_read_and_special_files_are_named() {
 }
 
 #[test]
-fn folder_of_very_many_files_has_a_clear_result() {
+fn folder_with_too_many_files_is_refused() {
     let daemon = TestDaemon::start();
     let folder = ModelFolder::transformers(1).write_to(daemon.scratch().join("many"));
     fs::create_dir(folder.join("voices")).unwrap();

@@ -81,7 +81,7 @@ fn each_file_and_each_set_of_shards_is_a_model_with_its_projector() {
 }
 
 #[test]
-fn one_bad_model_of_a_folder_does_not_stop_the_others() {
+fn invalid_model_of_a_folder_does_not_stop_the_others() {
     let daemon = TestDaemon::start();
     let folder = folder(daemon.scratch());
     fs::remove_file(folder.join("see-Q8_0-00002-of-00002.gguf")).unwrap();

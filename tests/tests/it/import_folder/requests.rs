@@ -139,7 +139,7 @@ fn shards_of_a_gguf_file_are_one_model() {
 }
 
 #[test]
-fn bad_files_are_named_and_leave_nothing() {
+fn invalid_files_are_reported_and_leave_nothing() {
     let daemon = TestDaemon::start();
     let files = ModelFolder::transformers(1);
     let folder = files.write_to(daemon.scratch().join("tiny"));
@@ -223,7 +223,7 @@ fn read_until(stream: &mut impl std::io::Read, kind: &str) -> Frame {
 }
 
 #[test]
-fn client_that_sends_other_descriptors_than_are_wanted_loses_its_connection() {
+fn client_that_sends_unrequested_descriptors_is_disconnected() {
     let daemon = TestDaemon::start();
     let file = File::open("/proc/self/exe").unwrap();
     let paths: Vec<_> = (0..20).map(|number| number.to_string()).collect();
@@ -252,7 +252,7 @@ fn client_that_sends_other_descriptors_than_are_wanted_loses_its_connection() {
 }
 
 #[test]
-fn client_that_does_not_answer_is_dropped_and_one_that_goes_leaves_nothing() {
+fn client_that_does_not_respond_or_disconnects_leaves_nothing() {
     let daemon = TestDaemon::start();
     let files = ModelFolder::transformers(1);
     let body = serde_json::to_string(&list_of(&files, "tiny")).unwrap();

@@ -1,4 +1,4 @@
-//! Every command into its typical failures: one error on standard error, and nothing else.
+//! Typical failures of every command: one error on standard error, and nothing on standard output.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ const ABSENT: &[&str] = &[
     "exec -- /absent",
 ];
 
-/// Commands that are malformed, or cannot mean anything.
+/// Commands that are malformed or contradictory.
 const MISUSED: &[&str] = &[
     "show ..",
     "tensor moe blk.0.ffn_up_exps.weight --values 0..1000000000000",

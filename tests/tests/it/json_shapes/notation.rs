@@ -65,7 +65,7 @@ impl Types {
                     let name = parser.declaration();
                     parser.types.commands.extend(command_lines.drain(..).map(|line| (line, name.clone())));
                 }
-                other => panic!("`type` expected, {other:?} found in\n{block}"),
+                other => panic!("expected `type`, found {other:?} in\n{block}"),
             }
         }
         assert!(command_lines.is_empty(), "no type follows {command_lines:?}");
@@ -82,7 +82,7 @@ impl Types {
             Type::Object(members) => members.iter().collect(),
             Type::Named(name) => self.members(self.declared(name)),
             Type::All(parts) => parts.iter().flat_map(|part| self.members(part)).collect(),
-            other => panic!("an object expected, {other:?} found"),
+            other => panic!("expected an object, found {other:?}"),
         }
     }
 
@@ -195,7 +195,7 @@ impl Parser<'_> {
                 self.expect(')');
                 inner
             }
-            other => panic!("{}: a type expected, {other:?} found", self.path),
+            other => panic!("{}: expected a type, found {other:?}", self.path),
         }
     }
 
@@ -260,7 +260,7 @@ impl Parser<'_> {
     fn word(&mut self) -> String {
         match self.next() {
             Token::Word(word) => word,
-            other => panic!("{}: a name expected, {other:?} found", self.path),
+            other => panic!("{}: expected a name, found {other:?}", self.path),
         }
     }
 }

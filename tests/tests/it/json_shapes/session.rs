@@ -106,7 +106,7 @@ impl Session {
         let Shape { type_name, per_line } = self.document.shape(&form).clone();
         let text = run.text();
         let is_right = text.ends_with('\n') && (per_line || text.lines().count() == 1);
-        self.expect(run, is_right, || format!("lines of JSON expected: {text:?}"));
+        self.expect(run, is_right, || format!("expected lines of JSON, found {text:?}"));
         let mut last = Json::Null;
         for line in text.lines() {
             match parse_strictly(line) {
@@ -129,7 +129,9 @@ impl Session {
                 return self.expect(run, false, || format!("{error}: standard error: {}", run.stderr));
             }
         };
-        self.expect(run, run.stderr.lines().count() == 1, || format!("one line expected: {}", run.stderr));
+        self.expect(run, run.stderr.lines().count() == 1, || {
+            format!("expected one line, found {:?}", run.stderr)
+        });
         self.check_type(run, &failure, "Failure");
         let row = self.document.errors.iter().find(|row| row.code == code);
         let is_right = failure["error"]["code"] == code && Some(run.code) == row.map(|row| row.exit_code);

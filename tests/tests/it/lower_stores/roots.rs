@@ -109,8 +109,8 @@ impl Sample {
 /// Which file each name stands for.
 type Names = BTreeMap<&'static str, usize>;
 
-/// Two stores, and what they should have.
-struct Pair {
+/// A store above a lower one, and the expected content of both.
+struct CheckedStores {
     folder: TempDir,
     verbs: Option<InProcess>,
     above: Names,
@@ -118,7 +118,7 @@ struct Pair {
     is_mounted: bool,
 }
 
-impl Pair {
+impl CheckedStores {
     fn new() -> Self {
         let folder = tmpfs_directory();
         drop(InProcess::open(&folder.path().join("lower")));
@@ -319,8 +319,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn two_stores_do_what_two_maps_would(steps in proptest::collection::vec(step(), 1..24)) {
-        let mut pair = Pair::new();
+    fn stacked_stores_behave_like_two_maps(steps in proptest::collection::vec(step(), 1..24)) {
+        let mut pair = CheckedStores::new();
         for step in &steps {
             pair.take(step);
             pair.check();

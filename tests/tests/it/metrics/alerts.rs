@@ -1,5 +1,5 @@
-//! What alerts rely on: counters are there before their first event, and the state of the store is right when it is
-//! damaged.
+//! Conditions that alerts rely on: counters exist before their first event, and the state of the store is right when it
+//! is damaged.
 
 use std::fs;
 

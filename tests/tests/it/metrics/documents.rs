@@ -73,7 +73,7 @@ fn every_panel_of_the_dashboard_has_one_unit_that_fits_all_its_queries() {
 }
 
 #[test]
-fn dashboard_and_alerts_cover_what_an_administrator_must_not_miss() {
+fn dashboard_and_alerts_cover_all_important_metrics() {
     for name in
         ["blobd_store_writable", "blobd_lower_stores_unavailable", "blobd_scrub_success_timestamp_seconds"]
     {

@@ -55,7 +55,7 @@ fn port_of_loopback_has_metrics_and_health_and_nothing_else() {
 }
 
 #[test]
-fn requests_of_pages_of_other_sites_and_long_heads_are_refused() {
+fn requests_from_other_sites_and_long_heads_are_refused() {
     let (_daemon, address) = start();
     assert!(get(address, "/metrics", "evil.example").starts_with("HTTP/1.1 403"));
     let host = address.to_string();

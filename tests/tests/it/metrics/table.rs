@@ -1,16 +1,16 @@
-//! Each metric moves when its event happens: a table of events, and of the samples that each of them moves.
+//! A table of events, and of the samples whose values each event changes.
 
 use std::collections::BTreeSet;
 
 use blobd_tests::wait::eventually;
 
-use super::events::{self, World};
+use super::events::{self, Fixture};
 use super::samples::{Samples, documented, family};
 
-/// Something that happens, and the samples whose values are others afterwards.
+/// An event, and the samples whose values it changes.
 struct Event {
     what: &'static str,
-    happen: fn(&mut World),
+    happen: fn(&mut Fixture),
     moves: &'static [&'static str],
 }
 
@@ -140,7 +140,7 @@ const EVENTS: &[Event] = &[
         ],
     },
     Event {
-        what: "what nothing needs is collected",
+        what: "unneeded blobs are collected",
         happen: events::collect,
         moves: &["blobd_gc_runs_total", "blobd_gc_freed_bytes_total", "blobd_reclaimable_bytes"],
     },
@@ -170,12 +170,12 @@ const EVENTS: &[Event] = &[
         moves: &["blobd_scrub_success_timestamp_seconds"],
     },
     Event {
-        what: "a lower store is not there any more",
+        what: "a lower store becomes unavailable",
         happen: events::lose_lower_store,
         moves: &["blobd_lower_stores_unavailable"],
     },
     Event {
-        what: "a user tries something too often",
+        what: "a user exceeds the number of recorded refusals",
         happen: events::attempt_too_often,
         moves: &["blobd_audit_records_omitted_total{class=\"attempts\"}"],
     },
@@ -220,23 +220,23 @@ const STEADY: &[Steady] = &[
 ];
 
 #[test]
-fn every_metric_has_a_row_and_moves_when_its_event_happens() {
-    let mut world = World::new();
+fn every_metric_has_a_row_and_changes_with_its_event() {
+    let mut fixture = Fixture::new();
     for Event { what, happen, moves } in EVENTS {
-        let before = world.samples();
-        happen(&mut world);
+        let before = fixture.samples();
+        happen(&mut fixture);
         for sample in *moves {
-            let changed = || world.samples().value(sample) != before.value(sample);
+            let changed = || fixture.samples().value(sample) != before.value(sample);
             eventually(&format!("{what}: {sample} changes"), changed);
         }
         // Counters only grow, except that they begin again with a daemon.
         if *what != "the daemon is restarted" {
-            check_growth(what, moves, &before, &world.samples());
+            check_growth(what, moves, &before, &fixture.samples());
         }
     }
-    world.check_disk_bytes();
+    fixture.check_disk_bytes();
     for Steady { sample, least } in STEADY {
-        eventually(sample, || world.samples().value(sample) >= *least);
+        eventually(sample, || fixture.samples().value(sample) >= *least);
     }
 }
 
@@ -248,7 +248,7 @@ fn check_growth(what: &str, moves: &[&str], before: &Samples, after: &Samples) {
 }
 
 #[test]
-fn no_metric_is_without_a_row() {
+fn every_metric_has_a_row() {
     let moved = EVENTS.iter().flat_map(|event| event.moves).copied();
     let steady = STEADY.iter().map(|steady| steady.sample);
     let rows: BTreeSet<String> = moved.chain(steady).map(|sample| family(sample).to_owned()).collect();

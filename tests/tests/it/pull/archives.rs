@@ -373,7 +373,7 @@ fn weights_in_a_compressed_archive_are_stored_unpacked() {
 }
 
 #[test]
-fn damaged_model_of_a_compressed_archive_is_mended_by_another_pull() {
+fn damaged_model_of_a_compressed_archive_is_repaired_by_another_pull() {
     let kit = Kit::new();
     let model = ModelFile::dense_of(1, 2, 256);
     kit.offer(KIT_GZIP, &gzip(&tar(&[("tiny.gguf", &model.bytes())])));

@@ -88,7 +88,7 @@ fn faulty_responses_for_a_file_are_refused() {
 
 /// The digest shows that the bytes are right, whatever the response says about them.
 #[test]
-fn untrue_headers_do_no_harm_to_right_bytes() {
+fn wrong_headers_do_not_affect_correct_bytes() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     for path in ["/manifests/", "/cdn/"] {
         check(&daemon, &model, path, ALWAYS, Fault::Gzip, &[0]);
@@ -99,7 +99,7 @@ fn untrue_headers_do_no_harm_to_right_bytes() {
 
 /// A server that accepts ranges and sends nothing of them is asked for the whole file.
 #[test]
-fn way_is_changed_after_two_attempts_without_progress() {
+fn ranges_are_given_up_after_two_attempts_without_progress() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     for first in [0, 1] {
         check(&daemon, &model, "/cdn/", ALWAYS, Fault::EmptyRange(first), &[0]);
@@ -130,7 +130,7 @@ fn permanent_faults_end_with_an_error() {
 
 /// A fault in a small file must not discard the downloaded weights.
 #[test]
-fn small_file_is_asked_for_again() {
+fn small_file_is_requested_again() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     for file in [&b"{{ .Prompt }}"[..], super::CONFIG] {
         let digest = blobd_tests::oracle::sha256(file);
@@ -150,7 +150,7 @@ fn every_file_of_a_model_is_verified() {
 }
 
 #[test]
-fn faults_do_no_harm_without_redirects_either() {
+fn faults_are_handled_without_redirects() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     for delivery in [BlobDelivery::Direct, BlobDelivery::RelativeLocation] {
         for fault in [Fault::FlipByte(5000), Fault::CutAfter(5000), Fault::ExtraBytes(9), Fault::WebPage] {
@@ -164,7 +164,7 @@ fn faults_do_no_harm_without_redirects_either() {
 
 /// A failed pull neither deletes nor changes stored models.
 #[test]
-fn failed_pull_leaves_other_models_alone() {
+fn failed_pull_does_not_affect_other_models() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     let registry = registry_with(&model);
     let name = registry.name("library/tiny:latest");

@@ -6,7 +6,7 @@ use blobd_tests::command::{Blobd, Run};
 use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::oracle::sha256;
 use blobd_tests::registry::{FakeRegistry, Fault};
-use blobd_tests::store_dir::{check_blobs, check_empty, forget_downloads};
+use blobd_tests::store_dir::{check_blobs, check_empty, remove_downloads};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -132,7 +132,7 @@ fn shards_are_pulled_together_by_file_and_by_quantisation() {
 }
 
 #[test]
-fn missing_quantisation_is_answered_with_the_available_ones() {
+fn missing_quantisation_is_reported_with_the_available_ones() {
     let registry = FakeRegistry::start().unwrap();
     registry.add_repository("me/x", COMMIT, &[("x-Q4_K_M.gguf", b"GGUF"), ("x-Q8_0.gguf", b"GGUF")]);
     let commands = Commands::with_hub(&registry);
@@ -166,7 +166,7 @@ fn file_at_hugging_face_that_is_not_what_was_listed_is_refused() {
             "{fault:?}: {}",
             run.stderr
         );
-        forget_downloads(&commands.root());
+        remove_downloads(&commands.root());
         check_empty(&commands.root());
     }
 }
@@ -263,7 +263,7 @@ fn faulty_responses_of_a_web_server_are_refused() {
         assert!(run.error().message.len() < 500, "{fault:?}: {}", run.stderr);
         registry.clear_faults();
         // The received bytes of a file with an ETag are kept.
-        forget_downloads(&commands.root());
+        remove_downloads(&commands.root());
         check_empty(&commands.root());
     }
     let error = commands.run(&["pull", "http://models.example.invalid/m/tiny.gguf"]).exits_with(2).error();

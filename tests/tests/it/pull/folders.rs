@@ -170,7 +170,7 @@ fn pulled_folder_is_the_model_that_an_import_of_the_files_makes() {
 }
 
 #[test]
-fn patterns_choose_exactly_the_files_that_match() {
+fn patterns_select_exactly_the_matching_files() {
     let (_registry, commands) = hub(&files());
     let done = last_line(commands.run(&[
         "pull",
@@ -231,7 +231,7 @@ fn tag_chooses_gguf_and_the_plain_name_the_folder() {
 
 /// A repository with adapters or other loose weights beside GGUF models stays one of GGUF models.
 #[test]
-fn loose_safetensors_beside_gguf_are_not_the_model() {
+fn safetensors_beside_gguf_files_are_not_part_of_the_model() {
     let gguf = ModelFile::dense(1).bytes();
     let (_registry, commands) = hub(&[("a.safetensors", safetensors(1)), ("x-Q8_0.gguf", gguf)]);
     let done = last_line(commands.run(&["pull", NAME]));
@@ -239,7 +239,7 @@ fn loose_safetensors_beside_gguf_are_not_the_model() {
 }
 
 #[test]
-fn file_that_is_not_what_git_calls_it_is_refused_and_nothing_is_kept() {
+fn file_with_a_wrong_git_object_name_is_refused_and_nothing_is_kept() {
     let (registry, commands) = hub(&files());
     registry.add_fault("/config.json", 9, Fault::FlipByte(3));
     let error = commands.run(&["pull", NAME]).exits_with(1).error();
@@ -259,7 +259,7 @@ fn file_that_is_not_what_git_calls_it_is_refused_and_nothing_is_kept() {
 
 /// Small repositories have weights in git itself.
 #[test]
-fn weights_in_git_are_compared_with_its_name_for_them_and_not_requested_again() {
+fn weights_in_git_are_verified_by_their_object_name_and_not_requested_again() {
     let weights = safetensors(1);
     let (registry, commands) = hub(&[("config.json", b"{}".to_vec())]);
     let entry = |path: &str, bytes: &[u8]| json!({ "type": "file", "oid": GitId::of(bytes).to_string(), "size": bytes.len(), "path": path });
@@ -280,7 +280,7 @@ fn weights_in_git_are_compared_with_its_name_for_them_and_not_requested_again() 
 
 /// Part of a model is not a newer version of the model, whoever pulls it.
 #[test]
-fn part_of_a_model_does_not_replace_the_model_unasked() {
+fn part_of_a_model_does_not_replace_the_whole_model_unless_forced() {
     let (_registry, commands) = hub(&files());
     commands.run(&["pull", NAME]).succeeds();
     commands.run(&["pull", NAME, "--exclude", "*.md"]).exits_with(4);
@@ -297,7 +297,7 @@ fn part_of_a_model_does_not_replace_the_model_unasked() {
 }
 
 #[test]
-fn paths_that_cannot_be_files_are_named() {
+fn invalid_paths_in_a_repository_are_reported() {
     let twins = [
         ("model.safetensors", safetensors(1)),
         ("README.md", b"# A".to_vec()),

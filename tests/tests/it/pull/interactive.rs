@@ -159,7 +159,7 @@ fn progress_resumes_after_a_killed_daemon_and_never_decreases() {
 }
 
 #[test]
-fn file_that_is_there_already_is_shown_as_such() {
+fn stored_file_is_shown_as_stored() {
     let (daemon, model) = (TestDaemon::start(), large());
     let registry = registry_with(&model);
     let name = registry.name("library/tiny:latest");
@@ -171,7 +171,7 @@ fn file_that_is_there_already_is_shown_as_such() {
 }
 
 #[test]
-fn limit_is_shown_set_and_lifted_while_a_pull_runs() {
+fn limit_is_shown_set_and_removed_while_a_pull_runs() {
     const SLOWLY: Duration = Duration::from_secs(3);
     let (daemon, model) = (TestDaemon::start(), large());
     let registry = registry_with(&model);
@@ -281,7 +281,7 @@ fn json_and_quiet_have_no_lines_of_progress() {
 }
 
 #[test]
-fn lines_of_progress_go_on_while_nothing_arrives() {
+fn lines_of_progress_continue_while_nothing_arrives() {
     let (folder, model) = (tmpfs_directory(), large());
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", usize::MAX, Fault::StallAfter(300_000, Duration::from_secs(600)));

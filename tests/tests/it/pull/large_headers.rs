@@ -32,7 +32,7 @@ fn registry_of(models: u8, model: &[u8]) -> (FakeRegistry, Vec<String>) {
 }
 
 #[test]
-fn many_pulls_of_models_with_large_headers_at_once_keep_within_the_memory_and_all_end() {
+fn concurrent_pulls_of_models_with_large_headers_stay_within_the_memory_limit() {
     let (registry, names) = registry_of(4, &model_with_large_header(HEADER_MIB));
     // So that all headers arrive at the same time.
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(4 << 20, Duration::from_millis(20)));

@@ -99,7 +99,7 @@ fn json_that_is_too_deep_or_too_long_is_refused() {
 
 /// In ollama#15485, the configuration counted as verified if a layer had the same digest.
 #[test]
-fn configuration_and_layer_may_be_one_file() {
+fn configuration_and_layer_may_be_the_same_file() {
     let daemon = TestDaemon::start();
     let registry = FakeRegistry::start().unwrap();
     registry.add_blob(CONFIG);
@@ -138,7 +138,7 @@ fn malformed_gguf_is_refused_although_its_digest_is_right() {
 }
 
 #[test]
-fn empty_layers_and_several_split_layers_are_fine() {
+fn empty_layers_and_several_split_layers_are_accepted() {
     let daemon = TestDaemon::start();
     let registry = FakeRegistry::start().unwrap();
     let mut projector = ModelFile::empty();

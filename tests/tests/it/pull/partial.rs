@@ -8,7 +8,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::registry::{FakeRegistry, Fault};
-use blobd_tests::store_dir::{check_empty, check_rows, forget_downloads, names, staged};
+use blobd_tests::store_dir::{check_empty, check_rows, names, remove_downloads, staged};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
@@ -150,7 +150,7 @@ fn unknown_download_is_not_found_and_none_is_dropped() {
     let kept = blobd.line("partial rm --older-than 1d --json").succeeds().json();
     assert_eq!(kept["removed"], Json::Array(Vec::new()), "it is not old: {kept}");
     assert_eq!(downloads(&blobd).len(), 1);
-    forget_downloads(daemon.root());
+    remove_downloads(daemon.root());
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn components(commands: &Commands, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn sidecars_are_never_the_model() {
+fn sidecars_are_never_chosen_as_the_model() {
     let (_registry, commands, files) =
         repository(&["imatrix_made.gguf", "mtp-zeta.gguf", "zeta-UD-IQ1_S.gguf"]);
     let done = last_line(commands.run(&["pull", "hf.co/me/x-GGUF", "--no-draft"]));
@@ -100,7 +100,7 @@ fn files_that_are_not_gguf_are_refused_with_what_they_are() {
 
 /// The hub's registry chooses by other rules.
 #[test]
-fn list_of_files_decides_and_not_what_the_registry_serves() {
+fn list_of_files_takes_precedence_over_the_registry() {
     let (registry, commands, files) =
         repository(&["Step-I-Compact.gguf", "Step-Compact.gguf", "imatrix.gguf"]);
     for (tag, wrong) in [("Compact", 0), ("latest", 2)] {
@@ -248,7 +248,7 @@ fn damaged_component_is_fetched_again_from_the_repository() {
 }
 
 #[test]
-fn links_with_escapes_lead_to_their_files() {
+fn links_with_percent_escapes_lead_to_their_files() {
     let paths = ["my dir/a-Q4_K_M.gguf", "100%25/é[1]#+.gguf"];
     let (_registry, commands, files) = repository(&paths);
     for (link, number) in [

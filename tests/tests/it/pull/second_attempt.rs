@@ -85,13 +85,13 @@ fn range_that_was_damaged_once_is_corrected_by_a_second_download_and_reported() 
     let is_said = |line: &Json| line["status"].as_str().unwrap().ends_with(" again: wrong digest");
     assert!(run.json_lines().iter().any(is_said), "the progress says why it starts again");
     let (served, size) = (registry.bytes_served(), size(&model));
-    assert!(served <= 2 * size + 4096, "{served}, twice {size} expected");
+    assert!(served <= 2 * size + 4096, "bytes served: expected twice {size}, found {served}");
     let log = daemon.log();
     assert!(log.contains(&format!("differing_bytes=1 ranges=\"{PLACE}+1\"")), "{log}");
 }
 
 #[test]
-fn corrected_file_is_explained_to_people_and_nothing_is_said_of_others() {
+fn corrected_file_is_explained_and_other_files_are_not_mentioned() {
     let model = large();
     let registry = registry_with(&model);
     flip(&registry, &model, 1, PLACE);
@@ -143,12 +143,12 @@ fn file_that_is_wrong_at_its_source_is_downloaded_twice_and_no_more() {
     assert!(error.message.contains(&sender(&registry)), "{error}");
     assert!(error.hint.as_deref().unwrap().contains("publisher"), "{error}");
     let (served, size) = (registry.bytes_served(), size(&model));
-    assert!(served <= 2 * size + 4096, "{served}, twice {size} expected");
+    assert!(served <= 2 * size + 4096, "bytes served: expected twice {size}, found {served}");
     check_nothing_but_downloads(&daemon.command(), daemon.root());
 }
 
 #[test]
-fn file_that_is_damaged_differently_each_time_is_an_error_that_says_so() {
+fn file_that_is_damaged_differently_each_time_is_reported_as_such() {
     let (daemon, model) = (TestDaemon::start(), large());
     let registry = registry_with(&model);
     flip(&registry, &model, 1, PLACE);
@@ -223,7 +223,7 @@ fn server_without_ranges_sends_the_file_a_second_time() {
 
 /// The second download continues after a kill: what has arrived again is not requested a third time.
 #[test]
-fn killed_second_download_is_resumed_and_still_knows_the_differences() {
+fn killed_second_download_is_resumed_with_the_recorded_differences() {
     let (mut daemon, model) = (TestDaemon::start(), large());
     let registry = registry_with(&model);
     flip(&registry, &model, 1, 1 << 20);
@@ -271,7 +271,7 @@ fn two_pulls_of_a_damaged_file_share_both_downloads() {
     }
     assert_eq!(reports, 1, "the pull that has downloaded it");
     let (served, size) = (registry.bytes_served(), size(&model));
-    assert!(served <= 2 * size + 4096, "{served}, twice {size} expected");
+    assert!(served <= 2 * size + 4096, "bytes served: expected twice {size}, found {served}");
     assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes());
 }
 

@@ -25,7 +25,7 @@ fn closed_port() -> String {
 }
 
 #[test]
-fn mirrors_are_asked_in_order_until_one_has_it() {
+fn mirrors_are_tried_in_order_until_one_has_the_model() {
     let model = ModelFile::dense(1);
     let (empty, full) = (FakeRegistry::start().unwrap(), registry_with(&model));
     let config = |bases: &[String]| format!("[mirrors]\n\"registry.ollama.ai\" = {bases:?}\n");
@@ -49,7 +49,7 @@ fn mirrors_are_asked_in_order_until_one_has_it() {
 
 /// The tags that there are help more than the mirror that is down, which is in the hint.
 #[test]
-fn tags_of_one_mirror_are_named_although_another_is_down() {
+fn nearest_tags_of_one_mirror_are_reported_although_another_is_down() {
     let tagged = registry_with(&ModelFile::dense(1));
     offer(&tagged, "library/tiny:8b-q4", &ModelFile::dense(1).bytes());
     tagged.add_page(
@@ -147,7 +147,7 @@ fn model_stored_under_another_name_of_hugging_face_is_found() {
 }
 
 #[test]
-fn missing_tag_is_answered_with_the_nearest_names() {
+fn missing_tag_is_reported_with_the_nearest_names() {
     let registry = registry_with(&ModelFile::dense(1));
     offer(&registry, "library/tiny:8b-q4", &ModelFile::dense(1).bytes());
     let daemon = TestDaemon::start();
@@ -228,7 +228,7 @@ fn asked_with(variable: &str, value: &str) -> (Vec<String>, String) {
 }
 
 #[test]
-fn proxies_in_every_form_are_used_and_nothing_goes_past_them() {
+fn proxies_in_every_form_are_used_for_all_connections() {
     for (variable, value, expected) in [
         ("ALL_PROXY", "socks5h://PROXY", "SOCKS5 registry.invalid:443"),
         ("all_proxy", "socks://PROXY/", "SOCKS5 registry.invalid:443"),

@@ -12,7 +12,7 @@ use super::registry_with;
 
 const ALWAYS: usize = usize::MAX;
 /// Longer than any test may take.
-const FOR_EVER: Duration = Duration::from_secs(3600);
+const LONG_PAUSE: Duration = Duration::from_secs(3600);
 
 /// So many bytes per second on each connection.
 fn slow(bytes_per_second: usize) -> Fault {
@@ -92,7 +92,7 @@ fn stalled_connection_is_reported_and_replaced() {
         let daemon = daemon_with("[transfer]\nstall_timeout_seconds = 3\nmax_connections = 1\n");
         let registry = registry_with(&model);
         registry.add_fault("/cdn/", earlier, slow(10 << 20));
-        registry.add_fault("/cdn/", 1, Fault::StallAfter(sent, FOR_EVER));
+        registry.add_fault("/cdn/", 1, Fault::StallAfter(sent, LONG_PAUSE));
         let lines = pull(&daemon, &registry, &model, &[]);
         let waits = waits(&lines);
         let reported =
@@ -120,7 +120,7 @@ fn range_of_a_stalled_connection_is_taken_over_by_the_others() {
     let model = ModelFile::dense_of(1, 2, 512);
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", 2, slow(2 << 20));
-    registry.add_fault("/cdn/", 1, Fault::StallAfter(700_000, FOR_EVER));
+    registry.add_fault("/cdn/", 1, Fault::StallAfter(700_000, LONG_PAUSE));
     registry.add_fault("/cdn/", ALWAYS, slow(2 << 20));
     let lines = pull(&daemon, &registry, &model, &[]);
     let (served, size) = (registry.bytes_served(), model.bytes().len() as u64);
@@ -129,7 +129,7 @@ fn range_of_a_stalled_connection_is_taken_over_by_the_others() {
 }
 
 #[test]
-fn slow_connection_that_never_pauses_is_not_given_up() {
+fn slow_connection_without_pauses_is_kept() {
     let daemon = daemon_with("[transfer]\nstall_timeout_seconds = 3\nmax_connections = 1\n");
     let model = ModelFile::dense(1);
     let registry = registry_with(&model);

@@ -176,7 +176,7 @@ impl Drop for ThirdPartyRegistry {
 }
 
 #[test]
-fn models_of_a_real_registry_come_back_bit_for_bit() {
+fn models_pulled_from_a_real_registry_are_exported_bit_for_bit() {
     let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
     let daemon = TestDaemon::start();
     let weights = ModelFile::dense(1).bytes();
@@ -215,7 +215,7 @@ fn write_layout(directory: &Path, (manifest_type, config_type, layers): Form<'_>
 }
 
 #[test]
-fn model_pushed_by_skopeo_comes_back_bit_for_bit() {
+fn model_pushed_by_skopeo_is_exported_bit_for_bit() {
     let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
     let (daemon, folder) = (TestDaemon::start(), tmpfs_directory());
     let weights = ModelFile::dense(1).bytes();

@@ -100,7 +100,7 @@ fn range_far_slower_than_the_others_is_requested_again() {
 
 /// The vocabulary is most of the header. One stored model has the same vocabulary; others differ in one word.
 #[test]
-fn known_part_of_a_siblings_header_is_not_fetched() {
+fn stored_part_of_a_siblings_header_is_not_fetched() {
     let (daemon, model) = (TestDaemon::start(), vocabulary_model("a", 20_000));
     let registry = registry_with(&model);
     pull(&daemon, &registry, &model);
@@ -245,7 +245,7 @@ fn check_one_transfer(pulls: Vec<Child>, registry: &FakeRegistry, model: &ModelF
 }
 
 #[test]
-fn two_users_cause_one_transfer_and_both_see_it() {
+fn pulls_of_two_users_share_one_transfer_and_both_see_its_progress() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", ALWAYS, slow(8 << 20));
@@ -269,7 +269,7 @@ fn pull_waiting_for_another_uses_no_permit_and_sees_the_progress() {
 }
 
 #[test]
-fn waiting_pull_without_a_limit_lifts_the_limit_of_the_transfer() {
+fn waiting_pull_without_a_limit_removes_the_limit_of_the_transfer() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     let name = registry.name("library/tiny:latest");

@@ -105,7 +105,7 @@ fn changed_file_is_fetched_and_its_version_replaces_the_older_one() {
 }
 
 #[test]
-fn server_that_ignores_the_condition_is_recognised_by_what_it_says() {
+fn server_that_ignores_the_condition_is_recognised_by_its_validators() {
     let model = ModelFile::dense(1);
     let case = Case::with(&model, &[("ETag", "\"1\"")]);
     case.check_fetched("m", &model);
@@ -127,7 +127,7 @@ fn weak_missing_and_recent_validators_are_not_trusted() {
 
 /// A server may use one version for two contents. What is stored decides.
 #[test]
-fn file_that_is_not_whole_in_the_store_is_fetched_although_its_version_is_the_same() {
+fn incomplete_file_is_fetched_although_its_version_is_unchanged() {
     let (old, new) = (ModelFile::dense(1), ModelFile::dense(2));
     let case = Case::with(&old, &[("ETag", "\"1\"")]);
     case.check_fetched("m", &old);

@@ -108,7 +108,7 @@ fn resumed_pull_reserves_the_rest_beside_what_it_has() {
 }
 
 #[test]
-fn model_from_the_trash_is_its_users_again_although_another_had_its_name() {
+fn model_from_the_trash_is_charged_to_its_user_again() {
     if !can_be_others() {
         return;
     }
@@ -131,7 +131,7 @@ fn model_from_the_trash_is_its_users_again_although_another_had_its_name() {
 }
 
 #[test]
-fn charges_with_the_audit_log_are_what_the_disk_has() {
+fn charges_and_the_audit_log_add_up_to_the_disk_usage() {
     if !can_be_others() {
         return;
     }
@@ -145,7 +145,7 @@ fn charges_with_the_audit_log_are_what_the_disk_has() {
 }
 
 #[test]
-fn dry_run_knows_what_the_quota_of_the_user_leaves() {
+fn dry_run_reports_what_the_quota_of_the_user_leaves() {
     if !can_be_others() {
         return;
     }

@@ -4,7 +4,7 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::world::Pair;
+use super::checked_store::CheckedStore;
 
 /// The kind of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Refusal {
     ];
 }
 
-impl Pair<'_> {
+impl CheckedStore<'_> {
     /// Damages a file while the daemon is down, so that it has no undamaged copy in memory, and removes a
     /// model. Kills the daemon again before the damage is repaired, because it would collect at an unknown
     /// time.
@@ -59,7 +59,7 @@ impl Pair<'_> {
 
     /// The file and its new content; no content if it is to be deleted.
     fn damage(&self, refusal: Refusal, name: usize) -> Option<(PathBuf, Option<Vec<u8>>)> {
-        let root = &self.place.root;
+        let root = &self.location.root;
         let some = b"{".to_vec();
         let (path, damaged) = match refusal {
             Refusal::Manifest => (self.manifest_of(name)?, Some(some)),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use blobd_tests::filler::free_bytes;
 
-use super::place::Place;
+use super::location::StoreLocation;
 
 /// The directories in which a collection frees bytes.
 pub(super) const COLLECTED: [&str; 5] = ["blobs/", "recipes/", "trash/", "staging/", "partial/"];
@@ -31,14 +31,14 @@ pub(super) struct DiskSnapshot {
 impl DiskSnapshot {
     /// Waits until the free and the allocated bytes add up: a file that was removed or replaced occupies its
     /// blocks until every program has closed it.
-    pub(super) fn of(place: &Place) -> Self {
+    pub(super) fn of(location: &StoreLocation) -> Self {
         const LIMIT: Duration = Duration::from_secs(10);
         let started = Instant::now();
         loop {
-            let before = Self::look(&place.root);
-            let free = place.capacity.map(|_| free_bytes(&place.root));
-            let adds_up = free.is_none_or(|free| Some(free + before.all()) == place.capacity);
-            if (adds_up || started.elapsed() > LIMIT) && Self::look(&place.root) == before {
+            let before = Self::look(&location.root);
+            let free = location.capacity.map(|_| free_bytes(&location.root));
+            let adds_up = free.is_none_or(|free| Some(free + before.all()) == location.capacity);
+            if (adds_up || started.elapsed() > LIMIT) && Self::look(&location.root) == before {
                 return Self { free, ..before };
             }
         }

@@ -9,24 +9,27 @@ use blobd_client::protocol::space::{DiskUsage, UsageKind};
 use blobd_tests::store_dir::check_rows;
 use serde_json::Value as Json;
 
+use super::checked_store::{CheckedStore, NAMES};
 use super::disk_snapshot::DiskSnapshot;
 use super::needs::{Content, file_and_blobs};
-use super::world::{NAMES, Pair};
 
 /// Bytes by kind, and by the model's name or the download's file.
 type Rows = BTreeMap<(UsageKind, String), u64>;
 
-impl Pair<'_> {
+impl CheckedStore<'_> {
     /// Asserts that the rows of `df` add up to what `du` reports, and that each is what the model of the store says.
     pub(super) fn check_rows(&self, on_disk: &DiskSnapshot) {
-        let usage = check_rows(&self.place.root, || self.client.disk_usage());
+        let usage = check_rows(&self.location.root, || self.client.disk_usage());
         let expected = self.expected_rows(on_disk);
         for (key, bytes) in found_rows(&usage) {
             // The daemon writes to these at any time, and the sum is checked already.
             let is_fixed = [UsageKind::Index, UsageKind::Audit, UsageKind::Directories, UsageKind::Reserve]
                 .contains(&key.0);
             let expected = expected.get(&key).copied().unwrap_or_default();
-            assert!(is_fixed || bytes == expected, "{key:?}: {bytes} bytes, {expected} expected: {usage:#?}");
+            assert!(
+                is_fixed || bytes == expected,
+                "{key:?}: expected {expected} bytes, found {bytes}: {usage:#?}"
+            );
         }
     }
 
@@ -56,8 +59,8 @@ impl Pair<'_> {
     }
 
     fn download_keeps(&self, file: &str) -> Content {
-        match self.place.root.join(format!("recipes/{file}.json")).exists() {
-            true => file_and_blobs(&self.place.root, file),
+        match self.location.root.join(format!("recipes/{file}.json")).exists() {
+            true => file_and_blobs(&self.location.root, file),
             false => Content::new(),
         }
     }
@@ -65,17 +68,17 @@ impl Pair<'_> {
     /// The row of any other file, or of a directory that is not in the root.
     fn purpose(&self, path: &str) -> (UsageKind, String) {
         let (top, rest) = path.split_once('/').unwrap_or((path, ""));
-        let is_dir = self.place.root.join(path).is_dir();
+        let is_dir = self.location.root.join(path).is_dir();
         let kind = match top {
             "partial" if rest.starts_with("sha256-") => {
                 let file = rest.split('/').next().unwrap_or_default();
-                if is_abandoned(&self.place.root.join("partial").join(file)) {
+                if is_abandoned(&self.location.root.join("partial").join(file)) {
                     UsageKind::Unneeded
                 } else {
                     return (UsageKind::Download, file.to_owned());
                 }
             }
-            "trash" if is_expired(&self.place.root.join(path)) => UsageKind::Unneeded,
+            "trash" if is_expired(&self.location.root.join(path)) => UsageKind::Unneeded,
             "trash" => UsageKind::Trash,
             // No transaction is in progress.
             "staging" => UsageKind::Unneeded,

@@ -43,7 +43,7 @@ fn verify_concurrently(daemon: &TestDaemon, arguments: &[&str]) -> Vec<Json> {
 }
 
 #[test]
-fn models_removed_and_imported_meanwhile_are_no_damage() {
+fn concurrent_removals_and_imports_are_not_reported_as_damage() {
     let daemon = TestDaemon::start();
     import(&daemon, &ModelFile::dense(1), "m");
     let reported = verify_concurrently(&daemon, &[]);

@@ -1,4 +1,4 @@
-//! Damage on the disk under a correct page cache, which a verification through the page cache does not find.
+//! Damage on the disk while the page cache is correct: a verification through the page cache would not find it.
 //! Needs root, a loop device and ext4; skipped without them.
 
 use std::fs::{self, File};

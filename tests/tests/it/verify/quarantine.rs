@@ -33,7 +33,7 @@ fn blob_that_was_replaced_is_shown_with_its_models_and_deleted_on_request() {
     assert_eq!(names(&quarantine(&daemon)).len(), 1, "nothing else deletes it");
     assert!(daemon.command().line("df").succeeds().text().contains("`blobd gc --quarantine` frees it"));
     let doctor = daemon.command().line("doctor").text();
-    assert!(doctor.contains("of replaced ones are in quarantine"), "{doctor}");
+    assert!(doctor.contains("of blobs that were replaced are in quarantine"), "{doctor}");
 
     let planned = daemon.command().line("gc --quarantine --dry-run --json").succeeds().json();
     let item = &planned["deleted"][0];

@@ -179,7 +179,7 @@ fn unreachable_registry_is_reported() {
 }
 
 #[test]
-fn origin_of_another_model_with_the_tensor_is_used() {
+fn tensor_is_repaired_from_the_origin_of_another_model() {
     let pulled = Pulled::new(ModelFile::dense(1));
     // The same tensors, imported under a name that sorts first; its origin is not a registry.
     let sibling =

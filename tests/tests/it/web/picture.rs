@@ -1,4 +1,4 @@
-//! Pictures of the browser: decoded, and compared by what holds with any font.
+//! Screenshots: decodes them, and compares what does not depend on fonts.
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -191,7 +191,7 @@ fn drawn(lines: &[&str]) -> Picture {
 }
 
 #[test]
-fn tiles_are_told_from_lines_and_letters() {
+fn tiles_are_distinguished_from_lines_and_letters() {
     let picture = drawn(&[
         "aaaa|bbbb", //
         "axxa|bbbb",
@@ -206,7 +206,7 @@ fn tiles_are_told_from_lines_and_letters() {
 }
 
 #[test]
-fn pictures_differ_by_the_share_of_pixels() {
+fn difference_of_pictures_is_the_share_of_differing_pixels() {
     let (one, other) = (drawn(&["aaaa", "zzzz"]), drawn(&["aaaa", "zzaz"]));
     assert!((one.difference(&other) - 0.125).abs() < 1e-9);
     assert!(one.difference(&one.clone()) < 1e-9);

@@ -1,4 +1,4 @@
-//! Every route of the daemon, asked by clients that read nothing of the response, or a little at a time.
+//! Every route of the daemon, requested by clients that read nothing of the response, or a little at a time.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ use crate::context::AttackContext;
 /// Connections for each route: of clients that read nothing, and of slow ones.
 const UNREAD: usize = 16;
 const SLOW: usize = 4;
-/// The same for each of several users.
+/// The numbers for each user if several attack.
 const UNREAD_OF_EACH: usize = 8;
 const SLOW_OF_EACH: usize = 2;
 

@@ -7,7 +7,7 @@ use crate::context::AttackContext;
 const NAME: &str = "together";
 
 pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
-    // Those of several users are not for one process.
+    // An attack by several users needs several processes.
     let single = ATTACKS.iter().filter(|attack| attack.users.len() == 1);
     let names = single.map(|attack| attack.name).filter(|name| *name != NAME);
     let prepared: Outcome<Vec<Begin>> =

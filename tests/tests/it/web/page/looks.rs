@@ -1,4 +1,4 @@
-//! How the page looks: what holds on every machine, whatever its fonts are.
+//! The look of the page, as far as it does not depend on the fonts of the machine.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,11 @@ pub(super) fn check_treemap(browser: &mut Browser, least: usize) {
     let tiles = picture.tiles(12);
     // The lines between them take some pixels. Of those between the two limits, some may be too small.
     let [sure, possible] = [16, 12].map(|side| count(browser, &rectangles(side)));
-    assert!((sure..=possible).contains(&tiles.len()), "{} tiles, {sure} to {possible} expected", tiles.len());
+    assert!(
+        (sure..=possible).contains(&tiles.len()),
+        "tiles: expected {sure} to {possible}, found {}",
+        tiles.len()
+    );
     assert!(tiles.len() >= least, "{} tiles", tiles.len());
     // Of one model, of several, and the rest.
     let colours = BTreeSet::from_iter(&tiles);

@@ -1,4 +1,4 @@
-//! No name loses its content unasked, whichever verbs set it; what a pull replaces comes back from the trash.
+//! No verb changes the content of a name unless asked to; what a pull replaces can be restored from the trash.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use blobd_tests::registry::FakeRegistry;
 use proptest::prelude::*;
 
 const MODEL: &str = "application/vnd.ollama.image.model";
-/// Few, so that they meet each other.
+/// Few names, so that steps conflict.
 const NAMES: [&str; 4] = ["a:latest", "b:latest", "hf.co/me/c:q", "d:Q4_0"];
 const FOLDERS: [&str; 3] = ["x", "y", "x/y"];
 const FILES: [&str; 4] = ["d-Q4_0.gguf", "d.Q4_0.gguf", "a.gguf", "ä.gguf"];
@@ -79,7 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct World {
+struct Fixture {
     daemon: TestDaemon,
     client: Client,
     registry: FakeRegistry,
@@ -90,13 +90,13 @@ struct World {
 /// What a name means and which source it follows.
 type Names = BTreeMap<String, (Digest, Option<String>)>;
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         let daemon = TestDaemon::start();
         let (client, registry) = (daemon.client(), FakeRegistry::start().unwrap());
-        let world = Self { daemon, client, registry, contents: BTreeMap::new() };
-        (0..3).for_each(|source| world.publish(source, 1));
-        world
+        let fixture = Self { daemon, client, registry, contents: BTreeMap::new() };
+        (0..3).for_each(|source| fixture.publish(source, 1));
+        fixture
     }
 
     fn publish(&self, source: usize, seed: u64) {
@@ -119,7 +119,7 @@ impl World {
         models.into_iter().map(|model| (model.name, (model.digest, model.follows))).collect()
     }
 
-    /// Refusals are as good as success: the names show what has happened.
+    /// A step may be refused: the names show what has happened.
     fn take(&self, step: &Step) {
         let reference = |name: usize| -> Reference { NAMES[name].parse().unwrap() };
         let client = &self.client;
@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    /// All that is in the trash comes back bit for bit.
+    /// Restores everything in the trash and compares it bit for bit.
     fn restore_all(&self) {
         while let Some(trashed) = self.client.trash().unwrap().models.pop() {
             let reference = format!("{}@{}", trashed.name, trashed.digest).parse().unwrap();
@@ -217,14 +217,14 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 64, ..ProptestConfig::with_cases(12) })]
 
     #[test]
-    fn no_verb_changes_what_a_name_means_unless_it_is_asked_to(steps in prop::collection::vec(step(), 1..24)) {
-        let mut world = World::new();
+    fn no_verb_changes_the_content_of_a_name_unless_asked_to(steps in prop::collection::vec(step(), 1..24)) {
+        let mut fixture = Fixture::new();
         for step in &steps {
-            let before = world.names();
-            world.take(step);
-            world.check(step, &before);
-            world.learn();
+            let before = fixture.names();
+            fixture.take(step);
+            fixture.check(step, &before);
+            fixture.learn();
         }
-        world.restore_all();
+        fixture.restore_all();
     }
 }

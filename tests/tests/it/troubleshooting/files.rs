@@ -8,20 +8,20 @@ use super::Situation;
 
 pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
-        did: "importing a file that is not there",
+        did: "importing a file that does not exist",
         command: "blobd import absent.gguf",
-        run: |place| place.run(&["import", "absent.gguf"]),
+        run: |fixture| fixture.run(&["import", "absent.gguf"]),
         code: 3,
         happened: "absent.gguf",
         why: "No such file or directory",
         to_do: "check the path",
     },
     Situation {
-        did: "importing a file that is no model",
+        did: "importing a file that is not a model",
         command: "blobd import notes.txt",
-        run: |place| {
-            place.write("notes.txt", "buy milk");
-            place.run(&["import", "notes.txt"])
+        run: |fixture| {
+            fixture.write("notes.txt", "buy milk");
+            fixture.run(&["import", "notes.txt"])
         },
         code: 1,
         happened: "notes.txt",
@@ -31,10 +31,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "importing an incomplete file",
         command: "blobd import half.gguf",
-        run: |place| {
+        run: |fixture| {
             let bytes = ModelFile::dense(1).bytes();
-            place.write("half.gguf", &bytes[..bytes.len() / 2]);
-            place.run(&["import", "half.gguf"])
+            fixture.write("half.gguf", &bytes[..bytes.len() / 2]);
+            fixture.run(&["import", "half.gguf"])
         },
         code: 1,
         happened: "half.gguf: gguf",
@@ -44,9 +44,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "importing a folder without a model",
         command: "blobd import models/",
-        run: |place| {
-            fs::create_dir(place.path("models")).unwrap();
-            place.run(&["import", "models"])
+        run: |fixture| {
+            fs::create_dir(fixture.path("models")).unwrap();
+            fixture.run(&["import", "models"])
         },
         code: 1,
         happened: "models: folder",
@@ -56,9 +56,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "exporting onto a file that exists",
         command: "blobd export m -o notes.txt",
-        run: |place| {
-            place.write("notes.txt", "buy milk");
-            place.with_models(&["m"]).run(&["export", "m", "-o", "notes.txt"])
+        run: |fixture| {
+            fixture.write("notes.txt", "buy milk");
+            fixture.with_models(&["m"]).run(&["export", "m", "-o", "notes.txt"])
         },
         code: 4,
         happened: "notes.txt",
@@ -66,9 +66,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
         to_do: "--force replaces it; -o names another file",
     },
     Situation {
-        did: "exporting into a directory that is not there",
+        did: "exporting into a directory that does not exist",
         command: "blobd export m -o absent/m.gguf",
-        run: |place| place.with_models(&["m"]).run(&["export", "m", "-o", "absent/m.gguf"]),
+        run: |fixture| fixture.with_models(&["m"]).run(&["export", "m", "-o", "absent/m.gguf"]),
         code: 3,
         happened: "absent/m.gguf",
         why: "No such file or directory",

@@ -4,9 +4,9 @@ use super::Situation;
 
 pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
-        did: "a model that is not there",
+        did: "a model that does not exist",
         command: "blobd rm llama3:8b",
-        run: |place| place.run(&["rm", "llama3:8b"]),
+        run: |fixture| fixture.run(&["rm", "llama3:8b"]),
         code: 3,
         happened: "model llama3:8b: not in the store",
         why: "not in the store",
@@ -15,7 +15,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a mistyped name",
         command: "blobd rm lama3",
-        run: |place| place.with_models(&["llama3"]).run(&["rm", "lama3"]),
+        run: |fixture| fixture.with_models(&["llama3"]).run(&["rm", "lama3"]),
         code: 3,
         happened: "model lama3:latest: not in the store",
         why: "not in the store",
@@ -24,7 +24,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a path in place of a name",
         command: "blobd pull ./model.gguf",
-        run: |place| place.run(&["pull", "./model.gguf"]),
+        run: |fixture| fixture.run(&["pull", "./model.gguf"]),
         code: 2,
         happened: "\"./model.gguf\": is a path of this machine",
         why: "expected the name of a model or a URL",
@@ -33,7 +33,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a pattern for a command that takes one model",
         command: "blobd show 'llama*'",
-        run: |place| place.with_models(&["llama3", "llama2"]).run(&["show", "llama*"]),
+        run: |fixture| fixture.with_models(&["llama3", "llama2"]).run(&["show", "llama*"]),
         code: 2,
         happened: "llama*: matches 2 models",
         why: "expected one",
@@ -42,9 +42,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "removing a pinned model",
         command: "blobd rm llama3",
-        run: |place| {
-            place.with_models(&["llama3"]).run(&["pin", "llama3"]);
-            place.run(&["rm", "llama3"])
+        run: |fixture| {
+            fixture.with_models(&["llama3"]).run(&["pin", "llama3"]);
+            fixture.run(&["rm", "llama3"])
         },
         code: 7,
         happened: "model llama3:latest",
@@ -54,7 +54,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a name that is taken",
         command: "blobd rename a b",
-        run: |place| place.with_models(&["a", "b"]).run(&["rename", "a", "b"]),
+        run: |fixture| fixture.with_models(&["a", "b"]).run(&["rename", "a", "b"]),
         code: 4,
         happened: "model b:latest: exists already",
         why: "exists already",
@@ -63,7 +63,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a model that is not in the trash",
         command: "blobd undelete llama3",
-        run: |place| place.run(&["undelete", "llama3"]),
+        run: |fixture| fixture.run(&["undelete", "llama3"]),
         code: 3,
         happened: "model llama3:latest: not in the trash",
         why: "not in the trash",
@@ -72,16 +72,16 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a mistyped tensor",
         command: "blobd tensor m token_embed.weight",
-        run: |place| place.with_models(&["m"]).run(&["tensor", "m", "token_embed.weight"]),
+        run: |fixture| fixture.with_models(&["m"]).run(&["tensor", "m", "token_embed.weight"]),
         code: 3,
         happened: "model m:latest",
         why: "no tensor \"token_embed.weight\"",
         to_do: "the most similar names are",
     },
     Situation {
-        did: "an unfinished download that is not there",
+        did: "an unfinished download that does not exist",
         command: "blobd partial rm llama3:8b",
-        run: |place| place.run(&["partial", "rm", "llama3:8b"]),
+        run: |fixture| fixture.run(&["partial", "rm", "llama3:8b"]),
         code: 3,
         happened: "llama3:8b: no unfinished download",
         why: "no unfinished download has this name or ID",

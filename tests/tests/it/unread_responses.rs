@@ -65,7 +65,7 @@ impl Store {
 }
 
 #[test]
-fn unread_responses_to_all_requests_keep_within_memory_and_threads() {
+fn unread_responses_to_all_requests_stay_within_memory_and_thread_limits() {
     let store = Store::start();
     let pid = store.daemon.pid();
     let requests = store.requests();
@@ -87,7 +87,7 @@ fn unread_responses_to_all_requests_keep_within_memory_and_threads() {
     assert!(peak < MEMORY_BYTES, "{} MiB", peak >> 20);
     assert!(most < THREADS, "{most} threads");
     drop(unread);
-    eventually("nothing is counted when the clients have gone", || {
+    eventually("no memory is counted after the clients have disconnected", || {
         store.in_use("memory_bytes") == 0 && store.in_use("lasting_connections") == 0
     });
     let heads = store.daemon.client().heads(&"heads".parse().unwrap()).unwrap();
@@ -96,7 +96,7 @@ fn unread_responses_to_all_requests_keep_within_memory_and_threads() {
 
 /// The longest of each request is refused or done soon, and those that need no memory of it are answered meanwhile.
 #[test]
-fn longest_request_of_each_route_is_answered_soon_and_delays_no_other() {
+fn longest_request_of_each_route_is_answered_quickly_and_delays_no_other() {
     const OF_ANOTHER: Duration = Duration::from_secs(5);
     const LONGEST: Duration = Duration::from_secs(20);
     // With a short header: otherwise requests wait for the memory of a long one.

@@ -56,7 +56,7 @@ impl Drop for Holder {
 
 /// A daemon and the location of its store.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct StoreLocation {
     /// Declared before the mount, so that it is dropped first.
     pub(super) daemon: TestDaemon,
     /// The store as this process sees it.
@@ -67,7 +67,7 @@ pub(super) struct Place {
     _holder: Option<Holder>,
 }
 
-impl Place {
+impl StoreLocation {
     /// `None` if this kind is not available here.
     pub(super) fn make(kind: Kind) -> Option<Self> {
         let folder = if kind == Kind::Ext4 { disk_directory() } else { tmpfs_directory() };

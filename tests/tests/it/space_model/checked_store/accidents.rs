@@ -1,18 +1,18 @@
-//! What happens to files of a store without blobd: damage, files of others, old downloads.
+//! Changes of a store that blobd does not make: damage, foreign files, old downloads.
 
 use std::fs::{self, File};
 use std::time::{Duration, SystemTime};
 
 use blobd_tests::store_dir::flip_byte;
 
-use super::Pair;
+use super::CheckedStore;
 use crate::space_model::damage;
 
-impl Pair<'_> {
+impl CheckedStore<'_> {
     pub(super) fn flip(&mut self, blob: usize) {
         let Some(path) = self.blob(blob) else { return };
         self.is_damaged = true;
-        let path = self.place.root.join(path);
+        let path = self.location.root.join(path);
         let length = fs::metadata(&path).unwrap().len();
         if length > 0 {
             flip_byte(&path, length / 2);
@@ -22,7 +22,7 @@ impl Pair<'_> {
     pub(super) fn truncate(&mut self, blob: usize) {
         let Some(path) = self.blob(blob) else { return };
         self.is_damaged = true;
-        let path = self.place.root.join(path);
+        let path = self.location.root.join(path);
         let length = fs::metadata(&path).unwrap().len();
         // Root can write despite the mode; an ordinary owner has to change it.
         damage::change(&path, |file| file.set_len(length / 2).unwrap());
@@ -32,20 +32,20 @@ impl Pair<'_> {
     pub(super) fn lose(&self, blob: usize) {
         let Some(path) = self.blob(blob) else { return };
         if !self.names.values().any(|needs| needs.files.contains(&path)) {
-            fs::remove_file(self.place.root.join(path)).unwrap();
+            fs::remove_file(self.location.root.join(path)).unwrap();
         }
     }
 
     /// Adds a file that is not blobd's.
-    pub(super) fn add_foreign(&self, place: usize, pages: usize) {
+    pub(super) fn add_foreign(&self, location: usize, pages: usize) {
         const PLACES: [&str; 6] = ["", "blobs", "recipes", "partial", "quarantine/of an admin", "blobs/a/b"];
-        let directory = self.place.root.join(PLACES[place % PLACES.len()]);
+        let directory = self.location.root.join(PLACES[location % PLACES.len()]);
         fs::create_dir_all(&directory).unwrap();
         fs::write(directory.join("notes.txt"), orphan(pages)).unwrap();
     }
 
     pub(super) fn plant(&self, directory: &str, name: &str, pages: usize) {
-        let path = self.place.root.join(directory).join(name);
+        let path = self.location.root.join(directory).join(name);
         // An earlier step may have planted it, and `verify --repair` makes files of the store read-only.
         let _ = fs::remove_file(&path);
         fs::write(path, orphan(pages)).unwrap();
@@ -54,7 +54,7 @@ impl Pair<'_> {
     pub(super) fn age_downloads(&self) {
         const WEEKS: Duration = Duration::from_secs(15 * 86400);
         for name in self.downloads() {
-            let path = self.place.root.join("partial").join(name).join("journal");
+            let path = self.location.root.join("partial").join(name).join("journal");
             // A download that failed before the first byte has none.
             if let Ok(journal) = File::options().write(true).open(path) {
                 journal.set_modified(SystemTime::now() - WEEKS).unwrap();

@@ -103,7 +103,7 @@ fn df_says_who_opened_a_model_last() {
 
 /// A model stays open after its name was given to another one.
 #[test]
-fn open_model_is_not_mistaken_for_another_one_that_has_its_name_now() {
+fn open_model_is_not_mistaken_for_the_current_model_of_its_name() {
     let daemon = TestDaemon::start();
     import(&daemon, &model(&[1]), "e");
     let reader = Reader::open(&daemon.socket(), "e");

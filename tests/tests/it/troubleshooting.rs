@@ -1,4 +1,4 @@
-//! Wrong invocations, configurations and situations. Each is answered with what happened, why, and what to do.
+//! Failing commands. The error of each says what happened, why, and what to do next.
 //!
 //! The tables in the modules below are also `docs/TROUBLESHOOTING.md`: `BLESS=1` writes it.
 
@@ -6,8 +6,8 @@ mod command_line;
 mod configuration;
 mod daemon;
 mod files;
+mod fixture;
 mod models;
-mod place;
 mod registries;
 mod store;
 
@@ -16,17 +16,17 @@ use std::{env, fs};
 
 use blobd_tests::command::Run;
 
-use self::place::Place;
+use self::fixture::Fixture;
 use crate::documents::with_contents;
 
-/// A situation, and what must be said in it.
+/// A failing command, and what its error must contain.
 struct Situation {
-    /// What somebody did, or what is broken.
+    /// What the user did wrong, or what is broken.
     did: &'static str,
     /// The command as a person types it, for the document.
     command: &'static str,
     /// Sets the situation up and runs the command.
-    run: fn(&Place) -> Run,
+    run: fn(&Fixture) -> Run,
     code: i32,
     /// Parts of what is printed: what happened, why, and what to do.
     happened: &'static str,
@@ -34,7 +34,7 @@ struct Situation {
     to_do: &'static str,
 }
 
-/// Situations that have something in common.
+/// Situations of one kind.
 struct Group {
     title: &'static str,
     situations: &'static [Situation],
@@ -51,9 +51,9 @@ const GROUPS: [Group; 7] = [
 ];
 
 impl Situation {
-    /// What is wrong with the response; `None` if it is as expected.
+    /// How the error differs from the expected one; `None` if it does not.
     fn fault(&self) -> Option<String> {
-        let run = (self.run)(&Place::new());
+        let run = (self.run)(&Fixture::new());
         // A terminal may break lines; a pipe does not.
         let missing: Vec<_> = [self.happened, self.why, self.to_do]
             .into_iter()
@@ -75,37 +75,37 @@ fn check(group: usize) {
 }
 
 #[test]
-fn wrong_command_lines_are_answered() {
+fn errors_of_command_lines_have_cause_and_hint() {
     check(0);
 }
 
 #[test]
-fn wrong_configurations_are_answered() {
+fn errors_of_configurations_have_cause_and_hint() {
     check(1);
 }
 
 #[test]
-fn wrong_names_of_models_are_answered() {
+fn errors_of_model_names_have_cause_and_hint() {
     check(2);
 }
 
 #[test]
-fn wrong_files_are_answered() {
+fn errors_of_files_have_cause_and_hint() {
     check(3);
 }
 
 #[test]
-fn failures_of_registries_are_answered() {
+fn errors_of_registries_have_cause_and_hint() {
     check(4);
 }
 
 #[test]
-fn wrong_stores_are_answered() {
+fn errors_of_stores_have_cause_and_hint() {
     check(5);
 }
 
 #[test]
-fn failures_of_daemons_are_answered() {
+fn errors_of_daemons_have_cause_and_hint() {
     check(6);
 }
 
@@ -124,7 +124,7 @@ fn there_are_at_least_thirty_situations_and_all_are_documented() {
 fn document() -> String {
     let mut text = "# Troubleshooting\n\n\
         What blobd prints when something is wrong, by situation: what happened and why, then what to do. Every row is a test\n\
-        (`tests/tests/it/wrong_situations`), which also writes this file. `blobd doctor` looks for what is wrong with the\n\
+        (`tests/tests/it/troubleshooting`), which also writes this file. `blobd doctor` looks for what is wrong with the\n\
         set-up of a machine and prints the commands that correct it: [OPERATIONS.md](OPERATIONS.md). What servers say when they\n\
         refuse a request is quoted: [REFUSALS.md](REFUSALS.md). Damaged blobs stay in `quarantine/` of the store until\n\
         `blobd gc --quarantine` deletes them.\n"

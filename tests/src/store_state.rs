@@ -1,4 +1,5 @@
-//! The content of a store: the expected one, the ones permitted after a crash, and the actual one.
+//! The state of a store, as facts that tests compare: the actual state, the expected one, and those permitted after a
+//! crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,29 +24,29 @@ pub enum Key {
 
 /// All facts about a store; a fact that is not listed is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct World(BTreeMap<Key, usize>);
+pub struct StoreState(BTreeMap<Key, usize>);
 
-impl World {
+impl StoreState {
     /// Reads the facts from a store.
     ///
     /// # Panics
     /// When something in it cannot be read or was not stored by a test.
     #[must_use]
     pub fn observe(store: &Store) -> Self {
-        let mut world = Self::default();
+        let mut state = Self::default();
         let tags = store.names().tags().unwrap();
         assert!(tags.foreign.is_empty(), "{:?}", tags.foreign);
         for tag in tags.references {
             let manifest = store.names().manifest(&tag).unwrap_or_else(|error| panic!("{error}"));
-            world.0.insert(Key::Tag(number_of(&tag)), file_of(&manifest) + 1);
+            state.0.insert(Key::Tag(number_of(&tag)), file_of(&manifest) + 1);
         }
         for trashed in store.names().trash().unwrap_or_else(|error| panic!("{error}")) {
             let record = Key::Trash(number_of(&trashed.reference), file_of(&trashed.manifest));
-            *world.0.entry(record).or_default() += 1;
+            *state.0.entry(record).or_default() += 1;
         }
         let pinned = (0..NAMES.len()).filter(|name| store.names().is_pinned(&reference(*name)));
-        world.0.extend(pinned.map(|name| (Key::Pin(name), 1)));
-        world
+        state.0.extend(pinned.map(|name| (Key::Pin(name), 1)));
+        state
     }
 
     /// One fact.
@@ -54,43 +55,43 @@ impl World {
         self.0.get(&key).copied().unwrap_or_default()
     }
 
-    /// The same world with one fact changed.
+    /// A copy with one fact changed.
     #[must_use]
     pub fn with(&self, key: Key, value: usize) -> Self {
-        let mut world = self.clone();
+        let mut state = self.clone();
         match value {
-            0 => world.0.remove(&key),
-            value => world.0.insert(key, value),
+            0 => state.0.remove(&key),
+            value => state.0.insert(key, value),
         };
-        world
+        state
     }
 
-    /// The same world with nothing in the trash.
+    /// A copy with an empty trash.
     #[must_use]
     pub fn without_trash(&self) -> Self {
         let others = self.0.iter().filter(|(key, _)| !matches!(key, Key::Trash(..)));
         Self(others.map(|(key, value)| (*key, *value)).collect())
     }
 
-    /// The facts in which two worlds differ.
+    /// The facts that differ between two states.
     fn differences(&self, other: &Self) -> BTreeSet<Key> {
         self.0.keys().chain(other.0.keys()).copied().filter(|key| self.get(*key) != other.get(*key)).collect()
     }
 }
 
-/// The worlds that are permitted after a power cut: the permitted values of each fact.
+/// The states that are permitted after a power cut, as the permitted values of each fact.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed(BTreeMap<Key, BTreeSet<usize>>);
 
 impl Allowed {
-    /// Permits only this world.
+    /// Permits only this state.
     #[must_use]
-    pub fn only(world: &World) -> Self {
-        Self(world.0.iter().map(|(key, value)| (*key, BTreeSet::from([*value]))).collect())
+    pub fn only(state: &StoreState) -> Self {
+        Self(state.0.iter().map(|(key, value)| (*key, BTreeSet::from([*value]))).collect())
     }
 
-    /// Permits both worlds, because a step from `before` to `after` was interrupted.
-    pub fn widen(&mut self, before: &World, after: &World) {
+    /// Permits both states, because a step from `before` to `after` was interrupted.
+    pub fn widen(&mut self, before: &StoreState, after: &StoreState) {
         for key in before.differences(after) {
             let values = self.0.entry(key).or_insert_with(|| BTreeSet::from([0]));
             values.extend([before.get(key), after.get(key)]);
@@ -98,23 +99,23 @@ impl Allowed {
     }
 
     /// Permits only `after` in the facts that an acknowledged step has changed, and in its `subject`.
-    pub fn settle(&mut self, before: &World, after: &World, subject: Option<Key>) {
+    pub fn settle(&mut self, before: &StoreState, after: &StoreState, subject: Option<Key>) {
         for key in before.differences(after).into_iter().chain(subject) {
             self.0.insert(key, BTreeSet::from([after.get(key)]));
         }
     }
 
-    /// Asserts that a world is permitted.
+    /// Asserts that a state is permitted.
     ///
     /// # Panics
     /// When it is not.
-    pub fn check(&self, found: &World) {
+    pub fn check(&self, found: &StoreState) {
         let none = BTreeSet::from([0]);
         for key in self.0.keys().chain(found.0.keys()) {
             let allowed = self.0.get(key).unwrap_or(&none);
             assert!(
                 allowed.contains(&found.get(*key)),
-                "{key:?}: {} found, {allowed:?} allowed",
+                "{key:?}: found {}, allowed are {allowed:?}",
                 found.get(*key)
             );
         }
@@ -179,12 +180,12 @@ pub fn check_invariants(verbs: &InProcess) {
 /// # Panics
 /// When it does not.
 pub fn check_collection(verbs: &InProcess) {
-    let before = World::observe(&verbs.store);
+    let before = StoreState::observe(&verbs.store);
     for file in verbs.store.content().partial_files().unwrap() {
         verbs.store.ledger().remove_partial(file).unwrap();
     }
     verbs.gc(false).unwrap_or_else(|error| panic!("gc: {error}"));
-    assert_eq!(World::observe(&verbs.store), before, "after gc");
+    assert_eq!(StoreState::observe(&verbs.store), before, "after gc");
     assert_eq!(verbs.usage().unwrap().reclaimable_bytes, 0, "after gc");
     check_invariants(verbs);
 }

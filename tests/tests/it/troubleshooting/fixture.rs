@@ -12,12 +12,12 @@ use tempfile::TempDir;
 /// The media type of weights.
 const WEIGHTS: &str = "application/vnd.ollama.image.model";
 
-pub(super) struct Place {
+pub(super) struct Fixture {
     folder: TempDir,
     pub(super) blobd: Blobd,
 }
 
-impl Place {
+impl Fixture {
     pub(super) fn new() -> Self {
         let folder = tmpfs_directory();
         let blobd = Blobd::at_root(&folder.path().join("store"));

@@ -6,13 +6,13 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::flip_byte;
 
 use super::Situation;
-use super::place::files_below;
+use super::fixture::files_below;
 
 pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a mistyped --root",
         command: "blobd ls --root /srv/modles",
-        run: |place| place.run(&["ls", "--root", "modles"]),
+        run: |fixture| fixture.run(&["ls", "--root", "modles"]),
         code: 3,
         happened: "modles: contains no store",
         why: "no such directory",
@@ -21,10 +21,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a directory with other files",
         command: "blobd ls --root ~",
-        run: |place| {
-            fs::create_dir(place.root()).unwrap();
-            fs::write(place.root().join("notes.txt"), "").unwrap();
-            place.run(&["ls"])
+        run: |fixture| {
+            fs::create_dir(fixture.root()).unwrap();
+            fs::write(fixture.root().join("notes.txt"), "").unwrap();
+            fixture.run(&["ls"])
         },
         code: 2,
         happened: "store: has files",
@@ -34,10 +34,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a store that a newer version wrote",
         command: "blobd ls",
-        run: |place| {
-            fs::create_dir(place.root()).unwrap();
-            fs::write(place.root().join("store.json"), r#"{"format":99,"id":"x"}"#).unwrap();
-            place.run(&["ls"])
+        run: |fixture| {
+            fs::create_dir(fixture.root()).unwrap();
+            fs::write(fixture.root().join("store.json"), r#"{"format":99,"id":"x"}"#).unwrap();
+            fixture.run(&["ls"])
         },
         code: 2,
         happened: "format 99",
@@ -47,9 +47,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a quota that is used",
         command: "blobd import m.gguf",
-        run: |place| {
-            let model = ModelFile::dense(1).write_to(&place.path(""), "m.gguf");
-            place.configured("[space]\nquota = \"16 KiB\"\n", &["import", model.to_str().unwrap()])
+        run: |fixture| {
+            let model = ModelFile::dense(1).write_to(&fixture.path(""), "m.gguf");
+            fixture.configured("[space]\nquota = \"16 KiB\"\n", &["import", model.to_str().unwrap()])
         },
         code: 6,
         happened: "its quota is 16.0 KiB",
@@ -59,12 +59,12 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a damaged blob",
         command: "blobd export m",
-        run: |place| {
-            place.with_models(&["m"]);
-            let blobs = files_below(&place.root().join("blobs"));
+        run: |fixture| {
+            fixture.with_models(&["m"]);
+            let blobs = files_below(&fixture.root().join("blobs"));
             let largest = blobs.iter().max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
             flip_byte(largest, 77);
-            place.run(&["export", "m", "-o", "out.gguf"])
+            fixture.run(&["export", "m", "-o", "out.gguf"])
         },
         code: 5,
         happened: "out.gguf: wrong digest: expected sha256:",
@@ -74,11 +74,11 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a manifest that cannot be read stops a collection",
         command: "blobd gc",
-        run: |place| {
-            place.with_models(&["m"]);
-            let manifest = files_below(&place.root().join("manifests")).pop().unwrap();
+        run: |fixture| {
+            fixture.with_models(&["m"]);
+            let manifest = files_below(&fixture.root().join("manifests")).pop().unwrap();
             fs::write(manifest, "{").unwrap();
-            place.run(&["gc"])
+            fixture.run(&["gc"])
         },
         code: 5,
         happened: "manifests/",
@@ -88,10 +88,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a directory of the store is gone",
         command: "blobd gc",
-        run: |place| {
-            place.with_models(&["m"]);
-            fs::remove_dir_all(place.root().join("recipes")).unwrap();
-            place.run(&["gc"])
+        run: |fixture| {
+            fixture.with_models(&["m"]);
+            fs::remove_dir_all(fixture.root().join("recipes")).unwrap();
+            fixture.run(&["gc"])
         },
         code: 5,
         happened: "recipes: missing",

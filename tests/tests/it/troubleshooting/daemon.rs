@@ -11,7 +11,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "BLOBD_SOCKET names nothing",
         command: "BLOBD_SOCKET=/run/wrong.sock blobd ls",
-        run: |place| place.run_by(&Blobd::at_socket(&place.path("wrong.sock")), &["ls"]),
+        run: |fixture| fixture.run_by(&Blobd::at_socket(&fixture.path("wrong.sock")), &["ls"]),
         code: 8,
         happened: "wrong.sock",
         why: "nothing listens there",
@@ -20,10 +20,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "the socket of a daemon that was killed",
         command: "BLOBD_SOCKET=… blobd ls",
-        run: |place| {
+        run: |fixture| {
             let mut daemon = TestDaemon::start();
             daemon.kill();
-            place.run_by(&Blobd::at_socket(&daemon.socket()), &["ls"])
+            fixture.run_by(&Blobd::at_socket(&daemon.socket()), &["ls"])
         },
         code: 8,
         happened: "blobd.sock",
@@ -33,10 +33,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a second daemon on the same store",
         command: "blobd serve",
-        run: |place| {
+        run: |fixture| {
             let daemon = TestDaemon::start();
-            let (root, socket) = (daemon.root().display().to_string(), place.path("second"));
-            place.run(&["serve", "--root", &root, "--socket", socket.to_str().unwrap()])
+            let (root, socket) = (daemon.root().display().to_string(), fixture.path("second"));
+            fixture.run(&["serve", "--root", &root, "--socket", socket.to_str().unwrap()])
         },
         code: 4,
         happened: "held by",
@@ -46,9 +46,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a second daemon on the same socket",
         command: "blobd serve --root other",
-        run: |place| {
+        run: |fixture| {
             let daemon = TestDaemon::start();
-            place.run(&["serve", "--socket", daemon.socket().to_str().unwrap()])
+            fixture.run(&["serve", "--socket", daemon.socket().to_str().unwrap()])
         },
         code: 4,
         happened: "in use by another daemon",
@@ -58,9 +58,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a socket whose daemon serves another store",
         command: "BLOBD_SOCKET=… blobd rm m --root /srv/models",
-        run: |place| {
+        run: |fixture| {
             let daemon = TestDaemon::start();
-            place.with_models(&["m"]).run(&["rm", "m", "--socket", daemon.socket().to_str().unwrap()])
+            fixture.with_models(&["m"]).run(&["rm", "m", "--socket", daemon.socket().to_str().unwrap()])
         },
         code: 2,
         happened: ": serves ",
@@ -70,9 +70,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "mounting without a daemon",
         command: "blobd mount models/",
-        run: |place| {
-            fs::create_dir(place.path("models")).unwrap();
-            place.run(&["mount", "models"])
+        run: |fixture| {
+            fs::create_dir(fixture.path("models")).unwrap();
+            fixture.run(&["mount", "models"])
         },
         code: 2,
         happened: "mount: no daemon is running",
@@ -82,11 +82,11 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "mounting on a directory with files",
         command: "blobd mount models/",
-        run: |place| {
+        run: |fixture| {
             let daemon = TestDaemon::start();
-            fs::create_dir(place.path("models")).unwrap();
-            place.write("models/notes.txt", "");
-            place.run_by(&daemon.command(), &["mount", "models"])
+            fs::create_dir(fixture.path("models")).unwrap();
+            fixture.write("models/notes.txt", "");
+            fixture.run_by(&daemon.command(), &["mount", "models"])
         },
         code: 2,
         happened: "models",
@@ -96,7 +96,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "running a program that does not exist",
         command: "blobd exec -- lama-cli",
-        run: |place| place.run(&["exec", "--", "lama-cli"]),
+        run: |fixture| fixture.run(&["exec", "--", "lama-cli"]),
         code: 3,
         happened: "exec: lama-cli",
         why: "program not found",
@@ -105,7 +105,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "ending leases of a process that has none",
         command: "blobd release 4194303",
-        run: |place| place.run(&["release", "4194303"]),
+        run: |fixture| fixture.run(&["release", "4194303"]),
         code: 3,
         happened: "process 4194303",
         why: "no leases",

@@ -1,4 +1,4 @@
-//! A path in place of a name, and a name in place of a path: the error says which command takes it.
+//! A path in place of a name, and a name in place of a path: the error names the command that accepts it.
 
 use blobd_tests::command::Blobd;
 use blobd_tests::command::{self, Run};
@@ -8,7 +8,7 @@ use blobd_tests::registry::FakeRegistry;
 use blobd_tests::temp_dirs::tmpfs_directory;
 
 #[test]
-fn file_is_not_asked_of_a_registry() {
+fn path_of_a_file_is_not_looked_up_at_a_registry() {
     let daemon = TestDaemon::start();
     let _path = ModelFile::dense(1).write_to(daemon.scratch(), "x.gguf");
     let run = |line: &[&str]| -> Run {
@@ -41,7 +41,7 @@ fn file_is_not_asked_of_a_registry() {
 }
 
 #[test]
-fn name_that_ollamas_registry_does_not_have_is_shown_as_one_of_hugging_face() {
+fn error_for_a_name_unknown_to_ollamas_registry_suggests_hugging_face() {
     let registry = FakeRegistry::start().unwrap();
     let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");

@@ -6,20 +6,20 @@ use blobd_tests::oracle::sha256;
 use blobd_tests::registry::Fault;
 
 use super::Situation;
-use super::place::{Place, registry};
+use super::fixture::{Fixture, registry};
 
 /// A pull from a registry with this fault in its responses about manifests.
-fn pull_with(place: &Place, fault: Fault) -> Run {
+fn pull_with(fixture: &Fixture, fault: Fault) -> Run {
     let (registry, name) = registry();
     registry.add_fault("manifests", usize::MAX, fault);
-    place.run(&["pull", &name])
+    fixture.run(&["pull", &name])
 }
 
 pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "nothing listens at the registry's port",
         command: "blobd pull http://127.0.0.1:1/library/m",
-        run: |place| place.run(&["pull", "http://127.0.0.1:1/library/m"]),
+        run: |fixture| fixture.run(&["pull", "http://127.0.0.1:1/library/m"]),
         code: 1,
         happened: "127.0.0.1:1",
         why: "connection refused",
@@ -28,7 +28,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a proxy that does not answer",
         command: "HTTPS_PROXY=http://127.0.0.1:1 blobd pull llama3:8b",
-        run: |place| place.run_with("HTTPS_PROXY", "http://127.0.0.1:1", &["pull", "llama3:8b"]),
+        run: |fixture| fixture.run_with("HTTPS_PROXY", "http://127.0.0.1:1", &["pull", "llama3:8b"]),
         code: 1,
         happened: "registry.ollama.ai",
         why: "connection through the proxy failed",
@@ -37,7 +37,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a proxy that is not understood",
         command: "ALL_PROXY=gopher://127.0.0.1:1 blobd pull llama3:8b",
-        run: |place| place.run_with("ALL_PROXY", "gopher://127.0.0.1:1", &["pull", "llama3:8b"]),
+        run: |fixture| fixture.run_with("ALL_PROXY", "gopher://127.0.0.1:1", &["pull", "llama3:8b"]),
         code: 2,
         happened: "ALL_PROXY: not understood",
         why: "found the scheme gopher",
@@ -46,7 +46,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a registry that says why it refuses",
         command: "blobd pull registry.local:5000/library/m",
-        run: |place| pull_with(place, Fault::Refusal(503, "maintenance until noon")),
+        run: |fixture| pull_with(fixture, Fault::Refusal(503, "maintenance until noon")),
         code: 1,
         happened: "127.0.0.1",
         why: "failed with status 503: \"maintenance until noon\"",
@@ -55,7 +55,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a registry that requires a login (401)",
         command: "blobd pull registry.local:5000/library/m",
-        run: |place| pull_with(place, Fault::Status(401)),
+        run: |fixture| pull_with(fixture, Fault::Status(401)),
         code: 7,
         happened: "library/m",
         why: "denied",
@@ -64,7 +64,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a registry that refuses access (403)",
         command: "blobd pull registry.local:5000/library/m",
-        run: |place| pull_with(place, Fault::Status(403)),
+        run: |fixture| pull_with(fixture, Fault::Status(403)),
         code: 7,
         happened: "library/m",
         why: "denied",
@@ -73,7 +73,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "too many requests (429)",
         command: "blobd pull registry.local:5000/library/m",
-        run: |place| pull_with(place, Fault::TooManyRequests(3600)),
+        run: |fixture| pull_with(fixture, Fault::TooManyRequests(3600)),
         code: 1,
         happened: "127.0.0.1",
         why: "too many requests",
@@ -82,7 +82,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a network with a login page",
         command: "blobd pull registry.local:5000/library/m",
-        run: |place| pull_with(place, Fault::WebPage),
+        run: |fixture| pull_with(fixture, Fault::WebPage),
         code: 1,
         happened: "127.0.0.1",
         why: "response is a web page, not a registry's",
@@ -91,11 +91,11 @@ pub(super) const SITUATIONS: &[Situation] = &[
     Situation {
         did: "a file that is not what its manifest says",
         command: "blobd pull registry.local:5000/library/m",
-        run: |place| {
+        run: |fixture| {
             let (registry, name) = registry();
             let weights = sha256(&ModelFile::dense(1).bytes());
             registry.add_fault(&format!("sha256:{weights}"), usize::MAX, Fault::FlipInFile(2000));
-            place.run(&["pull", &name])
+            fixture.run(&["pull", &name])
         },
         code: 1,
         happened: "digest",

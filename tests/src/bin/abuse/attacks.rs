@@ -59,7 +59,7 @@ impl Attack {
     }
 }
 
-/// All of them, in the order in which they are run.
+/// All attacks, in the order in which they run.
 pub(crate) static ATTACKS: [Attack; 12] = [
     Attack::new("unread", "large responses that are not read", unread::prepare),
     Attack::new("routes", "every route, by clients of one user that read nothing or slowly", routes::prepare),
@@ -85,7 +85,7 @@ pub(crate) static ATTACKS: [Attack; 12] = [
     Attack { takes_hanging_files: true, ..Attack::new("together", "all of them at once", together::prepare) },
 ];
 
-/// The attack of a name.
+/// The attack with this name.
 pub(crate) fn find(name: &str) -> Option<&'static Attack> {
     ATTACKS.iter().find(|attack| attack.name == name)
 }

@@ -24,9 +24,9 @@ use blobd_tests::wait::eventually;
 
 use super::Step;
 use super::disk_snapshot::{COLLECTED, DiskSnapshot, REMOVED};
+use super::location::{Holder, StoreLocation};
 use super::model_registry::{FILES, ModelRegistry};
 use super::needs::{Content, Needs, file_and_blobs};
-use super::place::{Holder, Place};
 
 pub(super) const NAMES: [&str; 3] = ["a", "b", "me/c:1"];
 /// The time after its start at which a daemon first checks the trash and retries collections.
@@ -66,11 +66,11 @@ pub(super) struct Reached {
 }
 
 /// A daemon's store and its expected content.
-pub(super) struct Pair<'o> {
+pub(super) struct CheckedStore<'o> {
     /// Declared before the daemon, which waits for the end of this connection.
     sessions: Vec<(OpenModel, Needs)>,
     programs: Vec<Program>,
-    pub(super) place: Place,
+    pub(super) location: StoreLocation,
     registry: &'o ModelRegistry,
     pub(super) client: Client,
     started: Instant,
@@ -85,13 +85,13 @@ pub(super) struct Pair<'o> {
     refusals: usize,
 }
 
-impl<'o> Pair<'o> {
-    pub(super) fn new(place: Place, registry: &'o ModelRegistry) -> Self {
-        let client = place.daemon.client();
+impl<'o> CheckedStore<'o> {
+    pub(super) fn new(location: StoreLocation, registry: &'o ModelRegistry) -> Self {
+        let client = location.daemon.client();
         Self {
             sessions: Vec::new(),
             programs: Vec::new(),
-            place,
+            location,
             registry,
             client,
             started: Instant::now(),
@@ -105,7 +105,7 @@ impl<'o> Pair<'o> {
     }
 
     pub(super) fn reached(&self) -> Reached {
-        let (on_disk, downloads) = (DiskSnapshot::of(&self.place), self.downloads());
+        let (on_disk, downloads) = (DiskSnapshot::of(&self.location), self.downloads());
         let recipes = on_disk.names("recipes/");
         let is_whole = |file: &&String| recipes.contains(&format!("{file}.json"));
         Reached {
@@ -157,17 +157,17 @@ impl<'o> Pair<'o> {
                 self.plant("blobs", &format!("sha256-{}", sha256(&accidents::orphan(pages))), pages);
             }
             Step::DeadTransaction { pages } => {
-                fs::create_dir_all(self.place.root.join("staging/1-1")).unwrap();
+                fs::create_dir_all(self.location.root.join("staging/1-1")).unwrap();
                 self.plant("staging/1-1", "0", pages);
             }
             Step::AgeDownloads => self.age_downloads(),
-            Step::Foreign { place, pages } => self.add_foreign(place, pages),
+            Step::Foreign { location, pages } => self.add_foreign(location, pages),
             Step::Collect => self.collect(),
             Step::Stop => {
                 while !self.sessions.is_empty() {
                     self.close(0);
                 }
-                self.place.daemon.stop();
+                self.location.daemon.stop();
                 self.start();
             }
             Step::Kill => self.restart_killed(|_| ()),
@@ -178,7 +178,7 @@ impl<'o> Pair<'o> {
 
     /// Asserts that `df`, the dry run and the model agree on the bytes that a collection would free.
     pub(super) fn check(&self) {
-        let on_disk = DiskSnapshot::of(&self.place);
+        let on_disk = DiskSnapshot::of(&self.location);
         let held: u64 =
             self.unneeded(&on_disk).intersection(&self.held()).map(|path| on_disk.files[path]).sum();
         // A process that another test is starting has copies of this process's descriptors until its exec. If
@@ -233,7 +233,7 @@ impl<'o> Pair<'o> {
     }
 
     pub(super) fn collect(&mut self) {
-        let before = DiskSnapshot::of(&self.place);
+        let before = DiskSnapshot::of(&self.location);
         let usage = self.client.disk_usage().unwrap();
         let planned = self.client.gc(&GcParams { dry_run: true, ..GcParams::default() }).unwrap();
         let done = self.client.gc(&GcParams { dry_run: false, ..GcParams::default() }).unwrap();
@@ -243,14 +243,14 @@ impl<'o> Pair<'o> {
             (done.deleted, done.freed_bytes),
             "dry run and gc"
         );
-        DiskSnapshot::of(&self.place).check_freed(&before, &COLLECTED, done.freed_bytes);
+        DiskSnapshot::of(&self.location).check_freed(&before, &COLLECTED, done.freed_bytes);
         self.trash.retain(|trashed| !trashed.is_expired);
         let unneeded = self.unneeded(&before);
         self.condemn(&unneeded);
     }
 
     fn import(&mut self, file: usize, name: usize) {
-        let path = self.place.daemon.scratch().join("model.gguf");
+        let path = self.location.daemon.scratch().join("model.gguf");
         fs::write(&path, &files()[file].bytes).unwrap();
         let params =
             ImportParams { name: Some(reference(name)), force: true, ..ImportParams::new("model.gguf") };
@@ -292,7 +292,7 @@ impl<'o> Pair<'o> {
     }
 
     fn remove(&mut self, name: usize) {
-        let before = DiskSnapshot::of(&self.place);
+        let before = DiskSnapshot::of(&self.location);
         let removed = match self
             .client
             .remove(&RemoveParams { references: vec![reference(name)], ..RemoveParams::default() })
@@ -301,7 +301,7 @@ impl<'o> Pair<'o> {
             Err(error) => return self.may_be_pinned(&error, name),
         };
         let needs = self.names.remove(&name).expect("it was there");
-        DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+        DiskSnapshot::of(&self.location).check_freed(&before, &REMOVED, removed.freed_bytes);
         let unneeded: Content = self.unneeded_with_trash(&before).intersection(&needs.all).cloned().collect();
         let freed: u64 = unneeded.difference(&self.held()).map(|path| before.files[path]).sum();
         assert_eq!(removed.freed_bytes, freed, "what only this model needs: {removed:?}");
@@ -310,7 +310,7 @@ impl<'o> Pair<'o> {
 
     fn move_to_trash(&mut self, name: usize, is_expired: bool) {
         const DAY: u64 = 86400;
-        let before = DiskSnapshot::of(&self.place);
+        let before = DiskSnapshot::of(&self.location);
         let keep_seconds = Some(if is_expired { 0 } else { DAY });
         match self.client.remove(&RemoveParams {
             references: vec![reference(name)],
@@ -318,7 +318,7 @@ impl<'o> Pair<'o> {
             ..RemoveParams::default()
         }) {
             Ok(removed) => {
-                DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+                DiskSnapshot::of(&self.location).check_freed(&before, &REMOVED, removed.freed_bytes);
                 let needs = self.names.remove(&name).expect("it was there");
                 self.trash.push(Trashed { name, needs, is_expired });
             }
@@ -383,9 +383,9 @@ impl<'o> Pair<'o> {
     fn hold(&mut self, blob: usize) {
         let Some(path) = self.blob(blob) else { return };
         let script = "exec 3< \"$0\" && echo ready && exec cat";
-        let place = self.place.root.join(&path);
-        let holder = Holder::start(&[], script, &place).expect("a blob can be opened");
-        let inode = fs::metadata(place).unwrap().ino();
+        let location = self.location.root.join(&path);
+        let holder = Holder::start(&[], script, &location).expect("a blob can be opened");
+        let inode = fs::metadata(location).unwrap().ino();
         self.programs.push(Program { _holder: holder, path, inode });
     }
 
@@ -401,7 +401,7 @@ impl<'o> Pair<'o> {
     fn rest(&mut self) {
         let in_use: Content = self.held().union(&self.leased()).cloned().collect();
         let free: Content = self.condemned.difference(&in_use).cloned().collect();
-        if !self.unneeded_with_trash(&DiskSnapshot::of(&self.place)).is_disjoint(&free) {
+        if !self.unneeded_with_trash(&DiskSnapshot::of(&self.location)).is_disjoint(&free) {
             self.settle();
         } else if !free.is_empty() {
             self.restart_killed(|_| ());
@@ -414,7 +414,7 @@ impl<'o> Pair<'o> {
         let free: Content = self.condemned.difference(&in_use).cloned().collect();
         let start = Instant::now();
         eventually("released blobs are collected", || {
-            self.unneeded_with_trash(&DiskSnapshot::of(&self.place)).is_disjoint(&free)
+            self.unneeded_with_trash(&DiskSnapshot::of(&self.location)).is_disjoint(&free)
         });
         assert!(start.elapsed() < ROUND - OLD, "the daemon may have checked the trash meanwhile");
         self.condemned.retain(|path| in_use.contains(path));
@@ -428,24 +428,24 @@ impl<'o> Pair<'o> {
 
     /// Kills the daemon, changes its store and starts it again, without its former state in memory.
     pub(super) fn restart_killed(&mut self, meanwhile: impl FnOnce(&Path)) {
-        self.place.daemon.kill();
+        self.location.daemon.kill();
         self.sessions.clear();
-        meanwhile(&self.place.root);
+        meanwhile(&self.location.root);
         self.start();
     }
 
     fn start(&mut self) {
-        self.place.daemon.restart();
-        self.client = self.place.daemon.client();
+        self.location.daemon.restart();
+        self.client = self.location.daemon.client();
         self.started = Instant::now();
         self.condemned.clear();
         // It deletes the files of dead transactions before it responds.
-        assert_eq!(DiskSnapshot::of(&self.place).names("staging/"), [""; 0]);
+        assert_eq!(DiskSnapshot::of(&self.location).names("staging/"), [""; 0]);
     }
 
     /// Removes a model while collections refuse, and asserts that nothing is freed or reported as freed.
     pub(super) fn remove_in_vain(&mut self, name: usize) {
-        let before = DiskSnapshot::of(&self.place);
+        let before = DiskSnapshot::of(&self.location);
         let usage = self.client.disk_usage().map(|usage| usage.reclaimable_bytes);
         let planned = self.client.gc(&GcParams { dry_run: true, ..GcParams::default() });
         match (&usage, &planned) {
@@ -460,13 +460,13 @@ impl<'o> Pair<'o> {
                 .gc(&GcParams { dry_run: false, ..GcParams::default() })
                 .expect_err("its dry run was refused");
         }
-        DiskSnapshot::of(&self.place).check_freed(&before, &COLLECTED, 0);
+        DiskSnapshot::of(&self.location).check_freed(&before, &COLLECTED, 0);
         match self
             .client
             .remove(&RemoveParams { references: vec![reference(name)], ..RemoveParams::default() })
         {
             Ok(removed) => {
-                DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+                DiskSnapshot::of(&self.location).check_freed(&before, &REMOVED, removed.freed_bytes);
                 self.names.remove(&name);
             }
             Err(error) if error.code() == ErrorCode::Corrupt => {}
@@ -482,13 +482,13 @@ impl<'o> Pair<'o> {
     /// A file of a model, as a recipe or as a blob.
     pub(super) fn file_of(&self, name: usize, directory: &str) -> Option<String> {
         let files = &self.names.get(&name)?.files;
-        let is_there = |path: &&String| path.starts_with(directory) && self.place.root.join(path).exists();
+        let is_there = |path: &&String| path.starts_with(directory) && self.location.root.join(path).exists();
         files.iter().find(is_there).cloned()
     }
 
     /// Records the needs of a model that has just got its name.
     fn learn(&mut self, name: usize) {
-        let needs = Needs::of(&self.place.root, &manifest_place(name));
+        let needs = Needs::of(&self.location.root, &manifest_place(name));
         self.set(name, needs);
     }
 
@@ -519,15 +519,15 @@ impl<'o> Pair<'o> {
         kept.extend(self.names.values().flat_map(|needs| needs.all.iter().cloned()));
         kept.extend(trash.flat_map(|trashed| trashed.needs.all.iter().cloned()));
         for file in self.downloads() {
-            if self.place.root.join(format!("recipes/{file}.json")).exists() {
-                kept.extend(file_and_blobs(&self.place.root, &file));
+            if self.location.root.join(format!("recipes/{file}.json")).exists() {
+                kept.extend(file_and_blobs(&self.location.root, &file));
             }
         }
         on_disk.content().difference(&kept).cloned().collect()
     }
 
     pub(super) fn downloads(&self) -> Vec<String> {
-        let mut names = blobd_tests::store_dir::names(&self.place.root.join("partial"));
+        let mut names = blobd_tests::store_dir::names(&self.location.root.join("partial"));
         names.retain(|name| name.starts_with("sha256-"));
         names
     }
@@ -537,14 +537,15 @@ impl<'o> Pair<'o> {
     }
 
     fn held(&self) -> Content {
-        let inode = |path: &String| fs::metadata(self.place.root.join(path)).map(|status| status.ino()).ok();
+        let inode =
+            |path: &String| fs::metadata(self.location.root.join(path)).map(|status| status.ino()).ok();
         let holds = |program: &&Program| inode(&program.path) == Some(program.inode);
         self.programs.iter().filter(holds).map(|program| program.path.clone()).collect()
     }
 
     /// One of the blobs.
     fn blob(&self, number: usize) -> Option<String> {
-        let mut names = blobd_tests::store_dir::names(&self.place.root.join("blobs"));
+        let mut names = blobd_tests::store_dir::names(&self.location.root.join("blobs"));
         names.retain(|name| name.starts_with("sha256-"));
         names.get(number.checked_rem(names.len())?).map(|name| format!("blobs/{name}"))
     }

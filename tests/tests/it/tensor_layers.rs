@@ -1,4 +1,4 @@
-//! Models with a layer for each tensor, from a registry to a program's memory.
+//! Models with a layer for each tensor, from the pull to the tensors in a program's memory.
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
