@@ -43,7 +43,8 @@ pub(crate) fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
 pub(crate) fn peer_pidfd(socket: impl AsFd) -> io::Result<OwnedFd> {
     let mut descriptor = [u32::MAX];
     socket_option(&socket, SO_PEERPIDFD, &mut descriptor).0?;
-    let descriptor = RawFd::try_from(descriptor[0]).map_err(|_negative| io::ErrorKind::NotFound)?;
+    let [descriptor] = descriptor;
+    let descriptor = RawFd::try_from(descriptor).map_err(|_negative| io::ErrorKind::NotFound)?;
     // SAFETY: the kernel has just opened this descriptor for the caller, and nothing else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

@@ -9,7 +9,7 @@ pub(super) fn sentence(markup: &str) -> Option<String> {
     // ASCII case conversion keeps the length, so positions are valid in both texts.
     let lower = markup.to_ascii_lowercase();
     ELEMENTS.iter().find_map(|name| {
-        let text = without_tags(&markup[content_of(&lower, name)?]);
+        let text = without_tags(markup.get(content_of(&lower, name)?)?);
         (!text.trim().is_empty()).then_some(text)
     })
 }
@@ -40,7 +40,7 @@ fn without_tags(text: &str) -> String {
         plain.push_str(before);
         rest = if found.starts_with('<') {
             plain.push(' ');
-            found.find('>').map_or("", |end| &found[end + 1..])
+            found.split_once('>').map_or("", |(_tag, after)| after)
         } else {
             match entity(found) {
                 Some((character, after)) => {
@@ -49,7 +49,7 @@ fn without_tags(text: &str) -> String {
                 }
                 None => {
                     plain.push('&');
-                    &found[1..]
+                    found.strip_prefix('&').unwrap_or_default()
                 }
             }
         };

@@ -93,7 +93,9 @@ impl<R> Table<R> {
                 gauges.reset();
             }
             for (label, value) in (row.values)(reading) {
-                let labels = &[label][..row.labels.len()];
+                // A row has one label or none.
+                let label = [label];
+                let labels = label.get(..row.labels.len()).unwrap_or(&label);
                 match metric {
                     Metric::Gauge(gauges) => gauges.with_label_values(labels).set(value),
                     Metric::Counter(counters) => {

@@ -181,8 +181,8 @@ fn case_in(root: &Root, reference: &Reference) -> Result<Option<Reference>, Stor
     let path = layout::manifest(reference);
     let status = root.status(&path)?;
     if status.is_some_and(|status| status.is_file()) {
-        let parts = [reference.host(), reference.namespace(), reference.model(), reference.tag()];
-        return Ok(Reference::from_parts(parts[0], parts[1], parts[2], parts[3]).ok());
+        let (host, namespace, model) = (reference.host(), reference.namespace(), reference.model());
+        return Ok(Reference::from_parts(host, namespace, model, reference.tag()).ok());
     }
     let mut names = Vec::new();
     collect_names(root, &mut names)?;

@@ -6,7 +6,7 @@
 //!
 //! Source: `ggml-alloc.c` of llama.cpp b11434.
 
-/// A tensor of a [`Graph`].
+/// A tensor of a [`Graph`]: the index of an earlier tensor, since only [`Graph::add`] makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Id(usize);
 

@@ -1,7 +1,8 @@
 //! The types whose quants are indices into a codebook.
 //!
 //! The codebooks are included at compile time from `docs/codebooks`, which `docs/FORMATS.md` describes. A line is an
-//! entry: one digit for each of its 4 or 8 neighbouring elements. The digit selects one of a few values.
+//! entry: one digit for each of its 4 or 8 neighbouring elements. The digit selects one of a few values. Every index is a
+//! byte, or is masked or composed to as many bits as the table has, so it is within the table.
 
 use super::{half, split, spread};
 
