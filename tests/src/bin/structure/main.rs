@@ -28,7 +28,7 @@ use workspace::{Package, packages};
 fn main() -> ExitCode {
     match print_structure() {
         Ok(0) => ExitCode::SUCCESS,
-        Ok(_circles) => ExitCode::FAILURE,
+        Ok(_cycles) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("structure: {error}");
             ExitCode::FAILURE
