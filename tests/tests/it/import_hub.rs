@@ -187,9 +187,11 @@ fn other_commits_have_names_with_the_revision() {
         blobd.line(&format!("export {} -o -", expected[2])).succeeds().stdout == ModelFile::dense(2).bytes()
     );
     let origin = |name: &str| blobd.line(&format!("show {name} --json")).succeeds().json()["origin"].clone();
-    assert_eq!(origin(expected[1]), "copy hf.co/ann/tiny:Q8_0");
-    // A pull of this name would fetch the content of `main`.
-    assert_eq!(origin(expected[2]), "import tiny:Q8_0-refs-pr-1");
+    // The commit, because a pull of the name would fetch the content of `main`.
+    for (name, commit) in [(expected[1], COMMIT), (expected[2], OTHER)] {
+        let source = format!("copy https://huggingface.co/ann/tiny/resolve/{commit}/tiny-Q8_0.gguf");
+        assert_eq!(origin(name), source);
+    }
     check_blobs(daemon.root());
 }
 

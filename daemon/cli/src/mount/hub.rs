@@ -23,6 +23,8 @@ pub(super) const HUB: &str = "hub";
 
 /// The hexadecimal digits of a commit.
 const COMMIT_DIGITS: usize = 40;
+/// The digits of a commit in the tag of an imported model.
+const TAG_DIGITS: usize = 12;
 
 /// A repository at one commit, with the files of its stored models.
 #[derive(Debug)]
@@ -30,9 +32,10 @@ pub(super) struct Snapshot<'m> {
     /// `models--ORG--NAME`.
     pub(super) repository: String,
     pub(super) commit: String,
-    /// Whether `main` is this commit: it has the model that was set last.
+    /// Whether `main` is this commit: it has the model with the repository's own name, or else the one that was set last.
     pub(super) is_main: bool,
     pub(super) modified: SystemTime,
+    name_rank: u8,
     /// The key is the file's path in the repository.
     pub(super) files: BTreeMap<String, (&'m MountedModel, &'m Descriptor)>,
 }
@@ -55,10 +58,24 @@ fn of_repository<'m>(
 ) -> Vec<Snapshot<'m>> {
     let snapshots = commits.into_iter().map(|(commit, models)| Snapshot::new(repository, commit, models));
     let mut snapshots: Vec<_> = snapshots.collect();
-    if let Some(newest) = snapshots.iter_mut().max_by_key(|snapshot| snapshot.modified) {
-        newest.is_main = true;
+    if let Some(main) = snapshots.iter_mut().max_by_key(|snapshot| (snapshot.name_rank, snapshot.modified)) {
+        main.is_main = true;
     }
     snapshots
+}
+
+/// How much a name says that it is what `main` was: it is the repository's own, then it is not one of another commit, which
+/// imports give the first digits of that commit, then it is any.
+fn name_rank(name: &Reference, commit: Option<&str>) -> u8 {
+    if repository(name).is_none() {
+        return 0;
+    }
+    let digits = commit.and_then(|commit| commit.get(..TAG_DIGITS));
+    match digits.is_some_and(|digits| name.tag().ends_with(digits)) {
+        true => 0,
+        false if name.tag() == Reference::DEFAULT_TAG => 2,
+        false => 1,
+    }
 }
 
 /// Where a model is at the hub.
@@ -103,8 +120,10 @@ impl<'m> Snapshot<'m> {
                 files.entry(path).or_insert((*model, file));
             }
         }
+        let ranks = models.iter().map(|model| name_rank(&model.reference, commit.as_deref()));
         Self {
             repository: repository.to_owned(),
+            name_rank: ranks.max().unwrap_or_default(),
             commit: commit.unwrap_or_else(|| made_up_commit(&models)),
             is_main: false,
             modified: models.first().map_or(SystemTime::UNIX_EPOCH, |model| model.modified),
@@ -264,5 +283,23 @@ mod tests {
         let found: Vec<_> =
             snapshots(&models).into_iter().map(|snapshot| (snapshot.commit, snapshot.is_main)).collect();
         assert_eq!(found, [(COMMIT.to_owned(), true), (other, false)]);
+    }
+
+    #[test]
+    fn main_is_the_commit_of_the_model_with_the_name_of_the_repository() {
+        let file =
+            |commit: &str| format!("copy https://huggingface.co/me/tiny/resolve/{commit}/model.safetensors");
+        let other = COMMIT.replace('0', "a");
+        let named = format!("hf.co/me/tiny:{}", &other[..TAG_DIGITS]);
+        for last in [named.as_str(), "mine", "hf.co/me/tiny:v1.0"] {
+            let models =
+                [folder("hf.co/me/tiny", &file(COMMIT), 1, "main"), folder(last, &file(&other), 2, "last")];
+            let found = snapshots(&models).into_iter().map(|snapshot| (snapshot.commit, snapshot.is_main));
+            assert_eq!(
+                found.collect::<Vec<_>>(),
+                [(COMMIT.to_owned(), true), (other.clone(), false)],
+                "{last}"
+            );
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::model_folder::{FolderFile, ListedFolder, Selection};
+use blobd_store_format::source::{HubFile, PullSource};
 use serde::Deserialize;
 
 use super::file_list::FileList;
@@ -188,6 +189,9 @@ fn short(id: &str) -> String {
 struct Snapshot {
     files: FileList,
     tree: Option<Tree>,
+    /// The repository's name at the hub, and the commit.
+    repository: String,
+    commit: String,
     updated: Option<SystemTime>,
 }
 
@@ -237,7 +241,8 @@ impl Snapshot {
                 file.certain = file.claimed;
             }
         }
-        Ok(Self { files, tree, updated: commit.updated })
+        let repository = name.split_once('/').map_or(name, |(_host, repository)| repository).to_owned();
+        Ok(Self { files, tree, repository, commit: commit.id.clone(), updated: commit.updated })
     }
 
     fn models(&self, is_source: bool) -> Vec<FoundModel> {
@@ -246,10 +251,19 @@ impl Snapshot {
             model
         });
         let models = self.files.gguf_models().into_iter().chain(folder);
-        // Only what the reference `main` means has the name at its source.
-        let is_named = is_source && self.files.revision.is_none();
-        let models = models.map(|model| if is_named { model.pulled() } else { model });
+        let models = models.map(|model| if is_source { self.with_source(model) } else { model });
         models.map(|model| FoundModel { updated: self.updated, ..model }).collect()
+    }
+
+    /// The source names the commit, so that a repair gets the same file and the mount shows the snapshot under its name.
+    fn with_source(&self, model: FoundModel) -> FoundModel {
+        let file = |path: &str| HubFile::new(&self.repository, Some(&self.commit), path).ok();
+        match model.files.iter().find_map(|found| file(&found.path)) {
+            Some(file) => FoundModel { source: Some(PullSource::Hub(file)), ..model },
+            // Only what the reference `main` means has the name at its source.
+            None if self.files.revision.is_none() => model.pulled(),
+            None => model,
+        }
     }
 
     /// Says how many files of the model are not in the snapshot, which may be what its user wanted.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::name_pattern::NamePattern;
-use blobd_store_format::origin::copy_record;
+use blobd_store_format::origin::Origin;
+use blobd_store_format::source::{HubFile, PullSource};
 use serde::Serialize;
 
 use super::found::{FoundModel, distinct_bytes};
@@ -71,7 +72,24 @@ impl<'c> StoredModels<'c> {
         };
         let modified = humantime::parse_rfc3339(&stored.modified.to_string()).ok();
         let is_newer = model.updated.zip(modified).is_some_and(|(updated, modified)| updated > modified);
-        is_newer && !stored.pinned && stored.origin.as_deref() == Some(&copy_record(source))
+        is_newer
+            && !stored.pinned
+            && stored.origin.as_deref().is_some_and(|origin| is_copy_of(origin, source))
+    }
+}
+
+/// Whether the origin is this source, at any commit. Earlier versions recorded the name of a repository alone.
+fn is_copy_of(origin: &str, source: &PullSource) -> bool {
+    match (Origin::parse(origin), source) {
+        (Some(Origin::Copy(PullSource::Hub(copied))), PullSource::Hub(file)) => {
+            (copied.repository(), copied.path()) == (file.repository(), file.path())
+        }
+        (Some(Origin::Copy(PullSource::Registry(copied))), PullSource::Hub(file)) => {
+            copied.host() == HubFile::HOST
+                && format!("{}/{}", copied.namespace(), copied.model()) == file.repository()
+        }
+        (Some(Origin::Copy(copied)), source) => copied == *source,
+        _ => false,
     }
 }
 
