@@ -88,7 +88,7 @@ struct Place {
 impl Place {
     /// `None` if the origin is not the hub.
     fn parse(origin: &str) -> Option<Self> {
-        let (Origin::Copy(source) | Origin::Source(source)) = Origin::parse(origin)? else { return None };
+        let source = source(origin)?;
         let (repository, commit) = match &source {
             PullSource::Hub(file) => (file.repository().to_owned(), is_commit(file.revision())),
             PullSource::Registry(reference) => (repository(reference)?, None),
@@ -96,6 +96,13 @@ impl Place {
         };
         let commit = commit.map(str::to_owned);
         Some(Self { repository: format!("models--{}", repository.replace('/', "--")), commit })
+    }
+}
+
+fn source(origin: &str) -> Option<PullSource> {
+    match Origin::parse(origin)? {
+        Origin::Copy(source) | Origin::Source(source) => Some(source),
+        _ => None,
     }
 }
 
@@ -167,8 +174,8 @@ fn pointer_id(file: &Descriptor) -> String {
     GitId::of(pointer.as_bytes()).to_string()
 }
 
-/// The files with the paths that they have in the repository. Weights without a recorded path have the name that is usual
-/// there; other files without one are not from the repository.
+/// The files with the paths that they have in the repository. Weights without a recorded path have that of the model's origin,
+/// or the name that is usual there; other files without one are not from the repository.
 fn paths(model: &MountedModel) -> Vec<(String, &Descriptor)> {
     let files = || model.contents.files().zip(model.contents.names()).skip(1);
     let own =
@@ -183,8 +190,10 @@ fn paths(model: &MountedModel) -> Vec<(String, &Descriptor)> {
         digest: file.digest,
         extension: FileFormat::announced(&file.media_type, None).map(FileFormat::extension),
     });
-    let made =
-        file_paths::names(&format!("{subject}-{}", model.reference.tag()), &listed.collect::<Vec<_>>());
+    let made = match (&*unnamed, model.origin.as_deref().and_then(source)) {
+        ([_], Some(PullSource::Hub(file))) => vec![file.path().to_owned()],
+        _ => file_paths::names(&format!("{subject}-{}", model.reference.tag()), &listed.collect::<Vec<_>>()),
+    };
     own.chain(made.into_iter().zip(unnamed.iter().map(|(file, _)| *file))).collect()
 }
 
@@ -272,6 +281,15 @@ mod tests {
         assert_eq!(paths, ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"]);
         assert_eq!(only.commit.len(), 40);
         assert_ne!(only.commit, models[0].manifest.digest().to_hex()[..40]);
+    }
+
+    #[test]
+    fn file_without_a_name_has_that_of_its_origin() {
+        let origin = format!("copy https://huggingface.co/me/tiny-GGUF/resolve/{COMMIT}/q8/Small-Q8_0.gguf");
+        let models = [model("hf.co/me/tiny-GGUF:Q8_0", &origin, 1, &[(MediaType::OLLAMA_MODEL, None, "w")])];
+        let [only] = snapshots(&models).try_into().unwrap();
+        assert_eq!(only.commit, COMMIT);
+        assert_eq!(only.files.keys().collect::<Vec<_>>(), ["q8/Small-Q8_0.gguf"]);
     }
 
     #[test]
